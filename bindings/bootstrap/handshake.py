@@ -1,0 +1,260 @@
+"""How two processes of one job recognise each other before anything else is said.
+
+Each side sends a hello of fixed size; then the side that connected proves that it knows the job's key, then
+the other side does. A proof is an HMAC-SHA256 over both hellos, and so over role, job, rank, kind of link,
+generation, protocol and library version, and both nonces: it fits this one connection and this direction
+only. Nothing but the fixed hello is looked at before the proof has been checked. Afterwards both sides
+exchange length-prefixed frames.
+
+Every deadline here is a moment of `time.monotonic()`, in seconds.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import os
+import socket
+import struct
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+PROTOCOL = 1
+STORE_RANK = -1  # what the rendezvous gives as its rank
+
+_MAGIC = b"sirtaki\0"
+_HELLO = struct.Struct(
+    "!8sHBBiI16s32s32s"
+)  # magic, protocol, role, kind, rank, generation, job, version, nonce
+_PROOF_BYTES = hashlib.sha256().digest_size
+_LENGTH = struct.Struct("!I")
+
+
+class BootstrapError(RuntimeError):
+    """The ranks of a job could not find or recognise each other."""
+
+
+class BootstrapTimeout(BootstrapError):
+    """The other side did not come, or did not answer, in time."""
+
+
+class HandshakeError(BootstrapError):
+    """The other side is not who it should be."""
+
+
+class Role(enum.IntEnum):
+    """Which side of a connection a process is."""
+
+    CONNECTS = 1
+    ACCEPTS = 2
+
+
+class LinkKind(enum.IntEnum):
+    """What a connection is for."""
+
+    STORE = 1  # a rank and the rendezvous
+    RANKS = 2  # two ranks
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all ranks of a job have in common."""
+
+    id: str  # random, not secret
+    size: int
+    key: bytes = field(repr=False)  # secret; empty without authentication
+    version: str  # of sirtaki, in this process
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One side of a connection: its rank, and the how-many-th init of its process this is."""
+
+    rank: int
+    generation: int = 0
+
+    @property
+    def name(self) -> str:
+        return "the rendezvous" if self.rank == STORE_RANK else f"rank {self.rank}"
+
+
+Conversation = Generator[tuple[bytes, int], bytes, Identity]
+
+
+def converse(job: Job, mine: Identity, kind: LinkKind, role: Role) -> Conversation:
+    """The handshake without its input and output.
+
+    Yields what to send and how many bytes to send back in; returns who the other side has proved to be.
+    Raises HandshakeError if it is someone else.
+    """
+    hello = _HELLO.pack(
+        _MAGIC,
+        PROTOCOL,
+        role,
+        kind,
+        mine.rank,
+        mine.generation,
+        _job_hash(job),
+        job.version.encode(),
+        os.urandom(32),
+    )
+    theirs = yield hello, _HELLO.size
+    peer, version = _checked_hello(theirs, job, mine, kind, role)
+    hellos = hello + theirs if role is Role.CONNECTS else theirs + hello
+    if role is Role.CONNECTS:
+        proof = yield _proof(job.key, Role.CONNECTS, hellos), _PROOF_BYTES
+        _check_proof(proof, _proof(job.key, Role.ACCEPTS, hellos), peer)
+    else:
+        proof = yield b"", _PROOF_BYTES
+        _check_proof(proof, _proof(job.key, Role.CONNECTS, hellos), peer)
+        yield _proof(job.key, Role.ACCEPTS, hellos), 0
+    if version != job.version:
+        raise HandshakeError(
+            f"{peer.name} runs sirtaki {version}, but {mine.name} runs sirtaki {job.version}: "
+            "install the same version for every rank"
+        )
+    return peer
+
+
+def shake_hands(
+    connection: socket.socket, job: Job, mine: Identity, kind: LinkKind, role: Role, deadline: float
+) -> Identity:
+    """Runs the handshake on a connected socket and returns who the other side is.
+
+    Reads not a byte beyond the handshake. Raises HandshakeError, or BootstrapTimeout when the deadline
+    passes.
+    """
+    conversation = converse(job, mine, kind, role)
+    try:
+        outgoing, wanted = next(conversation)
+        while True:
+            send_all(connection, outgoing, deadline)
+            outgoing, wanted = conversation.send(receive_exactly(connection, wanted, deadline))
+    except StopIteration as finished:
+        peer: Identity = finished.value
+        return peer
+    except EOFError:
+        raise HandshakeError(
+            f"the other side refused {mine.name} and closed the connection: "
+            "its key or its job is another one (compare SIRTAKI_KEY_FILE and SIRTAKI_JOB on both)"
+        ) from None
+
+
+def _checked_hello(
+    hello: bytes, job: Job, mine: Identity, kind: LinkKind, role: Role
+) -> tuple[Identity, str]:
+    magic, protocol, their_role, their_kind, rank, generation, job_hash, version, _ = _HELLO.unpack(hello)
+    if magic != _MAGIC:
+        raise HandshakeError("the other side is not a process of sirtaki")
+    if protocol != PROTOCOL:
+        raise HandshakeError(
+            f"the other side speaks version {protocol} of sirtaki's protocol, {mine.name} speaks {PROTOCOL}: "
+            "install the same version for every rank"
+        )
+    if job_hash != _job_hash(job):
+        raise HandshakeError(f"the other side belongs to another job than {mine.name}")
+    if their_kind != kind or their_role == role:
+        raise HandshakeError("the other side wants another kind of connection")
+    return Identity(rank, generation), printable(version.rstrip(b"\0").decode(errors="replace"))
+
+
+def _job_hash(job: Job) -> bytes:
+    return hashlib.sha256(job.id.encode()).digest()[:16]
+
+
+def _proof(key: bytes, role: Role, hellos: bytes) -> bytes:
+    return hmac.digest(key, bytes([role]) + hellos, "sha256")
+
+
+def _check_proof(proof: bytes, expected: bytes, peer: Identity) -> None:
+    if not hmac.compare_digest(proof, expected):
+        raise HandshakeError(f"who claims to be {peer.name} does not know the key of this job")
+
+
+def send_all(connection: socket.socket, data: bytes, deadline: float) -> None:
+    """Sends all of `data`; raises BootstrapTimeout at the deadline, EOFError if the other side is gone."""
+    rest = memoryview(data)
+    while rest:
+        connection.settimeout(_time_left(deadline))
+        try:
+            rest = rest[connection.send(rest) :]
+        except TimeoutError:
+            raise _too_late() from None
+        except ConnectionError:
+            raise EOFError("the other side closed the connection") from None
+
+
+def receive_exactly(connection: socket.socket, count: int, deadline: float) -> bytes:
+    """Receives exactly `count` bytes; raises BootstrapTimeout at the deadline, EOFError at the end of the
+    stream.
+    """
+    received = bytearray()
+    while len(received) < count:
+        connection.settimeout(_time_left(deadline))
+        try:
+            part = connection.recv(count - len(received))
+        except TimeoutError:
+            raise _too_late() from None
+        except ConnectionError:
+            part = b""
+        if not part:
+            raise EOFError("the other side closed the connection")
+        received += part
+    return bytes(received)
+
+
+def pack_frame(payload: bytes) -> bytes:
+    """A frame on the wire: four bytes of length, then the payload."""
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def take_frame(buffer: bytearray, limit: int) -> bytes | None:
+    """Takes the first whole frame out of `buffer`; None while it is incomplete. HandshakeError beyond `limit`
+    bytes.
+    """
+    if len(buffer) < _LENGTH.size:
+        return None
+    end = _LENGTH.size + _checked_length(buffer[: _LENGTH.size], limit)
+    if len(buffer) < end:
+        return None
+    payload = bytes(buffer[_LENGTH.size : end])
+    del buffer[:end]
+    return payload
+
+
+def send_frame(connection: socket.socket, payload: bytes, deadline: float) -> None:
+    """Sends one frame. Raises like `send_all`."""
+    send_all(connection, pack_frame(payload), deadline)
+
+
+def receive_frame(connection: socket.socket, deadline: float, limit: int) -> bytes:
+    """Receives one frame of at most `limit` bytes. Raises like `receive_exactly`, and HandshakeError beyond
+    `limit`.
+    """
+    length = _checked_length(receive_exactly(connection, _LENGTH.size, deadline), limit)
+    return receive_exactly(connection, length, deadline)
+
+
+def printable(text: str, limit: int = 2000) -> str:
+    """Text that came from another process, fit to be shown: bounded, and without control characters."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:limit])
+
+
+def _checked_length(prefix: bytes | bytearray, limit: int) -> int:
+    length: int = _LENGTH.unpack(prefix)[0]
+    if length > limit:
+        raise HandshakeError(f"the other side sent a message of {length} bytes where {limit} are allowed")
+    return length
+
+
+def _time_left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise _too_late()
+    return left
+
+
+def _too_late() -> BootstrapTimeout:
+    return BootstrapTimeout("the other side did not answer in time")

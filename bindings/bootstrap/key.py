@@ -1,0 +1,39 @@
+"""The job's key: 32 random bytes, as hex in a file that only its owner may read. It is never shown or logged.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .handshake import BootstrapError
+
+KEY_BYTES = 32
+
+
+def write_key(path: str) -> bytes:
+    """Makes a new key, writes it to a new file at `path` (mode 0600) and returns it."""
+    key = os.urandom(KEY_BYTES)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(key.hex() + "\n")
+    return key
+
+
+def read_key(path: str) -> bytes:
+    """Reads the key in the file at `path`. Raises BootstrapError if there is none or it is not well kept."""
+    try:
+        with open(path) as file:
+            permissions = os.fstat(file.fileno()).st_mode & 0o077
+            text = file.read(4 * KEY_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BootstrapError(f"cannot read the job's key from {path} (SIRTAKI_KEY_FILE): {error}") from None
+    if permissions:
+        raise BootstrapError(f"others may read or write the job's key in {path}: run `chmod 600 {path}`")
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise BootstrapError(
+            f"{path} holds no key: it must be {KEY_BYTES} bytes, written as {2 * KEY_BYTES} hex digits"
+        )
+    return key

@@ -1,0 +1,65 @@
+"""What a rank and the rendezvous say to each other once they have recognised each other.
+
+Each message is one frame of `handshake`; its first byte says what it is.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+# From a rank: the job's size; a round and a payload; an event and its text.
+JOIN, GATHER, REPORT = b"J", b"G", b"R"
+# To a rank: nothing; the payloads of all ranks; why not.
+WELCOME, GATHERED, REFUSED, TIMED_OUT = b"W", b"A", b"X", b"T"
+
+NUMBER = struct.Struct("!I")
+PAYLOAD_LIMIT = 64 * 1024
+REQUEST_LIMIT = PAYLOAD_LIMIT + 64
+TEXT_LIMIT = 4000
+REPORTS = ("initialised", "finished", "aborted", "peer_lost")
+
+
+@dataclass(frozen=True)
+class StoreEvent:
+    """What the rendezvous tells the process that runs it.
+
+    kind: one of REPORTS, as that rank reported it; "arrived": a rank has begun an init; "overdue": the ranks
+    `missing` let others wait too long; "refused": a client was turned away (its rank, or -1 if it is not
+    known).
+    """
+
+    kind: str
+    rank: int
+    generation: int
+    text: str = ""
+    missing: tuple[int, ...] = ()
+
+
+def pack_report(event: str, text: str) -> bytes:
+    return REPORT + event.encode() + b"\0" + text[:TEXT_LIMIT].encode(errors="replace")
+
+
+def unpack_report(body: bytes) -> tuple[str, str]:
+    event, _, text = body.partition(b"\0")
+    return event.decode(errors="replace"), text.decode(errors="replace")
+
+
+def pack_payloads(payloads: tuple[bytes, ...]) -> bytes:
+    return GATHERED + b"".join(NUMBER.pack(len(payload)) + payload for payload in payloads)
+
+
+def unpack_payloads(body: bytes) -> list[bytes]:
+    payloads = []
+    position = 0
+    while position < len(body):
+        (length,) = NUMBER.unpack_from(body, position)
+        position += NUMBER.size
+        payloads.append(body[position : position + length])
+        position += length
+    return payloads
+
+
+def gathered_limit(size: int) -> int:
+    """The most bytes that the answer to an all-gather of `size` ranks has."""
+    return 1 + size * (NUMBER.size + PAYLOAD_LIMIT)

@@ -1,0 +1,118 @@
+"""All-gathers among ranks that come when they come: who has given what, who waits, who will never come.
+
+Deciding only; `store` does the talking. An all-gather is known by its place: (generation, round), where the
+generation is the how-many-th init of each process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .handshake import BootstrapError
+
+Place = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The end of one all-gather, for the ranks that wait in it: either all payloads, or an error."""
+
+    place: Place
+    waiting: tuple[int, ...]
+    payloads: tuple[bytes, ...] = ()
+    error: str = ""
+    timed_out: bool = False
+    missing: tuple[int, ...] = ()
+
+
+@dataclass
+class _Round:
+    deadline: float
+    payloads: dict[int, bytes] = field(default_factory=dict)
+
+
+class Rounds:
+    """The all-gathers of `size` ranks; one that is not complete `timeout` seconds after its first rank came
+    fails.
+    """
+
+    def __init__(self, size: int, timeout: float) -> None:
+        self._size = size
+        self._timeout = timeout
+        self._open: dict[Place, _Round] = {}
+        self._gone: dict[int, tuple[float, str]] = {}  # rank: it takes no part up to this generation, and why
+        self._failed: dict[int, str] = {}  # generation: what ended it
+
+    def contribute(self, place: Place, rank: int, payload: bytes, now: float) -> list[Answer]:
+        """Takes a rank's payload; answers if that completed the all-gather or if it cannot complete any more.
+
+        Raises BootstrapError for a rank that has already given its payload.
+        """
+        generation = place[0]
+        if generation in self._failed:
+            return [
+                Answer(place, (rank,), error=f"the other ranks gave up before: {self._failed[generation]}")
+            ]
+        this = self._open.setdefault(place, _Round(now + self._timeout))
+        if rank in this.payloads:
+            raise BootstrapError(
+                f"two processes claim to be rank {rank}: give each process a rank of its own"
+            )
+        this.payloads[rank] = payload
+        if len(this.payloads) == self._size:
+            del self._open[place]
+            ranks = tuple(range(self._size))
+            return [Answer(place, ranks, tuple(this.payloads[r] for r in ranks))]
+        return self._fail_without_the_gone()
+
+    def depart(self, rank: int, up_to_generation: float, reason: str) -> list[Answer]:
+        """Notes that a rank takes no part any more, and answers whoever waits for it."""
+        if up_to_generation > self._gone.get(rank, (-1.0, ""))[0]:
+            self._gone[rank] = (up_to_generation, reason)
+        return self._fail_without_the_gone()
+
+    def expire(self, now: float) -> list[Answer]:
+        """Answers those who have waited too long."""
+        late = [place for place, this in self._open.items() if this.deadline <= now]
+        return [
+            self._fail(
+                place, f"{self._who_is_here(place)} ({self._timeout:g} s after the first)", timed_out=True
+            )
+            for place in late
+        ]
+
+    def next_deadline(self) -> float | None:
+        return min((this.deadline for this in self._open.values()), default=None)
+
+    def _fail_without_the_gone(self) -> list[Answer]:
+        answers = []
+        for place in list(self._open):
+            for rank in self._missing(place):
+                up_to_generation, reason = self._gone.get(rank, (-1.0, ""))
+                if up_to_generation >= place[0]:
+                    answers.append(self._fail(place, f"{self._who_is_here(place)}, but rank {rank} {reason}"))
+                    break
+        return answers
+
+    def _fail(self, place: Place, error: str, timed_out: bool = False) -> Answer:
+        missing = self._missing(place)
+        waiting = tuple(self._open.pop(place).payloads)
+        self._failed[place[0]] = error
+        return Answer(place, waiting, error=error, timed_out=timed_out, missing=missing)
+
+    def _missing(self, place: Place) -> tuple[int, ...]:
+        return tuple(rank for rank in range(self._size) if rank not in self._open[place].payloads)
+
+    def _who_is_here(self, place: Place) -> str:
+        missing = self._missing(place)
+        here = self._size - len(missing)
+        return f"{here} of {self._size} ranks are here; waiting for {name_ranks(missing)}"
+
+
+def name_ranks(ranks: tuple[int, ...], limit: int = 8) -> str:
+    """ "rank 1", "ranks 1 and 3", "ranks 1, 2, 3 and 60 more"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > limit:
+        return f"ranks {', '.join(map(str, ranks[: limit - 1]))} and {len(ranks) - limit + 1} more"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

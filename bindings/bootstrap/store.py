@@ -1,0 +1,126 @@
+"""The rendezvous of a job: an all-gather of small byte strings among its ranks, and word of how each rank
+ended.
+
+hvdrun runs the `StoreServer` for the ranks that it starts; without a launcher rank 0 does. Each rank has a
+`StoreClient`, connected in `init()` and kept until it shuts down. Addresses are "unix:@name" (an abstract
+Unix socket) or "host:port".
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from .address import connect_to
+from .handshake import (
+    BootstrapError,
+    BootstrapTimeout,
+    Identity,
+    Job,
+    LinkKind,
+    Role,
+    printable,
+    receive_frame,
+    send_frame,
+    shake_hands,
+)
+from .messages import (
+    GATHER,
+    GATHERED,
+    JOIN,
+    NUMBER,
+    PAYLOAD_LIMIT,
+    REPORTS,
+    REQUEST_LIMIT,
+    TIMED_OUT,
+    WELCOME,
+    StoreEvent,
+    gathered_limit,
+    pack_report,
+    unpack_payloads,
+)
+from .store_server import StoreServer
+
+__all__ = ["PAYLOAD_LIMIT", "REPORTS", "StoreClient", "StoreEvent", "StoreServer"]
+
+_REPORT_SECONDS = 2.0  # a report must never hold up a process that is ending
+_SLACK_SECONDS = 10.0  # the server answers at its deadline; who hears nothing even then gives up
+_GONE = "the rendezvous of this job is gone: its launcher (hvdrun), or rank 0, has ended"
+
+
+class StoreClient:
+    """A rank's connection to the rendezvous. Not for several threads at once."""
+
+    def __init__(self, connection: socket.socket, job: Job, start_timeout: float) -> None:
+        self._connection = connection
+        self._job = job
+        self._start_timeout = start_timeout
+        self._round = 0
+
+    @classmethod
+    def connect(cls, address: str, job: Job, mine: Identity, start_timeout: float = 120.0) -> StoreClient:
+        """Connects, proves that this is rank `mine.rank` of `job`, and joins; `start_timeout` is in seconds.
+
+        Raises BootstrapError with the server's reason if it refuses, BootstrapTimeout if nobody answers in
+        time.
+        """
+        deadline = time.monotonic() + start_timeout
+        client = cls(connect_to(address, deadline), job, start_timeout)
+        try:
+            shake_hands(client._connection, job, mine, LinkKind.STORE, Role.CONNECTS, deadline)
+            client._send(JOIN + NUMBER.pack(job.size), deadline)
+            client._receive(WELCOME, deadline, REQUEST_LIMIT)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def all_gather(self, payload: bytes) -> list[bytes]:
+        """Gives `payload` (at most 64 KiB) and returns the payloads of all ranks, by rank. Every rank must
+        call it.
+
+        Raises BootstrapTimeout, naming the ranks that have not come, `start_timeout` seconds after the first
+        came; BootstrapError at once if a rank has gone and so will never come.
+        """
+        if len(payload) > PAYLOAD_LIMIT:
+            raise ValueError(f"a payload has at most {PAYLOAD_LIMIT} bytes, not {len(payload)}")
+        deadline = time.monotonic() + self._start_timeout + _SLACK_SECONDS
+        self._send(GATHER + NUMBER.pack(self._round) + payload, deadline)
+        self._round += 1
+        return unpack_payloads(self._receive(GATHERED, deadline, gathered_limit(self._job.size)))
+
+    def report(self, event: str, text: str = "") -> None:
+        """Tells the launcher how this rank fares: an event of REPORTS, with the error's text for a failure.
+
+        It returns within seconds whatever happens, and raises nothing if nobody listens any more.
+        """
+        if event not in REPORTS:
+            raise ValueError(f"there is no event {event!r}: use one of {', '.join(REPORTS)}")
+        try:
+            send_frame(self._connection, pack_report(event, text), time.monotonic() + _REPORT_SECONDS)
+        except (OSError, EOFError, BootstrapError):
+            return
+
+    def close(self) -> None:
+        """Closes this process's end; in a forked child that leaves the parent's connection as it is."""
+        self._connection.close()
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def _send(self, payload: bytes, deadline: float) -> None:
+        try:
+            send_frame(self._connection, payload, deadline)
+        except EOFError:
+            raise BootstrapError(_GONE) from None
+
+    def _receive(self, wanted: bytes, deadline: float, limit: int) -> bytes:
+        try:
+            answer = receive_frame(self._connection, deadline, limit)
+        except EOFError:
+            raise BootstrapError(_GONE) from None
+        kind, body = answer[:1], answer[1:]
+        if kind == wanted:
+            return body
+        text = printable(body.decode(errors="replace"))
+        raise BootstrapTimeout(text) if kind == TIMED_OUT else BootstrapError(text)
