@@ -1,0 +1,64 @@
+# make demo   trains on two ranks          make lint    style and types
+# make test   builds and tests everything  make clean   removes what the others made
+#
+# Each makes its own set-up in .venv and build/, once; a second call is quick.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := build/stamps
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SOURCES := $(shell find core -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt) pyproject.toml setup.py
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint clean check
+
+help:
+	@sed -n '/^#/!q; s/^# *//p' Makefile
+
+check:
+	@command -v $(PYTHON) >/dev/null || { echo "sirtaki: there is no $(PYTHON); name another with PYTHON=…"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "sirtaki: $(PYTHON) is older than Python 3.10; name another with PYTHON=…"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "sirtaki: $(PYTHON) cannot make virtual environments; on Debian: apt install python3-venv"; exit 1; }
+	@command -v $${CXX:-g++} >/dev/null || { echo "sirtaki: there is no C++ compiler; on Debian: apt install g++"; exit 1; }
+
+$(STAMPS)/venv: | check
+	$(PYTHON) -m venv $(VENV)
+	mkdir -p $(STAMPS)
+	touch $@
+
+$(STAMPS)/torch: $(STAMPS)/venv
+	$(PIP) install --quiet '$(TORCH)'
+	touch $@
+
+$(STAMPS)/demo: $(STAMPS)/torch $(SOURCES)
+	$(PIP) install --quiet --editable '.[numpy,examples]'
+	touch $@
+
+$(STAMPS)/test: $(STAMPS)/torch $(SOURCES)
+	$(PIP) install --quiet cmake ninja --editable '.[test]'
+	touch $@
+
+$(STAMPS)/lint: $(STAMPS)/torch $(SOURCES)
+	$(PIP) install --quiet --config-settings editable_mode=strict --editable '.[test,lint]'
+	rm -f $(STAMPS)/test $(STAMPS)/demo
+	touch $@
+
+demo: $(STAMPS)/demo
+	$(BIN)/hvdrun -np 2 $(BIN)/python examples/pytorch/digits.py
+
+test: $(STAMPS)/test
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S core -B build/tests -G Ninja -DCMAKE_BUILD_TYPE=Release -DSIRTAKI_TESTS=ON
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/tests
+	SIRTAKI_CORE_TESTS=$(CURDIR)/build/tests $(BIN)/python -m pytest
+
+lint: $(STAMPS)/lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p sirtaki
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info bindings/libsirtaki.so bindings/_cdef.py bindings/_version.py
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

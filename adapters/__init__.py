@@ -1,0 +1,10 @@
+"""Data-parallel training with Horovod's calls.
+
+Import the part for your library, for example `import sirtaki.torch as hvd`. This package itself imports none.
+"""
+
+from __future__ import annotations
+
+from sirtaki._core._version import VERSION as __version__
+
+__all__ = ["__version__"]

@@ -1,0 +1,1 @@
+"""The neutral layer: what every framework's adapter shares, and nothing of any framework."""

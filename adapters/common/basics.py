@@ -1,0 +1,179 @@
+"""init, shutdown, and the facts of the world, alike for every framework."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sirtaki._core import process
+from sirtaki._core.context import Topology
+from sirtaki._core.current import current, find
+
+__all__ = [
+    "init",
+    "shutdown",
+    "is_initialized",
+    "rank",
+    "size",
+    "local_rank",
+    "local_size",
+    "cross_rank",
+    "cross_size",
+    "is_homogeneous",
+    "mpi_threads_supported",
+    "mpi_enabled",
+    "mpi_built",
+    "gloo_enabled",
+    "gloo_built",
+    "nccl_built",
+    "ddl_built",
+    "ccl_built",
+    "cuda_built",
+    "rocm_built",
+]
+
+
+def init(
+    comm: Any = None,
+    process_sets: Sequence[Any] | None = None,
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    address: str | None = None,
+    key: bytes | str | None = None,
+) -> None:
+    """Makes this process a rank. All ranks must call it, before anything else; a second call does nothing.
+
+    Without arguments the world is the one that hvdrun made, or this process alone. Without hvdrun, start `size`
+    processes and give each its `rank`, and the `address` ("host:port") at which rank 0 is to listen.
+
+    Args:
+        comm, process_sets: Horovod's; only None is accepted.
+        rank: this process's number, from 0 to size - 1.
+        size: the number of processes.
+        address: where rank 0 listens; needed if size is more than 1.
+        key: 32 random bytes, or 64 hexadecimal digits, the same on all ranks; else that of SIRTAKI_KEY_FILE.
+            Without a key only this machine is served.
+
+    Raises:
+        ValueError: incomplete arguments, or a setting with a wrong value.
+        DeadlineError: a rank did not come in time; the text names it.
+        InitializationError: the ranks do not fit together, or this process is a child of a rank.
+    """
+    if comm is not None:
+        raise ValueError(
+            "init(comm=...) is not supported: start the ranks with hvdrun, or give rank, size and address"
+        )
+    if process_sets is not None:
+        raise ValueError("init(process_sets=...) is not supported: every operation is over all ranks")
+    process.start(rank, size, address, key)
+
+
+def shutdown() -> None:
+    """Lets what is in flight end and says goodbye to the other ranks. init() may be called again afterwards.
+
+    Does nothing in a process that is not initialised.
+    """
+    process.stop()
+
+
+def is_initialized() -> bool:
+    """Whether this process is a rank: after init(), before shutdown()."""
+    return find() is not None
+
+
+def _topology() -> Topology:
+    return current().topology
+
+
+def rank() -> int:
+    """This rank's number, from 0 to size() - 1. Raises NotInitializedError (a ValueError) before init()."""
+    return _topology().rank
+
+
+def size() -> int:
+    """The number of ranks. Raises NotInitializedError (a ValueError) before init()."""
+    return _topology().size
+
+
+def local_rank() -> int:
+    """This rank's number among those of its host. Raises NotInitializedError (a ValueError) before init()."""
+    return _topology().local_rank
+
+
+def local_size() -> int:
+    """The number of ranks on this host. Raises NotInitializedError (a ValueError) before init()."""
+    return _topology().local_size
+
+
+def cross_rank() -> int:
+    """The number of this rank's host among those that have as high a local rank.
+
+    Raises NotInitializedError (a ValueError) before init().
+    """
+    return _topology().cross_rank
+
+
+def cross_size() -> int:
+    """The number of hosts that have as high a local rank. Raises NotInitializedError (a ValueError) before init()."""
+    return _topology().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of ranks. Raises NotInitializedError (a ValueError) before init()."""
+    hosts = [peer.host_index for peer in _topology().peers]
+    return len({hosts.count(host) for host in set(hosts)}) == 1
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI allows calls from several threads.
+
+    Raises:
+        ValueError: always, because sirtaki uses no MPI.
+    """
+    raise ValueError("sirtaki uses no MPI; its own calls may be made from any thread")
+
+
+def mpi_enabled() -> bool:
+    """False: sirtaki uses no MPI."""
+    return False
+
+
+def mpi_built() -> bool:
+    """False: sirtaki uses no MPI."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """False: sirtaki uses no Gloo."""
+    return False
+
+
+def gloo_built() -> bool:
+    """False: sirtaki uses no Gloo."""
+    return False
+
+
+def nccl_built() -> int:
+    """The version of NCCL in use, as NCCL counts it; 0: none."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """False: sirtaki uses no DDL."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False: sirtaki uses no oneCCL."""
+    return False
+
+
+def cuda_built() -> bool:
+    """False: tensors have to be in the memory of the CPU."""
+    return False
+
+
+def rocm_built() -> bool:
+    """False: tensors have to be in the memory of the CPU."""
+    return False

@@ -1,0 +1,53 @@
+"""What the core needs to know about a tensor, whatever library it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sirtaki._core.library import dtypes
+
+# Element types by name, as the core numbers them. A framework's adapter maps its own dtypes onto these.
+DTYPE_CODES: dict[str, int] = {dtype.name: dtype.code for dtype in dtypes()}
+DTYPE_NAMES: dict[int, str] = {dtype.code: dtype.name for dtype in dtypes()}
+REDUCIBLE: frozenset[int] = frozenset(dtype.code for dtype in dtypes() if dtype.reducible)
+
+ROW_MAJOR = 0
+
+
+class TensorView(NamedTuple):
+    """A tensor's memory.
+
+    Attributes:
+        pointer: address of the first element.
+        shape: elements along each dimension; () for a scalar.
+        dtype: the core's code of the element type.
+        layout: ROW_MAJOR, or the number of another dense order (see `dense_layout`).
+        owner: what keeps the memory alive.
+    """
+
+    pointer: int
+    shape: Sequence[int]
+    dtype: int
+    layout: int
+    owner: Any
+
+
+def dense_layout(shape: Sequence[int], strides: Sequence[int]) -> int | None:
+    """The number of a dense stride order, alike on all ranks; None for memory with gaps or overlaps.
+
+    Strides are counted in elements. Dimensions of one element have no place in an order, so they do not count:
+    row-major is 0, and a channels_last batch has the same number in numpy and in torch.
+    """
+    axes = [axis for axis, extent in enumerate(shape) if extent != 1]
+    if 0 in shape:
+        return ROW_MAJOR
+    order = sorted(axes, key=lambda axis: -strides[axis])
+    expected = 1
+    for axis in reversed(order):
+        if strides[axis] != expected:
+            return None
+        expected *= shape[axis]
+    if order == axes:
+        return ROW_MAJOR
+    return sum(axis << (4 * place) for place, axis in enumerate(order))

@@ -1,0 +1,94 @@
+"""numpy arrays as views of memory, and results as arrays."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sirtaki._core.context import Output
+from sirtaki._core.errors import UnsupportedError
+from sirtaki._core.library import ffi
+from sirtaki.common.tensor import DTYPE_CODES, ROW_MAJOR, TensorView, dense_layout
+
+Array = NDArray[Any]
+
+_ADDRESS = ffi.typeof("uintptr_t")
+
+
+def _dtypes() -> dict[str, np.dtype[Any]]:
+    found = {name: np.dtype(name) for name in DTYPE_CODES if name in np.sctypeDict}
+    try:
+        extra = importlib.import_module("ml_dtypes")  # brings bfloat16 and the float8 kinds to numpy
+    except ImportError:
+        return found
+    return found | {name: np.dtype(getattr(extra, name)) for name in DTYPE_CODES if hasattr(extra, name)}
+
+
+_BY_NAME = _dtypes()
+_CODES = {dtype: DTYPE_CODES[name] for name, dtype in _BY_NAME.items()}
+_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+
+
+def _code(array: Array) -> int:
+    try:
+        return _CODES[array.dtype]
+    except KeyError:
+        raise UnsupportedError(
+            f"arrays of dtype {array.dtype} cannot be exchanged; convert with astype() to one of {', '.join(_BY_NAME)}"
+        ) from None
+
+
+def _address(array: Array) -> int:
+    try:
+        return int(ffi.cast(_ADDRESS, ffi.from_buffer(array)))
+    except (TypeError, ValueError, BufferError):
+        return array.ctypes.data  # three times slower, and takes every array
+
+
+def view(tensor: ArrayLike) -> TensorView:
+    """A view of anything that numpy takes for an array; its owner is the array. Copies what is not dense."""
+    array = tensor if type(tensor) is np.ndarray else np.asarray(tensor)
+    code = _code(array)
+    layout: int | None = ROW_MAJOR
+    if not array.flags.c_contiguous:
+        layout = dense_layout(array.shape, [stride // array.itemsize for stride in array.strides])
+        if layout is None:
+            array, layout = array.copy(order="C"), ROW_MAJOR
+    return TensorView(_address(array), array.shape, code, layout or ROW_MAJOR, array)
+
+
+def row_major_view(tensor: ArrayLike) -> TensorView:
+    """A view of an array in row-major order; copies what is not."""
+    array = np.asarray(tensor, order="C")
+    return TensorView(_address(array), array.shape, _code(array), ROW_MAJOR, array)
+
+
+def writable_view(tensor: Array) -> TensorView:
+    """A view of an array that is to be overwritten; the view's owner is another array if it is not dense.
+
+    Raises:
+        TypeError: not a numpy array.
+        ValueError: a read-only array.
+    """
+    if not isinstance(tensor, np.ndarray):
+        raise TypeError(f"an operation in place takes a numpy array, not {type(tensor).__name__}")
+    if not tensor.flags.writeable:
+        raise ValueError("the array is read-only, so no result can be written to it; pass a copy")
+    return view(tensor)
+
+
+def like(source: TensorView) -> tuple[Array, int]:
+    """A new array of the same shape and order, and its address."""
+    result = np.empty_like(source.owner)
+    return result, _address(result)
+
+
+def from_output(output: Output) -> Array:
+    """The core's result as an array that owns it."""
+    dtype = _DTYPES[output.dtype]
+    if not output.buffer:
+        return np.empty(output.shape, dtype)
+    return np.frombuffer(output.buffer, dtype).reshape(output.shape)

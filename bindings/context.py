@@ -1,0 +1,285 @@
+"""A context is one rank: it owns the core's context, and everything that is in flight on it."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sirtaki._core.errors import error_of
+from sirtaki._core.library import ffi, lib, text
+from sirtaki._core.request import Batch
+
+# Waits are cut into slices, so that Ctrl-C is noticed. It ends the wait, not the operation.
+SLICE_MS = 100
+SHUTDOWN_MS = 30_000
+
+_OK: int = lib.SRT_OK
+_IN_PROGRESS: int = lib.SRT_IN_PROGRESS
+_UNTOUCHED: int = lib.SRT_RESULT_UNTOUCHED
+_srt_enqueue, _srt_run, _srt_wait = lib.srt_enqueue, lib.srt_run, lib.srt_wait
+_srt_poll, _srt_release = lib.srt_poll, lib.srt_release
+
+
+class Peer(NamedTuple):
+    """A rank as messages name it; `host_index` numbers the hosts from 0."""
+
+    host: str
+    pid: int
+    host_index: int
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where a rank stands: in the world, among the ranks of its host, and among its equals on other hosts."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    peers: Sequence[Peer]
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """What the ranks of one host share, as `srt_memory`: everything but the first three by slot."""
+
+    descriptor: int
+    address: int
+    slot: int
+    ranks: Sequence[int]
+    engine_doorbells: Sequence[int]
+    waiter_doorbells: Sequence[int]
+    process_descriptors: Sequence[int]
+    socket_descriptors: Sequence[int]
+
+
+class Output(NamedTuple):
+    """A result that the core allocated. The buffer owns it: the memory lives as long as the buffer does."""
+
+    buffer: Any
+    dtype: int
+    shape: tuple[int, ...]
+
+
+class Config:
+    """The core's settings, by name."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        self.pointer: Any = ffi.gc(lib.srt_config_create(), lib.srt_config_destroy)
+        error = ffi.new("srt_error *")
+        for name, value in settings.items():
+            check(lib.srt_config_set(self.pointer, name.encode(), value.encode(), error), error)
+
+    def get(self, name: str) -> str:
+        """The value of a setting, as text."""
+        value = ffi.new("char[]", 256)
+        lib.srt_config_get(self.pointer, name.encode(), value, 256)
+        return text(value)
+
+
+class _Native:
+    """The core's context. It outlives shutdown for as long as a result that it allocated is in use."""
+
+    __slots__ = ("__weakref__", "pid", "pointer")
+
+    def __init__(self, pointer: Any) -> None:
+        self.pointer = pointer
+        self.pid = os.getpid()
+
+    def __del__(self, destroy: Any = lib.srt_destroy, getpid: Any = os.getpid) -> None:
+        if self.pid == getpid():
+            destroy(self.pointer)
+
+
+def check(status: int, error: Any) -> None:
+    """Raises what the core reported through an `srt_error`."""
+    if status != _OK:
+        raise error_of(status, text(error.text))
+
+
+class Context:
+    """One rank: made, linked to its peers, started, used, shut down. Any number may live in one process.
+
+    Every method may be called from any thread. The exceptions are those of sirtaki._core.errors.
+    """
+
+    def __init__(self, topology: Topology, config: Config) -> None:
+        self.topology = topology
+        self.rank, self.size = topology.rank, topology.size
+        self.is_shut_down = False
+        self._orphans: list[tuple[list[int], list[Any]]] = []
+        hosts = [ffi.new("char[]", peer.host.encode()) for peer in topology.peers]
+        peers = ffi.new(
+            "srt_peer[]", [(host, p.pid, p.host_index) for host, p in zip(hosts, topology.peers, strict=True)]
+        )
+        described = ffi.new("srt_topology *", {"struct_size": ffi.sizeof("srt_topology"), "peers": peers})
+        for field in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
+            setattr(described, field, getattr(topology, field))
+        out, error = ffi.new("srt_context **"), ffi.new("srt_error *")
+        check(lib.srt_create(config.pointer, described, out, error), error)
+        self._native = _Native(out[0])
+        self._pointer = out[0]
+        _live.add(self)
+
+    def link_socket(self, peer: int, descriptor: int) -> None:
+        """Gives the core a connected stream socket to a peer. The core owns the descriptor from then on."""
+        error = ffi.new("srt_error *")
+        check(lib.srt_link_socket(self._pointer, peer, descriptor, error), error)
+
+    def link_memory(self, memory: SharedMemory) -> None:
+        """Gives the core what this host's ranks share. The descriptors are duplicated."""
+        arrays = {
+            "ranks": memory.ranks,
+            "engine_doorbells": memory.engine_doorbells,
+            "waiter_doorbells": memory.waiter_doorbells,
+            "process_fds": memory.process_descriptors,
+            "socket_fds": memory.socket_descriptors,
+        }
+        owned = {field: ffi.new("int32_t[]", list(values)) for field, values in arrays.items()}
+        described = ffi.new("srt_memory *", owned)
+        described.struct_size = ffi.sizeof("srt_memory")
+        described.fd, described.address = memory.descriptor, memory.address
+        described.slot, described.slot_count = memory.slot, len(memory.ranks)
+        error = ffi.new("srt_error *")
+        check(lib.srt_link_memory(self._pointer, described, error), error)
+
+    def start(self) -> None:
+        """Begins to negotiate. All ranks of the world must call it."""
+        error = ffi.new("srt_error *")
+        check(lib.srt_start(self._pointer, error), error)
+
+    def enqueue(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
+        """Queues requests `start` to `start + count` of a batch, all or none. `batch.keep` is kept alive until they end."""
+        if self._orphans:
+            self._sweep()
+        number = batch.count - start if count is None else count
+        batch.context = self
+        check(
+            _srt_enqueue(self._pointer, batch.requests + start, number, batch.handles + start, batch.error),
+            batch.error,
+        )
+
+    def run(self, batch: Batch) -> None:
+        """Queues a whole batch and waits for it. Afterwards `release` it, or take its outputs."""
+        if self._orphans:
+            self._sweep()
+        batch.context = self
+        status = _srt_run(self._pointer, batch.requests, batch.count, SLICE_MS, batch.handles, batch.error)
+        if status == _OK:
+            return
+        if not batch.handles[0]:
+            raise error_of(status, text(batch.error.text))
+        self.wait(batch)
+
+    def wait(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
+        """Waits until requests `start` to `start + count` have ended; raises how the first failed one ended.
+
+        Failed requests are released. A Ctrl-C ends the wait only: what is in flight stays so.
+        """
+        number = batch.count - start if count is None else count
+        handles = batch.handles + start
+        while True:
+            status = _srt_wait(self._pointer, handles, number, SLICE_MS)
+            if status == _OK:
+                return
+            if status != _IN_PROGRESS:
+                failure = self._failure(status, batch, start, number)
+                self.release(batch, start, number)
+                raise failure
+
+    def poll(self, batch: Batch, index: int = 0) -> bool:
+        """Whether request `index` has ended, well or badly."""
+        return _srt_poll(self._pointer, batch.handles[index]) != _IN_PROGRESS
+
+    def untouched(self, batch: Batch, index: int = 0) -> bool:
+        """Whether request `index`, which has ended, was absent on all ranks: then its output was not written."""
+        return bool(lib.srt_result(self._pointer, batch.handles[index]) & _UNTOUCHED)
+
+    def output(self, batch: Batch, index: int = 0) -> Output:
+        """Takes over the result of request `index`, which the core allocated."""
+        handle, tensor = batch.handles[index], ffi.new("srt_tensor *")
+        status = lib.srt_output(self._pointer, handle, tensor)
+        if status != _OK:
+            raise error_of(status, text(lib.srt_handle_error(self._pointer, handle)))
+        batch.handles[index] = 0
+        native = self._native
+
+        def release(_: Any) -> None:
+            if native.pid == os.getpid():
+                _srt_release(native.pointer, ffi.new("srt_handle[]", [handle]), 1)
+
+        memory = ffi.gc(ffi.cast("char *", tensor.data), release)
+        shape = tuple(tensor.shape[0 : tensor.dimensions])
+        return Output(ffi.buffer(memory, tensor.bytes), tensor.dtype, shape)
+
+    def release(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
+        """Forgets requests that have ended."""
+        number = batch.count - start if count is None else count
+        handles = batch.handles
+        _srt_release(self._pointer, handles + start, number)
+        for index in range(start, start + number):
+            handles[index] = 0
+            batch.keep[index] = None
+
+    def flush(self) -> None:
+        """Negotiates what is queued now, without waiting for more."""
+        lib.srt_flush(self._pointer)
+
+    def abort(self, reason: str) -> None:
+        """Gives up: every operation in flight, on every rank, ends with this text."""
+        lib.srt_abort(self._pointer, reason.encode("utf-8", "replace").replace(b"\0", b" "))
+
+    def shutdown(self, timeout_ms: int = SHUTDOWN_MS) -> None:
+        """Lets what is in flight end, and says goodbye to the peers. A second call does nothing."""
+        if not self.is_shut_down:
+            self.is_shut_down = True
+            lib.srt_shutdown(self._pointer, timeout_ms)
+            self._orphans.clear()
+
+    @property
+    def failure(self) -> str:
+        """Why the context is dead; "" if it lives."""
+        return text(lib.srt_context_error(self._pointer))
+
+    def adopt(self, batch: Batch) -> None:
+        """Keeps what a dropped batch has in flight alive until it ends."""
+        handles = [handle for handle in batch.handles if handle]
+        if handles and not self.is_shut_down:
+            self._orphans.append((handles, batch.keep))
+            self._sweep()
+
+    def _sweep(self) -> None:
+        waiting = []
+        for _ in range(len(self._orphans)):
+            handles, keep = self._orphans.pop(0)
+            if any(_srt_poll(self._pointer, handle) == _IN_PROGRESS for handle in handles):
+                waiting.append((handles, keep))
+            else:
+                _srt_release(self._pointer, ffi.new("srt_handle[]", handles), len(handles))
+        self._orphans += waiting
+
+    def _failure(self, status: int, batch: Batch, start: int, count: int) -> Exception:
+        for handle in batch.handles[start : start + count]:
+            ended = _srt_poll(self._pointer, handle)
+            if ended not in (_OK, _IN_PROGRESS):
+                return error_of(ended, text(lib.srt_handle_error(self._pointer, handle)))
+        return error_of(status, self.failure)
+
+    def _close_in_child(self) -> None:
+        lib.srt_fork_child(self._pointer)
+
+
+_live: weakref.WeakSet[Context] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for context in list(_live):
+        context._close_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,55 @@
+"""Which context the calling code belongs to: the process's own, unless a thread has said otherwise.
+
+Only module-level functions (`hvd.allreduce`, …) look it up. Objects that live longer, such as handles and
+optimizers, keep the context that they were made with: autograd calls them from other threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from sirtaki._core.context import Context
+from sirtaki._core.errors import NotInitializedError
+
+
+@dataclass
+class _Process:
+    """What init() made in this process."""
+
+    context: Context | None = None
+
+
+process = _Process()
+_here: ContextVar[Context | None] = ContextVar("sirtaki_context", default=None)
+
+
+def find() -> Context | None:
+    """The current context; None before init() and after shutdown()."""
+    return _here.get() or process.context
+
+
+def current() -> Context:
+    """The current context.
+
+    Raises:
+        NotInitializedError: there is none.
+    """
+    context = _here.get() or process.context
+    if context is None:
+        raise NotInitializedError(
+            "sirtaki is not initialised in this process: call hvd.init() once, before anything else, in every rank"
+        )
+    return context
+
+
+@contextmanager
+def using(context: Context) -> Iterator[Context]:
+    """Makes a context the current one for this thread (or asyncio task), as when ranks are threads."""
+    token = _here.set(context)
+    try:
+        yield context
+    finally:
+        _here.reset(token)

@@ -1,0 +1,94 @@
+"""What goes wrong, as exceptions: one class for each kind of failure that the core knows.
+
+Whoever knows Horovod catches HorovodInternalError for everything that goes wrong between ranks, and ValueError
+for wrong arguments. The classes below tell apart what needs different answers: a mistake in the program
+(MismatchError) and a lost peer (PeerLostError).
+"""
+
+from __future__ import annotations
+
+
+class HorovodInternalError(RuntimeError):
+    """Something went wrong between the ranks."""
+
+
+class InitializationError(HorovodInternalError):
+    """The ranks could not form a world."""
+
+
+class NotInitializedError(HorovodInternalError, ValueError):
+    """init() has not been called in this process, or shutdown() has."""
+
+
+class UnsupportedError(ValueError):
+    """This build cannot serve such a dtype or layout, or such a machine."""
+
+
+class MismatchError(HorovodInternalError):
+    """The ranks disagree about an operation. Only that operation failed: the next one works."""
+
+
+class PeerLostError(HorovodInternalError):
+    """A rank died, or the connection to it broke. shutdown() and init() build a new world."""
+
+
+class PeerFinishedError(PeerLostError):
+    """A rank that is needed has already ended in good order. Only that operation failed."""
+
+
+class DeadlineError(HorovodInternalError, TimeoutError):
+    """A rank did not do its part in time."""
+
+
+class AbortedError(HorovodInternalError):
+    """A rank gave up; the text is that rank's."""
+
+
+class ShutDownError(HorovodInternalError):
+    """The world was shut down before the operation ended."""
+
+
+class OutOfMemoryError(HorovodInternalError, MemoryError):
+    """There is no memory for a result or for the exchange."""
+
+
+class ProtocolError(HorovodInternalError):
+    """Bytes came from a peer that make no sense."""
+
+
+class SystemRefusedError(HorovodInternalError, OSError):
+    """The operating system refused something."""
+
+
+class ForkedError(HorovodInternalError):
+    """The call came from a forked child; only the process that called init() can exchange data."""
+
+
+class InternalError(HorovodInternalError):
+    """A mistake in sirtaki itself."""
+
+
+# By the names in the core's table of statuses.
+CLASSES: dict[str, type[Exception]] = {
+    "invalid_argument": ValueError,
+    "unsupported": UnsupportedError,
+    "mismatch": MismatchError,
+    "peer_finished": PeerFinishedError,
+    "peer_lost": PeerLostError,
+    "timeout": DeadlineError,
+    "aborted": AbortedError,
+    "shut_down": ShutDownError,
+    "out_of_memory": OutOfMemoryError,
+    "protocol": ProtocolError,
+    "system": SystemRefusedError,
+    "forked": ForkedError,
+    "internal": InternalError,
+}
+
+
+def error_of(status: int, text: str) -> Exception:
+    """The exception for a status of the core's that is neither "ok" nor "in progress"."""
+    from sirtaki._core.library import statuses
+
+    name = next((kind.name for kind in statuses() if kind.code == status), "internal")
+    return CLASSES.get(name, InternalError)(text or f"the core gave no text for its status {name!r}")

@@ -1,0 +1,113 @@
+"""The core's shared library: opened once, checked once, and its tables as Python objects."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+try:
+    from sirtaki._core._cdef import ffi
+    from sirtaki._core._version import VERSION
+except ImportError as error:
+    raise ImportError(
+        "sirtaki's core is not built here; install the project with 'pip install .' (or 'pip install -e .')"
+    ) from error
+
+PATH = Path(__file__).with_name("libsirtaki.so")
+
+
+def _open() -> Any:
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        raise ImportError(
+            f"sirtaki runs on Linux on x86-64 and arm64; this is {platform.system()} on {platform.machine()}"
+        )
+    try:
+        library = ffi.dlopen(str(PATH))
+    except OSError as error:
+        raise ImportError(f"sirtaki's core cannot be opened: {error}; install the project again") from error
+    built = ffi.string(library.srt_version()).decode()
+    if built != VERSION:
+        raise ImportError(
+            f"{PATH} is version {built}, but the Python part is version {VERSION}; install the project again"
+        )
+    return library
+
+
+lib: Any = _open()
+
+
+class StatusKind(NamedTuple):
+    """One way in which a call can end. `fatal`: the context is dead after it."""
+
+    code: int
+    name: str
+    fatal: bool
+
+
+class DType(NamedTuple):
+    """One element type. `size` in bytes; only `reducible` ones can be all-reduced, all can be moved."""
+
+    code: int
+    name: str
+    size: int
+    reducible: bool
+
+
+class Knob(NamedTuple):
+    """One setting of the core. It is read from SIRTAKI_<NAME>, else from HOROVOD_<NAME>.
+
+    `agreed`: all ranks of a job must have the same value.
+    """
+
+    name: str
+    type: str
+    default: str
+    choices: tuple[str, ...]
+    help: str
+    agreed: bool
+
+
+def text(pointer: Any) -> str:
+    """A string of the core's. What a peer sent may be any bytes."""
+    return ffi.string(pointer).decode("utf-8", "replace")
+
+
+def _table(ctype: str, count: int, get: Any) -> list[Any]:
+    entries = ffi.new(f"{ctype}[]", count)
+    for index in range(count):
+        get(index, entries + index)
+    return list(entries)
+
+
+@cache
+def statuses() -> tuple[StatusKind, ...]:
+    """All statuses that the core knows."""
+    rows = _table("srt_status_entry", lib.srt_status_count(), lib.srt_status_get)
+    return tuple(StatusKind(row.status, text(row.name), bool(row.fatal)) for row in rows)
+
+
+@cache
+def dtypes() -> tuple[DType, ...]:
+    """All element types that the core can move."""
+    rows = _table("srt_dtype", lib.srt_dtype_count(), lib.srt_dtype_get)
+    return tuple(DType(row.code, text(row.name), row.bytes, bool(row.reducible)) for row in rows)
+
+
+@cache
+def knobs() -> tuple[Knob, ...]:
+    """All settings that the core has."""
+    rows = _table("srt_knob", lib.srt_knob_count(), lib.srt_knob_get)
+    return tuple(
+        Knob(
+            text(row.name),
+            text(row.type),
+            text(row.default_value),
+            tuple(filter(None, text(row.choices).split("|"))),
+            text(row.help),
+            bool(row.agreed),
+        )
+        for row in rows
+    )

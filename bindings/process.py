@@ -1,0 +1,167 @@
+"""The life of this process as a rank: init, shutdown, and ends that nobody planned.
+
+An uncaught exception aborts the world before exit handlers run, so that the other ranks raise with its text.
+An ordinary exit lets what is in flight end first. A process that a rank has forked or started is not a rank.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import sys
+import traceback
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from sirtaki._core import current
+from sirtaki._core.bootstrap.handshake import BootstrapError, BootstrapTimeout, Identity
+from sirtaki._core.bootstrap.join import Join, join_alone, settings_of
+from sirtaki._core.bootstrap.providers import World, find_world
+from sirtaki._core.bootstrap.store import StoreClient, StoreServer
+from sirtaki._core.context import Config, Context
+from sirtaki._core.errors import AbortedError, DeadlineError, InitializationError, PeerLostError
+
+# Set while this process is a rank: "job:rank:pid". A child that inherits it can be told what it is.
+_MARK = "SIRTAKI_INITIALISED_BY"
+
+
+@dataclass
+class _Rank:
+    """What outlives a context: how often init() was called, and the connection to the launcher."""
+
+    generation: int = 0
+    client: StoreClient | None = None
+    server: StoreServer | None = None
+    aborted: bool = False
+    previous_hook: Any = None
+
+
+_rank = _Rank()
+
+
+def start(
+    rank: int | None = None,
+    size: int | None = None,
+    address: str | None = None,
+    key: bytes | str | None = None,
+) -> None:
+    """Makes this process a rank of its world; does nothing if it is one already. All ranks must call it.
+
+    Raises:
+        ValueError: incomplete arguments, or a setting with a wrong value.
+        DeadlineError: a rank did not come in time; the text names it.
+        InitializationError: the ranks do not fit together, or this process is a child of a rank.
+    """
+    if current.process.context is not None:
+        return
+    where = socket.gethostname()
+    try:
+        world = find_world(rank, size, address, key)
+        _refuse_children(world)
+        where = f"rank {world.rank} on {where}"
+        current.process.context = _join(world)
+    except BootstrapTimeout as error:
+        raise DeadlineError(f"{where} could not start: {error}") from None
+    except BootstrapError as error:
+        raise InitializationError(f"{where} could not start: {error}") from None
+    os.environ[_MARK] = f"{world.job.id}:{world.rank}:{os.getpid()}"
+    _watch_the_end()
+    if _rank.client is not None:
+        _rank.client.report("initialised")
+
+
+def stop() -> None:
+    """Lets what is in flight end, says goodbye, and makes this process no rank. init() may follow.
+
+    Does nothing if this process is not a rank.
+    """
+    context, current.process.context = current.process.context, None
+    if context is None:
+        return
+    os.environ.pop(_MARK, None)
+    context.shutdown()
+    _close_client("finished")
+
+
+def _join(world: World) -> Context:
+    config = Config(settings_of())
+    if not world.address:
+        return join_alone(config)
+    _rank.generation += 1
+    _rank.aborted = False
+    if world.serves and _rank.server is None:
+        _rank.server = StoreServer(world.address, world.job, world.start_timeout).start()
+    mine = Identity(world.rank, _rank.generation)
+    _rank.client = StoreClient.connect(world.address, world.job, mine, world.start_timeout)
+    try:
+        return Join(world, _rank.generation, _rank.client, config).run()
+    except BaseException:
+        _close_client("")
+        raise
+
+
+def _close_client(event: str) -> None:
+    client, _rank.client = _rank.client, None
+    if client is not None:
+        if event and not _rank.aborted:
+            client.report(event)
+        client.close()
+
+
+def _refuse_children(world: World) -> None:
+    job, _, process = os.environ.get(_MARK, "").partition(":")
+    rank, _, pid = process.partition(":")
+    if world.address and pid and job == world.job.id and pid != str(os.getpid()):
+        raise BootstrapError(
+            f"this process (pid {os.getpid()}) is a worker of rank {rank} (pid {pid}), not a rank of its own; "
+            "it ran the training script again: put training under `if __name__ == '__main__':`"
+        )
+
+
+def _watch_the_end() -> None:
+    if sys.excepthook is not _abort_on_exception:
+        _rank.previous_hook = sys.excepthook
+        sys.excepthook = _abort_on_exception
+    # Exit handlers run last in, first out: a framework that was imported before init() is still there.
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    stop()
+    if _rank.server is not None:
+        _rank.server.close()
+        _rank.server = None
+
+
+def _abort_on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    context = current.process.context
+    if context is not None and not _rank.aborted:
+        reason = _reason(error, trace)
+        _rank.aborted = True
+        if _rank.client is not None:
+            caused_elsewhere = isinstance(error, AbortedError | PeerLostError)
+            _rank.client.report("peer_lost" if caused_elsewhere else "aborted", reason)
+        context.abort(reason)
+    _rank.previous_hook(kind, error, trace)
+
+
+def _reason(error: BaseException, trace: TracebackType | None) -> str:
+    """What the other ranks are told: the exception's last line, and where it arose."""
+    with contextlib.suppress(Exception):
+        last = traceback.format_exception_only(error)[-1].strip()
+        frames = traceback.extract_tb(trace)
+        return f"{last} (in {frames[-1].filename}:{frames[-1].lineno})" if frames else last
+    return type(error).__name__
+
+
+def _after_fork() -> None:
+    if _rank.client is not None:
+        _rank.client.close()
+        _rank.client = None
+
+
+os.register_at_fork(after_in_child=_after_fork)

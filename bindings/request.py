@@ -1,0 +1,157 @@
+"""Batches: the requests of one rank as the core reads them, made once and refilled step by step.
+
+A batch lies in memory as an array of `srt_request`. Describing a request costs about a microsecond; after that
+only what changes from step to step is written, for all requests in one go: the pointers, and who is absent.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from sirtaki._core.library import ffi, lib
+
+MOST_DIMENSIONS = 16
+CPU = -1
+
+_SIZE = ffi.sizeof("srt_request")
+_WORDS = _SIZE // 8
+_HALVES = _SIZE // 4
+_INPUT = ffi.offsetof("srt_request", "input") // 8
+_OUTPUT = ffi.offsetof("srt_request", "output") // 8
+_FLAGS = ffi.offsetof("srt_request", "flags") // 4
+
+
+class Batch:
+    """An array of requests, their handles while they are in flight, and what must stay alive until they end.
+
+    A batch is used by one thread at a time, and not changed between `Context.enqueue` and its end.
+    """
+
+    __slots__ = (
+        "_halves",
+        "_names",
+        "_shapes",
+        "_words",
+        "context",
+        "count",
+        "error",
+        "handles",
+        "keep",
+        "requests",
+    )
+
+    def __init__(self, count: int) -> None:
+        self.context: Any = None  # where it was queued
+        self.count = count
+        self.requests: Any = ffi.new("srt_request[]", count)
+        self.handles: Any = ffi.new("srt_handle[]", count)
+        self.error: Any = ffi.new("srt_error *")
+        self.keep: list[Any] = [None] * count
+        self._names: list[Any] = [None] * count
+        self._shapes: Any = ffi.new("int64_t[]", MOST_DIMENSIONS * count)
+        view = memoryview(ffi.buffer(self.requests))
+        self._words = view.cast("Q")
+        self._halves = view.cast("I")
+        for index in range(count):
+            request = self.requests[index]
+            request.struct_size = _SIZE
+            request.device = CPU
+            request.prescale = request.postscale = 1.0
+            request.shape = self._shapes + MOST_DIMENSIONS * index
+
+    def __del__(self) -> None:
+        if self.context is not None:
+            self.context.adopt(self)
+
+    def describe(
+        self,
+        index: int,
+        kind: int,
+        dtype: int,
+        shape: Sequence[int],
+        *,
+        name: str | None = None,
+        reduce_op: int = 0,
+        root: int = 0,
+        layout: int = 0,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        process_set: int = 0,
+        priority: int = 0,
+        flags: int = 0,
+        group: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Says what request `index` asks for; `group` is (id, number of members).
+
+        Raises:
+            ValueError: the tensor has more than 16 dimensions, or the name holds a NUL character.
+        """
+        request = self.requests[index]
+        request.kind = kind
+        request.dtype = dtype
+        request.reduce_op = reduce_op
+        request.root = root
+        request.process_set = process_set
+        request.priority = priority
+        request.flags = flags
+        request.group_id, request.group_size = group
+        request.layout = layout
+        request.prescale = prescale
+        request.postscale = postscale
+        self.reshape(index, shape)
+        self._names[index] = request.name = ffi.NULL if name is None else _c_name(name)
+
+    def reshape(self, index: int, shape: Sequence[int]) -> None:
+        """Sets the shape of request `index` (elements along each dimension)."""
+        dimensions = len(shape)
+        if dimensions > MOST_DIMENSIONS:
+            raise ValueError(
+                f"a tensor may have up to {MOST_DIMENSIONS} dimensions; this one has {dimensions}"
+            )
+        start = MOST_DIMENSIONS * index
+        self._shapes[start : start + dimensions] = shape
+        self.requests[index].dimensions = dimensions
+
+    def point(self, index: int, source: int, target: int) -> None:
+        """Sets where request `index` reads and writes (addresses; 0 for none)."""
+        base = index * _WORDS
+        self._words[base + _INPUT] = source
+        self._words[base + _OUTPUT] = target
+
+    def point_all(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Sets where all requests read and write: one address a request in each sequence."""
+        self._words[_INPUT::_WORDS] = memoryview(array("Q", sources))
+        self._words[_OUTPUT::_WORDS] = memoryview(array("Q", targets))
+
+    def flag(self, index: int, flags: int) -> None:
+        """Sets the flags of request `index` (SRT_REQUEST_*)."""
+        self._halves[index * _HALVES + _FLAGS] = flags
+
+    def flag_all(self, flags: Sequence[int]) -> None:
+        """Sets the flags of all requests."""
+        self._halves[_FLAGS::_HALVES] = memoryview(array("I", flags))
+
+
+def _c_name(name: str) -> Any:
+    encoded = name.encode()
+    if b"\0" in encoded:
+        raise ValueError(
+            f"the name {name!r} holds a NUL character; names are text without control characters"
+        )
+    return ffi.new("char[]", encoded)
+
+
+# The core's codes under the names that Python uses.
+ALLREDUCE: int = lib.SRT_ALLREDUCE
+BROADCAST: int = lib.SRT_BROADCAST
+ALLGATHER: int = lib.SRT_ALLGATHER
+BARRIER: int = lib.SRT_BARRIER
+SUM: int = lib.SRT_SUM
+AVERAGE: int = lib.SRT_AVERAGE
+MIN: int = lib.SRT_MIN
+MAX: int = lib.SRT_MAX
+PRODUCT: int = lib.SRT_PRODUCT
+ABSENT: int = lib.SRT_REQUEST_ABSENT
+QUEUE_SAME_NAME: int = lib.SRT_REQUEST_QUEUE_SAME_NAME

@@ -1,0 +1,124 @@
+"""Builds the core with CMake and Ninja, and maps the repository's folders onto the package `sirtaki`.
+
+What is built lies beside the bindings: the core's shared library, the declarations that cffi reads (made from
+the C header), and the version. None of it depends on the version of Python, so one wheel serves them all.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Command, Distribution, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build import build
+
+ROOT = Path(__file__).parent.resolve()
+HEADER = ROOT / "core" / "include" / "sirtaki.h"
+FOLDERS = {"sirtaki": "adapters", "sirtaki._core": "bindings", "sirtaki.runner": "runner"}
+LIBRARY = "libsirtaki.so"
+
+
+def declarations(header: str) -> str:
+    """The part of the C header that is handed to cffi as it stands."""
+    found = re.search(r"/\* <declarations> \*/(.*)/\* </declarations> \*/", header, re.DOTALL)
+    if found is None:
+        sys.exit(f"{HEADER} has no declarations between its marks")
+    return found.group(1)
+
+
+class BuildNative(Command):
+    """Builds everything that does not lie in the repository as it is installed."""
+
+    description = "build the core library and what the bindings need to open it"
+    user_options: list = []
+
+    def initialize_options(self) -> None:
+        self.build_lib = ""
+        self.build_temp = ""
+        self.editable_mode = False
+
+    def finalize_options(self) -> None:
+        self.set_undefined_options("build", ("build_platlib", "build_lib"), ("build_temp", "build_temp"))
+
+    def run(self) -> None:
+        target = (
+            ROOT / "bindings" if self.editable_mode else Path(self.build_lib, "sirtaki", "_core").resolve()
+        )
+        target.mkdir(parents=True, exist_ok=True)
+        version = self.distribution.get_version()
+        (target / "_version.py").write_text(f'"""The version of this build."""\n\nVERSION = "{version}"\n')
+        self.write_declarations(target / "_cdef.py")
+        shutil.copy2(self.compile(version), target / LIBRARY)
+
+    def write_declarations(self, target: Path) -> None:
+        from cffi import FFI
+
+        ffi = FFI()
+        ffi.cdef(declarations(HEADER.read_text()))
+        ffi.set_source("sirtaki._core._cdef", None)
+        ffi.emit_python_code(str(target))
+
+    def compile(self, version: str) -> Path:
+        cmake = shutil.which("cmake")
+        if cmake is None:
+            sys.exit(
+                "cmake was not found; install sirtaki with pip, which brings cmake and ninja for the build"
+            )
+        folder = Path(self.build_temp).resolve() / "core"
+        options = ["-DCMAKE_BUILD_TYPE=Release", "-DSIRTAKI_TESTS=OFF", f"-DSIRTAKI_VERSION={version}"]
+        # Build isolation gives each build another ninja: a remembered path would soon be a dead one.
+        options.append(f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja') or 'ninja'}")
+        for step in (
+            ["-S", str(ROOT / "core"), "-B", str(folder), "-G", "Ninja", *options],
+            ["--build", str(folder)],
+        ):
+            subprocess.run([cmake, *step], check=True)
+        return next(folder.rglob(LIBRARY))
+
+    def get_source_files(self) -> list[str]:
+        sources = [path for path in (ROOT / "core").rglob("*") if path.suffix in {".h", ".cc", ".txt"}]
+        return [str(path.relative_to(ROOT)) for path in sources]
+
+    def get_outputs(self) -> list[str]:
+        return [
+            str(Path(self.build_lib, "sirtaki", "_core", name))
+            for name in (LIBRARY, "_cdef.py", "_version.py")
+        ]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        if not self.editable_mode:
+            return {}
+        return {output: str(ROOT / "bindings" / Path(output).name) for output in self.get_outputs()}
+
+
+class Build(build):
+    sub_commands = [*build.sub_commands, ("build_native", None)]
+
+
+class Wheel(bdist_wheel):
+    def get_tag(self) -> tuple[str, str, str]:
+        return ("py3", "none", super().get_tag()[2])
+
+
+class NativeDistribution(Distribution):
+    def has_ext_modules(self) -> bool:
+        return True  # the wheel holds a shared library, though no extension module of Python's
+
+
+def packages() -> list[str]:
+    found = []
+    for package, folder in FOLDERS.items():
+        found += [package, *(f"{package}.{name}" for name in find_packages(folder))]
+    return found
+
+
+setup(
+    packages=packages(),
+    package_dir=FOLDERS,
+    distclass=NativeDistribution,
+    cmdclass={"build": Build, "build_native": BuildNative, "bdist_wheel": Wheel},
+)
