@@ -1,0 +1,161 @@
+#include "control/coordinator.h"
+
+#include <algorithm>
+
+#include "control/coordinator_state.h"
+
+namespace sirtaki {
+namespace {
+
+bool changes_sets(Kind kind) { return kind == Kind::add_process_set || kind == Kind::remove_process_set; }
+
+Status nonsense(const std::string& what) { return Status(SRT_PROTOCOL, "its report makes no sense here: " + what); }
+
+}  // namespace
+
+Coordinator::State::State(std::vector<std::string> rank_names, CoordinatorRules coordinator_rules)
+    : names(std::move(rank_names)),
+      rules(coordinator_rules),
+      sets(static_cast<int32_t>(names.size())),
+      table(static_cast<int32_t>(names.size()), rules.cache_capacity),
+      stalls(rules.stall_report, rules.stall_deadline),
+      reporters(names.size()) {}
+
+Status Coordinator::State::merge(int32_t rank, Nanoseconds now) {
+  Reporter& reporter = reporters[static_cast<size_t>(rank)];
+  if (reporter.has_finished) return nonsense("it has said goodbye before");
+  if (report.last_decision < reporter.last_decision || report.last_decision > decisions) {
+    return nonsense("it knows a decision that was never made, or has forgotten one");
+  }
+  reporter.last_decision = report.last_decision;
+  for (CacheId id : report.present) SIRTAKI_TRY(submit_by_id(rank, id, false, now));
+  for (CacheId id : report.absent) SIRTAKI_TRY(submit_by_id(rank, id, true, now));
+  for (const Report::FullRequest& request : report.full_requests) SIRTAKI_TRY(submit_in_full(rank, request, now));
+  reporter.lapsed -= report.lapsed;
+  if (reporter.lapsed < 0) return nonsense("it counts more lapsed cache ids than there were");
+  reporter.waiting_joins.insert(reporter.waiting_joins.end(), report.joined.begin(), report.joined.end());
+  if (reporter.lapsed == 0) {
+    for (int32_t process_set : reporter.waiting_joins) SIRTAKI_TRY(join(rank, process_set, now));
+    reporter.waiting_joins.clear();
+  }
+  if (report.goodbye) finish(rank);
+  return {};
+}
+
+// An id that was retired is dropped: the Decision that retired it makes the rank ask again, in full.
+Status Coordinator::State::submit_by_id(int32_t rank, CacheId id, bool absent, Nanoseconds now) {
+  Entry* entry = table.find(id);
+  if (!entry) {
+    if (!table.was_issued(id)) return nonsense("an unknown cache id");
+    ++reporters[static_cast<size_t>(rank)].lapsed;
+    return {};
+  }
+  if (!entry->set->has(rank)) return nonsense("a cache id of a process set that it is not a member of");
+  const int64_t dimension = is_ragged(entry->kind) ? entry->cached_dimensions[entry->set->position(rank)] : 0;
+  return submit(*entry, {rank, entry->cached, dimension, absent}, now);
+}
+
+Status Coordinator::State::submit_in_full(int32_t rank, const Report::FullRequest& request, Nanoseconds now) {
+  const Signature& signature = *request.signature;
+  ProcessSet* set = sets.find(signature.process_set);
+  if (!set) {
+    if (sets.was_removed(signature.process_set)) return {};  // the Decision that removed it answers
+    return nonsense("an unknown process set");
+  }
+  if (!set->has(rank)) return nonsense("a process set that it is not a member of");
+  if (changes_sets(signature.kind) && set->number != world_set) return nonsense("a process set is added to a set");
+  const int64_t dimension = is_ragged(signature.kind) ? first_dimension(signature) : 0;
+  Entry& entry = table.find_or_create(key_of(signature), *set);
+  return submit(entry, {rank, request.signature, dimension, request.absent}, now);
+}
+
+Status Coordinator::State::submit(Entry& entry, const Submission& submission, Nanoseconds now) {
+  const int32_t rank = submission.rank;
+  const Signature& signature = *submission.signature;
+  if (entry.submitted.has(rank) || entry.set->joined.has(rank)) return nonsense("a request that it cannot make twice");
+  const bool is_grouped = signature.group_id != 0 && !changes_sets(entry.kind) && !entry.set->is_broken();
+  if (is_grouped) {
+    const Status refused = groups.submitted(*entry.set, rank, signature);
+    if (!refused.is_ok()) {
+      decision.refusals.push_back({entry.set->number, entry.kind, entry.name, {rank}, refused.code(), refused.text()});
+      table.drop_if_unused(entry);
+      return {};
+    }
+    groups.add(entry, signature.group_id);
+  }
+  if (!entry.is_pending()) {
+    table.open(entry, submission.signature, now);
+    stalls.begun(now);
+  } else if (&signature != entry.proposed.get() && !agree(*entry.proposed, signature)) {
+    entry.dissents.push_back({rank, submission.signature});
+  }
+  if (is_ragged(entry.kind)) entry.first_dimensions[entry.set->position(rank)] = submission.first_dimension;
+  entry.submitted.add(rank);
+  ++entry.submissions;
+  entry.absences += submission.absent;
+  entry.priority = std::max(entry.priority, signature.priority);
+  consider(entry);
+  return {};
+}
+
+// Remembers to look at an entry, if something may have become of it.
+void Coordinator::State::consider(Entry& entry) {
+  if (entry.is_candidate) return;
+  const bool may_settle = entry.is_complete() || entry.set->is_broken() || entry.same_name != &entry;
+  if (!may_settle) return;
+  entry.is_candidate = true;
+  candidates.push_back(&entry);
+}
+
+Status Coordinator::State::join(int32_t rank, int32_t process_set, Nanoseconds now) {
+  ProcessSet* set = sets.find(process_set);
+  if (!set) {
+    if (sets.was_removed(process_set)) return {};
+    return nonsense("it joins an unknown process set");
+  }
+  if (!set->has(rank) || set->joined.has(rank)) return nonsense("it joins a set twice, or one of others");
+  sets.join(*set, rank, now);
+  groups.rank_joined(*set, rank);
+  stalls.begun(now);
+  sets_have_changed = true;
+  return {};
+}
+
+void Coordinator::State::finish(int32_t rank) {
+  reporters[static_cast<size_t>(rank)].has_finished = true;
+  for (const auto& set : sets.all()) {
+    if (!set->has(rank)) continue;
+    set->finished.add(rank);
+    ++set->finished_count;
+    set->has_changed = true;
+    groups.drop_set(*set);
+  }
+  sets_have_changed = true;
+}
+
+Coordinator::Coordinator(std::vector<std::string> rank_names, CoordinatorRules rules)
+    : state_(std::make_unique<State>(std::move(rank_names), rules)) {}
+
+Coordinator::~Coordinator() = default;
+
+Status Coordinator::merge(int32_t rank, std::span<const uint8_t> report, Nanoseconds now) {
+  const std::string& name = state_->names[static_cast<size_t>(rank)];
+  if (!decode(report, state_->report)) return Status(SRT_PROTOCOL, name + " sent a report of malformed bytes");
+  const Status status = state_->merge(rank, now);
+  return status.is_ok() ? status : Status(status.code(), name + ": " + status.text());
+}
+
+bool Coordinator::decide(Nanoseconds now, Bytes& out) {
+  State& state = *state_;
+  if (!state.has_work(now)) return false;
+  state.settle_everything(now);
+  if (state.decision.says_nothing()) return false;
+  state.decision.number = ++state.decisions;
+  encode(state.decision, out);
+  state.decision.clear();
+  return true;
+}
+
+Nanoseconds Coordinator::next_deadline() const { return state_->stalls.next(state_->table, state_->sets); }
+
+}  // namespace sirtaki

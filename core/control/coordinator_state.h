@@ -1,0 +1,77 @@
+// The coordinator's inside, in two halves: reports come in (coordinator.cc), decisions go out (settlement.cc).
+#pragma once
+
+#include "control/coordinator.h"
+#include "control/fusion.h"
+#include "control/groups.h"
+#include "control/messages.h"
+#include "control/pending.h"
+#include "control/process_sets.h"
+#include "control/stalls.h"
+#include "control/validation.h"
+
+namespace sirtaki {
+
+struct Coordinator::State {
+  // What is known of one rank.
+  struct Reporter {
+    uint64_t last_decision = 0;
+    int64_t lapsed = 0;                    // reported ids that had been retired and have not been accounted for yet
+    bool has_finished = false;
+    std::vector<int32_t> waiting_joins;    // sets whose join waits until nothing is lapsed
+  };
+
+  struct Submission {
+    int32_t rank;
+    const SignaturePtr& signature;
+    int64_t first_dimension;               // of a ragged kind
+    bool absent;
+  };
+
+  State(std::vector<std::string> rank_names, CoordinatorRules coordinator_rules);
+
+  // Reports come in.
+  Status merge(int32_t rank, Nanoseconds now);
+  Status submit_by_id(int32_t rank, CacheId id, bool absent, Nanoseconds now);
+  Status submit_in_full(int32_t rank, const Report::FullRequest& request, Nanoseconds now);
+  Status submit(Entry& entry, const Submission& submission, Nanoseconds now);
+  Status join(int32_t rank, int32_t process_set, Nanoseconds now);
+  void finish(int32_t rank);
+  void consider(Entry& entry);
+
+  // Decisions go out.
+  bool has_work(Nanoseconds now) const;
+  void settle_everything(Nanoseconds now);
+  void reconsider_changed_sets();
+  void settle(Entry& entry);
+  void settle_kinds(Entry& entry);
+  void refuse(Entry& entry, const Status& cause);
+  void plan_agreed(Nanoseconds now);
+  PlanItem item_of(Entry& entry);
+  void settle_joins();
+  void settle_set_changes();
+  void empty_set(ProcessSet& set);
+  void answer(Entry& entry);
+  void close_answered();
+
+  RankNames names;
+  CoordinatorRules rules;
+  ProcessSets sets;
+  EntryTable table;
+  Groups groups;
+  StallWatch stalls;
+  std::vector<Reporter> reporters;         // by rank
+  bool sets_have_changed = false;
+  uint64_t decisions = 0;
+  uint64_t plans = 0;
+
+  Decision decision;                       // in the making
+  std::vector<Entry*> candidates;          // something happened to them
+  std::vector<Entry*> agreed;              // go into plans
+  std::vector<Entry*> set_changes;         // agreed requests to add or remove sets
+  std::vector<Entry*> answered;
+  std::vector<ReadyEntry> ready;           // this and the report are kept for their memory
+  Report report;
+};
+
+}  // namespace sirtaki

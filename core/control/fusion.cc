@@ -1,0 +1,71 @@
+#include "control/fusion.h"
+
+#include <algorithm>
+
+namespace sirtaki {
+namespace {
+
+struct OpenPlan {
+  const Entry* first;
+  size_t index;
+  int64_t bytes;
+};
+
+bool is_fusible(Kind kind) { return kind == Kind::allreduce || kind == Kind::broadcast; }
+
+bool is_untouched(const Entry& entry) { return entry.absences == entry.submissions; }
+
+bool fits_with(const Entry& a, const Entry& b) {
+  const Signature& x = *a.proposed;
+  const Signature& y = *b.proposed;
+  if (a.set != b.set || a.kind != b.kind || x.device != y.device || a.submissions != b.submissions ||
+      is_untouched(a) != is_untouched(b)) {
+    return false;
+  }
+  if (a.kind == Kind::broadcast) return x.root == y.root;
+  return x.dtype == y.dtype && x.reduce_op == y.reduce_op && x.prescale == y.prescale && x.postscale == y.postscale;
+}
+
+bool goes_before(const ReadyEntry& a, const ReadyEntry& b) {
+  if (a.entry->priority != b.entry->priority) return a.entry->priority > b.entry->priority;
+  if (const int order = a.entry->name.compare(b.entry->name)) return order < 0;
+  if (a.entry->set != b.entry->set) return a.entry->set->number < b.entry->set->number;
+  return a.entry->kind < b.entry->kind;
+}
+
+// The plan to which an entry is added: an open one that it fits into, else a new one.
+size_t choose_plan(const Entry& entry, int64_t threshold, std::vector<OpenPlan>& open,
+                   std::vector<DecidedPlan>& plans) {
+  const int64_t bytes = is_fusible(entry.kind) ? entry.proposed->bytes() : 0;
+  const bool may_share = is_fusible(entry.kind) && bytes < threshold;
+  const auto found = std::find_if(open.begin(), open.end(), [&](const OpenPlan& plan) {
+    return may_share && fits_with(*plan.first, entry);
+  });
+  if (found != open.end() && found->bytes <= threshold - bytes) {
+    found->bytes += bytes;
+    return found->index;
+  }
+  const OpenPlan opened{&entry, plans.size(), bytes};
+  if (found != open.end()) {
+    *found = opened;
+  } else if (may_share) {
+    open.push_back(opened);
+  }
+  DecidedPlan& plan = plans.emplace_back();
+  plan.process_set = entry.set->number;
+  plan.contributors = entry.submissions;
+  plan.untouched = is_untouched(entry);
+  return opened.index;
+}
+
+}  // namespace
+
+void fuse(std::vector<ReadyEntry>& ready, int64_t threshold, std::vector<DecidedPlan>& plans) {
+  if (ready.size() > 1) std::sort(ready.begin(), ready.end(), goes_before);
+  std::vector<OpenPlan> open;
+  for (const ReadyEntry& next : ready) {
+    plans[choose_plan(*next.entry, threshold, open, plans)].items.push_back(next.item);
+  }
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,128 @@
+#include "control/groups.h"
+
+#include <algorithm>
+
+namespace sirtaki {
+namespace {
+
+bool owes_something(const std::vector<int32_t>& owed) {
+  return std::any_of(owed.begin(), owed.end(), [](int32_t count) { return count != 0; });
+}
+
+}  // namespace
+
+Status Groups::submitted(const ProcessSet& set, int32_t rank, const Signature& signature) {
+  const Key key{set.number, signature.group_id};
+  Group& group = groups_[key];
+  const size_t position = set.position(rank);
+  for (Refused& earlier : group.refused) {
+    int32_t& owed = earlier.owed[position];
+    if (owed == 0) continue;
+    if (owed == Refused::unknown) owed = signature.group_size;
+    --owed;
+    const Status cause = earlier.cause;
+    std::erase_if(group.refused, [](const Refused& refused) { return !owes_something(refused.owed); });
+    drop_if_empty(key);
+    return cause;
+  }
+  if (group.shares.empty()) group.shares.resize(set.members.size());
+  Share& share = group.shares[position];
+  if (share.expected && share.submitted >= share.expected) {
+    return Status(SRT_MISMATCH, format("group %lld has %d tensors already, so '%.160s' cannot be one of them; a group "
+                                       "id may be used again only when its tensors are complete",
+                                       static_cast<long long>(signature.group_id), share.expected,
+                                       signature.name.c_str()));
+  }
+  share.expected = signature.group_size;
+  ++share.submitted;
+  return {};
+}
+
+void Groups::add(Entry& entry, int64_t group_id) {
+  std::vector<Entry*>& entries = groups_[{entry.set->number, group_id}].entries;
+  const bool is_new = !entry.is_pending() || std::find(entries.begin(), entries.end(), &entry) == entries.end();
+  if (is_new) entries.push_back(&entry);
+}
+
+void Groups::agreed(Entry& entry, std::vector<Entry*>& complete) {
+  const Key key{entry.set->number, entry.proposed->group_id};
+  Group& group = groups_[key];
+  if (++group.agreed < static_cast<size_t>(entry.proposed->group_size)) return;
+  std::erase_if(group.entries, [&](Entry* member) {
+    if (member->is_agreed) complete.push_back(member);
+    return member->is_agreed;
+  });
+  group.agreed = 0;
+  if (group.entries.empty()) group.shares.clear();
+  drop_if_empty(key);
+}
+
+void Groups::refused(const Entry& culprit, const Status& cause, std::vector<Entry*>& refused) {
+  const auto refuse = [&](const Signature& signature) {
+    const Key key{culprit.set->number, signature.group_id};
+    const auto found = groups_.find(key);
+    if (found == groups_.end() || found->second.entries.empty()) return;
+    refuse_group(found->second, culprit, cause, refused);
+    drop_if_empty(key);
+  };
+  refuse(*culprit.proposed);
+  for (const Entry::Dissent& dissent : culprit.dissents) refuse(*dissent.signature);
+}
+
+void Groups::refuse_group(Group& group, const Entry& culprit, const Status& cause, std::vector<Entry*>& refused) {
+  refused.insert(refused.end(), group.entries.begin(), group.entries.end());
+  const ProcessSet& set = *culprit.set;
+  Refused record{cause, std::vector<int32_t>(set.members.size(), 0)};
+  for (size_t i = 0; i < set.members.size(); ++i) {
+    const int32_t rank = set.members[i];
+    const Share share = group.shares.empty() ? Share{} : group.shares[i];
+    if (set.joined.has(rank)) continue;
+    if (share.expected) {
+      record.owed[i] = std::max(share.expected - share.submitted, 0);
+    } else if (!culprit.submitted.has(rank)) {
+      record.owed[i] = Refused::unknown;  // whoever submitted the culprit outside this group owes it nothing
+    }
+  }
+  if (owes_something(record.owed)) group.refused.push_back(std::move(record));
+  group.entries.clear();
+  group.shares.clear();
+  group.agreed = 0;
+}
+
+RankBits Groups::missing(const Entry& entry) const {
+  RankBits ranks = entry.missing();
+  const auto found = groups_.find({entry.set->number, entry.proposed->group_id});
+  if (found == groups_.end()) return ranks;
+  const Group& group = found->second;
+  for (size_t i = 0; i < group.shares.size(); ++i) {
+    const int32_t rank = entry.set->members[i];
+    if (group.shares[i].submitted < entry.proposed->group_size && !entry.set->joined.has(rank)) ranks.add(rank);
+  }
+  return ranks;
+}
+
+void Groups::rank_joined(const ProcessSet& set, int32_t rank) {
+  const size_t position = set.position(rank);
+  for (auto next = groups_.begin(); next != groups_.end();) {
+    auto& [key, group] = *next;
+    if (key.process_set == set.number) {
+      for (Refused& refused : group.refused) refused.owed[position] = 0;
+      std::erase_if(group.refused, [](const Refused& refused) { return !owes_something(refused.owed); });
+    }
+    const bool is_empty = group.refused.empty() && group.entries.empty();
+    next = is_empty ? groups_.erase(next) : std::next(next);
+  }
+}
+
+void Groups::drop_set(const ProcessSet& set) {
+  std::erase_if(groups_, [&](const auto& item) { return item.first.process_set == set.number; });
+}
+
+void Groups::drop_if_empty(const Key& key) {
+  const auto found = groups_.find(key);
+  if (found == groups_.end()) return;
+  const Group& group = found->second;
+  if (group.refused.empty() && group.entries.empty() && group.shares.empty()) groups_.erase(found);
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,72 @@
+// Tensors that complete together: planned in one Decision, or refused for one cause.
+#pragma once
+
+#include <unordered_map>
+#include <vector>
+
+#include "base/status.h"
+#include "control/pending.h"
+
+namespace sirtaki {
+
+class Groups {
+ public:
+  // A member of a group was submitted by a rank. Not ok: its group has been refused before, and so is this.
+  Status submitted(const ProcessSet& set, int32_t rank, const Signature& signature);
+
+  // The entry is pending, and someone asked for it as a member of this group.
+  void add(Entry& entry, int64_t group_id);
+
+  // All ranks agree on an entry. Appends the group's entries to `complete` if that was the last one.
+  void agreed(Entry& entry, std::vector<Entry*>& complete);
+
+  // An entry is refused. Appends the entries that share a group with it to `refused`, and remembers the cause for the
+  // ranks that have yet to submit members of these groups.
+  void refused(const Entry& culprit, const Status& cause, std::vector<Entry*>& refused);
+
+  // The ranks that keep an agreed entry's group waiting.
+  RankBits missing(const Entry& entry) const;
+
+  // A rank that has joined will submit no more, and owes nothing.
+  void rank_joined(const ProcessSet& set, int32_t rank);
+
+  // No group of this set will ever be complete.
+  void drop_set(const ProcessSet& set);
+
+ private:
+  struct Key {
+    int32_t process_set;
+    int64_t group_id;
+    bool operator==(const Key&) const = default;
+  };
+  struct KeyHash {
+    size_t operator()(const Key& key) const {
+      return std::hash<int64_t>()(key.group_id) ^ (static_cast<size_t>(key.process_set) * 0x9e3779b97f4a7c15);
+    }
+  };
+  // How much of a group one rank has submitted.
+  struct Share {
+    int32_t expected = 0;               // 0: not known before its first
+    int32_t submitted = 0;
+  };
+  // A group that was refused, while ranks have yet to submit some of it.
+  struct Refused {
+    static constexpr int32_t unknown = -1;
+
+    Status cause;
+    std::vector<int32_t> owed;          // by member position: how many more are refused
+  };
+  struct Group {
+    std::vector<Entry*> entries;
+    std::vector<Share> shares;          // by member position
+    size_t agreed = 0;
+    std::vector<Refused> refused;       // the earliest first
+  };
+
+  void refuse_group(Group& group, const Entry& culprit, const Status& cause, std::vector<Entry*>& refused);
+  void drop_if_empty(const Key& key);
+
+  std::unordered_map<Key, Group, KeyHash> groups_;
+};
+
+}  // namespace sirtaki

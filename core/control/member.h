@@ -1,0 +1,64 @@
+// A rank's side of the negotiation: it reports what is ready here, and applies what the coordinator decided.
+// Free of I/O, threads and clocks: bytes in, bytes out, times as arguments.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/clock.h"
+#include "base/codec.h"
+#include "base/status.h"
+#include "plan/plan.h"
+#include "plan/request.h"
+
+namespace sirtaki {
+
+// When a rank reports (the flush rule). The same on all ranks.
+struct ReportRule {
+  int64_t bytes = 1 << 20;                    // report when this much is queued
+  Nanoseconds window = microseconds(300);     // or this long after the first queued request
+  int32_t plans_in_flight = 2;                // while a set has so many unfinished plans, its reports wait
+};
+
+class Member {
+ public:
+  Member(int32_t rank, int32_t size, ReportRule rule, uint32_t cache_capacity);
+  ~Member();
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
+
+  // Queues a request. The caller has made sure that its (set, kind, name) is not in flight here, that the set
+  // exists, and that this rank is a member of it and has not joined it.
+  void submit(Request request, Nanoseconds now);
+
+  // This rank has no more data for a set: it counts as ready for everything there until all have joined.
+  void join(int32_t process_set, Ticket ticket, Nanoseconds now);
+
+  // Someone waits: everything that is queued now reports as soon as its set allows.
+  void flush();
+
+  // When to call report(): `never` if nothing is to be said, a time in the past if it is due.
+  Nanoseconds report_due() const;
+
+  // Appends one Report with everything that is queued and not withheld.
+  void report(Bytes& out);
+
+  // Appends a Report that says goodbye: this rank takes part in nothing that is decided after it.
+  void goodbye(Bytes& out);
+
+  // Applies one Decision; SRT_PROTOCOL when its bytes make no sense.
+  Status apply(std::span<const uint8_t> decision, Outcome& outcome);
+
+  // The data plane has finished a plan of this set.
+  void plan_finished(int32_t process_set);
+
+  // nullptr if there is no such set.
+  const std::vector<int32_t>* members(int32_t process_set) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,274 @@
+#include "control/messages.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace sirtaki {
+namespace {
+
+constexpr size_t most_splits = 1 << 20;
+constexpr size_t smallest_item = 4;  // bytes of anything that a list holds: keeps a lie about its length cheap
+constexpr uint8_t reports_goodbye = 1;
+
+template <typename T>
+void put_list(Writer& writer, const std::vector<T>& values) {
+  writer.put_all(std::span<const T>(values));
+}
+
+template <typename T, typename Put>
+void put_each(Writer& writer, const std::vector<T>& values, Put put) {
+  writer.put(static_cast<uint32_t>(values.size()));
+  for (const T& value : values) put(value);
+}
+
+template <typename T, typename Get>
+void get_each(Reader& reader, std::vector<T>& values, Get get) {
+  const uint32_t count = reader.get_count(smallest_item);
+  values.clear();
+  for (uint32_t i = 0; i < count && reader.ok(); ++i) get(values.emplace_back());
+}
+
+void put_signature(Writer& writer, const Signature& signature) {
+  writer.put(signature.kind);
+  writer.put(signature.dtype);
+  writer.put(signature.reduce_op);
+  writer.put(signature.process_set);
+  writer.put(signature.root);
+  writer.put(signature.device);
+  writer.put(signature.priority);
+  writer.put(signature.group_size);
+  writer.put(signature.group_id);
+  writer.put(signature.layout);
+  writer.put(signature.prescale);
+  writer.put(signature.postscale);
+  writer.put_text(signature.name);
+  put_list(writer, signature.shape);
+  put_list(writer, signature.splits);
+}
+
+bool is_printable(const std::string& text) {
+  return std::none_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+}
+
+bool is_tensor(Kind kind) { return kind != Kind::add_process_set && kind != Kind::remove_process_set; }
+
+// So that elements() and bytes() cannot overflow.
+bool has_sane_shape(const Signature& signature) {
+  if (!is_tensor(signature.kind)) return true;
+  if (signature.shape.size() > most_dimensions) return false;
+  int64_t bytes = static_cast<int64_t>(dtype_bytes(signature.dtype));
+  for (int64_t extent : signature.shape) {
+    if (extent < 0 || __builtin_mul_overflow(bytes, std::max<int64_t>(extent, 1), &bytes)) return false;
+  }
+  return true;
+}
+
+std::string get_name(Reader& reader) {
+  std::string name = reader.get_text(longest_name);
+  if (!is_printable(name)) reader.fail();
+  return name;
+}
+
+SignaturePtr get_signature(Reader& reader) {
+  auto signature = std::make_shared<Signature>();
+  signature->kind = reader.get_enum(last_kind);
+  signature->dtype = reader.get_enum(DType::float8_e5m2fnuz);
+  signature->reduce_op = reader.get_enum(last_reduce_op);
+  signature->process_set = reader.get<int32_t>();
+  signature->root = reader.get<int32_t>();
+  signature->device = reader.get<int32_t>();
+  signature->priority = reader.get<int32_t>();
+  signature->group_size = reader.get<int32_t>();
+  signature->group_id = reader.get<int64_t>();
+  signature->layout = reader.get<uint64_t>();
+  signature->prescale = reader.get<double>();
+  signature->postscale = reader.get<double>();
+  signature->name = get_name(reader);
+  signature->shape = reader.get_all<int64_t>();
+  signature->splits = reader.get_all<int64_t>();
+  const bool is_sane = !signature->name.empty() && std::isfinite(signature->prescale) &&
+                       std::isfinite(signature->postscale) && signature->splits.size() <= most_splits &&
+                       (signature->group_id == 0) == (signature->group_size == 0) && signature->group_size >= 0 &&
+                       has_sane_shape(*signature);
+  if (!is_sane) reader.fail();
+  return signature;
+}
+
+srt_status get_status(Reader& reader) {
+  const auto code = reader.get<srt_status>();
+  if (!StatusTable::entry(code)) reader.fail();
+  return code;
+}
+
+void put_stall(Writer& writer, const Stall& stall) {
+  writer.put(stall.process_set);
+  put_each(writer, stall.names, [&](const std::string& name) { writer.put_text(name); });
+  writer.put(stall.more_names);
+  put_list(writer, stall.missing);
+  put_list(writer, stall.waiting);
+  writer.put(stall.seconds);
+}
+
+void get_stall(Reader& reader, Stall& stall) {
+  stall.process_set = reader.get<int32_t>();
+  get_each(reader, stall.names, [&](std::string& name) { name = get_name(reader); });
+  stall.more_names = reader.get<int32_t>();
+  stall.missing = reader.get_all<int32_t>();
+  stall.waiting = reader.get_all<int32_t>();
+  stall.seconds = reader.get<int64_t>();
+}
+
+void put_agreements(Writer& writer, const Decision& decision) {
+  put_each(writer, decision.plans, [&](const DecidedPlan& plan) {
+    writer.put(plan.process_set);
+    writer.put(plan.contributors);
+    writer.put<uint8_t>(plan.untouched);
+    put_list(writer, plan.items);
+  });
+  put_each(writer, decision.responses, [&](const Response& response) {
+    put_signature(writer, *response.signature);
+    put_list(writer, response.first_dimensions);
+    writer.put(response.id);
+  });
+}
+
+void get_agreements(Reader& reader, Decision& decision) {
+  get_each(reader, decision.plans, [&](DecidedPlan& plan) {
+    plan.process_set = reader.get<int32_t>();
+    plan.contributors = reader.get<int32_t>();
+    plan.untouched = reader.get<uint8_t>() != 0;
+    plan.items = reader.get_all<PlanItem>();
+  });
+  get_each(reader, decision.responses, [&](Response& response) {
+    response.signature = get_signature(reader);
+    response.first_dimensions = reader.get_all<int64_t>();
+    response.id = reader.get<CacheId>();
+  });
+}
+
+void put_endings(Writer& writer, const Decision& decision) {
+  put_each(writer, decision.refusals, [&](const DecidedRefusal& refusal) {
+    writer.put(refusal.process_set);
+    writer.put(refusal.kind);
+    writer.put_text(refusal.name);
+    put_list(writer, refusal.ranks);
+    writer.put(refusal.code);
+    writer.put_text(refusal.text);
+  });
+  put_each(writer, decision.joins, [&](const DecidedJoin& join) {
+    writer.put(join.process_set);
+    writer.put(join.last_rank);
+  });
+  put_each(writer, decision.set_changes, [&](const DecidedSetChange& change) {
+    writer.put(change.process_set);
+    writer.put_text(change.name);
+    put_list(writer, change.members);
+  });
+}
+
+void get_endings(Reader& reader, Decision& decision) {
+  get_each(reader, decision.refusals, [&](DecidedRefusal& refusal) {
+    refusal.process_set = reader.get<int32_t>();
+    refusal.kind = reader.get_enum(last_kind);
+    refusal.name = get_name(reader);
+    refusal.ranks = reader.get_all<int32_t>();
+    refusal.code = get_status(reader);
+    refusal.text = reader.get_text(longest_text);
+  });
+  get_each(reader, decision.joins, [&](DecidedJoin& join) {
+    join.process_set = reader.get<int32_t>();
+    join.last_rank = reader.get<int32_t>();
+  });
+  get_each(reader, decision.set_changes, [&](DecidedSetChange& change) {
+    change.process_set = reader.get<int32_t>();
+    change.name = get_name(reader);
+    change.members = reader.get_all<int32_t>();
+  });
+}
+
+}  // namespace
+
+void Report::clear() {
+  last_decision = 0;
+  goodbye = false;
+  lapsed = 0;
+  present.clear();
+  absent.clear();
+  full_requests.clear();
+  joined.clear();
+}
+
+void encode(const Report& report, Bytes& out) {
+  Writer writer(out);
+  writer.put(report.last_decision);
+  writer.put<uint8_t>(report.goodbye ? reports_goodbye : 0);
+  writer.put(report.lapsed);
+  put_list(writer, report.present);
+  put_list(writer, report.absent);
+  put_each(writer, report.full_requests, [&](const Report::FullRequest& request) {
+    put_signature(writer, *request.signature);
+    writer.put<uint8_t>(request.absent);
+  });
+  put_list(writer, report.joined);
+}
+
+bool decode(std::span<const uint8_t> bytes, Report& report) {
+  Reader reader(bytes);
+  report.clear();
+  report.last_decision = reader.get<uint64_t>();
+  report.goodbye = reader.get<uint8_t>() == reports_goodbye;
+  report.lapsed = reader.get<uint32_t>();
+  reader.get_all_into(report.present);
+  reader.get_all_into(report.absent);
+  get_each(reader, report.full_requests, [&](Report::FullRequest& request) {
+    request.signature = get_signature(reader);
+    request.absent = reader.get<uint8_t>() != 0;
+  });
+  reader.get_all_into(report.joined);
+  return reader.ok() && reader.at_end();
+}
+
+bool Decision::says_nothing() const {
+  return plans.empty() && refusals.empty() && retired.empty() && joins.empty() && set_changes.empty() &&
+         stalls.empty() && fatal == SRT_OK;
+}
+
+void Decision::clear() {
+  plans.clear();
+  responses.clear();
+  refusals.clear();
+  retired.clear();
+  joins.clear();
+  set_changes.clear();
+  stalls.clear();
+  fatal = SRT_OK;
+  fatal_text.clear();
+}
+
+void encode(const Decision& decision, Bytes& out) {
+  Writer writer(out);
+  writer.put(decision.number);
+  writer.put(decision.first_plan);
+  put_agreements(writer, decision);
+  put_list(writer, decision.retired);
+  put_endings(writer, decision);
+  put_each(writer, decision.stalls, [&](const Stall& stall) { put_stall(writer, stall); });
+  writer.put(decision.fatal);
+  writer.put_text(decision.fatal_text);
+}
+
+bool decode(std::span<const uint8_t> bytes, Decision& decision) {
+  Reader reader(bytes);
+  decision.clear();
+  decision.number = reader.get<uint64_t>();
+  decision.first_plan = reader.get<uint64_t>();
+  get_agreements(reader, decision);
+  reader.get_all_into(decision.retired);
+  get_endings(reader, decision);
+  get_each(reader, decision.stalls, [&](Stall& stall) { get_stall(reader, stall); });
+  decision.fatal = get_status(reader);
+  decision.fatal_text = reader.get_text(longest_text);
+  return reader.ok() && reader.at_end();
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,100 @@
+// The two messages of the negotiation, and their bytes. Decoding checks every bound: bytes that make no sense give
+// false, never a crash or a large allocation.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/codec.h"
+#include "control/response_cache.h"
+#include "plan/plan.h"
+
+namespace sirtaki {
+
+constexpr size_t longest_text = 1'500;  // bytes of a status text in a Decision
+
+// From a rank to the coordinator.
+struct Report {
+  struct FullRequest {
+    SignaturePtr signature;
+    bool absent = false;
+  };
+
+  uint64_t last_decision = 0;        // the last one applied
+  bool goodbye = false;
+  uint32_t lapsed = 0;               // ids reported earlier that were retired before they were merged: each of them
+                                     // is in full_requests again, or its process set is gone
+  std::vector<CacheId> present;
+  std::vector<CacheId> absent;
+  std::vector<FullRequest> full_requests;
+  std::vector<int32_t> joined;       // process sets
+
+  void clear();
+};
+
+// What all ranks agreed on for the first time, or anew.
+struct Response {
+  SignaturePtr signature;
+  std::vector<int64_t> first_dimensions;
+  CacheId id = 0;                    // 0: is not cached
+};
+
+// A tensor of a decided plan: a cache id, or the place of a response in the same Decision.
+using PlanItem = uint64_t;
+constexpr PlanItem is_response = PlanItem{1} << 63;
+
+struct DecidedPlan {
+  int32_t process_set = world_set;
+  int32_t contributors = 0;
+  bool untouched = false;
+  std::vector<PlanItem> items;
+};
+
+struct DecidedRefusal {
+  int32_t process_set = world_set;
+  Kind kind = Kind::allreduce;
+  std::string name;                  // empty: the join of this set
+  std::vector<int32_t> ranks;        // whose request it answers, ascending
+  srt_status code = SRT_MISMATCH;
+  std::string text;
+};
+
+struct DecidedJoin {
+  int32_t process_set = world_set;
+  int32_t last_rank = 0;
+};
+
+struct DecidedSetChange {
+  int32_t process_set = 0;
+  std::string name;                  // of the request
+  std::vector<int32_t> members;      // empty: removed
+};
+
+// From the coordinator to every rank.
+struct Decision {
+  uint64_t number = 0;               // from 1
+  uint64_t first_plan = 0;           // the number of plans[0]; the others follow it
+  std::vector<DecidedPlan> plans;
+  std::vector<Response> responses;
+  std::vector<DecidedRefusal> refusals;
+  std::vector<CacheId> retired;
+  std::vector<DecidedJoin> joins;
+  std::vector<DecidedSetChange> set_changes;
+  std::vector<Stall> stalls;
+  srt_status fatal = SRT_OK;
+  std::string fatal_text;
+
+  bool says_nothing() const;
+  void clear();
+};
+
+void encode(const Report& report, Bytes& out);
+void encode(const Decision& decision, Bytes& out);
+
+// These overwrite what the message held, and reuse its memory.
+bool decode(std::span<const uint8_t> bytes, Report& report);
+bool decode(std::span<const uint8_t> bytes, Decision& decision);
+
+}  // namespace sirtaki

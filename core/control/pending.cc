@@ -1,0 +1,115 @@
+#include "control/pending.h"
+
+namespace sirtaki {
+
+bool Entry::is_complete() const {
+  const auto needed = static_cast<int32_t>(set->members.size());
+  if (submissions == needed) return true;
+  if (set->joined_count == 0 || submissions + set->joined_count < needed) return false;
+  return missing().count() == 0;
+}
+
+RankBits Entry::missing() const {
+  RankBits ranks = set->bits;
+  ranks -= submitted;
+  ranks -= set->joined;
+  return ranks;
+}
+
+const Signature& Entry::signature_of(int32_t rank) const {
+  for (const Dissent& dissent : dissents) {
+    if (dissent.rank == rank) return *dissent.signature;
+  }
+  return *proposed;
+}
+
+Entry& EntryTable::find_or_create(const OperationKey& key, ProcessSet& set) {
+  if (const auto found = by_key_.find(key); found != by_key_.end()) return *found->second;
+  Entry& entry = idle_.emplace_front();
+  entry.place = idle_.begin();
+  entry.set = &set;
+  entry.kind = key.kind;
+  entry.name = key.name;
+  entry.same_name = &entry;
+  entry.submitted = RankBits(world_size_);
+  for (int kind = 0; kind <= static_cast<int>(last_kind); ++kind) {
+    const auto sibling = by_key_.find({key.process_set, static_cast<Kind>(kind), key.name});
+    if (sibling == by_key_.end()) continue;
+    entry.same_name = sibling->second->same_name;
+    sibling->second->same_name = &entry;
+    break;
+  }
+  by_key_.emplace(entry.key(), &entry);
+  return entry;
+}
+
+void EntryTable::drop_if_unused(Entry& entry) {
+  if (!entry.is_pending() && !entry.id) erase(entry, idle_);
+}
+
+void EntryTable::open(Entry& entry, SignaturePtr proposed, Nanoseconds now) {
+  pending_.splice(pending_.end(), idle_, entry.place);
+  entry.priority = proposed->priority;
+  if (is_ragged(entry.kind)) entry.first_dimensions.assign(entry.set->members.size(), 0);
+  entry.proposed = std::move(proposed);
+  entry.since = now;
+  entry.next_stall_report = 0;
+}
+
+void EntryTable::close(Entry& entry) {
+  entry.proposed.reset();
+  entry.dissents.clear();
+  entry.submitted.clear();
+  entry.submissions = 0;
+  entry.absences = 0;
+  entry.is_agreed = false;
+  entry.is_answered = false;
+  if (entry.id) {
+    idle_.splice(idle_.end(), pending_, entry.place);
+  } else {
+    erase(entry, pending_);
+  }
+}
+
+void EntryTable::remember(Entry& entry, SignaturePtr signature, std::vector<CacheId>& retired) {
+  forget(entry, retired);
+  if (cache_.size() >= cache_.capacity()) {
+    if (idle_.empty()) return;
+    Entry& oldest = idle_.front();
+    forget(oldest, retired);
+    erase(oldest, idle_);
+  }
+  entry.id = ids_.take();
+  entry.cached = std::move(signature);
+  entry.cached_dimensions = entry.first_dimensions;
+  cache_.put(entry.id, &entry);
+}
+
+void EntryTable::forget(Entry& entry, std::vector<CacheId>& retired) {
+  if (!entry.id) return;
+  retired.push_back(entry.id);
+  cache_.remove(entry.id);
+  ids_.give_back(entry.id);
+  entry.id = 0;
+  entry.cached.reset();
+  entry.cached_dimensions.clear();
+}
+
+void EntryTable::forget_set(const ProcessSet& set, std::vector<CacheId>& retired) {
+  for (auto next = idle_.begin(); next != idle_.end();) {
+    Entry& entry = *next++;
+    if (entry.set != &set) continue;
+    forget(entry, retired);
+    erase(entry, idle_);
+  }
+}
+
+void EntryTable::erase(Entry& entry, std::list<Entry>& list) {
+  Entry* before = &entry;
+  while (before->same_name != &entry) before = before->same_name;
+  before->same_name = entry.same_name;
+  by_key_.erase(entry.key());
+  list.erase(entry.place);
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,90 @@
+// What the coordinator knows of every operation: what is cached of it, and who has asked for it so far.
+#pragma once
+
+#include <list>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "control/process_sets.h"
+#include "control/rank_bits.h"
+#include "control/response_cache.h"
+
+namespace sirtaki {
+
+// One (process set, kind, name) that is pending, cached, or both.
+struct Entry {
+  // A member whose request does not agree with the proposed one.
+  struct Dissent {
+    int32_t rank;
+    SignaturePtr signature;
+  };
+
+  OperationKey key() const { return {set->number, kind, name}; }
+  bool is_pending() const { return submissions > 0; }
+  bool is_complete() const;             // every member has submitted or joined
+  RankBits missing() const;             // the members that have done neither
+  const Signature& signature_of(int32_t rank) const;
+
+  ProcessSet* set = nullptr;
+  Kind kind = Kind::allreduce;
+  std::string name;
+  std::list<Entry>::iterator place;     // in one of the table's two lists
+  Entry* same_name = nullptr;           // a ring of the entries that differ in their kind only
+
+  CacheId id = 0;
+  SignaturePtr cached;
+  std::vector<int64_t> cached_dimensions;
+
+  SignaturePtr proposed;                // the first submitter's
+  std::vector<Dissent> dissents;
+  RankBits submitted;
+  int32_t submissions = 0;
+  int32_t absences = 0;
+  int32_t priority = 0;                 // the highest
+  std::vector<int64_t> first_dimensions;  // of a ragged kind: one a member, in member order
+  Nanoseconds since = 0;                // the first submission
+  Nanoseconds next_stall_report = 0;
+  bool is_candidate = false;            // decide() will look at it
+  bool is_agreed = false;               // all members agree; at most its group keeps it waiting
+  bool is_answered = false;             // planned or refused; close() comes at the end of the decision
+};
+
+class EntryTable {
+ public:
+  EntryTable(int32_t world_size, uint32_t cache_capacity) : world_size_(world_size), cache_(cache_capacity) {}
+
+  Entry* find(CacheId id) const { return cache_.find(id); }
+  bool was_issued(CacheId id) const { return ids_.was_issued(id); }
+  Entry& find_or_create(const OperationKey& key, ProcessSet& set);
+  void drop_if_unused(Entry& entry);    // neither pending nor cached
+
+  // The first submission of a request that becomes pending.
+  void open(Entry& entry, SignaturePtr proposed, Nanoseconds now);
+
+  // An answered entry: it stays only if it is cached.
+  void close(Entry& entry);
+
+  // Caches what an entry's members agreed on, if there is room, and appends what made room to `retired`.
+  void remember(Entry& entry, SignaturePtr signature, std::vector<CacheId>& retired);
+  void forget(Entry& entry, std::vector<CacheId>& retired);
+
+  // Drops what is cached of a set, in which nothing is pending any more.
+  void forget_set(const ProcessSet& set, std::vector<CacheId>& retired);
+
+  std::list<Entry>& pending() { return pending_; }
+  const std::list<Entry>& pending() const { return pending_; }
+
+ private:
+  void erase(Entry& entry, std::list<Entry>& list);
+
+  int32_t world_size_;
+  std::list<Entry> pending_;            // by the time of the first submission
+  std::list<Entry> idle_;               // cached, the least recently planned first
+  std::unordered_map<OperationKey, Entry*, OperationKeyHash> by_key_;
+  CacheTable<Entry> cache_;
+  CacheIds ids_;
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,62 @@
+// The coordinator's view of the process sets, and which of their members have joined or left.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "control/rank_bits.h"
+#include "plan/request.h"
+
+namespace sirtaki {
+
+struct ProcessSet {
+  ProcessSet(int32_t number, std::vector<int32_t> members, int32_t world_size);
+
+  bool has(int32_t rank) const { return bits.has(rank); }
+  size_t position(int32_t rank) const;  // of a member
+  bool is_broken() const { return finished_count > 0; }
+
+  int32_t number;
+  std::vector<int32_t> members;         // ascending
+  RankBits bits;                        // the members
+  RankBits joined;
+  int32_t joined_count = 0;
+  int32_t last_joined = 0;
+  Nanoseconds join_waits_since = 0;     // since the first join, or the last plan after it
+  Nanoseconds next_stall_report = 0;    // of the join, after its first
+  RankBits finished;                    // members that have said goodbye
+  int32_t finished_count = 0;
+  bool has_changed = false;             // someone joined or left: what is pending may be settled now
+  bool is_being_removed = false;        // by the decision in the making
+};
+
+class ProcessSets {
+ public:
+  explicit ProcessSets(int32_t world_size);
+
+  ProcessSet* find(int32_t number) const;
+  bool was_removed(int32_t number) const { return number > 0 && number < next_number_ && !find(number); }
+  const std::vector<std::unique_ptr<ProcessSet>>& all() const { return sets_; }
+
+  // In how many sets someone has joined and waits for the others.
+  int32_t joining() const { return joining_; }
+  void join(ProcessSet& set, int32_t rank, Nanoseconds now);
+  void unjoin(ProcessSet& set);
+
+  // Whether the request of an add_process_set or remove_process_set can be fulfilled.
+  Status check_addition(const Signature& request) const;
+  Status check_removal(const Signature& request) const;
+
+  ProcessSet& add(std::vector<int32_t> members);
+  void remove(int32_t number);
+
+ private:
+  int32_t world_size_;
+  int32_t next_number_ = 0;             // never reused
+  int32_t joining_ = 0;
+  std::vector<std::unique_ptr<ProcessSet>> sets_;  // by number
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,119 @@
+// The response cache: what was once agreed has a number, and from then on the number is enough.
+//
+// The coordinator gives ids out and takes them back, each in a Decision; every rank applies every Decision, so all
+// caches are equal. An id is a counter and a slot, so that it is never reused and is found without a search.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "plan/request.h"
+
+namespace sirtaki {
+
+using CacheId = uint64_t;  // 0: none
+
+// What an operation is known by; one of each may be in flight on a rank.
+struct OperationKey {
+  int32_t process_set;
+  Kind kind;
+  std::string_view name;
+
+  bool operator==(const OperationKey&) const = default;
+};
+
+struct OperationKeyHash {
+  size_t operator()(const OperationKey& key) const {
+    const auto place = static_cast<size_t>(key.process_set) * 8 + static_cast<size_t>(key.kind);
+    return std::hash<std::string_view>()(key.name) ^ (place * 0x9e3779b97f4a7c15);
+  }
+};
+
+inline OperationKey key_of(const Signature& signature) {
+  return {signature.process_set, signature.kind, signature.name};
+}
+
+// The first dimension that a ragged request brings.
+inline int64_t first_dimension(const Signature& signature) { return signature.shape.empty() ? 1 : signature.shape[0]; }
+
+// Ranks number their own devices, so only the CPU and the others are told apart.
+inline bool same_kind_of_device(const Signature& a, const Signature& b) { return (a.device < 0) == (b.device < 0); }
+
+// Whether two ranks' requests under one key can be one operation: the same in all but the priority, which is a hint,
+// and a ragged kind's first dimension.
+bool agree(const Signature& a, const Signature& b);
+
+// Whether a cached response is the answer to this request from the member at `position`.
+bool answers(const Signature& cached, const std::vector<int64_t>& first_dimensions, const Signature& request,
+             size_t position);
+
+constexpr uint32_t most_cached = 1 << 24;
+
+inline uint32_t slot_of(CacheId id) { return static_cast<uint32_t>(id) & (most_cached - 1); }
+
+// Finds what is cached under an id: a rank's operation or the coordinator's entry.
+template <typename Record>
+class CacheTable {
+ public:
+  explicit CacheTable(uint32_t capacity) : capacity_(capacity < most_cached ? capacity : most_cached) {}
+
+  uint32_t capacity() const { return capacity_; }
+  uint32_t size() const { return size_; }
+
+  Record* find(CacheId id) const {
+    const uint32_t slot = slot_of(id);
+    return slot < slots_.size() && slots_[slot].id == id ? slots_[slot].record : nullptr;
+  }
+
+  // False if the id is none, beyond the capacity, or its slot is taken.
+  bool put(CacheId id, Record* record) {
+    const uint32_t slot = slot_of(id);
+    if (id < most_cached || slot >= capacity_) return false;
+    if (slot >= slots_.size()) slots_.resize(slot + 1);
+    if (slots_[slot].id) return false;
+    slots_[slot] = {id, record};
+    ++size_;
+    return true;
+  }
+
+  void remove(CacheId id) {
+    if (!find(id)) return;
+    slots_[slot_of(id)] = {};
+    --size_;
+  }
+
+ private:
+  struct Slot {
+    CacheId id = 0;
+    Record* record = nullptr;
+  };
+  std::vector<Slot> slots_;
+  uint32_t capacity_;
+  uint32_t size_ = 0;
+};
+
+// Where ids come from: the coordinator alone has one.
+class CacheIds {
+ public:
+  CacheId take() {
+    uint32_t slot = next_slot_;
+    if (free_slots_.empty()) {
+      ++next_slot_;
+    } else {
+      slot = free_slots_.back();
+      free_slots_.pop_back();
+    }
+    return ++issued_ * most_cached + slot;
+  }
+  void give_back(CacheId id) { free_slots_.push_back(slot_of(id)); }
+  bool was_issued(CacheId id) const { return id >= most_cached && id / most_cached <= issued_; }
+
+ private:
+  std::vector<uint32_t> free_slots_;
+  uint32_t next_slot_ = 0;
+  uint64_t issued_ = 0;
+};
+
+}  // namespace sirtaki

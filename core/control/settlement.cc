@@ -1,0 +1,182 @@
+// The half of the coordinator that decides: what is complete is planned or refused, and everyone is told.
+#include <algorithm>
+
+#include "control/coordinator_state.h"
+
+namespace sirtaki {
+
+bool Coordinator::State::has_work(Nanoseconds now) const {
+  return !candidates.empty() || sets_have_changed || !decision.refusals.empty() || now >= stalls.next(table, sets);
+}
+
+void Coordinator::State::settle_everything(Nanoseconds now) {
+  if (sets_have_changed) reconsider_changed_sets();
+  for (Entry* entry : candidates) settle(*entry);
+  candidates.clear();
+  plan_agreed(now);
+  if (sets_have_changed) settle_joins();
+  if (!set_changes.empty()) settle_set_changes();
+  close_answered();
+  if (now >= stalls.next(table, sets)) stalls.look(now, table, sets, groups, names, decision);
+  sets_have_changed = false;
+}
+
+void Coordinator::State::reconsider_changed_sets() {
+  for (Entry& entry : table.pending()) {
+    if (entry.set->has_changed) consider(entry);
+  }
+}
+
+void Coordinator::State::settle(Entry& entry) {
+  entry.is_candidate = false;
+  if (entry.is_answered || entry.is_agreed) {
+    if (!entry.is_answered && entry.set->is_broken()) {
+      refuse(entry, peer_finished(*entry.set, quoted(entry.name), names));
+    }
+    return;
+  }
+  if (entry.set->is_broken()) return refuse(entry, peer_finished(*entry.set, quoted(entry.name), names));
+  if (!entry.is_complete()) return settle_kinds(entry);
+  if (const Status status = validate(entry, names); !status.is_ok()) return refuse(entry, status);
+  entry.is_agreed = true;
+  if (entry.kind == Kind::add_process_set || entry.kind == Kind::remove_process_set) {
+    set_changes.push_back(&entry);
+  } else if (entry.proposed->group_id != 0) {
+    groups.agreed(entry, agreed);
+  } else {
+    agreed.push_back(&entry);
+  }
+}
+
+// Refuses the entries of one name when every member has submitted it, but each for one kind only, and not the same.
+void Coordinator::State::settle_kinds(Entry& entry) {
+  std::vector<Entry*> entries;
+  RankBits submitted = entry.set->joined;
+  int32_t submissions = 0;
+  Entry* next = &entry;
+  do {
+    if (next->is_pending() && !next->is_answered && !next->is_complete()) {
+      entries.push_back(next);
+      submitted |= next->submitted;
+      submissions += next->submissions;
+    }
+    next = next->same_name;
+  } while (next != &entry);
+  const auto members = static_cast<int32_t>(entry.set->members.size());
+  if (entries.size() < 2 || submitted.count() < members || submissions + entry.set->joined_count > members) return;
+  const Status status = kinds_differ(entries, names);
+  for (Entry* refused : entries) refuse(*refused, status);
+}
+
+// Refuses an entry, and with it whatever shares a group with it.
+void Coordinator::State::refuse(Entry& entry, const Status& cause) {
+  std::vector<Entry*> doomed{&entry};
+  for (size_t i = 0; i < doomed.size(); ++i) {
+    Entry& refused = *doomed[i];
+    if (refused.is_answered) continue;
+    decision.refusals.push_back({refused.set->number, refused.kind, refused.name, refused.submitted.ranks(),
+                                 cause.code(), cause.text()});
+    if (!refused.set->is_broken()) groups.refused(refused, cause, doomed);
+    answer(refused);
+  }
+}
+
+void Coordinator::State::plan_agreed(Nanoseconds now) {
+  if (agreed.empty()) return;
+  ready.clear();
+  for (Entry* entry : agreed) {
+    ready.push_back({entry, item_of(*entry)});
+    entry->set->join_waits_since = now;
+    entry->set->next_stall_report = 0;
+  }
+  fuse(ready, rules.fusion_threshold, decision.plans);
+  decision.first_plan = plans + 1;
+  plans += decision.plans.size();
+  for (Entry* entry : agreed) answer(*entry);
+  agreed.clear();
+}
+
+// What stands for an entry in a plan: its cache id if the cache holds what was agreed, else a new response.
+PlanItem Coordinator::State::item_of(Entry& entry) {
+  const bool is_cached = entry.id && (entry.proposed == entry.cached || (agree(*entry.proposed, *entry.cached) &&
+                                                                         entry.proposed->splits == entry.cached->splits));
+  if (is_cached && (!is_ragged(entry.kind) || entry.first_dimensions == entry.cached_dimensions)) return entry.id;
+  SignaturePtr signature = entry.proposed;
+  if (entry.priority != signature->priority) {
+    auto copy = std::make_shared<Signature>(*signature);
+    copy->priority = entry.priority;
+    signature = std::move(copy);
+  }
+  table.remember(entry, signature, decision.retired);
+  decision.responses.push_back({std::move(signature), entry.first_dimensions, entry.id});
+  return is_response | (decision.responses.size() - 1);
+}
+
+// A join ends when all members have joined, or when one has left that never will.
+void Coordinator::State::settle_joins() {
+  for (const auto& set : sets.all()) {
+    if (!std::exchange(set->has_changed, false) || !set->joined_count) continue;
+    if (set->is_broken()) {
+      const Status status = peer_finished(*set, "the join", names);
+      decision.refusals.push_back({set->number, Kind::barrier, "", set->joined.ranks(), status.code(), status.text()});
+    } else if (set->joined_count < static_cast<int32_t>(set->members.size())) {
+      continue;
+    } else {
+      for (Entry& entry : table.pending()) {
+        if (entry.set != set.get() || entry.is_answered) continue;
+        refuse(entry, Status(SRT_MISMATCH, quoted(entry.name) + " belongs to a group that no rank has submitted whole, "
+                                                                "and all ranks have joined"));
+      }
+      decision.joins.push_back({set->number, set->last_joined});
+    }
+    sets.unjoin(*set);
+  }
+}
+
+void Coordinator::State::settle_set_changes() {
+  for (Entry* request : set_changes) {
+    const bool adds = request->kind == Kind::add_process_set;
+    const Status status = adds ? sets.check_addition(*request->proposed) : sets.check_removal(*request->proposed);
+    if (!status.is_ok()) {
+      refuse(*request, status);
+    } else if (adds) {
+      const ProcessSet& set = sets.add({request->proposed->shape.begin(), request->proposed->shape.end()});
+      decision.set_changes.push_back({set.number, request->name, set.members});
+      answer(*request);
+    } else {
+      decision.set_changes.push_back({request->proposed->root, request->name, {}});
+      empty_set(*sets.find(request->proposed->root));
+      answer(*request);
+    }
+  }
+  set_changes.clear();
+  close_answered();
+  for (const DecidedSetChange& change : decision.set_changes) {
+    if (!change.members.empty()) continue;
+    table.forget_set(*sets.find(change.process_set), decision.retired);
+    sets.remove(change.process_set);
+  }
+}
+
+// Refuses what is pending in a set that is being removed.
+void Coordinator::State::empty_set(ProcessSet& set) {
+  set.is_being_removed = true;
+  for (Entry& entry : table.pending()) {
+    if (entry.set != &set || entry.is_answered) continue;
+    refuse(entry, Status(SRT_INVALID_ARGUMENT, format("process set %d was removed before %s took place", set.number,
+                                                      quoted(entry.name).c_str())));
+  }
+  groups.drop_set(set);
+}
+
+void Coordinator::State::answer(Entry& entry) {
+  entry.is_answered = true;
+  answered.push_back(&entry);
+}
+
+void Coordinator::State::close_answered() {
+  for (Entry* entry : answered) table.close(*entry);
+  answered.clear();
+}
+
+}  // namespace sirtaki
