@@ -1,5 +1,4 @@
-"""The job's key: 32 random bytes, as hex in a file that only its owner may read. It is never shown or logged.
-"""
+"""The job's key: 32 random bytes, as hex in a file that only its owner may read. It is never shown."""
 
 from __future__ import annotations
 

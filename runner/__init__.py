@@ -1,0 +1,1 @@
+"""hvdrun: starts the ranks of a job, shows what they say, and ends them together."""

@@ -1,0 +1,150 @@
+"""Which rank brought a job down: the one whose end explains the others'."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from sirtaki._core.bootstrap.messages import StoreEvent
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a rank's process ended: its exit code, or the number of the signal that killed it (else 0)."""
+
+    rank: int
+    pid: int
+    code: int
+    killed_by: int
+
+    @property
+    def failed(self) -> bool:
+        return self.code != 0 or self.killed_by != 0
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell would say it."""
+        return 128 + self.killed_by if self.killed_by else self.code
+
+    def __str__(self) -> str:
+        who = f"rank {self.rank} (pid {self.pid})"
+        if not self.killed_by:
+            return f"{who} failed with exit code {self.code}"
+        text = f"{who} was killed by signal {self.killed_by} ({signal_name(self.killed_by)})"
+        if self.killed_by == signal.SIGKILL:
+            return f"{text}: often the machine ran out of memory"
+        return text
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a job that did not go well ends; `rank` is the one whose last lines explain it, if there is one."""
+
+    exit_code: int
+    text: str = ""
+    rank: int | None = None
+
+
+class Inquiry:
+    """Collects how ranks end and what they tell the rendezvous, and names the culprit of a failure."""
+
+    def __init__(self, start_timeout: float) -> None:
+        self._start_timeout = start_timeout
+        self._pids: dict[int, int] = {}
+        self._endings: dict[int, Ending] = {}  # in the order in which the ranks ended
+        self._arrived: set[int] = set()  # have called init
+        self._abort: StoreEvent | None = None  # the first one
+        self._innocent: set[int] = set()  # ended because another rank was lost, or did not come
+        self._absent: tuple[int, ...] = ()  # for these others have waited in vain
+        self._signals_sent: set[int] = set()
+
+    def note_start(self, rank: int, pid: int) -> None:
+        self._pids[rank] = pid
+
+    def note_ending(self, ending: Ending) -> None:
+        self._endings[ending.rank] = ending
+
+    def note_signal(self, number: int) -> None:
+        """hvdrun itself has sent this signal to all ranks."""
+        self._signals_sent.add(number)
+
+    def note_event(self, event: StoreEvent) -> None:
+        if event.kind == "arrived":
+            self._arrived.add(event.rank)
+        elif event.kind == "initialised":
+            self._innocent.discard(event.rank)
+            if self._abort and self._abort.generation < event.generation:  # the job has got over it
+                self._abort = None
+        elif event.kind == "peer_lost":
+            self._innocent.add(event.rank)
+        elif event.kind == "aborted" and self._abort is None and event.rank not in self._innocent:
+            self._abort = event
+        elif event.kind == "overdue":
+            self._absent = event.missing
+            self._innocent.update(self._pids.keys() - set(event.missing))
+
+    def how_it_ended(self, rank: int) -> str:
+        """What to tell the ranks that wait for one that has ended without an error."""
+        return "has ended (exit code 0)" + ("" if rank in self._arrived else " without calling hvd.init()")
+
+    @property
+    def failed(self) -> bool:
+        return bool(self._absent) or any(ending.failed for ending in self._endings.values())
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether nothing that may still come can point to another rank."""
+        culprit = self._culprit()
+        if culprit is None:
+            return False
+        if self._abort is None:
+            return culprit.killed_by != 0
+        return culprit.rank == self._abort.rank
+
+    def verdict(self) -> Verdict:
+        """Who brought the job down: where the first abort began; else who was killed by a signal that did not
+        come from hvdrun; else who failed first. A rank that only lost another one is named last of all.
+        """
+        if self._abort is not None and self._abort.rank not in self._endings:
+            who = self._name(self._abort.rank)
+            return Verdict(1, f"{who} gave up: {self._abort.text or 'it named no reason'}", self._abort.rank)
+        if culprit := self._culprit():
+            return Verdict(culprit.exit_code, str(culprit), culprit.rank)
+        if self._absent:
+            return Verdict(1, self._who_did_not_come(), self._absent[0])
+        failures = [ending for ending in self._endings.values() if ending.failed]
+        for ending in failures:
+            if ending.rank in self._innocent and ending.killed_by not in self._signals_sent:
+                return Verdict(ending.exit_code, f"{ending}, because it had lost another rank", ending.rank)
+        return Verdict(failures[0].exit_code, str(failures[0]))
+
+    def _culprit(self) -> Ending | None:
+        suspects = [
+            ending
+            for rank, ending in self._endings.items()
+            if ending.failed and rank not in self._innocent and ending.killed_by not in self._signals_sent
+        ]
+        if self._abort is not None and (origin := [e for e in suspects if e.rank == self._abort.rank]):
+            return origin[0]
+        killed = [ending for ending in suspects if ending.killed_by]
+        return next(iter(killed or suspects), None)
+
+    def _who_did_not_come(self) -> str:
+        who = " and ".join(self._name(rank) for rank in self._absent)
+        first = self._absent[0]
+        have = "has" if len(self._absent) == 1 else "have"
+        if first in self._endings:
+            return f"{who} {self.how_it_ended(first)} while another rank waited in hvd.init()"
+        what = "come to the end of" if first in self._arrived else "called"
+        waited = f"another rank has waited for {self._start_timeout:g} s (--start-timeout)"
+        return f"{who} {have} not {what} hvd.init(); {waited}"
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} (pid {self._pids[rank]})"
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "a real-time signal"

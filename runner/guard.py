@@ -1,0 +1,118 @@
+"""The guard: a process that outlives hvdrun, however that ends, and then ends what hvdrun has started.
+
+It runs this very file in a session of its own, with all signals blocked, and reads orders from a pipe whose
+other end hvdrun holds. When that end closes, the guard kills the process groups and removes the directories
+that it was told of. A rank registers its own group before it becomes the user's program: there is no moment
+without a guard.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
+_POLL_SECONDS = 0.02  # nothing tells when a process group becomes empty
+
+
+class Guard:
+    """hvdrun's side: starts the guard and gives it its orders."""
+
+    def __init__(self) -> None:
+        orders, self._pipe = os.pipe()
+        null = os.open(os.devnull, os.O_RDWR)
+        self.pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-I", "-S", __file__],
+            os.environ,
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, orders, 0),
+                (os.POSIX_SPAWN_DUP2, null, 1),
+                (os.POSIX_SPAWN_DUP2, null, 2),
+            ],
+            setsigmask=signal.valid_signals(),
+        )
+        os.close(orders)
+        os.close(null)
+
+    def watch_group(self, group: int) -> None:
+        """From now on the guard will end this process group. Called by the group's first process itself."""
+        os.write(self._pipe, f"group {group}\n".encode())
+
+    def watch_directory(self, path: str) -> None:
+        """From now on the guard will remove this directory and the files in it."""
+        os.write(self._pipe, b"directory " + os.fsencode(path) + b"\n")
+
+    def ended(self) -> bool:
+        """Whether the guard has done its work."""
+        if self.pid and os.waitpid(self.pid, os.WNOHANG)[0]:
+            self.pid = 0
+        return not self.pid
+
+    def release(self) -> None:
+        """Lets the guard do its work; it ends when that is done."""
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+
+    def __enter__(self) -> Guard:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+        if self.pid:
+            os.waitpid(self.pid, 0)
+
+
+def main() -> None:
+    os.setsid()
+    os.chdir("/")
+    groups: list[int] = []
+    directories: list[bytes] = []
+    for order in sys.stdin.buffer.read().splitlines():  # returns when the last writer is gone
+        what, _, operand = order.partition(b" ")
+        if what == b"group":
+            groups.append(int(operand))
+        else:
+            directories.append(operand)
+    end_groups(groups)
+    for directory in directories:
+        _remove(directory)
+
+
+def end_groups(groups: Sequence[int]) -> None:
+    """Ends all processes of these groups: SIGTERM, and SIGKILL for those that are still there a little later."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    alive = [group for group in groups if _signal(group, signal.SIGTERM)]
+    for group in alive:
+        _signal(group, signal.SIGCONT)  # a stopped process would not notice
+    while alive and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+        alive = [group for group in alive if _signal(group, 0)]
+    for group in alive:
+        _signal(group, signal.SIGKILL)
+
+
+def _signal(group: int, number: int) -> bool:
+    """Whether there was anyone to take the signal."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _remove(directory: bytes) -> None:
+    try:
+        for entry in os.scandir(directory):
+            os.unlink(entry.path)
+        os.rmdir(directory)
+    except OSError:
+        return
+
+
+if __name__ == "__main__":
+    main()

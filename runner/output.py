@@ -1,0 +1,131 @@
+"""What the ranks say, line by line: shown with the rank's number, kept in files, and the last of it
+remembered.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections import deque
+from typing import BinaryIO
+
+TAIL_LINES = 20
+_TAIL_LINE_BYTES = 4096
+_READ_BYTES = 64 * 1024
+_LONGEST_LINE = 16 * 1024 * 1024  # a longer one is broken, rather than kept in memory without end
+_PENDING_LIMIT = 1024 * 1024  # so much may wait for the reader of hvdrun's output before the ranks wait, too
+_PIPE_BUFFER = 4096  # a pipe that poll calls writable takes so much without making us wait
+_ERASE_REST_OF_LINE = b"\x1b[K"
+
+
+class Sink:
+    """One of hvdrun's own outputs: whole lines go in, and leave as fast as the reader takes them."""
+
+    def __init__(self, descriptor: int, selector: selectors.BaseSelector) -> None:
+        self.is_terminal = os.isatty(descriptor)
+        self.error: OSError | None = None  # why nothing can be written any more
+        self._descriptor = descriptor
+        self._selector = selector
+        self._pending = bytearray()
+        self._watched = False
+        self._column_dirty = False  # a carriage return has left text under the cursor
+
+    @property
+    def empty(self) -> bool:
+        return not self._pending
+
+    @property
+    def full(self) -> bool:
+        return len(self._pending) > _PENDING_LIMIT
+
+    def write_line(self, prefix: bytes, line: bytes) -> None:
+        """Takes one line with its end, which is a line feed or, of a progress bar, a carriage return."""
+        if self.error is not None:
+            return
+        if self._column_dirty and self.is_terminal:
+            self._pending += _ERASE_REST_OF_LINE
+        self._column_dirty = line.endswith(b"\r")
+        self._pending += line if line == b"\r" else prefix + line
+        self._watch(True)
+
+    def drop(self) -> None:
+        """Forgets what has not been written."""
+        self._pending.clear()
+        self._watch(False)
+
+    def _write(self) -> None:
+        try:
+            del self._pending[: os.write(self._descriptor, self._pending[:_PIPE_BUFFER])]
+        except OSError as error:
+            self.error = error
+            self.drop()
+        if not self._pending:
+            self._watch(False)
+
+    def _watch(self, wanted: bool) -> None:
+        if wanted and not self._watched:
+            self._selector.register(self._descriptor, selectors.EVENT_WRITE, self._write)
+        elif self._watched and not wanted:
+            self._selector.unregister(self._descriptor)
+        self._watched = wanted
+
+
+class Stream:
+    """The standard output or the standard error of one rank."""
+
+    def __init__(self, descriptor: int, prefix: bytes, sink: Sink, file: BinaryIO | None) -> None:
+        os.set_blocking(descriptor, False)
+        self.descriptor = descriptor
+        self.sink = sink
+        self.file = file
+        self.shown = True
+        self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
+        self._prefix = prefix
+        self._rest = b""
+
+    def read(self) -> bytes | None:
+        """Takes what is there, at most one buffer full: b"" at the end of the stream, None if nothing is
+        there.
+        """
+        try:
+            data = os.read(self.descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return None
+        self._keep(data)
+        lines = (self._rest + data).splitlines(keepends=True)
+        # A carriage return at the end may be half of a line end: what follows decides.
+        complete = not lines or lines[-1].endswith(b"\n")
+        self._rest = b"" if complete else lines.pop()
+        for line in lines:
+            self._show(line)
+        if len(self._rest) > _LONGEST_LINE:
+            self._show_rest()
+        return data
+
+    def close(self) -> None:
+        if self._rest:
+            self._show_rest()
+        os.close(self.descriptor)
+        if self.file is not None:
+            self.file.close()
+
+    def _keep(self, data: bytes) -> None:
+        if self.file is None:
+            return
+        try:
+            self.file.write(data)
+            self.file.flush()
+        except OSError as error:
+            text = f"hvdrun: cannot write {self.file.name}: {error.strerror}; going on without it\n"
+            self.sink.write_line(b"", text.encode())
+            self.file = None
+
+    def _show_rest(self) -> None:
+        self._show(self._rest + b"\n")
+        self._rest = b""
+
+    def _show(self, line: bytes) -> None:
+        if line.endswith(b"\n"):
+            self.tail.append(line[-_TAIL_LINE_BYTES:])
+        if self.shown:
+            self.sink.write_line(self._prefix, line)

@@ -1,0 +1,61 @@
+"""Signals, and word from other threads, as something that a selector can wait for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from types import FrameType
+
+HANDLED = frozenset(
+    {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT, signal.SIGCHLD}
+)
+
+
+class Bell:
+    """Rings when a signal comes, or when another thread calls `ring`; the main loop reads it.
+
+    From `hold_back` to `listen` the signals wait, so that ranks can be started undisturbed. A signal that was
+    ignored when hvdrun started (as nohup does) stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._receiver.fileno()
+
+    def hold_back(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+
+    def listen(self) -> None:
+        signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+        for number in HANDLED:
+            if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGCHLD:
+                signal.signal(number, _only_ring)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
+
+    def ring(self) -> None:
+        """Wakes the main loop; for other threads."""
+        try:
+            self._sender.send(b"\0")
+        except BlockingIOError:  # it rings already
+            return
+
+    def read(self) -> bytes:
+        """The numbers of the signals that have come; 0 for a `ring`."""
+        try:
+            return self._receiver.recv(4096)
+        except BlockingIOError:
+            return b""
+
+
+def stop_like_everyone() -> None:
+    """Stops this process, as Ctrl-Z does; returns when it is continued."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _only_ring(number: int, frame: FrameType | None) -> None:
+    """Python writes the number to the bell by itself; all else happens in the main loop."""

@@ -1,0 +1,172 @@
+"""The main loop of hvdrun: ranks, their output, signals and the rendezvous, until the last rank has ended."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from sirtaki._core.bootstrap.messages import StoreEvent
+from sirtaki._core.bootstrap.store_server import StoreServer
+
+from .culprit import Inquiry, Verdict
+from .display import Display
+from .guard import Guard
+from .process import RankProcess
+from .signals import Bell, stop_like_everyone
+
+INQUIRY_SECONDS = 0.5  # after the first failure, for the rank that caused it to be heard of
+KILL_SECONDS = 5.0  # between the signal that asks the ranks to end and SIGKILL
+READER_GONE = 141  # what a shell says of a program that SIGPIPE has killed
+
+
+class Mailbox:
+    """What other threads tell the main loop."""
+
+    def __init__(self, bell: Bell) -> None:
+        self._bell = bell
+        self._events: deque[StoreEvent] = deque()
+
+    def put(self, event: StoreEvent) -> None:
+        self._events.append(event)
+        self._bell.ring()
+
+    def empty(self) -> list[StoreEvent]:
+        return [self._events.popleft() for _ in range(len(self._events))]
+
+
+class Supervisor:
+    """Runs a job whose ranks have been started to its end."""
+
+    def __init__(
+        self,
+        ranks: Sequence[RankProcess],
+        display: Display,
+        selector: selectors.BaseSelector,
+        inquiry: Inquiry,
+        server: StoreServer,
+    ) -> None:
+        self._ranks = ranks
+        self._display = display
+        self._selector = selector
+        self._inquiry = inquiry
+        self._server = server
+        self._verdict: Verdict | None = None  # once it is settled that the job does not end well
+        self._decide_at: float | None = None
+        self._kill_at: float | None = None
+        self._hurry = False  # the user will not wait for what is left to show
+
+    def run(self, bell: Bell, mailbox: Mailbox, guard: Guard) -> int:
+        """Returns hvdrun's exit code when all ranks and their descendants have ended and all is shown."""
+        self._selector.register(bell, selectors.EVENT_READ, lambda: self._listen(bell, mailbox))
+        bell.listen()
+        self._listen(bell, mailbox)
+        self._turn_until(lambda: all(rank.ending for rank in self._ranks))
+        self._server.close()
+        for event in mailbox.empty():
+            self._inquiry.note_event(event)
+        if self._verdict is None and self._inquiry.failed:
+            self._verdict = self._inquiry.verdict()
+        for rank in self._ranks:
+            rank.bury()
+        guard.release()
+        self._turn_until(lambda: guard.ended() or self._hurry)
+        self._display.close_streams()
+        verdict = self._verdict or Verdict(0)
+        self._pronounce(verdict)
+        self._turn_until(lambda: self._display.all_shown or self._hurry)
+        return verdict.exit_code
+
+    def _turn_until(self, over: Callable[[], bool]) -> None:
+        while not over():
+            self._display.balance()
+            for key, _ in self._selector.select(self._time_to_next_deadline()):
+                key.data()
+            if error := self._display.reader_error:
+                self._lose_reader(error)
+            self._meet_deadlines()
+
+    def _time_to_next_deadline(self) -> float | None:
+        deadlines = [moment for moment in (self._decide_at, self._kill_at) if moment is not None]
+        return max(min(deadlines) - time.monotonic(), 0) if deadlines else None
+
+    def _meet_deadlines(self) -> None:
+        now = time.monotonic()
+        if self._decide_at is not None and (self._decide_at <= now or self._inquiry.conclusive):
+            self._end(self._inquiry.verdict(), signal.SIGTERM)
+        if self._kill_at is not None and self._kill_at <= now:
+            self._kill()
+
+    def _listen(self, bell: Bell, mailbox: Mailbox) -> None:
+        numbers = bell.read()
+        for event in mailbox.empty():
+            self._display.detail(f"the rendezvous reports: {event}")
+            self._inquiry.note_event(event)
+        for rank in self._ranks:
+            if ending := rank.check():
+                self._inquiry.note_ending(ending)
+                self._display.detail(f"rank {ending.rank} has ended with exit code {ending.exit_code}")
+                if not ending.failed:
+                    self._server.rank_ended(ending.rank, self._inquiry.how_it_ended(ending.rank))
+        if self._inquiry.failed and self._verdict is None and self._decide_at is None:
+            self._decide_at = time.monotonic() + INQUIRY_SECONDS
+        for number in numbers:
+            self._obey(number)
+
+    def _obey(self, number: int) -> None:
+        if number in (signal.SIGINT, signal.SIGTERM):
+            self._give_up(number)
+        elif number == signal.SIGTSTP:
+            self._signal_ranks(number)
+            stop_like_everyone()
+        elif number in (signal.SIGCONT, signal.SIGHUP):
+            self._signal_ranks(number)
+
+    def _give_up(self, number: int) -> None:
+        running = [rank.rank for rank in self._ranks if not rank.ending]
+        if not running:
+            self._hurry = True
+            self._display.drop()
+        elif self._verdict is not None:
+            self._kill()
+        elif number == signal.SIGTERM:
+            self._end(Verdict(128 + number, f"terminated (SIGTERM): ending {_count(running)}"), number)
+        else:
+            self._display.say(f"interrupted: ending {_count(running)} (Ctrl-C again kills them at once)")
+            self._display.mute_errors_except(running[0])
+            self._end(Verdict(128 + number), number)
+
+    def _lose_reader(self, error: OSError) -> None:
+        if self._verdict is None:
+            broken = isinstance(error, BrokenPipeError)
+            text = "" if broken else f"cannot write to standard output: {error.strerror}"
+            self._end(Verdict(READER_GONE if broken else 1, text), signal.SIGTERM)
+
+    def _end(self, verdict: Verdict, number: int) -> None:
+        """Asks all ranks to end, and makes sure that they do."""
+        self._verdict = verdict
+        self._decide_at = None
+        self._kill_at = time.monotonic() + KILL_SECONDS
+        self._signal_ranks(number)
+        self._signal_ranks(signal.SIGCONT)  # a stopped process would not notice
+
+    def _kill(self) -> None:
+        self._kill_at = None
+        self._signal_ranks(signal.SIGKILL)
+
+    def _signal_ranks(self, number: int) -> None:
+        self._inquiry.note_signal(number)
+        for rank in self._ranks:
+            rank.signal(number)
+
+    def _pronounce(self, verdict: Verdict) -> None:
+        if verdict.rank is not None:
+            self._display.show_again(verdict.rank)
+        if verdict.text:
+            self._display.say(verdict.text)
+
+
+def _count(running: Sequence[int]) -> str:
+    return "1 rank" if len(running) == 1 else f"{len(running)} ranks"
