@@ -8,7 +8,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := build/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := $(shell find core -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt) pyproject.toml setup.py
+# A strict editable install links each file: edits count at once, new files (a newer folder) after an install.
+INSTALL := $(PIP) install --quiet --config-settings editable_mode=strict --editable
+SOURCES := $(shell find core -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt) pyproject.toml setup.py \
+  $(shell find adapters bindings runner -type d -not -name __pycache__)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint clean check
@@ -34,16 +37,16 @@ $(STAMPS)/torch: $(STAMPS)/venv
 	touch $@
 
 $(STAMPS)/demo: $(STAMPS)/torch $(SOURCES)
-	$(PIP) install --quiet --editable '.[numpy,examples]'
+	$(INSTALL) '.[numpy,examples]'
 	touch $@
 
 $(STAMPS)/test: $(STAMPS)/torch $(SOURCES)
-	$(PIP) install --quiet cmake ninja --editable '.[test]'
+	$(PIP) install --quiet cmake ninja
+	$(INSTALL) '.[test]'
 	touch $@
 
 $(STAMPS)/lint: $(STAMPS)/torch $(SOURCES)
-	$(PIP) install --quiet --config-settings editable_mode=strict --editable '.[test,lint]'
-	rm -f $(STAMPS)/test $(STAMPS)/demo
+	$(INSTALL) '.[test,lint]'
 	touch $@
 
 demo: $(STAMPS)/demo

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 from setuptools import Command, Distribution, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -34,7 +35,7 @@ class BuildNative(Command):
     """Builds everything that does not lie in the repository as it is installed."""
 
     description = "build the core library and what the bindings need to open it"
-    user_options: list = []
+    user_options: ClassVar[list[tuple[str, str | None, str]]] = []
 
     def initialize_options(self) -> None:
         self.build_lib = ""
@@ -42,7 +43,8 @@ class BuildNative(Command):
         self.editable_mode = False
 
     def finalize_options(self) -> None:
-        self.set_undefined_options("build", ("build_platlib", "build_lib"), ("build_temp", "build_temp"))
+        outer = self.get_finalized_command("build")
+        self.build_lib, self.build_temp = outer.build_lib, outer.build_temp
 
     def run(self) -> None:
         target = (
@@ -96,7 +98,7 @@ class BuildNative(Command):
 
 
 class Build(build):
-    sub_commands = [*build.sub_commands, ("build_native", None)]
+    sub_commands: ClassVar = [*build.sub_commands, ("build_native", None)]
 
 
 class Wheel(bdist_wheel):

@@ -154,7 +154,10 @@ class Context:
         check(lib.srt_start(self._pointer, error), error)
 
     def enqueue(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
-        """Queues requests `start` to `start + count` of a batch, all or none. `batch.keep` is kept alive until they end."""
+        """Queues requests `start` to `start + count` of a batch, all or none.
+
+        `batch.keep` stays alive until they end.
+        """
         if self._orphans:
             self._sweep()
         number = batch.count - start if count is None else count
@@ -197,7 +200,7 @@ class Context:
         return _srt_poll(self._pointer, batch.handles[index]) != _IN_PROGRESS
 
     def untouched(self, batch: Batch, index: int = 0) -> bool:
-        """Whether request `index`, which has ended, was absent on all ranks: then its output was not written."""
+        """Whether request `index`, which has ended, was absent on all ranks: its output was not written."""
         return bool(lib.srt_result(self._pointer, batch.handles[index]) & _UNTOUCHED)
 
     def output(self, batch: Batch, index: int = 0) -> Output:

@@ -40,7 +40,7 @@ def current() -> Context:
     context = _here.get() or process.context
     if context is None:
         raise NotInitializedError(
-            "sirtaki is not initialised in this process: call hvd.init() once, before anything else, in every rank"
+            "sirtaki is not initialised in this process: call hvd.init() in every rank, before anything else"
         )
     return context
 

@@ -1,8 +1,8 @@
 """What goes wrong, as exceptions: one class for each kind of failure that the core knows.
 
-Whoever knows Horovod catches HorovodInternalError for everything that goes wrong between ranks, and ValueError
-for wrong arguments. The classes below tell apart what needs different answers: a mistake in the program
-(MismatchError) and a lost peer (PeerLostError).
+Whoever knows Horovod catches HorovodInternalError for everything that goes wrong between ranks, and
+ValueError for wrong arguments. The classes below tell apart what needs different answers: a mistake in the
+program (MismatchError) and a lost peer (PeerLostError).
 """
 
 from __future__ import annotations

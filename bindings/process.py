@@ -116,8 +116,8 @@ def _refuse_children(world: World) -> None:
     rank, _, pid = process.partition(":")
     if world.address and pid and job == world.job.id and pid != str(os.getpid()):
         raise BootstrapError(
-            f"this process (pid {os.getpid()}) is a worker of rank {rank} (pid {pid}), not a rank of its own; "
-            "it ran the training script again: put training under `if __name__ == '__main__':`"
+            f"this process (pid {os.getpid()}) is a worker of rank {rank} (pid {pid}), not a rank of its "
+            "own; it ran the training script again: put training under `if __name__ == '__main__':`"
         )
 
 

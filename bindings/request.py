@@ -1,7 +1,7 @@
 """Batches: the requests of one rank as the core reads them, made once and refilled step by step.
 
-A batch lies in memory as an array of `srt_request`. Describing a request costs about a microsecond; after that
-only what changes from step to step is written, for all requests in one go: the pointers, and who is absent.
+A batch lies in memory as an array of `srt_request`. Describing a request costs about a microsecond; after
+that only what changes from step to step is written, for all requests in one go: pointers and flags.
 """
 
 from __future__ import annotations

@@ -8,8 +8,12 @@ from typing import Any
 from sirtaki._core import process
 from sirtaki._core.context import Topology
 from sirtaki._core.current import current, find
+from sirtaki._core.errors import HorovodInternalError, MismatchError, PeerLostError
 
 __all__ = [
+    "HorovodInternalError",
+    "MismatchError",
+    "PeerLostError",
     "init",
     "shutdown",
     "is_initialized",
@@ -44,8 +48,8 @@ def init(
 ) -> None:
     """Makes this process a rank. All ranks must call it, before anything else; a second call does nothing.
 
-    Without arguments the world is the one that hvdrun made, or this process alone. Without hvdrun, start `size`
-    processes and give each its `rank`, and the `address` ("host:port") at which rank 0 is to listen.
+    Without arguments the world is the one that hvdrun made, or this process alone. Without hvdrun, start
+    `size` processes and give each its `rank`, and the `address` ("host:port") at which rank 0 is to listen.
 
     Args:
         comm, process_sets: Horovod's; only None is accepted.
@@ -115,12 +119,18 @@ def cross_rank() -> int:
 
 
 def cross_size() -> int:
-    """The number of hosts that have as high a local rank. Raises NotInitializedError (a ValueError) before init()."""
+    """The number of hosts that have as high a local rank.
+
+    Raises NotInitializedError (a ValueError) before init().
+    """
     return _topology().cross_size
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has the same number of ranks. Raises NotInitializedError (a ValueError) before init()."""
+    """Whether every host has the same number of ranks.
+
+    Raises NotInitializedError (a ValueError) before init().
+    """
     hosts = [peer.host_index for peer in _topology().peers]
     return len({hosts.count(host) for host in set(hosts)}) == 1
 

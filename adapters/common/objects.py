@@ -1,4 +1,7 @@
-"""Python objects between ranks: pickled, and only ever sent over links whose both ends have proved the job's key."""
+"""Python objects between ranks.
+
+They are pickled, and only ever sent over links whose both ends have proved the job's key.
+"""
 
 from __future__ import annotations
 

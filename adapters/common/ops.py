@@ -52,7 +52,7 @@ def reduction(
 def describe_allreduce(
     batch: Batch, source: TensorView, target: int, how: Reduction, name: str | None, index: int = 0
 ) -> None:
-    """Makes request `index` an all-reduce of `source` into the address `target`, which may be the source's."""
+    """Makes request `index` an all-reduce of `source` into address `target`, which may be the source's."""
     batch.describe(
         index,
         core.ALLREDUCE,

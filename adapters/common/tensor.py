@@ -36,8 +36,8 @@ class TensorView(NamedTuple):
 def dense_layout(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     """The number of a dense stride order, alike on all ranks; None for memory with gaps or overlaps.
 
-    Strides are counted in elements. Dimensions of one element have no place in an order, so they do not count:
-    row-major is 0, and a channels_last batch has the same number in numpy and in torch.
+    Strides are counted in elements. Dimensions of one element have no place in an order, so they do not
+    count: row-major is 0, and a channels_last batch has the same number in numpy and in torch.
     """
     axes = [axis for axis, extent in enumerate(shape) if extent != 1]
     if 0 in shape:

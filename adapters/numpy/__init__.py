@@ -21,7 +21,7 @@ from sirtaki.numpy.ops import (
     broadcast_async_,
 )
 
-__all__ = [  # noqa: PLE0604
+__all__ = [
     *_basics,
     "Average",
     "Sum",

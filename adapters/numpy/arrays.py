@@ -37,7 +37,8 @@ def _code(array: Array) -> int:
         return _CODES[array.dtype]
     except KeyError:
         raise UnsupportedError(
-            f"arrays of dtype {array.dtype} cannot be exchanged; convert with astype() to one of {', '.join(_BY_NAME)}"
+            f"arrays of dtype {array.dtype} cannot be exchanged; "
+            f"convert with astype() to one of {', '.join(_BY_NAME)}"
         ) from None
 
 

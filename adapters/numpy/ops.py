@@ -1,9 +1,9 @@
 """Collective operations on numpy arrays.
 
-Every rank has to call the same operations with the same names. Calls without a name are numbered per kind, so
-they match as long as all ranks make them in the same order. Wrong arguments raise ValueError before anything is
-queued; what goes wrong between ranks raises a HorovodInternalError: MismatchError if they disagree (the next
-operation works), PeerLostError if a rank died.
+Every rank has to call the same operations with the same names. Calls without a name are numbered per kind,
+so they match as long as all ranks make them in the same order. Wrong arguments raise ValueError, and nothing
+is queued. What goes wrong between ranks raises a HorovodInternalError: MismatchError if they disagree (the
+next operation works), PeerLostError if a rank died.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle[Array]:
-    """As `allreduce`, without waiting: `synchronize(handle)` returns the array. Do not change `tensor` before."""
+    """As `allreduce`, without waiting: `synchronize(handle)` returns the array.
+
+    Do not change `tensor` until then.
+    """
     context, how = current(), reduction(op, average, prescale_factor, postscale_factor)
     source, batch = view(tensor), Batch(1)
     result, target = like(source)
@@ -121,7 +124,10 @@ def allgather(tensor: ArrayLike, name: str | None = None) -> Array:
 
 
 def allgather_async(tensor: ArrayLike, name: str | None = None) -> Handle[Array]:
-    """As `allgather`, without waiting: `synchronize(handle)` returns the array. Do not change `tensor` before."""
+    """As `allgather`, without waiting: `synchronize(handle)` returns the array.
+
+    Do not change `tensor` until then.
+    """
     context = current()
     source, batch = row_major_view(tensor), Batch(1)
     ops.describe_allgather(batch, source, name)
@@ -129,7 +135,12 @@ def allgather_async(tensor: ArrayLike, name: str | None = None) -> Handle[Array]
 
 
 def broadcast(tensor: ArrayLike, root_rank: int, name: str | None = None) -> Array:
-    """Copies rank `root_rank`'s array to all ranks. All ranks must call it, with arrays of one shape and dtype.
+    """Copies rank `root_rank`'s array to all ranks. All ranks must call it.
+
+    Args:
+        tensor: an array of any dtype in the core's table, of one shape and dtype on all ranks.
+        root_rank: whose array it is that all get.
+        name: how the ranks recognise the operation.
 
     Returns:
         A new array with the root's values.
@@ -155,7 +166,10 @@ def broadcast_(tensor: Array, root_rank: int, name: str | None = None) -> Array:
 
 
 def broadcast_async(tensor: ArrayLike, root_rank: int, name: str | None = None) -> Handle[Array]:
-    """As `broadcast`, without waiting: `synchronize(handle)` returns the array. Do not change `tensor` before."""
+    """As `broadcast`, without waiting: `synchronize(handle)` returns the array.
+
+    Do not change `tensor` until then.
+    """
     context = current()
     source, batch = view(tensor), Batch(1)
     result, target = like(source)

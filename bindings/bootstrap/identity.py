@@ -72,8 +72,8 @@ def check_agreement(members: Sequence[Member]) -> None:
     for rank, member in enumerate(members):
         if member.host != first.host:
             raise BootstrapError(
-                f"rank 0 is on host {first.hostname}, rank {rank} on {member.hostname} (or in another network "
-                "namespace of it): this version serves one host, so start all ranks on one"
+                f"rank 0 is on host {first.hostname}, rank {rank} on {member.hostname} (or in another "
+                "network namespace of it): this version serves one host, so start all ranks on one"
             )
         for name in sorted(first.settings.keys() | member.settings.keys()):
             ours, theirs = first.settings.get(name), member.settings.get(name)

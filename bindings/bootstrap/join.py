@@ -1,4 +1,4 @@
-"""From a place in a world to a running context: introduce, check, connect, start. All ranks do this together."""
+"""From a place in a world to a running context: introduce, check, connect, start."""
 
 from __future__ import annotations
 

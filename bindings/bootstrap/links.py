@@ -205,7 +205,7 @@ class MemoryLinks:
     def exchange(self, memory: int, deadline: float) -> None:
         """Passes descriptors both ways on every socket and hands them to the core, which keeps copies.
 
-        `memory` is the descriptor of the shared memory on local rank 0, which stays its own; -1 on the others.
+        `memory` describes the shared memory on local rank 0, whose own it stays; it is -1 on the others.
         """
         rank = self.context.rank
         own = self.by_rank[rank] = Descriptors(memory=os.dup(memory) if memory >= 0 else -1)

@@ -117,7 +117,7 @@ def _checked_key(key: bytes | str) -> bytes:
         secret = b""
     if len(secret) != KEY_BYTES:
         raise BootstrapError(
-            f"the job's key has to be {KEY_BYTES} bytes, or {2 * KEY_BYTES} hexadecimal digits, for example from "
-            "python -c 'import secrets; print(secrets.token_hex(32))'"
+            f"the job's key has to be {KEY_BYTES} bytes, or {2 * KEY_BYTES} hexadecimal digits, for example "
+            "from python -c 'import secrets; print(secrets.token_hex(32))'"
         )
     return secret

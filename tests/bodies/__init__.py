@@ -1,0 +1,62 @@
+"""What every rank does in a test, written once; run as threads (inproc) and under hvdrun (process).
+
+A body is a function without arguments. It runs on every rank, after init, and raises if anything is wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Body = Callable[[], None]
+
+MODULES = ("collectives", "handles", "mistakes", "objects")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One body, and the fewest ranks that it makes sense for."""
+
+    name: str
+    body: Body
+    least: int = 1
+
+
+_cases: dict[str, Case] = {}
+
+
+def case(least: int = 1, **variants: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Registers a body; with one keyword (a sequence of values), one case for each value."""
+
+    def register(body: Callable[..., None]) -> Callable[..., None]:
+        module = body.__module__.rpartition(".")[2]
+        if not variants:
+            _add(Case(f"{module}.{body.__name__}", body, least))
+        for argument, values in variants.items():
+            for value in values:  # type: ignore[attr-defined]
+                _add(Case(f"{module}.{body.__name__}[{value}]", _bound(body, argument, value), least))
+        return body
+
+    return register
+
+
+def _bound(body: Callable[..., None], argument: str, value: object) -> Body:
+    return lambda: body(**{argument: value})
+
+
+def _add(new: Case) -> None:
+    assert new.name not in _cases, f"two cases are called {new.name}"
+    _cases[new.name] = new
+
+
+def cases_for(size: int) -> list[Case]:
+    """The cases that make sense for `size` ranks."""
+    return [case for case in cases().values() if case.least <= size]
+
+
+def cases() -> dict[str, Case]:
+    """All cases, by name."""
+    for module in MODULES:
+        importlib.import_module(f"bodies.{module}")
+    return _cases

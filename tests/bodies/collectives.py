@@ -1,0 +1,197 @@
+"""What each collective gives, for every dtype, op and shape."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import sirtaki.numpy as hvd
+from bodies import case
+from bodies.data import MOVABLE, OPS, REDUCIBLE, SHAPES, all_values, assert_same, combined, values
+
+
+@case(op=OPS)
+def allreduce(op: str) -> None:
+    for dtype in REDUCIBLE.values():
+        for shape in SHAPES:
+            expected = combined(all_values(shape, dtype), OPS[op])
+            mine = values(hvd.rank(), shape, dtype)
+            assert_same(hvd.allreduce(mine, op=OPS[op]), expected)
+            assert_same(mine, values(hvd.rank(), shape, dtype))
+
+
+@case(op=OPS)
+def allreduce_in_place(op: str) -> None:
+    for dtype in REDUCIBLE.values():
+        for shape in SHAPES:
+            mine = values(hvd.rank(), shape, dtype)
+            result = hvd.allreduce_(mine, op=OPS[op])
+            assert result is mine
+            assert_same(mine, combined(all_values(shape, dtype), OPS[op]))
+
+
+@case()
+def average_is_the_default_and_average_false_means_sum() -> None:
+    everyone = all_values((9,), np.float32)
+    mine = everyone[hvd.rank()]
+    assert_same(hvd.allreduce(mine), combined(everyone, hvd.Average))
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        assert_same(hvd.allreduce(mine, average=False), combined(everyone, hvd.Sum))
+        assert_same(hvd.allreduce(mine, average=True), combined(everyone, hvd.Average))
+
+
+@case()
+def integer_average_truncates_toward_zero() -> None:
+    total = 2 * hvd.size() - 1  # the average is just below 2
+    for sign in (1, -1):
+        mine = np.array([sign * (total if hvd.rank() == 0 else 0)], np.int64)
+        assert hvd.allreduce(mine, op=hvd.Average)[0] == sign
+
+
+@case(name=["float32", "float64", "float16", "bfloat16"])
+def scales(name: str) -> None:
+    dtype = REDUCIBLE[name]
+    everyone = all_values((1_001,), dtype)
+    mine = everyone[hvd.rank()]
+    scaled = hvd.allreduce(mine, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
+    assert_same(scaled, (combined(everyone, hvd.Sum).astype(np.float64) * 2).astype(dtype))
+
+
+@case()
+def scales_of_integers_are_computed_in_floating_point() -> None:
+    mine = np.array([10, -10], np.int32)
+    result = hvd.allreduce(mine, op=hvd.Sum, postscale_factor=0.25 / hvd.size())
+    assert result.tolist() == [2, -2]
+
+
+@case(name=["float16", "bfloat16", "float32", "float64"])
+def minimum_and_maximum_pass_nan_on(name: str) -> None:
+    mine = np.arange(6).astype(REDUCIBLE[name])
+    mine[hvd.rank() % 6] = np.nan
+    expected = np.arange(6).astype(REDUCIBLE[name])
+    for rank in range(hvd.size()):
+        expected[rank % 6] = np.nan
+    for op in (hvd.Min, hvd.Max):
+        assert_same(hvd.allreduce(mine, op=op), expected)
+
+
+@case()
+def infinities_survive() -> None:
+    mine = np.array([np.inf, -np.inf, 1.0], np.float32)
+    for op in (hvd.Sum, hvd.Min, hvd.Max, hvd.Average):
+        assert hvd.allreduce(mine, op=op)[:2].tolist() == [np.inf, -np.inf]
+
+
+@case()
+def memory_in_any_order() -> None:
+    base = values(hvd.rank(), (4, 6, 10), np.float32)
+    everyone = all_values((4, 6, 10), np.float32)
+    total = combined(everyone, hvd.Sum)
+    views = {
+        "fortran": (np.asfortranarray(base), total),
+        "transposed": (base.transpose(0, 2, 1), total.transpose(0, 2, 1)),
+        "strided": (base[::2, :, ::3], total[::2, :, ::3]),
+        "reversed": (base[::-1], total[::-1]),
+        "broadcast": (np.broadcast_to(base[0, 0], (3, 10)), np.broadcast_to(total[0, 0], (3, 10))),
+    }
+    for array, expected in views.values():
+        assert_same(hvd.allreduce(array, op=hvd.Sum), expected)
+        if array.flags.writeable:
+            assert_same(hvd.allreduce_(array.copy(order="K"), op=hvd.Sum), expected)
+        gathered = hvd.allgather(array)
+        start = hvd.rank() * array.shape[0]
+        assert_same(gathered[start : start + array.shape[0]], np.ascontiguousarray(array))
+
+
+@case()
+def in_place_into_a_strided_view() -> None:
+    base = np.zeros((5, 8), np.float64)
+    view = base[:, 1::2]
+    view[...] = hvd.rank() + 1
+    assert hvd.allreduce_(view, op=hvd.Sum) is view
+    total = sum(range(1, hvd.size() + 1))
+    assert (base[:, 1::2] == total).all()
+    assert (base[:, 0::2] == 0).all()
+    view[...] = hvd.rank()
+    hvd.broadcast_(view, hvd.size() - 1)
+    assert (base[:, 1::2] == hvd.size() - 1).all()
+
+
+@case(name=MOVABLE)
+def broadcast(name: str) -> None:
+    dtype = MOVABLE[name]
+    for root in range(hvd.size()):
+        for shape in SHAPES:
+            mine = values(hvd.rank(), shape, dtype)
+            expected = values(root, shape, dtype)
+            assert_same(hvd.broadcast(mine, root), expected)
+            assert_same(mine, values(hvd.rank(), shape, dtype))
+            assert hvd.broadcast_(mine, root) is mine
+            assert_same(mine, expected)
+
+
+@case(name=MOVABLE)
+def allgather(name: str) -> None:
+    dtype = MOVABLE[name]
+    for shape in [(0,), (1,), (7,), (3, 5), (2, 0, 4), (65_539,)]:
+        mine = values(hvd.rank(), shape, dtype)
+        assert_same(hvd.allgather(mine), np.concatenate(all_values(shape, dtype)))
+
+
+@case()
+def allgather_of_different_lengths() -> None:
+    for length in (
+        lambda r: r,
+        lambda r: 3 - r % 3,
+        lambda r: 0,
+        lambda r: 70_001 * r,
+        lambda r: 5 if r == 0 else 0,
+    ):
+        everyone = [values(r, (length(r), 2), np.int32) for r in range(hvd.size())]
+        assert_same(hvd.allgather(everyone[hvd.rank()]), np.concatenate(everyone))
+
+
+@case()
+def allgather_lengths_may_change_from_step_to_step() -> None:
+    for step in range(12):
+        everyone = [values(r, ((r + step) % 4,), np.float32) for r in range(hvd.size())]
+        assert_same(hvd.allgather(everyone[hvd.rank()], name="changing"), np.concatenate(everyone))
+
+
+@case()
+def a_gathered_array_outlives_its_handle_and_is_writable() -> None:
+    kept = [hvd.allgather(np.full(1_000, hvd.rank(), np.int64)) for _ in range(20)]
+    for array in kept:
+        array += 1
+        assert array[::1_000].tolist() == [rank + 1 for rank in range(hvd.size())]
+
+
+@case()
+def barrier() -> None:
+    for _ in range(10):
+        hvd.barrier()
+
+
+@case()
+def steps_repeat_with_the_same_names() -> None:
+    for step in range(50):
+        mine = np.full(10, hvd.rank() + step, np.float32)
+        result = hvd.allreduce(mine, op=hvd.Sum, name="gradient")
+        assert (result == sum(range(hvd.size())) + step * hvd.size()).all()
+
+
+@case()
+def one_name_may_serve_different_kinds_and_shapes_in_turn() -> None:
+    for shape in [(3,), (4, 2), (3,), ()]:
+        everyone = all_values(shape, np.float32)
+        assert_same(hvd.allreduce(everyone[hvd.rank()], op=hvd.Sum, name="x"), combined(everyone, hvd.Sum))
+        assert_same(hvd.broadcast(everyone[hvd.rank()], 0, name="x"), everyone[0])
+
+
+@case()
+def python_numbers_and_lists_are_arrays() -> None:
+    assert hvd.allreduce(1.5, op=hvd.Sum) == 1.5 * hvd.size()
+    assert hvd.allreduce([1, 2], op=hvd.Max).tolist() == [1, 2]
+    assert hvd.broadcast(hvd.rank(), 0) == 0

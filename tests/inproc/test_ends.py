@@ -1,0 +1,130 @@
+"""How worlds end: shutdown, abort, deadlines, and what is in flight then."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+from world import TRANSPORTS, world
+
+import sirtaki.numpy as hvd
+from sirtaki._core import current
+from sirtaki._core.errors import (
+    AbortedError,
+    DeadlineError,
+    HorovodInternalError,
+    NotInitializedError,
+    PeerFinishedError,
+    ShutDownError,
+)
+
+pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
+
+
+def test_an_abort_ends_what_every_rank_has_in_flight(transport: str) -> None:
+    begun = threading.Barrier(3)
+
+    def body() -> None:
+        context = current.current()
+        if context.rank == 1:
+            begun.wait(60)
+            context.abort("ValueError: boom (in train.py:88)")
+            return
+        handle = hvd.allreduce_async(np.ones(3), name="loss")
+        begun.wait(60)
+        with pytest.raises(AbortedError, match=r"boom \(in train.py:88\)"):
+            handle.wait()
+        with pytest.raises(AbortedError, match="boom"):
+            handle.wait()
+        with pytest.raises(HorovodInternalError, match="boom"):
+            hvd.allreduce(1.0)
+
+    with world(3, transport) as ranks:
+        ranks.run(body)
+
+
+def test_a_rank_that_has_finished_is_named_by_those_who_need_it(transport: str) -> None:
+    def body() -> None:
+        context = current.current()
+        hvd.barrier()
+        if context.rank == 1:
+            context.shutdown()
+            with pytest.raises(HorovodInternalError):
+                hvd.barrier()
+            return
+        with pytest.raises(PeerFinishedError, match=r"rank 1.*loss"):
+            hvd.allreduce(1.0, name="loss")
+        with pytest.raises(PeerFinishedError, match="rank 1"):
+            hvd.barrier()
+
+    with world(2, transport) as ranks:
+        ranks.run(body)
+
+
+def test_a_rank_that_never_comes_is_named_at_the_deadline(transport: str) -> None:
+    asked = threading.Event()
+
+    def body() -> None:
+        if hvd.rank() == 1:
+            asked.wait(60)
+            return
+        try:
+            with pytest.raises(DeadlineError, match=r"rank 1.*evaluate|evaluate.*rank 1"):
+                hvd.allreduce(1.0, name="evaluate")
+        finally:
+            asked.set()
+
+    with world(2, transport, stall_report="0.1", stall_deadline="0.3", log_descriptor="-1") as ranks:
+        ranks.run(body)
+
+
+def test_shutdown_lets_what_is_in_flight_end(transport: str) -> None:
+    def body() -> None:
+        context = current.current()
+        mine = np.full(50_000, hvd.rank() + 1.0)
+        handle = hvd.allreduce_async_(mine, op=hvd.Sum)
+        context.shutdown()
+        handle.wait()
+        assert (mine == sum(range(1, context.size + 1))).all()
+
+    with world(3, transport) as ranks:
+        ranks.run(body)
+
+
+def test_shutdown_twice_and_calls_after_it(transport: str) -> None:
+    def body() -> None:
+        context = current.current()
+        hvd.barrier()
+        context.shutdown()
+        context.shutdown()
+        with pytest.raises(ShutDownError):
+            hvd.allreduce(1.0)
+
+    with world(2, transport) as ranks:
+        ranks.run(body)
+
+
+def test_results_outlive_their_world(transport: str) -> None:
+    with world(2, transport) as ranks:
+        gathered = ranks.run(lambda: hvd.allgather(np.full(10_000, hvd.rank())))
+    del ranks
+    gc.collect()
+    for array in gathered:
+        assert array.tolist() == [0] * 10_000 + [1] * 10_000
+
+
+def test_without_a_world_every_call_says_so(transport: str) -> None:
+    assert not hvd.is_initialized()
+    for call in (hvd.rank, hvd.size, hvd.local_rank, lambda: hvd.allreduce(1.0), hvd.barrier):
+        with pytest.raises(NotInitializedError, match=r"hvd\.init\(\)") as caught:
+            call()
+        assert isinstance(caught.value, ValueError)
+        assert isinstance(caught.value, HorovodInternalError)
+
+
+def test_worlds_beside_each_other_do_not_meet(transport: str) -> None:
+    with world(2, transport) as one, world(3, transport) as other:
+        assert one.run(lambda: float(hvd.allreduce(1.0, op=hvd.Sum, name="x"))) == [2.0] * 2
+        assert other.run(lambda: float(hvd.allreduce(1.0, op=hvd.Sum, name="x"))) == [3.0] * 3

@@ -1,0 +1,234 @@
+"""How processes end: exceptions, kills, forks, Ctrl-C, and children that take themselves for ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from process_world import PATIENCE, hvdrun
+
+HEAD = "import os, signal, sys, time\nimport numpy as np\nimport sirtaki.numpy as hvd\n"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return tmp_path / "train.py"
+
+
+def run(script: Path, body: str, ranks: int = 2, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script on so many ranks under hvdrun."""
+    script.write_text(HEAD + textwrap.dedent(body))
+    command = hvdrun(ranks, sys.executable, script, **environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+
+
+def test_an_exception_reaches_the_other_ranks(script: Path) -> None:
+    ended = run(
+        script,
+        """
+        hvd.init()
+        if hvd.rank() == 1:
+            raise ValueError("no such file")
+        try:
+            hvd.allreduce(1.0)
+        except hvd.HorovodInternalError as error:
+            print("rank 0 heard:", error, flush=True)
+            time.sleep(1)
+        """,
+    )
+    assert ended.returncode == 1, ended
+    assert "rank 0 heard:" in ended.stdout
+    assert "ValueError: no such file (in" in ended.stdout
+    assert "train.py:" in ended.stdout
+
+
+def test_a_killed_rank_is_named(script: Path) -> None:
+    ended = run(
+        script,
+        """
+        hvd.init()
+        hvd.barrier()
+        if hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            hvd.allreduce(np.ones(10), name="loss")
+        except hvd.PeerLostError as error:
+            print("rank 0 heard:", error, flush=True)
+        """,
+    )
+    assert ended.returncode == 128 + 9, ended
+    assert "rank 0 heard:" in ended.stdout
+    assert "rank 1" in ended.stdout
+
+
+def test_a_world_after_a_lost_one(script: Path) -> None:
+    ended = run(
+        script,
+        """
+        for _ in range(3):
+            hvd.init()
+            assert hvd.allreduce(1.0, op=hvd.Sum) == hvd.size()
+            hvd.shutdown()
+            assert not hvd.is_initialized()
+        hvd.init()
+        hvd.init()
+        local = hvd.local_rank(), hvd.local_size()
+        print("rank", hvd.rank(), hvd.size(), *local, hvd.cross_rank(), hvd.cross_size())
+        """,
+        3,
+    )
+    assert ended.returncode == 0, ended
+    for rank in range(3):
+        assert f"rank {rank} 3 {rank} 3 0 1" in ended.stdout
+
+
+def test_a_rank_may_finish_first(script: Path) -> None:
+    ended = run(
+        script,
+        """
+        hvd.init()
+        hvd.barrier()
+        if hvd.rank() == 1:
+            sys.exit(0)
+        time.sleep(0.5)
+        print("saved", flush=True)
+        """,
+    )
+    assert ended.returncode == 0, ended
+    assert "saved" in ended.stdout
+
+
+def test_exit_lets_what_is_in_flight_end(script: Path) -> None:
+    ended = run(
+        script,
+        """
+        hvd.init()
+        hvd.allreduce_async(np.ones(1_000_000), name="last words")
+        """,
+    )
+    assert ended.returncode == 0, ended
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_forked_child_is_no_rank(script: Path) -> None:
+    ended = run(
+        script,
+        """
+        hvd.init()
+        hvd.allgather(np.ones(3))
+        handle = hvd.allreduce_async(np.ones(3), name="before")
+        child = os.fork()
+        if child == 0:
+            try:
+                hvd.allreduce(1.0)
+            except hvd.HorovodInternalError as error:
+                print("child:", error, flush=True)
+            assert hvd.rank() == int(os.environ["HOROVOD_RANK"])
+            sys.exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        handle.wait()
+        assert hvd.allreduce(1.0, op=hvd.Sum) == 2
+        """,
+    )
+    assert ended.returncode == 0, ended
+    assert ended.stdout.count("child:") == 2
+    assert "fork" in ended.stdout
+
+
+def test_a_forked_child_does_not_hide_its_parents_death(script: Path) -> None:
+    ended = run(
+        script,
+        """
+        hvd.init()
+        hvd.barrier()
+        if hvd.rank() == 1:
+            if os.fork() == 0:
+                os.setsid()
+                time.sleep(20)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        start = time.monotonic()
+        try:
+            hvd.barrier()
+        except hvd.PeerLostError:
+            print("lost after", "less" if time.monotonic() - start < 10 else "more", "than 10 s", flush=True)
+        """,
+    )
+    assert "lost after less than 10 s" in ended.stdout, ended
+
+
+def test_a_worker_that_runs_the_script_again_is_told_so(script: Path) -> None:
+    ended = run(
+        script,
+        """
+        import subprocess
+        hvd.init()
+        if len(sys.argv) == 1:
+            hvd.barrier()
+            again = subprocess.run([sys.executable, __file__, "again"], capture_output=True, text=True)
+            print(again.stderr, flush=True)
+        """,
+    )
+    assert ended.returncode == 0, ended
+    assert "worker of rank 0" in ended.stdout
+    assert "if __name__ == '__main__'" in ended.stdout
+
+
+def test_ctrl_c_ends_a_wait_but_not_the_operation(script: Path) -> None:
+    ended = run(
+        script,
+        """
+        hvd.init()
+        hvd.barrier()
+        if hvd.rank() == 0:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
+            try:
+                hvd.allreduce(np.ones(1000), op=hvd.Sum, name="slow")
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+            hvd.broadcast(np.ones(1), 0, name="go")
+        else:
+            hvd.broadcast(np.ones(1), 0, name="go")
+            assert (hvd.allreduce(np.ones(1000), op=hvd.Sum, name="slow") == 2).all()
+        assert hvd.allreduce(1.0, op=hvd.Sum) == 2
+        """,
+    )
+    assert ended.returncode == 0, ended
+    assert "interrupted" in ended.stdout
+
+
+def test_settings_that_differ_are_refused_with_both_values(script: Path) -> None:
+    ended = run(
+        script,
+        """
+        os.environ["HOROVOD_CACHE_CAPACITY"] = "7" if os.environ["HOROVOD_RANK"] == "1" else "9"
+        hvd.init()
+        """,
+    )
+    assert ended.returncode == 1, ended
+    assert "cache_capacity is 9 on rank 0 and 7 on rank 1" in ended.stderr
+
+
+def test_a_setting_with_a_wrong_value_is_refused(script: Path) -> None:
+    ended = run(script, "hvd.init()", SIRTAKI_TRANSPORT="pigeon")
+    assert ended.returncode == 1, ended
+    assert "auto|shm|socket" in ended.stderr
+
+
+@pytest.mark.parametrize("transport", ["shm", "socket"])
+def test_transports(script: Path, transport: str) -> None:
+    ended = run(
+        script,
+        """
+        hvd.init()
+        mine = np.arange(300_000.0) + hvd.rank()
+        assert (hvd.allreduce(mine, op=hvd.Sum) == 3 * np.arange(300_000.0) + 3).all()
+        """,
+        3,
+        SIRTAKI_TRANSPORT=transport,
+    )
+    assert ended.returncode == 0, ended

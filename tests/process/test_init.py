@@ -1,0 +1,100 @@
+"""init() without hvdrun: alone, and with explicit arguments."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import subprocess
+import sys
+
+import pytest
+from process_world import PATIENCE
+
+SCRIPT = """
+import sys
+import sirtaki.numpy as hvd
+rank, size, address, key = sys.argv[1:]
+hvd.init(rank=int(rank), size=int(size), address=address, key=key or None)
+print(hvd.allgather_object(hvd.rank()))
+hvd.shutdown()
+hvd.init(rank=int(rank), size=int(size), address=address, key=key or None)
+print(hvd.allreduce(1.0, op=hvd.Sum))
+"""
+
+
+def python(script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    variables = [f"{name}={value}" for name, value in environment.items()]
+    command = ["env", *variables, sys.executable, "-c", script, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def ends(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    return [(p.returncode, *texts) for p in processes for texts in [p.communicate(timeout=PATIENCE)]]
+
+
+@pytest.mark.parametrize("key", ["", secrets.token_hex(32)], ids=["without key", "with key"])
+def test_explicit_arguments(key: str) -> None:
+    address = free_address()
+    for code, out, err in ends([python(SCRIPT, str(rank), "3", address, key) for rank in range(3)]):
+        assert code == 0, err
+        assert out.split("\n")[:2] == ["[0, 1, 2]", "3.0"]
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    code, _, err = ends([python(SCRIPT, "0", "2", free_address(), "", SIRTAKI_START_TIMEOUT="0.5")])[0]
+    assert code == 1
+    assert "1 of 2 ranks are here; waiting for rank 1" in err
+    assert "DeadlineError" in err
+
+
+def test_another_key_is_refused() -> None:
+    address = free_address()
+    right = python(SCRIPT, "0", "2", address, secrets.token_hex(32), SIRTAKI_START_TIMEOUT="3")
+    wrong = python(SCRIPT, "1", "2", address, secrets.token_hex(32), SIRTAKI_START_TIMEOUT="3")
+    (code, _, _), (wrong_code, _, err) = ends([right, wrong])
+    assert (code, wrong_code) == (1, 1)
+    assert "key" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ("rank=0", "size"),
+        ("rank=2, size=2, address='127.0.0.1:1'", "rank"),
+        ("rank=0, size=2", "address"),
+        ("rank=0, size=2, address='nonsense'", "host:port"),
+        ("comm=[0]", "comm"),
+        ("process_sets=[[0]]", "process_sets"),
+    ],
+)
+def test_arguments_that_make_no_sense(arguments: str, word: str) -> None:
+    code, _, err = ends([python(f"import sirtaki.numpy as hvd\nhvd.init({arguments})")])[0]
+    assert code == 1
+    assert "ValueError" in err.splitlines()[-1]
+    assert word in err.splitlines()[-1]
+
+
+def test_alone() -> None:
+    script = """
+import sirtaki.numpy as hvd
+hvd.init()
+assert (hvd.rank(), hvd.size(), hvd.local_size(), hvd.cross_size()) == (0, 1, 1, 1)
+assert hvd.is_homogeneous() and hvd.allreduce(2.0) == 2.0
+assert not hvd.mpi_built() and hvd.nccl_built() == 0
+import threading
+print(threading.active_count())
+"""
+    code, out, err = ends([python(script)])[0]
+    assert code == 0, err
+    assert out == "1\n"
+
+
+def test_the_package_imports_no_framework() -> None:
+    script = "import sys, sirtaki; print(sorted({'numpy', 'torch', 'cffi', 'asyncio'} & set(sys.modules)))"
+    assert ends([python(script)])[0][1] == "[]\n"

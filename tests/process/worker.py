@@ -1,0 +1,42 @@
+"""One rank of a ProcessWorld: reads the names of cases from a socket and answers how each went."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bodies import cases
+
+import sirtaki.numpy as hvd
+
+
+def attempt(name: str) -> str:
+    """Runs a case in a world of its own; returns its traceback, "" if all went well."""
+    try:
+        hvd.init()
+        try:
+            cases()[name].body()
+        finally:
+            hvd.shutdown()
+    except BaseException:
+        return traceback.format_exc()
+    return ""
+
+
+def main() -> None:
+    control = socket.socket(socket.AF_UNIX)
+    control.connect(sys.argv[1])
+    with control.makefile("rw") as stream:
+        for line in stream:
+            error = attempt(json.loads(line))
+            stream.write(json.dumps({"rank": os.environ["HOROVOD_RANK"], "error": error}) + "\n")
+            stream.flush()
+
+
+main()

@@ -1,0 +1,76 @@
+"""Ranks as processes under one hvdrun, which run body after body, each in a world of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+WORKER = Path(__file__).with_name("process") / "worker.py"
+PATIENCE = 120.0  # seconds: far beyond anything that works
+
+
+def hvdrun(ranks: int, *command: str | Path, **environment: str) -> list[str]:
+    """The command that starts `command` on so many ranks, with further environment variables for them."""
+    variables = [f"{name}={value}" for name, value in environment.items()]
+    prefix = ["env", *variables] if variables else []
+    return [*prefix, sys.executable, "-m", "sirtaki.runner", "-np", str(ranks), *map(str, command)]
+
+
+class ProcessWorld:
+    """So many ranks, started once; `run` takes them through a case."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._folder = tempfile.TemporaryDirectory()
+        path = os.path.join(self._folder.name, "control")
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(path)
+        self._listening.listen(size)
+        self._listening.settimeout(PATIENCE)
+        command = hvdrun(size, sys.executable, WORKER, path)
+        self._output = open(os.path.join(self._folder.name, "output"), "w+")  # noqa: SIM115  # lives with the world
+        self._process = subprocess.Popen(command, stdout=self._output, stderr=subprocess.STDOUT)
+        self._ranks: list[Any] = []
+
+    def _accept(self) -> None:
+        while len(self._ranks) < self.size:
+            connection, _ = self._listening.accept()
+            connection.settimeout(PATIENCE)
+            self._ranks.append(connection.makefile("rw"))
+
+    def run(self, case: str) -> None:
+        """Runs a case on all ranks; AssertionError with the errors of those where it failed."""
+        self._accept()
+        for rank in self._ranks:
+            rank.write(json.dumps(case) + "\n")
+            rank.flush()
+        answers = [json.loads(rank.readline() or self._lost()) for rank in self._ranks]
+        failures = [answer for answer in answers if answer["error"]]
+        if failures:
+            raise AssertionError("\n".join(f"rank {a['rank']}:\n{a['error']}" for a in failures))
+
+    def _lost(self) -> str:
+        self._output.seek(0)
+        raise AssertionError(f"a rank has ended:\n{self._output.read()}")
+
+    def close(self) -> None:
+        """Lets the ranks end, and makes sure that they do."""
+        for rank in self._ranks:
+            with contextlib.suppress(OSError):
+                rank.close()
+        self._listening.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(PATIENCE)
+        self._output.close()
+        self._folder.cleanup()

@@ -1,0 +1,98 @@
+"""Worlds whose ranks are threads of this process, each with a context of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from sirtaki._core import current
+from sirtaki._core.context import Config, Context, Peer, SharedMemory, Topology
+from sirtaki._core.library import ffi, lib
+
+TRANSPORTS = ("shm", "socket")
+PATIENCE = 60.0  # seconds: far beyond anything that works
+SETTINGS = {"stall_report": "20", "stall_deadline": "40", "progress_deadline": "40"}
+
+
+@dataclass
+class World:
+    """Ranks as threads."""
+
+    contexts: list[Context]
+    pool: ThreadPoolExecutor = field(repr=False)
+
+    def run(self, body: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
+        """Calls `body(*arguments, **options)` as every rank, and returns the results by rank.
+
+        Raises the first rank's error, with the errors of all as notes.
+        """
+
+        def as_rank(context: Context) -> Any:
+            with current.using(context):
+                return body(*arguments, **options)
+
+        futures = [self.pool.submit(as_rank, context) for context in self.contexts]
+        errors = [future.exception(timeout=PATIENCE) for future in futures]
+        failed = [(rank, error) for rank, error in enumerate(errors) if error is not None]
+        if failed:
+            texts = ["".join(traceback.format_exception(error)) for _, error in failed]
+            raise AssertionError(
+                "\n".join(f"rank {rank}:\n{text}" for (rank, _), text in zip(failed, texts, strict=True))
+            )
+        return [future.result() for future in futures]
+
+
+@contextlib.contextmanager
+def world(size: int, transport: str = "shm", **settings: str) -> Iterator[World]:
+    """A world of `size` ranks as threads; leaving it shuts all of them down."""
+    config = Config(SETTINGS | {"transport": transport} | settings)
+    peers = [Peer("testhost", os.getpid(), 0)] * size
+    contexts = [Context(Topology(rank, size, rank, size, 0, 1, peers), config) for rank in range(size)]
+    with contextlib.ExitStack() as owned:
+        if size > 1:
+            (_link_memory if transport == "shm" else _link_sockets)(contexts, config, owned)
+        pool = owned.enter_context(ThreadPoolExecutor(size))
+        list(pool.map(Context.start, contexts))
+        try:
+            yield World(contexts, pool)
+        finally:
+            list(pool.map(Context.shutdown, contexts))
+
+
+def _link_memory(contexts: list[Context], config: Config, owned: contextlib.ExitStack) -> None:
+    size = len(contexts)
+    region = mmap.mmap(-1, lib.srt_memory_bytes(config.pointer, size))
+    memory = ffi.from_buffer(region)
+    owned.callback(region.close)
+    owned.callback(ffi.release, memory)
+    bells = [[lib.srt_doorbell_create(ffi.new("srt_error *")) for _ in contexts] for _ in range(2)]
+    for bell in bells[0] + bells[1]:
+        owned.callback(os.close, bell)
+    for slot, context in enumerate(contexts):
+        context.link_memory(
+            SharedMemory(
+                descriptor=-1,
+                address=int(ffi.cast("uintptr_t", memory)),
+                slot=slot,
+                ranks=range(size),
+                engine_doorbells=bells[0],
+                waiter_doorbells=bells[1],
+                process_descriptors=[-1] * size,
+                socket_descriptors=[-1] * size,
+            )
+        )
+
+
+def _link_sockets(contexts: list[Context], config: Config, owned: contextlib.ExitStack) -> None:
+    for low, first in enumerate(contexts):
+        for high in range(low + 1, len(contexts)):
+            one, other = socket.socketpair()
+            first.link_socket(high, one.detach())
+            contexts[high].link_socket(low, other.detach())
