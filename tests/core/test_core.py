@@ -1,0 +1,35 @@
+"""The core's own tests: each case of each executable, as `make test` builds them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(os.environ.get("SIRTAKI_CORE_TESTS", Path(__file__).parents[2] / "build" / "tests"))
+PATIENCE = 300.0  # seconds: far beyond anything that works
+
+
+def cases() -> list[tuple[Path, str]]:
+    found = []
+    for executable in sorted(FOLDER.glob("test_*")):
+        listed = subprocess.run([executable, "--list"], capture_output=True, text=True, check=True)
+        found += [(executable, name) for name in listed.stdout.split()]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("executable", "name"),
+    [pytest.param(executable, name, id=f"{executable.name}-{name}") for executable, name in cases()],
+)
+def test_case(executable: Path, name: str) -> None:
+    ended = subprocess.run([executable, name], capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_the_cases_are_built() -> None:
+    if not FOLDER.is_dir():
+        pytest.skip("the core's tests are not built here; make test builds them")
+    assert cases()
