@@ -1,14 +1,63 @@
-"""Operations in flight, as objects."""
+"""Operations, run at once or left in flight."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from sirtaki._core.context import Context
 from sirtaki._core.request import Batch
 
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Operation(Generic[T]):
+    """An operation that is ready to go.
+
+    Attributes:
+        batch: its requests, described and pointed at their memory.
+        keep: what has to stay alive until it has ended: the tensors that it reads and writes.
+        finish: makes the result, once it has ended well.
+    """
+
+    batch: Batch
+    keep: Any
+    finish: Callable[[Context, Batch], T]
+
+
+# Batches of one request take turns. Taking one and giving it back are atomic.
+_spare: list[Batch] = []
+
+
+def spare_batch() -> Batch:
+    """A batch of one request, for `run` or `start`, which give it back."""
+    return _spare.pop() if _spare else Batch(1)
+
+
+def _give_back(context: Context, batch: Batch) -> None:
+    context.release(batch)
+    batch.context = None
+    if batch.count == 1:
+        _spare.append(batch)
+
+
+def run(context: Context, operation: Operation[T]) -> T:
+    """Runs an operation and returns its result. All ranks must do so."""
+    batch = operation.batch
+    batch.keep[0] = operation.keep
+    context.run(batch)
+    result = operation.finish(context, batch)
+    _give_back(context, batch)
+    return result
+
+
+def start(context: Context, operation: Operation[T]) -> Handle[T]:
+    """Queues an operation and returns at once. All ranks must do so."""
+    operation.batch.keep[0] = operation.keep
+    context.enqueue(operation.batch)
+    return Handle(context, operation)
 
 
 class Handle(Generic[T]):
@@ -17,21 +66,20 @@ class Handle(Generic[T]):
     The tensors it reads and writes stay alive until it has ended, even if the handle is dropped.
     """
 
-    __slots__ = ("_batch", "_context", "_failure", "_finish", "_result")
+    __slots__ = ("_context", "_failure", "_operation", "_result")
 
-    def __init__(self, context: Context, batch: Batch, finish: Callable[[Context, Batch], T]) -> None:
-        """Wraps a batch that was enqueued; `finish` turns it into the result, once it has ended well."""
+    def __init__(self, context: Context, operation: Operation[T]) -> None:
         self._context = context
-        self._batch: Batch | None = batch
-        self._finish = finish
+        self._operation: Operation[T] | None = operation
         self._result: T | None = None
         self._failure: Exception | None = None
 
     def poll(self) -> bool:
         """Whether the operation has ended, well or badly. Returns at once."""
-        return self._batch is None or all(
-            self._context.poll(self._batch, index) for index in range(self._batch.count)
-        )
+        if self._operation is None:
+            return True
+        batch = self._operation.batch
+        return all(self._context.poll(batch, index) for index in range(batch.count))
 
     def wait(self) -> T:
         """Waits for the operation and returns its result; a second call returns it again.
@@ -39,21 +87,21 @@ class Handle(Generic[T]):
         Raises:
             HorovodInternalError: the operation failed; a second call raises the same.
         """
-        if self._batch is not None:
-            self._settle(self._batch)
+        if self._operation is not None:
+            self._settle(self._operation)
         if self._failure is not None:
             raise self._failure
         return self._result  # type: ignore[return-value]  # T may itself be optional
 
-    def _settle(self, batch: Batch) -> None:
+    def _settle(self, operation: Operation[T]) -> None:
         try:
-            self._context.wait(batch)
+            self._context.wait(operation.batch)
         except Exception as error:
             self._failure = error
         else:
-            self._result = self._finish(self._context, batch)
-            self._context.release(batch)
-        self._batch = None
+            self._result = operation.finish(self._context, operation.batch)
+            _give_back(self._context, operation.batch)
+        self._operation = None
 
 
 def poll(handle: Handle[T]) -> bool:

@@ -14,6 +14,7 @@ from sirtaki._core.current import current
 from sirtaki._core.errors import HorovodInternalError
 from sirtaki._core.library import ffi
 from sirtaki.common import ops
+from sirtaki.common.handles import Operation, run, spare_batch
 from sirtaki.common.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
 
 _BYTE = DTYPE_CODES["uint8"]
@@ -98,12 +99,12 @@ def _view(data: bytearray) -> TensorView:
 
 def _broadcast_bytes(context: Context, data: bytearray, root: int, name: str | None, part: str) -> None:
     """Overwrites the bytes with the root's; all ranks give as many."""
-    batch, view = ops.spare_batch(), _view(data)
+    batch, view = spare_batch(), _view(data)
     ops.describe_broadcast(batch, view, view.pointer, root, _named(name, part))
-    ops.run(context, batch, view)
+    run(context, Operation(batch, view, lambda *_: None))
 
 
 def _gather_bytes(context: Context, data: bytearray, name: str | None) -> bytes:
-    batch, view = ops.spare_batch(), _view(data)
+    batch, view = spare_batch(), _view(data)
     ops.describe_allgather(batch, view, name)
-    return ops.run(context, batch, view, lambda context, batch: bytes(context.output(batch).buffer))
+    return run(context, Operation(batch, view, lambda context, batch: bytes(context.output(batch).buffer)))

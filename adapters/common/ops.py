@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from sirtaki._core import request as core
 from sirtaki._core.context import Context
 from sirtaki._core.request import Batch
-from sirtaki.common.handles import Handle
+from sirtaki.common.handles import Operation, run, spare_batch
 from sirtaki.common.tensor import DTYPE_CODES, TensorView
-
-T = TypeVar("T")
 
 # Horovod's numbers. 2, its Adasum, is not an operation here.
 Average, Sum, Min, Max, Product = 0, 1, 3, 4, 5
@@ -91,33 +88,4 @@ def barrier(context: Context, name: str | None = None) -> None:
     batch = spare_batch()
     batch.describe(0, core.BARRIER, DTYPE_CODES["uint8"], (0,), name=name)
     batch.point(0, 0, 0)
-    run(context, batch, None)
-
-
-# Batches of one request that synchronous calls take turns with. Taking and returning one is atomic.
-_spare: list[Batch] = []
-
-
-def spare_batch() -> Batch:
-    """A batch of one request, for `run`."""
-    return _spare.pop() if _spare else Batch(1)
-
-
-def run(
-    context: Context, batch: Batch, keep: object, finish: Callable[[Context, Batch], T] = lambda *_: None
-) -> T:
-    """Runs a spare batch and returns what `finish` makes of it; `keep` stays alive until it has ended."""
-    batch.keep[0] = keep
-    context.run(batch)
-    result = finish(context, batch)
-    context.release(batch)
-    batch.context = None
-    _spare.append(batch)
-    return result
-
-
-def start(context: Context, batch: Batch, keep: object, finish: Callable[[Context, Batch], T]) -> Handle[T]:
-    """Queues a batch; `keep` stays alive until it has ended, and `finish` makes the result."""
-    batch.keep[0] = keep
-    context.enqueue(batch)
-    return Handle(context, batch, finish)
+    run(context, Operation(batch, None, lambda *_: None))

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from numpy.typing import ArrayLike
 
-from sirtaki._core.context import Context
 from sirtaki._core.current import current
-from sirtaki._core.request import Batch
 from sirtaki.common import ops
-from sirtaki.common.handles import Handle
+from sirtaki.common.handles import Handle, Operation, run, spare_batch, start
 from sirtaki.common.ops import Reduction, reduction
 from sirtaki.common.tensor import TensorView
 from sirtaki.numpy.arrays import Array, from_output, like, row_major_view, view, writable_view
@@ -45,11 +43,8 @@ def allreduce(
         MismatchError: ranks disagree about dtype, shape, op or factors.
         PeerLostError: a rank died.
     """
-    context, how = current(), reduction(op, average, prescale_factor, postscale_factor)
-    source = view(tensor)
-    result, target = like(source)
-    _allreduce(context, source, target, how, name, result)
-    return result
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    return run(current(), _allreduce(tensor, how, name))
 
 
 def allreduce_(
@@ -61,10 +56,8 @@ def allreduce_(
     postscale_factor: float = 1.0,
 ) -> Array:
     """As `allreduce`, into the array itself, which is returned."""
-    context, how = current(), reduction(op, average, prescale_factor, postscale_factor)
-    target = writable_view(tensor)
-    _allreduce(context, target, target.pointer, how, name)
-    return _copied_back(tensor, target)
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    return run(current(), _allreduce_in_place(tensor, how, name))
 
 
 def allreduce_async(
@@ -79,11 +72,8 @@ def allreduce_async(
 
     Do not change `tensor` until then.
     """
-    context, how = current(), reduction(op, average, prescale_factor, postscale_factor)
-    source, batch = view(tensor), Batch(1)
-    result, target = like(source)
-    ops.describe_allreduce(batch, source, target, how, name)
-    return ops.start(context, batch, (source, result), lambda *_: result)
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    return start(current(), _allreduce(tensor, how, name))
 
 
 def allreduce_async_(
@@ -95,10 +85,8 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
 ) -> Handle[Array]:
     """As `allreduce_`, without waiting. Neither read nor change `tensor` before `synchronize(handle)`."""
-    context, how = current(), reduction(op, average, prescale_factor, postscale_factor)
-    target, batch = writable_view(tensor), Batch(1)
-    ops.describe_allreduce(batch, target, target.pointer, how, name)
-    return ops.start(context, batch, target, lambda *_: _copied_back(tensor, target))
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    return start(current(), _allreduce_in_place(tensor, how, name))
 
 
 def allgather(tensor: ArrayLike, name: str | None = None) -> Array:
@@ -117,10 +105,7 @@ def allgather(tensor: ArrayLike, name: str | None = None) -> Array:
         MismatchError: ranks disagree about dtype or the other dimensions.
         PeerLostError: a rank died.
     """
-    context = current()
-    source, batch = row_major_view(tensor), ops.spare_batch()
-    ops.describe_allgather(batch, source, name)
-    return ops.run(context, batch, source, lambda context, batch: from_output(context.output(batch)))
+    return run(current(), _allgather(tensor, name))
 
 
 def allgather_async(tensor: ArrayLike, name: str | None = None) -> Handle[Array]:
@@ -128,10 +113,7 @@ def allgather_async(tensor: ArrayLike, name: str | None = None) -> Handle[Array]
 
     Do not change `tensor` until then.
     """
-    context = current()
-    source, batch = row_major_view(tensor), Batch(1)
-    ops.describe_allgather(batch, source, name)
-    return ops.start(context, batch, source, lambda context, batch: from_output(context.output(batch)))
+    return start(current(), _allgather(tensor, name))
 
 
 def broadcast(tensor: ArrayLike, root_rank: int, name: str | None = None) -> Array:
@@ -150,19 +132,12 @@ def broadcast(tensor: ArrayLike, root_rank: int, name: str | None = None) -> Arr
         MismatchError: ranks disagree about dtype, shape or root.
         PeerLostError: a rank died.
     """
-    context = current()
-    source = view(tensor)
-    result, target = like(source)
-    _broadcast(context, source, target, root_rank, name, result)
-    return result
+    return run(current(), _broadcast(tensor, root_rank, name))
 
 
 def broadcast_(tensor: Array, root_rank: int, name: str | None = None) -> Array:
     """As `broadcast`, into the array itself, which is returned."""
-    context = current()
-    target = writable_view(tensor)
-    _broadcast(context, target, target.pointer, root_rank, name)
-    return _copied_back(tensor, target)
+    return run(current(), _broadcast_in_place(tensor, root_rank, name))
 
 
 def broadcast_async(tensor: ArrayLike, root_rank: int, name: str | None = None) -> Handle[Array]:
@@ -170,19 +145,12 @@ def broadcast_async(tensor: ArrayLike, root_rank: int, name: str | None = None) 
 
     Do not change `tensor` until then.
     """
-    context = current()
-    source, batch = view(tensor), Batch(1)
-    result, target = like(source)
-    ops.describe_broadcast(batch, source, target, root_rank, name)
-    return ops.start(context, batch, (source, result), lambda *_: result)
+    return start(current(), _broadcast(tensor, root_rank, name))
 
 
 def broadcast_async_(tensor: Array, root_rank: int, name: str | None = None) -> Handle[Array]:
     """As `broadcast_`, without waiting. Neither read nor change `tensor` before `synchronize(handle)`."""
-    context = current()
-    target, batch = writable_view(tensor), Batch(1)
-    ops.describe_broadcast(batch, target, target.pointer, root_rank, name)
-    return ops.start(context, batch, target, lambda *_: _copied_back(tensor, target))
+    return start(current(), _broadcast_in_place(tensor, root_rank, name))
 
 
 def barrier() -> None:
@@ -194,30 +162,36 @@ def barrier() -> None:
     ops.barrier(current())
 
 
-def _allreduce(
-    context: Context,
-    source: TensorView,
-    target: int,
-    how: Reduction,
-    name: str | None,
-    result: Array | None = None,
-) -> None:
-    batch = ops.spare_batch()
+def _allreduce(tensor: ArrayLike, how: Reduction, name: str | None) -> Operation[Array]:
+    source, batch = view(tensor), spare_batch()
+    result, target = like(source)
     ops.describe_allreduce(batch, source, target, how, name)
-    ops.run(context, batch, (source, result))
+    return Operation(batch, (source, result), lambda *_: result)
 
 
-def _broadcast(
-    context: Context,
-    source: TensorView,
-    target: int,
-    root: int,
-    name: str | None,
-    result: Array | None = None,
-) -> None:
-    batch = ops.spare_batch()
+def _allreduce_in_place(tensor: Array, how: Reduction, name: str | None) -> Operation[Array]:
+    target, batch = writable_view(tensor), spare_batch()
+    ops.describe_allreduce(batch, target, target.pointer, how, name)
+    return Operation(batch, target, lambda *_: _copied_back(tensor, target))
+
+
+def _allgather(tensor: ArrayLike, name: str | None) -> Operation[Array]:
+    source, batch = row_major_view(tensor), spare_batch()
+    ops.describe_allgather(batch, source, name)
+    return Operation(batch, source, lambda context, batch: from_output(context.output(batch)))
+
+
+def _broadcast(tensor: ArrayLike, root: int, name: str | None) -> Operation[Array]:
+    source, batch = view(tensor), spare_batch()
+    result, target = like(source)
     ops.describe_broadcast(batch, source, target, root, name)
-    ops.run(context, batch, (source, result))
+    return Operation(batch, (source, result), lambda *_: result)
+
+
+def _broadcast_in_place(tensor: Array, root: int, name: str | None) -> Operation[Array]:
+    target, batch = writable_view(tensor), spare_batch()
+    ops.describe_broadcast(batch, target, target.pointer, root, name)
+    return Operation(batch, target, lambda *_: _copied_back(tensor, target))
 
 
 def _copied_back(tensor: Array, target: TensorView) -> Array:
