@@ -1,0 +1,162 @@
+// The C functions: arguments in, Status out. Nothing is decided here, and no exception leaves.
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include "base/knobs.h"
+#include "context/context.h"
+#include "data/kernels/kernels.h"
+#include "sirtaki.h"
+#include "transport/shared_region.h"
+
+struct srt_config {
+  sirtaki::Config config;
+};
+
+struct srt_context {
+  std::unique_ptr<sirtaki::Context> context;
+};
+
+namespace {
+
+using namespace sirtaki;
+
+srt_status give(const Status& status, srt_error* error) {
+  if (error) {
+    error->status = status.code();
+    std::strncpy(error->text, status.text(), sizeof error->text - 1);
+    error->text[sizeof error->text - 1] = '\0';
+  }
+  return status.code();
+}
+
+// The one place where exceptions end; in practice that is running out of memory.
+template <typename Call>
+srt_status guarded(srt_error* error, Call&& call) {
+  try {
+    return give(call(), error);
+  } catch (const std::bad_alloc&) {
+    return give({SRT_OUT_OF_MEMORY, "there is no memory left"}, error);
+  } catch (const std::exception& problem) {
+    return give({SRT_INTERNAL, format("unexpected: %s", problem.what())}, error);
+  }
+}
+
+template <typename Entry>
+srt_status copy_entry(const Entry* entry, Entry* out) {
+  if (!entry || !out) return SRT_INVALID_ARGUMENT;
+  *out = *entry;
+  return SRT_OK;
+}
+
+int32_t give_descriptor(int fd, const char* what, srt_error* error) {
+  if (fd < 0) give({SRT_SYSTEM, format("%s failed: %s", what, std::strerror(errno))}, error);
+  return fd;
+}
+
+const Ticket* tickets(const srt_handle* handles) { return reinterpret_cast<const Ticket*>(handles); }
+
+Nanoseconds from_milliseconds(int32_t time) { return time < 0 ? -1 : milliseconds(time); }
+
+}  // namespace
+
+extern "C" {
+
+const char* srt_version(void) { return SIRTAKI_VERSION; }
+int32_t srt_status_count(void) { return StatusTable::count(); }
+srt_status srt_status_get(int32_t index, srt_status_entry* out) { return copy_entry(StatusTable::entry(index), out); }
+int32_t srt_dtype_count(void) { return dtype_count(); }
+srt_status srt_dtype_get(int32_t index, srt_dtype* out) { return copy_entry(dtype_entry(index), out); }
+int32_t srt_knob_count(void) { return knob_count; }
+srt_status srt_knob_get(int32_t index, srt_knob* out) { return copy_entry(knob_entry(index), out); }
+const char* srt_kernel_name(void) { return choose_kernels("auto").name; }
+
+srt_config* srt_config_create(void) { return new (std::nothrow) srt_config; }
+srt_status srt_config_set(srt_config* config, const char* name, const char* value, srt_error* error) {
+  return guarded(error, [&] { return config->config.set(name, value); });
+}
+srt_status srt_config_get(const srt_config* config, const char* name, char* value, int32_t capacity) {
+  const std::string* found = config->config.find(name);
+  if (!found || static_cast<int32_t>(found->size()) >= capacity) return SRT_INVALID_ARGUMENT;
+  std::memcpy(value, found->c_str(), found->size() + 1);
+  return SRT_OK;
+}
+void srt_config_destroy(srt_config* config) { delete config; }
+
+int64_t srt_memory_bytes(const srt_config* config, int32_t slot_count) { return SharedRegion::bytes_needed(config->config, slot_count); }
+int32_t srt_memory_create(int64_t bytes, srt_error* error) {
+  Descriptor memory;
+  if (guarded(error, [&] { return SharedRegion::create(bytes, memory); }) != SRT_OK) return -1;
+  return ::fcntl(memory.get(), F_DUPFD_CLOEXEC, 0);
+}
+int32_t srt_doorbell_create(srt_error* error) { return give_descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd", error); }
+int32_t srt_process_open(srt_error* error) {
+  return give_descriptor(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)), "pidfd_open", error);
+}
+
+srt_status srt_create(const srt_config* config, const srt_topology* topology, srt_context** out, srt_error* error) {
+  *out = nullptr;
+  return guarded(error, [&]() -> Status {
+    auto made = std::make_unique<srt_context>();
+    SIRTAKI_TRY(Context::create(config->config, *topology, made->context));
+    *out = made.release();
+    return Status::ok();
+  });
+}
+srt_status srt_link_socket(srt_context* c, int32_t peer, int32_t fd, srt_error* error) {
+  return guarded(error, [&] { return c->context->link_socket(peer, fd); });
+}
+srt_status srt_link_memory(srt_context* c, const srt_memory* memory, srt_error* error) {
+  return guarded(error, [&] { return c->context->link_memory(*memory); });
+}
+srt_status srt_start(srt_context* c, srt_error* error) {
+  return guarded(error, [&] { return c->context->start(); });
+}
+srt_status srt_abort(srt_context* c, const char* reason) {
+  return guarded(nullptr, [&]() -> Status {
+    if (!c->context->usable().is_ok()) return c->context->usable();
+    c->context->abort(reason);
+    return Status::ok();
+  });
+}
+srt_status srt_shutdown(srt_context* c, int32_t timeout_ms) {
+  return guarded(nullptr, [&] { c->context->shutdown(milliseconds(timeout_ms)); return Status::ok(); });
+}
+void srt_destroy(srt_context* c) { delete c; }
+void srt_fork_child(srt_context* c) { c->context->fork_child(); }
+
+srt_status srt_enqueue(srt_context* c, const srt_request* requests, int32_t count, srt_handle* out, srt_error* error) {
+  return guarded(error, [&]() -> Status {
+    SIRTAKI_TRY(c->context->enqueue(requests, count, reinterpret_cast<Ticket*>(out)));
+    c->context->submitted();
+    return Status::ok();
+  });
+}
+srt_status srt_run(srt_context* c, const srt_request* requests, int32_t count, int32_t timeout_ms, srt_handle* out, srt_error* error) {
+  return guarded(error, [&]() -> Status {
+    SIRTAKI_TRY(c->context->enqueue(requests, count, reinterpret_cast<Ticket*>(out)));
+    return c->context->wait(tickets(out), count, from_milliseconds(timeout_ms));
+  });
+}
+void srt_flush(srt_context* c) {
+  if (c->context->usable().is_ok()) c->context->flush();
+}
+srt_status srt_poll(srt_context* c, srt_handle handle) {
+  return guarded(nullptr, [&] { return c->context->poll(static_cast<Ticket>(handle)); });
+}
+srt_status srt_wait(srt_context* c, const srt_handle* handles, int32_t count, int32_t timeout_ms) {
+  return guarded(nullptr, [&] { return c->context->wait(tickets(handles), count, from_milliseconds(timeout_ms)); });
+}
+srt_status srt_output(srt_context* c, srt_handle handle, srt_tensor* out) {
+  return guarded(nullptr, [&] { return c->context->output(static_cast<Ticket>(handle), *out); });
+}
+uint32_t srt_result(srt_context* c, srt_handle handle) { return c->context->result(static_cast<Ticket>(handle)); }
+const char* srt_handle_error(srt_context* c, srt_handle handle) { return c->context->error(static_cast<Ticket>(handle)); }
+const char* srt_context_error(srt_context* c) { return c->context->death_text(); }
+void srt_release(srt_context* c, const srt_handle* handles, int32_t count) { c->context->release(tickets(handles), count); }
+
+}  // extern "C"

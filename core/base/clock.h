@@ -1,0 +1,23 @@
+// Monotonic time as plain nanoseconds, so that a state machine can be given any time it likes.
+#pragma once
+
+#include <time.h>
+
+#include <cstdint>
+
+namespace sirtaki {
+
+using Nanoseconds = int64_t;
+
+constexpr Nanoseconds microseconds(int64_t n) { return n * 1'000; }
+constexpr Nanoseconds milliseconds(int64_t n) { return n * 1'000'000; }
+constexpr Nanoseconds seconds(int64_t n) { return n * 1'000'000'000; }
+constexpr Nanoseconds never = INT64_MAX;
+
+inline Nanoseconds now() {
+  timespec moment;
+  clock_gettime(CLOCK_MONOTONIC, &moment);
+  return seconds(moment.tv_sec) + moment.tv_nsec;
+}
+
+}  // namespace sirtaki

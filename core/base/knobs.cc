@@ -1,0 +1,105 @@
+#include "base/knobs.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+
+namespace sirtaki {
+namespace {
+
+struct Bounds {
+  double least, most;
+};
+
+struct Row {
+  srt_knob knob;
+  Bounds bounds;  // in the knob's own unit
+};
+
+constexpr int agreed = 1;
+
+// In the order of enum Knob.
+constexpr Row rows[] = {
+    {{"fusion_threshold", "bytes", "64M", "", "most bytes that one fused operation moves; 0 turns fusion off", agreed}, {0, 1e12}},
+    {{"cache_capacity", "integer", "8192", "", "tensor names that negotiation remembers; 0 turns the cache off", agreed}, {0, 1e7}},
+    {{"report_bytes", "bytes", "1M", "", "negotiate as soon as this much is queued", 0}, {0, 1e12}},
+    {{"report_window", "seconds", "0.0003", "", "negotiate at the latest this long after the first queued tensor", 0}, {0, 10}},
+    {{"plans_in_flight", "integer", "2", "", "while so many operations of a process set move, what becomes ready is gathered", 0}, {1, 64}},
+    {{"transport", "choice", "auto", "auto|shm|socket", "how ranks of one host exchange data", agreed}, {}},
+    {{"cpu_algorithm", "choice", "direct", "direct|ring", "all-reduce over sockets: direct gives the same bits every run, ring scales further", agreed}, {}},
+    {{"chunk_bytes", "bytes", "256K", "", "the piece of a tensor that is in flight at a time; two of them should fit a core's L2 cache", agreed}, {4096, 64 << 20}},
+    {{"kernel", "choice", "auto", "auto|baseline|avx2", "instruction set of the reductions", 0}, {}},
+    {{"spin", "seconds", "0.00005", "", "how long a waiting caller polls before it sleeps", 0}, {0, 1}},
+    {{"stall_report", "seconds", "5", "", "report who is late after this long, then at twice the time", 0}, {0.05, 1e6}},
+    {{"stall_deadline", "seconds", "1800", "", "give up on a rank that is alive but does not submit; 0: never", 0}, {0, 1e7}},
+    {{"progress_deadline", "seconds", "60", "", "give up on an agreed operation of which no byte moves", 0}, {0.05, 1e7}},
+    {{"log_descriptor", "integer", "2", "", "file descriptor that log lines are written to; -1: none", 0}, {-1, 1e6}},
+};
+static_assert(std::size(rows) == knob_count);
+
+bool is_type(const srt_knob& knob, std::string_view type) { return type == knob.type; }
+
+bool is_choice(const srt_knob& knob, std::string_view value) {
+  std::string_view choices = knob.choices;
+  while (!choices.empty()) {
+    const size_t bar = choices.find('|');
+    if (choices.substr(0, bar) == value) return true;
+    if (bar == std::string_view::npos) break;
+    choices.remove_prefix(bar + 1);
+  }
+  return false;
+}
+
+// A number with an optional K, M or G (powers of 1,024) for bytes.
+bool parse_number(std::string_view text, bool suffixes, double& out) {
+  double factor = 1;
+  if (suffixes && !text.empty()) {
+    const char last = static_cast<char>(text.back() & ~0x20);  // upper case
+    factor = last == 'K' ? 1024.0 : last == 'M' ? 1024.0 * 1024 : last == 'G' ? 1024.0 * 1024 * 1024 : 1;
+    if (factor != 1) text.remove_suffix(1);
+  }
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+  out *= factor;
+  return error == std::errc() && end == text.data() + text.size() && std::isfinite(out);
+}
+
+Status refuse(const srt_knob& knob, std::string_view value, const std::string& reason) {
+  return {SRT_INVALID_ARGUMENT,
+          format("setting '%s' cannot be '%.*s': %s", knob.name, static_cast<int>(std::min<size_t>(value.size(), 100)), value.data(), reason.c_str())};
+}
+
+}  // namespace
+
+const srt_knob* knob_entry(int index) { return index >= 0 && index < knob_count ? &rows[index].knob : nullptr; }
+
+Config::Config() {
+  for (const Row& row : rows) std::ignore = set(row.knob.name, row.knob.default_value);
+}
+
+Status Config::set(std::string_view name, std::string_view value) {
+  for (int i = 0; i < knob_count; ++i) {
+    const srt_knob& knob = rows[i].knob;
+    if (name != knob.name) continue;
+    Value parsed{std::string(value), 0};
+    if (is_type(knob, "choice")) {
+      if (!is_choice(knob, value)) return refuse(knob, value, format("it takes one of %s", knob.choices));
+    } else {
+      double number = 0;
+      if (!parse_number(value, is_type(knob, "bytes"), number)) return refuse(knob, value, format("it takes a number (%s)", knob.type));
+      if (number < rows[i].bounds.least || number > rows[i].bounds.most)
+        return refuse(knob, value, format("it takes %g to %g", rows[i].bounds.least, rows[i].bounds.most));
+      parsed.integer = static_cast<int64_t>(is_type(knob, "seconds") ? std::llround(number * 1e9) : std::llround(number));
+    }
+    values_[static_cast<size_t>(i)] = std::move(parsed);
+    return Status::ok();
+  }
+  return {SRT_INVALID_ARGUMENT, format("there is no setting '%.*s'", static_cast<int>(std::min<size_t>(name.size(), 100)), name.data())};
+}
+
+const std::string* Config::find(std::string_view name) const {
+  for (int i = 0; i < knob_count; ++i)
+    if (name == rows[i].knob.name) return &values_[static_cast<size_t>(i)].text;
+  return nullptr;
+}
+
+}  // namespace sirtaki

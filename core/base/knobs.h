@@ -1,0 +1,46 @@
+// Every setting, declared once: name, type, default, choices, help. The launcher's flags, the environment
+// variables and the documentation come from this table.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "sirtaki.h"
+
+namespace sirtaki {
+
+enum class Knob {
+  fusion_threshold, cache_capacity, report_bytes, report_window, plans_in_flight,
+  transport, cpu_algorithm, chunk_bytes, kernel, spin,
+  stall_report, stall_deadline, progress_deadline, log_descriptor,
+  count_
+};
+constexpr int knob_count = static_cast<int>(Knob::count_);
+
+const srt_knob* knob_entry(int index);  // nullptr out of range
+
+// One value a knob, checked when it is set.
+class Config {
+ public:
+  Config();  // the defaults
+
+  Status set(std::string_view name, std::string_view value);
+  const std::string* find(std::string_view name) const;  // nullptr: no such knob
+
+  int64_t integer(Knob knob) const { return values_[static_cast<size_t>(knob)].integer; }
+  Nanoseconds time(Knob knob) const { return values_[static_cast<size_t>(knob)].integer; }
+  const std::string& text(Knob knob) const { return values_[static_cast<size_t>(knob)].text; }
+
+ private:
+  struct Value {
+    std::string text;
+    int64_t integer = 0;  // numbers; nanoseconds for times
+  };
+  std::array<Value, knob_count> values_;
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,23 @@
+// Log lines go straight to a descriptor, so that a stall report appears even while Python holds its lock.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace sirtaki {
+
+class Log {
+ public:
+  explicit Log(int descriptor) : descriptor_(descriptor) {}
+
+  // One write a line: lines of different ranks do not mix. Control characters are replaced.
+  void line(std::string_view text) const;
+
+ private:
+  int descriptor_;
+};
+
+// What came from a peer is bounded and stripped of control characters before a person sees it.
+std::string printable(std::string_view text, size_t limit);
+
+}  // namespace sirtaki

@@ -1,0 +1,47 @@
+// One status from bottom to top: what happened, and a sentence for the person who reads it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "sirtaki.h"
+
+namespace sirtaki {
+
+// Cheap when all is well: no text is allocated for ok.
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(srt_status code, std::string text) : code_(code), text_(std::make_shared<const std::string>(std::move(text))) {}
+
+  static Status ok() { return {}; }
+
+  bool is_ok() const { return code_ == SRT_OK; }
+  explicit operator bool() const = delete;  // "if (status)" reads both ways; say is_ok()
+  srt_status code() const { return code_; }
+  const char* text() const { return text_ ? text_->c_str() : ""; }
+
+ private:
+  srt_status code_ = SRT_OK;
+  std::shared_ptr<const std::string> text_;
+};
+
+// The table of all codes, for messages and for the bindings' exception classes.
+struct StatusTable {
+  static int count();
+  static const srt_status_entry* entry(int index);  // nullptr out of range
+  static const char* name(srt_status code);
+  static bool is_fatal(srt_status code);
+};
+
+// printf-style, because <format> is missing from GCC 12.
+std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
+
+}  // namespace sirtaki
+
+// Leaves the function with the status of an expression that failed.
+#define SIRTAKI_TRY(expression)                              \
+  do {                                                       \
+    if (::sirtaki::Status status_ = (expression); !status_.is_ok()) return status_; \
+  } while (false)

@@ -1,0 +1,216 @@
+#include "context/context.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "data/alone_backend.h"
+#include "data/memory_operation.h"
+#include "transport/ring_pipe.h"
+#include "transport/socket_pipe.h"
+
+namespace sirtaki {
+
+Status Context::create(const Config& config, const srt_topology& topology, std::unique_ptr<Context>& out) {
+  if (topology.struct_size < sizeof(srt_topology)) return {SRT_INVALID_ARGUMENT, "srt_topology.struct_size is too small"};
+  if (topology.size < 1 || topology.rank < 0 || topology.rank >= topology.size)
+    return {SRT_INVALID_ARGUMENT, format("rank %d does not fit a world of %d", topology.rank, topology.size)};
+  if (!topology.peers) return {SRT_INVALID_ARGUMENT, "srt_topology.peers is missing"};
+  out.reset(new Context(config, topology));
+  return Status::ok();
+}
+
+Context::Context(const Config& config, const srt_topology& topology)
+    : config_(config), rank_(topology.rank), size_(topology.size), log_(static_cast<int>(config.integer(Knob::log_descriptor))),
+      links_(topology.size), kernels_(choose_kernels(config.text(Knob::kernel))) {
+  for (int32_t rank = 0; rank < size_; ++rank) {
+    const srt_peer& peer = topology.peers[rank];
+    names_.push_back(format("rank %d (pid %d on %s)", rank, peer.pid, printable(peer.host ? peer.host : "?", 64).c_str()));
+    if (peer.host_index == topology.peers[rank_].host_index) local_ranks_.push_back(rank);
+  }
+}
+
+Context::~Context() = default;
+
+Status Context::link_socket(int32_t peer, int fd) {
+  if (engine_) return {SRT_INVALID_ARGUMENT, "links are added before srt_start"};
+  if (peer < 0 || peer >= size_ || peer == rank_ || fd < 0) return {SRT_INVALID_ARGUMENT, format("there can be no link to rank %d over descriptor %d", peer, fd)};
+  links_.add(peer, std::make_unique<SocketPipe>(Descriptor(fd)));
+  return Status::ok();
+}
+
+Status Context::link_memory(const srt_memory& memory) {
+  if (engine_ || neighbours_) return {SRT_INVALID_ARGUMENT, "the shared memory is linked once, before srt_start"};
+  const bool fits = memory.struct_size >= sizeof(srt_memory) && memory.slot_count > 1 && memory.slot >= 0 && memory.slot < memory.slot_count &&
+                    memory.ranks && memory.engine_doorbells && memory.waiter_doorbells && memory.ranks[memory.slot] == rank_;
+  if (!fits) return {SRT_INVALID_ARGUMENT, "srt_memory is incomplete, or its slot is not this rank's"};
+  SIRTAKI_TRY(Neighbours::open(config_, memory, neighbours_));
+  for (int slot = 0; slot < memory.slot_count; ++slot)
+    if (slot != memory.slot && (slot == 0 || memory.slot == 0))
+      links_.add(memory.ranks[slot], std::make_unique<RingPipe>(neighbours_->region(), memory.slot, slot));
+  return Status::ok();
+}
+
+Status Context::start() {
+  if (engine_) return {SRT_INVALID_ARGUMENT, "the context is started already"};
+  if (rank_ == coordinator_rank ? std::count_if(names_.begin() + 1, names_.end(), [&](const std::string& name) { return !links_.to(static_cast<int32_t>(&name - names_.data())); })
+                                : !links_.to(coordinator_rank))
+    return {SRT_INVALID_ARGUMENT, "links to some ranks are missing"};
+  negotiation_ = std::make_unique<Negotiation>(rank_, names_, config_, links_, neighbours_.get());
+  execution_ = std::make_unique<Execution>(rank_, handles_, negotiation_->member());
+  sleeper_ = std::make_unique<Sleeper>(neighbours_.get(), links_);
+  SIRTAKI_TRY(sleeper_->open());
+  watch_ = std::make_unique<Watch>(rank_, names_, local_ranks_, config_, log_);
+  Executor& executor = execution_->executor();
+  for (auto& backend : extra_backends_) executor.add_backend(std::move(backend));
+  executor.add_backend(std::make_unique<AloneBackend>(kernels_));
+  if (neighbours_) executor.add_backend(std::make_unique<MemoryBackend>(*neighbours_, kernels_));
+  const LinkSetting setting{links_, kernels_, names_, config_.integer(Knob::chunk_bytes) / 4096 * 4096};
+  executor.add_backend(std::make_unique<LinkBackend>(setting, config_.text(Knob::cpu_algorithm) == "ring"));
+  engine_ = std::make_unique<Engine>(
+      EngineParts{handles_, *negotiation_, *execution_, *sleeper_, *watch_, neighbours_.get(), names_, rank_}, config_, static_cast<int>(local_ranks_.size()));
+  if (size_ > 1) std::call_once(thread_started_, [this] { engine_->start_thread(); });
+  return Status::ok();
+}
+
+Status Context::usable() const {
+  if (forked_) return {SRT_FORKED, "this is a forked child process: sirtaki belongs to its parent. Start workers with multiprocessing's 'spawn', or do not call sirtaki in them"};
+  if (!engine_) return {SRT_INVALID_ARGUMENT, "the context is not started"};
+  return engine_->death();
+}
+
+Status Context::enqueue(const srt_request* requests, int32_t count, Ticket* out) {
+  if (count < 1 || !requests || !out) return {SRT_INVALID_ARGUMENT, "a batch has at least one request"};
+  out[0] = 0;
+  SIRTAKI_TRY(usable());
+  bool needs_thread = false;
+  SIRTAKI_TRY(open_all(requests, count, out, needs_thread));
+  if (needs_thread) std::call_once(thread_started_, [this] { engine_->start_thread(); });
+  return Status::ok();
+}
+
+Status Context::open_all(const srt_request* requests, int32_t count, Ticket* out, bool& needs_thread) {
+  const auto lock = handles_.lock();
+  int32_t opened = 0;
+  Status status;
+  for (; opened < count && status.is_ok(); ++opened) {
+    status = open_one(requests[opened], out[opened]);
+    if (!status.is_ok()) break;
+    needs_thread |= requests[opened].on_complete != nullptr;
+  }
+  if (!status.is_ok()) {
+    take_back(out, opened);
+    out[0] = 0;
+    return status;
+  }
+  engine_->submit(out, count);
+  return Status::ok();
+}
+
+Status Context::open_one(const srt_request& request, Ticket& out) {
+  Entry entry;
+  SIRTAKI_TRY(make_entry(request, size_, handles_, entry));
+  const std::string name = printable(entry.signature->name, 200);
+  if (handles_.is_name_taken(*entry.signature) && request.name && !(request.flags & SRT_REQUEST_QUEUE_SAME_NAME))
+    return {SRT_INVALID_ARGUMENT, format("'%s': an operation of this name is still in flight; wait for it, or choose another name", name.c_str())};
+  if (const Ticket other = handles_.memory().collision(entry.memory_use()))
+    return {SRT_INVALID_ARGUMENT, format("'%s': its memory overlaps that of '%s', which is still in flight; wait for that first, or pass a copy", name.c_str(),
+                                         printable(handles_.open_entry(other)->signature->name, 200).c_str())};
+  out = handles_.open(std::move(entry));
+  handles_.take_name(out);
+  return Status::ok();
+}
+
+void Context::take_back(const Ticket* handles, int32_t count) {
+  for (int32_t i = 0; i < count; ++i) {
+    if (Entry* entry = handles_.open_entry(handles[i])) entry->on_complete = nullptr;
+    handles_.end(handles[i], {SRT_INVALID_ARGUMENT, "another request of the batch was refused"});
+    handles_.release(handles[i]);
+  }
+}
+
+Status Context::wait(const Ticket* handles, int32_t count, Nanoseconds timeout) {
+  int32_t finished = 0;
+  Status first;
+  const auto done = [&] {
+    for (; finished < count; ++finished) {
+      Entry* entry = handles_.find(handles[finished]);
+      if (!entry) {
+        if (first.is_ok()) first = {SRT_INVALID_ARGUMENT, "there is no such handle; was it released?"};
+      } else if (!entry->finished) {
+        return false;
+      } else if (first.is_ok() && !entry->status.is_ok()) {
+        first = entry->status;
+      }
+    }
+    return true;
+  };
+  {
+    const auto lock = handles_.lock();
+    if (done()) return first;
+  }
+  if (forked_) return usable();
+  const bool all = engine_->wait(done, timeout < 0 ? never : now() + timeout);
+  return all ? first : Status(SRT_IN_PROGRESS, "still in flight");
+}
+
+Status Context::poll(Ticket handle) {
+  const auto look = [&]() -> Status {
+    const auto lock = handles_.lock();
+    Entry* entry = handles_.find(handle);
+    if (!entry) return {SRT_INVALID_ARGUMENT, "there is no such handle; was it released?"};
+    return entry->finished ? entry->status : Status(SRT_IN_PROGRESS, "still in flight");
+  };
+  Status status = look();
+  if (status.code() != SRT_IN_PROGRESS || forked_) return status;
+  engine_->poll();
+  return look();
+}
+
+Status Context::output(Ticket handle, srt_tensor& out) {
+  const auto lock = handles_.lock();
+  const Entry* entry = handles_.find(handle);
+  if (!entry) return {SRT_INVALID_ARGUMENT, "there is no such handle; was it released?"};
+  if (!entry->finished) return {SRT_IN_PROGRESS, "still in flight"};
+  out = entry->described;
+  return entry->status;
+}
+
+uint32_t Context::result(Ticket handle) {
+  const auto lock = handles_.lock();
+  const Entry* entry = handles_.find(handle);
+  return entry ? entry->result : 0;
+}
+
+const char* Context::error(Ticket handle) {
+  const auto lock = handles_.lock();
+  const Entry* entry = handles_.find(handle);
+  return entry ? entry->error.c_str() : "";
+}
+
+void Context::release(const Ticket* handles, int32_t count) {
+  if (forked_) return;
+  const auto lock = handles_.lock();
+  for (int32_t i = 0; i < count; ++i) handles_.release(handles[i]);
+}
+
+void Context::shutdown(Nanoseconds timeout) {
+  if (forked_ || !engine_) return;
+  engine_->shutdown(now() + timeout);
+}
+
+// Only this thread exists here, and any lock may be held for ever: close what the parent's peers watch, and no more.
+void Context::fork_child() {
+  forked_ = true;
+  if (engine_) engine_->forked();
+  if (sleeper_) sleeper_->close();
+  if (neighbours_) neighbours_->close();
+  for (int32_t peer = 0; peer < size_; ++peer) links_.remove(peer);
+}
+
+const char* Context::death_text() {
+  if (!engine_ || !engine_->is_dead()) return "";
+  if (death_text_.empty()) death_text_ = engine_->death().text();
+  return death_text_.c_str();
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,69 @@
+// One rank: owns every part, and nothing else does. Parts get the parts they need, never the Context.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "context/engine.h"
+#include "context/submission.h"
+#include "data/operation.h"
+
+namespace sirtaki {
+
+class Context {
+ public:
+  static Status create(const Config& config, const srt_topology& topology, std::unique_ptr<Context>& out);
+  ~Context();
+
+  // Before start().
+  Status link_socket(int32_t peer, int fd);
+  Status link_memory(const srt_memory& memory);
+  void add_backend(std::unique_ptr<Backend> backend) { extra_backends_.push_back(std::move(backend)); }
+  Status start();
+
+  Status enqueue(const srt_request* requests, int32_t count, Ticket* out);
+  Status wait(const Ticket* handles, int32_t count, Nanoseconds timeout);
+  Status poll(Ticket handle);
+  Status output(Ticket handle, srt_tensor& out);
+  uint32_t result(Ticket handle);
+  const char* error(Ticket handle);
+  void release(const Ticket* handles, int32_t count);
+  void submitted() { engine_->submitted(); }  // after enqueue(), when nobody waits at once
+  void flush() { engine_->flush(); }
+
+  void abort(std::string reason) { engine_->abort(std::move(reason)); }
+  void shutdown(Nanoseconds timeout);
+  void fork_child();
+  const char* death_text();
+
+  // Not ok where nothing may be called: before start, after shutdown, in a forked child.
+  Status usable() const;
+
+ private:
+  Context(const Config& config, const srt_topology& topology);
+  Status open_all(const srt_request* requests, int32_t count, Ticket* out, bool& needs_thread);
+  Status open_one(const srt_request& request, Ticket& out);
+  void take_back(const Ticket* handles, int32_t count);
+
+  Config config_;
+  int32_t rank_, size_;
+  RankNames names_;
+  std::vector<int32_t> local_ranks_;
+  Log log_;
+  Links links_;
+  const Kernels& kernels_;
+  HandleTable handles_;
+  std::unique_ptr<Neighbours> neighbours_;
+  std::vector<std::unique_ptr<Backend>> extra_backends_;
+  std::unique_ptr<Negotiation> negotiation_;
+  std::unique_ptr<Execution> execution_;
+  std::unique_ptr<Sleeper> sleeper_;
+  std::unique_ptr<Watch> watch_;
+  std::unique_ptr<Engine> engine_;  // nullptr before start
+  std::once_flag thread_started_;
+  std::string death_text_;
+  bool forked_ = false;
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,119 @@
+// The engine's loop: when a driver polls, when it sleeps, and how the role passes on.
+#include <sched.h>
+
+#include <algorithm>
+
+#include "context/engine.h"
+
+namespace sirtaki {
+namespace {
+
+constexpr Nanoseconds longest_sleep = seconds(1);  // deadlines are looked at this often at least
+constexpr Nanoseconds crowded_spin = microseconds(100);
+
+}  // namespace
+
+bool Engine::drive(const std::function<bool()>& done, Nanoseconds deadline, bool is_engine) {
+  parts_.sleeper.set_attention(Attention::awake);
+  next_look_ = 0;
+  const Nanoseconds patience = crowded_ ? crowded_spin : spin_;
+  for (Nanoseconds busy_at = now();;) {
+    const Nanoseconds moment = now();
+    if (pass(moment) || busy_at == moment) {
+      busy_at = moment;
+      const auto lock = parts_.handles.lock();
+      if (done()) return true;
+    }
+    if (moment >= deadline) return false;
+    if (parts_.neighbours) parts_.neighbours->ring_due(moment);
+    const bool worth_polling = !is_engine || !parts_.execution.executor().is_idle();
+    if (busy_at == moment || (worth_polling && moment - busy_at < patience)) {
+      relax();
+      continue;
+    }
+    if (parts_.neighbours) parts_.neighbours->ring_all();
+    if (is_engine) return false;  // it sleeps without the driver's role
+    parts_.sleeper.set_attention(Attention::waiter_sleeps);
+    if (!must_not_sleep()) parts_.sleeper.waiter_sleep(std::min(deadline, next_due(moment)));
+    parts_.sleeper.set_attention(Attention::awake);
+    next_look_ = 0;
+    busy_at = now();
+    const auto lock = parts_.handles.lock();
+    if (done()) return true;
+  }
+}
+
+void Engine::relax() const {
+  if (crowded_) sched_yield();
+#if defined(__x86_64__)
+  else __builtin_ia32_pause();
+#endif
+}
+
+Nanoseconds Engine::next_due(Nanoseconds moment) const {
+  Nanoseconds due = std::min(parts_.negotiation.next_due(), moment + longest_sleep);
+  if (suspect_ >= 0 && !is_dead()) due = std::min(due, suspect_until_);
+  // A full ring tells nobody when it has room again; sockets do.
+  if (parts_.neighbours && parts_.negotiation.has_outbound()) due = std::min(due, moment + milliseconds(1));
+  return due;
+}
+
+// What a peer may have done between the last pass and the note that this rank sleeps.
+bool Engine::must_not_sleep() {
+  if (has_submissions_.load(std::memory_order_seq_cst) || flush_wanted_.load(std::memory_order_seq_cst)) return true;
+  if (abort_wanted_.load(std::memory_order_seq_cst) && !is_dead()) return true;
+  if (parts_.neighbours && parts_.negotiation.has_inbound()) return true;
+  return pass(now());
+}
+
+// Gives the role up. Someone goes on with what is left: another caller that waits, else the engine's thread.
+void Engine::leave() {
+  if (parts_.neighbours) parts_.neighbours->ring_all();
+  const bool busy = !parts_.execution.executor().is_idle();
+  parts_.sleeper.set_attention(busy ? Attention::engine_sleeps : Attention::idle);
+  const bool work_left = busy || parts_.negotiation.member().report_due() <= now() || parts_.negotiation.has_inbound() ||
+                         parts_.negotiation.has_outbound() || flush_wanted_.load(std::memory_order_seq_cst) ||
+                         has_submissions_.load(std::memory_order_seq_cst);
+  driver_.unlock();
+  parts_.sleeper.rearm();
+  const auto lock = parts_.handles.lock();
+  parts_.handles.wake_waiters();
+  if (parts_.handles.has_completions() || (work_left && !parts_.handles.waiters())) parts_.sleeper.ring_engine();
+}
+
+void Engine::run() {
+  const auto until_stopped = [this] { return stopping_.load(std::memory_order_relaxed); };
+  while (!stopping_) {
+    bool is_driver = driver_.try_lock();
+    if (!is_driver) {
+      parts_.sleeper.disarmed();
+      is_driver = driver_.try_lock();  // the driver may have left before it could see that
+    }
+    Nanoseconds until = now() + longest_sleep;
+    if (is_driver) {
+      drive(until_stopped, never, true);
+      parts_.sleeper.set_attention(parts_.execution.executor().is_idle() ? Attention::idle : Attention::engine_sleeps);
+      if (must_not_sleep()) until = 0;
+      else until = next_due(now());
+      driver_.unlock();
+      parts_.sleeper.disarmed();
+      parts_.sleeper.rearm();
+      const auto lock = parts_.handles.lock();
+      parts_.handles.wake_waiters();
+    }
+    run_completions();
+    if (until) parts_.sleeper.engine_sleep(until);
+  }
+}
+
+// Native callers' hooks run here: on the engine's own thread, without the driver's role or any lock.
+void Engine::run_completions() {
+  std::vector<Completion> completions;
+  {
+    const auto lock = parts_.handles.lock();
+    completions = parts_.handles.take_completions();
+  }
+  for (const Completion& done : completions) done.hook(done.user, done.status.code(), done.error.c_str());
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,288 @@
+#include "context/engine.h"
+
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+
+#include "base/machine.h"
+
+namespace sirtaki {
+namespace {
+
+constexpr Nanoseconds between_looks = milliseconds(50);     // at deadlines and neighbours, while busy
+constexpr Nanoseconds last_words = milliseconds(200);       // how long a lost rank's own reason is awaited
+
+}  // namespace
+
+Engine::Engine(const EngineParts& parts, const Config& config, int ranks_on_this_host)
+    : parts_(parts), spin_(config.time(Knob::spin)),
+      crowded_(ranks_on_this_host > std::max(1, usable_cores())),
+      report_bytes_(config.integer(Knob::report_bytes)), report_window_(config.time(Knob::report_window)) {}
+
+Engine::~Engine() {
+  if (forked_) {
+    thread_.detach();  // the parent's thread; it does not exist here
+    return;
+  }
+  stopping_ = true;
+  if (thread_.joinable()) {
+    parts_.sleeper.ring_engine();
+    thread_.join();
+  }
+}
+
+void Engine::start_thread() {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
+  thread_ = std::thread([this] { run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+// ---- Callers -----------------------------------------------------------------------------------------------
+
+void Engine::submit(const Ticket* handles, int32_t count) {
+  if (submissions_.empty()) timer_wanted_ = true;
+  const int64_t before = submitted_bytes_;
+  for (int32_t i = 0; i < count; ++i) {
+    submissions_.push_back(handles[i]);
+    submitted_bytes_ += parts_.handles.find(handles[i])->signature->bytes();
+  }
+  wake_wanted_ = before < report_bytes_ && submitted_bytes_ >= report_bytes_;
+  has_submissions_.store(true, std::memory_order_seq_cst);
+}
+
+void Engine::submitted() {
+  if (std::exchange(wake_wanted_, false)) {
+    timer_wanted_ = false;
+    parts_.sleeper.wake();
+  } else if (std::exchange(timer_wanted_, false)) {
+    parts_.sleeper.set_timer(report_window_);
+  }
+}
+
+void Engine::flush() {
+  flush_wanted_.store(true, std::memory_order_seq_cst);
+  parts_.sleeper.wake();
+}
+
+bool Engine::wait(const std::function<bool()>& done, Nanoseconds deadline) {
+  flush_wanted_.store(true, std::memory_order_seq_cst);
+  parts_.sleeper.set_timer(never);
+  for (;;) {
+    if (driver_.try_lock()) {
+      drive(done, deadline, false);
+      leave();
+    }
+    auto lock = parts_.handles.lock();
+    if (done()) return true;
+    const Nanoseconds left = deadline == never ? seconds(1) : deadline - now();
+    if (left <= 0) return false;
+    parts_.sleeper.wake();  // whoever sleeps as the driver has a flush to make
+    parts_.handles.wait(lock, std::min(left, milliseconds(100)));
+    if (done()) return true;
+  }
+}
+
+void Engine::poll() {
+  flush_wanted_.store(true, std::memory_order_seq_cst);
+  if (!driver_.try_lock()) {
+    parts_.sleeper.wake();
+    return;
+  }
+  parts_.sleeper.set_attention(Attention::awake);
+  pass(now());
+  leave();
+}
+
+void Engine::abort(std::string reason) {
+  {
+    const auto lock = parts_.handles.lock();
+    if (abort_reason_.empty()) abort_reason_ = std::move(reason);
+  }
+  abort_wanted_.store(true, std::memory_order_seq_cst);
+  wait([this] { return is_dead() && !parts_.handles.any_unfinished(); }, now() + seconds(2));
+}
+
+Status Engine::death() const {
+  const auto lock = parts_.handles.lock();
+  return death_.status;
+}
+
+void Engine::shutdown(Nanoseconds deadline) {
+  if (shut_down_.exchange(true)) return;
+  if (!is_dead()) wait([this] { return !parts_.handles.any_unfinished(); }, deadline);
+  stopping_ = true;
+  parts_.sleeper.ring_engine();
+  if (thread_.joinable()) thread_.join();
+  const std::lock_guard driver(driver_);
+  const Nanoseconds last_call = std::max(deadline, now() + milliseconds(200));
+  if (!is_dead()) {
+    if (parts_.neighbours) parts_.neighbours->say_goodbye();
+    parts_.negotiation.say_goodbye(now());
+    fail({{SRT_SHUT_DOWN, "sirtaki was shut down on this rank before the operation ended"}, parts_.rank}, false, now());
+  }
+  // What peers have not taken yet is theirs to read: until it is gone, or time is up.
+  while ((parts_.negotiation.has_outbound() || !all_ended_) && now() < last_call) {
+    pass(now());
+    sched_yield();
+  }
+  if (parts_.neighbours) parts_.neighbours->wake_everyone();
+  run_completions();
+}
+
+// ---- The driver --------------------------------------------------------------------------------------------
+
+bool Engine::pass(Nanoseconds now) {
+  bool moved = take_submissions(now);
+  look_for_abort(now);
+  if (!is_dead()) {
+    news_ = {};
+    const Status status = parts_.negotiation.pass(now, news_);
+    if (!status.is_ok()) fail(own_failure(status), true, now);
+    else act_on(news_, now);
+    moved |= news_.moved;
+  }
+  if (!is_dead()) {
+    const Status status = parts_.execution.advance(now, moved);
+    if (!status.is_ok()) fail(own_failure(status), true, now);
+  }
+  if (now >= next_look_) look_around(now);
+  if (is_dead()) {
+    end_all_when_quiet();
+    parts_.negotiation.flush_links(now);
+  }
+  return moved;
+}
+
+bool Engine::take_submissions(Nanoseconds now) {
+  if (!has_submissions_.load(std::memory_order_seq_cst)) {
+    if (flush_wanted_.load(std::memory_order_relaxed) && flush_wanted_.exchange(false)) parts_.negotiation.member().flush();
+    return false;
+  }
+  const bool flush = flush_wanted_.exchange(false);
+  std::vector<Request> requests;
+  {
+    const auto lock = parts_.handles.lock();
+    taken_.clear();
+    taken_.swap(submissions_);
+    submitted_bytes_ = 0;
+    has_submissions_.store(false, std::memory_order_seq_cst);
+    for (Ticket next : parts_.handles.take_turns()) taken_.push_back(next);
+    for (Ticket handle : taken_)
+      if (const Entry* entry = parts_.handles.open_entry(handle)) requests.push_back({entry->signature, handle, entry->absent});
+  }
+  if (is_dead()) return true;
+  if (coordinator_finished_) end_unplanned({SRT_PEER_FINISHED, parts_.names[coordinator_rank] + " has finished and cannot take part"});
+  else
+    for (Request& request : requests) parts_.negotiation.member().submit(std::move(request), now);
+  if (flush) parts_.negotiation.member().flush();
+  return true;
+}
+
+void Engine::act_on(News& news, Nanoseconds now) {
+  if (news.abort) return fail(*news.abort, false, now);
+  for (const Refusal& refusal : news.outcome.refusals) {
+    const auto lock = parts_.handles.lock();
+    parts_.handles.end(refusal.ticket, refusal.status);
+  }
+  for (const Plan& plan : news.outcome.plans) {
+    const Status status = parts_.execution.start(plan);
+    if (!status.is_ok()) return fail(own_failure(status), true, now);
+  }
+  for (const Stall& stall : news.outcome.stalls) parts_.watch.say(stall);
+  if (!news.outcome.fatal.is_ok()) return fail({news.outcome.fatal, coordinator_rank}, true, now);
+  if (news.coordinator_finished) {
+    coordinator_finished_ = true;
+    end_unplanned({SRT_PEER_FINISHED, parts_.names[coordinator_rank] + " has finished and cannot take part"});
+  }
+  for (int32_t rank : news.lost) lose(rank, now);
+}
+
+void Engine::look_for_abort(Nanoseconds now) {
+  if (is_dead()) return;
+  if (abort_wanted_.load(std::memory_order_relaxed)) {
+    std::string reason;
+    {
+      const auto lock = parts_.handles.lock();
+      reason = abort_reason_;
+    }
+    return fail({{SRT_ABORTED, parts_.names[static_cast<size_t>(parts_.rank)] + " gave up: " + reason}, parts_.rank}, true, now);
+  }
+  const Abort abort = parts_.neighbours ? parts_.neighbours->read_abort() : Abort{};
+  if (abort.is_there) fail({{abort.status, printable(abort.text, abort.text.size())}, abort.rank}, true, now);
+}
+
+// Deadlines and deaths: looked at now and then while busy, and always before sleep.
+void Engine::look_around(Nanoseconds now) {
+  next_look_ = now + between_looks;
+  for (int slot : parts_.sleeper.dead_neighbours()) lose(parts_.neighbours->rank_in(slot), now);
+  if (is_dead()) return;
+  if (suspect_ >= 0 && now >= suspect_until_)
+    return fail({{SRT_PEER_LOST, parts_.names[static_cast<size_t>(suspect_)] + " was lost: its process ended, or the connection to it broke, without a goodbye. Its own output says why"}, suspect_}, true, now);
+  std::vector<int32_t> late;
+  if (parts_.execution.executor().stuck(late))
+    for (int32_t rank : late)
+      if (parts_.negotiation.has_finished(rank)) lose(rank, now);
+  const Status status = parts_.watch.check(now, parts_.execution, parts_.execution.executor(), parts_.negotiation, oldest_waiting());
+  if (!status.is_ok()) fail({status, parts_.rank}, true, now);
+}
+
+// A rank that fails tells why before it goes, so its last words are awaited for a moment: through shared memory
+// they are there already, over a socket they may still be on their way from another rank.
+void Engine::lose(int32_t rank, Nanoseconds now) {
+  if (is_dead() || suspect_ >= 0) return;
+  look_for_abort(now);
+  if (is_dead()) return;
+  suspect_ = rank;
+  suspect_until_ = parts_.neighbours ? now : now + last_words;
+  next_look_ = std::min(next_look_, suspect_until_);
+}
+
+AbortNotice Engine::own_failure(const Status& status) const {
+  return {{status.code(), format("%s failed: %s", parts_.names[static_cast<size_t>(parts_.rank)].c_str(), status.text())}, parts_.rank};
+}
+
+void Engine::fail(const AbortNotice& notice, bool share, Nanoseconds now) {
+  if (is_dead()) return;
+  AbortNotice first = notice;
+  if (share && parts_.neighbours) {
+    // Another rank may have been quicker: then its words count.
+    parts_.neighbours->write_abort({true, notice.status.code(), notice.origin, notice.status.text()});
+    const Abort abort = parts_.neighbours->read_abort();
+    if (abort.is_there) first = {{abort.status, printable(abort.text, abort.text.size())}, abort.rank};
+  }
+  {
+    const auto lock = parts_.handles.lock();
+    death_ = first;
+  }
+  dead_.store(true, std::memory_order_release);
+  parts_.execution.executor().cancel();
+  if (share) parts_.negotiation.send_abort(first, now);
+  if (share && parts_.neighbours) parts_.neighbours->wake_everyone();
+  end_all_when_quiet();
+}
+
+void Engine::end_all_when_quiet() {
+  if (!parts_.execution.executor().is_quiet()) return;
+  const auto lock = parts_.handles.lock();
+  for (Ticket handle : parts_.handles.unfinished()) parts_.handles.end(handle, death_.status);
+  submissions_.clear();
+  all_ended_ = true;
+}
+
+void Engine::end_unplanned(const Status& status) {
+  const auto lock = parts_.handles.lock();
+  for (Ticket handle : parts_.handles.unfinished())
+    if (!parts_.handles.open_entry(handle)->planned) parts_.handles.end(handle, status);
+}
+
+std::string Engine::oldest_waiting() {
+  const auto lock = parts_.handles.lock();
+  for (Ticket handle : parts_.handles.unfinished())
+    if (const Entry* entry = parts_.handles.open_entry(handle); !entry->planned) return entry->signature->name;
+  return {};
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,115 @@
+// The progress engine: one loop that negotiates and executes, driven by one thread at a time: its own, or a caller
+// that waits (so that a small synchronous operation needs no other thread).
+//
+// A driver polls while there is something to expect soon, then sleeps; one that leaves hands the work on. What the
+// loop touches (negotiation, executor, links) belongs to the driver; what callers touch (handles, submissions) has
+// a lock of its own.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/knobs.h"
+#include "base/log.h"
+#include "context/execution.h"
+#include "context/handle_table.h"
+#include "context/negotiation.h"
+#include "context/sleeper.h"
+#include "context/watch.h"
+
+namespace sirtaki {
+
+struct EngineParts {
+  HandleTable& handles;
+  Negotiation& negotiation;
+  Execution& execution;
+  Sleeper& sleeper;
+  Watch& watch;
+  Neighbours* neighbours;  // nullptr without shared memory
+  const RankNames& names;
+  int32_t rank;
+};
+
+class Engine {
+ public:
+  Engine(const EngineParts& parts, const Config& config, int ranks_on_this_host);
+  ~Engine();
+
+  void start_thread();
+  bool has_thread() const { return thread_.joinable(); }
+
+  // Queues opened handles, in order. The handle table's lock is held.
+  void submit(const Ticket* handles, int32_t count);
+  // After the lock is gone: arms the report window, or wakes the engine when enough is queued.
+  void submitted();
+  void flush();
+
+  // Drives, or waits for whoever does, until `done` (called with the handle table's lock) or the deadline.
+  bool wait(const std::function<bool()>& done, Nanoseconds deadline);
+  void poll();  // one pass, if nobody drives
+
+  void abort(std::string reason);
+  // Ends what is in flight by the deadline, says goodbye and stops. Later calls do nothing.
+  void shutdown(Nanoseconds deadline);
+
+  // Why the context is dead; ok while it lives.
+  Status death() const;
+  bool is_dead() const { return dead_.load(std::memory_order_acquire); }
+
+  void forked() { forked_ = true; }
+
+ private:
+  // One round of the loop. True if anything moved. Driver only, like all below it.
+  bool pass(Nanoseconds now);
+  bool take_submissions(Nanoseconds now);
+  void act_on(News& news, Nanoseconds now);
+  void look_for_abort(Nanoseconds now);
+  void look_around(Nanoseconds now);
+  void lose(int32_t rank, Nanoseconds now);
+  void fail(const AbortNotice& notice, bool share, Nanoseconds now);
+  void end_all_when_quiet();
+  void end_unplanned(const Status& status);
+  AbortNotice own_failure(const Status& status) const;
+
+  bool drive(const std::function<bool()>& done, Nanoseconds deadline, bool is_engine);
+  bool must_not_sleep();
+  bool has_work_left();
+  void leave();
+  void relax() const;
+  Nanoseconds next_due(Nanoseconds moment) const;
+  void run();
+  void run_completions();
+  std::string oldest_waiting();
+
+  EngineParts parts_;
+  const Nanoseconds spin_;
+  const bool crowded_;  // more ranks than cores: spinning would keep a rank from running that has work
+  const int64_t report_bytes_;
+  const Nanoseconds report_window_;
+
+  std::mutex driver_;            // whoever holds it drives
+  std::thread thread_;
+  std::atomic<bool> stopping_{false}, flush_wanted_{false}, has_submissions_{false};
+  std::atomic<bool> dead_{false}, abort_wanted_{false}, shut_down_{false};
+  bool forked_ = false;
+
+  // Under the handle table's lock.
+  std::vector<Ticket> submissions_;
+  int64_t submitted_bytes_ = 0;
+  bool timer_wanted_ = false, wake_wanted_ = false;
+  std::string abort_reason_;
+  AbortNotice death_;
+
+  // The driver's.
+  std::vector<Ticket> taken_;
+  News news_;
+  Nanoseconds next_look_ = 0;
+  int32_t suspect_ = -1;          // a rank whose link broke: its own words are awaited until suspect_until_
+  Nanoseconds suspect_until_ = 0;
+  bool all_ended_ = false, coordinator_finished_ = false;
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,123 @@
+#include "context/handle_table.h"
+
+#include <chrono>
+
+namespace sirtaki {
+namespace {
+
+constexpr int64_t numbers_before_wrap = 1024;
+
+}  // namespace
+
+size_t HandleTable::NameHash::operator()(const NameKey& key) const {
+  const size_t scope = static_cast<size_t>(key.process_set) * 31 + static_cast<size_t>(key.kind);
+  return std::hash<std::string_view>()(key.name) ^ scope * 0x9e3779b97f4a7c15u;
+}
+
+Ticket HandleTable::open(Entry entry) {
+  uint32_t index;
+  if (free_.empty()) {
+    index = static_cast<uint32_t>(places_.size());
+    places_.emplace_back();
+  } else {
+    index = free_.back();
+    free_.pop_back();
+  }
+  places_[index].entry = std::make_unique<Entry>(std::move(entry));
+  ++unfinished_;
+  // 31 bits of generation keep the handle a positive int64.
+  const Ticket handle = static_cast<Ticket>(places_[index].generation & 0x7fffffff) << 32 | (index + 1);
+  memory_.add(handle, places_[index].entry->memory_use());
+  return handle;
+}
+
+HandleTable::Place* HandleTable::place_of(Ticket handle) {
+  const uint64_t index = (handle & 0xffffffff) - 1;
+  if (index >= places_.size()) return nullptr;
+  Place& place = places_[index];
+  return place.entry && (place.generation & 0x7fffffff) == handle >> 32 ? &place : nullptr;
+}
+
+Entry* HandleTable::find(Ticket handle) {
+  Place* place = place_of(handle);
+  return place && !place->entry->released ? place->entry.get() : nullptr;
+}
+
+Entry* HandleTable::open_entry(Ticket handle) {
+  Place* place = place_of(handle);
+  return place && !place->entry->finished ? place->entry.get() : nullptr;
+}
+
+void HandleTable::end(Ticket handle, const Status& status) {
+  Place* place = place_of(handle);
+  if (!place || place->entry->finished) return;
+  Entry& entry = *place->entry;
+  entry.finished = true;
+  --unfinished_;
+  entry.status = status;
+  if (!status.is_ok()) entry.error = format("'%s': %s", entry.signature->name.c_str(), status.text());
+  if (entry.on_complete) completions_.push_back({entry.on_complete, entry.user, status, entry.error});
+  memory_.remove(handle, entry.memory_use());
+  pass_name_on(entry, handle);
+  if (waiters_) changed_.notify_all();
+  if (entry.released) discard(handle);
+}
+
+void HandleTable::release(Ticket handle) {
+  Entry* entry = find(handle);
+  if (!entry) return;
+  entry->released = true;
+  if (entry->finished) discard(handle);
+}
+
+void HandleTable::discard(Ticket handle) {
+  Place* place = place_of(handle);
+  place->entry.reset();
+  ++place->generation;
+  if ((place->generation & 0x7fffffff) == 0) ++place->generation;
+  free_.push_back(static_cast<uint32_t>((handle & 0xffffffff) - 1));
+}
+
+std::vector<Ticket> HandleTable::unfinished() const {
+  std::vector<Ticket> open;
+  for (size_t i = 0; i < places_.size(); ++i)
+    if (places_[i].entry && !places_[i].entry->finished)
+      open.push_back(static_cast<Ticket>(places_[i].generation & 0x7fffffff) << 32 | (i + 1));
+  return open;
+}
+
+bool HandleTable::is_name_taken(const Signature& signature) const { return names_.contains(key_of(signature)); }
+
+bool HandleTable::take_name(Ticket handle) {
+  const auto [holder, is_free] = names_.try_emplace(key_of(*place_of(handle)->entry->signature), Holder{handle, {}});
+  if (!is_free) holder->second.behind.push_back(handle);
+  return is_free;
+}
+
+void HandleTable::pass_name_on(const Entry& entry, Ticket handle) {
+  const auto found = names_.find(key_of(*entry.signature));
+  if (found == names_.end() || found->second.handle != handle) return;  // it was still waiting for its turn
+  std::deque<Ticket> behind = std::move(found->second.behind);
+  names_.erase(found);  // the key lies in this entry, so the next holder brings its own
+  while (!behind.empty()) {
+    const Ticket next = behind.front();
+    behind.pop_front();
+    if (!open_entry(next)) continue;
+    names_.emplace(key_of(*place_of(next)->entry->signature), Holder{next, std::move(behind)});
+    turns_.push_back(next);
+    return;
+  }
+}
+
+int64_t HandleTable::next_number(int32_t process_set, Kind kind) {
+  int64_t& number = numbers_[static_cast<int64_t>(process_set) << 8 | static_cast<int64_t>(kind)];
+  return number++ % numbers_before_wrap;
+}
+
+void HandleTable::wait(Lock& lock, int64_t nanoseconds) {
+  ++waiters_;
+  changed_.wait_for(lock, std::chrono::nanoseconds(nanoseconds));
+  --waiters_;
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,126 @@
+// Every operation in flight, by handle: opened once when it is queued, ended exactly once, released once.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/status.h"
+#include "context/memory_ranges.h"
+#include "plan/request.h"
+
+namespace sirtaki {
+
+// Memory that the core allocates for an output whose size is known only after negotiation, aligned to 64 bytes.
+struct AlignedFree {
+  void operator()(void* memory) const { ::operator delete(memory, std::align_val_t{64}); }
+};
+using AlignedMemory = std::unique_ptr<void, AlignedFree>;
+
+struct Entry {
+  MemoryRanges::Use memory_use() const {
+    return {signature->kind == Kind::barrier ? 0 : input, output, signature->bytes()};
+  }
+
+  SignaturePtr signature;
+  uintptr_t input = 0, output = 0;
+  bool absent = false;
+  srt_complete_hook on_complete = nullptr;
+  srt_allocate_hook allocate = nullptr;
+  void* user = nullptr;
+
+  bool planned = false, finished = false, released = false;
+  Status status;
+  std::string error;            // the status' text, with this operation's name
+  uint32_t result = 0;          // SRT_RESULT_*
+  srt_tensor described{};       // the output, once finished
+  AlignedMemory memory;
+};
+
+// A native caller's completion, to be run by the engine's own thread.
+struct Completion {
+  srt_complete_hook hook;
+  void* user;
+  Status status;
+  std::string error;
+};
+
+class HandleTable {
+ public:
+  // One lock over everything; the driver takes it once a plan, a caller once a call.
+  using Lock = std::unique_lock<std::mutex>;
+  Lock lock() { return Lock(mutex_); }
+
+  // Those below need the lock.
+
+  Ticket open(Entry entry);                       // the handle; its memory is in use from now on
+  const MemoryRanges& memory() const { return memory_; }
+  Entry* find(Ticket handle);                     // nullptr: never opened, or released
+  Entry* open_entry(Ticket handle);               // also a released one that has not ended
+  void end(Ticket handle, const Status& status);  // idempotent; wakes waiters, and lets go of name and memory
+  void release(Ticket handle);
+  std::vector<Ticket> unfinished() const;
+  bool any_unfinished() const { return unfinished_ > 0; }
+  std::vector<Completion> take_completions() { return std::move(completions_); }
+  bool has_completions() const { return !completions_.empty(); }
+
+  // Names in flight. A name that is taken either refuses the newcomer or lets it wait its turn.
+  bool is_name_taken(const Signature& signature) const;
+  // False: it waits behind the operation that holds the name now, and comes out of take_turns() in due time.
+  bool take_name(Ticket handle);
+  std::vector<Ticket> take_turns() { return std::move(turns_); }
+  bool has_turns() const { return !turns_.empty(); }
+
+  // The next number of an unnamed operation. It counts per process set and kind, and wraps, so that the names of
+  // one step come back in the next ones and are found in the response cache.
+  int64_t next_number(int32_t process_set, Kind kind);
+
+  void wait(Lock& lock, int64_t nanoseconds);
+  void wake_waiters() { changed_.notify_all(); }
+  int waiters() const { return waiters_; }
+
+ private:
+  struct NameKey {
+    int32_t process_set;
+    Kind kind;
+    std::string_view name;  // lies in the entry's signature
+    bool operator==(const NameKey&) const = default;
+  };
+  struct NameHash {
+    size_t operator()(const NameKey& key) const;
+  };
+  struct Place {
+    std::unique_ptr<Entry> entry;
+    uint32_t generation = 1;
+  };
+
+  struct Holder {
+    Ticket handle;
+    std::deque<Ticket> behind;  // those that wait for the name
+  };
+
+  static NameKey key_of(const Signature& signature) { return {signature.process_set, signature.kind, signature.name}; }
+  Place* place_of(Ticket handle);
+  void pass_name_on(const Entry& entry, Ticket handle);
+  void discard(Ticket handle);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int waiters_ = 0;
+  int64_t unfinished_ = 0;
+  std::vector<Place> places_;
+  std::vector<uint32_t> free_;
+  std::unordered_map<NameKey, Holder, NameHash> names_;
+  std::vector<Ticket> turns_;  // whose name has become free
+  MemoryRanges memory_;
+  std::unordered_map<int64_t, int64_t> numbers_;
+  std::vector<Completion> completions_;
+};
+
+}  // namespace sirtaki

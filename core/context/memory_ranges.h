@@ -1,0 +1,38 @@
+// The memory that operations in flight read and write. Two of them may share a storage, but where one writes no
+// other may read or write.
+#pragma once
+
+#include <cstdint>
+#include <map>
+
+#include "plan/request.h"
+
+namespace sirtaki {
+
+class MemoryRanges {
+ public:
+  struct Use {
+    uintptr_t input = 0, output = 0;
+    int64_t bytes = 0;
+  };
+
+  // The operation whose memory this one would collide with; 0 if none.
+  Ticket collision(const Use& use) const;
+  void add(Ticket handle, const Use& use);
+  void remove(Ticket handle, const Use& use);
+
+ private:
+  struct Range {
+    uintptr_t end;
+    Ticket handle;
+  };
+  using Ranges = std::multimap<uintptr_t, Range>;
+
+  static Ticket overlap(const Ranges& ranges, int64_t longest, uintptr_t begin, uintptr_t end);
+  static void erase(Ranges& ranges, uintptr_t begin, Ticket handle);
+
+  Ranges reads_, writes_;
+  int64_t longest_ = 0;  // bytes of the longest range so far: how far before a point an overlap can begin
+};
+
+}  // namespace sirtaki

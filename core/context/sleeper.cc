@@ -1,0 +1,142 @@
+#include "context/sleeper.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace sirtaki {
+namespace {
+
+// What an event of `sources_` is about: a kind in the upper half, a slot or rank in the lower.
+enum Tag : uint64_t { tag_timer = uint64_t{1} << 32, tag_neighbour = uint64_t{2} << 32, tag_link = uint64_t{3} << 32 };
+
+bool add(int epoll, int fd, uint32_t events, uint64_t tag) {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = tag;
+  return ::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+void drain(int bell) {
+  uint64_t count;
+  [[maybe_unused]] const ssize_t n = ::read(bell, &count, sizeof count);
+}
+
+void ring(int bell) {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t n = ::write(bell, &one, sizeof one);
+}
+
+Status refused(const char* what) { return {SRT_SYSTEM, format("%s failed: %s", what, std::strerror(errno))}; }
+
+}  // namespace
+
+Status Sleeper::open() {
+  sources_ = Descriptor(::epoll_create1(EPOLL_CLOEXEC));
+  engine_ = Descriptor(::epoll_create1(EPOLL_CLOEXEC));
+  waiter_ = Descriptor(::epoll_create1(EPOLL_CLOEXEC));
+  timer_ = Descriptor(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  engine_bell_ = neighbours_ ? Descriptor::duplicate(neighbours_->own_engine_doorbell()) : Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  waiter_bell_ = neighbours_ ? Descriptor::duplicate(neighbours_->own_waiter_doorbell()) : Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  for (const Descriptor* one : {&sources_, &engine_, &waiter_, &timer_, &engine_bell_, &waiter_bell_})
+    if (!one->is_open()) return refused("opening the engine's descriptors");
+  const bool added = add(engine_.get(), engine_bell_.get(), EPOLLIN, 0) && add(waiter_.get(), waiter_bell_.get(), EPOLLIN, 0) &&
+                     add(engine_.get(), sources_.get(), EPOLLIN | EPOLLONESHOT, 1) && add(waiter_.get(), sources_.get(), EPOLLIN, 1);
+  if (!added) return refused("epoll_ctl");
+  SIRTAKI_TRY(watch(timer_.get(), EPOLLIN, tag_timer));
+  for (int32_t peer = 0; peer < links_.size(); ++peer)
+    if (links_.to(peer) && links_.to(peer)->descriptor() >= 0) 
+      SIRTAKI_TRY(watch(links_.to(peer)->descriptor(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, tag_link | static_cast<uint32_t>(peer)));
+  for (int slot = 0; neighbours_ && slot < neighbours_->slot_count(); ++slot)
+    for (int fd : {neighbours_->process_descriptor(slot), neighbours_->socket_descriptor(slot)})
+      if (fd >= 0) SIRTAKI_TRY(watch(fd, EPOLLIN | EPOLLRDHUP, tag_neighbour | static_cast<uint32_t>(slot)));
+  return Status::ok();
+}
+
+// Links are edge-triggered: a pass reads what it can use, and leaves what belongs to a later plan.
+Status Sleeper::watch(int fd, uint32_t events, uint64_t tag) {
+  return add(sources_.get(), fd, events, tag) ? Status::ok() : refused("epoll_ctl");
+}
+
+void Sleeper::close() {
+  for (Descriptor* one : {&sources_, &engine_, &waiter_, &timer_, &engine_bell_, &waiter_bell_}) one->close();
+}
+
+void Sleeper::set_attention(Attention attention) {
+  if (neighbours_) neighbours_->set_attention(attention);
+  else own_attention_.store(static_cast<uint32_t>(attention), std::memory_order_seq_cst);
+}
+
+Attention Sleeper::attention() const {
+  return neighbours_ ? neighbours_->attention_of(neighbours_->own_slot())
+                     : static_cast<Attention>(own_attention_.load(std::memory_order_seq_cst));
+}
+
+void Sleeper::sleep(int epoll, int bell, Nanoseconds until) {
+  int timeout = -1;
+  if (until != never) {
+    const Nanoseconds left = std::max<Nanoseconds>(until - now(), 0);
+    timeout = static_cast<int>(std::min<Nanoseconds>((left + milliseconds(1) - 1) / milliseconds(1), 60'000));
+  }
+  epoll_event events[2];
+  const int count = ::epoll_wait(epoll, events, 2, timeout);
+  for (int i = 0; i < count; ++i)
+    if (events[i].data.u64 == 0) drain(bell);
+}
+
+void Sleeper::engine_sleep(Nanoseconds until) { sleep(engine_.get(), engine_bell_.get(), until); }
+
+void Sleeper::waiter_sleep(Nanoseconds until) { sleep(waiter_.get(), waiter_bell_.get(), until); }
+
+void Sleeper::rearm() {
+  if (!disarmed_.exchange(false, std::memory_order_seq_cst)) return;
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLONESHOT;
+  event.data.u64 = 1;
+  ::epoll_ctl(engine_.get(), EPOLL_CTL_MOD, sources_.get(), &event);
+}
+
+void Sleeper::wake() {
+  const Attention who = attention();
+  if (who == Attention::waiter_sleeps) ring(waiter_bell_.get());
+  else if (who != Attention::awake) ring(engine_bell_.get());
+}
+
+void Sleeper::ring_engine() { ring(engine_bell_.get()); }
+
+void Sleeper::set_timer(Nanoseconds delay) {
+  if (delay == never && !timer_set_.load(std::memory_order_relaxed)) return;
+  timer_set_.store(delay != never, std::memory_order_relaxed);
+  itimerspec when{};
+  if (delay != never) {
+    when.it_value.tv_sec = delay / seconds(1);
+    when.it_value.tv_nsec = std::max<Nanoseconds>(delay % seconds(1), 1);
+  }
+  ::timerfd_settime(timer_.get(), 0, &when, nullptr);
+}
+
+std::vector<int> Sleeper::dead_neighbours() {
+  std::vector<int> dead;
+  epoll_event events[16];
+  const int count = ::epoll_wait(sources_.get(), events, 16, 0);
+  for (int i = 0; i < count; ++i) {
+    const uint64_t kind = events[i].data.u64 >> 32 << 32;
+    const int slot = static_cast<int>(events[i].data.u64 & 0xffffffff);
+    if (kind == tag_timer) {
+      drain(timer_.get());
+      timer_set_.store(false, std::memory_order_relaxed);
+    }
+    if (kind == tag_neighbour) {
+      const bool polite = neighbours_->has_finished(slot);
+      neighbours_->stop_watching(slot);  // one of its two descriptors is enough to know
+      if (!polite) dead.push_back(slot);
+    }
+  }
+  return dead;
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,41 @@
+// Who is late: turns what negotiation and execution know into log lines and, in the end, into an error. Nothing
+// waits for ever.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "base/knobs.h"
+#include "base/log.h"
+#include "context/execution.h"
+#include "context/negotiation.h"
+
+namespace sirtaki {
+
+class Watch {
+ public:
+  Watch(int32_t rank, const RankNames& names, std::vector<int32_t> local_ranks, const Config& config, const Log& log);
+
+  // Says it once a host: by its lowest rank that is not late itself.
+  void say(const Stall& stall) const;
+
+  // Looks at the clock; not ok when a deadline has passed.
+  Status check(Nanoseconds now, const Execution& execution, Executor& executor, const Negotiation& negotiation, const std::string& oldest_waiting);
+
+ private:
+  bool speaks_for_host(const std::vector<int32_t>& late) const;
+  std::string name_all(const std::vector<int32_t>& ranks) const;
+  Status check_progress(Nanoseconds now, const Execution& execution, const Executor& executor);
+  void check_coordinator(Nanoseconds now, const Negotiation& negotiation, const std::string& oldest_waiting);
+
+  int32_t rank_;
+  const RankNames& names_;
+  std::vector<int32_t> local_ranks_;
+  const Log& log_;
+  Nanoseconds stall_report_, progress_deadline_, stall_deadline_;
+  Nanoseconds next_progress_line_ = 0, next_coordinator_line_ = 0;
+  uint64_t stuck_plan_ = 0;
+  Nanoseconds waiting_since_ = 0;
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,18 @@
+// Process sets of one rank: nothing to exchange, only to copy and to scale.
+#pragma once
+
+#include "data/operation.h"
+
+namespace sirtaki {
+
+class AloneBackend final : public Backend {
+ public:
+  explicit AloneBackend(const Kernels& kernels) : kernels_(kernels) {}
+  bool serves(const Transfer& transfer) const override { return transfer.device < 0 && transfer.members.size() == 1; }
+  std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) override;
+
+ private:
+  const Kernels& kernels_;
+};
+
+}  // namespace sirtaki

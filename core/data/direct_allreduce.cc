@@ -1,0 +1,128 @@
+// All-reduce by pairwise exchange: each rank sends every other rank that rank's slice, sums its own slice in rank
+// order (the same bits as through shared memory), and sends the result to all. A reduce-scatter and an all-gather,
+// as in Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), with
+// all pairs at once.
+#include <algorithm>
+
+#include "data/link_operation.h"
+
+namespace sirtaki {
+namespace {
+
+class DirectAllreduce final : public LinkOperation {
+ public:
+  DirectAllreduce(const LinkSetting& setting, std::shared_ptr<const Transfer> t) : LinkOperation(setting, std::move(t)) {
+    round_bytes_ = chunk_bytes() * static_cast<int64_t>(member_count());
+    rounds_ = (transfer().buffer.bytes() + round_bytes_ - 1) / round_bytes_;
+    steps = rounds_ ? 4 * (rounds_ + 2) : 0;
+    sources_.resize(member_count());
+    got_.resize(member_count());
+  }
+
+ private:
+  // Four steps a round, staggered so that a round's slices are on their way while the one before is reduced:
+  // send the slices of round i, reduce round i - 1, send its result, collect the results of round i - 2.
+  Status step(int64_t index, bool& finished) override {
+    const int64_t i = index / 4;
+    switch (index % 4) {
+      case 0: finished = send_slices(i); return Status::ok();
+      case 1: return reduce_own(i - 1, finished);
+      case 2: finished = send_result(i - 1); return Status::ok();
+      default: return collect(i - 2, finished);
+    }
+  }
+
+  struct Slice {
+    int64_t begin, bytes;
+  };
+
+  bool is_round(int64_t round) const { return round >= 0 && round < rounds_; }
+
+  Slice slice_of(size_t member, int64_t round) const {
+    const int64_t begin = round * round_bytes_, bytes = std::min(round_bytes_, transfer().buffer.bytes() - begin);
+    const auto members = static_cast<int64_t>(member_count());
+    const int64_t share = ((bytes + members - 1) / members + 63) / 64 * 64;
+    const int64_t from = std::min(bytes, share * static_cast<int64_t>(member));
+    return {begin + from, std::min(bytes, from + share) - from};
+  }
+
+  bool send_slices(int64_t round) {
+    if (!is_round(round)) return true;
+    if (!all_have_room()) return false;
+    for (size_t member = 0; member < member_count(); ++member) {
+      if (member == transfer().own) continue;
+      const Slice slice = slice_of(member, round);
+      pack(transfer().buffer, slice.begin, slice.begin + slice.bytes, compose(member, 2 * round, slice.bytes).data());
+    }
+    return true;
+  }
+
+  Status reduce_own(int64_t round, bool& finished) {
+    finished = !is_round(round);
+    if (finished) return Status::ok();
+    const Slice slice = slice_of(transfer().own, round);
+    bool all_here = true;
+    for (size_t member = 0; member < member_count(); ++member) {
+      if (member == transfer().own) continue;
+      std::span<const uint8_t> body;
+      SIRTAKI_TRY(arrived(member, 2 * round, slice.bytes, body));
+      sources_[member] = body.data();
+      if (!body.data()) all_here = false;
+    }
+    if (!all_here) return Status::ok();
+    const auto bytes = static_cast<size_t>(slice.bytes);
+    own_.resize(bytes);
+    reduced_.resize(bytes);
+    pack(transfer().buffer, slice.begin, slice.begin + slice.bytes, own_.data());
+    sources_[transfer().own] = own_.data();
+    reduce_kernel()(reduced_.data(), sources_.data(), static_cast<int>(member_count()), bytes / transfer().element_bytes(), transfer().postscale);
+    for (size_t member = 0; member < member_count(); ++member)
+      if (member != transfer().own) consume(member);
+    unpack(transfer().buffer, slice.begin, slice.begin + slice.bytes, reduced_.data());
+    finished = true;
+    return Status::ok();
+  }
+
+  bool send_result(int64_t round) {
+    if (!is_round(round)) return true;
+    if (!all_have_room()) return false;
+    for (size_t member = 0; member < member_count(); ++member) {
+      if (member == transfer().own) continue;
+      const std::span<uint8_t> body = compose(member, 2 * round + 1, static_cast<int64_t>(reduced_.size()));
+      std::copy(reduced_.begin(), reduced_.end(), body.begin());
+    }
+    return true;
+  }
+
+  Status collect(int64_t round, bool& finished) {
+    finished = true;
+    if (!is_round(round)) return Status::ok();
+    for (size_t member = 0; member < member_count(); ++member) {
+      if (member == transfer().own || got_[member] > round) continue;
+      const Slice slice = slice_of(member, round);
+      std::span<const uint8_t> body;
+      SIRTAKI_TRY(arrived(member, 2 * round + 1, slice.bytes, body));
+      if (!body.data()) {
+        finished = false;
+        continue;
+      }
+      unpack(transfer().buffer, slice.begin, slice.begin + slice.bytes, body.data());
+      consume(member);
+      got_[member] = round + 1;
+    }
+    return Status::ok();
+  }
+
+  int64_t round_bytes_ = 0, rounds_ = 0;
+  std::vector<const void*> sources_;
+  std::vector<int64_t> got_;            // by member: rounds whose result is here
+  std::vector<uint8_t> own_, reduced_;
+};
+
+}  // namespace
+
+std::unique_ptr<Operation> make_direct_allreduce(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer) {
+  return std::make_unique<DirectAllreduce>(setting, std::move(transfer));
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,10 @@
+#include "data/kernels/body.h"
+
+namespace sirtaki {
+
+const Kernels& baseline_kernels() {
+  static constexpr Kernels table{"baseline", kernels_of};
+  return table;
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,153 @@
+// The kernels themselves, written once; each kernel file includes this and so compiles it for its instruction set.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "data/kernels/half.h"
+#include "data/kernels/kernels.h"
+
+namespace {
+
+using namespace sirtaki;
+
+template <typename T>
+constexpr bool is_half = std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>;
+// What T is accumulated in. Integers wrap around, as unsigned ones may.
+template <typename T>
+using Accumulator = std::conditional_t<is_half<T>, float, T>;
+
+template <ReduceOp op, typename A>
+inline A combine(A a, A b) {
+  if constexpr (op == ReduceOp::min) return a < b || a != a ? a : b;  // a NaN on either side wins
+  if constexpr (op == ReduceOp::max) return a > b || a != a ? a : b;
+  if constexpr (std::is_integral_v<A>) {
+    using U = std::make_unsigned_t<A>;
+    if constexpr (op == ReduceOp::sum) return static_cast<A>(static_cast<U>(a) + static_cast<U>(b));
+    if constexpr (op == ReduceOp::product) return static_cast<A>(static_cast<U>(a) * static_cast<U>(b));
+  }
+  if constexpr (op == ReduceOp::sum) return a + b;
+  if constexpr (op == ReduceOp::product) return a * b;
+}
+
+template <ReduceOp op, typename A>
+constexpr A neutral() {
+  using Limits = std::numeric_limits<A>;
+  if constexpr (op == ReduceOp::product) return 1;
+  if constexpr (op == ReduceOp::min) return Limits::has_infinity ? Limits::infinity() : Limits::max();
+  if constexpr (op == ReduceOp::max) return Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
+  return 0;
+}
+
+// A double that does not fit saturates; converting it would be undefined.
+template <typename A>
+inline A to_integer(double value) {
+  constexpr double most = static_cast<double>(std::numeric_limits<A>::max());
+  constexpr double least = static_cast<double>(std::numeric_limits<A>::min());
+  if (!(value > least)) return value != value ? A{0} : std::numeric_limits<A>::min();
+  return value >= most ? std::numeric_limits<A>::max() : static_cast<A>(value);
+}
+
+template <typename A>
+inline void scale_block(A* values, size_t count, Scale scale) {
+  if constexpr (std::is_integral_v<A>) {
+    if (scale.factor == 1.0) {
+      const auto divisor = static_cast<A>(scale.divisor);
+      for (size_t i = 0; i < count; ++i) values[i] /= divisor;
+    } else {
+      for (size_t i = 0; i < count; ++i)
+        values[i] = to_integer<A>(static_cast<double>(values[i]) * scale.factor / static_cast<double>(scale.divisor));
+    }
+  } else {
+    const auto factor = static_cast<A>(scale.factor), divisor = static_cast<A>(scale.divisor);
+    if (divisor == 1)
+      for (size_t i = 0; i < count; ++i) values[i] *= factor;
+    else
+      for (size_t i = 0; i < count; ++i) values[i] = values[i] * factor / divisor;
+  }
+}
+
+constexpr size_t block = 1024;  // elements that stay in the first-level cache between steps
+
+template <typename T, typename A>
+inline void load_block(A* out, const T* in, size_t count) {
+  if constexpr (is_half<T>) widen_block(out, in, count);
+  else std::copy_n(in, count, out);
+}
+template <typename T, typename A>
+inline void store_block(T* out, const A* in, size_t count) {
+  if constexpr (is_half<T>) narrow_block(out, in, count);
+  else std::copy_n(in, count, out);
+}
+
+// The common case, two ranks: one pass over memory.
+template <ReduceOp op, typename T>
+inline void reduce_two(T* out, const T* a, const T* b, size_t count) {
+  for (size_t i = 0; i < count; ++i) out[i] = combine<op>(a[i], b[i]);
+}
+
+template <ReduceOp op, typename T>
+void reduce(void* destination, const void* const* sources, int count, size_t elements, Scale scale) {
+  using A = Accumulator<T>;
+  auto* out = static_cast<T*>(destination);
+  if constexpr (!is_half<T>) {
+    if (count == 2 && scale.is_one())
+      return reduce_two<op>(out, static_cast<const T*>(sources[0]), static_cast<const T*>(sources[1]), elements);
+  }
+  A sum[block], next[block];
+  for (size_t at = 0; at < elements; at += block) {
+    const size_t n = std::min(block, elements - at);
+    load_block(sum, static_cast<const T*>(sources[0]) + at, n);
+    for (int s = 1; s < count; ++s) {
+      const T* source = static_cast<const T*>(sources[s]) + at;
+      if constexpr (is_half<T>) {
+        load_block(next, source, n);
+        for (size_t i = 0; i < n; ++i) sum[i] = combine<op>(sum[i], next[i]);
+      } else {
+        for (size_t i = 0; i < n; ++i) sum[i] = combine<op>(sum[i], source[i]);
+      }
+    }
+    if (!scale.is_one()) scale_block(sum, n, scale);
+    store_block(out + at, sum, n);
+  }
+}
+
+template <typename T>
+void scale_copy(void* destination, const void* source, size_t elements, Scale scale) {
+  const void* const sources[] = {source};
+  reduce<ReduceOp::sum, T>(destination, sources, 1, elements, scale);
+}
+
+template <ReduceOp op, typename T>
+void fill(void* destination, size_t elements) {
+  T value;
+  const Accumulator<T> wide = neutral<op, Accumulator<T>>();
+  store_block(&value, &wide, 1);
+  std::fill_n(static_cast<T*>(destination), elements, value);
+}
+
+template <typename T>
+constexpr DTypeKernels kernels_for() {
+  using enum ReduceOp;
+  return {{reduce<sum, T>, reduce<sum, T>, reduce<min, T>, reduce<max, T>, reduce<product, T>},
+          {fill<sum, T>, fill<sum, T>, fill<min, T>, fill<max, T>, fill<product, T>},
+          scale_copy<T>};
+}
+
+const DTypeKernels* kernels_of(DType dtype) {
+  static constexpr DTypeKernels int32 = kernels_for<int32_t>(), int64 = kernels_for<int64_t>(), float32 = kernels_for<float>(),
+                                float64 = kernels_for<double>(), float16 = kernels_for<Float16>(), bfloat16 = kernels_for<BFloat16>();
+  switch (dtype) {
+    case DType::int32: return &int32;
+    case DType::int64: return &int64;
+    case DType::float32: return &float32;
+    case DType::float64: return &float64;
+    case DType::float16: return &float16;
+    case DType::bfloat16: return &bfloat16;
+    default: return nullptr;
+  }
+}
+
+}  // namespace

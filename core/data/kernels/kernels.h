@@ -1,0 +1,49 @@
+// The arithmetic: one function table a processor generation, chosen at run time. Each kernel file is compiled
+// with its own instruction set, and nothing of it is visible outside but its table.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "base/dtype.h"
+#include "plan/request.h"
+
+namespace sirtaki {
+
+// What a reduced element is multiplied with and divided by. An Average is a sum with a divisor, so that integers
+// divide exactly (truncating toward zero).
+struct Scale {
+  double factor = 1.0;
+  int64_t divisor = 1;
+  bool is_one() const { return factor == 1.0 && divisor == 1; }
+};
+
+// destination[i] = scale(op over sources[0..count)[i], in that order). 16-bit floats accumulate in 32 bits and are
+// rounded once. The destination may be one of the sources.
+using ReduceKernel = void (*)(void* destination, const void* const* sources, int count, size_t elements, Scale scale);
+// destination[i] = source[i] scaled
+using ScaleKernel = void (*)(void* destination, const void* source, size_t elements, Scale scale);
+// destination[i] = the op's neutral element
+using FillKernel = void (*)(void* destination, size_t elements);
+
+struct DTypeKernels {
+  ReduceKernel reduce[5] = {};  // by ReduceOp; average is sum
+  FillKernel fill[5] = {};
+  ScaleKernel scale = nullptr;
+};
+
+struct Kernels {
+  const char* name;
+  const DTypeKernels* (*of)(DType dtype);  // nullptr: not reducible
+};
+
+const Kernels& baseline_kernels();
+#ifdef SIRTAKI_HAVE_AVX2
+const Kernels& avx2_kernels();
+#endif
+
+// "auto", or a table's name; what this processor lacks falls back to the baseline.
+const Kernels& choose_kernels(std::string_view wish);
+
+}  // namespace sirtaki

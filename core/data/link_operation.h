@@ -1,0 +1,79 @@
+// What the collectives over links (sockets) have in common. Every member knows the order of every transfer of a
+// plan, so frames need no matching: a frame's plan and step are only checked.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "data/operation.h"
+#include "transport/links.h"
+
+namespace sirtaki {
+
+// Names a rank in messages: "rank 2 (pid 71 on hostB)".
+using RankNames = std::vector<std::string>;
+
+struct LinkSetting {
+  Links& links;
+  const Kernels& kernels;
+  const RankNames& names;
+  int64_t chunk_bytes;
+};
+
+class LinkOperation : public Operation {
+ public:
+  LinkOperation(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer);
+
+  Status advance(Nanoseconds now, Progress& progress) final;
+  std::vector<int32_t> waits_for() const final { return awaited_; }
+
+ protected:
+  // One step of the algorithm; `finished` stays false when it has to wait, and it is called again.
+  virtual Status step(int64_t index, bool& finished) = 0;
+  int64_t steps = 0;  // set by the constructor of the algorithm
+
+  const Transfer& transfer() const { return *transfer_; }
+  const DTypeKernels& arithmetic() const { return *kernels_; }
+  size_t member_count() const { return transfer_->members.size(); }
+  int64_t chunk_bytes() const { return setting_.chunk_bytes; }
+  ReduceKernel reduce_kernel() const { return arithmetic().reduce[static_cast<int>(transfer_->reduce_op)]; }
+
+  // Is there room to send to all others (or one) without piling up bytes? Space for one frame's body.
+  bool has_room(size_t member) const;
+  bool all_have_room() const;
+  std::span<uint8_t> compose(size_t member, int64_t tag, int64_t bytes);
+
+  // The body of the frame that must come next from a member; empty data() if it is not here yet.
+  Status arrived(size_t member, int64_t tag, int64_t bytes, std::span<const uint8_t>& body);
+  void consume(size_t member) { link(member).pop(); }
+
+  void pack(const ScatterList& buffer, int64_t begin, int64_t end, uint8_t* out) const;
+  static void unpack(const ScatterList& buffer, int64_t begin, int64_t end, const uint8_t* in);
+
+ private:
+  Link& link(size_t member) const { return *setting_.links.to(transfer_->members[member]); }
+
+  LinkSetting setting_;
+  std::shared_ptr<const Transfer> transfer_;
+  const DTypeKernels* kernels_;
+  int64_t next_ = 0;
+  std::vector<int32_t> awaited_;
+};
+
+class LinkBackend final : public Backend {
+ public:
+  LinkBackend(const LinkSetting& setting, bool ring) : setting_(setting), ring_(ring) {}
+  bool serves(const Transfer& transfer) const override;
+  std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) override;
+
+ private:
+  LinkSetting setting_;
+  bool ring_;
+};
+
+std::unique_ptr<Operation> make_direct_allreduce(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer);
+std::unique_ptr<Operation> make_ring_allreduce(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer);
+std::unique_ptr<Operation> make_link_broadcast(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer);
+std::unique_ptr<Operation> make_link_allgather(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer);
+
+}  // namespace sirtaki

@@ -1,0 +1,213 @@
+// The collectives through shared memory. Each is a sequence of steps with a publication after every step; the
+// slot of a chunk is chosen by plan and round, so that all members know it without being told.
+#include <algorithm>
+#include <cstring>
+
+#include "data/memory_operation.h"
+
+namespace sirtaki {
+namespace {
+
+int64_t rounds_for(int64_t bytes, int64_t chunk) { return (bytes + chunk - 1) / chunk; }
+
+// Two ranks. In each round both copy their chunk in, and then add the other's chunk to their own on the way into
+// the user's memory: two passes, the least that is possible. Step 2r packs round r, step 2r + 1 reduces it.
+class PairAllreduce final : public MemoryOperation {
+ public:
+  PairAllreduce(Neighbours& n, Leases& l, const Kernels& k, std::shared_ptr<const Transfer> t) : MemoryOperation(n, l, k, std::move(t)) {
+    steps = 2 * rounds_for(transfer().buffer.bytes(), chunk_bytes());
+  }
+
+ private:
+  bool step(int64_t index) override {
+    const int64_t round = index / 2, begin = round * chunk_bytes();
+    const int64_t end = std::min(begin + chunk_bytes(), transfer().buffer.bytes());
+    if (index % 2 == 0) {
+      if (!may_write(round)) return false;
+      pack(transfer().buffer, begin, end, chunk(transfer().own, round));
+      lend(round, index + 1);
+      return true;
+    }
+    if (!is_past(1 - transfer().own, index - 1)) return false;
+    reduce(begin, end, round);
+    return true;
+  }
+
+  void reduce(int64_t begin, int64_t end, int64_t round) const {
+    const auto kernel = arithmetic().reduce[static_cast<int>(transfer().reduce_op)];
+    const size_t own = transfer().own, element = transfer().element_bytes();
+    const bool raw = transfer().prescale.is_one();
+    const uint8_t *own_chunk = chunk(own, round), *peer_chunk = chunk(1 - own, round);
+    transfer().buffer.visit(begin, end, [&](const uint8_t* input, uint8_t* output, int64_t offset, int64_t bytes) {
+      if (!output) return;
+      const void* sources[2];
+      sources[own] = raw && input ? input : own_chunk + offset;  // rounded by the prescale exactly as the peer sees it
+      sources[1 - own] = peer_chunk + offset;
+      kernel(output, sources, 2, static_cast<size_t>(bytes) / element, transfer().postscale);
+    });
+  }
+};
+
+// More ranks. A round's chunk is cut into one slice a member. Everyone packs its whole chunk, reduces its own slice
+// of all chunks in rank order, and copies the other members' slices. Packing a round comes before copying the round
+// before it, so that a rank has something to do while others reduce.
+class SlicedAllreduce final : public MemoryOperation {
+ public:
+  SlicedAllreduce(Neighbours& n, Leases& l, const Kernels& k, std::shared_ptr<const Transfer> t) : MemoryOperation(n, l, k, std::move(t)) {
+    steps = 3 * rounds_for(transfer().buffer.bytes(), chunk_bytes()) + 2;
+    sources_.resize(member_count());
+  }
+
+ private:
+  // Step 3r packs round r, 3r + 1 copies round r - 1, 3r + 2 reduces round r; the last pack and reduce are empty.
+  bool step(int64_t index) override {
+    const int64_t round = index / 3;
+    switch (index % 3) {
+      case 0: return pack_round(round, index);
+      case 1: return copy_round(round - 1, index);
+      default: return reduce_round(round, index);
+    }
+  }
+
+  bool is_round(int64_t round) const { return round >= 0 && round * chunk_bytes() < transfer().buffer.bytes(); }
+
+  bool pack_round(int64_t round, int64_t index) {
+    if (!is_round(round)) return true;
+    if (!may_write(round)) return false;
+    const int64_t begin = round * chunk_bytes(), end = std::min(begin + chunk_bytes(), transfer().buffer.bytes());
+    pack(transfer().buffer, begin, end, chunk(transfer().own, round));
+    lend(round, index + 4);  // the step that copies this round
+    return true;
+  }
+
+  bool reduce_round(int64_t round, int64_t index) {
+    if (!is_round(round)) return true;
+    if (!all_past(index - 2)) return false;
+    const Slice slice = slice_of(transfer().own, round);
+    const auto kernel = arithmetic().reduce[static_cast<int>(transfer().reduce_op)];
+    for (size_t member = 0; member < member_count(); ++member) sources_[member] = chunk(member, round) + slice.offset;
+    // Into this rank's own slot: nobody else reads that slice of it before it is reduced.
+    uint8_t* reduced = chunk(transfer().own, round) + slice.offset;
+    kernel(reduced, sources_.data(), static_cast<int>(member_count()), static_cast<size_t>(slice.bytes) / transfer().element_bytes(),
+           transfer().postscale);
+    unpack(slice, reduced);
+    return true;
+  }
+
+  bool copy_round(int64_t round, int64_t index) {
+    if (!is_round(round)) return true;
+    if (!all_past(index - 2)) return false;  // the step that reduced this round
+    for (size_t member = 0; member < member_count(); ++member) {
+      if (member == transfer().own) continue;
+      const Slice slice = slice_of(member, round);
+      unpack(slice, chunk(member, round) + slice.offset);
+    }
+    return true;
+  }
+
+  struct Slice {
+    int64_t begin;   // in the buffer
+    int64_t offset;  // in the chunk
+    int64_t bytes;
+  };
+
+  Slice slice_of(size_t member, int64_t round) const {
+    const int64_t begin = round * chunk_bytes(), bytes = std::min(chunk_bytes(), transfer().buffer.bytes() - begin);
+    const auto members = static_cast<int64_t>(member_count());
+    const int64_t share = ((bytes + members - 1) / members + 63) / 64 * 64;  // no two ranks write one cache line
+    const int64_t from = std::min(bytes, share * static_cast<int64_t>(member));
+    return {begin + from, from, std::min(bytes, from + share) - from};
+  }
+
+  void unpack(Slice slice, const uint8_t* reduced) const {
+    transfer().buffer.visit(slice.begin, slice.begin + slice.bytes, [&](const uint8_t*, uint8_t* output, int64_t offset, int64_t bytes) {
+      if (output) std::memcpy(output, reduced + offset, static_cast<size_t>(bytes));
+    });
+  }
+
+  std::vector<const void*> sources_;
+};
+
+// The root fills its slots, at most slots_each rounds ahead of the slowest reader.
+class MemoryBroadcast final : public MemoryOperation {
+ public:
+  MemoryBroadcast(Neighbours& n, Leases& l, const Kernels& k, std::shared_ptr<const Transfer> t) : MemoryOperation(n, l, k, std::move(t)) {
+    steps = rounds_for(transfer().buffer.bytes(), chunk_bytes());
+  }
+
+ private:
+  bool step(int64_t round) override {
+    const bool is_root = transfer().own == transfer().root;
+    if (is_root ? !may_write(round) : !is_past(transfer().root, round)) return false;
+    const int64_t begin = round * chunk_bytes(), end = std::min(begin + chunk_bytes(), transfer().buffer.bytes());
+    uint8_t* shared = chunk(transfer().root, round);
+    transfer().buffer.visit(begin, end, [&](const uint8_t* input, uint8_t* output, int64_t offset, int64_t bytes) {
+      const auto count = static_cast<size_t>(bytes);
+      if (is_root) {
+        std::memcpy(shared + offset, input, count);
+        if (output && output != input) std::memcpy(output, input, count);
+      } else if (output) {
+        std::memcpy(output, shared + offset, count);
+      }
+    });
+    if (is_root) lend(round, round);
+    return true;
+  }
+};
+
+// In each round every member packs its next chunk, and copies everyone's: step 2r packs round r, 2r + 1 copies it.
+class MemoryAllgather final : public MemoryOperation {
+ public:
+  MemoryAllgather(Neighbours& n, Leases& l, const Kernels& k, std::shared_ptr<const Transfer> t) : MemoryOperation(n, l, k, std::move(t)) {
+    int64_t most = 0;
+    for (const ScatterList& part : transfer().gathered) most = std::max(most, part.bytes());
+    steps = 2 * rounds_for(most, chunk_bytes());
+  }
+
+ private:
+  bool step(int64_t index) override {
+    const int64_t round = index / 2;
+    if (index % 2 == 1) return copy_round(round, index);
+    if (!may_write(round)) return false;
+    const int64_t begin = round * chunk_bytes(), end = std::min(begin + chunk_bytes(), transfer().buffer.bytes());
+    pack(transfer().buffer, begin, end, chunk(transfer().own, round));
+    lend(round, index + 1);
+    return true;
+  }
+
+  bool copy_round(int64_t round, int64_t index) {
+    if (!all_past(index - 1)) return false;
+    for (size_t member = 0; member < member_count(); ++member) {
+      const ScatterList& part = transfer().gathered[member];
+      const int64_t begin = round * chunk_bytes(), end = std::min(begin + chunk_bytes(), part.bytes());
+      const uint8_t* shared = chunk(member, round);
+      part.visit(begin, end, [&](const uint8_t*, uint8_t* output, int64_t offset, int64_t bytes) {
+        if (output) std::memcpy(output, shared + offset, static_cast<size_t>(bytes));
+      });
+    }
+    return true;
+  }
+};
+
+}  // namespace
+
+MemoryBackend::MemoryBackend(Neighbours& neighbours, const Kernels& kernels)
+    : neighbours_(neighbours), kernels_(kernels), leases_(SharedRegion::slots_each) {}
+
+bool MemoryBackend::serves(const Transfer& transfer) const {
+  return transfer.device < 0 &&
+         std::all_of(transfer.members.begin(), transfer.members.end(), [&](int32_t rank) { return neighbours_.slot_of(rank) >= 0; });
+}
+
+std::unique_ptr<Operation> MemoryBackend::start(std::shared_ptr<const Transfer> transfer) {
+  switch (transfer->kind) {
+    case Kind::allreduce:
+      if (transfer->members.size() == 2) return std::make_unique<PairAllreduce>(neighbours_, leases_, kernels_, std::move(transfer));
+      return std::make_unique<SlicedAllreduce>(neighbours_, leases_, kernels_, std::move(transfer));
+    case Kind::broadcast: return std::make_unique<MemoryBroadcast>(neighbours_, leases_, kernels_, std::move(transfer));
+    case Kind::allgather: return std::make_unique<MemoryAllgather>(neighbours_, leases_, kernels_, std::move(transfer));
+    default: return nullptr;  // a barrier is over once it is decided
+  }
+}
+
+}  // namespace sirtaki

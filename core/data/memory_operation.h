@@ -1,0 +1,74 @@
+// What the shared-memory collectives have in common: chunk slots, milestones, and when a slot may be used again.
+//
+// Words: a chunk is the piece of the buffer in flight; a rank writes it into one of its own slots (in turn), and
+// its milestone (plan number, step) tells the others how far it is. A slot is written again only when everyone
+// who reads it has published a milestone past the reading: its lease.
+#pragma once
+
+#include <vector>
+
+#include "data/operation.h"
+#include "transport/neighbours.h"
+
+namespace sirtaki {
+
+struct Lease {
+  uint64_t until = 0;        // milestone that each reader has to reach
+  std::vector<int> readers;  // slots
+};
+using Leases = std::vector<Lease>;  // one a turn: SharedRegion::slots_each of them
+
+class MemoryOperation : public Operation {
+ public:
+  MemoryOperation(Neighbours& neighbours, Leases& leases, const Kernels& kernels, std::shared_ptr<const Transfer> transfer);
+
+  Status advance(Nanoseconds now, Progress& progress) final;
+  std::vector<int32_t> waits_for() const final;
+
+ protected:
+  // One step of the algorithm, as it lies between two publications. False: it has to wait for others.
+  virtual bool step(int64_t index) = 0;
+  int64_t steps = 0;  // set by the constructor of the algorithm; steps count from 0
+
+  const Transfer& transfer() const { return *transfer_; }
+  const DTypeKernels& arithmetic() const { return *kernels_; }
+  size_t member_count() const { return slots_.size(); }
+  int64_t chunk_bytes() const { return static_cast<int64_t>(neighbours_.region().chunk_bytes()); }
+  uint8_t* chunk(size_t member, int64_t round) const {
+    return neighbours_.region().chunk(slots_[member], transfer_->plan + static_cast<uint64_t>(round));
+  }
+
+  // Have all members (or one) finished step `index`? Remembers for whom it waits.
+  bool all_past(int64_t index);
+  bool is_past(size_t member, int64_t index);
+
+  // May the slot of this round be written? And once it is written: until the readers are past step `index`.
+  bool may_write(int64_t round);
+  void lend(int64_t round, int64_t until_past_index);
+
+  // The buffer's bytes [begin, end), prescaled, into a chunk.
+  void pack(const ScatterList& buffer, int64_t begin, int64_t end, uint8_t* chunk) const;
+
+ private:
+  Neighbours& neighbours_;
+  Leases& leases_;
+  const DTypeKernels* kernels_;  // nullptr where nothing is reduced
+  std::shared_ptr<const Transfer> transfer_;
+  std::vector<int> slots_;       // by member
+  int64_t next_ = 0;
+  uint64_t awaited_ = 0;         // the milestone that it waits for
+};
+
+class MemoryBackend final : public Backend {
+ public:
+  MemoryBackend(Neighbours& neighbours, const Kernels& kernels);
+  bool serves(const Transfer& transfer) const override;
+  std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) override;
+
+ private:
+  Neighbours& neighbours_;
+  const Kernels& kernels_;
+  Leases leases_;
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,63 @@
+// The shape of the data plane: a Backend starts Operations, and an Operation is a resumable state machine that
+// never blocks. What moves bytes through shared memory or sockets does its work inside advance(); what works by
+// itself (a GPU) only looks there whether it has finished.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "data/kernels/kernels.h"
+#include "data/scatter.h"
+#include "plan/plan.h"
+
+namespace sirtaki {
+
+// A Plan with this rank's memory filled in.
+struct Transfer {
+  uint64_t plan = 0;
+  Kind kind = Kind::allreduce;
+  DType dtype = DType::float32;
+  ReduceOp reduce_op = ReduceOp::sum;
+  Scale prescale, postscale;
+  int32_t device = -1;
+  std::vector<int32_t> members;      // world ranks, ascending
+  size_t own = 0;                    // this rank's index among them
+  size_t root = 0;                   // the root's index
+  ScatterList buffer;                // all-reduce, broadcast: the tensors. All-gather: what this rank gives
+  std::vector<ScatterList> gathered; // all-gather: where each member's part goes
+
+  size_t element_bytes() const { return dtype_bytes(dtype); }
+};
+
+enum class Progress { blocked, moved, done };
+
+class Operation {
+ public:
+  virtual ~Operation() = default;
+
+  // Does at most a few chunks of work. A status that is not ok ends the context.
+  virtual Status advance(Nanoseconds now, Progress& progress) = 0;
+
+  // Give up. The operation is not destroyed before is_quiet(): someone may still touch the memory.
+  virtual void cancel() {}
+  virtual bool is_quiet() const { return true; }
+
+  // The ranks whose bytes it waits for, for messages.
+  virtual std::vector<int32_t> waits_for() const { return {}; }
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual bool serves(const Transfer& transfer) const = 0;
+  virtual std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) = 0;
+
+  // Operations that share links or slots run one after another; others may run side by side.
+  virtual bool is_serial() const { return true; }
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,44 @@
+// A scatter list: tensors that lie anywhere in memory, seen as one buffer. Fusion copies nothing extra, because
+// packing is the copy into the chunk that travels, and unpacking is the reduction out of it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace sirtaki {
+
+class ScatterList {
+ public:
+  // A null input reads as neutral elements, a null output is not written: a joined rank has neither.
+  void add(const uint8_t* input, uint8_t* output, int64_t bytes) {
+    if (bytes == 0) return;
+    pieces_.push_back({input, output, total_, total_ + bytes});
+    total_ += bytes;
+  }
+
+  int64_t bytes() const { return total_; }
+
+  // Calls visit(input, output, offset from begin, bytes) for each contiguous part of [begin, end).
+  template <typename Visit>
+  void visit(int64_t begin, int64_t end, Visit&& visit_part) const {
+    if (begin >= end) return;
+    auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), begin, [](int64_t at, const Piece& p) { return at < p.end; });
+    for (; piece != pieces_.end() && piece->begin < end; ++piece) {
+      const int64_t from = std::max(begin, piece->begin), to = std::min(end, piece->end);
+      const int64_t skip = from - piece->begin;
+      visit_part(piece->input ? piece->input + skip : nullptr, piece->output ? piece->output + skip : nullptr, from - begin, to - from);
+    }
+  }
+
+ private:
+  struct Piece {
+    const uint8_t* input;
+    uint8_t* output;
+    int64_t begin, end;  // in the one buffer
+  };
+  std::vector<Piece> pieces_;
+  int64_t total_ = 0;
+};
+
+}  // namespace sirtaki

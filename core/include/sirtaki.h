@@ -1,0 +1,197 @@
+/* sirtaki's core, as plain C.
+ *
+ * A context is one rank: one member of a training job. Any number of contexts may live in one process;
+ * nothing is shared between them. The text between the two "declarations" marks holds declarations only
+ * and is handed to cffi as it stands, which is why data pointers are uintptr_t.
+ *
+ * Every struct that a caller fills begins with struct_size = sizeof of that struct, so that it can grow.
+ * Every function may be called from any thread, unless it says otherwise. No function raises or aborts.
+ */
+#ifndef SIRTAKI_H
+#define SIRTAKI_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* <declarations> */
+typedef int32_t srt_status;   /* SRT_OK or the kind of failure; srt_status_info names them */
+typedef int64_t srt_handle;   /* one operation in flight; 0 is never a handle */
+typedef struct srt_context srt_context;
+typedef struct srt_config srt_config;
+
+enum {
+  SRT_OK = 0,
+  SRT_IN_PROGRESS = 1,        /* not finished yet; not a failure */
+  SRT_INVALID_ARGUMENT = 2,   /* the caller's mistake; nothing was queued */
+  SRT_UNSUPPORTED = 3,        /* a dtype, layout or machine that this build cannot serve */
+  SRT_MISMATCH = 4,           /* ranks disagree about an operation; the context lives on */
+  SRT_PEER_FINISHED = 5,      /* a rank that is needed has already shut down; the context lives on */
+  SRT_PEER_LOST = 6,          /* a rank died or its link broke; the context is dead */
+  SRT_TIMEOUT = 7,            /* a deadline passed; the context is dead */
+  SRT_ABORTED = 8,            /* a rank gave up, by srt_abort or a failure of its own; the context is dead */
+  SRT_SHUT_DOWN = 9,          /* the context was shut down before the operation ended */
+  SRT_OUT_OF_MEMORY = 10,
+  SRT_PROTOCOL = 11,          /* malformed bytes came from a peer; the context is dead */
+  SRT_SYSTEM = 12,            /* the operating system refused something */
+  SRT_FORKED = 13,            /* called in a forked child */
+  SRT_INTERNAL = 14           /* a mistake in sirtaki */
+};
+
+enum { SRT_ALLREDUCE = 0, SRT_BROADCAST = 1, SRT_ALLGATHER = 2, SRT_BARRIER = 3 };
+enum { SRT_SUM = 0, SRT_AVERAGE = 1, SRT_MIN = 2, SRT_MAX = 3, SRT_PRODUCT = 4 };
+
+enum {
+  SRT_REQUEST_ABSENT = 1,     /* this rank has nothing new to give; see srt_request.flags */
+  SRT_REQUEST_QUEUE_SAME_NAME = 2 /* a name already in flight waits its turn instead of being refused */
+};
+enum { SRT_RESULT_UNTOUCHED = 1 }; /* absent on all ranks: the output was not written */
+
+typedef struct srt_error {
+  srt_status status;
+  char text[2044];
+} srt_error;
+
+typedef struct srt_status_entry {
+  srt_status status;
+  const char *name;           /* "mismatch" */
+  int32_t fatal;              /* 1: the context is dead after it */
+} srt_status_entry;
+
+typedef struct srt_dtype {
+  int32_t code;               /* what srt_request.dtype takes */
+  const char *name;           /* "float32" */
+  int32_t bytes;              /* of one element */
+  int32_t reducible;          /* 1: all-reduce accepts it; every dtype can be moved */
+} srt_dtype;
+
+typedef struct srt_knob {
+  const char *name;           /* "fusion_threshold"; the environment variable is SIRTAKI_FUSION_THRESHOLD */
+  const char *type;           /* "integer", "bytes", "seconds", "boolean" or "choice" */
+  const char *default_value;
+  const char *choices;        /* "auto|shm|socket" for a choice, else "" */
+  const char *help;
+  int32_t agreed;             /* 1: all ranks of a job must have the same value */
+} srt_knob;
+
+/* A rank as messages name it. */
+typedef struct srt_peer {
+  const char *host;
+  int32_t pid;
+  int32_t host_index;
+} srt_peer;
+
+typedef struct srt_topology {
+  uint32_t struct_size;
+  int32_t rank, size;
+  int32_t local_rank, local_size;
+  int32_t cross_rank, cross_size;
+  const srt_peer *peers;      /* size of them, by rank */
+} srt_topology;
+
+/* What the ranks of one host share. Descriptors are duplicated: the caller may close its own. */
+typedef struct srt_memory {
+  uint32_t struct_size;
+  int32_t fd;                 /* from srt_memory_create, mapped by the core; -1 with an address */
+  uintptr_t address;          /* an existing mapping (ranks as threads of one process), else 0 */
+  int32_t slot;               /* this rank's place: its index in the arrays below */
+  int32_t slot_count;
+  const int32_t *ranks;       /* the rank in each slot, ascending */
+  const int32_t *engine_doorbells; /* one eventfd a slot: wakes that rank's engine thread */
+  const int32_t *waiter_doorbells; /* one eventfd a slot: wakes that rank's waiting caller */
+  const int32_t *process_fds; /* one pidfd a slot (readable when that process is dead), -1: none */
+  const int32_t *socket_fds;  /* a stream socket to that rank, watched for its end only, -1: none */
+} srt_memory;
+
+typedef struct srt_tensor {
+  uintptr_t data;
+  int32_t dtype;
+  int32_t dimensions;
+  int64_t shape[16];
+  uint64_t bytes;
+} srt_tensor;
+
+/* Called once, from the engine's own thread, with no lock held; never into Python. */
+typedef void (*srt_complete_hook)(void *user, srt_status status, const char *error);
+/* Memory for an output whose size is known only now; 0 means that there is none. */
+typedef uintptr_t (*srt_allocate_hook)(void *user, const srt_tensor *output);
+
+typedef struct srt_request {
+  uint32_t struct_size;
+  int32_t kind;
+  int32_t dtype;
+  int32_t reduce_op;          /* all-reduce */
+  int32_t root;               /* broadcast: a rank of the world */
+  int32_t process_set;        /* 0: all ranks */
+  int32_t device;             /* -1: the CPU */
+  int32_t priority;           /* higher leaves first */
+  uint32_t flags;             /* SRT_REQUEST_*. An absent one joins in with its input as it is, unless it
+                                 is absent on all ranks: then nothing happens (SRT_RESULT_UNTOUCHED) */
+  int32_t group_size;         /* members of the group; 0 without a group */
+  int64_t group_id;           /* members of a group complete together; 0: none. Alike on all ranks */
+  const char *name;           /* UTF-8, 1 to 1,024 bytes; NULL: numbered per process set and kind */
+  int32_t dimensions;         /* up to 16 */
+  const int64_t *shape;
+  uint64_t layout;            /* 0: row-major; else any number that tells one stride order from another */
+  double prescale, postscale; /* all-reduce; 1.0 for none */
+  uintptr_t input;
+  uintptr_t output;           /* may be the input. All-gather: 0, the core allocates */
+  srt_complete_hook on_complete;   /* native callers only, else NULL */
+  srt_allocate_hook allocate;      /* native callers only, else NULL */
+  void *user;
+} srt_request;
+
+/* Tables. Each count and entry is fixed for a build. */
+const char *srt_version(void);
+int32_t srt_status_count(void);
+srt_status srt_status_get(int32_t index, srt_status_entry *out);
+int32_t srt_dtype_count(void);
+srt_status srt_dtype_get(int32_t index, srt_dtype *out);
+int32_t srt_knob_count(void);
+srt_status srt_knob_get(int32_t index, srt_knob *out);
+const char *srt_kernel_name(void);  /* the instruction set that reductions use here: "avx2" or "baseline" */
+
+/* Configuration: knobs by name, each checked when it is set. */
+srt_config *srt_config_create(void);
+srt_status srt_config_set(srt_config *, const char *name, const char *value, srt_error *);
+srt_status srt_config_get(const srt_config *, const char *name, char *value, int32_t capacity);
+void srt_config_destroy(srt_config *);
+
+/* Descriptors that bootstrap makes and passes between processes; each returns -1 on failure. */
+int64_t srt_memory_bytes(const srt_config *, int32_t slot_count);
+int32_t srt_memory_create(int64_t bytes, srt_error *);  /* a sealed memfd, allocated and zeroed */
+int32_t srt_doorbell_create(srt_error *);               /* an eventfd */
+int32_t srt_process_open(srt_error *);                  /* a pidfd of the calling process */
+
+/* One rank's life: create, add links, start, use, shut down, destroy. */
+srt_status srt_create(const srt_config *, const srt_topology *, srt_context **out, srt_error *);
+srt_status srt_link_socket(srt_context *, int32_t peer, int32_t fd, srt_error *); /* takes fd over on success */
+srt_status srt_link_memory(srt_context *, const srt_memory *, srt_error *);
+srt_status srt_start(srt_context *, srt_error *);
+srt_status srt_abort(srt_context *, const char *reason);      /* every rank's open handles end with this text */
+srt_status srt_shutdown(srt_context *, int32_t timeout_ms);   /* lets what is in flight end, says goodbye */
+void srt_destroy(srt_context *);                              /* no other call may be running */
+void srt_fork_child(srt_context *);                           /* in a forked child: closes, takes no lock */
+
+/* Operations. A batch is queued whole or not at all. */
+srt_status srt_enqueue(srt_context *, const srt_request *, int32_t count, srt_handle *out, srt_error *);
+/* Enqueue and wait, without waking the engine. SRT_IN_PROGRESS leaves valid handles; any other failure to
+ * queue leaves none (out[0] is 0). The status is that of the first handle that failed. */
+srt_status srt_run(srt_context *, const srt_request *, int32_t count, int32_t timeout_ms, srt_handle *out, srt_error *);
+void srt_flush(srt_context *);                                /* do not wait for more: negotiate what is queued */
+srt_status srt_poll(srt_context *, srt_handle);               /* SRT_IN_PROGRESS, or how it ended */
+/* Waits for all of them; the status is that of the first handle that failed. */
+srt_status srt_wait(srt_context *, const srt_handle *, int32_t count, int32_t timeout_ms);
+srt_status srt_output(srt_context *, srt_handle, srt_tensor *out);  /* valid until the handle is released */
+uint32_t srt_result(srt_context *, srt_handle);               /* SRT_RESULT_* of a finished handle */
+const char *srt_handle_error(srt_context *, srt_handle);      /* "" if none; valid until it is released */
+const char *srt_context_error(srt_context *);                 /* why the context is dead; "" if it lives */
+void srt_release(srt_context *, const srt_handle *, int32_t count); /* an unfinished one is released when it ends */
+/* </declarations> */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

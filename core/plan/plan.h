@@ -1,0 +1,69 @@
+// What the negotiation decided, and the data plane executes: the only thing that control and data share.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "plan/request.h"
+
+namespace sirtaki {
+
+struct PlannedTensor {
+  SignaturePtr signature;            // of a ragged kind: its first dimension is the coordinator's first reporter's
+  Ticket ticket = 0;                 // 0: this rank has joined and takes part with neutral elements
+  std::vector<int64_t> first_dimensions;  // of ragged kinds: one a member, in member order (0 for a joined rank)
+};
+
+// One collective over one process set. All tensors agree in kind, reduce op, scales, dtype, device (a fused
+// broadcast: in root only).
+struct Plan {
+  uint64_t number = 0;               // one order over all sets, from 1
+  int32_t process_set = world_set;
+  Kind kind = Kind::allreduce;
+  std::vector<int32_t> members;      // world ranks, ascending
+  int32_t contributors = 0;          // members that have not joined
+  bool untouched = false;            // absent on every member: complete without touching anything
+  std::vector<PlannedTensor> tensors;
+};
+
+// A request that ends without a plan: the ranks disagree, or a member has finished.
+struct Refusal {
+  Ticket ticket = 0;
+  Status status;
+};
+
+// Who is late with what. The coordinator emits one a cause, and every rank hears of it.
+struct Stall {
+  int32_t process_set = world_set;
+  std::vector<std::string> names;    // of tensors, at most 8
+  int32_t more_names = 0;            // beyond those
+  std::vector<int32_t> missing;      // ranks that have not submitted
+  std::vector<int32_t> waiting;      // ranks that have
+  int64_t seconds = 0;
+};
+
+struct JoinDone {
+  int32_t process_set = world_set;
+  Ticket ticket = 0;
+  int32_t last_rank = 0;
+};
+
+struct ProcessSetChange {
+  Ticket ticket = 0;                 // of the add_process_set or remove_process_set request
+  int32_t process_set = 0;
+  std::vector<int32_t> members;      // empty: removed
+};
+
+// Everything that one Decision means to this rank, in the order in which it must happen.
+struct Outcome {
+  std::vector<Plan> plans;           // only those of which this rank is a member; ascending numbers
+  std::vector<Refusal> refusals;
+  std::vector<Stall> stalls;
+  std::vector<JoinDone> joins;
+  std::vector<ProcessSetChange> process_sets;
+  Status fatal;                      // not ok: the job cannot go on (a deadline passed, a rank was lost)
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,27 @@
+// A frame is one message on a link: a fixed header, then `length` bytes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace sirtaki {
+
+enum class FrameKind : uint16_t { report = 1, decision, abort, goodbye, data };
+
+struct FrameHeader {
+  uint32_t length = 0;
+  FrameKind kind = FrameKind::data;
+  uint16_t step = 0;   // data: which of the plan's transfers this is (wraps), so that a desync is noticed
+  uint64_t plan = 0;   // data: the plan's number
+};
+static_assert(sizeof(FrameHeader) == 16);
+
+// The longest body that is accepted. A report of 8,192 new tensors stays far below it.
+constexpr uint32_t longest_frame = 64u << 20;
+
+struct Frame {
+  FrameHeader header;
+  std::span<const uint8_t> body;
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,111 @@
+#include "transport/neighbours.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace sirtaki {
+namespace {
+
+constexpr Nanoseconds grace = microseconds(10);
+
+}  // namespace
+
+Status Neighbours::open(const Config& config, const srt_memory& memory, std::unique_ptr<Neighbours>& out) {
+  std::unique_ptr<Neighbours> made(new Neighbours);
+  SIRTAKI_TRY(SharedRegion::open(config, memory.fd, memory.address, memory.slot_count, made->region_));
+  made->own_slot_ = memory.slot;
+  made->ranks_.assign(memory.ranks, memory.ranks + memory.slot_count);
+  made->bells_.resize(static_cast<size_t>(memory.slot_count));
+  for (int slot = 0; slot < memory.slot_count; ++slot) {
+    Bells& bells = made->bells_[static_cast<size_t>(slot)];
+    bells.engine = Descriptor::duplicate(memory.engine_doorbells[slot]);
+    bells.waiter = Descriptor::duplicate(memory.waiter_doorbells[slot]);
+    if (!bells.engine.is_open() || !bells.waiter.is_open())
+      return {SRT_SYSTEM, format("a doorbell could not be duplicated: %s", std::strerror(errno))};
+    if (slot == memory.slot) continue;
+    if (memory.process_fds) bells.process = Descriptor::duplicate(memory.process_fds[slot]);
+    if (memory.socket_fds) bells.socket = Descriptor::duplicate(memory.socket_fds[slot]);
+  }
+  out = std::move(made);
+  return Status::ok();
+}
+
+int Neighbours::slot_of(int32_t rank) const {
+  const auto found = std::lower_bound(ranks_.begin(), ranks_.end(), rank);
+  return found != ranks_.end() && *found == rank ? static_cast<int>(found - ranks_.begin()) : -1;
+}
+
+Attention Neighbours::attention_of(int slot) const {
+  return static_cast<Attention>(region_->rank(slot).attention.load(std::memory_order_seq_cst));
+}
+
+void Neighbours::want(int slot, Attention least, Nanoseconds now) {
+  Bells& bells = bells_[static_cast<size_t>(slot)];
+  if (attention_of(slot) < least) return;
+  bells.least = bells.wanted ? std::min(bells.least, least) : least;
+  bells.wanted = true;
+  next_ring_ = std::min(next_ring_, now + grace);
+}
+
+void Neighbours::publish(Milestone milestone, Nanoseconds now) {
+  own().milestone.store(milestone.value(), std::memory_order_seq_cst);
+  for (int slot = 0; slot < slot_count(); ++slot)
+    if (slot != own_slot_) want(slot, Attention::engine_sleeps, now);
+}
+
+void Neighbours::frames_sent(int slot, Nanoseconds now) { want(slot, Attention::idle, now); }
+
+void Neighbours::ring_due(Nanoseconds now) {
+  if (now < next_ring_) return;
+  next_ring_ = never;
+  for (int slot = 0; slot < slot_count(); ++slot) {
+    Bells& bells = bells_[static_cast<size_t>(slot)];
+    if (std::exchange(bells.wanted, false) && attention_of(slot) >= bells.least) ring(slot);
+  }
+}
+
+void Neighbours::ring(int slot) {
+  const Bells& bells = bells_[static_cast<size_t>(slot)];
+  const Attention attention = attention_of(slot);
+  if (attention == Attention::awake) return;
+  const uint64_t one = 1;
+  const int bell = attention == Attention::waiter_sleeps ? bells.waiter.get() : bells.engine.get();
+  [[maybe_unused]] const ssize_t written = ::write(bell, &one, sizeof one);  // fails only when it already rings
+}
+
+void Neighbours::wake_everyone() {
+  for (int slot = 0; slot < slot_count(); ++slot)
+    if (slot != own_slot_) ring(slot);
+}
+
+void Neighbours::write_abort(const Abort& abort) {
+  AbortRecord& record = region_->abort_record();
+  uint32_t none = 0;
+  if (!record.state.compare_exchange_strong(none, 1)) return;
+  record.status = static_cast<uint32_t>(abort.status);
+  record.rank = static_cast<uint32_t>(abort.rank);
+  record.length = static_cast<uint32_t>(std::min(abort.text.size(), sizeof record.text));
+  std::memcpy(record.text, abort.text.data(), record.length);
+  record.state.store(2, std::memory_order_seq_cst);
+}
+
+Abort Neighbours::read_abort() const {
+  const AbortRecord& record = region_->abort_record();
+  if (record.state.load(std::memory_order_seq_cst) != 2) return {};
+  const size_t length = std::min<size_t>(record.length, sizeof record.text);
+  const auto status = static_cast<srt_status>(record.status);
+  return {true, StatusTable::is_fatal(status) ? status : SRT_ABORTED, static_cast<int32_t>(record.rank), std::string(record.text, length)};
+}
+
+void Neighbours::close() {
+  for (Bells& bells : bells_)
+    for (Descriptor* one : {&bells.engine, &bells.waiter, &bells.process, &bells.socket}) one->close();
+}
+
+void Neighbours::stop_watching(int slot) {
+  bells_[static_cast<size_t>(slot)].process.close();
+  bells_[static_cast<size_t>(slot)].socket.close();
+}
+
+}  // namespace sirtaki

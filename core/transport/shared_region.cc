@@ -1,0 +1,88 @@
+#include "transport/shared_region.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace sirtaki {
+namespace {
+
+constexpr size_t ring_span = sizeof(RingHeader) + SharedRegion::ring_bytes;
+
+size_t rings_offset(int slots) { return sizeof(AbortRecord) + static_cast<size_t>(slots) * sizeof(RankBlock); }
+
+size_t chunks_offset(int slots) {
+  const size_t end = rings_offset(slots) + 2 * static_cast<size_t>(slots - 1) * ring_span;
+  return (end + 4095) / 4096 * 4096;
+}
+
+Status refused(const char* what) { return {SRT_SYSTEM, format("%s failed: %s", what, std::strerror(errno))}; }
+
+}  // namespace
+
+int64_t SharedRegion::bytes_needed(const Config& config, int slot_count) {
+  const auto chunk = static_cast<size_t>(config.integer(Knob::chunk_bytes)) / 4096 * 4096;
+  return static_cast<int64_t>(chunks_offset(slot_count) + static_cast<size_t>(slot_count) * slots_each * chunk);
+}
+
+Status SharedRegion::create(int64_t bytes, Descriptor& out) {
+  // By raw system call: no name in /dev/shm that could be left behind, and no limit of a container's /dev/shm.
+  Descriptor memory(static_cast<int>(::syscall(SYS_memfd_create, "sirtaki", MFD_CLOEXEC | MFD_ALLOW_SEALING)));
+  if (!memory.is_open()) return refused("memfd_create");
+  // Allocated now: a full machine is an error here, not a SIGBUS in the middle of training.
+  if (const int error = ::posix_fallocate(memory.get(), 0, bytes)) {
+    errno = error;
+    return refused("allocating shared memory");
+  }
+  if (::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return refused("sealing shared memory");
+  out = std::move(memory);
+  return Status::ok();
+}
+
+Status SharedRegion::open(const Config& config, int fd, uintptr_t address, int slot_count, std::unique_ptr<SharedRegion>& out) {
+  const auto bytes = static_cast<size_t>(bytes_needed(config, slot_count));
+  const auto chunk = static_cast<size_t>(config.integer(Knob::chunk_bytes)) / 4096 * 4096;
+  auto* base = reinterpret_cast<uint8_t*>(address);
+  if (!base) {
+    struct stat facts;
+    if (::fstat(fd, &facts) != 0) return refused("looking at the shared memory");
+    if (static_cast<size_t>(facts.st_size) < bytes)
+      return {SRT_INVALID_ARGUMENT, format("the shared memory has %lld bytes, but %zu are needed: do all ranks have the same chunk_bytes?", static_cast<long long>(facts.st_size), bytes)};
+    void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (mapped == MAP_FAILED) return refused("mapping the shared memory");
+    base = static_cast<uint8_t*>(mapped);
+  }
+  out.reset(new SharedRegion(base, address ? 0 : bytes, slot_count, chunk));
+  return Status::ok();
+}
+
+SharedRegion::~SharedRegion() {
+  if (mapped_) ::munmap(base_, mapped_);
+}
+
+AbortRecord& SharedRegion::abort_record() const { return *reinterpret_cast<AbortRecord*>(base_); }
+
+RankBlock& SharedRegion::rank(int slot) const {
+  return reinterpret_cast<RankBlock*>(base_ + sizeof(AbortRecord))[slot];
+}
+
+size_t SharedRegion::ring_offset(int from, int to) const {
+  const int pair = from == 0 ? 2 * (to - 1) : 2 * (from - 1) + 1;
+  return rings_offset(slot_count_) + static_cast<size_t>(pair) * ring_span;
+}
+
+RingHeader& SharedRegion::ring(int from, int to) const { return *reinterpret_cast<RingHeader*>(base_ + ring_offset(from, to)); }
+
+uint8_t* SharedRegion::ring_data(int from, int to) const { return base_ + ring_offset(from, to) + sizeof(RingHeader); }
+
+uint8_t* SharedRegion::chunk(int slot, uint64_t turn) const {
+  const size_t index = static_cast<size_t>(slot) * slots_each + turn % slots_each;
+  return base_ + chunks_offset(slot_count_) + index * chunk_bytes_;
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,99 @@
+// The memory that the ranks of one host share: who is awake, how far each has come, why a job was given up,
+// byte rings for control frames, and two chunk slots a rank for data.
+//
+// Ranks meet here through atomics only. Where one rank writes and then looks whether another sleeps, while that
+// other notes its sleep and then looks for work, both sides use sequentially consistent operations: one of the
+// two always sees the other.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/descriptor.h"
+#include "base/knobs.h"
+#include "base/status.h"
+
+namespace sirtaki {
+
+constexpr size_t cache_line = 128;  // two lines: the processor fetches them in pairs
+
+// What a rank would need in order to notice something.
+enum class Attention : uint32_t {
+  awake,          // it polls: nothing
+  idle,           // its engine sleeps and no plan is moving: a doorbell for a frame
+  engine_sleeps,  // its engine sleeps in the middle of a plan: a doorbell for anything
+  waiter_sleeps,  // a caller sleeps in the middle of a plan: a doorbell for anything
+};
+
+// How far a rank is in the plans that it executes: a plan's number and a step within it, in one ordered value.
+class Milestone {
+ public:
+  static constexpr uint64_t last_step = (uint64_t{1} << 28) - 1;
+  Milestone() = default;
+  Milestone(uint64_t plan, uint64_t step) : value_(plan << 28 | step) {}
+  uint64_t value() const { return value_; }
+
+ private:
+  uint64_t value_ = 0;
+};
+
+struct alignas(cache_line) RankBlock {
+  alignas(cache_line) std::atomic<uint64_t> milestone;
+  alignas(cache_line) std::atomic<uint32_t> attention;
+  std::atomic<uint32_t> finished;  // 1: it has said goodbye
+};
+
+// One direction of a byte pipe between two ranks.
+struct alignas(cache_line) RingHeader {
+  alignas(cache_line) std::atomic<uint64_t> written;
+  alignas(cache_line) std::atomic<uint64_t> consumed;
+};
+
+// Why the job was given up: the first rank that writes it is the origin.
+struct alignas(cache_line) AbortRecord {
+  std::atomic<uint32_t> state;  // 0: none, 1: being written, 2: readable
+  uint32_t status;
+  uint32_t rank;
+  uint32_t length;
+  char text[4096];
+};
+
+class SharedRegion {
+ public:
+  static constexpr size_t ring_bytes = 128 << 10;
+  static constexpr int slots_each = 2;  // chunk slots a rank: one is filled while the other is read
+
+  static int64_t bytes_needed(const Config& config, int slot_count);
+  // Not ok where the operating system refuses memory.
+  static Status create(int64_t bytes, Descriptor& out);
+
+  // Maps the descriptor, or takes an existing mapping.
+  static Status open(const Config& config, int fd, uintptr_t address, int slot_count, std::unique_ptr<SharedRegion>& out);
+  ~SharedRegion();
+  SharedRegion(const SharedRegion&) = delete;
+  SharedRegion& operator=(const SharedRegion&) = delete;
+
+  RankBlock& rank(int slot) const;
+  AbortRecord& abort_record() const;
+  RingHeader& ring(int from, int to) const;  // one of the two is slot 0: control frames go to and from it
+  uint8_t* ring_data(int from, int to) const;
+  uint8_t* chunk(int slot, uint64_t turn) const;
+  size_t chunk_bytes() const { return chunk_bytes_; }
+  int slot_count() const { return slot_count_; }
+
+ private:
+  SharedRegion(uint8_t* base, size_t mapped, int slot_count, size_t chunk_bytes)
+      : base_(base), mapped_(mapped), slot_count_(slot_count), chunk_bytes_(chunk_bytes) {}
+  size_t ring_offset(int from, int to) const;
+
+  uint8_t* base_;
+  size_t mapped_;  // bytes to unmap; 0: someone else's mapping
+  int slot_count_;
+  size_t chunk_bytes_;
+};
+
+}  // namespace sirtaki

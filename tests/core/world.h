@@ -1,0 +1,132 @@
+// N ranks as threads of one process, over one shared mapping or over socket pairs: the real contexts, as users'
+// processes have them, but within the sanitizers' sight.
+#pragma once
+
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "context/context.h"
+#include "transport/shared_region.h"
+
+namespace world {
+
+using namespace sirtaki;
+
+enum class Over { memory, sockets };
+
+struct Options {
+  Over over = Over::memory;
+  std::vector<std::pair<std::string, std::string>> knobs;
+  std::function<void(int rank, Context&)> prepare;  // before start
+  bool shut_down = true;                            // each rank, after its body
+};
+
+class World {
+ public:
+  World(int size, Options options) : size_(size), options_(std::move(options)) {
+    for (const auto& [name, value] : options_.knobs)
+      if (!config_.set(name, value).is_ok()) check::fail(__FILE__, __LINE__, "no such knob: " + name);
+    for (int rank = 0; rank < size; ++rank) {
+      peers_.push_back({"here", 100 + rank, 0});
+      ranks_.push_back(rank);
+      engine_bells_.push_back(::eventfd(0, EFD_NONBLOCK));
+      waiter_bells_.push_back(::eventfd(0, EFD_NONBLOCK));
+    }
+    for (int rank = 0; rank < size; ++rank) make(rank);
+    if (options_.over == Over::sockets) connect_pairs();
+    for (auto& context : contexts_)
+      if (const Status status = context->start(); !status.is_ok()) check::fail(__FILE__, __LINE__, status.text());
+  }
+
+  ~World() {
+    contexts_.clear();
+    for (int fd : engine_bells_) ::close(fd);
+    for (int fd : waiter_bells_) ::close(fd);
+  }
+
+  Context& operator[](int rank) { return *contexts_[static_cast<size_t>(rank)]; }
+
+  // Runs a body on each rank, and waits for all.
+  void run(const std::function<void(int rank, Context&)>& body) {
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size_; ++rank)
+      threads.emplace_back([&, rank] {
+        body(rank, (*this)[rank]);
+        if (options_.shut_down) (*this)[rank].shutdown(seconds(20));
+      });
+    for (auto& thread : threads) thread.join();
+  }
+
+ private:
+  void make(int rank) {
+    srt_topology topology{sizeof topology, rank, size_, rank, size_, 0, 1, peers_.data()};
+    std::unique_ptr<Context> context;
+    if (const Status status = Context::create(config_, topology, context); !status.is_ok()) check::fail(__FILE__, __LINE__, status.text());
+    if (options_.over == Over::memory && size_ > 1) {
+      // Zeroed by calloc, aligned by hand: what a fresh memfd mapping is.
+      if (!region_) region_.reset(static_cast<uint8_t*>(std::calloc(1, static_cast<size_t>(SharedRegion::bytes_needed(config_, size_)) + 4096)));
+      const auto base = (reinterpret_cast<uintptr_t>(region_.get()) + 4095) / 4096 * 4096;
+      srt_memory memory{sizeof memory, -1, base, rank, size_, ranks_.data(), engine_bells_.data(), waiter_bells_.data(), nullptr, nullptr};
+      if (const Status status = context->link_memory(memory); !status.is_ok()) check::fail(__FILE__, __LINE__, status.text());
+    }
+    if (options_.prepare) options_.prepare(rank, *context);
+    contexts_.push_back(std::move(context));
+  }
+
+  void connect_pairs() {
+    for (int a = 0; a < size_; ++a)
+      for (int b = a + 1; b < size_; ++b) {
+        int ends[2];
+        if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) check::fail(__FILE__, __LINE__, "socketpair");
+        std::ignore = (*this)[a].link_socket(b, ends[0]);
+        std::ignore = (*this)[b].link_socket(a, ends[1]);
+      }
+  }
+
+  struct Free {
+    void operator()(uint8_t* memory) const { std::free(memory); }
+  };
+
+  int size_;
+  Options options_;
+  Config config_;
+  std::vector<srt_peer> peers_;
+  std::vector<int32_t> ranks_, engine_bells_, waiter_bells_;
+  std::unique_ptr<uint8_t, Free> region_;
+  std::vector<std::unique_ptr<Context>> contexts_;
+};
+
+// A request with everything that has a default filled in.
+inline srt_request request(int32_t kind, const char* name, const int64_t* shape, int32_t dimensions, DType dtype = DType::float32) {
+  srt_request made{};
+  made.struct_size = sizeof made;
+  made.kind = kind;
+  made.dtype = static_cast<int32_t>(dtype);
+  made.device = -1;
+  made.name = name;
+  made.dimensions = dimensions;
+  made.shape = shape;
+  made.prescale = made.postscale = 1.0;
+  return made;
+}
+
+template <typename T>
+srt_request in_place(int32_t kind, const char* name, std::vector<T>& data, const int64_t& count, DType dtype) {
+  srt_request made = request(kind, name, &count, 1, dtype);
+  made.input = made.output = reinterpret_cast<uintptr_t>(data.data());
+  return made;
+}
+
+inline Status run_one(Context& context, const srt_request& request, Ticket& handle, Nanoseconds timeout = seconds(30)) {
+  Status status = context.enqueue(&request, 1, &handle);
+  return status.is_ok() ? context.wait(&handle, 1, timeout) : status;
+}
+
+}  // namespace world
