@@ -154,6 +154,11 @@ void Coordinator::State::settle_set_changes() {
   for (const DecidedSetChange& change : decision.set_changes) {
     if (!change.members.empty()) continue;
     table.forget_set(*sets.find(change.process_set), decision.retired);
+    for (Response& response : decision.responses) {  // what was agreed in this very decision is not cached after all
+      if (response.signature->process_set != change.process_set) continue;
+      std::erase(decision.retired, response.id);
+      response.id = 0;
+    }
     sets.remove(change.process_set);
   }
 }

@@ -51,26 +51,25 @@ void StallWatch::look(Nanoseconds now, EntryTable& table, const ProcessSets& set
 std::vector<StallWatch::Cause> StallWatch::find_causes(EntryTable& table, const ProcessSets& sets,
                                                        const Groups& groups) {
   std::vector<Cause> causes;
-  const auto cause_of = [&](ProcessSet& set, RankBits missing, const RankBits& waiting, Nanoseconds since,
-                            Nanoseconds next_report) -> Cause& {
-    for (Cause& cause : causes) {
-      if (cause.set != &set || !(cause.missing == missing)) continue;
-      cause.waiting |= waiting;
-      return cause;
-    }
-    return causes.emplace_back(Cause{&set, std::move(missing), waiting, {}, since, next_report});
-  };
   for (Entry& entry : table.pending()) {
-    if (entry.is_answered) continue;
     RankBits missing = entry.is_agreed ? groups.missing(entry) : entry.missing();
-    cause_of(*entry.set, std::move(missing), entry.submitted, entry.since, entry.next_stall_report)
-        .entries.push_back(&entry);
+    auto cause = std::find_if(causes.begin(), causes.end(), [&](const Cause& known) {
+      return known.set == entry.set && known.missing == missing;
+    });
+    if (cause == causes.end()) {
+      cause = causes.insert(cause, {entry.set, std::move(missing), entry.submitted, {}, entry.since,
+                                    entry.next_stall_report});
+    }
+    cause->waiting |= entry.submitted;
+    cause->entries.push_back(&entry);
   }
   for (const auto& set : sets.all()) {
-    if (!set->joined_count) continue;
+    const bool waits_for_entries =
+        std::any_of(causes.begin(), causes.end(), [&](const Cause& cause) { return cause.set == set.get(); });
+    if (!set->joined_count || waits_for_entries) continue;  // who waits for something else is not late to join
     RankBits missing = set->bits;
     missing -= set->joined;
-    cause_of(*set, std::move(missing), set->joined, set->join_waits_since, set->next_stall_report);
+    causes.push_back({set.get(), std::move(missing), set->joined, {}, set->join_waits_since, set->next_stall_report});
   }
   return causes;
 }

@@ -1,0 +1,95 @@
+// The inside of a Member, in two halves: reports go out (member.cc), decisions come in (member_apply.cc).
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "control/member.h"
+#include "control/messages.h"
+
+namespace sirtaki {
+
+// One (process set, kind, name) that is cached, in flight here, or both.
+struct Operation {
+  enum class Phase : uint8_t { idle, queued, reported, reported_by_id };
+
+  OperationKey key() const { return {process_set, kind, name}; }
+  bool is_reported() const { return phase == Phase::reported || phase == Phase::reported_by_id; }
+  bool is_needed() const { return phase != Phase::idle || id != 0; }
+
+  int32_t process_set;
+  Kind kind;
+  std::string name;
+  Phase phase = Phase::idle;
+  bool is_in_sweep = false;
+  Request request;                   // in flight unless idle
+  CacheId id = 0;
+  SignaturePtr cached;
+  std::vector<int64_t> first_dimensions;
+};
+
+struct MemberSet {
+  bool has_something_queued() const { return !queue.empty() || join_is_queued; }
+
+  int32_t number;
+  std::vector<int32_t> members;
+  size_t position = 0;               // of this rank among the members
+  bool is_member = false;
+  std::vector<Operation*> queue;
+  int64_t queued_bytes = 0;
+  Nanoseconds queued_since = never;
+  bool is_flushed = false;
+  int32_t unfinished_plans = 0;
+  Ticket join_ticket = 0;            // 0: has not joined
+  bool join_is_queued = false;
+};
+
+struct Member::State {
+  State(int32_t own_rank, int32_t size, ReportRule report_rule, uint32_t cache_capacity)
+      : rank(own_rank), rule(report_rule), cache(cache_capacity) {
+    std::vector<int32_t> world(static_cast<size_t>(size));
+    for (int32_t i = 0; i < size; ++i) world[static_cast<size_t>(i)] = i;
+    add_set(world_set, std::move(world));
+  }
+
+  void add_set(int32_t number, std::vector<int32_t> members);
+  MemberSet* find_set(int32_t number);
+  bool is_withheld(const MemberSet& set) const { return set.unfinished_plans >= rule.plans_in_flight; }
+
+  Operation& find_or_create(const OperationKey& key);
+  Operation* find(const OperationKey& key);
+  void sweep_later(Operation& operation);
+  void sweep();
+  Ticket take_ticket(Operation& operation);
+
+  void report_operation(Operation& operation, size_t position);
+  void report_queue(MemberSet& set);
+
+  Status apply_plans(Outcome& outcome);
+  Status apply_plan(const DecidedPlan& decided, uint64_t number, Outcome& outcome);
+  Operation* operation_of(PlanItem item) const;
+  Status apply_refusals(Outcome& outcome);
+  Status apply_cache_changes();
+  Status apply_joins(Outcome& outcome);
+  Status apply_set_changes(Outcome& outcome);
+  void remove_set(MemberSet& set, Outcome& outcome);
+
+  int32_t rank;
+  ReportRule rule;
+  CacheTable<Operation> cache;
+  std::vector<std::unique_ptr<MemberSet>> sets;  // by number
+  std::unordered_map<OperationKey, std::unique_ptr<Operation>, OperationKeyHash> operations;
+  std::vector<Operation*> resend;          // reported by an id that was retired meanwhile
+  uint32_t lapsed = 0;
+  uint64_t last_decision = 0;
+  Report report;                           // these four are kept for their memory
+  Decision decision;
+  std::vector<Operation*> response_operations;
+  std::vector<Operation*> to_sweep;
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,137 @@
+// Tensors of a group are planned together or refused together.
+#include "control_world.h"
+
+using namespace sirtaki;
+
+namespace {
+
+Signature member(const std::string& name, int32_t size = 2, int64_t id = 5) {
+  return in_group(allreduce(name), id, size);
+}
+
+}  // namespace
+
+TEST(a_group_waits_for_all_its_tensors) {
+  World world(2, {.fusion_threshold = 0});
+  for (int i = 0; i < 3; ++i) {
+    world.submit_all(member("a"));
+    CHECK(!world.round());
+    world.submit(0, member("b"));
+    CHECK(!world.round());
+    world.submit(1, member("b"));
+    CHECK(world.round());
+    CHECK_EQUAL(world.plans(0), "a | b");
+  }
+}
+
+TEST(groups_do_not_mix) {
+  World world(2);
+  world.submit_all(member("a", 2, 5));
+  world.submit_all(member("b", 2, 6));
+  CHECK(!world.round());
+  world.submit_all(member("c", 2, 6));
+  CHECK(world.round());
+  CHECK_EQUAL(world.plans(0), "b c");
+  world.submit_all(member("d", 2, 5));
+  CHECK(world.round());
+  CHECK_EQUAL(world.plans(1), "a d");
+}
+
+TEST(a_group_is_refused_whole) {
+  World world(2);
+  world.submit_all(member("a"));
+  CHECK(!world.round());
+  world.submit(0, member("b"));
+  world.submit(1, in_group(allreduce("b", {9}), 5, 2));
+  CHECK(world.round());
+  for (int32_t rank : {0, 1}) {
+    REQUIRE(world.outcome(rank).refusals.size() == 2);
+    for (const Refusal& refusal : world.outcome(rank).refusals) {
+      CHECK_EQUAL(refusal.status.code(), SRT_MISMATCH);
+      CHECK(contains(refusal.status.text(), "ranks disagree about 'b'"));
+    }
+  }
+  for (const char* name : {"a", "b"}) world.submit_all(member(name));
+  CHECK(world.round());
+  CHECK_EQUAL(world.plans(0), "a b");
+}
+
+TEST(late_members_of_a_refused_group_are_refused_on_every_rank) {
+  World world(2);
+  world.submit(0, member("a"));
+  world.submit(1, in_group(allreduce("a", {9}), 5, 2));
+  CHECK(world.round());
+  const std::string cause = world.refusal({0, 1}, SRT_MISMATCH);
+  CHECK(!cause.empty());
+  world.submit(0, member("b"));
+  CHECK(world.round());
+  CHECK_EQUAL(world.refusal({0}, SRT_MISMATCH), cause);
+  for (const char* name : {"a", "b"}) world.submit(0, member(name));  // rank 0 tries again before rank 1 is through
+  CHECK(!world.round());
+  world.submit(1, member("b"));
+  CHECK(world.round());
+  CHECK_EQUAL(world.refusal({1}, SRT_MISMATCH), cause);
+  CHECK(world.outcome(0).refusals.empty());
+  for (const char* name : {"a", "b"}) world.submit(1, member(name));
+  CHECK(world.round());
+  CHECK_EQUAL(world.plans(1), "a b");
+}
+
+TEST(ranks_that_group_differently_are_told_and_owe_nothing) {
+  World world(2);
+  world.submit(0, member("a"));
+  world.submit(0, member("b"));
+  world.submit(1, allreduce("a"));
+  CHECK(world.round());
+  CHECK_EQUAL(world.outcome(0).refusals.size(), 2u);
+  CHECK(contains(world.refusal({1}, SRT_MISMATCH), "rank 0 (pid 70 on hostA) has group 5 of 2 tensors"));
+  for (const char* name : {"a", "b"}) world.submit_all(member(name));
+  CHECK(world.round());
+  CHECK_EQUAL(world.plans(0), "a b");
+}
+
+TEST(a_group_has_no_more_tensors_than_it_says) {
+  World world(2);
+  for (const char* name : {"a", "b", "c"}) world.submit(0, member(name));
+  CHECK(world.round());
+  CHECK(contains(world.refusal({0}, SRT_MISMATCH), "group 5 has 2 tensors already, so 'c'"));
+  for (const char* name : {"a", "b"}) world.submit(1, member(name));
+  CHECK(world.round());
+  CHECK_EQUAL(world.plans(0), "a b");
+}
+
+TEST(a_joined_rank_counts_in_a_group) {
+  World world(2);
+  world.join(1);
+  for (const char* name : {"a", "b"}) world.submit(0, member(name));
+  CHECK(world.round());
+  CHECK_EQUAL(world.plans(1), "a b");
+}
+
+TEST(a_group_that_nobody_completes_ends_with_the_join) {
+  World world(2);
+  world.submit(0, member("a"));
+  world.join(1);
+  CHECK(!world.round());
+  world.join(0);
+  CHECK(world.round());
+  CHECK(contains(world.refusal({0}, SRT_MISMATCH), "'a' belongs to a group"));
+  CHECK_EQUAL(world.outcome(0).joins.size(), 1u);
+  for (const char* name : {"a", "b"}) world.submit_all(member(name));
+  CHECK(world.round());
+  CHECK_EQUAL(world.plans(1), "a b");
+}
+
+TEST(a_group_ends_with_a_rank_that_left) {
+  World world(2);
+  world.submit_all(member("a"));
+  CHECK(!world.round());
+  world.goodbye(1);
+  CHECK(world.decide());
+  CHECK(!world.refusal({0}, SRT_PEER_FINISHED).empty());
+  world.submit(0, member("b"));
+  CHECK(world.round());
+  CHECK_EQUAL(world.refusal({0}, SRT_PEER_FINISHED), "rank 1 (pid 71 on hostA) has finished and cannot take part in 'b'");
+}
+
+CHECK_MAIN()

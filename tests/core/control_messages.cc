@@ -1,0 +1,190 @@
+// Reports and Decisions as bytes: everything arrives as it was, and nonsense is refused without harm.
+#include <random>
+
+#include "control_world.h"
+
+using namespace sirtaki;
+
+namespace {
+
+Signature rich_signature() {
+  Signature signature = in_group(in_set(allgather("grad.w\xc3\xa9", {3, 5}), 4), -9, 2);
+  signature.dtype = DType::bfloat16;
+  signature.reduce_op = ReduceOp::product;
+  signature.device = 3;
+  signature.priority = -7;
+  signature.root = 2;
+  signature.layout = 77;
+  signature.prescale = 0.5;
+  signature.postscale = -2.0;
+  signature.splits = {1, 2, 0};
+  return signature;
+}
+
+Report rich_report() {
+  Report report;
+  report.last_decision = 12;
+  report.goodbye = true;
+  report.lapsed = 3;
+  report.present = {CacheId{5} << 24, (CacheId{6} << 24) + 1};
+  report.absent = {CacheId{7} << 24};
+  report.full_requests = {{std::make_shared<Signature>(rich_signature()), true},
+                          {std::make_shared<Signature>(add_set({0, 1, 2})), false}};
+  report.joined = {0, 4};
+  return report;
+}
+
+Decision rich_decision() {
+  Decision decision;
+  decision.number = 13;
+  decision.first_plan = 40;
+  decision.plans = {{4, 2, true, {CacheId{5} << 24, is_response}}};
+  decision.responses = {{std::make_shared<Signature>(rich_signature()), {3, 0, 9}, CacheId{8} << 24}};
+  decision.refusals = {{0, Kind::broadcast, "x", {0, 2}, SRT_MISMATCH, "ranks disagree"}};
+  decision.retired = {CacheId{1} << 24};
+  decision.joins = {{4, 1}};
+  decision.set_changes = {{5, "add", {0, 1}}, {4, "remove", {}}};
+  decision.stalls = {{0, {"x", "y"}, 3, {1}, {0, 2}, 5}};
+  decision.fatal = SRT_TIMEOUT;
+  decision.fatal_text = "too late";
+  return decision;
+}
+
+template <typename Message>
+Bytes bytes_of(const Message& message) {
+  Bytes bytes;
+  encode(message, bytes);
+  return bytes;
+}
+
+// What decodes also encodes to bytes that decode to the same again; the rest is refused.
+template <typename Message>
+void mutate(const Bytes& valid, uint32_t seed) {
+  std::mt19937 random(seed);
+  Message message;
+  for (size_t length = 0; length < valid.size(); ++length) CHECK(!decode(std::span(valid).first(length), message));
+  for (int i = 0; i < 40'000; ++i) {
+    Bytes bytes = valid;
+    for (uint32_t changes = random() % 4 + 1; changes > 0; --changes) {
+      const size_t at = random() % bytes.size();
+      switch (random() % 4) {
+        case 0: bytes[at] = static_cast<uint8_t>(random()); break;
+        case 1: bytes[at] ^= static_cast<uint8_t>(1u << random() % 8); break;
+        case 2: bytes.erase(bytes.begin() + static_cast<std::ptrdiff_t>(at)); break;
+        default: bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(at), 0xff); break;
+      }
+    }
+    if (!decode(bytes, message)) continue;
+    const Bytes again = bytes_of(message);
+    Message copy;
+    CHECK(decode(again, copy) && bytes_of(copy) == again);
+  }
+}
+
+}  // namespace
+
+TEST(report_survives_the_wire) {
+  const Bytes bytes = bytes_of(rich_report());
+  Report report;
+  REQUIRE(decode(bytes, report));
+  CHECK(bytes == bytes_of(report));
+  CHECK_EQUAL(report.last_decision, 12u);
+  CHECK(report.goodbye);
+  CHECK_EQUAL(report.lapsed, 3u);
+  CHECK_EQUAL(report.present, rich_report().present);
+  CHECK_EQUAL(report.absent, rich_report().absent);
+  CHECK_EQUAL(report.joined, rich_report().joined);
+  REQUIRE(report.full_requests.size() == 2);
+  CHECK(*report.full_requests[0].signature == rich_signature());
+  CHECK(report.full_requests[0].absent);
+  CHECK(*report.full_requests[1].signature == add_set({0, 1, 2}));
+}
+
+TEST(decision_survives_the_wire) {
+  const Bytes bytes = bytes_of(rich_decision());
+  Decision decision;
+  REQUIRE(decode(bytes, decision));
+  CHECK(bytes == bytes_of(decision));
+  CHECK_EQUAL(decision.number, 13u);
+  CHECK_EQUAL(decision.plans[0].items, rich_decision().plans[0].items);
+  CHECK(decision.plans[0].untouched);
+  CHECK(*decision.responses[0].signature == rich_signature());
+  CHECK_EQUAL(decision.responses[0].first_dimensions, rich_decision().responses[0].first_dimensions);
+  CHECK_EQUAL(decision.refusals[0].text, "ranks disagree");
+  CHECK_EQUAL(decision.set_changes[0].members, rich_decision().set_changes[0].members);
+  CHECK_EQUAL(decision.stalls[0].names, rich_decision().stalls[0].names);
+  CHECK_EQUAL(decision.fatal_text, "too late");
+}
+
+TEST(decoding_reuses_a_message_without_a_trace) {
+  Report report;
+  REQUIRE(decode(bytes_of(rich_report()), report));
+  REQUIRE(decode(bytes_of(Report()), report));
+  CHECK(bytes_of(report) == bytes_of(Report()));
+  Decision decision;
+  REQUIRE(decode(bytes_of(rich_decision()), decision));
+  REQUIRE(decode(bytes_of(Decision()), decision));
+  CHECK(bytes_of(decision) == bytes_of(Decision()));
+}
+
+TEST(unreasonable_signatures_are_refused) {
+  const auto decodes = [](const Signature& signature) {
+    Report report;
+    report.full_requests = {{std::make_shared<Signature>(signature), false}};
+    return decode(bytes_of(report), report);
+  };
+  CHECK(decodes(allreduce("x", {1 << 20, 0, 7})));
+  CHECK(decodes(allreduce(std::string(longest_name, 'x'))));
+  CHECK(!decodes(allreduce(std::string(longest_name + 1, 'x'))));
+  CHECK(!decodes(allreduce("")));
+  CHECK(!decodes(allreduce("a\nb")));
+  CHECK(!decodes(allreduce("x", {-1})));
+  CHECK(!decodes(allreduce("x", {int64_t{1} << 40, int64_t{1} << 40})));
+  CHECK(!decodes(allreduce("x", {int64_t{1} << 40, int64_t{1} << 40, 0})));
+  CHECK(!decodes(allreduce("x", std::vector<int64_t>(most_dimensions + 1, 1))));
+  CHECK(!decodes(in_group(allreduce("x"), 1, 0)));
+  CHECK(!decodes(in_group(allreduce("x"), 0, 2)));
+  CHECK(!decodes(in_group(allreduce("x"), 1, -2)));
+  Signature scaled = allreduce("x");
+  scaled.prescale = __builtin_nan("");
+  CHECK(!decodes(scaled));
+  CHECK(decodes(add_set(std::vector<int64_t>(1'000, 1'000'000))));
+}
+
+TEST(long_lists_cost_nothing_before_they_are_there) {
+  Bytes bytes = bytes_of(Report());
+  bytes[13] = bytes[14] = bytes[15] = bytes[16] = 0xff;  // 4 billion cache ids
+  Report report;
+  CHECK(!decode(bytes, report));
+  CHECK(report.present.capacity() < 1'000);
+}
+
+TEST(mutated_reports_do_no_harm) { mutate<Report>(bytes_of(rich_report()), 1); }
+
+TEST(mutated_decisions_do_no_harm) { mutate<Decision>(bytes_of(rich_decision()), 2); }
+
+// The state machines themselves, fed with bytes that were true before someone changed one.
+TEST(mutated_messages_leave_the_state_machines_whole) {
+  for (uint32_t seed = 0; seed < 3'000; ++seed) {
+    std::mt19937 random(seed);
+    World world(2);
+    world.submit_all(allreduce("a"));
+    world.submit_all(allgather("g", {2, 3}));
+    world.round();
+    world.submit_all(allreduce("a"));
+    world.submit_all(add_set({0}));
+    Bytes report = world.take_report(0);
+    report[random() % report.size()] ^= static_cast<uint8_t>(1u << random() % 8);
+    const Bytes other = world.take_report(1);
+    if (!world.coordinator.merge(0, report, world.now).is_ok()) continue;
+    world.deliver(1, other);
+    Bytes decision;
+    if (!world.coordinator.decide(world.now, decision)) continue;
+    Outcome outcome;
+    decision[random() % decision.size()] ^= static_cast<uint8_t>(1u << random() % 8);
+    (void)world.members[0]->apply(decision, outcome).is_ok();
+    (void)world.members[1]->apply(decision, outcome).is_ok();
+  }
+}
+
+CHECK_MAIN()

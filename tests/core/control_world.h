@@ -1,0 +1,180 @@
+// A whole negotiation in one thread: members, a coordinator, and bytes carried between them by hand.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "control/coordinator.h"
+#include "control/member.h"
+#include "control/messages.h"
+
+namespace sirtaki {
+
+inline Signature allreduce(const std::string& name, std::vector<int64_t> shape = {4}) {
+  Signature signature;
+  signature.name = name;
+  signature.shape = std::move(shape);
+  return signature;
+}
+
+inline Signature broadcast(const std::string& name, int32_t root = 0) {
+  Signature signature = allreduce(name);
+  signature.kind = Kind::broadcast;
+  signature.root = root;
+  return signature;
+}
+
+inline Signature allgather(const std::string& name, std::vector<int64_t> shape) {
+  Signature signature = allreduce(name, std::move(shape));
+  signature.kind = Kind::allgather;
+  return signature;
+}
+
+inline Signature barrier(const std::string& name) {
+  Signature signature = allreduce(name, {});
+  signature.kind = Kind::barrier;
+  return signature;
+}
+
+inline Signature in_set(Signature signature, int32_t process_set) {
+  signature.process_set = process_set;
+  return signature;
+}
+
+inline Signature in_group(Signature signature, int64_t group_id, int32_t group_size) {
+  signature.group_id = group_id;
+  signature.group_size = group_size;
+  return signature;
+}
+
+inline Signature add_set(std::vector<int64_t> ranks, const std::string& name = "add") {
+  Signature signature = allreduce(name, std::move(ranks));
+  signature.kind = Kind::add_process_set;
+  return signature;
+}
+
+inline Signature remove_set(int32_t number, const std::string& name = "remove") {
+  Signature signature = allreduce(name, {});
+  signature.kind = Kind::remove_process_set;
+  signature.root = number;
+  return signature;
+}
+
+inline std::vector<std::string> rank_names(int32_t size) {
+  std::vector<std::string> names;
+  for (int32_t rank = 0; rank < size; ++rank) {
+    names.push_back("rank " + std::to_string(rank) + " (pid " + std::to_string(70 + rank) + " on hostA)");
+  }
+  return names;
+}
+
+struct World {
+  explicit World(int32_t size, CoordinatorRules rules = {}, ReportRule report_rule = {})
+      : coordinator(rank_names(size), rules), outcomes(static_cast<size_t>(size)) {
+    for (int32_t rank = 0; rank < size; ++rank) {
+      members.push_back(std::make_unique<Member>(rank, size, report_rule, rules.cache_capacity));
+    }
+  }
+
+  int32_t size() const { return static_cast<int32_t>(members.size()); }
+
+  Ticket submit(int32_t rank, const Signature& signature, bool absent = false) {
+    members[static_cast<size_t>(rank)]->submit({std::make_shared<Signature>(signature), ++last_ticket, absent}, now);
+    return last_ticket;
+  }
+
+  void submit_all(const Signature& signature) {
+    for (int32_t rank = 0; rank < size(); ++rank) submit(rank, signature);
+  }
+
+  Ticket join(int32_t rank, int32_t process_set = world_set) {
+    members[static_cast<size_t>(rank)]->join(process_set, ++last_ticket, now);
+    return last_ticket;
+  }
+
+  void goodbye(int32_t rank) {
+    Bytes bytes;
+    members[static_cast<size_t>(rank)]->goodbye(bytes);
+    deliver(rank, bytes);
+  }
+
+  // The report of one rank, on its way.
+  Bytes take_report(int32_t rank) {
+    Bytes bytes;
+    members[static_cast<size_t>(rank)]->flush();
+    members[static_cast<size_t>(rank)]->report(bytes);
+    CHECK(decode(bytes, last_report));
+    return bytes;
+  }
+
+  void deliver(int32_t rank, const Bytes& bytes) {
+    const Status status = coordinator.merge(rank, bytes, now);
+    CHECK_EQUAL(std::string(status.text()), "");
+  }
+
+  void report(int32_t rank) { deliver(rank, take_report(rank)); }
+
+  // One Decision, applied everywhere; every plan ends at once.
+  bool decide() {
+    Bytes bytes;
+    for (Outcome& outcome : outcomes) outcome = {};
+    if (!coordinator.decide(now, bytes)) return false;
+    CHECK(decode(bytes, last_decision));
+    for (int32_t rank = 0; rank < size(); ++rank) apply(rank, bytes);
+    return true;
+  }
+
+  void apply(int32_t rank, const Bytes& bytes) {
+    Member& member = *members[static_cast<size_t>(rank)];
+    Outcome& outcome = outcomes[static_cast<size_t>(rank)];
+    const Status status = member.apply(bytes, outcome);
+    CHECK_EQUAL(std::string(status.text()), "");
+    for (const Plan& plan : outcome.plans) member.plan_finished(plan.process_set);
+  }
+
+  // Everyone reports, and one Decision follows.
+  bool round() {
+    for (int32_t rank = 0; rank < size(); ++rank) {
+      if (members[static_cast<size_t>(rank)]->report_due() != never) report(rank);
+    }
+    return decide();
+  }
+
+  const Outcome& outcome(int32_t rank) const { return outcomes[static_cast<size_t>(rank)]; }
+
+  // The text with which every one of these ranks was refused one thing; "" if one was not, or differently.
+  std::string refusal(const std::vector<int32_t>& ranks, srt_status code) const {
+    std::string text;
+    for (int32_t rank : ranks) {
+      const auto& refusals = outcome(rank).refusals;
+      if (refusals.size() != 1 || refusals[0].status.code() != code) return "";
+      if (rank != ranks[0] && text != refusals[0].status.text()) return "";
+      text = refusals[0].status.text();
+    }
+    return text;
+  }
+
+  // The names in a rank's plans: "a b | c".
+  std::string plans(int32_t rank) const {
+    std::string text;
+    for (const Plan& plan : outcome(rank).plans) {
+      if (!text.empty()) text += " |";
+      for (const PlannedTensor& tensor : plan.tensors) text += (text.empty() ? "" : " ") + tensor.signature->name;
+    }
+    return text;
+  }
+
+  Coordinator coordinator;
+  std::vector<std::unique_ptr<Member>> members;
+  std::vector<Outcome> outcomes;
+  Report last_report;
+  Decision last_decision;
+  Ticket last_ticket = 0;
+  Nanoseconds now = seconds(100);
+};
+
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace sirtaki
