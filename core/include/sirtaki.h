@@ -15,6 +15,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 /* <declarations> */
 typedef int32_t srt_status;   /* SRT_OK or the kind of failure; srt_status_info names them */
@@ -191,6 +192,7 @@ const char *srt_context_error(srt_context *);                 /* why the context
 void srt_release(srt_context *, const srt_handle *, int32_t count); /* an unfinished one is released when it ends */
 /* </declarations> */
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif
