@@ -14,7 +14,6 @@ from .command import find_program
 from .cores import usable_cores
 from .environment import thread_counts
 from .errors import LaunchError
-from .process import Program
 
 USAGE = "hvdrun -np N [options] command [arguments]"
 EXAMPLE = "for example: hvdrun -np 2 python train.py"
@@ -57,7 +56,7 @@ def _run(arguments: list[str]) -> int:
 
     settings = Settings(
         size=options.size,
-        program=Program(path, options.command),
+        command=[path, *options.command[1:]],
         start_timeout=options.start_timeout,
         output_folder=options.output_filename,
         verbose=options.verbose,

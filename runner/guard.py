@@ -84,14 +84,13 @@ def main() -> None:
 
 
 def end_groups(groups: Sequence[int]) -> None:
-    """Ends all processes of these groups: SIGTERM, and SIGKILL for those that are still there a little later."""
+    """Ends all processes of these groups: SIGTERM, then SIGKILL for those that do not heed it."""
     deadline = time.monotonic() + GRACE_SECONDS
-    alive = [group for group in groups if _signal(group, signal.SIGTERM)]
+    alive = {group for group in groups if _signal(group, signal.SIGTERM)}
     for group in alive:
         _signal(group, signal.SIGCONT)  # a stopped process would not notice
-    while alive and time.monotonic() < deadline:
+    while (alive := _with_members(alive)) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
-        alive = [group for group in alive if _signal(group, 0)]
     for group in alive:
         _signal(group, signal.SIGKILL)
 
@@ -103,6 +102,24 @@ def _signal(group: int, number: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def _with_members(groups: set[int]) -> set[int]:
+    """Those groups in which a process still runs.
+
+    One that is dead but unburied does not count: in a container without an init process it stays for ever.
+    """
+    found = set()
+    for entry in os.listdir("/proc") if groups else ():
+        if entry.isdecimal():
+            try:
+                with open(f"/proc/{entry}/stat", "rb") as file:
+                    state, _, group = file.read().rpartition(b")")[2].split()[:3]
+            except OSError:  # it has just gone
+                continue
+            if state not in b"ZX" and int(group) in groups:
+                found.add(int(group))
+    return found
 
 
 def _remove(directory: bytes) -> None:

@@ -11,7 +11,7 @@ import selectors
 import stat
 import struct
 import termios
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from .display import Display
 from .environment import RankEnvironment
 from .errors import LaunchError
 from .guard import Guard
-from .process import Program, RankProcess
+from .process import RankProcess
 from .signals import Bell
 from .supervisor import Mailbox, Supervisor
 
@@ -36,7 +36,7 @@ class Settings:
     """What the user asked for."""
 
     size: int
-    program: Program
+    command: Sequence[str]  # the path of a program, and its arguments
     start_timeout: float = 120.0  # seconds
     output_folder: Path | None = None
     verbose: bool = False
@@ -60,27 +60,27 @@ def run_job(settings: Settings) -> int:
         environment = RankEnvironment(
             job.size, job.id, server.address, key_file, settings.start_timeout, settings.additions
         )
-        ranks = _start_ranks(settings.program, environment, guard)  # before there is a thread: it forks
+        ranks = _start_ranks(settings.command, environment, guard)  # before there is a thread: it forks
         server.start()
         inquiry = Inquiry(settings.start_timeout)
         for rank in ranks:
             inquiry.note_start(rank.rank, rank.pid)
             display.add_rank(rank.rank, rank.stdout, rank.stderr)
-            display.detail(f"rank {rank.rank} is pid {rank.pid}: {' '.join(settings.program.arguments)}")
+            display.detail(f"rank {rank.rank} is pid {rank.pid}: {' '.join(settings.command)}")
         if _input_is_lost():
             display.say("standard input is not passed on: every rank reads /dev/null")
         return Supervisor(ranks, display, selector, inquiry, server).run(bell, mailbox, guard)
 
 
-def _start_ranks(program: Program, environment: RankEnvironment, guard: Guard) -> list[RankProcess]:
+def _start_ranks(command: Sequence[str], environment: RankEnvironment, guard: Guard) -> list[RankProcess]:
     ranks: list[RankProcess] = []
     for rank in range(environment.size):
         try:
-            ranks.append(RankProcess(rank, program, environment.of(rank, os.environ), guard))
+            ranks.append(RankProcess(rank, command, environment.of(rank, os.environ), guard))
         except OSError as error:
-            reason = f"cannot start rank {rank}: {program.path}: {error.strerror}"
+            reason = f"cannot start rank {rank}: {command[0]}: {error.strerror}"
             if error.errno == errno.ENOEXEC:
-                reason = f"{program.path} is neither a program nor a script that begins with '#!'"
+                reason = f"{command[0]} is neither a program nor a script that begins with '#!'"
             raise LaunchError(reason, NOT_EXECUTABLE) from None
     return ranks
 

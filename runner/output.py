@@ -1,6 +1,4 @@
-"""What the ranks say, line by line: shown with the rank's number, kept in files, and the last of it
-remembered.
-"""
+"""What the ranks say, line by line: shown with the rank's number, kept in files, its end remembered."""
 
 from __future__ import annotations
 

@@ -1,47 +1,46 @@
-"""One rank as a process: started in a group of its own, watched, signalled, and buried at the end of the job."""
+"""One rank as a process: started in a group of its own, watched, signalled, buried at the end of the job."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from .culprit import Ending
 from .guard import Guard
 from .signals import HANDLED
 
 
-@dataclass(frozen=True)
-class Program:
-    """What every rank runs."""
-
-    path: str
-    arguments: Sequence[str]
-
-
 class RankProcess:
-    """A running rank. It leads its own process group, and stays unburied until `bury`, so that the number of
-    its group cannot pass to anyone else.
+    """A running rank, which leads its own process group.
+
+    It stays unburied until `bury`, so that the number of its group cannot pass to anyone else.
     """
 
-    def __init__(self, rank: int, program: Program, environment: Mapping[str, str], guard: Guard) -> None:
-        """Starts the rank; raises OSError if the system refuses or cannot run the program."""
+    def __init__(
+        self, rank: int, command: Sequence[str], environment: Mapping[str, str], guard: Guard
+    ) -> None:
+        """Starts the rank; raises OSError if the system refuses or cannot run the program.
+
+        `command` begins with the path of the program; by it Python finds the environment it belongs to.
+        """
         self.rank = rank
         self.ending: Ending | None = None
+        self._buried = False
         self.stdout, stdout = os.pipe()
         self.stderr, stderr = os.pipe()
         failure, report_failure = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _become(program, environment, guard, (stdout, stderr, report_failure))
+            _become(command, environment, guard, (stdout, stderr, report_failure))
         for descriptor in (stdout, stderr, report_failure):
             os.close(descriptor)
         with open(failure, "rb") as file:
             error = file.read()  # ends when the program has replaced this one, or with the reason why not
         if error:
             os.waitpid(self.pid, 0)
-            raise OSError(int(error), os.strerror(int(error)), program.path)
+            raise OSError(int(error), os.strerror(int(error)), command[0])
 
     def check(self) -> Ending | None:
         """How the rank ended, if it has ended since the last look."""
@@ -58,18 +57,19 @@ class RankProcess:
 
     def signal(self, number: int) -> None:
         """Sends a signal to the rank and to all processes that it has started in its group."""
-        try:
-            os.killpg(self.pid, number)
-        except ProcessLookupError:
+        if self._buried:
             return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
 
     def bury(self) -> None:
         """Lets the system forget the rank, which has ended."""
         os.waitpid(self.pid, 0)
+        self._buried = True
 
 
 def _become(
-    program: Program, environment: Mapping[str, str], guard: Guard, descriptors: tuple[int, int, int]
+    command: Sequence[str], environment: Mapping[str, str], guard: Guard, descriptors: tuple[int, int, int]
 ) -> None:
     """In the new process: becomes the rank. Never returns."""
     stdout, stderr, report_failure = descriptors
@@ -84,7 +84,7 @@ def _become(
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
-        os.execve(program.path, list(program.arguments), environment)
+        os.execve(command[0], list(command), environment)
     except OSError as error:
         os.write(report_failure, str(error.errno).encode())
     finally:

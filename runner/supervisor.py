@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from sirtaki._core.bootstrap.messages import StoreEvent
+from sirtaki._core.bootstrap.messages import StoreEvent, describe
 from sirtaki._core.bootstrap.store_server import StoreServer
 
 from .culprit import Inquiry, Verdict
@@ -65,19 +65,23 @@ class Supervisor:
         self._listen(bell, mailbox)
         self._turn_until(lambda: all(rank.ending for rank in self._ranks))
         self._server.close()
-        for event in mailbox.empty():
-            self._inquiry.note_event(event)
-        if self._verdict is None and self._inquiry.failed:
-            self._verdict = self._inquiry.verdict()
+        verdict = self._final_verdict(mailbox)
         for rank in self._ranks:
             rank.bury()
         guard.release()
         self._turn_until(lambda: guard.ended() or self._hurry)
         self._display.close_streams()
-        verdict = self._verdict or Verdict(0)
         self._pronounce(verdict)
         self._turn_until(lambda: self._display.all_shown or self._hurry)
         return verdict.exit_code
+
+    def _final_verdict(self, mailbox: Mailbox) -> Verdict:
+        self._decide_at = self._kill_at = None
+        for event in mailbox.empty():
+            self._inquiry.note_event(event)
+        if self._verdict is None:
+            self._verdict = self._inquiry.verdict() if self._inquiry.failed else Verdict(0)
+        return self._verdict
 
     def _turn_until(self, over: Callable[[], bool]) -> None:
         while not over():
@@ -102,7 +106,7 @@ class Supervisor:
     def _listen(self, bell: Bell, mailbox: Mailbox) -> None:
         numbers = bell.read()
         for event in mailbox.empty():
-            self._display.detail(f"the rendezvous reports: {event}")
+            self._display.detail(f"the rendezvous reports that {describe(event)}")
             self._inquiry.note_event(event)
         for rank in self._ranks:
             if ending := rank.check():

@@ -24,8 +24,8 @@ REPORTS = ("initialised", "finished", "aborted", "peer_lost")
 class StoreEvent:
     """What the rendezvous tells the process that runs it.
 
-    kind: one of REPORTS, as that rank reported it; "arrived": a rank has begun an init; "overdue": the ranks
-    `missing` let others wait too long; "refused": a client was turned away (its rank, or -1 if it is not
+    kind: one of REPORTS, as that rank reported it; "arrived": a rank has begun an init; "overdue": others
+    waited in vain for the ranks `missing`; "refused": a client was turned away (its rank, or -1 if it is not
     known).
     """
 
@@ -34,6 +34,16 @@ class StoreEvent:
     generation: int
     text: str = ""
     missing: tuple[int, ...] = ()
+
+
+def describe(event: StoreEvent) -> str:
+    """An event as part of a sentence."""
+    if event.kind == "overdue":
+        return event.text
+    if event.kind == "refused":
+        return f"it refused a client: {event.text}"
+    what = {"arrived": "called init", "peer_lost": "lost another rank"}.get(event.kind, event.kind)
+    return f"rank {event.rank} has {what}" + (f": {event.text}" if event.text else "")
 
 
 def pack_report(event: str, text: str) -> bytes:

@@ -15,7 +15,9 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class Answer:
-    """The end of one all-gather, for the ranks that wait in it: either all payloads, or an error."""
+    """The end of one all-gather, for the ranks that wait in it: all payloads; or an error, and the ranks that
+    are to blame because they are missing.
+    """
 
     place: Place
     waiting: tuple[int, ...]
@@ -74,28 +76,27 @@ class Rounds:
     def expire(self, now: float) -> list[Answer]:
         """Answers those who have waited too long."""
         late = [place for place, this in self._open.items() if this.deadline <= now]
-        return [
-            self._fail(
-                place, f"{self._who_is_here(place)} ({self._timeout:g} s after the first)", timed_out=True
-            )
-            for place in late
-        ]
+        return [self._expire(place) for place in late]
 
     def next_deadline(self) -> float | None:
         return min((this.deadline for this in self._open.values()), default=None)
 
+    def _expire(self, place: Place) -> Answer:
+        error = f"{self._who_is_here(place)} ({self._timeout:g} s after the first)"
+        return self._fail(place, error, self._missing(place), timed_out=True)
+
     def _fail_without_the_gone(self) -> list[Answer]:
         answers = []
         for place in list(self._open):
-            for rank in self._missing(place):
-                up_to_generation, reason = self._gone.get(rank, (-1.0, ""))
-                if up_to_generation >= place[0]:
-                    answers.append(self._fail(place, f"{self._who_is_here(place)}, but rank {rank} {reason}"))
-                    break
+            gone = tuple(
+                rank for rank in self._missing(place) if self._gone.get(rank, (-1.0, ""))[0] >= place[0]
+            )
+            if gone:
+                error = f"{self._who_is_here(place)}, but rank {gone[0]} {self._gone[gone[0]][1]}"
+                answers.append(self._fail(place, error, gone))
         return answers
 
-    def _fail(self, place: Place, error: str, timed_out: bool = False) -> Answer:
-        missing = self._missing(place)
+    def _fail(self, place: Place, error: str, missing: tuple[int, ...], timed_out: bool = False) -> Answer:
         waiting = tuple(self._open.pop(place).payloads)
         self._failed[place[0]] = error
         return Answer(place, waiting, error=error, timed_out=timed_out, missing=missing)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import cast
 
 from .address import address_of, listen_at
 from .handshake import (
@@ -137,8 +138,8 @@ class StoreServer:
         if self._thread.is_alive():
             self._call(self._stop)
             self._thread.join()
-        for key in list(self._selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]  # only sockets are registered
+        for key in list((self._selector.get_map() or {}).values()):
+            cast(socket.socket, key.fileobj).close()
         self._selector.close()
         self._bell_rope.close()
 
@@ -277,7 +278,10 @@ class StoreServer:
         if event not in REPORTS:
             raise BootstrapError("the rendezvous does not know this event")
         rank, generation = _who(connection)
-        connection.last_words = "has finished" if event == "finished" else printable(text, 500)
+        if event == "finished":
+            connection.last_words = "has finished"
+        elif event != "initialised":
+            connection.last_words = f"gave up: {printable(text, 500)}"
         self._on_event(StoreEvent(event, rank, generation, printable(text, TEXT_LIMIT)))
 
     def _give(self, answers: list[Answer]) -> None:

@@ -1,0 +1,62 @@
+"""What tests that start hvdrun as a process of its own have in common."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+HVDRUN = (sys.executable, "-m", "sirtaki.runner")
+FAILSAFE_SECONDS = 60.0
+
+# What a rank needs to talk to the rendezvous as `init` does, without the core; `{}` is for the test's lines.
+RANK_SCRIPT = """
+import os, signal, sys, time
+from sirtaki._core._version import VERSION
+from sirtaki._core.bootstrap.handshake import BootstrapError, Identity, Job
+from sirtaki._core.bootstrap.key import read_key
+from sirtaki._core.bootstrap.store import StoreClient
+
+rank, size = int(os.environ["SIRTAKI_RANK"]), int(os.environ["SIRTAKI_SIZE"])
+
+def connect(generation=1):
+    job = Job(os.environ["SIRTAKI_JOB"], size, read_key(os.environ["SIRTAKI_KEY_FILE"]), VERSION)
+    timeout = float(os.environ["SIRTAKI_START_TIMEOUT"])
+    return StoreClient.connect(os.environ["SIRTAKI_RENDEZVOUS"], job, Identity(rank, generation), timeout)
+
+def init(generation=1):
+    client = connect(generation)
+    client.all_gather(b"")
+    client.report("initialised")
+    return client
+
+{}
+"""
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    """Waits until `condition()` is true; fails with `what` after a long time."""
+    deadline = time.monotonic() + FAILSAFE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.01)
+
+
+def read_pids(folder: Path, count: int) -> list[int]:
+    """The process numbers that `count` ranks, or what they started, have written to files in `folder`."""
+
+    def complete() -> list[Path]:
+        files = [file for file in folder.glob("*.pid") if file.read_text().endswith("\n")]
+        return files if len(files) == count else []
+
+    wait_until(complete, f"{count} processes have written their numbers")
+    return [int(file.read_text()) for file in complete()]
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is not merely unburied."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

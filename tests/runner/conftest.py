@@ -1,0 +1,72 @@
+"""hvdrun as a user runs it: a process of its own, whose ranks are real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from launching import FAILSAFE_SECONDS, HVDRUN, RANK_SCRIPT
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """The environment of these tests without what an outer job or shell may have set."""
+    foreign = ("SIRTAKI_", "HOROVOD_", "OMP_", "MKL_", "OPENBLAS_", "VIRTUAL_ENV", "CONDA_PREFIX")
+    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+
+
+@pytest.fixture
+def rank_script(tmp_path: Path) -> Callable[[str], str]:
+    """Writes a script for the ranks and returns its path."""
+
+    def write(body: str) -> str:
+        path = tmp_path / "rank_script.py"
+        path.write_text(RANK_SCRIPT.format(body))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def hvdrun(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs hvdrun to its end with standard input from /dev/null, and returns what it said."""
+
+    def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+        defaults: dict[str, object] = {
+            "env": environment,
+            "stdin": subprocess.DEVNULL,
+            "capture_output": True,
+            "text": True,
+            "timeout": FAILSAFE_SECONDS,
+        }
+        return subprocess.run([*HVDRUN, *arguments], **(defaults | options))
+
+    return run
+
+
+@pytest.fixture
+def start_hvdrun(environment: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts hvdrun and leaves it running; whatever still runs after the test is ended."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
+        defaults: dict[str, object] = {
+            "env": environment,
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+        }
+        process = subprocess.Popen([*HVDRUN, *arguments], **(defaults | options))
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        process.communicate(timeout=FAILSAFE_SECONDS)

@@ -1,0 +1,192 @@
+"""hvdrun starts ranks, hands them their places, and says clearly what is wrong with a command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sirtaki._core._version import VERSION
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+SHOW_PLACE = """
+names = ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"]
+for prefix in ("SIRTAKI", "HOROVOD"):
+    print(prefix, *[os.environ[f"{prefix}_{name}"] for name in names])
+print(os.environ["PYTHONUNBUFFERED"], os.environ["SIRTAKI_START_TIMEOUT"])
+"""
+
+
+def test_each_rank_finds_its_place_in_its_environment(hvdrun: Run, rank_script: Callable[[str], str]) -> None:
+    result = hvdrun("-np", "3", "--start-timeout", "7", "python", rank_script(SHOW_PLACE))
+    assert result.returncode == 0, result.stderr
+    for rank in range(3):
+        lines = [line for line in result.stdout.splitlines() if line.startswith(f"[{rank}]")]
+        place = f"{rank} 3 {rank} 3 0 1"
+        assert lines == [f"[{rank}] SIRTAKI {place}", f"[{rank}] HOROVOD {place}", f"[{rank}] 1 7"]
+
+
+def test_ranks_meet_at_the_rendezvous(hvdrun: Run, rank_script: Callable[[str], str]) -> None:
+    script = rank_script("print(b''.join(connect().all_gather(b'%d' % rank)).decode())")
+    result = hvdrun("-np", "3", "python", script)
+    assert sorted(result.stdout.splitlines()) == ["[0] 012", "[1] 012", "[2] 012"]
+    assert result.returncode == 0
+
+
+@pytest.mark.parametrize("flag", ["-np", "-n", "--num-proc"])
+def test_the_number_of_ranks(hvdrun: Run, flag: str) -> None:
+    assert sorted(hvdrun(flag, "2", "echo", "hello").stdout.splitlines()) == ["[0] hello", "[1] hello"]
+
+
+def test_options_of_the_command_are_its_own(hvdrun: Run) -> None:
+    result = hvdrun("-np", "1", "echo", "--verbose", "-np", "3", "--", "x")
+    assert result.stdout == "[0] --verbose -np 3 -- x\n"
+
+
+def test_a_command_that_never_calls_init_is_fine(hvdrun: Run) -> None:
+    result = hvdrun("-np", "2", "true")
+    assert (result.returncode, result.stdout) == (0, "")
+
+
+def test_threads_are_shared_and_that_is_said_in_one_line(hvdrun: Run) -> None:
+    cores = len(os.sched_getaffinity(0))
+    result = hvdrun("-np", str(2 * cores), "sh", "-c", "echo $OMP_NUM_THREADS $MKL_NUM_THREADS")
+    assert {line.split("] ")[1] for line in result.stdout.splitlines()} == {"1 1"}
+    assert result.stderr.count("\n") == 1
+    assert f"{2 * cores} ranks on " in result.stderr
+    assert "OMP_NUM_THREADS=1 for each" in result.stderr
+
+
+def test_threads_that_the_user_has_set_stand(hvdrun: Run, environment: dict[str, str]) -> None:
+    command = ("sh", "-c", "echo $OMP_NUM_THREADS $MKL_NUM_THREADS")
+    result = hvdrun("-np", "1", *command, env={**environment, "OMP_NUM_THREADS": "5"})
+    assert (result.stdout, result.stderr) == ("[0] 5\n", "")
+
+
+def test_python_is_the_one_that_hvdrun_belongs_to(
+    hvdrun: Run, environment: dict[str, str], tmp_path: Path
+) -> None:
+    show = "import sys; print(sys.prefix)"
+    empty = {**environment, "PATH": str(tmp_path)}
+    result = hvdrun("-np", "1", "python", "-c", show, env=empty)
+    assert result.stdout == f"[0] {sys.prefix}\n"
+    assert "python" not in result.stderr
+    result = hvdrun("-np", "1", "python", "-c", show, env={**environment, "VIRTUAL_ENV": str(tmp_path)})
+    assert result.stdout == f"[0] {sys.prefix}\n"
+    assert f"where hvdrun is installed, and not the environment {tmp_path}" in result.stderr
+
+
+def test_every_rank_reads_nothing_and_lost_input_is_mentioned(hvdrun: Run, tmp_path: Path) -> None:
+    assert "standard input" not in hvdrun("-np", "1", "cat").stderr
+    given = tmp_path / "given"
+    given.write_text("data\n")
+    with given.open() as file:
+        result = hvdrun("-np", "2", "cat", stdin=file)
+    assert (result.returncode, result.stdout) == (0, "")
+    assert "hvdrun: standard input is not passed on: every rank reads /dev/null\n" in result.stderr
+    reading, writing = os.pipe()
+    os.write(writing, b"data")
+    assert "standard input is not passed on" in hvdrun("-np", "1", "cat", stdin=reading).stderr
+    os.close(reading)
+    os.close(writing)
+
+
+def test_closed_standard_streams_do_not_matter(hvdrun: Run, environment: dict[str, str]) -> None:
+    command = f"exec {sys.executable} -m sirtaki.runner -np 2 echo hello <&- >&- 2>&-"
+    result = subprocess.run(["sh", "-c", command], env=environment, timeout=60, check=False)
+    assert result.returncode == 0
+
+
+def test_help_and_version(hvdrun: Run) -> None:
+    assert hvdrun("--version").stdout == f"hvdrun (sirtaki) {VERSION}\n"
+    result = hvdrun("--help")
+    assert result.returncode == 0
+    for flag in ("-np", "--output-filename", "--start-timeout", "--verbose", "--version"):
+        assert flag in result.stdout
+
+
+def test_verbose_tells_what_happens(hvdrun: Run, rank_script: Callable[[str], str]) -> None:
+    stderr = hvdrun("-np", "2", "--verbose", "python", rank_script("init()")).stderr
+    assert "hvdrun: rank 1 is pid " in stderr
+    assert "hvdrun: the rendezvous reports that rank 0 has initialised" in stderr
+    assert "hvdrun: rank 0 has ended with exit code 0" in stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "text"),
+    [
+        (
+            ["-np", "2", "pyton", "train.py"],
+            127,
+            "hvdrun: there is no command 'pyton' on the PATH. Did you mean",
+        ),
+        (["-np", "2", "./pyton"], 127, "hvdrun: there is no file './pyton'"),
+        (["-np", "2", "train.py", "--lr", "1"], 126, "run `hvdrun -np 2 python train.py --lr 1`"),
+        (["-np", "2", "./train.py"], 126, "run `hvdrun -np 2 python ./train.py`"),
+        (
+            ["-np", "2", "./data.txt"],
+            126,
+            "'./data.txt' is not executable: make it so with `chmod +x ./data.txt`",
+        ),
+        (
+            ["-np", "2", "program"],
+            126,
+            "'program' is not on the PATH: for the file in this folder write './program'",
+        ),
+        (["-np", "2", "./broken"], 126, "./broken is neither a program nor a script that begins with '#!'"),
+        (["-np", "2", "./astray"], 126, "cannot start rank 0: ./astray: No such file or directory"),
+        (["-np", "2", "."], 126, "'.' is a folder, not a program"),
+        (["-np", "0", "true"], 2, "whole number of at least 1, not '0'"),
+        (["-np", "-1", "true"], 2, "-np"),
+        (["-np", "two", "true"], 2, "whole number of at least 1, not 'two'"),
+        (["-np"], 2, "-np"),
+        (["-np", "2"], 2, "say what to run, for example: hvdrun -np 2 python train.py"),
+        (["true"], 2, "say how many ranks to start with -np"),
+        ([], 2, "say what to run"),
+        (["-np", "2", "--start-timeout", "0", "true"], 2, "a number of seconds above 0, not '0'"),
+        (["-np", "2", "--start-timeout", "soon", "true"], 2, "a number of seconds above 0, not 'soon'"),
+        (["-np", "2", "--no-such-option", "true"], 2, "--no-such-option"),
+        (
+            ["-np", "2", "--output-filename", "data.txt", "true"],
+            2,
+            "cannot keep the output of rank 0 in data.txt",
+        ),
+    ],
+)
+def test_mistakes_are_explained(
+    hvdrun: Run, tmp_path: Path, arguments: list[str], exit_code: int, text: str
+) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "data.txt").touch()
+    for name, content in {"program": "#!/bin/sh\n", "broken": "\0\0\0\0", "astray": "#!/no/such\n"}.items():
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o755)
+    result = hvdrun(*arguments, cwd=tmp_path)
+    assert text in result.stderr
+    assert result.returncode == exit_code
+    assert "Traceback" not in result.stderr
+
+
+def test_a_rank_cannot_start_ranks(hvdrun: Run) -> None:
+    result = hvdrun("-np", "1", sys.executable, "-m", "sirtaki.runner", "-np", "2", "true")
+    assert result.returncode == 2
+    assert "[0] hvdrun: this is rank 0 of a job that hvdrun has started already" in result.stderr
+
+
+def test_the_key_is_kept_well_and_removed(hvdrun: Run, rank_script: Callable[[str], str]) -> None:
+    script = rank_script(
+        "path = os.environ['SIRTAKI_KEY_FILE']\n"
+        "for p in (path, os.path.dirname(path)): print(oct(os.stat(p).st_mode & 0o777))\n"
+        "print(path)\n"
+        "key = open(path).read().strip()\n"
+        "print(any(key in value for value in os.environ.values()))"
+    )
+    lines = [line.removeprefix("[0] ") for line in hvdrun("-np", "1", "python", script).stdout.splitlines()]
+    assert lines[:2] == ["0o600", "0o700"]
+    assert lines[3] == "False"
+    assert not Path(lines[2]).parent.exists()

@@ -1,0 +1,121 @@
+"""The first failing rank ends the job; hvdrun names it, shows its last words and ends with its exit code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Script = Callable[[str], str]
+
+
+def test_the_first_failure_ends_the_job(hvdrun: Run) -> None:
+    result = hvdrun(
+        "-np", "2", "sh", "-c", "[ $SIRTAKI_RANK = 1 ] && echo reason >&2 && exit 3; exec sleep 300"
+    )
+    assert result.returncode == 3
+    lines = result.stderr.splitlines()
+    assert re.fullmatch(r"hvdrun: rank 1 \(pid \d+\) failed with exit code 3", lines[-1])
+    assert lines[-3:-1] == ["hvdrun: the last lines that rank 1 wrote to its standard error:", "[1] reason"]
+
+
+def test_only_the_last_lines_are_shown_again(hvdrun: Run) -> None:
+    result = hvdrun("-np", "1", "sh", "-c", "for i in $(seq 1 50); do echo line $i >&2; done; exit 1")
+    again = result.stderr.split("wrote to its standard error:\n")[1].splitlines()
+    assert again[:-1] == [f"[0] line {number}" for number in range(31, 51)]
+
+
+@pytest.mark.parametrize(
+    ("name", "exit_code", "text"),
+    [
+        ("KILL", 137, r"was killed by signal 9 \(SIGKILL\): often the machine ran out of memory"),
+        ("SEGV", 139, r"was killed by signal 11 \(SIGSEGV\)"),
+        ("TERM", 143, r"was killed by signal 15 \(SIGTERM\)"),
+    ],
+)
+def test_a_rank_that_is_killed(hvdrun: Run, name: str, exit_code: int, text: str) -> None:
+    result = hvdrun("-np", "2", "sh", "-c", f"[ $SIRTAKI_RANK = 0 ] && kill -{name} $$; exec sleep 300")
+    assert result.returncode == exit_code
+    assert re.search(rf"hvdrun: rank 0 \(pid \d+\) {text}$", result.stderr.rstrip())
+
+
+def test_ranks_that_do_not_heed_sigterm_are_killed(hvdrun: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = hvdrun(
+        "-np", "2", "sh", "-c", "[ $SIRTAKI_RANK = 1 ] && exit 3; trap '' TERM; while :; do sleep 1; done"
+    )
+    assert result.returncode == 3
+
+
+def test_a_rank_that_only_lost_another_is_not_blamed(hvdrun: Run, rank_script: Script) -> None:
+    script = rank_script(
+        "client = init()\n"
+        "if rank == 0:\n"
+        "    client.report('peer_lost', 'rank 1 was lost')\n"
+        "    sys.exit(1)\n"
+        "time.sleep(0.2)\n"
+        "os._exit(5)"
+    )
+    result = hvdrun("-np", "2", "python", script)
+    assert result.returncode == 5
+    assert re.search(r"rank 1 \(pid \d+\) failed with exit code 5", result.stderr)
+
+
+def test_the_origin_of_an_abort_is_blamed(hvdrun: Run, rank_script: Script) -> None:
+    script = rank_script(
+        "client = init()\n"
+        "if rank == 1:\n"
+        "    client.report('aborted', 'ValueError: no data')\n"
+        "    client.all_gather(b'')\n"
+        "    time.sleep(0.1)\n"
+        "    sys.exit(4)\n"
+        "client.all_gather(b'')\n"
+        "sys.exit(1)"
+    )
+    result = hvdrun("-np", "2", "python", script)
+    assert result.returncode == 4
+    assert re.search(r"rank 1 \(pid \d+\) failed with exit code 4", result.stderr)
+
+
+def test_a_rank_that_never_calls_init_is_named(hvdrun: Run, rank_script: Script) -> None:
+    script = rank_script("if rank == 1: time.sleep(300)\ninit()")
+    result = hvdrun("-np", "2", "--start-timeout", "0.5", "python", script)
+    assert result.returncode == 1
+    assert "[0] sirtaki._core.bootstrap.handshake.BootstrapTimeout: 1 of 2 ranks are here" in result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert re.fullmatch(
+        r"hvdrun: rank 1 \(pid \d+\) has not called hvd.init\(\); another rank has waited for 0.5 s.*", last
+    )
+
+
+def test_a_rank_that_ends_without_init_while_others_wait_is_named_at_once(
+    hvdrun: Run, rank_script: Script
+) -> None:
+    result = hvdrun("-np", "3", "python", rank_script("if rank != 2: init()"))
+    assert result.returncode == 1
+    assert re.search(
+        r"hvdrun: rank 2 \(pid \d+\) has ended \(exit code 0\) without calling hvd.init\(\) while",
+        result.stderr,
+    )
+
+
+def test_a_rank_that_fails_in_init_is_blamed_and_not_those_that_wait(
+    hvdrun: Run, rank_script: Script
+) -> None:
+    script = rank_script("if rank == 1:\n    connect().close()\n    time.sleep(0.2)\n    sys.exit(7)\ninit()")
+    result = hvdrun("-np", "2", "python", script)
+    assert result.returncode == 7
+    assert "but rank 1 has gone" in result.stderr
+
+
+def test_a_wrong_key_in_one_rank(hvdrun: Run, rank_script: Script) -> None:
+    script = rank_script(
+        "job = Job(os.environ['SIRTAKI_JOB'], size, b'wrong', VERSION)\n"
+        "StoreClient.connect(os.environ['SIRTAKI_RENDEZVOUS'], job, Identity(rank, 1))"
+    )
+    result = hvdrun("-np", "1", "--verbose", "python", script)
+    assert result.returncode == 1
+    assert "hvdrun: the rendezvous reports that it refused a client: who claims to be rank 0" in result.stderr
+    assert "its key or its job is another one" in result.stderr

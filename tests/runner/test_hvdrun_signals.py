@@ -1,0 +1,179 @@
+"""Nothing that hvdrun has started outlives it, however it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launching import FAILSAFE_SECONDS, is_running, read_pids, wait_until
+
+Start = Callable[..., subprocess.Popen[bytes]]
+Script = Callable[[str], str]
+
+# A rank that says who it is, starts a grandchild in its group, and then works for a long time.
+FAMILY = """
+import subprocess
+folder = os.path.dirname(__file__)
+child = subprocess.Popen(["sleep", "300"])
+def note(name, pid):
+    with open(f"{folder}/{name}.pid", "w") as file: print(pid, file=file)
+note(f"rank{rank}", os.getpid())
+note(f"child{rank}", child.pid)
+"""
+
+
+def finish(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    """hvdrun's exit code and what it wrote to its standard error."""
+    _, stderr = process.communicate(timeout=FAILSAFE_SECONDS)
+    return process.returncode, stderr.decode()
+
+
+def wait_for_their_end(pids: list[int]) -> None:
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "all processes have ended")
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+def test_kill_9_of_hvdrun_leaves_nothing(
+    start_hvdrun: Start, rank_script: Script, tmp_path: Path, environment: dict[str, str], stopped: bool
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    environment["TMPDIR"] = str(tmp_path / "temporary")
+    process = start_hvdrun("-np", "2", "python", rank_script(FAMILY + "time.sleep(300)"))
+    pids = read_pids(tmp_path, 4)
+    assert len(list((tmp_path / "temporary").glob("sirtaki-*/key"))) == 1
+    if stopped:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+    process.kill()
+    wait_for_their_end(pids)
+    wait_until(lambda: not list((tmp_path / "temporary").iterdir()), "the key has been removed")
+
+
+def test_kill_9_of_hvdrun_ends_even_those_that_do_not_heed_sigterm(
+    start_hvdrun: Start, rank_script: Script, tmp_path: Path
+) -> None:
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    process = start_hvdrun("-np", "1", "python", rank_script(ignore + FAMILY + "time.sleep(300)"))
+    pids = read_pids(tmp_path, 2)
+    process.kill()
+    wait_for_their_end(pids)
+
+
+def test_grandchildren_end_with_the_job(start_hvdrun: Start, rank_script: Script, tmp_path: Path) -> None:
+    process = start_hvdrun("-np", "2", "python", rank_script(FAMILY))
+    pids = read_pids(tmp_path, 4)
+    assert finish(process)[0] == 0
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_grandchildren_end_with_a_failure(start_hvdrun: Start, rank_script: Script, tmp_path: Path) -> None:
+    process = start_hvdrun(
+        "-np", "2", "python", rank_script(FAMILY + "if rank: sys.exit(9)\ntime.sleep(300)")
+    )
+    pids = read_pids(tmp_path, 4)
+    assert finish(process)[0] == 9
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_ctrl_c_ends_all_with_one_line_and_one_traceback(
+    start_hvdrun: Start, rank_script: Script, tmp_path: Path
+) -> None:
+    process = start_hvdrun("-np", "3", "python", rank_script(FAMILY + "time.sleep(300)"))
+    pids = read_pids(tmp_path, 6)
+    process.send_signal(signal.SIGINT)
+    exit_code, stderr = finish(process)
+    assert exit_code == 130
+    assert stderr.count("KeyboardInterrupt") == 1
+    assert "[0] KeyboardInterrupt" in stderr
+    assert stderr.count("hvdrun: interrupted: ending 3 ranks") == 1
+    assert "failed" not in stderr
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_a_second_ctrl_c_kills_at_once(start_hvdrun: Start, rank_script: Script, tmp_path: Path) -> None:
+    stubborn = "signal.signal(signal.SIGINT, lambda *_: note(f'asked{rank}', 1))\n"
+    process = start_hvdrun(
+        "-np",
+        "2",
+        "python",
+        rank_script(FAMILY.replace('note(f"rank', stubborn + 'note(f"rank') + "while True: time.sleep(1)"),
+    )
+    pids = read_pids(tmp_path, 4)
+    process.send_signal(signal.SIGINT)
+    read_pids(tmp_path, 6)
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0] == 130
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_sigterm_ends_all(start_hvdrun: Start, rank_script: Script, tmp_path: Path) -> None:
+    process = start_hvdrun("-np", "2", "python", rank_script(FAMILY + "time.sleep(300)"))
+    pids = read_pids(tmp_path, 4)
+    process.terminate()
+    exit_code, stderr = finish(process)
+    assert exit_code == 143
+    assert "hvdrun: terminated (SIGTERM): ending 2 ranks" in stderr
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_ranks_that_are_stopped_end_too(start_hvdrun: Start, rank_script: Script, tmp_path: Path) -> None:
+    process = start_hvdrun("-np", "2", "python", rank_script(FAMILY + "time.sleep(300)"))
+    pids = read_pids(tmp_path, 4)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0] == 130
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_ctrl_z_stops_all_and_fg_continues_all(
+    start_hvdrun: Start, rank_script: Script, tmp_path: Path
+) -> None:
+    process = start_hvdrun("-np", "2", "python", rank_script(FAMILY + "time.sleep(300)"))
+    pids = [*read_pids(tmp_path, 4), process.pid]
+    process.send_signal(signal.SIGTSTP)
+    wait_until(lambda: {state_of(pid) for pid in pids} == {"T"}, "all processes have stopped")
+    process.send_signal(signal.SIGCONT)
+    wait_until(lambda: "T" not in {state_of(pid) for pid in pids}, "all processes go on")
+    process.terminate()
+    assert finish(process)[0] == 143
+
+
+def test_a_hang_up_is_passed_on(start_hvdrun: Start, rank_script: Script, tmp_path: Path) -> None:
+    process = start_hvdrun("-np", "2", "python", rank_script(FAMILY + "time.sleep(300)"))
+    pids = read_pids(tmp_path, 4)
+    process.send_signal(signal.SIGHUP)
+    exit_code, stderr = finish(process)
+    assert exit_code == 129
+    assert re.search(r"rank \d \(pid \d+\) was killed by signal 1 \(SIGHUP\)", stderr)
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_a_hang_up_that_the_ranks_handle_ends_nothing(
+    start_hvdrun: Start, rank_script: Script, tmp_path: Path
+) -> None:
+    handle = "signal.signal(signal.SIGHUP, lambda *_: sys.exit(0))\n"
+    process = start_hvdrun("-np", "2", "python", rank_script(handle + FAMILY + "time.sleep(300)"))
+    read_pids(tmp_path, 4)
+    process.send_signal(signal.SIGHUP)
+    assert finish(process)[0] == 0
+
+
+def test_nohup_holds_for_the_ranks(start_hvdrun: Start, rank_script: Script, tmp_path: Path) -> None:
+    script = rank_script(
+        "print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, signal.getsignal(signal.SIGPIPE))"
+    )
+    process = start_hvdrun(
+        "-np", "1", "python", script, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    )
+    stdout, _ = process.communicate(timeout=FAILSAFE_SECONDS)
+    assert stdout.startswith(b"[0] True")
