@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    options = _parse(arguments)
+    options, settings_of_core = _parse(arguments)
     if options.version:
         from sirtaki._core._version import VERSION
 
@@ -60,21 +60,32 @@ def _run(arguments: list[str]) -> int:
         start_timeout=options.start_timeout,
         output_folder=options.output_filename,
         verbose=options.verbose,
-        additions=threads,
+        additions={**threads, **settings_of_core},
         notices=tuple(filter(None, (warning, _describe_threads(threads, options.size, cores)))),
     )
     return run_job(settings)
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
+def _parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
+    """The options, and those among them that are settings of the core, as environment variables."""
     parser = _Parser(prog="hvdrun", usage=USAGE, add_help=False, allow_abbrev=False)
     _add_options(parser)
-    return parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if not unknown and not options.help:
+        return options, {}
+    from .knobs import add_knobs, knob_environment
+
+    knobs = add_knobs(parser)
+    if options.help:
+        parser.print_help()
+        sys.exit(0)
+    options = parser.parse_args(arguments)
+    return options, knob_environment(options, knobs)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("-h", "--help", action="help", help="show this text")
+    add("-h", "--help", action="store_true", help="show this text")
     add("--version", action="store_true", help="show the version")
     add("-np", "-n", "--num-proc", dest="size", metavar="N", type=_rank_count, help="how many ranks to start")
     add(

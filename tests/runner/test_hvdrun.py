@@ -190,3 +190,22 @@ def test_the_key_is_kept_well_and_removed(hvdrun: Run, rank_script: Callable[[st
     assert lines[:2] == ["0o600", "0o700"]
     assert lines[3] == "False"
     assert not Path(lines[2]).parent.exists()
+
+
+def test_settings_of_the_core_are_options(hvdrun: Run) -> None:
+    command = ("sh", "-c", "echo $SIRTAKI_FUSION_THRESHOLD $SIRTAKI_TRANSPORT")
+    result = hvdrun("--fusion-threshold", "8M", "-np", "1", "--transport=socket", *command)
+    assert result.stdout == "[0] 8M socket\n"
+    text = hvdrun("--help").stdout
+    assert "--fusion-threshold BYTES" in text
+    assert "--transport auto|shm|socket" in text
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--transport", "pigeon"), ("--fusion-threshold", "much")])
+def test_bad_settings_of_the_core_are_refused_before_anything_starts(
+    hvdrun: Run, flag: str, value: str
+) -> None:
+    result = hvdrun("-np", "2", flag, value, "echo", "started")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"hvdrun: {flag}: ")
+    assert value in result.stderr

@@ -1,0 +1,62 @@
+"""The core's settings as options of hvdrun. They come from the core's own table, so none is declared here.
+
+Opening the core takes time, so this is imported only when an option is not one of hvdrun's own, or for
+--help.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .errors import LaunchError
+
+if TYPE_CHECKING:
+    from sirtaki._core.library import Knob
+
+_PREFIX = "knob_"
+
+
+def add_knobs(parser: argparse.ArgumentParser) -> Sequence[Knob]:
+    """Adds an option for each of the core's settings; none if the core cannot be opened here."""
+    try:
+        from sirtaki._core.library import knobs
+    except ImportError:
+        return ()
+    group = parser.add_argument_group("settings of the core, alike for all ranks")
+    for knob in knobs():
+        value = "|".join(knob.choices) or knob.type.upper()
+        group.add_argument(
+            _flag(knob),
+            dest=_PREFIX + knob.name,
+            metavar=value,
+            help=f"{knob.help} ({knob.default})".replace("%", "%%"),
+        )
+    return knobs()
+
+
+def knob_environment(options: argparse.Namespace, knobs: Sequence[Knob]) -> dict[str, str]:
+    """The environment variables that hand the chosen settings to the ranks. Raises LaunchError for a bad
+    value.
+    """
+    chosen = {}
+    for knob in knobs:
+        value = getattr(options, _PREFIX + knob.name)
+        if value is not None:
+            _check(knob, value)
+            chosen[f"SIRTAKI_{knob.name.upper()}"] = value
+    return chosen
+
+
+def _check(knob: Knob, value: str) -> None:
+    from sirtaki._core.context import Config
+
+    try:
+        Config({knob.name: value})
+    except ValueError as error:
+        raise LaunchError(f"{_flag(knob)}: {error}") from None
+
+
+def _flag(knob: Knob) -> str:
+    return f"--{knob.name.replace('_', '-')}"
