@@ -17,9 +17,11 @@ bool Engine::drive(const std::function<bool()>& done, Nanoseconds deadline, bool
   parts_.sleeper.set_attention(Attention::awake);
   next_look_ = 0;
   const Nanoseconds patience = crowded_ ? crowded_spin : spin_;
-  for (Nanoseconds busy_at = now();;) {
+  Nanoseconds busy_at = 0;
+  for (bool look = true;;) {
     const Nanoseconds moment = now();
-    if (pass(moment) || busy_at == moment) {
+    if (pass(moment) || look) {
+      look = false;
       busy_at = moment;
       const auto lock = parts_.handles.lock();
       if (done()) return true;
@@ -37,9 +39,7 @@ bool Engine::drive(const std::function<bool()>& done, Nanoseconds deadline, bool
     if (!must_not_sleep()) parts_.sleeper.waiter_sleep(std::min(deadline, next_due(moment)));
     parts_.sleeper.set_attention(Attention::awake);
     next_look_ = 0;
-    busy_at = now();
-    const auto lock = parts_.handles.lock();
-    if (done()) return true;
+    look = true;
   }
 }
 
@@ -102,7 +102,7 @@ void Engine::run() {
       parts_.handles.wake_waiters();
     }
     run_completions();
-    if (until) parts_.sleeper.engine_sleep(until);
+    if (until && !stopping_) parts_.sleeper.engine_sleep(until);
   }
 }
 

@@ -44,7 +44,7 @@ struct Coordinator::State {
   void settle_everything(Nanoseconds now);
   void reconsider_changed_sets();
   void settle(Entry& entry);
-  void settle_kinds(Entry& entry);
+  bool refuse_different_kinds(Entry& entry);
   void refuse(Entry& entry, const Status& cause);
   void plan_agreed(Nanoseconds now);
   PlanItem item_of(Entry& entry);

@@ -14,8 +14,8 @@ void Coordinator::State::settle_everything(Nanoseconds now) {
   for (Entry* entry : candidates) settle(*entry);
   candidates.clear();
   plan_agreed(now);
-  if (sets_have_changed) settle_joins();
   if (!set_changes.empty()) settle_set_changes();
+  if (sets_have_changed) settle_joins();
   close_answered();
   if (now >= stalls.next(table, sets)) stalls.look(now, table, sets, groups, names, decision);
   sets_have_changed = false;
@@ -36,7 +36,8 @@ void Coordinator::State::settle(Entry& entry) {
     return;
   }
   if (entry.set->is_broken()) return refuse(entry, peer_finished(*entry.set, quoted(entry.name), names));
-  if (!entry.is_complete()) return settle_kinds(entry);
+  if (entry.same_name != &entry && refuse_different_kinds(entry)) return;
+  if (!entry.is_complete()) return;
   if (const Status status = validate(entry, names); !status.is_ok()) return refuse(entry, status);
   entry.is_agreed = true;
   if (entry.kind == Kind::add_process_set || entry.kind == Kind::remove_process_set) {
@@ -48,24 +49,27 @@ void Coordinator::State::settle(Entry& entry) {
   }
 }
 
-// Refuses the entries of one name when every member has submitted it, but each for one kind only, and not the same.
-void Coordinator::State::settle_kinds(Entry& entry) {
+// Refuses the entries of one name when every member has submitted it, each for one kind only, and not the same.
+bool Coordinator::State::refuse_different_kinds(Entry& entry) {
   std::vector<Entry*> entries;
   RankBits submitted = entry.set->joined;
   int32_t submissions = 0;
   Entry* next = &entry;
   do {
-    if (next->is_pending() && !next->is_answered && !next->is_complete()) {
+    if (next->is_pending() && !next->is_answered && !next->is_agreed) {
       entries.push_back(next);
       submitted |= next->submitted;
       submissions += next->submissions;
     }
     next = next->same_name;
   } while (next != &entry);
+  RankBits silent = entry.set->joined;
+  for (const Entry* other : entries) silent -= other->submitted;
   const auto members = static_cast<int32_t>(entry.set->members.size());
-  if (entries.size() < 2 || submitted.count() < members || submissions + entry.set->joined_count > members) return;
+  if (entries.size() < 2 || submitted.count() < members || submissions + silent.count() > members) return false;
   const Status status = kinds_differ(entries, names);
   for (Entry* refused : entries) refuse(*refused, status);
+  return true;
 }
 
 // Refuses an entry, and with it whatever shares a group with it.

@@ -1,6 +1,7 @@
 // A frame is one message on a link: a fixed header, then `length` bytes.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -18,6 +19,9 @@ static_assert(sizeof(FrameHeader) == 16);
 
 // The longest body that is accepted. A report of 8,192 new tensors stays far below it.
 constexpr uint32_t longest_frame = 64u << 20;
+
+// Bodies are padded on the wire, so that every body begins at an address fit for any element.
+constexpr size_t padded(size_t length) { return (length + 15) / 16 * 16; }
 
 struct Frame {
   FrameHeader header;

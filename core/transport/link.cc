@@ -41,9 +41,11 @@ void ByteQueue::make_room(size_t count) {
 }
 
 std::span<uint8_t> Link::compose(FrameHeader header) {
-  const std::span<uint8_t> space = out_.extend(sizeof header + header.length);
+  const std::span<uint8_t> space = out_.extend(sizeof header + padded(header.length));
   std::memcpy(space.data(), &header, sizeof header);
-  return space.subspan(sizeof header);
+  const std::span<uint8_t> body = space.subspan(sizeof header);
+  std::fill(body.begin() + header.length, body.end(), uint8_t{0});
+  return body.first(header.length);
 }
 
 void Link::send(FrameHeader header, std::span<const uint8_t> body) {
@@ -71,7 +73,7 @@ bool Link::receive() {
   // Bytes are left in the pipe while a whole frame waits here: that holds back a peer that is ahead.
   const Frame* ready = nullptr;
   if (ended_ || !front(ready).is_ok() || ready) return false;
-  const size_t frame_bytes = in_.size() >= sizeof(FrameHeader) ? sizeof(FrameHeader) + frame_.header.length : 0;
+  const size_t frame_bytes = in_.size() >= sizeof(FrameHeader) ? sizeof(FrameHeader) + padded(frame_.header.length) : 0;
   const size_t wanted = std::max(frame_bytes > in_.size() ? frame_bytes - in_.size() : 0, read_ahead);
   const ptrdiff_t count = pipe_->read(in_.room(wanted));
   if (count < 0) ended_ = true;
@@ -88,7 +90,7 @@ Status Link::front(const Frame*& out) {
     const auto kind = static_cast<uint16_t>(frame_.header.kind);
     if (frame_.header.length > longest_frame || kind < static_cast<uint16_t>(FrameKind::report) || kind > static_cast<uint16_t>(FrameKind::data))
       return {SRT_PROTOCOL, "a frame with an impossible header arrived"};
-    if (in_.size() < sizeof(FrameHeader) + frame_.header.length) return Status::ok();
+    if (in_.size() < sizeof(FrameHeader) + padded(frame_.header.length)) return Status::ok();
     frame_.body = in_.front().subspan(sizeof(FrameHeader), frame_.header.length);
     has_frame_ = true;
   }
@@ -97,7 +99,7 @@ Status Link::front(const Frame*& out) {
 }
 
 void Link::pop() {
-  in_.consume(sizeof(FrameHeader) + frame_.header.length);
+  in_.consume(sizeof(FrameHeader) + padded(frame_.header.length));
   has_frame_ = false;
 }
 
