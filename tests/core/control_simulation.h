@@ -1,0 +1,308 @@
+// Runs a program on every rank of a world, with reports and Decisions that take any time they like, and checks that
+// every request is answered once and alike everywhere.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <set>
+
+#include "control_program.h"
+
+namespace sirtaki {
+
+class Simulation {
+ public:
+  Simulation(int32_t size, const Mix& mix, uint32_t seed)
+      : mix_(mix),
+        program_(size, mix, seed),
+        rule_{.bytes = 64, .window = microseconds(50), .plans_in_flight = 1 + static_cast<int32_t>(seed % 3)},
+        coordinator_(rank_names(size), rules()) {
+    for (int32_t rank = 0; rank < size; ++rank) ranks_.push_back(std::make_unique<Rank>(rank, size, rule_, mix));
+    if (mix.goodbyes) {
+      leaver_ = static_cast<int32_t>(program_.below(ranks_.size()));
+      leaves_at_ = program_.below(program_.lines.size());
+    }
+  }
+
+  void run() {
+    while (!is_over() && steps_ < 200'000) act(*ranks_[program_.below(ranks_.size())], program_.below(100));
+    CHECK(is_over());
+    check_end();
+  }
+
+  size_t steps() const { return steps_; }
+
+ private:
+  static constexpr int32_t nobody = -1;
+
+  enum class End { none, planned, refused, joined, changed };
+
+  struct Answer {
+    End end = End::none;
+    uint64_t plan = 0;
+    int32_t value = 0;                 // a status code, the last rank that joined, or a process set
+  };
+
+  struct Rank {
+    Rank(int32_t own_number, int32_t size, ReportRule rule, const Mix& mix)
+        : number(own_number), member(own_number, size, rule, mix.cache_capacity) {}
+
+    int32_t number;
+    Member member;
+    size_t line = 0;                   // the next one
+    bool has_left = false;
+    std::deque<Bytes> up, down;
+    std::deque<int32_t> unfinished_plans;
+    std::map<Ticket, size_t> in_flight;
+    std::map<size_t, Answer> answers;  // by line
+    std::map<size_t, int32_t> sets{{0, world_set}};  // by the place of the line that added it, from 1
+    std::map<uint64_t, std::string> plans;
+    uint64_t last_plan = 0;
+    Ticket last_ticket = 0;
+  };
+
+  CoordinatorRules rules() const { return {.fusion_threshold = 40, .cache_capacity = mix_.cache_capacity}; }
+
+  bool is_over() const {
+    for (const auto& rank : ranks_) {
+      const bool is_idle = rank->has_left || (rank->line == program_.lines.size() && rank->in_flight.empty());
+      if (!is_idle || !rank->up.empty() || !rank->down.empty() || !rank->unfinished_plans.empty()) return false;
+    }
+    return true;
+  }
+
+  void act(Rank& rank, uint32_t dice) {
+    ++steps_;
+    now_ += program_.below(static_cast<size_t>(microseconds(20)));
+    if (dice < 35) return advance(rank);
+    if (dice < 37) return rank.member.flush();
+    if (dice < 52) return report(rank);
+    if (dice < 68) return arrive(rank);
+    if (dice < 78) return decide();
+    if (dice < 92) return hear(rank);
+    finish_plan(rank);
+  }
+
+  // Runs the rank's next line, if it may.
+  void advance(Rank& rank) {
+    if (rank.has_left || rank.line == program_.lines.size()) return;
+    if (rank.number == leaver_ && rank.line >= leaves_at_) return leave(rank);
+    const Line& line = program_.lines[rank.line];
+    if (line.takes_part[static_cast<size_t>(rank.number)]) {
+      if (!rank.sets.contains(line.set)) return;  // the answer to its addition is on its way
+      const int32_t set = rank.sets[line.set];
+      if (set != refused_set && (must_wait(rank, line) || !start(rank, line, set))) return;
+    }
+    ++rank.line;
+  }
+
+  void leave(Rank& rank) {
+    if (program_.chance(50) && !rank.in_flight.empty()) return;
+    rank.has_left = true;
+    rank.member.goodbye(rank.up.emplace_back());
+  }
+
+  // What callers see to: one operation of a name at a time, nothing in a joined set, one use of a group id.
+  bool must_wait(const Rank& rank, const Line& line) const {
+    const Signature& own = line.signatures[static_cast<size_t>(rank.number)];
+    for (const auto& [ticket, place] : rank.in_flight) {
+      const Line& other = program_.lines[place];
+      if (where(other) != where(line)) continue;
+      if (other.what == Line::What::join) return true;
+      const Signature& theirs = other.signatures[static_cast<size_t>(rank.number)];
+      if (theirs.name == own.name || (line.group && other.group != line.group && theirs.group_id == own.group_id)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  // The set that a line's request belongs to.
+  static size_t where(const Line& line) { return line.what == Line::What::remove_set ? 0 : line.set; }
+
+  bool start(Rank& rank, const Line& line, int32_t set) {
+    const Ticket ticket = ++rank.last_ticket;
+    rank.in_flight[ticket] = rank.line;
+    if (line.what == Line::What::join) {
+      rank.member.join(set, ticket, now_);
+      return true;
+    }
+    Signature signature = line.signatures[static_cast<size_t>(rank.number)];
+    if (line.what == Line::What::operation) signature.process_set = set;
+    if (line.what == Line::What::operation && signature.kind == Kind::broadcast) signature.root = line.members[0];
+    if (line.what == Line::What::remove_set) signature.root = set;
+    rank.member.submit({std::make_shared<Signature>(std::move(signature)), ticket,
+                        line.absent[static_cast<size_t>(rank.number)]}, now_);
+    return true;
+  }
+
+  void report(Rank& rank) {
+    if (!rank.has_left && rank.member.report_due() <= now_) rank.member.report(rank.up.emplace_back());
+  }
+
+  void arrive(Rank& rank) {
+    if (rank.up.empty()) return;
+    const Status status = coordinator_.merge(rank.number, rank.up.front(), now_);
+    CHECK_EQUAL(std::string(status.text()), "");
+    rank.up.pop_front();
+  }
+
+  void decide() {
+    Bytes bytes;
+    if (!coordinator_.decide(now_, bytes)) return;
+    Decision decision;
+    CHECK(decode(bytes, decision));
+    CHECK_EQUAL(decision.number, ++decisions_);
+    check_cache(decision);
+    for (auto& rank : ranks_) rank->down.push_back(bytes);
+  }
+
+  // A model of every rank's cache.
+  void check_cache(const Decision& decision) {
+    for (CacheId id : decision.retired) CHECK_EQUAL(cached_.erase(id), 1u);
+    for (const Response& response : decision.responses) {
+      if (!response.id) continue;
+      CHECK(ids_seen_.insert(response.id).second);
+      const Signature& signature = *response.signature;
+      const std::string key = signature.name + "/" + kind_name(signature.kind) + std::to_string(signature.process_set);
+      for (const auto& [id, known] : cached_) CHECK(known != key);
+      cached_[response.id] = key;
+    }
+    CHECK(cached_.size() <= mix_.cache_capacity);
+  }
+
+  void hear(Rank& rank) {
+    if (rank.down.empty()) return;
+    Outcome outcome;
+    const Status status = rank.member.apply(rank.down.front(), outcome);
+    CHECK_EQUAL(std::string(status.text()), "");
+    rank.down.pop_front();
+    CHECK(outcome.stalls.empty() && outcome.fatal.is_ok());
+    for (const Plan& plan : outcome.plans) hear_plan(rank, plan);
+    for (const Refusal& refusal : outcome.refusals) {
+      CHECK(!contains(refusal.status.text(), "\n") && refusal.status.text()[0]);
+      answer(rank, refusal.ticket, {End::refused, 0, refusal.status.code()});
+    }
+    for (const JoinDone& join : outcome.joins) answer(rank, join.ticket, {End::joined, 0, join.last_rank});
+    for (const ProcessSetChange& change : outcome.process_sets) hear_set_change(rank, change);
+  }
+
+  void hear_plan(Rank& rank, const Plan& plan) {
+    CHECK(plan.number > rank.last_plan);
+    rank.last_plan = plan.number;
+    rank.unfinished_plans.push_back(plan.process_set);
+    CHECK(std::binary_search(plan.members.begin(), plan.members.end(), rank.number));
+    std::string& text = rank.plans[plan.number];
+    text = std::to_string(plan.process_set) + (plan.untouched ? "u" : "t") + check::show(plan.members) +
+           std::to_string(plan.contributors);
+    for (const PlannedTensor& tensor : plan.tensors) {
+      text += " " + tensor.signature->name + check::show(tensor.signature->shape) + check::show(tensor.first_dimensions);
+      CHECK(tensor.signature->kind == plan.kind);
+      if (tensor.ticket == 0) continue;
+      ++contributions_[plan.number][tensor.signature->name];
+      check_tensor(rank, plan, tensor);
+      answer(rank, tensor.ticket, {End::planned, plan.number, 0});
+    }
+    contributors_[plan.number] = plan.contributors;
+  }
+
+  void check_tensor(const Rank& rank, const Plan& plan, const PlannedTensor& tensor) {
+    const auto found = rank.in_flight.find(tensor.ticket);
+    if (found == rank.in_flight.end()) return;
+    const Line& line = program_.lines[found->second];
+    Signature own = line.signatures[static_cast<size_t>(rank.number)];
+    CHECK_EQUAL(tensor.signature->name, own.name);
+    const size_t position = static_cast<size_t>(
+        std::lower_bound(plan.members.begin(), plan.members.end(), rank.number) - plan.members.begin());
+    if (is_ragged(own.kind)) {
+      CHECK_EQUAL(tensor.first_dimensions.at(position), own.shape[0]);
+    } else {
+      CHECK_EQUAL(tensor.signature->shape, own.shape);
+    }
+    if (plan.untouched) CHECK(line.absent[static_cast<size_t>(rank.number)]);
+  }
+
+  void hear_set_change(Rank& rank, const ProcessSetChange& change) {
+    const auto found = rank.in_flight.find(change.ticket);
+    if (found != rank.in_flight.end() && !change.members.empty()) rank.sets[found->second + 1] = change.process_set;
+    CHECK((rank.member.members(change.process_set) == nullptr) == change.members.empty());
+    if (change.ticket) answer(rank, change.ticket, {End::changed, 0, change.process_set});
+  }
+
+  void answer(Rank& rank, Ticket ticket, Answer answer) {
+    const auto found = rank.in_flight.find(ticket);
+    if (found == rank.in_flight.end()) return check::fail(__FILE__, __LINE__, "an answer without a request");
+    const size_t place = found->second;
+    const Line& line = program_.lines[place];
+    if (line.what == Line::What::add_set && answer.end == End::refused) rank.sets[place + 1] = refused_set;
+    rank.answers[place] = answer;
+    rank.in_flight.erase(found);
+  }
+
+  void finish_plan(Rank& rank) {
+    if (rank.unfinished_plans.empty()) return;
+    rank.member.plan_finished(rank.unfinished_plans.front());
+    rank.unfinished_plans.pop_front();
+  }
+
+  void check_end() {
+    Bytes bytes;
+    CHECK(!coordinator_.decide(now_, bytes));
+    CHECK_EQUAL(coordinator_.next_deadline(), never);
+    for (const auto& rank : ranks_) CHECK(rank->has_left || rank->member.report_due() == never);
+    for (size_t place = 0; place < program_.lines.size(); ++place) check_answers(place);
+    check_plans();
+  }
+
+  // All who took part heard the same, and what they heard is what had to be.
+  void check_answers(size_t place) {
+    const Line& line = program_.lines[place];
+    const Answer* first = nullptr;
+    for (const auto& rank : ranks_) {
+      const auto found = rank->answers.find(place);
+      if (found == rank->answers.end()) continue;
+      const Answer& answer = found->second;
+      if (!first) first = &answer;
+      CHECK_EQUAL(answer.end, first->end);
+      CHECK_EQUAL(answer.plan, first->plan);
+      // A group's late members may hear of the rank that left, instead of the group's first cause.
+      if (!mix_.goodbyes) CHECK_EQUAL(answer.value, first->value);
+    }
+    if (!first || mix_.goodbyes || first->value == SRT_INVALID_ARGUMENT) return;
+    if (line.must_fail) CHECK_EQUAL(first->end, End::refused);
+    if (!line.must_fail && first->end == End::refused) check::fail(__FILE__, __LINE__, "refused without a reason");
+  }
+
+  void check_plans() {
+    std::map<uint64_t, std::string> known;
+    for (const auto& rank : ranks_) {
+      for (const auto& [number, text] : rank->plans) {
+        const auto found = known.emplace(number, text).first;
+        CHECK_EQUAL(text, found->second);
+      }
+    }
+    for (const auto& [number, tensors] : contributions_) {
+      for (const auto& [name, count] : tensors) CHECK_EQUAL(count, contributors_[number]);
+    }
+    if (!known.empty()) CHECK_EQUAL(known.rbegin()->first, known.size());  // numbered without a gap
+  }
+
+  static constexpr int32_t refused_set = -1;
+
+  Mix mix_;
+  Program program_;
+  ReportRule rule_;
+  Coordinator coordinator_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  int32_t leaver_ = nobody;
+  size_t leaves_at_ = 0;
+  size_t steps_ = 0;
+  Nanoseconds now_ = seconds(1);
+  uint64_t decisions_ = 0;
+  std::map<CacheId, std::string> cached_;
+  std::set<CacheId> ids_seen_;
+  std::map<uint64_t, std::map<std::string, int32_t>> contributions_;
+  std::map<uint64_t, int32_t> contributors_;
+};
+
+}  // namespace sirtaki
