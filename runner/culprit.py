@@ -53,6 +53,7 @@ class Inquiry:
         self._pids: dict[int, int] = {}
         self._endings: dict[int, Ending] = {}  # in the order in which the ranks ended
         self._arrived: set[int] = set()  # have called init
+        self._members: set[int] = set()  # have come to the end of init, and not to shutdown
         self._abort: StoreEvent | None = None  # the first one
         self._innocent: set[int] = set()  # ended because another rank was lost, or did not come
         self._absent: tuple[int, ...] = ()  # for these others have waited in vain
@@ -72,9 +73,12 @@ class Inquiry:
         if event.kind == "arrived":
             self._arrived.add(event.rank)
         elif event.kind == "initialised":
+            self._members.add(event.rank)
             self._innocent.discard(event.rank)
             if self._abort and self._abort.generation < event.generation:  # the job has got over it
                 self._abort = None
+        elif event.kind == "finished":
+            self._members.discard(event.rank)
         elif event.kind == "peer_lost":
             self._innocent.add(event.rank)
         elif event.kind == "aborted" and self._abort is None and event.rank not in self._innocent:
@@ -112,9 +116,17 @@ class Inquiry:
             return Verdict(culprit.exit_code, str(culprit), culprit.rank)
         if self._absent:
             return Verdict(1, self._who_did_not_come(), self._absent[0])
+        return self._verdict_on_a_loss()
+
+    def _verdict_on_a_loss(self) -> Verdict:
+        """Nobody is known to have failed but ranks that had lost another one, or that hvdrun itself ended."""
         failures = [ending for ending in self._endings.values() if ending.failed]
+        for ending in self._endings.values():
+            if not ending.failed and ending.rank in self._members:
+                text = f"{self._name(ending.rank)} ended with exit code 0, but without hvd.shutdown()"
+                return Verdict(failures[0].exit_code, f"{text}, while another rank needed it", ending.rank)
         for ending in failures:
-            if ending.rank in self._innocent and ending.killed_by not in self._signals_sent:
+            if ending.killed_by not in self._signals_sent:
                 return Verdict(ending.exit_code, f"{ending}, because it had lost another rank", ending.rank)
         return Verdict(failures[0].exit_code, str(failures[0]))
 

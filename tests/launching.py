@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -60,3 +61,16 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def read_terminal(descriptor: int) -> bytes:
+    """All that is written to a terminal until nobody has it open any more; `descriptor` is its other side."""
+    data = b""
+    while True:
+        try:
+            part = os.read(descriptor, 65536)
+        except OSError:  # how a terminal says that nobody writes any more
+            return data
+        if not part:
+            return data
+        data += part

@@ -110,3 +110,12 @@ def test_a_rank_that_failed_before_it_came_is_the_culprit() -> None:
 
 def test_all_is_well() -> None:
     assert not inquire(ended(0), ended(1), ended(2)).failed
+
+
+def test_a_rank_that_left_without_a_goodbye_is_named() -> None:
+    both = [told(0, "initialised"), told(1, "initialised")]
+    verdict = inquire(*both, ended(1), told(0, "peer_lost"), ended(0, 1)).verdict()
+    assert verdict.text.startswith("rank 1 (pid 71) ended with exit code 0, but without hvd.shutdown()")
+    assert verdict.exit_code == 1
+    verdict = inquire(*both, told(1, "finished"), ended(1), told(0, "peer_lost"), ended(0, 1)).verdict()
+    assert verdict.rank == 0

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from launching import HVDRUN
+from launching import HVDRUN, read_terminal
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -94,18 +94,6 @@ def test_a_full_disk_ends_the_job_with_a_reason(hvdrun: Run) -> None:
         )
     assert result.returncode == 1
     assert "hvdrun: cannot write to standard output: No space left on device" in result.stderr
-
-
-def read_terminal(descriptor: int) -> bytes:
-    data = b""
-    while True:
-        try:
-            part = os.read(descriptor, 65536)
-        except OSError:  # how a terminal says that nobody writes any more
-            return data
-        if not part:
-            return data
-        data += part
 
 
 def test_on_a_terminal_each_rank_has_its_colour(environment: dict[str, str]) -> None:

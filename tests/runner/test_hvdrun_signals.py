@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import FAILSAFE_SECONDS, is_running, read_pids, wait_until
+from launching import FAILSAFE_SECONDS, HVDRUN, is_running, read_pids, read_terminal, wait_until
 
 Start = Callable[..., subprocess.Popen[bytes]]
 Script = Callable[[str], str]
@@ -177,3 +178,23 @@ def test_nohup_holds_for_the_ranks(start_hvdrun: Start, rank_script: Script, tmp
     )
     stdout, _ = process.communicate(timeout=FAILSAFE_SECONDS)
     assert stdout.startswith(b"[0] True")
+
+
+def test_keys_on_a_terminal(rank_script: Script, tmp_path: Path, environment: dict[str, str]) -> None:
+    script = rank_script(FAMILY + "time.sleep(300)")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(HVDRUN[0], [*HVDRUN, "-np", "2", "python", script], environment)
+    pids = [*read_pids(tmp_path, 4), pid]
+    os.write(terminal, b"\x1a")  # Ctrl-Z
+    wait_until(lambda: {state_of(each) for each in pids} == {"T"}, "all processes have stopped")
+    os.kill(pid, signal.SIGCONT)  # as fg does
+    wait_until(lambda: "T" not in {state_of(each) for each in pids}, "all processes go on")
+    os.write(terminal, b"\x03")  # Ctrl-C
+    shown = read_terminal(terminal)
+    os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+    assert shown.count(b"hvdrun: interrupted: ending 2 ranks") == 1
+    assert shown.count(b"Traceback") == 1
+    wait_for_their_end(pids[:-1])

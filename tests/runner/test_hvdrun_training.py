@@ -1,0 +1,97 @@
+"""hvdrun and `hvd.init()` together: whatever goes wrong in a rank, the right one is named."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launching import FAILSAFE_SECONDS, read_pids
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+TRAINING = """
+import os, signal, sys, time
+import numpy
+import sirtaki.numpy as hvd
+
+hvd.init()
+rank = hvd.rank()
+for step in range(10**9):
+    if step == 20 and rank == 1:
+        {}
+    hvd.allreduce(numpy.ones(3), name="x")
+"""
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Callable[[str], str]:
+    """Writes a script whose rank 1 does something at step 20, and returns its path."""
+
+    def write(deed: str) -> str:
+        path = tmp_path / "training.py"
+        path.write_text(TRAINING.format(deed))
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("deed", "exit_code", "text"),
+    [
+        ("raise ValueError('no data')", 1, r"failed with exit code 1"),
+        ("sys.exit(4)", 4, r"failed with exit code 4"),
+        ("os._exit(5)", 5, r"failed with exit code 5"),
+        (
+            "os._exit(0)",
+            1,
+            r"ended with exit code 0, but without hvd.shutdown\(\), while another rank needed it",
+        ),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, r"was killed by signal 9 \(SIGKILL\): often .* memory"),
+    ],
+    ids=["exception", "exit", "abrupt exit", "abrupt exit with 0", "kill"],
+)
+def test_the_rank_that_caused_the_end_is_named(
+    hvdrun: Run, training: Callable[[str], str], deed: str, exit_code: int, text: str
+) -> None:
+    result = hvdrun("-np", "2", "python", training(deed))
+    assert re.search(rf"hvdrun: rank 1 \(pid \d+\) {text}$", result.stderr.rstrip()), result.stderr
+    assert result.returncode == exit_code
+
+
+def test_an_exception_in_one_rank_reaches_the_others(hvdrun: Run, training: Callable[[str], str]) -> None:
+    stderr = hvdrun("-np", "2", "python", training("raise ValueError('no data')")).stderr
+    assert "[1] ValueError: no data" in stderr
+    again = stderr.split("wrote to its standard error:\n")[1]
+    assert "[1] ValueError: no data" in again
+
+
+def test_ctrl_c_during_training(
+    start_hvdrun: Callable[..., subprocess.Popen[bytes]], training: Callable[[str], str], tmp_path: Path
+) -> None:
+    process = start_hvdrun(
+        "-np", "2", "python", training("print(os.getpid(), file=open('1.pid', 'w'))"), cwd=tmp_path
+    )
+    read_pids(tmp_path, 1)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=FAILSAFE_SECONDS)
+    assert process.returncode == 130
+    assert stderr.count(b"Traceback") <= 1
+    assert stderr.count(b"hvdrun: interrupted") == 1
+
+
+def test_a_second_init_after_a_shutdown(hvdrun: Run, tmp_path: Path) -> None:
+    script = tmp_path / "again.py"
+    script.write_text(
+        "import sirtaki.numpy as hvd\n"
+        "for _ in range(3):\n"
+        "    hvd.init()\n"
+        "    hvd.barrier()\n"
+        "    hvd.shutdown()\n"
+        "print('done')"
+    )
+    result = hvdrun("-np", "3", "python", str(script))
+    assert sorted(result.stdout.splitlines()) == ["[0] done", "[1] done", "[2] done"]
