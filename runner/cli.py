@@ -68,7 +68,13 @@ def _run(arguments: list[str]) -> int:
 
 def _parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     """The options, and those among them that are settings of the core, as environment variables."""
-    parser = _Parser(prog="hvdrun", usage=USAGE, add_help=False, allow_abbrev=False)
+    parser = _Parser(
+        prog="hvdrun",
+        usage=USAGE,
+        description=f"Starts N ranks of a command on this machine, {EXAMPLE}",
+        add_help=False,
+        allow_abbrev=False,
+    )
     _add_options(parser)
     options, unknown = parser.parse_known_args(arguments)
     if not unknown and not options.help:

@@ -32,14 +32,13 @@ def find_program(command: Sequence[str], size: int, environment: Mapping[str, st
 
 def _find_python(name: str, environment: Mapping[str, str]) -> tuple[str, str]:
     own = _first_executable(name, [os.path.dirname(sys.executable)]) or sys.executable
-    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        active = environment.get(variable)
-        if active and os.path.realpath(os.path.join(active, "bin")) != os.path.realpath(os.path.dirname(own)):
-            return own, (
-                f"'{name}' means {own}, where hvdrun is installed, and not the environment {active}: "
-                f"install sirtaki there, or write {os.path.join(active, 'bin', name)}, to use that one"
-            )
-    return own, ""
+    active = environment.get("VIRTUAL_ENV") or environment.get("CONDA_PREFIX")
+    if not active or os.path.realpath(os.path.join(active, "bin")) == os.path.realpath(os.path.dirname(own)):
+        return own, ""
+    return own, (
+        f"'{name}' means {own}, where hvdrun is installed, and not the environment {active}: "
+        f"install sirtaki there, or write {os.path.join(active, 'bin', name)}, to use that one"
+    )
 
 
 def _first_executable(name: str, search: Sequence[str]) -> str | None:

@@ -54,8 +54,8 @@ def run_job(settings: Settings) -> int:
     for notice in settings.notices:
         display.say(notice)
     with Guard() as guard:
-        key_file = os.path.join(_make_folder(guard), "key")
-        job = Job(secrets.token_hex(8), settings.size, write_key(key_file), VERSION)
+        key_file, key = _make_key(guard)
+        job = Job(secrets.token_hex(8), settings.size, key, VERSION)
         server = StoreServer(f"unix:@sirtaki-{job.id}", job, settings.start_timeout, mailbox.put)
         environment = RankEnvironment(
             job.size, job.id, server.address, key_file, settings.start_timeout, settings.additions
@@ -85,15 +85,16 @@ def _start_ranks(command: Sequence[str], environment: RankEnvironment, guard: Gu
     return ranks
 
 
-def _make_folder(guard: Guard) -> str:
-    """A new folder that only this user may open, and that the guard removes."""
+def _make_key(guard: Guard) -> tuple[str, bytes]:
+    """The job's key, and its file in a new folder that only this user may open and that the guard removes."""
     name = f"sirtaki-{secrets.token_hex(8)}"
     for parent in filter(None, (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", os.getcwd())):
         path = os.path.join(os.path.abspath(parent), name)
         guard.watch_directory(path)
         with contextlib.suppress(OSError):
             os.mkdir(path, 0o700)
-            return path
+            key_file = os.path.join(path, "key")
+            return key_file, write_key(key_file)
     raise LaunchError("there is no folder for temporary files: set TMPDIR to one that you may write to", 1)
 
 

@@ -52,7 +52,7 @@ class Bell:
             return b""
 
 
-def stop_like_everyone() -> None:
+def stop_this_process() -> None:
     """Stops this process, as Ctrl-Z does; returns when it is continued."""
     os.kill(os.getpid(), signal.SIGSTOP)
 

@@ -15,7 +15,7 @@ from .culprit import Inquiry, Verdict
 from .display import Display
 from .guard import Guard
 from .process import RankProcess
-from .signals import Bell, stop_like_everyone
+from .signals import Bell, stop_this_process
 
 INQUIRY_SECONDS = 0.5  # after the first failure, for the rank that caused it to be heard of
 KILL_SECONDS = 5.0  # between the signal that asks the ranks to end and SIGKILL
@@ -65,23 +65,22 @@ class Supervisor:
         self._listen(bell, mailbox)
         self._turn_until(lambda: all(rank.ending for rank in self._ranks))
         self._server.close()
-        verdict = self._final_verdict(mailbox)
+        self._conclude(mailbox)
         for rank in self._ranks:
             rank.bury()
         guard.release()
         self._turn_until(lambda: guard.ended() or self._hurry)
         self._display.close_streams()
-        self._pronounce(verdict)
+        self._pronounce()
         self._turn_until(lambda: self._display.all_shown or self._hurry)
-        return verdict.exit_code
+        return self._verdict.exit_code if self._verdict else 0
 
-    def _final_verdict(self, mailbox: Mailbox) -> Verdict:
-        self._decide_at = self._kill_at = None
+    def _conclude(self, mailbox: Mailbox) -> None:
         for event in mailbox.empty():
             self._inquiry.note_event(event)
-        if self._verdict is None:
-            self._verdict = self._inquiry.verdict() if self._inquiry.failed else Verdict(0)
-        return self._verdict
+        if self._verdict is None and self._inquiry.failed:
+            self._verdict = self._inquiry.verdict()
+        self._decide_at = self._kill_at = None
 
     def _turn_until(self, over: Callable[[], bool]) -> None:
         while not over():
@@ -124,7 +123,7 @@ class Supervisor:
             self._give_up(number)
         elif number == signal.SIGTSTP:
             self._signal_ranks(number)
-            stop_like_everyone()
+            stop_this_process()
         elif number in (signal.SIGCONT, signal.SIGHUP):
             self._signal_ranks(number)
 
@@ -165,11 +164,13 @@ class Supervisor:
         for rank in self._ranks:
             rank.signal(number)
 
-    def _pronounce(self, verdict: Verdict) -> None:
-        if verdict.rank is not None:
-            self._display.show_again(verdict.rank)
-        if verdict.text:
-            self._display.say(verdict.text)
+    def _pronounce(self) -> None:
+        if self._verdict is None:
+            return
+        if self._verdict.rank is not None:
+            self._display.show_again(self._verdict.rank)
+        if self._verdict.text:
+            self._display.say(self._verdict.text)
 
 
 def _count(running: Sequence[int]) -> str:

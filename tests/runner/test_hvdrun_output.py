@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,6 +79,17 @@ def test_a_reader_that_has_seen_enough(environment: dict[str, str]) -> None:
     assert result.returncode == 141
     assert len(result.stdout.splitlines()) == 2
     assert "Traceback" not in result.stderr
+
+
+def test_a_reader_that_leaves_after_the_ranks_have_ended(
+    start_hvdrun: Callable[..., subprocess.Popen[bytes]],
+) -> None:
+    process = start_hvdrun("-np", "1", "seq", "50000")
+    assert process.stdout is not None
+    process.stdout.read(10)
+    time.sleep(0.5)
+    process.stdout.close()
+    assert process.wait(timeout=60) == 141
 
 
 def test_a_full_disk_ends_the_job_with_a_reason(hvdrun: Run) -> None:
