@@ -223,11 +223,13 @@ class Context:
     def release(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
         """Forgets requests that have ended."""
         number = batch.count - start if count is None else count
-        handles = batch.handles
-        _srt_release(self._pointer, handles + start, number)
-        for index in range(start, start + number):
-            handles[index] = 0
-            batch.keep[index] = None
+        _srt_release(self._pointer, batch.handles + start, number)
+        if number == 1:
+            batch.handles[start] = 0
+            batch.keep[start] = None
+        else:
+            batch.handles[start : start + number] = [0] * number
+            batch.keep[start : start + number] = [None] * number
 
     def flush(self) -> None:
         """Negotiates what is queued now, without waiting for more."""

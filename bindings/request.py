@@ -120,18 +120,25 @@ class Batch:
         self._words[base + _INPUT] = source
         self._words[base + _OUTPUT] = target
 
-    def point_all(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Sets where all requests read and write: one address a request in each sequence."""
-        self._words[_INPUT::_WORDS] = memoryview(array("Q", sources))
-        self._words[_OUTPUT::_WORDS] = memoryview(array("Q", targets))
+    def point_all(self, sources: Sequence[int], targets: Sequence[int], start: int = 0) -> None:
+        """Sets where the requests from `start` on read and write: one address a request in each sequence."""
+        first, end = start * _WORDS, (start + len(sources)) * _WORDS
+        self._words[first + _INPUT : end : _WORDS] = memoryview(array("Q", sources))
+        self._words[first + _OUTPUT : end : _WORDS] = memoryview(array("Q", targets))
 
     def flag(self, index: int, flags: int) -> None:
         """Sets the flags of request `index` (SRT_REQUEST_*)."""
         self._halves[index * _HALVES + _FLAGS] = flags
 
-    def flag_all(self, flags: Sequence[int]) -> None:
-        """Sets the flags of all requests."""
-        self._halves[_FLAGS::_HALVES] = memoryview(array("I", flags))
+    def flag_all(self, flags: Sequence[int], start: int = 0) -> None:
+        """Sets the flags of the requests from `start` on."""
+        first, end = start * _HALVES, (start + len(flags)) * _HALVES
+        self._halves[first + _FLAGS : end : _HALVES] = memoryview(array("I", flags))
+
+    def copy(self, index: int, other: Batch, source: int) -> None:
+        """Makes request `index` what `other`'s request `source` is. Its name and shape stay `other`'s."""
+        first, begin = index * _WORDS, source * _WORDS
+        self._words[first : first + _WORDS] = other._words[begin : begin + _WORDS]
 
 
 def _c_name(name: str) -> Any:

@@ -67,7 +67,8 @@ Status check_kind(const srt_request& request, int32_t world_size, const Signatur
   if (signature.kind == Kind::allgather && signature.shape.empty())
     return refuse(signature.name, "all-gather joins tensors along their first dimension, and a zero-dimensional tensor has none; reshape it to (1,)");
   const bool moves = signature.kind != Kind::barrier && signature.bytes() > 0;
-  if (moves && !request.input) return refuse(signature.name, "the input pointer is null");
+  const bool gives_nothing = signature.kind == Kind::allreduce && request.flags & SRT_REQUEST_ABSENT;
+  if (moves && !request.input && !gives_nothing) return refuse(signature.name, "the input pointer is null");
   if (moves && signature.kind != Kind::allgather && !request.output) return refuse(signature.name, "the output pointer is null");
   if (request.input != request.output && request.output && request.input < request.output + static_cast<uintptr_t>(signature.bytes()) &&
       request.output < request.input + static_cast<uintptr_t>(signature.bytes()))

@@ -128,8 +128,9 @@ typedef struct srt_request {
   int32_t process_set;        /* 0: all ranks */
   int32_t device;             /* -1: the CPU */
   int32_t priority;           /* higher leaves first */
-  uint32_t flags;             /* SRT_REQUEST_*. An absent one joins in with its input as it is, unless it
-                                 is absent on all ranks: then nothing happens (SRT_RESULT_UNTOUCHED) */
+  uint32_t flags;             /* SRT_REQUEST_*. An absent one joins in with its input as it is, or with
+                                 neutral elements without one (all-reduce), unless it is absent on all
+                                 ranks: then nothing happens (SRT_RESULT_UNTOUCHED) */
   int32_t group_size;         /* members of the group; 0 without a group */
   int64_t group_id;           /* members of a group complete together; 0: none. Alike on all ranks */
   const char *name;           /* UTF-8, 1 to 1,024 bytes; NULL: numbered per process set and kind */
