@@ -42,7 +42,7 @@ def test_a_rank_that_is_killed(hvdrun: Run, name: str, exit_code: int, text: str
     assert re.search(rf"hvdrun: rank 0 \(pid \d+\) {text}$", result.stderr.rstrip())
 
 
-def test_ranks_that_do_not_heed_sigterm_are_killed(hvdrun: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_do_not_heed_sigterm_are_killed(hvdrun: Run) -> None:
     result = hvdrun(
         "-np", "2", "sh", "-c", "[ $SIRTAKI_RANK = 1 ] && exit 3; trap '' TERM; while :; do sleep 1; done"
     )
@@ -55,7 +55,7 @@ def test_a_rank_that_only_lost_another_is_not_blamed(hvdrun: Run, rank_script: S
         "if rank == 0:\n"
         "    client.report('peer_lost', 'rank 1 was lost')\n"
         "    sys.exit(1)\n"
-        "time.sleep(0.2)\n"
+        "time.sleep(0.05)\n"
         "os._exit(5)"
     )
     result = hvdrun("-np", "2", "python", script)
@@ -69,7 +69,7 @@ def test_the_origin_of_an_abort_is_blamed(hvdrun: Run, rank_script: Script) -> N
         "if rank == 1:\n"
         "    client.report('aborted', 'ValueError: no data')\n"
         "    client.all_gather(b'')\n"
-        "    time.sleep(0.1)\n"
+        "    time.sleep(0.05)\n"
         "    sys.exit(4)\n"
         "client.all_gather(b'')\n"
         "sys.exit(1)"
@@ -104,7 +104,9 @@ def test_a_rank_that_ends_without_init_while_others_wait_is_named_at_once(
 def test_a_rank_that_fails_in_init_is_blamed_and_not_those_that_wait(
     hvdrun: Run, rank_script: Script
 ) -> None:
-    script = rank_script("if rank == 1:\n    connect().close()\n    time.sleep(0.2)\n    sys.exit(7)\ninit()")
+    script = rank_script(
+        "if rank == 1:\n    connect().close()\n    time.sleep(0.05)\n    sys.exit(7)\ninit()"
+    )
     result = hvdrun("-np", "2", "python", script)
     assert result.returncode == 7
     assert "but rank 1 has gone" in result.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import subprocess
 import sys
 import time
@@ -138,8 +139,9 @@ def test_leftover_children_do_not_hold_up_the_end(hvdrun: Run) -> None:
 
 def test_children_that_left_their_group_do_not_hold_up_the_end(hvdrun: Run, tmp_path: Path) -> None:
     pid_file = tmp_path / "escaped.pid"
+    escape = f"setsid sh -c 'echo $$ > {pid_file}; exec sleep 300' &"
     result = hvdrun(
-        "-np", "1", "sh", "-c", f"setsid sh -c 'echo $$ > {pid_file}; exec sleep 300' & sleep 0.3; echo done"
+        "-np", "1", "sh", "-c", f"{escape} until [ -s {pid_file} ]; do sleep 0.05; done; echo done"
     )
-    os.kill(int(pid_file.read_text()), 9)
+    os.kill(int(pid_file.read_text()), signal.SIGKILL)
     assert (result.returncode, result.stdout) == (0, "[0] done\n")

@@ -55,6 +55,24 @@ def test_everyone_who_gives_is_answered_exactly_once(steps: list[tuple[str, int,
     assert rounds.next_deadline() is None
 
 
+def test_the_deadline_starts_with_the_first_rank_of_each_all_gather() -> None:
+    rounds = Rounds(2, timeout=10.0)
+    assert rounds.next_deadline() is None
+    rounds.contribute((1, 0), 0, b"", 100.0)
+    rounds.contribute((1, 1), 0, b"", 105.0)
+    assert rounds.next_deadline() == 110.0
+    rounds.contribute((1, 0), 1, b"", 109.0)
+    assert rounds.next_deadline() == 115.0
+
+
+def test_a_failed_start_does_not_spoil_the_next() -> None:
+    rounds = Rounds(2, timeout=10.0)
+    rounds.contribute((1, 0), 0, b"", 0.0)
+    assert [answer.missing for answer in rounds.expire(10.0)] == [(1,)]
+    rounds.contribute((2, 0), 0, b"a", 20.0)
+    assert rounds.contribute((2, 0), 1, b"b", 20.0)[0].payloads == (b"a", b"b")
+
+
 def test_a_rank_that_gives_twice_is_an_error() -> None:
     rounds = Rounds(SIZE, 10.0)
     rounds.contribute((1, 0), 2, b"", 0.0)
