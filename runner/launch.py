@@ -46,30 +46,33 @@ class Settings:
 
 def run_job(settings: Settings) -> int:
     """Runs a job to its end and returns hvdrun's exit code. Raises LaunchError if it cannot start."""
-    bell = Bell()
+    with contextlib.closing(Bell()) as bell, Guard() as guard:
+        return _run_job(settings, bell, guard)
+
+
+def _run_job(settings: Settings, bell: Bell, guard: Guard) -> int:
     bell.hold_back()
     mailbox = Mailbox(bell)
     selector = selectors.PollSelector()  # epoll refuses regular files
     display = Display(settings.size, selector, settings.output_folder, settings.verbose)
     for notice in settings.notices:
         display.say(notice)
-    with Guard() as guard:
-        key_file, key = _make_key(guard)
-        job = Job(secrets.token_hex(8), settings.size, key, VERSION)
-        server = StoreServer(f"unix:@sirtaki-{job.id}", job, settings.start_timeout, mailbox.put)
-        environment = RankEnvironment(
-            job.size, job.id, server.address, key_file, settings.start_timeout, settings.additions
-        )
-        ranks = _start_ranks(settings.command, environment, guard)  # before there is a thread: it forks
-        server.start()
-        inquiry = Inquiry(settings.start_timeout)
-        for rank in ranks:
-            inquiry.note_start(rank.rank, rank.pid)
-            display.add_rank(rank.rank, rank.stdout, rank.stderr)
-            display.detail(f"rank {rank.rank} is pid {rank.pid}: {' '.join(settings.command)}")
-        if _input_is_lost():
-            display.say("standard input is not passed on: every rank reads /dev/null")
-        return Supervisor(ranks, display, selector, inquiry, server).run(bell, mailbox, guard)
+    key_file, key = _make_key(guard)
+    job = Job(secrets.token_hex(8), settings.size, key, VERSION)
+    server = StoreServer(f"unix:@sirtaki-{job.id}", job, settings.start_timeout, mailbox.put)
+    environment = RankEnvironment(
+        job.size, job.id, server.address, key_file, settings.start_timeout, settings.additions
+    )
+    ranks = _start_ranks(settings.command, environment, guard)  # before there is a thread: it forks
+    server.start()
+    inquiry = Inquiry(settings.start_timeout)
+    for rank in ranks:
+        inquiry.note_start(rank.rank, rank.pid)
+        display.add_rank(rank.rank, rank.stdout, rank.stderr)
+        display.detail(f"rank {rank.rank} is pid {rank.pid}: {' '.join(settings.command)}")
+    if _input_is_lost():
+        display.say("standard input is not passed on: every rank reads /dev/null")
+    return Supervisor(ranks, display, selector, inquiry, server).run(bell, mailbox, guard)
 
 
 def _start_ranks(command: Sequence[str], environment: RankEnvironment, guard: Guard) -> list[RankProcess]:

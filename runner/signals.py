@@ -27,6 +27,12 @@ class Bell:
     def fileno(self) -> int:
         return self._receiver.fileno()
 
+    def close(self) -> None:
+        """From here on signals are not heard any more: the job has ended."""
+        signal.set_wakeup_fd(-1)
+        self._receiver.close()
+        self._sender.close()
+
     def hold_back(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
 
