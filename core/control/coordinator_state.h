@@ -21,6 +21,7 @@ struct Coordinator::State {
     std::vector<int32_t> waiting_joins;    // sets whose join waits until nothing is lapsed
   };
 
+  // One rank's request, by whichever way it came.
   struct Submission {
     int32_t rank;
     const SignaturePtr& signature;
@@ -50,6 +51,7 @@ struct Coordinator::State {
   PlanItem item_of(Entry& entry);
   void settle_joins();
   void settle_set_changes();
+  void drop_removed_sets();
   void empty_set(ProcessSet& set);
   void answer(Entry& entry);
   void close_answered();

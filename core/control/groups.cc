@@ -3,25 +3,21 @@
 #include <algorithm>
 
 namespace sirtaki {
-namespace {
-
-bool owes_something(const std::vector<int32_t>& owed) {
-  return std::any_of(owed.begin(), owed.end(), [](int32_t count) { return count != 0; });
+void Groups::drop_settled(Group& group) {
+  std::erase_if(group.refused, [](const Refused& refused) {
+    return std::all_of(refused.owed.begin(), refused.owed.end(), [](int32_t count) { return count == 0; });
+  });
 }
-
-}  // namespace
 
 Status Groups::submitted(const ProcessSet& set, int32_t rank, const Signature& signature) {
   const Key key{set.number, signature.group_id};
   Group& group = groups_[key];
   const size_t position = set.position(rank);
   for (Refused& earlier : group.refused) {
-    int32_t& owed = earlier.owed[position];
-    if (owed == 0) continue;
-    if (owed == Refused::unknown) owed = signature.group_size;
-    --owed;
+    if (earlier.owed[position] == 0) continue;
+    --earlier.owed[position];
     const Status cause = earlier.cause;
-    std::erase_if(group.refused, [](const Refused& refused) { return !owes_something(refused.owed); });
+    drop_settled(group);
     drop_if_empty(key);
     return cause;
   }
@@ -72,21 +68,27 @@ void Groups::refused(const Entry& culprit, const Status& cause, std::vector<Entr
 void Groups::refuse_group(Group& group, const Entry& culprit, const Status& cause, std::vector<Entry*>& refused) {
   refused.insert(refused.end(), group.entries.begin(), group.entries.end());
   const ProcessSet& set = *culprit.set;
-  Refused record{cause, std::vector<int32_t>(set.members.size(), 0)};
+  Refused& record = group.refused.emplace_back(Refused{cause, std::vector<int32_t>(set.members.size(), 0)});
   for (size_t i = 0; i < set.members.size(); ++i) {
-    const int32_t rank = set.members[i];
     const Share share = group.shares.empty() ? Share{} : group.shares[i];
-    if (set.joined.has(rank)) continue;
-    if (share.expected) {
-      record.owed[i] = std::max(share.expected - share.submitted, 0);
-    } else if (!culprit.submitted.has(rank)) {
-      record.owed[i] = Refused::unknown;  // whoever submitted the culprit outside this group owes it nothing
-    }
+    if (!set.joined.has(set.members[i])) record.owed[i] = debt_of(set.members[i], share, culprit);
   }
-  if (owes_something(record.owed)) group.refused.push_back(std::move(record));
+  drop_settled(group);
   group.entries.clear();
   group.shares.clear();
   group.agreed = 0;
+}
+
+// How many tensors of the culprit's group a rank has yet to submit. Whoever submitted the culprit in another group, or
+// in none, does not take part in this one; whoever submitted it for another kind of operation does, with the rest.
+int32_t Groups::debt_of(int32_t rank, const Share& share, const Entry& culprit) {
+  if (share.expected == 0 && culprit.submitted.has(rank)) return 0;
+  int32_t owed = (share.expected ? share.expected : culprit.proposed->group_size) - share.submitted;
+  for (const Entry* other = culprit.same_name; other != &culprit; other = other->same_name) {
+    if (!other->is_pending() || !other->submitted.has(rank)) continue;
+    if (other->signature_of(rank).group_id != culprit.proposed->group_id) --owed;
+  }
+  return std::max(owed, 0);
 }
 
 RankBits Groups::missing(const Entry& entry) const {
@@ -107,7 +109,7 @@ void Groups::rank_joined(const ProcessSet& set, int32_t rank) {
     auto& [key, group] = *next;
     if (key.process_set == set.number) {
       for (Refused& refused : group.refused) refused.owed[position] = 0;
-      std::erase_if(group.refused, [](const Refused& refused) { return !owes_something(refused.owed); });
+      drop_settled(group);
     }
     const bool is_empty = group.refused.empty() && group.entries.empty();
     next = is_empty ? groups_.erase(next) : std::next(next);

@@ -51,8 +51,6 @@ class Groups {
   };
   // A group that was refused, while ranks have yet to submit some of it.
   struct Refused {
-    static constexpr int32_t unknown = -1;
-
     Status cause;
     std::vector<int32_t> owed;          // by member position: how many more are refused
   };
@@ -63,6 +61,8 @@ class Groups {
     std::vector<Refused> refused;       // the earliest first
   };
 
+  static int32_t debt_of(int32_t rank, const Share& share, const Entry& culprit);
+  static void drop_settled(Group& group);
   void refuse_group(Group& group, const Entry& culprit, const Status& cause, std::vector<Entry*>& refused);
   void drop_if_empty(const Key& key);
 

@@ -4,6 +4,16 @@
 #include "control/coordinator_state.h"
 
 namespace sirtaki {
+namespace {
+
+// Whether what the members agreed on this time is what the cache holds.
+bool is_as_cached(const Entry& entry) {
+  if (is_ragged(entry.kind) && entry.first_dimensions != entry.cached_dimensions) return false;
+  if (entry.proposed == entry.cached) return true;
+  return agree(*entry.proposed, *entry.cached) && entry.proposed->splits == entry.cached->splits;
+}
+
+}  // namespace
 
 bool Coordinator::State::has_work(Nanoseconds now) const {
   return !candidates.empty() || sets_have_changed || !decision.refusals.empty() || now >= stalls.next(table, sets);
@@ -29,13 +39,9 @@ void Coordinator::State::reconsider_changed_sets() {
 
 void Coordinator::State::settle(Entry& entry) {
   entry.is_candidate = false;
-  if (entry.is_answered || entry.is_agreed) {
-    if (!entry.is_answered && entry.set->is_broken()) {
-      refuse(entry, peer_finished(*entry.set, quoted(entry.name), names));
-    }
-    return;
-  }
+  if (entry.is_answered) return;
   if (entry.set->is_broken()) return refuse(entry, peer_finished(*entry.set, quoted(entry.name), names));
+  if (entry.is_agreed) return;
   if (entry.same_name != &entry && refuse_different_kinds(entry)) return;
   if (!entry.is_complete()) return;
   if (const Status status = validate(entry, names); !status.is_ok()) return refuse(entry, status);
@@ -52,21 +58,22 @@ void Coordinator::State::settle(Entry& entry) {
 // Refuses the entries of one name when every member has submitted it, each for one kind only, and not the same.
 bool Coordinator::State::refuse_different_kinds(Entry& entry) {
   std::vector<Entry*> entries;
-  RankBits submitted = entry.set->joined;
+  RankBits ready = entry.set->joined;
+  RankBits silent = entry.set->joined;  // have joined without submitting any of them
   int32_t submissions = 0;
   Entry* next = &entry;
   do {
     if (next->is_pending() && !next->is_answered && !next->is_agreed) {
       entries.push_back(next);
-      submitted |= next->submitted;
+      ready |= next->submitted;
+      silent -= next->submitted;
       submissions += next->submissions;
     }
     next = next->same_name;
   } while (next != &entry);
-  RankBits silent = entry.set->joined;
-  for (const Entry* other : entries) silent -= other->submitted;
   const auto members = static_cast<int32_t>(entry.set->members.size());
-  if (entries.size() < 2 || submitted.count() < members || submissions + silent.count() > members) return false;
+  const bool each_once = submissions + silent.count() == members;
+  if (entries.size() < 2 || ready.count() < members || !each_once) return false;
   const Status status = kinds_differ(entries, names);
   for (Entry* refused : entries) refuse(*refused, status);
   return true;
@@ -102,9 +109,7 @@ void Coordinator::State::plan_agreed(Nanoseconds now) {
 
 // What stands for an entry in a plan: its cache id if the cache holds what was agreed, else a new response.
 PlanItem Coordinator::State::item_of(Entry& entry) {
-  const bool is_cached = entry.id && (entry.proposed == entry.cached || (agree(*entry.proposed, *entry.cached) &&
-                                                                         entry.proposed->splits == entry.cached->splits));
-  if (is_cached && (!is_ragged(entry.kind) || entry.first_dimensions == entry.cached_dimensions)) return entry.id;
+  if (entry.id && is_as_cached(entry)) return entry.id;
   SignaturePtr signature = entry.proposed;
   if (entry.priority != signature->priority) {
     auto copy = std::make_shared<Signature>(*signature);
@@ -155,6 +160,10 @@ void Coordinator::State::settle_set_changes() {
   }
   set_changes.clear();
   close_answered();
+  drop_removed_sets();
+}
+
+void Coordinator::State::drop_removed_sets() {
   for (const DecidedSetChange& change : decision.set_changes) {
     if (!change.members.empty()) continue;
     table.forget_set(*sets.find(change.process_set), decision.retired);

@@ -187,9 +187,9 @@ Status kinds_differ(std::span<Entry* const> same_name, const RankNames& names) {
 
 Status peer_finished(const ProcessSet& set, const std::string& operation, const RankNames& names) {
   const std::vector<int32_t> finished = set.finished.ranks();
-  return Status(SRT_PEER_FINISHED, bounded(list_ranks(finished, names) +
-                                           (finished.size() == 1 ? " has" : " have") + " finished and cannot take part in " +
-                                           operation));
+  const char* verb = finished.size() == 1 ? " has" : " have";
+  return Status(SRT_PEER_FINISHED,
+                bounded(list_ranks(finished, names) + verb + " finished and cannot take part in " + operation));
 }
 
 }  // namespace sirtaki

@@ -58,7 +58,8 @@ TEST(only_what_is_alike_fuses) {
   CHECK_EQUAL(fused({a, changed(b, [](Signature& s) { s.layout = 9; })}), "a b");
   CHECK_EQUAL(fused({a, broadcast("b")}), "a | b");
   CHECK_EQUAL(fused({broadcast("a", 0), broadcast("b", 1)}), "a | b");
-  CHECK_EQUAL(fused({broadcast("a", 1), changed(broadcast("b", 1), [](Signature& s) { s.dtype = DType::int8; })}), "a b");
+  const Signature bytes = changed(broadcast("b", 1), [](Signature& s) { s.dtype = DType::int8; });
+  CHECK_EQUAL(fused({broadcast("a", 1), bytes}), "a b");
 }
 
 TEST(gathers_and_barriers_stay_alone) {

@@ -90,6 +90,35 @@ TEST(ranks_that_group_differently_are_told_and_owe_nothing) {
   CHECK_EQUAL(world.plans(0), "a b");
 }
 
+TEST(another_kind_of_operation_refuses_the_rest_of_the_group) {
+  World world(2);
+  world.submit(0, member("a"));
+  world.submit(1, barrier("a"));
+  CHECK(world.round());
+  const std::string cause = world.refusal({0, 1}, SRT_MISMATCH);
+  CHECK(contains(cause, "the kind barrier"));
+  world.submit_all(member("b"));
+  CHECK(world.round());
+  CHECK_EQUAL(world.refusal({0, 1}, SRT_MISMATCH), cause);
+  for (const char* name : {"a", "b"}) world.submit_all(member(name));
+  CHECK(world.round());
+  CHECK_EQUAL(world.plans(1), "a b");
+}
+
+TEST(a_rank_that_joins_owes_a_refused_group_nothing) {
+  World world(2);
+  for (const char* name : {"a", "b"}) world.submit(0, member(name));
+  world.submit(1, in_group(allreduce("a", {9}), 5, 2));
+  CHECK(world.round());
+  world.join(1);
+  CHECK(!world.round());
+  world.join(0);
+  CHECK(world.round());
+  for (const char* name : {"a", "b"}) world.submit_all(member(name));
+  CHECK(world.round());
+  CHECK_EQUAL(world.plans(1), "a b");
+}
+
 TEST(a_group_has_no_more_tensors_than_it_says) {
   World world(2);
   for (const char* name : {"a", "b", "c"}) world.submit(0, member(name));
@@ -131,7 +160,8 @@ TEST(a_group_ends_with_a_rank_that_left) {
   CHECK(!world.refusal({0}, SRT_PEER_FINISHED).empty());
   world.submit(0, member("b"));
   CHECK(world.round());
-  CHECK_EQUAL(world.refusal({0}, SRT_PEER_FINISHED), "rank 1 (pid 71 on hostA) has finished and cannot take part in 'b'");
+  CHECK_EQUAL(world.refusal({0}, SRT_PEER_FINISHED),
+              "rank 1 (pid 71 on hostA) has finished and cannot take part in 'b'");
 }
 
 CHECK_MAIN()

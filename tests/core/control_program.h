@@ -48,7 +48,7 @@ class Program {
 
  private:
   struct Set {
-    size_t line;
+    size_t place;                      // of the line that added it, from 1; 0: the world
     std::vector<int32_t> members;
   };
 
@@ -80,7 +80,7 @@ class Program {
 
   Line new_line(const Set& set) const {
     Line line;
-    line.set = set.line;
+    line.set = set.place;
     line.members = set.members;
     line.signatures.resize(static_cast<size_t>(size_));
     line.absent.assign(static_cast<size_t>(size_), false);
@@ -135,7 +135,9 @@ class Program {
         signature.group_size = size;
       }
       if (fails && i == culprit && set.members.size() > 1) {
-        line.signatures[static_cast<size_t>(set.members.back())].dtype = DType::int8;
+        Signature& odd = line.signatures[static_cast<size_t>(set.members.back())];
+        odd.dtype = DType::int8;
+        if (chance(40)) odd = barrier(odd.name);
       }
       line.must_fail = fails && set.members.size() > 1;
       grouped.push_back(std::move(line));
@@ -168,7 +170,8 @@ class Program {
       if (chance(60)) ranks.push_back(rank);
     }
     std::vector<int32_t> members(ranks.begin(), ranks.end());
-    const bool is_known = std::any_of(sets_.begin(), sets_.end(), [&](const Set& set) { return set.members == members; });
+    const bool is_known =
+        std::any_of(sets_.begin(), sets_.end(), [&](const Set& set) { return set.members == members; });
     Line line = new_line(sets_[0]);
     line.what = Line::What::add_set;
     line.must_fail = members.empty() || is_known;
@@ -178,12 +181,12 @@ class Program {
   }
 
   void remove_set_line() {
-    const size_t place = 1 + below(sets_.size() - 1);
+    const size_t chosen = 1 + below(sets_.size() - 1);
     Line line = new_line(sets_[0]);
     line.what = Line::What::remove_set;
-    line.set = sets_[place].line;
+    line.set = sets_[chosen].place;
     for (Signature& signature : line.signatures) signature = remove_set(0, "remove" + std::to_string(lines.size()));
-    sets_.erase(sets_.begin() + static_cast<std::ptrdiff_t>(place));
+    sets_.erase(sets_.begin() + static_cast<std::ptrdiff_t>(chosen));
     lines.push_back(std::move(line));
   }
 

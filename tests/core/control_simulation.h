@@ -91,7 +91,10 @@ class Simulation {
     if (line.takes_part[static_cast<size_t>(rank.number)]) {
       if (!rank.sets.contains(line.set)) return;  // the answer to its addition is on its way
       const int32_t set = rank.sets[line.set];
-      if (set != refused_set && (must_wait(rank, line) || !start(rank, line, set))) return;
+      if (set != refused_set) {
+        if (must_wait(rank, line)) return;
+        start(rank, line, set);
+      }
     }
     ++rank.line;
   }
@@ -120,12 +123,11 @@ class Simulation {
   // The set that a line's request belongs to.
   static size_t where(const Line& line) { return line.what == Line::What::remove_set ? 0 : line.set; }
 
-  bool start(Rank& rank, const Line& line, int32_t set) {
+  void start(Rank& rank, const Line& line, int32_t set) {
     const Ticket ticket = ++rank.last_ticket;
     rank.in_flight[ticket] = rank.line;
     if (line.what == Line::What::join) {
-      rank.member.join(set, ticket, now_);
-      return true;
+      return rank.member.join(set, ticket, now_);
     }
     Signature signature = line.signatures[static_cast<size_t>(rank.number)];
     if (line.what == Line::What::operation) signature.process_set = set;
@@ -133,7 +135,6 @@ class Simulation {
     if (line.what == Line::What::remove_set) signature.root = set;
     rank.member.submit({std::make_shared<Signature>(std::move(signature)), ticket,
                         line.absent[static_cast<size_t>(rank.number)]}, now_);
-    return true;
   }
 
   void report(Rank& rank) {
@@ -196,7 +197,8 @@ class Simulation {
     text = std::to_string(plan.process_set) + (plan.untouched ? "u" : "t") + check::show(plan.members) +
            std::to_string(plan.contributors);
     for (const PlannedTensor& tensor : plan.tensors) {
-      text += " " + tensor.signature->name + check::show(tensor.signature->shape) + check::show(tensor.first_dimensions);
+      text += " " + tensor.signature->name;
+      text += check::show(tensor.signature->shape) + check::show(tensor.first_dimensions);
       CHECK(tensor.signature->kind == plan.kind);
       if (tensor.ticket == 0) continue;
       ++contributions_[plan.number][tensor.signature->name];
