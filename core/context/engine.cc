@@ -46,8 +46,10 @@ void Engine::submit(const Ticket* handles, int32_t count) {
   if (submissions_.empty()) timer_wanted_ = true;
   const int64_t before = submitted_bytes_;
   for (int32_t i = 0; i < count; ++i) {
+    const Entry& entry = *parts_.handles.open_entry(handles[i]);
+    if (!entry.has_turn) continue;
     submissions_.push_back(handles[i]);
-    submitted_bytes_ += parts_.handles.find(handles[i])->signature->bytes();
+    submitted_bytes_ += entry.signature->bytes();
   }
   wake_wanted_ = before < report_bytes_ && submitted_bytes_ >= report_bytes_;
   has_submissions_.store(true, std::memory_order_seq_cst);
@@ -157,11 +159,13 @@ bool Engine::pass(Nanoseconds now) {
 }
 
 bool Engine::take_submissions(Nanoseconds now) {
-  if (!has_submissions_.load(std::memory_order_seq_cst)) {
-    if (flush_wanted_.load(std::memory_order_relaxed) && flush_wanted_.exchange(false)) parts_.negotiation.member().flush();
+  const bool turns = parts_.handles.has_turns();
+  // Looked at before the submissions: whoever wants a flush has submitted before.
+  const bool flush = (flush_wanted_.load(std::memory_order_seq_cst) && flush_wanted_.exchange(false)) || turns;
+  if (!turns && !has_submissions_.load(std::memory_order_seq_cst)) {
+    if (flush) parts_.negotiation.member().flush();
     return false;
   }
-  const bool flush = flush_wanted_.exchange(false);
   std::vector<Request> requests;
   {
     const auto lock = parts_.handles.lock();

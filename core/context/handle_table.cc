@@ -88,10 +88,16 @@ std::vector<Ticket> HandleTable::unfinished() const {
 
 bool HandleTable::is_name_taken(const Signature& signature) const { return names_.contains(key_of(signature)); }
 
-bool HandleTable::take_name(Ticket handle) {
-  const auto [holder, is_free] = names_.try_emplace(key_of(*place_of(handle)->entry->signature), Holder{handle, {}});
+void HandleTable::take_name(Ticket handle) {
+  Entry& entry = *place_of(handle)->entry;
+  const auto [holder, is_free] = names_.try_emplace(key_of(*entry.signature), Holder{handle, {}});
+  entry.has_turn = is_free;
   if (!is_free) holder->second.behind.push_back(handle);
-  return is_free;
+}
+
+std::vector<Ticket> HandleTable::take_turns() {
+  has_turns_.store(false, std::memory_order_relaxed);
+  return std::move(turns_);
 }
 
 void HandleTable::pass_name_on(const Entry& entry, Ticket handle) {
@@ -103,8 +109,11 @@ void HandleTable::pass_name_on(const Entry& entry, Ticket handle) {
     const Ticket next = behind.front();
     behind.pop_front();
     if (!open_entry(next)) continue;
-    names_.emplace(key_of(*place_of(next)->entry->signature), Holder{next, std::move(behind)});
+    Entry& successor = *place_of(next)->entry;
+    names_.emplace(key_of(*successor.signature), Holder{next, std::move(behind)});
+    successor.has_turn = true;
     turns_.push_back(next);
+    has_turns_.store(true, std::memory_order_relaxed);
     return;
   }
 }

@@ -1,6 +1,7 @@
 // Every operation in flight, by handle: opened once when it is queued, ended exactly once, released once.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -35,6 +36,7 @@ struct Entry {
   srt_allocate_hook allocate = nullptr;
   void* user = nullptr;
 
+  bool has_turn = false;        // it holds its name; else it waits for another of the same name
   bool planned = false, finished = false, released = false;
   Status status;
   std::string error;            // the status' text, with this operation's name
@@ -72,10 +74,10 @@ class HandleTable {
 
   // Names in flight. A name that is taken either refuses the newcomer or lets it wait its turn.
   bool is_name_taken(const Signature& signature) const;
-  // False: it waits behind the operation that holds the name now, and comes out of take_turns() in due time.
-  bool take_name(Ticket handle);
-  std::vector<Ticket> take_turns() { return std::move(turns_); }
-  bool has_turns() const { return !turns_.empty(); }
+  // If another holds the name, this one waits behind it, and comes out of take_turns() in due time.
+  void take_name(Ticket handle);
+  std::vector<Ticket> take_turns();
+  bool has_turns() const { return has_turns_.load(std::memory_order_relaxed); }  // needs no lock
 
   // The next number of an unnamed operation. It counts per process set and kind, and wraps, so that the names of
   // one step come back in the next ones and are found in the response cache.
@@ -118,6 +120,7 @@ class HandleTable {
   std::vector<uint32_t> free_;
   std::unordered_map<NameKey, Holder, NameHash> names_;
   std::vector<Ticket> turns_;  // whose name has become free
+  std::atomic<bool> has_turns_{false};
   MemoryRanges memory_;
   std::unordered_map<int64_t, int64_t> numbers_;
   std::vector<Completion> completions_;

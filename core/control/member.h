@@ -47,7 +47,7 @@ class Member {
   // Appends a Report that says goodbye: this rank takes part in nothing that is decided after it.
   void goodbye(Bytes& out);
 
-  // Applies one Decision and replaces `outcome` by what it means here; SRT_PROTOCOL when its bytes make no sense.
+  // Applies one Decision and adds to `outcome` what it means here; SRT_PROTOCOL when its bytes make no sense.
   Status apply(std::span<const uint8_t> decision, Outcome& outcome);
 
   // The data plane has finished a plan of this set.

@@ -159,7 +159,6 @@ void Member::State::remove_set(MemberSet& set, Outcome& outcome) {
 }
 
 Status Member::apply(std::span<const uint8_t> decision, Outcome& outcome) {
-  outcome = {};
   State& state = *state_;
   if (!decode(decision, state.decision)) return nonsense("its bytes are malformed");
   if (state.decision.number != state.last_decision + 1) {
@@ -174,7 +173,7 @@ Status Member::apply(std::span<const uint8_t> decision, Outcome& outcome) {
   SIRTAKI_TRY(state.apply_joins(outcome));
   SIRTAKI_TRY(state.apply_set_changes(outcome));
   state.sweep();
-  outcome.stalls = std::move(state.decision.stalls);
+  std::move(state.decision.stalls.begin(), state.decision.stalls.end(), std::back_inserter(outcome.stalls));
   if (state.decision.fatal != SRT_OK) outcome.fatal = Status(state.decision.fatal, state.decision.fatal_text);
   return {};
 }

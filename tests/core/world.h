@@ -26,6 +26,7 @@ struct Options {
   std::vector<std::pair<std::string, std::string>> knobs;
   std::function<void(int rank, Context&)> prepare;  // before start
   bool shut_down = true;                            // each rank, after its body
+  std::function<bool(int a, int b, int* ends)> connect = nullptr;  // sockets: makes the pair between two ranks
 };
 
 class World {
@@ -84,7 +85,8 @@ class World {
     for (int a = 0; a < size_; ++a)
       for (int b = a + 1; b < size_; ++b) {
         int ends[2];
-        if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) check::fail(__FILE__, __LINE__, "socketpair");
+        const bool made = options_.connect ? options_.connect(a, b, ends) : ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
+        if (!made) check::fail(__FILE__, __LINE__, "no socket pair");
         std::ignore = (*this)[a].link_socket(b, ends[0]);
         std::ignore = (*this)[b].link_socket(a, ends[1]);
       }
