@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -113,6 +114,7 @@ class Context:
         self.rank, self.size = topology.rank, topology.size
         self.is_shut_down = False
         self._orphans: list[tuple[list[int], list[Any]]] = []
+        self._numbers: Counter[str] = Counter()
         hosts = [ffi.new("char[]", peer.host.encode()) for peer in topology.peers]
         peers = ffi.new(
             "srt_peer[]", [(host, p.pid, p.host_index) for host, p in zip(hosts, topology.peers, strict=True)]
@@ -230,6 +232,12 @@ class Context:
         else:
             batch.handles[start : start + number] = [0] * number
             batch.keep[start : start + number] = [None] * number
+
+    def next_number(self, kind: str) -> int:
+        """Numbers things of a kind from 0, for names. Alike on all ranks that make them in the same order."""
+        number = self._numbers[kind]
+        self._numbers[kind] += 1
+        return number
 
     def flush(self) -> None:
         """Negotiates what is queued now, without waiting for more."""

@@ -1,0 +1,205 @@
+"""The exchange of all gradients of an optimizer: one round of it a step.
+
+The requests are described once. What a round writes is where the gradients lie and which are absent, for many
+of them in one go, so that four hundred small gradients cost no four hundred calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sirtaki._core.context import Context
+from sirtaki._core.request import ABSENT, Batch
+from sirtaki.common.ops import Reduction, describe_allreduce
+from sirtaki.common.tensor import ROW_MAJOR
+from sirtaki.torch.compression import Compressor, NoneCompressor
+from sirtaki.torch.tensors import CODES, count_write, reducible_view
+
+_dtype_of = attrgetter("dtype")
+_is_cpu = attrgetter("is_cpu")
+
+
+class NamedParameter(NamedTuple):
+    """A parameter, and what the ranks and messages call its gradient."""
+
+    name: str
+    parameter: Tensor
+
+
+class _Result(NamedTuple):
+    """An exchanged tensor that is not the gradient itself: a copy, a compressed one, or one in its place."""
+
+    slot: int
+    parameter: Tensor
+    gradient: Tensor | None
+    tensor: Tensor
+    undo: Any
+    absent: bool
+
+
+class GradientExchange:
+    """Submits gradients by the index of their parameter, each once a round, and ends the round."""
+
+    def __init__(
+        self,
+        context: Context,
+        named: Sequence[NamedParameter],
+        how: Reduction,
+        compression: type[Compressor],
+    ) -> None:
+        self._context = context
+        self._names = [name for name, _ in named]
+        self._parameters = [parameter for _, parameter in named]
+        self._dtypes = [parameter.dtype for parameter in self._parameters]
+        self._sizes = [parameter.numel() for parameter in self._parameters]
+        self._how = how
+        self._compression = compression
+        count = len(named)
+        self._described = Batch(count or 1)  # by parameter
+        self._batch = Batch(count or 1)  # in the order of submission
+        self._order = [-1] * count  # which parameter's gradient each of its requests describes
+        self._filled = 0
+        self._signatures: list[Any] = [None] * count
+        self._unusual = set(range(count))  # whose gradients do not travel as they are, row by row
+        self._in_place: list[Tensor] = []
+        self._results: list[_Result] = []
+        for index, parameter in enumerate(self._parameters):
+            if compression is NoneCompressor and parameter.is_contiguous():
+                self._describe(index, parameter)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a round has begun and not ended."""
+        return self._filled > 0
+
+    def submit(self, indices: list[int]) -> None:
+        """Submits the gradients of these parameters.
+
+        Raises:
+            ValueError: a gradient that cannot be exchanged, or one whose memory is in use.
+        """
+        if not indices:
+            return
+        parameters = self._parameters
+        gradients = [parameters[index].grad for index in indices]
+        if self._travel_as_they_are(indices, gradients):
+            self._enqueue(indices, gradients, list(map(Tensor.data_ptr, gradients)))
+            self._in_place += gradients
+            return
+        tensors, results = self._each(indices, absent=False)
+        self._enqueue(indices, tensors, list(map(Tensor.data_ptr, tensors)))
+        self._results += results
+
+    def submit_absent(self, indices: list[int]) -> None:
+        """Says that these gradients are not new. If another rank's is, they count as they are, or as zeros."""
+        if not indices:
+            return
+        tensors, results = self._each(indices, absent=True)
+        targets = list(map(Tensor.data_ptr, tensors))
+        nothing = {result.slot for result in results if result.gradient is None}
+        sources = [0 if self._filled + place in nothing else at for place, at in enumerate(targets)]
+        self._enqueue(indices, tensors, targets, sources, ABSENT)
+        self._results += results
+
+    def finish(self) -> None:
+        """Ends the round: waits for every gradient that was submitted, and puts the results in place.
+
+        Raises:
+            HorovodInternalError: an exchange failed. The round has ended, with undefined gradients.
+            KeyboardInterrupt: the wait was cut short. The round is still open.
+        """
+        if not self._filled:
+            return
+        try:
+            self._context.wait(self._batch, 0, self._filled)
+        except Exception:
+            self._forget()
+            raise
+        count_write(self._in_place)
+        if self._results:
+            with torch.no_grad():
+                for result in self._results:
+                    self._put_in_place(result)
+        self._context.release(self._batch, 0, self._filled)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._filled = 0
+        self._in_place = []
+        self._results = []
+
+    def _travel_as_they_are(self, indices: list[int], gradients: Sequence[Any]) -> bool:
+        return (
+            self._unusual.isdisjoint(indices)
+            and set(map(type, gradients)) == {Tensor}
+            and all(map(_is_cpu, gradients))
+            and all(map(Tensor.is_contiguous, gradients))
+            and list(map(_dtype_of, gradients)) == [self._dtypes[index] for index in indices]
+            and list(map(Tensor.numel, gradients)) == [self._sizes[index] for index in indices]
+        )
+
+    def _each(self, indices: list[int], absent: bool) -> tuple[list[Tensor], list[_Result]]:
+        """What is exchanged for these gradients, described; and which of it has to be put in place."""
+        tensors, results = [], []
+        for slot, index in enumerate(indices, self._filled):
+            parameter = self._parameters[index]
+            gradient = parameter.grad
+            source = gradient
+            if source is None:  # the memory of an absent one is not read
+                source = torch.empty_like(parameter) if absent else torch.zeros_like(parameter)
+            small, undo = self._compression.compress(source.detach())
+            tensor = self._describe(index, small)
+            tensors.append(tensor)
+            results.append(_Result(slot, parameter, gradient, tensor, undo, absent))
+        return tensors, results
+
+    def _describe(self, index: int, tensor: Tensor) -> Tensor:
+        """Describes a gradient, unless it is as before; returns what is exchanged: the tensor or a copy."""
+        view = reducible_view(tensor, self._names[index])
+        signature = (view.dtype, tuple(view.shape), view.layout)
+        if signature != self._signatures[index]:
+            describe_allreduce(self._described, view, 0, self._how, self._names[index], index)
+            self._signatures[index] = signature
+            self._order = [-1] * len(self._order)
+            parameter = self._parameters[index]
+            self._dtypes[index], self._sizes[index] = parameter.dtype, parameter.numel()
+            usual = (CODES.get(parameter.dtype), tuple(parameter.shape), ROW_MAJOR)
+            (self._unusual.discard if signature == usual else self._unusual.add)(index)
+        return view.owner
+
+    def _enqueue(
+        self,
+        indices: list[int],
+        tensors: Sequence[Any],
+        targets: list[int],
+        sources: list[int] | None = None,
+        flags: int = 0,
+    ) -> None:
+        start, count, batch = self._filled, len(indices), self._batch
+        if self._order[start : start + count] != indices:
+            for slot, index in enumerate(indices, start):
+                batch.copy(slot, self._described, index)
+            self._order[start : start + count] = indices
+        batch.point_all(targets if sources is None else sources, targets, start)
+        batch.flag_all([flags] * count, start)
+        batch.keep[start : start + count] = tensors
+        self._context.enqueue(batch, start, count)
+        self._filled = start + count
+
+    def _put_in_place(self, result: _Result) -> None:
+        if result.absent and self._context.untouched(self._batch, result.slot):
+            return
+        gradient = result.gradient
+        if gradient is not None and result.tensor.data_ptr() == gradient.data_ptr():
+            count_write([gradient])
+            return
+        restored = self._compression.decompress(result.tensor, result.undo)
+        if gradient is None:
+            result.parameter.grad = restored
+        else:
+            gradient.copy_(restored)

@@ -1,0 +1,255 @@
+"""DistributedOptimizer: any torch optimizer, stepping alike on all ranks."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sirtaki._core import request as core
+from sirtaki._core.context import Context
+from sirtaki._core.current import current
+from sirtaki.common.ops import Average, Reduction, reduction
+from sirtaki.torch.compression import Compression, Compressor
+from sirtaki.torch.exchange import NamedParameter
+from sirtaki.torch.reducer import GradientReducer
+from sirtaki.torch.tensors import reducible_view
+
+Optimizer = torch.optim.Optimizer
+
+
+def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class made for the occasion
+    optimizer: Optimizer,
+    named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+) -> Any:
+    """Makes an optimizer step with gradients that are averaged over all ranks. All ranks must call it.
+
+    When `loss.backward()` returns, the gradients are reduced: clipping, scaling and closures need nothing
+    special. A parameter that no rank's pass has touched keeps its gradient as it is (None, usually); one that
+    some ranks have not touched counts as zero there. A `step()` without a backward pass before it takes part
+    in the others' exchange.
+
+    It is the same optimizer that is returned: an instance of its own class still, with its state, its
+    parameter groups and whatever refers to it. In a world of one nothing is exchanged.
+
+    Args:
+        optimizer: any torch optimizer over dense CPU parameters. It may have been used before.
+        named_parameters: `model.named_parameters()`, so that messages can name gradients. All of the
+            optimizer's parameters or none.
+        compression: Compression.fp16 or Compression.bf16 to exchange gradients in 16 bits.
+        backward_passes_per_step: so many passes add up on this rank before their sum is averaged over the
+            ranks. It is not divided by their number.
+        op: Average or Sum (also Min, Max, Product). With another than Average, several passes before one
+            step need `backward_passes_per_step` or `no_sync()`.
+        gradient_predivide_factor: gradients are divided by it before they are averaged, and multiplied by it
+            afterwards: for 16-bit gradients that would overflow. Needs op=Average.
+
+    Returns:
+        The optimizer, which now has also `no_sync()`, `synchronize()`, `skip_synchronize()` and
+        `set_backward_passes_per_step(n)`.
+
+    Raises:
+        ValueError: wrong arguments, names that are partial or not unique, a parameter that cannot be
+            exchanged, or an optimizer that is distributed already.
+        NotInitializedError: init() has not been called.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(
+            f"the first argument has to be a torch.optim.Optimizer, not {type(optimizer).__name__}"
+        )
+    if isinstance(optimizer, _Distributed):
+        raise ValueError("this optimizer is distributed already: call DistributedOptimizer once for it")
+    how = _reduction(op, gradient_predivide_factor)
+    _check_passes(backward_passes_per_step)
+    names = _names(optimizer, named_parameters)
+    context = current()
+    number = context.next_number("optimizer")
+    prefix = f"gradient.{number}." if number else "gradient."
+    settings = _Settings(context, prefix, names, how, compression, backward_passes_per_step)
+    kind = type(optimizer)
+    optimizer.__class__ = type(
+        kind.__name__, (_Distributed, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__}
+    )
+    assert isinstance(optimizer, _Distributed)
+    try:
+        optimizer._distribute(settings)
+    except BaseException:
+        optimizer.__class__ = kind
+        raise
+    optimizer.register_step_pre_hook(_before_step)
+    optimizer.register_step_post_hook(_after_step)
+    return optimizer
+
+
+class _Settings:
+    """What makes a reducer for whatever parameters the optimizer has."""
+
+    def __init__(
+        self,
+        context: Context,
+        prefix: str,
+        names: dict[Tensor, str],
+        how: Reduction,
+        compression: type[Compressor],
+        passes: int,
+    ) -> None:
+        self.context = context
+        self.prefix = prefix
+        self.names = names
+        self.how = how
+        self.compression = compression
+        self.passes = passes
+
+    def reducer(self, optimizer: Optimizer) -> GradientReducer:
+        """A reducer for all parameters of the optimizer; for none of them in a world of one."""
+        named = [NamedParameter(self.prefix + name, one) for name, one in _all(optimizer, self.names)]
+        if self.context.size == 1:
+            named = []
+        for name, parameter in named:
+            reducible_view(parameter, name)
+        return GradientReducer(self.context, named, self.how, self.compression, self.passes)
+
+
+class _Distributed(Optimizer):
+    """What a distributed optimizer has besides its own class. Its step is its own: hooks surround it."""
+
+    _settings: _Settings
+    _reducer: GradientReducer
+    _let_go: Any
+    _skips: int
+
+    def _distribute(self, settings: _Settings) -> None:
+        reducer = settings.reducer(self)
+        self._settings, self._reducer, self._skips = settings, reducer, 0
+        # A discarded optimizer lets go of the parameters at once: another may be made for them.
+        self._let_go = weakref.finalize(self, reducer.close)
+        self._let_go.atexit = False
+
+    def synchronize(self) -> None:
+        """Makes sure that the gradients are reduced. After backward() they are: it need not be called.
+
+        All ranks must call it, or step().
+        """
+        self._reducer.settle()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """A step() inside uses the gradients as they are, whether they have been reduced or not."""
+        self._skips += 1
+        try:
+            yield
+        finally:
+            self._skips -= 1
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes inside leave their gradients on this rank.
+
+        The next pass outside exchanges what has added up until then; step() does if there is none.
+        """
+        return self._reducer.hold()
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Says how many backward passes add up on this rank before they are averaged over the ranks."""
+        _check_passes(passes)
+        self._settings.passes = self._reducer.passes_per_round = passes
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the optimizer's own; may be called at any time."""
+        self._reducer.clear()
+        super().zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the optimizer's own. All ranks must call it, with the like parameters."""
+        super().add_param_group(param_group)
+        self._reducer.settle_open()
+        self._let_go()
+        self._distribute(self._settings)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles are the plain optimizer: hooks and connections cannot be copied."""
+        kind = type(self).__mro__[2]
+        return kind.__new__, (kind,), self.__getstate__()
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    assert isinstance(optimizer, _Distributed)
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if closure is None:
+        if not optimizer._skips:
+            optimizer._reducer.settle()
+        return None
+
+    def reduced_closure() -> Any:
+        optimizer._reducer.stepped()  # each call makes its own gradients
+        loss = closure()
+        if not optimizer._skips:
+            optimizer._reducer.settle()
+        return loss
+
+    rest = {name: value for name, value in kwargs.items() if name != "closure"}
+    return (optimizer, reduced_closure, *args[2:]), rest
+
+
+def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    assert isinstance(optimizer, _Distributed)
+    optimizer._reducer.stepped()
+
+
+def _reduction(op: int, predivide: float) -> Reduction:
+    how = reduction(op, None)
+    if predivide == 1.0:
+        return how
+    if how.op != core.AVERAGE:
+        raise ValueError("gradient_predivide_factor needs op=Average")
+    if not (math.isfinite(predivide) and predivide > 0):
+        raise ValueError(f"gradient_predivide_factor is {predivide}, but it has to be a positive number")
+    return Reduction(how.op, 1.0 / predivide, predivide)
+
+
+def _check_passes(passes: int) -> None:
+    if passes <= 0:
+        raise ValueError(f"backward_passes_per_step is {passes}, but a step needs one pass at least")
+
+
+def _names(optimizer: Optimizer, named: Iterable[tuple[str, Tensor]] | None) -> dict[Tensor, str]:
+    """The given names by parameter; none without names."""
+    if named is None:
+        return {}
+    pairs = list(named)
+    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+        raise ValueError(
+            "named_parameters has to hold pairs (name, parameter): pass model.named_parameters()"
+        )
+    twice = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+    if twice:
+        raise ValueError(
+            f"named_parameters has names more than once: {', '.join(twice[:5])}; make them unique"
+        )
+    names = {parameter: name for name, parameter in pairs}
+    unnamed = sum(one not in names for group in optimizer.param_groups for one in group["params"])
+    if unnamed:
+        raise ValueError(
+            f"named_parameters leaves {unnamed} of the optimizer's parameters without a name: "
+            "name all of them, or none"
+        )
+    return names
+
+
+def _all(optimizer: Optimizer, names: dict[Tensor, str]) -> Iterator[tuple[str, Tensor]]:
+    """The optimizer's parameters, each once, with the names that they have or their places."""
+    seen = set()
+    for group, settings in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(settings["params"]):
+            if parameter not in seen:
+                seen.add(parameter)
+                yield names.get(parameter, f"noname.{group}.{place}"), parameter

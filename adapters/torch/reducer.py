@@ -1,0 +1,219 @@
+"""When gradients are exchanged: what happens between a backward pass and the optimizer's step.
+
+Words: a pass is a backward pass as the user calls it (the outermost one); a round is one exchange of all
+gradients. A parameter has fired if its gradient has grown since its last round. When a pass ends, what has
+fired is exchanged, and what has not is submitted as absent, so that ranks whose passes touch different
+parameters do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sirtaki._core import request as core
+from sirtaki._core.context import Context
+from sirtaki.common.ops import Reduction
+from sirtaki.torch.compression import Compressor
+from sirtaki.torch.exchange import GradientExchange, NamedParameter
+
+_EARLY_BYTES = 1 << 20  # so much leaves while the pass goes on; handing over less costs more than it hides
+_NEVER = 1 << 62
+
+_engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+_pass_id: Callable[[], int] = torch._C._current_graph_task_id
+_current_node: Callable[[], Any] = torch._C._current_autograd_node
+
+
+class GradientReducer:
+    """Keeps the gradients of parameters equal on all ranks. Its hooks live until `close`."""
+
+    def __init__(
+        self,
+        context: Context,
+        named: Sequence[NamedParameter],
+        how: Reduction,
+        compression: type[Compressor],
+        passes_per_round: int = 1,
+    ) -> None:
+        self.passes_per_round = passes_per_round
+        self._exchange = GradientExchange(context, named, how, compression)
+        self._named = named
+        self._adds_up = how.op == core.AVERAGE  # a second pass on top of a reduced gradient does no harm
+        self._fired: dict[int, None] = {}  # in order, and not submitted yet
+        self._submitted: set[int] = set()  # in this round
+        self._reduced: dict[int, weakref.ref[Tensor]] = {}  # gradients that must not grow any more
+        self._pass = -1  # the pass, possibly nested, that fired last
+        self._passes: set[int] = set()  # those that have not ended
+        self._passes_done = 0  # since the last round
+        self._held = 0  # how many no_sync() there are around
+        self._room = _NEVER  # bytes until gradients leave early
+        self._may_leave_early = False  # once a whole pass without nested ones has been seen
+        self._has_nested = False
+        self._is_settled = False  # a round has ended since the last step
+        self._handles = [self._watch(index, parameter) for index, (_, parameter) in enumerate(named)]
+
+    def close(self) -> None:
+        """Lets go of the parameters."""
+        for handle in self._handles:
+            handle.remove()
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Passes inside leave their gradients on this rank."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+
+    def settle(self) -> None:
+        """Ends the round that is due, if there is one: before a step, after passes that did not end one.
+
+        Without any pass before, gradients that were set by hand are what is exchanged.
+        """
+        if not self._fired and not self._exchange.is_open:
+            if self._is_settled:
+                return
+            self._fired = dict.fromkeys(index for index in range(len(self._named)) if self._was_set(index))
+        self._end_round()
+
+    def stepped(self) -> None:
+        """The optimizer has used the gradients: the next step needs a new round."""
+        self._is_settled = False
+        self._passes_done = 0
+
+    def clear(self) -> None:
+        """The gradients are about to be dropped."""
+        self.settle_open()
+        self._fired.clear()
+        self._reduced.clear()
+        self.stepped()
+
+    def settle_open(self) -> None:
+        """Ends a round that a failed pass or an interrupted wait has left open."""
+        if self._exchange.is_open:
+            self._end_round()
+
+    # ---- During a pass ---------------------------------------------------------------------------------
+
+    def _watch(self, index: int, parameter: Tensor) -> Any:
+        size = parameter.numel() * parameter.element_size()
+
+        def fired(_: Tensor) -> None:
+            if _pass_id() != self._pass:
+                self._enter(_pass_id())
+            self._fired[index] = None
+            self._room -= size
+            if self._room <= 0:
+                self._submit_fired()
+                self._room = _EARLY_BYTES
+
+        frozen = not parameter.requires_grad
+        if frozen:  # torch hooks only what needs a gradient; it may do so later
+            parameter.requires_grad_(True)
+        handle = parameter.register_post_accumulate_grad_hook(fired)
+        if frozen:
+            parameter.requires_grad_(False)
+        return handle
+
+    def _enter(self, this_pass: int) -> None:
+        """A pass has produced its first gradient, or goes on after a nested one."""
+        if this_pass not in self._passes:
+            self.settle_open()
+            self._passes.add(this_pass)
+            _engine.queue_callback(self._ended)
+        self._pass = this_pass
+        holds = self._held or self._passes_done + 1 < self.passes_per_round
+        self._room = _EARLY_BYTES if self._may_leave_early and not holds else _NEVER
+
+    def _ended(self) -> None:
+        node = _current_node()
+        if node is not None:
+            self._follow(node)
+        elif self._passes:
+            self._passes.clear()
+            self._pass = -1
+            self._may_leave_early = not self._has_nested
+            self._passes_done += 1
+            if self._held or self._passes_done < self.passes_per_round:
+                return
+            # Two optimizers may end one pass, in another order on each rank: all submit before one waits.
+            self._submit_all()
+            _engine.queue_callback(self._finish)
+
+    def _follow(self, node: Any) -> None:
+        """A nested pass has ended (re-entrant checkpointing), which `node` of the outer one has started.
+
+        The nodes after it run in the outer pass, so they can say when that ends. Gradients may grow again
+        until then, and so never leave early.
+        """
+        self._has_nested = True
+        self._may_leave_early = False
+
+        def goes_on(_: Any) -> None:
+            for handle in handles:
+                handle.remove()
+            self._enter(_pass_id())
+
+        handles = [after.register_prehook(goes_on) for after, _ in node.next_functions if after is not None]
+
+    # ---- Rounds ----------------------------------------------------------------------------------------
+
+    def _end_round(self) -> None:
+        self._submit_all()
+        self._finish()
+
+    def _submit_all(self) -> None:
+        self._submit_fired()
+        if len(self._submitted) < len(self._named):
+            absent = [index for index in range(len(self._named)) if index not in self._submitted]
+            self._exchange.submit_absent(absent)
+            self._submitted.update(absent)
+
+    def _submit_fired(self) -> None:
+        fired, self._fired = list(self._fired), {}
+        self._refuse_twice(fired)
+        self._exchange.submit(fired)
+        self._submitted.update(fired)
+
+    def _finish(self) -> None:
+        submitted, self._submitted = self._submitted, set()
+        try:
+            self._exchange.finish()
+        except KeyboardInterrupt:
+            self._submitted = submitted
+            raise
+        self._is_settled = True
+        self._passes_done = 0
+        if not self._adds_up:
+            grown = ((index, self._named[index].parameter.grad) for index in submitted)
+            self._reduced = {index: weakref.ref(grad) for index, grad in grown if grad is not None}
+
+    def _refuse_twice(self, fired: list[int]) -> None:
+        if not self._submitted.isdisjoint(fired):
+            index = next(index for index in fired if index in self._submitted)
+            raise RuntimeError(
+                f"the gradient {self._named[index].name!r} grew again while it was exchanged: a parameter was "
+                "used in several nested backward passes of one pass (re-entrant checkpointing); use "
+                "checkpoint(..., use_reentrant=False), or call backward() inside optimizer.no_sync()"
+            )
+        for index in fired if self._reduced else ():
+            if not self._was_set(index):
+                raise ValueError(
+                    f"the gradient {self._named[index].name!r} has already been combined over the ranks, and "
+                    "only with op=Average may another backward pass add to it; say how many passes a step has "
+                    "with backward_passes_per_step=N, run all but the last inside `with optimizer.no_sync():`, "
+                    "or call optimizer.zero_grad() between the passes"
+                )
+
+    def _was_set(self, index: int) -> bool:
+        """Whether there is a gradient that no round has reduced yet."""
+        gradient = self._named[index].parameter.grad
+        reduced = self._reduced.get(index)
+        return gradient is not None and (reduced is None or reduced() is not gradient)

@@ -1,0 +1,175 @@
+"""The same start on every rank: parameters and optimizer state of one rank for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sirtaki._core.context import Context
+from sirtaki._core.current import current
+from sirtaki._core.request import Batch
+from sirtaki.common.objects import broadcast_object
+from sirtaki.common.ops import describe_broadcast
+from sirtaki.torch.tensors import code_of, refuse_overlap, view, written
+
+
+def broadcast_parameters(
+    params: Mapping[str, Tensor] | Iterable[tuple[str, Tensor] | Tensor], root_rank: int
+) -> None:
+    """Gives all ranks rank `root_rank`'s tensors, in place. All ranks must call it.
+
+    Args:
+        params: `model.state_dict()` (buffers of any dtype are welcome), `model.named_parameters()`, or a list
+            of tensors, with the same names, shapes and dtypes on all ranks.
+        root_rank: whose tensors all get.
+
+    Raises:
+        ValueError: anything else, or a tensor that cannot be exchanged.
+        MismatchError: ranks disagree about a shape or dtype.
+        PeerLostError: a rank died.
+    """
+    broadcast_all(current(), [(f"parameter.{name}", one) for name, one in _named(params)], root_rank)
+
+
+def _named(params: Any) -> list[tuple[str, Tensor]]:
+    if isinstance(params, Mapping):
+        named = sorted(params.items())
+    elif isinstance(params, Iterable) and not isinstance(params, Tensor):
+        items = list(params)
+        named = [item if isinstance(item, tuple) else (str(place), item) for place, item in enumerate(items)]
+    else:
+        named = [("", params)]
+    for pair in named:
+        if len(pair) != 2 or not isinstance(pair[1], Tensor):
+            raise ValueError(
+                "broadcast_parameters takes model.state_dict(), model.named_parameters() or a list of tensors; "
+                f"{pair[0] or 'the argument'!r} is of type {type(pair[-1]).__name__}"
+                " (other values can be sent with broadcast_object)"
+            )
+    return named
+
+
+def broadcast_all(context: Context, named: Sequence[tuple[str, Tensor]], root: int) -> None:
+    """Broadcasts tensors in place, all in one go."""
+    if not named:
+        return
+    batch, owners, storages = Batch(len(named)), [], set()
+    for index, (name, tensor) in enumerate(named):
+        code_of(tensor, name)
+        refuse_overlap(tensor, name)
+        # Tensors may share their memory (tied weights), but each operation needs its own.
+        storage = tensor.untyped_storage().data_ptr()
+        source = view(tensor.detach().clone() if storage in storages else tensor, name)
+        storages.add(storage)
+        describe_broadcast(batch, source, source.pointer, root, name, index)
+        batch.keep[index] = source
+        owners.append(source.owner)
+    context.run(batch)
+    for (_, tensor), owner in zip(named, owners, strict=True):
+        written(tensor, owner)
+    context.release(batch)
+
+
+@dataclass(frozen=True)
+class _Placeholder:
+    """Stands for a tensor in a structure that is sent."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Placeholder:
+        return cls(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
+
+    def fill(self, own: Any) -> Tensor:
+        """This rank's own tensor if it fits, else a new one."""
+        if isinstance(own, Tensor) and own.device.type == "cpu" and _Placeholder.of(own) == self:
+            return own
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype)
+
+
+_Path = tuple[Any, ...]
+
+
+def _mapped(value: Any, path: _Path, change: Callable[[_Path, Any], Any]) -> Any:
+    """A copy of nested dictionaries, lists and tuples, with `change(path, leaf)` for each leaf."""
+    if isinstance(value, dict):
+        return {key: _mapped(item, (*path, key), change) for key, item in value.items()}
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return type(value)(_mapped(item, (*path, place), change) for place, item in enumerate(value))
+    return change(path, value)
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
+    """Gives all ranks rank `root_rank`'s optimizer state: momenta, counters, learning rates and so on.
+
+    All ranks must call it, with optimizers of one class over parameters alike. What state they have so far
+    does not matter: it is enough if the root alone has loaded a checkpoint. No step is taken.
+
+    Raises:
+        ValueError: an LBFGS optimizer (its state depends on the rank's own steps), or one whose parameter
+            groups are not like the root's.
+        PeerLostError: a rank died.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("the state of an LBFGS optimizer cannot be broadcast: it is rebuilt as it steps")
+    context = current()
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    mine = _structure(optimizer, parameters)
+    structure = _mapped(mine, (), lambda _, leaf: _Placeholder.of(leaf) if isinstance(leaf, Tensor) else leaf)
+    structure = broadcast_object(structure, root_rank, "optimizer")
+    _check_groups(context.rank, root_rank, structure["sizes"], mine["sizes"])
+    own: dict[_Path, Tensor] = {}
+    _mapped(mine, (), own.__setitem__)
+    tensors: list[tuple[str, Tensor]] = []
+
+    def fill(path: _Path, leaf: Any) -> Any:
+        if not isinstance(leaf, _Placeholder):
+            return leaf
+        tensor = leaf.fill(own.get(path))
+        tensors.append((".".join(map(str, ("optimizer", *path))), tensor))
+        return tensor
+
+    filled = _mapped(structure, (), fill)
+    broadcast_all(context, tensors, root_rank)
+    if context.rank != root_rank:
+        _restore(optimizer, parameters, filled)
+
+
+def _structure(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> dict[str, Any]:
+    """State by the place of its parameter, the options of each group, and the groups' sizes."""
+    places = {id(parameter): place for place, parameter in enumerate(parameters)}
+    return {
+        "state": {
+            places.get(id(key), key): dict(value) if isinstance(value, dict) else value
+            for key, value in optimizer.state.items()
+        },
+        "groups": [
+            {option: value for option, value in group.items() if option not in ("params", "param_names")}
+            for group in optimizer.param_groups
+        ],
+        "sizes": [len(group["params"]) for group in optimizer.param_groups],
+    }
+
+
+def _check_groups(rank: int, root: int, theirs: list[int], mine: list[int]) -> None:
+    if theirs != mine:
+        raise ValueError(
+            f"the optimizers differ: rank {root} has parameter groups of {theirs} parameters, rank {rank} of "
+            f"{mine}; make them in the same way on all ranks"
+        )
+
+
+def _restore(optimizer: torch.optim.Optimizer, parameters: list[Tensor], structure: dict[str, Any]) -> None:
+    optimizer.state.clear()
+    for key, value in structure["state"].items():
+        optimizer.state[parameters[key] if isinstance(key, int) else key] = value
+    for group, options in zip(optimizer.param_groups, structure["groups"], strict=True):
+        for option in [name for name in group if name not in ("params", "param_names", *options)]:
+            del group[option]
+        group.update(options)

@@ -1,0 +1,145 @@
+"""torch tensors as views of memory, and results as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sirtaki._core.context import Output
+from sirtaki._core.errors import UnsupportedError
+from sirtaki.common.tensor import DTYPE_CODES, REDUCIBLE, ROW_MAJOR, TensorView, dense_layout
+
+CODES: dict[torch.dtype, int] = {
+    getattr(torch, name): code for name, code in DTYPE_CODES.items() if hasattr(torch, name)
+}
+_DTYPES = {code: dtype for dtype, code in CODES.items()}
+
+
+def plain_name(dtype: torch.dtype) -> str:
+    """ "float32" for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _calling(name: str | None) -> str:
+    return "the tensor" if name is None else f"the tensor {name!r}"
+
+
+def code_of(tensor: Tensor, name: str | None = None) -> int:
+    """The core's code of a tensor's dtype.
+
+    Raises:
+        TypeError: not a tensor.
+        UnsupportedError: a tensor that cannot be exchanged; the text says why and what to do.
+    """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{_calling(name)} has to be a torch.Tensor, not {type(tensor).__name__}")
+    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        raise UnsupportedError(
+            f"{_calling(name)} belongs to a lazy module and has no shape yet; pass a batch through the model first"
+        )
+    if tensor.layout is not torch.strided:
+        raise UnsupportedError(
+            f"{_calling(name)} is sparse ({tensor.layout}), and only dense ones can be exchanged; convert it "
+            "with to_dense(), or make the layer that it comes from with sparse=False"
+        )
+    if tensor.device.type != "cpu":
+        advice = (
+            "it has no data; load the weights first" if tensor.is_meta else "move it with tensor.cpu() first"
+        )
+        raise UnsupportedError(
+            f"{_calling(name)} is on the device {tensor.device}, and this build exchanges tensors in the "
+            f"memory of the CPU only: {advice}"
+        )
+    try:
+        return CODES[tensor.dtype]
+    except KeyError:
+        known = ", ".join(plain_name(dtype) for dtype in CODES)
+        raise UnsupportedError(
+            f"{_calling(name)} has the dtype {plain_name(tensor.dtype)}, which cannot be exchanged; "
+            f"convert it with tensor.to() to one of {known}"
+        ) from None
+
+
+def view(tensor: Tensor, name: str | None = None) -> TensorView:
+    """A view of a tensor; its owner is the tensor, or a copy of one that is not dense.
+
+    Raises as `code_of`.
+    """
+    code = code_of(tensor, name)
+    layout: int | None = ROW_MAJOR
+    if tensor.is_neg() or tensor.is_conj():  # the memory holds other values than the tensor
+        tensor = tensor.resolve_conj().resolve_neg()
+    if not tensor.is_contiguous():
+        layout = dense_layout(tensor.shape, tensor.stride())
+        if layout is None:
+            tensor, layout = tensor.contiguous(), ROW_MAJOR
+    return TensorView(tensor.data_ptr(), tensor.shape, code, layout or ROW_MAJOR, tensor)
+
+
+def reducible_view(tensor: Tensor, name: str | None = None) -> TensorView:
+    """As `view`, of a tensor whose elements can be combined. Raises UnsupportedError for others too."""
+    found = view(tensor, name)
+    if found.dtype not in REDUCIBLE:
+        raise UnsupportedError(
+            f"{_calling(name)} has the dtype {plain_name(tensor.dtype)}, and an all-reduce cannot combine "
+            f"such elements; {_advice(tensor.dtype)}"
+        )
+    return found
+
+
+def _advice(dtype: torch.dtype) -> str:
+    if dtype.is_complex:
+        return "reduce torch.view_as_real(tensor) instead"
+    return "convert it with tensor.to(torch.float32) or tensor.to(torch.int64)"
+
+
+def row_major_view(tensor: Tensor, name: str | None = None) -> TensorView:
+    """A view of a tensor in row-major order; copies what is not."""
+    code_of(tensor, name)
+    return view(tensor.contiguous(), name)
+
+
+def refuse_overlap(tensor: Tensor, name: str | None = None) -> None:
+    """Raises ValueError if a result cannot be written to the tensor because its elements share memory."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    if tensor.numel() and any(stride == 0 and extent > 1 for extent, stride in pairs):
+        raise ValueError(
+            f"elements of {_calling(name)} share their memory (it was expanded), so no result can be written "
+            "to it; pass tensor.clone()"
+        )
+
+
+def like(source: TensorView) -> tuple[Tensor, int]:
+    """A new tensor of the same shape and order, and its address."""
+    result = torch.empty_like(source.owner, requires_grad=False)
+    return result, result.data_ptr()
+
+
+def from_output(output: Output) -> Tensor:
+    """The core's result as a tensor that owns it."""
+    dtype = _DTYPES[output.dtype]
+    if not output.buffer:
+        return torch.empty(output.shape, dtype=dtype)
+    return torch.frombuffer(output.buffer, dtype=dtype).view(output.shape)
+
+
+def count_write(tensors: Sequence[Tensor]) -> None:
+    """Tells autograd that the core has written to these tensors, so that it refuses to use what it saved."""
+    try:
+        torch.autograd.graph.increment_version(tensors)
+    except TypeError:  # before torch 2.7 it takes one at a time
+        for tensor in tensors:
+            torch.autograd.graph.increment_version(tensor)
+
+
+def written(tensor: Tensor, owner: Any) -> Tensor:
+    """Ends a write to a tensor: `owner` is the memory that it went to, the tensor itself or its copy."""
+    if owner is tensor:
+        count_write([tensor])
+    else:
+        with torch.no_grad():
+            tensor.copy_(owner)
+    return tensor

@@ -1,0 +1,110 @@
+"""Learns to read handwritten digits, on as many ranks as there are.
+
+    hvdrun -np 2 python examples/pytorch/digits.py
+
+`python examples/pytorch/digits.py` works too: that is a world of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+import sirtaki.torch as hvd
+
+TEST_IMAGES = 360
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--lr", type=float, default=0.002, help="learning rate for one rank")
+    parser.add_argument("--batch-size", type=int, default=32, help="images a rank and step")
+    return parser.parse_args()
+
+
+def load() -> tuple[TensorDataset, TensorDataset]:
+    """1,797 images of 8 x 8 grey values, in the same order on every rank."""
+    pixels, labels = load_digits(return_X_y=True)
+    images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    classes = torch.tensor(labels)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    test, train = order[:TEST_IMAGES], order[TEST_IMAGES:]
+    return TensorDataset(images[train], classes[train]), TensorDataset(images[test], classes[test])
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 4 * 4, 128),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(128, 10),
+    )
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: DataLoader) -> float:
+    """One epoch; returns this rank's mean loss."""
+    model.train()
+    total = 0.0
+    for images, labels in batches:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()  # the gradients are averaged over the ranks when this returns
+        optimizer.step()
+        total += loss.item()
+    return total / len(batches)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, batches: DataLoader) -> float:
+    """The share of this rank's test images that are read correctly."""
+    model.eval()
+    right = sum((model(images).argmax(1) == labels).sum().item() for images, labels in batches)
+    return right / len(batches.sampler)
+
+
+def main() -> None:
+    options = arguments()
+    hvd.init()
+    torch.manual_seed(hvd.rank())
+    train_set, test_set = load()
+    sampler = DistributedSampler(train_set, hvd.size(), hvd.rank())
+    train_batches = DataLoader(train_set, options.batch_size, sampler=sampler, drop_last=True)
+    share = DistributedSampler(test_set, hvd.size(), hvd.rank(), shuffle=False)
+    test_batches = DataLoader(test_set, 256, sampler=share)
+
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=options.lr * hvd.size() ** 0.5)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)  # all ranks start alike
+
+    for epoch in range(options.epochs):
+        sampler.set_epoch(epoch)
+        start = time.perf_counter()
+        loss = train(model, optimizer, train_batches)
+        seconds = time.perf_counter() - start
+        means = hvd.allreduce(torch.tensor([loss, accuracy(model, test_batches)]), name="means")
+        if hvd.rank() == 0:
+            speed = len(train_batches) * options.batch_size * hvd.size() / seconds
+            print(
+                f"epoch {epoch + 1:2}: loss {means[0]:.4f}, test accuracy {means[1]:.2%}, "
+                f"{speed:,.0f} images/s on {hvd.size()} rank(s)",
+                flush=True,
+            )
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()
