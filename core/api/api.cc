@@ -130,15 +130,11 @@ void srt_destroy(srt_context* c) { delete c; }
 void srt_fork_child(srt_context* c) { c->context->fork_child(); }
 
 srt_status srt_enqueue(srt_context* c, const srt_request* requests, int32_t count, srt_handle* out, srt_error* error) {
-  return guarded(error, [&]() -> Status {
-    SIRTAKI_TRY(c->context->enqueue(requests, count, reinterpret_cast<Ticket*>(out)));
-    c->context->submitted();
-    return Status::ok();
-  });
+  return guarded(error, [&] { return c->context->enqueue(requests, count, reinterpret_cast<Ticket*>(out)); });
 }
 srt_status srt_run(srt_context* c, const srt_request* requests, int32_t count, int32_t timeout_ms, srt_handle* out, srt_error* error) {
   return guarded(error, [&]() -> Status {
-    SIRTAKI_TRY(c->context->enqueue(requests, count, reinterpret_cast<Ticket*>(out)));
+    SIRTAKI_TRY(c->context->enqueue(requests, count, reinterpret_cast<Ticket*>(out), true));
     return c->context->wait(tickets(out), count, from_milliseconds(timeout_ms));
   });
 }

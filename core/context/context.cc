@@ -78,31 +78,33 @@ Status Context::usable() const {
   return engine_->death();
 }
 
-Status Context::enqueue(const srt_request* requests, int32_t count, Ticket* out) {
+Status Context::enqueue(const srt_request* requests, int32_t count, Ticket* out, bool waits_at_once) {
   if (count < 1 || !requests || !out) return {SRT_INVALID_ARGUMENT, "a batch has at least one request"};
   out[0] = 0;
   SIRTAKI_TRY(usable());
-  bool needs_thread = false;
-  SIRTAKI_TRY(open_all(requests, count, out, needs_thread));
-  if (needs_thread) std::call_once(thread_started_, [this] { engine_->start_thread(); });
+  Engine::Nudge nudge = Engine::Nudge::none;
+  SIRTAKI_TRY(open_all(requests, count, out, nudge));
+  // A hook is called by the engine's thread, which a world of one starts only now.
+  const bool has_hook = std::any_of(requests, requests + count, [](const srt_request& request) { return request.on_complete != nullptr; });
+  if (has_hook) std::call_once(thread_started_, [this] { engine_->start_thread(); });
+  if (!waits_at_once) engine_->nudge(nudge);
   return Status::ok();
 }
 
-Status Context::open_all(const srt_request* requests, int32_t count, Ticket* out, bool& needs_thread) {
+Status Context::open_all(const srt_request* requests, int32_t count, Ticket* out, Engine::Nudge& nudge) {
   const auto lock = handles_.lock();
   int32_t opened = 0;
   Status status;
   for (; opened < count && status.is_ok(); ++opened) {
     status = open_one(requests[opened], out[opened]);
     if (!status.is_ok()) break;
-    needs_thread |= requests[opened].on_complete != nullptr;
   }
   if (!status.is_ok()) {
     take_back(out, opened);
     out[0] = 0;
     return status;
   }
-  engine_->submit(out, count);
+  nudge = engine_->submit(out, count);
   return Status::ok();
 }
 

@@ -22,14 +22,14 @@ class Context {
   void add_backend(std::unique_ptr<Backend> backend) { extra_backends_.push_back(std::move(backend)); }
   Status start();
 
-  Status enqueue(const srt_request* requests, int32_t count, Ticket* out);
+  // A caller that waits at once needs neither timer nor thread.
+  Status enqueue(const srt_request* requests, int32_t count, Ticket* out, bool waits_at_once = false);
   Status wait(const Ticket* handles, int32_t count, Nanoseconds timeout);
   Status poll(Ticket handle);
   Status output(Ticket handle, srt_tensor& out);
   uint32_t result(Ticket handle);
   const char* error(Ticket handle);
   void release(const Ticket* handles, int32_t count);
-  void submitted() { engine_->submitted(); }  // after enqueue(), when nobody waits at once
   void flush() { engine_->flush(); }
 
   void abort(std::string reason) { engine_->abort(std::move(reason)); }
@@ -42,7 +42,7 @@ class Context {
 
  private:
   Context(const Config& config, const srt_topology& topology);
-  Status open_all(const srt_request* requests, int32_t count, Ticket* out, bool& needs_thread);
+  Status open_all(const srt_request* requests, int32_t count, Ticket* out, Engine::Nudge& nudge);
   Status open_one(const srt_request& request, Ticket& out);
   void take_back(const Ticket* handles, int32_t count);
 

@@ -42,8 +42,8 @@ void Engine::start_thread() {
 
 // ---- Callers -----------------------------------------------------------------------------------------------
 
-void Engine::submit(const Ticket* handles, int32_t count) {
-  if (submissions_.empty()) timer_wanted_ = true;
+Engine::Nudge Engine::submit(const Ticket* handles, int32_t count) {
+  const bool is_first = submissions_.empty();
   const int64_t before = submitted_bytes_;
   for (int32_t i = 0; i < count; ++i) {
     const Entry& entry = *parts_.handles.open_entry(handles[i]);
@@ -51,17 +51,14 @@ void Engine::submit(const Ticket* handles, int32_t count) {
     submissions_.push_back(handles[i]);
     submitted_bytes_ += entry.signature->bytes();
   }
-  wake_wanted_ = before < report_bytes_ && submitted_bytes_ >= report_bytes_;
   has_submissions_.store(true, std::memory_order_seq_cst);
+  if (before < report_bytes_ && submitted_bytes_ >= report_bytes_) return Nudge::wake;
+  return is_first ? Nudge::arm_window : Nudge::none;
 }
 
-void Engine::submitted() {
-  if (std::exchange(wake_wanted_, false)) {
-    timer_wanted_ = false;
-    parts_.sleeper.wake();
-  } else if (std::exchange(timer_wanted_, false)) {
-    parts_.sleeper.set_timer(report_window_);
-  }
+void Engine::nudge(Nudge nudge) {
+  if (nudge == Nudge::wake) parts_.sleeper.wake();
+  if (nudge == Nudge::arm_window) parts_.sleeper.set_timer(report_window_);
 }
 
 void Engine::flush() {

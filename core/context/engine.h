@@ -41,10 +41,13 @@ class Engine {
   void start_thread();
   bool has_thread() const { return thread_.joinable(); }
 
+  // What a submission asks of the engine if its caller does not wait at once.
+  enum class Nudge { none, arm_window, wake };
+
   // Queues opened handles, in order. The handle table's lock is held.
-  void submit(const Ticket* handles, int32_t count);
-  // After the lock is gone: arms the report window, or wakes the engine when enough is queued.
-  void submitted();
+  Nudge submit(const Ticket* handles, int32_t count);
+  // After the lock is gone.
+  void nudge(Nudge nudge);
   void flush();
 
   // Drives, or waits for whoever does, until `done` (called with the handle table's lock) or the deadline.
@@ -99,7 +102,6 @@ class Engine {
   // Under the handle table's lock.
   std::vector<Ticket> submissions_;
   int64_t submitted_bytes_ = 0;
-  bool timer_wanted_ = false, wake_wanted_ = false;
   std::string abort_reason_;
   AbortNotice death_;
 

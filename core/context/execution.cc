@@ -54,6 +54,7 @@ Status Execution::fill(const Plan& plan, Transfer& transfer) {
       entry = handles_.open_entry(tensor.ticket);
       if (!entry) return {SRT_INTERNAL, format("'%s' was agreed on, but is not in flight", tensor.signature->name.c_str())};
       entry->planned = true;
+      transfer.device = entry->signature->device;  // ranks number their devices as they like
     }
     if (plan.kind == Kind::allgather) {
       SIRTAKI_TRY(fill_gather(tensor, entry, transfer));

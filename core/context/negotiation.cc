@@ -62,11 +62,9 @@ Status Negotiation::take_frames(int32_t peer, Nanoseconds now, News& news) {
       continue;
     }
     if (frame->header.kind == FrameKind::data) break;  // for the operation that runs, or will
-    const bool is_decision = frame->header.kind == FrameKind::decision;
     SIRTAKI_TRY(take_frame(peer, *frame, now, news));
     link.pop();
     news.moved = true;
-    if (is_decision) break;  // an Outcome holds one Decision: the next pass takes the next
   }
   const auto index = static_cast<size_t>(peer);
   if (link.is_ended() && !finished_[index] && !lost_[index]) {

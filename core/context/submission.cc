@@ -66,6 +66,8 @@ Status check_kind(const srt_request& request, int32_t world_size, const Signatur
     return refuse(signature.name, format("the root rank %d does not exist; the ranks of this job are 0 to %d", request.root, world_size - 1));
   if (signature.kind == Kind::allgather && signature.shape.empty())
     return refuse(signature.name, "all-gather joins tensors along their first dimension, and a zero-dimensional tensor has none; reshape it to (1,)");
+  if ((request.group_id != 0) != (request.group_size > 0) || request.group_id < 0 || request.group_size < 0)
+    return refuse(signature.name, "group_id and group_size go together, and are positive");
   const bool moves = signature.kind != Kind::barrier && signature.bytes() > 0;
   const bool gives_nothing = signature.kind == Kind::allreduce && request.flags & SRT_REQUEST_ABSENT;
   if (moves && !request.input && !gives_nothing) return refuse(signature.name, "the input pointer is null");

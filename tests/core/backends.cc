@@ -223,7 +223,6 @@ TEST(hooks_are_called_once_from_the_engines_thread) {
         request.user = &hook;
         Ticket handle;
         CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_OK);
-        context.submitted();
         context.release(&handle, 1);  // nobody will ask for it
       }
       CHECK(hook.wait_for(operations));
@@ -248,7 +247,6 @@ TEST(a_hook_brings_the_memory_of_a_ragged_output) {
     request.user = &hook;
     Ticket handle;
     CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_OK);
-    context.submitted();
     CHECK(hook.wait_for(1));
     CHECK_EQUAL(hook.memory.size(), size_t{6 * 2 * 4 + 1});
     CHECK_EQUAL(reinterpret_cast<const int32_t*>(hook.memory.data())[11], 2);
@@ -267,7 +265,6 @@ TEST(a_hook_hears_of_a_failure_once) {
     request.user = &hook;
     Ticket handle;
     CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_OK);
-    context.submitted();
     if (rank) context.abort("stop");
     CHECK(hook.wait_for(1));
     CHECK_EQUAL(hook.status.load(), SRT_ABORTED);
