@@ -18,7 +18,7 @@ from sirtaki._core.request import ABSENT, Batch
 from sirtaki.common.ops import Reduction, describe_allreduce
 from sirtaki.common.tensor import ROW_MAJOR
 from sirtaki.torch.compression import Compressor, NoneCompressor
-from sirtaki.torch.tensors import CODES, count_write, reducible_view
+from sirtaki.torch.tensors import CODES, count_write, reducible_view, shares_elements
 
 _dtype_of = attrgetter("dtype")
 _is_cpu = attrgetter("is_cpu")
@@ -86,7 +86,7 @@ class GradientExchange:
         if not indices:
             return
         parameters = self._parameters
-        gradients = [parameters[index].grad for index in indices]
+        gradients: list[Any] = [parameters[index].grad for index in indices]
         if self._travel_as_they_are(indices, gradients):
             self._enqueue(indices, gradients, list(map(Tensor.data_ptr, gradients)))
             self._in_place += gradients
@@ -96,7 +96,7 @@ class GradientExchange:
         self._results += results
 
     def submit_absent(self, indices: list[int]) -> None:
-        """Says that these gradients are not new. If another rank's is, they count as they are, or as zeros."""
+        """Says that these are not new. If another rank's is, they count: as they are, or as zeros."""
         if not indices:
             return
         tensors, results = self._each(indices, absent=True)
@@ -117,18 +117,19 @@ class GradientExchange:
             return
         try:
             self._context.wait(self._batch, 0, self._filled)
-        except Exception:
-            self._forget()
-            raise
-        count_write(self._in_place)
-        if self._results:
+            count_write(self._in_place)
             with torch.no_grad():
                 for result in self._results:
                     self._put_in_place(result)
-        self._context.release(self._batch, 0, self._filled)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            self._forget()
+            raise
         self._forget()
 
     def _forget(self) -> None:
+        self._context.release(self._batch, 0, self._filled)
         self._filled = 0
         self._in_place = []
         self._results = []
@@ -199,7 +200,7 @@ class GradientExchange:
             count_write([gradient])
             return
         restored = self._compression.decompress(result.tensor, result.undo)
-        if gradient is None:
+        if gradient is None or shares_elements(gradient):
             result.parameter.grad = restored
         else:
             gradient.copy_(restored)

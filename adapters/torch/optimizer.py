@@ -76,19 +76,16 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     number = context.next_number("optimizer")
     prefix = f"gradient.{number}." if number else "gradient."
     settings = _Settings(context, prefix, names, how, compression, backward_passes_per_step)
+    reducer = settings.reducer(optimizer)
     kind = type(optimizer)
-    optimizer.__class__ = type(
+    distributed: Any = optimizer
+    distributed.__class__ = type(
         kind.__name__, (_Distributed, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__}
     )
-    assert isinstance(optimizer, _Distributed)
-    try:
-        optimizer._distribute(settings)
-    except BaseException:
-        optimizer.__class__ = kind
-        raise
-    optimizer.register_step_pre_hook(_before_step)
-    optimizer.register_step_post_hook(_after_step)
-    return optimizer
+    distributed._adopt(settings, reducer)
+    distributed.register_step_pre_hook(_before_step)
+    distributed.register_step_post_hook(_after_step)
+    return distributed
 
 
 class _Settings:
@@ -128,8 +125,7 @@ class _Distributed(Optimizer):
     _let_go: Any
     _skips: int
 
-    def _distribute(self, settings: _Settings) -> None:
-        reducer = settings.reducer(self)
+    def _adopt(self, settings: _Settings, reducer: GradientReducer) -> None:
         self._settings, self._reducer, self._skips = settings, reducer, 0
         # A discarded optimizer lets go of the parameters at once: another may be made for them.
         self._let_go = weakref.finalize(self, reducer.close)
@@ -173,7 +169,7 @@ class _Distributed(Optimizer):
         super().add_param_group(param_group)
         self._reducer.settle_open()
         self._let_go()
-        self._distribute(self._settings)
+        self._adopt(self._settings, self._settings.reducer(self))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are the plain optimizer: hooks and connections cannot be copied."""

@@ -25,7 +25,7 @@ from sirtaki.torch.exchange import GradientExchange, NamedParameter
 _EARLY_BYTES = 1 << 20  # so much leaves while the pass goes on; handing over less costs more than it hides
 _NEVER = 1 << 62
 
-_engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+_engine = torch.autograd.Variable._execution_engine
 _pass_id: Callable[[], int] = torch._C._current_graph_task_id
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 
@@ -89,16 +89,23 @@ class GradientReducer:
         self._passes_done = 0
 
     def clear(self) -> None:
-        """The gradients are about to be dropped."""
-        self.settle_open()
+        """The gradients are about to be dropped. A pass that raised still owes the other ranks its round."""
+        owes = bool(self._passes) and not self._holds()
+        self._passes.clear()
+        self.stepped()
+        if owes or self._exchange.is_open:
+            self._end_round()
         self._fired.clear()
         self._reduced.clear()
-        self.stepped()
 
     def settle_open(self) -> None:
-        """Ends a round that a failed pass or an interrupted wait has left open."""
+        """Ends a round that a pass that raised, or an interrupted wait, has left open."""
         if self._exchange.is_open:
             self._end_round()
+
+    def _holds(self) -> bool:
+        """Whether the gradients of the pass that runs stay on this rank."""
+        return self._held > 0 or self._passes_done + 1 < self.passes_per_round
 
     # ---- During a pass ---------------------------------------------------------------------------------
 
@@ -129,8 +136,7 @@ class GradientReducer:
             self._passes.add(this_pass)
             _engine.queue_callback(self._ended)
         self._pass = this_pass
-        holds = self._held or self._passes_done + 1 < self.passes_per_round
-        self._room = _EARLY_BYTES if self._may_leave_early and not holds else _NEVER
+        self._room = _EARLY_BYTES if self._may_leave_early and not self._holds() else _NEVER
 
     def _ended(self) -> None:
         node = _current_node()
@@ -140,8 +146,8 @@ class GradientReducer:
             self._passes.clear()
             self._pass = -1
             self._may_leave_early = not self._has_nested
-            self._passes_done += 1
-            if self._held or self._passes_done < self.passes_per_round:
+            if self._holds():
+                self._passes_done += 1
                 return
             # Two optimizers may end one pass, in another order on each rank: all submit before one waits.
             self._submit_all()
@@ -189,6 +195,7 @@ class GradientReducer:
         except KeyboardInterrupt:
             self._submitted = submitted
             raise
+        self._passes.clear()
         self._is_settled = True
         self._passes_done = 0
         if not self._adds_up:
@@ -199,17 +206,17 @@ class GradientReducer:
         if not self._submitted.isdisjoint(fired):
             index = next(index for index in fired if index in self._submitted)
             raise RuntimeError(
-                f"the gradient {self._named[index].name!r} grew again while it was exchanged: a parameter was "
-                "used in several nested backward passes of one pass (re-entrant checkpointing); use "
+                f"{self._named[index].name!r} grew again while it was exchanged: its parameter is used in "
+                "several nested backward passes of one pass (re-entrant checkpointing); use "
                 "checkpoint(..., use_reentrant=False), or call backward() inside optimizer.no_sync()"
             )
         for index in fired if self._reduced else ():
             if not self._was_set(index):
                 raise ValueError(
-                    f"the gradient {self._named[index].name!r} has already been combined over the ranks, and "
-                    "only with op=Average may another backward pass add to it; say how many passes a step has "
-                    "with backward_passes_per_step=N, run all but the last inside `with optimizer.no_sync():`, "
-                    "or call optimizer.zero_grad() between the passes"
+                    f"{self._named[index].name!r} has already been combined over the ranks, and only with "
+                    "op=Average may another backward pass add to it; say how many passes a step has with "
+                    "backward_passes_per_step=N, run all but the last inside `with optimizer.no_sync():`, or "
+                    "call optimizer.zero_grad() between the passes"
                 )
 
     def _was_set(self, index: int) -> bool:

@@ -46,9 +46,9 @@ def _named(params: Any) -> list[tuple[str, Tensor]]:
     for pair in named:
         if len(pair) != 2 or not isinstance(pair[1], Tensor):
             raise ValueError(
-                "broadcast_parameters takes model.state_dict(), model.named_parameters() or a list of tensors; "
-                f"{pair[0] or 'the argument'!r} is of type {type(pair[-1]).__name__}"
-                " (other values can be sent with broadcast_object)"
+                "broadcast_parameters takes model.state_dict(), model.named_parameters() or a list of "
+                f"tensors; {pair[0] or 'the argument'!r} is of type {type(pair[-1]).__name__} (other values "
+                "can be sent with broadcast_object)"
             )
     return named
 

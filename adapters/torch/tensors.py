@@ -36,9 +36,10 @@ def code_of(tensor: Tensor, name: str | None = None) -> int:
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{_calling(name)} has to be a torch.Tensor, not {type(tensor).__name__}")
-    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+    if torch.nn.parameter.is_lazy(tensor):
         raise UnsupportedError(
-            f"{_calling(name)} belongs to a lazy module and has no shape yet; pass a batch through the model first"
+            f"{_calling(name)} belongs to a lazy module and has no shape yet; pass a batch through the model "
+            "first"
         )
     if tensor.layout is not torch.strided:
         raise UnsupportedError(
@@ -102,10 +103,15 @@ def row_major_view(tensor: Tensor, name: str | None = None) -> TensorView:
     return view(tensor.contiguous(), name)
 
 
+def shares_elements(tensor: Tensor) -> bool:
+    """Whether elements of a tensor share their memory: it was expanded, and nothing can be written to it."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.numel() > 0 and any(stride == 0 and extent > 1 for extent, stride in pairs)
+
+
 def refuse_overlap(tensor: Tensor, name: str | None = None) -> None:
     """Raises ValueError if a result cannot be written to the tensor because its elements share memory."""
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    if tensor.numel() and any(stride == 0 and extent > 1 for extent, stride in pairs):
+    if shares_elements(tensor):
         raise ValueError(
             f"elements of {_calling(name)} share their memory (it was expanded), so no result can be written "
             "to it; pass tensor.clone()"

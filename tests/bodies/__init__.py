@@ -12,6 +12,7 @@ from dataclasses import dataclass
 Body = Callable[[], None]
 
 MODULES = ("collectives", "handles", "mistakes", "objects")
+TORCH_MODULES = ("torch_optimizer", "torch_passes", "torch_training")
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,14 @@ def _add(new: Case) -> None:
     _cases[new.name] = new
 
 
-def cases_for(size: int) -> list[Case]:
-    """The cases that make sense for `size` ranks."""
-    return [case for case in cases().values() if case.least <= size]
-
-
-def cases() -> dict[str, Case]:
-    """All cases, by name."""
-    for module in MODULES:
+def cases_for(size: int, modules: tuple[str, ...] = MODULES) -> list[Case]:
+    """The cases of these modules that make sense for `size` ranks."""
+    for module in modules:
         importlib.import_module(f"bodies.{module}")
-    return _cases
+    return [case for case in _cases.values() if case.least <= size and case.name.partition(".")[0] in modules]
+
+
+def find(name: str) -> Case:
+    """The case of this name."""
+    importlib.import_module(f"bodies.{name.partition('.')[0]}")
+    return _cases[name]

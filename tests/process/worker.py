@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bodies import cases
+from bodies import find
 
 import sirtaki.numpy as hvd
 
@@ -21,7 +21,7 @@ def attempt(name: str) -> str:
     try:
         hvd.init()
         try:
-            cases()[name].body()
+            find(name).body()
         finally:
             hvd.shutdown()
     except BaseException:

@@ -1,0 +1,371 @@
+"""Backward passes of every shape between two steps: several, held back, nested, failing, shared, none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import sirtaki.torch as hvd
+from bodies import case
+from bodies.torch_models import (
+    assert_alike,
+    assert_same_on_all_ranks,
+    distributed,
+    fill,
+    network,
+    own_loss,
+    sgd,
+    train,
+    whole_loss,
+)
+
+OPS = {"Average": hvd.Average, "Sum": hvd.Sum}
+
+
+def summed_loss(model: nn.Module, step: int) -> Tensor:
+    """The sum of the losses of three passes over the whole batch: what one process would do."""
+    return sum((whole_loss(model, 3 * step + part) for part in range(3)), torch.zeros((), dtype=torch.float64))
+
+
+def reference(step_count: int = 3, factor: float = 1.0) -> nn.Module:
+    model = network()
+    return train(model, sgd(model), lambda model, step: summed_loss(model, step) * factor, step_count)
+
+
+@case(op=OPS)
+def passes_that_add_up(op: str) -> None:
+    model = network()
+    optimizer = distributed(model, backward_passes_per_step=3, op=OPS[op])
+    for step in range(3):
+        optimizer.zero_grad()
+        for part in range(3):
+            own_loss(model, 3 * step + part).backward()
+        optimizer.step()
+    assert_alike(model, reference(factor=hvd.size() if op == "Sum" else 1.0))
+
+
+@case()
+def the_number_of_passes_can_change() -> None:
+    model = network()
+    optimizer = distributed(model)
+    optimizer.set_backward_passes_per_step(3)
+    for step in range(3):
+        optimizer.zero_grad()
+        for part in range(3):
+            own_loss(model, 3 * step + part).backward()
+        optimizer.step()
+    assert_alike(model, reference())
+    with pytest.raises(ValueError, match="backward_passes_per_step"):
+        optimizer.set_backward_passes_per_step(0)
+
+
+@case()
+def a_step_before_the_last_pass_exchanges_what_there_is() -> None:
+    model, plain = network(), network()
+    optimizer = distributed(model, backward_passes_per_step=4)
+    train(model, optimizer, own_loss, steps=3)
+    assert_alike(model, train(plain, sgd(plain), whole_loss, steps=3))
+
+
+@case(op=OPS)
+def passes_that_are_held_back(op: str) -> None:
+    model = network()
+    optimizer = distributed(model, op=OPS[op])
+    for step in range(3):
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            own_loss(model, 3 * step).backward()
+            own_loss(model, 3 * step + 1).backward()
+        own_loss(model, 3 * step + 2).backward()
+        optimizer.step()
+    assert_alike(model, reference(factor=hvd.size() if op == "Sum" else 1.0))
+
+
+@case()
+def held_back_gradients_are_this_rank_s() -> None:
+    model, alone = network(), network()
+    optimizer = distributed(model)
+    with optimizer.no_sync():
+        own_loss(model, 0).backward()
+    own_loss(alone, 0).backward()
+    for one, other in zip(model.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+    optimizer.step()
+    plain = network()
+    assert_alike(model, train(plain, sgd(plain), whole_loss, steps=1))
+
+
+@case()
+def passes_that_are_averaged_one_by_one() -> None:
+    """Without a word about it, each pass is exchanged, and their averages add up."""
+    model = network()
+    optimizer = distributed(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        for part in range(3):
+            own_loss(model, 3 * step + part).backward()
+        optimizer.step()
+    assert_alike(model, reference())
+
+
+@case(least=2)
+def a_second_pass_cannot_add_to_a_sum() -> None:
+    model = network()
+    optimizer = distributed(model, op=hvd.Sum)
+    own_loss(model, 0).backward()
+    with pytest.raises(ValueError, match=r"backward_passes_per_step.*no_sync") as caught:
+        own_loss(model, 1).backward()
+    assert "gradient.4." in str(caught.value) or "4.bias" in str(caught.value)
+    optimizer.zero_grad()
+    own_loss(model, 2).backward()
+    optimizer.step()
+    assert_same_on_all_ranks(model)
+    nn.Module.zero_grad(model)
+    own_loss(model, 3).backward()
+
+
+class Checkpointed(nn.Module):
+    """Blocks that are computed again in nested backward passes; `shared` is used by two of them."""
+
+    def __init__(self, is_nested: bool, head: bool) -> None:
+        super().__init__()
+        self.first, self.shared, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.unused = nn.Linear(4, 3)
+        self.is_nested, self.head = is_nested, head
+        fill(self.double())
+
+    def run(self, layer: Any, inputs: Tensor) -> Tensor:
+        return checkpoint(layer, inputs, use_reentrant=True) if self.is_nested else layer(inputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.run(lambda x: self.first(x).tanh(), inputs.clone().requires_grad_())
+        hidden = self.run(lambda x: self.shared(x).tanh(), hidden)
+        hidden = self.run(lambda x: self.shared(x).tanh(), hidden)
+        return self.last(hidden) if self.head else self.run(self.last, hidden)
+
+
+@case(head=[False, True])
+def nested_passes(head: bool) -> None:
+    ours, plain = Checkpointed(True, head), Checkpointed(False, head)
+    optimizer = distributed(ours)
+    for step in range(3):
+        optimizer.zero_grad()
+        own_loss(ours, step).backward()
+        mine = ours.shared.weight.grad.clone()
+        nn.utils.clip_grad_norm_(ours.parameters(), 0.1)
+        optimizer.step()
+        everyone = hvd.allgather(mine.unsqueeze(0))
+        assert all(torch.equal(one, mine) for one in everyone)  # reduced before backward() returned
+    assert ours.unused.weight.grad is None
+    clipped = sgd(plain)
+    for step in range(3):
+        clipped.zero_grad()
+        whole_loss(plain, step).backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
+        clipped.step()
+    assert_alike(ours, plain)
+
+
+@case()
+def nested_passes_with_branches_that_differ() -> None:
+    """No rank waits inside a nested pass for a gradient that another one never has."""
+    model = Checkpointed(True, head=False)
+    optimizer = distributed(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        layer = model.first if (hvd.rank() + step) % 2 else model.shared
+        inputs = torch.ones(2, 4, dtype=torch.float64, requires_grad=True)
+        checkpoint(model.last, checkpoint(layer, inputs, use_reentrant=True), use_reentrant=True).sum().backward()
+        optimizer.step()
+    assert_same_on_all_ranks(model)
+
+
+class Boom(torch.autograd.Function):
+    """Raises in the backward pass."""
+
+    @staticmethod
+    def forward(_: Any, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        raise ArithmeticError("boom")
+
+
+def failing_loss(model: nn.Sequential, step: int) -> Tensor:
+    """A loss whose backward pass raises when half of the gradients are there."""
+    return own_loss(lambda inputs: model[2:](Boom.apply(model[:2](inputs))), step)
+
+
+@case(width=[5, 600])
+def a_pass_that_raises_on_all_ranks(width: int) -> None:
+    """Also when it has already begun to send: then a round is open."""
+    model, plain = network(width=width), network(width=width)
+    optimizer = distributed(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        if step in (1, 2):
+            with pytest.raises(ArithmeticError, match="boom"):
+                failing_loss(model, step).backward()
+            if step == 2:
+                nn.Module.zero_grad(model)  # nobody tells the optimizer
+            continue
+        own_loss(model, step).backward()
+        optimizer.step()
+    optimizer = sgd(plain)
+    for step in (0, 3):
+        train(plain, optimizer, lambda model, _, step=step: whole_loss(model, step), steps=1)
+    assert_alike(model, plain)
+
+
+@case(width=[5, 600])
+def a_pass_that_raises_on_one_rank(width: int) -> None:
+    """That rank takes part in the round with what it has, and then steps like the others."""
+    model = network(width=width)
+    optimizer = distributed(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        if step == 2 and hvd.rank() == hvd.size() - 1:
+            with pytest.raises(ArithmeticError):
+                failing_loss(model, step).backward()
+        else:
+            own_loss(model, step).backward()
+        optimizer.step()
+    assert_same_on_all_ranks(model)
+
+
+@case(width=[5, 600])
+def a_pass_that_raises_on_one_rank_and_is_given_up(width: int) -> None:
+    model = network(width=width)
+    optimizer = distributed(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        if step == 2 and hvd.rank() == hvd.size() - 1:
+            with pytest.raises(ArithmeticError):
+                failing_loss(model, step).backward()
+            optimizer.zero_grad()  # the others wait for this rank's part of the round
+            continue
+        own_loss(model, step).backward()
+    own_loss(model, 9).backward()
+    gradients = hvd.allgather_object([parameter.grad.numpy().tobytes() for parameter in model.parameters()])
+    assert len({tuple(one) for one in gradients[:-1]}) <= 1
+
+
+@case()
+def a_rank_without_a_pass_takes_part_by_stepping() -> None:
+    model, plain = network(), network()
+    optimizer, reference_optimizer = distributed(model, op=hvd.Sum), sgd(plain)
+    for step in range(3):
+        optimizer.zero_grad()
+        if hvd.rank() == 0:
+            own_loss(model, step).backward()
+        optimizer.step()
+        reference_optimizer.zero_grad()
+        own_of_rank_0(plain, step).backward()
+        reference_optimizer.step()
+    assert_alike(model, plain)
+
+
+def own_of_rank_0(model: nn.Module, step: int) -> Tensor:
+    from bodies.torch_models import batch, loss_of
+
+    inputs, targets = batch(step)
+    return loss_of(model, (inputs.chunk(hvd.size())[0], targets.chunk(hvd.size())[0]))
+
+
+@case()
+def gradients_that_are_set_by_hand() -> None:
+    model = nn.Linear(3, 2).double()
+    optimizer = distributed(model)
+    model.weight.grad = torch.full((2, 3), float(hvd.rank()), dtype=torch.float64)
+    model.bias.grad = torch.tensor([float(hvd.rank())], dtype=torch.float64).expand(2)
+    optimizer.synchronize()
+    mean = (hvd.size() - 1) / 2
+    assert model.weight.grad.tolist() == [[mean] * 3] * 2
+    optimizer.zero_grad()
+    optimizer.step()
+    assert model.weight.grad is None
+
+
+@case()
+def a_second_order_gradient() -> None:
+    model, plain = network(), network()
+    optimizer, plain_optimizer = distributed(model), sgd(plain)
+
+    def penalised(model: nn.Module, loss: Tensor) -> Tensor:
+        gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        return loss + sum(gradient.sum() for gradient in gradients)
+
+    for step in range(3):
+        optimizer.zero_grad()
+        penalised(model, own_loss(model, step)).backward()
+        optimizer.step()
+        plain_optimizer.zero_grad()
+        penalised(plain, whole_loss(plain, step)).backward()
+        plain_optimizer.step()
+    assert_alike(model, plain)
+
+
+@case()
+def two_optimizers_in_turn() -> None:
+    """As in adversarial training: each step's pass goes through both networks."""
+
+    def steps(maker: nn.Module, judge: nn.Module, optimizers: list[Any], loss: Any) -> None:
+        for step in range(3):
+            optimizers[0].zero_grad()
+            (-loss(lambda x: judge(maker(x)), step)).backward()
+            optimizers[0].step()
+            optimizers[1].zero_grad()
+            loss(lambda x: judge(maker(x).detach()), step).backward()
+            optimizers[1].step()
+
+    def networks() -> tuple[nn.Module, nn.Module]:
+        return fill(nn.Linear(4, 4).double(), 1), network(2)
+
+    ours, plain = networks(), networks()
+    steps(*ours, [distributed(model) for model in ours], own_loss)
+    steps(*plain, [sgd(model) for model in plain], whole_loss)
+    for one, other in zip(ours, plain, strict=True):
+        assert_alike(one, other)
+
+
+@case()
+def two_optimizers_that_end_a_pass_in_another_order_on_each_rank() -> None:
+    models = [network(1), network(2)]
+    optimizers = [distributed(model) for model in models]
+    for step in range(4):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        order = models if hvd.rank() % 2 == 0 else models[::-1]
+        losses = [own_loss(model, step) for model in order]
+        (losses[0] + losses[1]).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    for model, seed in zip(models, (1, 2), strict=True):
+        plain = network(seed)
+        assert_alike(model, train(plain, sgd(plain), whole_loss, steps=4))
+
+
+@case()
+def parameters_that_are_frozen_for_a_while() -> None:
+    def steps(model: nn.Sequential, optimizer: Any, loss: Any) -> nn.Module:
+        for step in range(4):
+            model[0].requires_grad_(step >= 2)
+            optimizer.zero_grad()
+            loss(model, step).backward()
+            optimizer.step()
+        return model
+
+    def frozen() -> Any:
+        model = network()
+        model[0].requires_grad_(False)
+        return model
+
+    model, plain = frozen(), frozen()
+    optimizer = distributed(model)
+    assert not model[0].weight.requires_grad
+    assert_alike(steps(model, optimizer, own_loss), steps(plain, sgd(plain), whole_loss))
