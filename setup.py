@@ -54,7 +54,7 @@ class BuildNative(Command):
         version = self.distribution.get_version()
         (target / "_version.py").write_text(f'"""The version of this build."""\n\nVERSION = "{version}"\n')
         self.write_declarations(target / "_cdef.py")
-        shutil.copy2(self.compile(version), target / LIBRARY)
+        self.install(self.compile(version), target / LIBRARY)
 
     def write_declarations(self, target: Path) -> None:
         from cffi import FFI
@@ -80,6 +80,12 @@ class BuildNative(Command):
         ):
             subprocess.run([cmake, *step], check=True)
         return next(folder.rglob(LIBRARY))
+
+    def install(self, built: Path, target: Path) -> None:
+        """Replaces the library as a whole: processes that have it open keep the old one."""
+        fresh = target.with_suffix(".new")
+        shutil.copy2(built, fresh)
+        fresh.replace(target)
 
     def get_source_files(self) -> list[str]:
         sources = [path for path in (ROOT / "core").rglob("*") if path.suffix in {".h", ".cc", ".txt"}]

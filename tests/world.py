@@ -8,7 +8,7 @@ import os
 import socket
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +39,10 @@ class World:
                 return body(*arguments, **options)
 
         futures = [self.pool.submit(as_rank, context) for context in self.contexts]
-        errors = [future.exception(timeout=PATIENCE) for future in futures]
+        if wait(futures, PATIENCE).not_done:
+            for context in self.contexts:
+                context.abort(f"the test did not end within {PATIENCE} s")
+        errors = [future.exception() for future in futures]
         failed = [(rank, error) for rank, error in enumerate(errors) if error is not None]
         if failed:
             texts = ["".join(traceback.format_exception(error)) for _, error in failed]
