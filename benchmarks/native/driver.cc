@@ -1,8 +1,9 @@
 // The bare call: N processes all-reduce float32 sums through the C header, beside the limit prototype, in turn.
 //
-//   driver RANKS [BYTES ...]      prints one JSON object a size; times are medians of single calls in microseconds
+//   driver RANKS [BYTES ...]      prints one JSON object a size; times in microseconds, as rank 0 saw them
 //
-// "cold" is a call after a pause in which the engines fall asleep.
+// Both go in blocks, so that the one does not cool the other's caches; "ratios" are the limit's
+// time over sirtaki's, block by block. "cold" is a call after a pause in which the engines fall asleep.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,13 +22,23 @@
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using Times = std::vector<double>;
 
-double microseconds_since(Clock::time_point start) { return std::chrono::duration<double, std::micro>(Clock::now() - start).count(); }
+constexpr int block_calls = 16;
+constexpr int least_calls = 48;
+constexpr int most_calls = 3200;
+constexpr size_t bytes_per_size = size_t{1} << 29;  // so much is reduced for each size, within those bounds
 
-double quantile(std::vector<double> times, double q) {
+double microseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+}
+
+double quantile(Times times, double q) {
   std::sort(times.begin(), times.end());
   return times[std::min(times.size() - 1, static_cast<size_t>(q * static_cast<double>(times.size())))];
 }
+
+double median(const Times& times) { return quantile(times, 0.5); }
 
 void must(bool condition, const char* what) {
   if (condition) return;
@@ -43,12 +54,21 @@ struct Setting {
   int memory;
   std::vector<int32_t> numbers, engine_bells, waiter_bells;
   std::vector<size_t> sizes;
+
+  bool is_crowded() const { return ranks > static_cast<int>(std::thread::hardware_concurrency()); }
 };
 
 srt_context* join(const Setting& setting, int rank) {
   std::vector<srt_peer> peers(static_cast<size_t>(setting.ranks), srt_peer{"localhost", 0, 0});
-  srt_topology topology{sizeof topology, rank, setting.ranks, rank, setting.ranks, 0, 1, peers.data()};
-  srt_memory memory{sizeof memory, setting.memory, 0, rank, setting.ranks, setting.numbers.data(), setting.engine_bells.data(), setting.waiter_bells.data(), nullptr, nullptr};
+  const srt_topology topology{sizeof topology, rank, setting.ranks, rank, setting.ranks, 0, 1, peers.data()};
+  srt_memory memory{};
+  memory.struct_size = sizeof memory;
+  memory.fd = setting.memory;
+  memory.slot = rank;
+  memory.slot_count = setting.ranks;
+  memory.ranks = setting.numbers.data();
+  memory.engine_doorbells = setting.engine_bells.data();
+  memory.waiter_doorbells = setting.waiter_bells.data();
   srt_context* context = nullptr;
   srt_error error{};
   must(srt_create(setting.config, &topology, &context, &error) == SRT_OK, error.text);
@@ -60,50 +80,64 @@ srt_context* join(const Setting& setting, int rank) {
 class Rank {
  public:
   Rank(const Setting& setting, int rank)
-      : setting_(setting), rank_(rank), context_(join(setting, rank)),
-        prototype_(setting.segment, rank, setting.ranks, setting.ranks > static_cast<int>(std::thread::hardware_concurrency())) {}
+      : setting_(setting),
+        rank_(rank),
+        context_(join(setting, rank)),
+        prototype_(setting.segment, rank, setting.ranks, setting.is_crowded()) {}
+
   ~Rank() {
     srt_shutdown(context_, 10'000);
     srt_destroy(context_);
   }
 
   void measure(size_t bytes) {
-    const size_t count = std::max<size_t>(bytes / sizeof(float), 1);
-    std::vector<float> data(count, 1.0f);
-    run(data);
-    must(data[0] == static_cast<float>(setting_.ranks) && data[count - 1] == data[0], "the sum is wrong");
-    std::fill(data.begin(), data.end(), 0.0f);  // sums in place would overflow after many calls
-    const int calls = static_cast<int>(std::clamp<size_t>((size_t{1} << 29) / std::max<size_t>(bytes, 1), 30, 3000));
-    for (int i = 0; i < calls / 10 + 3; ++i) once(data, i % 2);
-    std::vector<double> core, bound;
-    for (int i = 0; i < calls; ++i) {  // in blocks, so that the one does not cool the other's caches
-      if (i % 16 == 0) once(data, 0);
-      core.push_back(once(data, 0));
-      if (i % 16 == 15 || i + 1 == calls)
-        for (once(data, 1); bound.size() < core.size();) bound.push_back(once(data, 1));
+    data_.assign(std::max<size_t>(bytes / sizeof(float), 1), 1.0f);
+    run();
+    const auto expected = static_cast<float>(setting_.ranks);
+    must(std::all_of(data_.begin(), data_.end(), [&](float x) { return x == expected; }), "the sum is wrong");
+    std::fill(data_.begin(), data_.end(), 0.0f);  // sums in place would overflow after many calls
+
+    const int calls = static_cast<int>(std::clamp<size_t>(bytes_per_size / bytes, least_calls, most_calls));
+    Times core, bound, ratios;
+    for (int i = 0; i <= calls / block_calls; ++i) {
+      const Times here = block(false), there = block(true);
+      if (i == 0) continue;  // warms up
+      core.insert(core.end(), here.begin(), here.end());
+      bound.insert(bound.end(), there.begin(), there.end());
+      ratios.push_back(median(there) / median(here));
     }
-    std::vector<double> cold;
-    for (int i = 0; i < 20 && bytes <= 1 << 20; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      cold.push_back(once(data, 0));
-    }
-    if (rank_) return;
-    std::printf("{\"ranks\": %d, \"bytes\": %zu, \"sirtaki_us\": %.2f, \"sirtaki_p99_us\": %.2f, \"limit_us\": %.2f, \"limit_over_sirtaki\": %.3f, \"algbw\": %.3f, \"cold_us\": %.1f}\n",
-                setting_.ranks, bytes, quantile(core, .5), quantile(core, .99), quantile(bound, .5), quantile(bound, .5) / quantile(core, .5),
-                static_cast<double>(bytes) / quantile(core, .5) / 1e3, cold.empty() ? 0.0 : quantile(cold, .5));
-    std::fflush(stdout);
+    const Times cold = measure_cold();
+    if (rank_ == 0) print(bytes, core, bound, ratios, median(cold));
   }
 
  private:
-  double once(std::vector<float>& data, int which) {
+  Times block(bool limit) {
+    Times times;
+    once(limit);
+    for (int i = 0; i < block_calls; ++i) times.push_back(once(limit));
+    return times;
+  }
+
+  Times measure_cold() {
+    Times times;
+    float one = 0;
+    for (int i = 0; i < 20; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      prototype_.allreduce(&one, 1);  // the ranks wake at different times; the engines sleep on
+      times.push_back(once(false));
+    }
+    return times;
+  }
+
+  double once(bool limit) {
     const auto start = Clock::now();
-    if (which) prototype_.allreduce(data.data(), data.size());
-    else run(data);
+    if (limit) prototype_.allreduce(data_.data(), data_.size());
+    else run();
     return microseconds_since(start);
   }
 
-  void run(std::vector<float>& data) {
-    const auto count = static_cast<int64_t>(data.size());
+  void run() {
+    const auto count = static_cast<int64_t>(data_.size());
     srt_request request{};
     request.struct_size = sizeof request;
     request.kind = SRT_ALLREDUCE;
@@ -113,28 +147,43 @@ class Rank {
     request.dimensions = 1;
     request.shape = &count;
     request.prescale = request.postscale = 1.0;
-    request.input = request.output = reinterpret_cast<uintptr_t>(data.data());
+    request.input = request.output = reinterpret_cast<uintptr_t>(data_.data());
     srt_handle handle = 0;
     srt_error error{};
     must(srt_run(context_, &request, 1, 60'000, &handle, &error) == SRT_OK, error.text);
     srt_release(context_, &handle, 1);
   }
 
+  void print(size_t bytes, const Times& core, const Times& bound, const Times& ratios, double cold) const {
+    std::printf(
+        "{\"ranks\": %d, \"bytes\": %zu, \"sirtaki_us\": %.3f, \"sirtaki_p99_us\": %.3f, \"cold_us\": %.1f, "
+        "\"limit_us\": %.3f, \"limit_p99_us\": %.3f, \"ratios\": [",
+        setting_.ranks, bytes, median(core), quantile(core, 0.99), cold, median(bound), quantile(bound, 0.99));
+    for (size_t i = 0; i < ratios.size(); ++i) std::printf("%s%.4f", i ? ", " : "", ratios[i]);
+    std::printf("]}\n");
+    std::fflush(stdout);
+  }
+
   const Setting& setting_;
   int rank_;
   srt_context* context_;
   limit::Prototype prototype_;
+  std::vector<float> data_;
 };
 
-}  // namespace
-
-int main(int argument_count, char** arguments) {
-  Setting setting;
+Setting parse(int argument_count, char** arguments) {
+  Setting setting{};
   setting.ranks = argument_count > 1 ? std::atoi(arguments[1]) : 2;
-  must(setting.ranks >= 1 && setting.ranks <= limit::most_ranks, "usage: driver RANKS [BYTES ...]");
-  for (int i = 2; i < argument_count; ++i) setting.sizes.push_back(std::stoull(arguments[i]));
+  must(setting.ranks >= 2 && setting.ranks <= limit::most_ranks, "usage: driver RANKS [BYTES ...]");
+  for (int i = 2; i < argument_count; ++i) setting.sizes.push_back(std::strtoull(arguments[i], nullptr, 10));
   if (setting.sizes.empty()) setting.sizes = {4, 1024, 65536, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
-  void* shared = ::mmap(nullptr, sizeof(limit::Segment), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  must(*std::min_element(setting.sizes.begin(), setting.sizes.end()) >= sizeof(float), "a size has 4 bytes at least");
+  return setting;
+}
+
+void share(Setting& setting) {
+  void* shared =
+      ::mmap(nullptr, sizeof(limit::Segment), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   must(shared != MAP_FAILED, "no shared memory");
   setting.segment = static_cast<limit::Segment*>(shared);
   setting.config = srt_config_create();
@@ -145,18 +194,26 @@ int main(int argument_count, char** arguments) {
     setting.engine_bells.push_back(srt_doorbell_create(nullptr));
     setting.waiter_bells.push_back(srt_doorbell_create(nullptr));
   }
+}
+
+void run_rank(const Setting& setting, int number) {
+  Rank rank(setting, number);
+  for (const size_t bytes : setting.sizes) rank.measure(bytes);
+}
+
+}  // namespace
+
+int main(int argument_count, char** arguments) {
+  Setting setting = parse(argument_count, arguments);
+  share(setting);
   for (int rank = 1; rank < setting.ranks; ++rank)
     if (::fork() == 0) {
-      Rank process(setting, rank);
-      for (size_t bytes : setting.sizes) process.measure(bytes);
-      process.~Rank();
+      run_rank(setting, rank);
       std::_Exit(0);
     }
-  {
-    Rank process(setting, 0);
-    for (size_t bytes : setting.sizes) process.measure(bytes);
-  }
+  run_rank(setting, 0);
   int failed = 0, status = 0;
   while (::wait(&status) > 0) failed |= status;
+  srt_config_destroy(setting.config);
   return failed ? 1 : 0;
 }

@@ -13,6 +13,7 @@ namespace limit {
 
 constexpr size_t chunk_bytes = 256 << 10;
 constexpr int most_ranks = 16;
+constexpr int most_pauses = 10'000;  // a few hundred microseconds: so long, the other rank has lost its core
 
 struct alignas(128) Flag {
   std::atomic<uint64_t> value;
@@ -25,7 +26,8 @@ struct Segment {
 
 class Prototype {
  public:
-  Prototype(Segment* segment, int rank, int size, bool yields) : segment_(*segment), rank_(rank), size_(size), yields_(yields) {}
+  Prototype(Segment* segment, int rank, int size, bool yields)
+      : segment_(*segment), rank_(rank), size_(size), yields_(yields) {}
 
   void allreduce(float* data, size_t count) {
     for (size_t at = 0; at < count; at += chunk_bytes / sizeof(float)) {
@@ -39,10 +41,14 @@ class Prototype {
   float* slot(int rank) { return reinterpret_cast<float*>(segment_.slots[rank][turn_ % 2]); }
 
   void wait(const Flag& flag, uint64_t value) {
-    while (flag.value.load(std::memory_order_acquire) < value) {
-      if (yields_) sched_yield();
+    for (int pauses = yields_ ? most_pauses : 0; flag.value.load(std::memory_order_acquire) < value;) {
+      if (pauses == most_pauses) {
+        sched_yield();
+        continue;
+      }
+      ++pauses;
 #if defined(__x86_64__)
-      else __builtin_ia32_pause();
+      __builtin_ia32_pause();
 #endif
     }
   }

@@ -1,0 +1,1 @@
+"""What the benchmarks share: statistics, launching, the peers, the limit prototype, tables."""

@@ -1,0 +1,46 @@
+"""Builds the native part: the driver of the bare call and the limit prototype."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).resolve().parents[1]
+FOLDER = BENCHMARKS.parent / "build" / "benchmarks"
+DRIVER_SECONDS = 600
+
+
+def build() -> Path:
+    """Builds what is not up to date, against the sirtaki that this Python imports. Returns the folder."""
+    from sirtaki._core.library import PATH
+
+    cmake, ninja = _tool("cmake"), _tool("ninja")
+    settings = [f"-DSIRTAKI_LIBRARY={PATH}", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DCMAKE_BUILD_TYPE=Release"]
+    for step in (
+        ["-S", str(BENCHMARKS / "native"), "-B", str(FOLDER), "-G", "Ninja", *settings],
+        ["--build", str(FOLDER)],
+    ):
+        done = subprocess.run([cmake, *step], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            sys.exit(f"the native part of the benchmarks could not be built:\n{done.stdout}")
+    return FOLDER
+
+
+def bare_calls(ranks: int, sizes: list[int]) -> list[dict[str, Any]]:
+    """What the driver measures: one row a size, times in microseconds."""
+    command = [str(FOLDER / "driver"), str(ranks), *map(str, sizes)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=DRIVER_SECONDS, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def _tool(name: str) -> str:
+    beside = Path(sysconfig.get_path("scripts"), name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        sys.exit(f"the benchmarks need {name} to build their native part: pip install cmake ninja")
+    return found

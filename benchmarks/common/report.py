@@ -1,0 +1,102 @@
+"""How results are shown: tables, targets met or missed, and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something that is to be reached, and what was measured."""
+
+    what: str
+    target: str
+    measured: str
+    met: bool
+
+
+def at_least(what: str, bound: float, value: float, unit: str = "×") -> Target:
+    """A target that is met from `bound` on."""
+    return Target(what, f"≥ {bound:g} {unit}", f"{value:.3g} {unit}", value >= bound)
+
+
+def at_most(what: str, bound: float, value: float, unit: str) -> Target:
+    """A target that is met up to `bound`."""
+    return Target(what, f"≤ {bound:.3g} {unit}", f"{value:.3g} {unit}", value <= bound)
+
+
+def show_targets(targets: Sequence[Target]) -> None:
+    """Prints each target with what was measured."""
+    rows = [[one.what, one.target, one.measured, "met" if one.met else "MISSED"] for one in targets]
+    show_table("Targets", ["what", "target", "measured", ""], rows, text_columns=4)
+
+
+def show_table(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1
+) -> None:
+    """Prints a table; the first columns hold text, the others numbers. An empty row is a line between."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        _show_plain(title, head, rows)
+        return
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for index, name in enumerate(head):
+        table.add_column(name, justify="left" if index < text_columns else "right", no_wrap=True)
+    for row in rows:
+        if row:
+            table.add_row(*row)
+        else:
+            table.add_section()
+    console = Console()
+    Console(width=max(console.width, 120)).print(table)
+
+
+def _show_plain(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    lines = [list(head), *([*row] for row in rows if row)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    print(f"\n{title}")
+    for line in lines:
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def readable(size: int) -> str:
+    """A number of bytes, as people write it."""
+    divisor, unit = next((divisor, unit) for divisor, unit in UNITS if size >= divisor)
+    return f"{size / divisor:g} {unit}"
+
+
+def machine() -> dict[str, Any]:
+    """Where it was measured. The load tells whether anything else was running."""
+    model = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    cores = len(os.sched_getaffinity(0))
+    return {"processor": model, "cores": cores, "load": os.getloadavg()[0], "python": platform.python_version()}
+
+
+def show_machine() -> None:
+    """Prints where it is measured."""
+    here = machine()
+    print(f"{here['processor']}, {here['cores']} cores, load {here['load']:.1f}, Python {here['python']}")
+    if here["load"] > 1:
+        print("something else is running: figures, and even ratios, will be worse than they could be")
+
+
+def save(path: Path | None, results: dict[str, Any], targets: Sequence[Target]) -> None:
+    """Writes everything as JSON, if a path is given."""
+    if path is not None:
+        whole = {"command": sys.argv, "machine": machine(), **results, "targets": list(map(asdict, targets))}
+        path.write_text(json.dumps(whole, indent=2) + "\n")

@@ -1,0 +1,29 @@
+// The limit prototype as plain C, for the benchmarks' Python processes. benchmarks/common/limit.py opens it.
+#include "limit.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+// A descriptor of an empty segment that other processes may open; -1 on failure.
+EXPORT int limit_segment() {
+  const int fd = ::memfd_create("sirtaki-limit", MFD_CLOEXEC);
+  if (fd >= 0 && ::ftruncate(fd, sizeof(limit::Segment)) == 0) return fd;
+  if (fd >= 0) ::close(fd);
+  return -1;
+}
+
+// This process's end of a segment; null on failure.
+EXPORT void* limit_open(int fd, int rank, int size, int yields) {
+  void* at = ::mmap(nullptr, sizeof(limit::Segment), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+  if (at == MAP_FAILED) return nullptr;
+  return new limit::Prototype(static_cast<limit::Segment*>(at), rank, size, yields != 0);
+}
+
+EXPORT void limit_allreduce(void* prototype, float* const* tensors, const int64_t* counts, int64_t n) {
+  for (int64_t i = 0; i < n; ++i)
+    static_cast<limit::Prototype*>(prototype)->allreduce(tensors[i], static_cast<size_t>(counts[i]));
+}

@@ -1,0 +1,1 @@
+"""What runs in the ranks while a benchmark beside this folder gives the orders."""

@@ -1,0 +1,104 @@
+"""A rank of benchmarks/allreduce.py: measures blocks of calls of whatever implementation it is told.
+
+    python -m workers.allreduce SOCKET hvdrun|mpirun NATIVE_FOLDER
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from common.jobs import serve
+from common.limit import Limit
+from common.measure import timed
+from common.peers import Array, Call, Gloo, OpenMPI, Peer, SirtakiNumpy, SirtakiTorch, check
+
+WARM_UP_CALLS = 2
+PAUSE_SECONDS = 0.005  # enough for an engine to fall asleep
+
+
+class LimitPeer:
+    """The limit prototype."""
+
+    version = "limit prototype"
+
+    def __init__(self, limit: Limit) -> None:
+        self._limit = limit
+
+    def bind(self, array: Array) -> Call:
+        return self._limit.bind([array.ctypes.data], [array.size])
+
+
+class Rank:
+    """The orders that a rank obeys."""
+
+    def __init__(self, peers: dict[str, Peer], rank: int, size: int, barrier: Call | None) -> None:
+        self._peers, self._rank, self._size, self._barrier = peers, rank, size, barrier
+        self._calls: dict[str, Call] = {}
+
+    def versions(self) -> dict[str, str]:
+        """Who is here, and in which version."""
+        return {name: peer.version for name, peer in self._peers.items()}
+
+    def prepare(self, size: int) -> bool:
+        """Checks a sum of `size` bytes by each peer, then gets ready to measure it."""
+        count = size // 4
+        array = np.zeros(count, np.float32)  # zeros stay zeros, however often they are summed in place
+        for name, peer in self._peers.items():
+            check(peer.bind, self._rank, self._size, count)
+            self._calls[name] = peer.bind(array)
+        return True
+
+    def block(self, who: str, calls: int) -> list[float]:
+        """How long each of so many calls took, in microseconds; the first ones are not counted."""
+        call = self._calls[who]
+        timed(call, WARM_UP_CALLS)
+        return timed(call, calls)
+
+    def cold(self, who: str, calls: int) -> list[float]:
+        """The same, each after a pause. The ranks wake at different times, so they meet before the call."""
+        assert self._barrier is not None
+        times = []
+        for _ in range(calls):
+            time.sleep(PAUSE_SECONDS)
+            self._barrier()
+            times += timed(self._calls[who], 1)
+        return times
+
+
+def of_hvdrun(path: str, native: Path) -> tuple[Rank, int]:
+    """sirtaki, gloo and the limit prototype in one process."""
+    import sirtaki.numpy as hvd
+
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    limit = Limit(native, rank, size, lambda own: hvd.broadcast_object(own, root_rank=0))
+    peers: dict[str, Peer] = {"sirtaki numpy": SirtakiNumpy()}
+    try:
+        peers["sirtaki torch"] = SirtakiTorch()
+        peers["gloo"] = Gloo(rank, size, str(Path(path).parent))
+    except ImportError:
+        print("no torch here: gloo and sirtaki.torch are left out", file=sys.stderr)
+    peers["limit"] = LimitPeer(limit)
+    return Rank(peers, rank, size, limit.barrier), rank
+
+
+def of_mpirun() -> tuple[Rank, int]:
+    """MPI alone: its launcher makes the ranks."""
+    mpi = OpenMPI()
+    return Rank({"mpi": mpi}, mpi.rank, mpi.size, None), mpi.rank
+
+
+def main() -> None:
+    path, launcher, native = sys.argv[1:]
+    rank, number = of_mpirun() if launcher == "mpirun" else of_hvdrun(path, Path(native))
+    gc.disable()
+    orders = {"versions": rank.versions, "prepare": rank.prepare, "block": rank.block, "cold": rank.cold}
+    serve(path, number, orders)
+
+
+if __name__ == "__main__":
+    main()
