@@ -27,7 +27,8 @@ BELOW = {
 }
 LONGEST = 600  # lines of a file
 BUILDS = ("tests", "temp.*")  # folders of build/: those of make test and of an editable install
-WRITABLE = re.compile(r"\.(data(?!\.rel\.ro)|bss|tdata|tbss)")
+# Relocated constants and the compiler's own references are written once, by the loader.
+WRITABLE = re.compile(r"\.(data(?!\.rel\.ro|\.rel\.local\.DW\.ref)|bss|tdata|tbss)")
 
 
 def repository_files(*suffixes: str) -> list[Path]:
