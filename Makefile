@@ -1,5 +1,8 @@
-# make demo   trains on two ranks          make lint    style and types
-# make test   builds and tests everything  make clean   removes what the others made
+# make demo            trains on two ranks
+# make test            builds and tests everything
+# make test-sanitized  the core's tests with AddressSanitizer and UBSan, then with ThreadSanitizer
+# make lint            style and types
+# make clean           removes what the others made
 #
 # Each makes its own set-up in .venv and build/, once; a second call is quick.
 PYTHON ?= python3
@@ -8,13 +11,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := build/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+CMAKE := PATH="$(CURDIR)/$(BIN):$$PATH" cmake
 # A strict editable install links each file: edits count at once, new files (a newer folder) after an install.
 INSTALL := $(PIP) install --quiet --config-settings editable_mode=strict --editable
 SOURCES := $(shell find core -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt) pyproject.toml setup.py \
   $(shell find adapters bindings runner -type d -not -name __pycache__)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean check
+SANITIZED := test-asan test-tsan
+.PHONY: help demo test test-sanitized $(SANITIZED) lint clean check
 
 help:
 	@sed -n '/^#/!q; s/^# *//p' Makefile
@@ -53,9 +58,16 @@ demo: $(STAMPS)/demo
 	$(BIN)/hvdrun -np 2 $(BIN)/python examples/pytorch/digits.py
 
 test: $(STAMPS)/test
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S core -B build/tests -G Ninja -DCMAKE_BUILD_TYPE=Release -DSIRTAKI_TESTS=ON
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/tests
+	$(CMAKE) -S core -B build/tests -G Ninja -DCMAKE_BUILD_TYPE=Release -DSIRTAKI_TESTS=ON
+	$(CMAKE) --build build/tests
 	SIRTAKI_CORE_TESTS=$(CURDIR)/build/tests $(BIN)/python -m pytest
+
+test-sanitized: $(SANITIZED)
+
+$(SANITIZED): test-%: $(STAMPS)/test
+	cd core && $(CMAKE) --preset $*
+	$(CMAKE) --build build/$*
+	SIRTAKI_CORE_TESTS=$(CURDIR)/build/$* $(BIN)/python -m pytest tests/core
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .
