@@ -67,8 +67,8 @@ void Engine::flush() {
 }
 
 bool Engine::wait(const std::function<bool()>& done, Nanoseconds deadline) {
+  parts_.sleeper.set_timer(never);  // before the flush, which then covers whatever the timer was for
   flush_wanted_.store(true, std::memory_order_seq_cst);
-  parts_.sleeper.set_timer(never);
   for (;;) {
     if (driver_.try_lock()) {
       drive(done, deadline, false);

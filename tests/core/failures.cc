@@ -170,12 +170,14 @@ TEST(a_silent_link_is_given_up) {
 TEST(an_abort_reaches_every_rank_with_its_reason) {
   for (Over transport : {Over::memory, Over::sockets}) {
     World ranks(3, {transport, {}, nullptr, true});
+    std::atomic<int> through{0};
     ranks.run([&](int rank, Context& context) {
       const int64_t count = 100;
       std::vector<float> data(100);
       srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, DType::float32);
       Ticket handle = 0;
       CHECK_EQUAL(run_one(context, request, handle).code(), SRT_OK);
+      for (++through; through < 3;) std::this_thread::yield();
       if (rank == 2) {
         context.abort("RuntimeError: loss is NaN");
       } else {
