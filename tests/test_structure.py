@@ -48,7 +48,8 @@ LONGEST_FUNCTION = 100
 UNFINISHED = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")))
 
 BUILDS = ("tests", "temp.*")  # folders of build/: those of make test and of an editable install
-WRITABLE = re.compile(r"\.(data(?!\.rel\.ro)|bss|tdata|tbss)")
+# Relocated constants and the compiler's own references are written once, by the loader.
+WRITABLE = re.compile(r"\.(data(?!\.rel\.ro|\.rel\.local\.DW\.ref)|bss|tdata|tbss)")
 
 
 def sources(*suffixes: str, folders: tuple[str, ...] = FOLDERS) -> list[Path]:
