@@ -73,9 +73,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     _check_passes(backward_passes_per_step)
     names = _names(optimizer, named_parameters)
     context = current()
-    number = context.next_number("optimizer")
-    prefix = f"gradient.{number}." if number else "gradient."
-    settings = _Settings(context, prefix, names, how, compression, backward_passes_per_step)
+    settings = _Settings(context, names, how, compression, backward_passes_per_step)
     reducer = settings.reducer(optimizer)
     kind = type(optimizer)
     distributed: Any = optimizer
@@ -94,14 +92,13 @@ class _Settings:
     def __init__(
         self,
         context: Context,
-        prefix: str,
         names: dict[Tensor, str],
         how: Reduction,
         compression: type[Compressor],
         passes: int,
     ) -> None:
         self.context = context
-        self.prefix = prefix
+        self.prefix = ""
         self.names = names
         self.how = how
         self.compression = compression
@@ -109,11 +106,13 @@ class _Settings:
 
     def reducer(self, optimizer: Optimizer) -> GradientReducer:
         """A reducer for all parameters of the optimizer; for none of them in a world of one."""
-        named = [NamedParameter(self.prefix + name, one) for name, one in _all(optimizer, self.names)]
-        if self.context.size == 1:
-            named = []
-        for name, parameter in named:
+        found = list(_all(optimizer, self.names)) if self.context.size > 1 else []
+        for name, parameter in found:
             reducible_view(parameter, name)
+        if not self.prefix:  # two optimizers may have parameters of the same names
+            number = self.context.next_number("optimizer")
+            self.prefix = f"gradient.{number}." if number else "gradient."
+        named = [NamedParameter(self.prefix + name, parameter) for name, parameter in found]
         return GradientReducer(self.context, named, self.how, self.compression, self.passes)
 
 

@@ -42,15 +42,18 @@ def _named(params: Any) -> list[tuple[str, Tensor]]:
         items = list(params)
         named = [item if isinstance(item, tuple) else (str(place), item) for place, item in enumerate(items)]
     else:
-        named = [("", params)]
+        raise _not_parameters("the argument", params)
     for pair in named:
         if len(pair) != 2 or not isinstance(pair[1], Tensor):
-            raise ValueError(
-                "broadcast_parameters takes model.state_dict(), model.named_parameters() or a list of "
-                f"tensors; {pair[0] or 'the argument'!r} is of type {type(pair[-1]).__name__} (other values "
-                "can be sent with broadcast_object)"
-            )
+            raise _not_parameters(repr(pair[0]), pair[-1])
     return named
+
+
+def _not_parameters(what: str, value: Any) -> ValueError:
+    return ValueError(
+        "broadcast_parameters takes model.state_dict(), model.named_parameters() or a list of tensors, but "
+        f"{what} is of type {type(value).__name__}; other values can be sent with broadcast_object"
+    )
 
 
 def broadcast_all(context: Context, named: Sequence[tuple[str, Tensor]], root: int) -> None:

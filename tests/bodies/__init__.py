@@ -12,7 +12,15 @@ from dataclasses import dataclass
 Body = Callable[[], None]
 
 MODULES = ("collectives", "handles", "mistakes", "objects")
-TORCH_MODULES = ("torch_optimizer", "torch_passes", "torch_training")
+TORCH_MODULES = (
+    "torch_autograd",
+    "torch_collectives",
+    "torch_mistakes",
+    "torch_optimizer",
+    "torch_passes",
+    "torch_state",
+    "torch_training",
+)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,9 @@ def fill(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def network(seed: int = 0, width: int = 5) -> nn.Module:
-    layers = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3))
+    layers = nn.Sequential(
+        nn.Linear(4, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3)
+    )
     return fill(layers.double(), seed)
 
 
@@ -69,7 +71,9 @@ def whole_loss(model: Callable[[Tensor], Tensor], step: int) -> Tensor:
     return loss_of(model, batch(step))
 
 
-def train(model: nn.Module, optimizer: Any, loss: Callable[[nn.Module, int], Tensor], steps: int = 5) -> nn.Module:
+def train(
+    model: nn.Module, optimizer: Any, loss: Callable[[nn.Module, int], Tensor], steps: int = 5
+) -> nn.Module:
     for step in range(steps):
         optimizer.zero_grad()
         loss(model, step).backward()
@@ -84,7 +88,10 @@ def distributed(model: nn.Module, optimizer: torch.optim.Optimizer | None = None
 def assert_alike(actual: nn.Module, expected: nn.Module) -> None:
     """Parameters that are equal up to the rounding of float64."""
     for (name, one), other in zip(actual.named_parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(one.detach(), other.detach(), **CLOSE, msg=lambda text, name=name: f"{name}: {text}")
+        text = f"{name}: "
+        torch.testing.assert_close(
+            one.detach(), other.detach(), **CLOSE, msg=lambda why, text=text: text + why
+        )
 
 
 def assert_same_on_all_ranks(model: nn.Module) -> None:

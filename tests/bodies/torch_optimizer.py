@@ -109,7 +109,8 @@ def gradients_are_dropped_at_any_time(to_none: bool) -> None:
 @case()
 def several_groups_and_a_late_one() -> None:
     def groups(model: nn.Sequential) -> torch.optim.Optimizer:
-        return torch.optim.SGD([{"params": model[0].parameters(), "lr": 0.2}, {"params": model[2].parameters()}], lr=0.1)
+        first, second = model[0].parameters(), model[2].parameters()
+        return torch.optim.SGD([{"params": first, "lr": 0.2}, {"params": second}], lr=0.1)
 
     model, plain = network(), network()
     optimizer, alone = distributed(model, groups(model)), groups(plain)
@@ -183,7 +184,9 @@ def scalars_and_empty_parameters() -> None:
 
 @case()
 def parameters_of_several_dtypes() -> None:
-    model = nn.ParameterList([torch.ones(3, dtype=dtype) for dtype in (torch.float64, torch.float32, torch.bfloat16)])
+    model = nn.ParameterList(
+        [torch.ones(3, dtype=dtype) for dtype in (torch.float64, torch.float32, torch.bfloat16)]
+    )
     optimizer = distributed(model, torch.optim.SGD(model.parameters(), lr=1.0))
     sum(one.sum().double() * (hvd.rank() + 1) for one in model).backward()
     mean = (hvd.size() + 1) / 2
@@ -198,8 +201,10 @@ def parameters_of_several_dtypes() -> None:
 @case()
 def lbfgs_with_closures() -> None:
     model, plain = network(), network()
-    optimizers = (distributed(model, torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)),
-                  torch.optim.LBFGS(plain.parameters(), lr=0.1, max_iter=3))
+    optimizers = (
+        distributed(model, torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)),
+        torch.optim.LBFGS(plain.parameters(), lr=0.1, max_iter=3),
+    )
     for one, optimizer, loss in zip((model, plain), optimizers, (own_loss, whole_loss), strict=True):
 
         def closure(one: nn.Module = one, optimizer=optimizer, loss=loss) -> torch.Tensor:  # type: ignore[no-untyped-def]

@@ -28,7 +28,9 @@ OPS = {"Average": hvd.Average, "Sum": hvd.Sum}
 
 def summed_loss(model: nn.Module, step: int) -> Tensor:
     """The sum of the losses of three passes over the whole batch: what one process would do."""
-    return sum((whole_loss(model, 3 * step + part) for part in range(3)), torch.zeros((), dtype=torch.float64))
+    return sum(
+        (whole_loss(model, 3 * step + part) for part in range(3)), torch.zeros((), dtype=torch.float64)
+    )
 
 
 def reference(step_count: int = 3, factor: float = 1.0) -> nn.Module:
@@ -179,7 +181,9 @@ def nested_passes_with_branches_that_differ() -> None:
         optimizer.zero_grad()
         layer = model.first if (hvd.rank() + step) % 2 else model.shared
         inputs = torch.ones(2, 4, dtype=torch.float64, requires_grad=True)
-        checkpoint(model.last, checkpoint(layer, inputs, use_reentrant=True), use_reentrant=True).sum().backward()
+        checkpoint(
+            model.last, checkpoint(layer, inputs, use_reentrant=True), use_reentrant=True
+        ).sum().backward()
         optimizer.step()
     assert_same_on_all_ranks(model)
 

@@ -85,7 +85,9 @@ def branches_that_differ_between_ranks() -> None:
     ours, reference = Branches(), Branches()
     mine = range(hvd.rank(), hvd.rank() + 1)
     train(ours, distributed(ours), lambda model, step: branched_loss(model, step, mine), steps=6)
-    train(reference, sgd(reference), lambda model, step: branched_loss(model, step, range(hvd.size())), steps=6)
+    train(
+        reference, sgd(reference), lambda model, step: branched_loss(model, step, range(hvd.size())), steps=6
+    )
     assert_alike(ours, reference)
     assert ours.never.weight.grad is None
 
@@ -171,7 +173,9 @@ def memory_in_channels_last_order() -> None:
         return fill(model).to(memory_format=torch.channels_last)
 
     def loss(model: nn.Module, step: int, own: bool) -> torch.Tensor:
-        images = batch(step, rows=12 * 3 * 16)[0].view(12, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+        images = (
+            batch(step, rows=12 * 3 * 16)[0].view(12, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+        )
         return model(share(images) if own else images).square().mean()
 
     ours, reference = make(), make()
@@ -210,7 +214,9 @@ def compressed_gradients(name: str) -> None:
 def compressed_gradients_that_some_ranks_lack(name: str) -> None:
     model = Branches().float()
     compression = getattr(hvd.Compression, name)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=compression, op=hvd.Sum)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), compression=compression, op=hvd.Sum
+    )
     for step in range(3):
         optimizer.zero_grad()
         if hvd.rank() == 0:
