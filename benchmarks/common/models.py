@@ -1,0 +1,48 @@
+"""The models whose training steps are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Step:
+    """A model, and one batch for it."""
+
+    make_model: Callable[[], nn.Module]
+    batch: Tensor
+
+    def loss(self, model: nn.Module) -> Tensor:
+        """Something to differentiate: scaled so that training stays calm for as long as it is measured."""
+        return model(self.batch).square().mean()
+
+
+def large_linear() -> Step:
+    """Few large gradients: 25.2 M parameters in 12 tensors."""
+    return Step(lambda: nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(6))), torch.randn(16, 2048))
+
+
+def transformer() -> Step:
+    """An ordinary mixture: 9.5 M parameters in 144 tensors."""
+
+    def make() -> nn.Module:
+        layer = nn.TransformerEncoderLayer(256, 4, dim_feedforward=1024, dropout=0.0, batch_first=True)
+        return nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+
+    return Step(make, torch.randn(4, 64, 256))
+
+
+def small_linear() -> Step:
+    """Many small gradients: 0.8 M parameters in 400 tensors."""
+    return Step(lambda: nn.Sequential(*(nn.Linear(64, 64) for _ in range(200))), torch.randn(16, 64))
+
+
+MODELS: dict[str, Callable[[], Step]] = {
+    "6 × Linear(2048), batch 16": large_linear,
+    "TransformerEncoder 12 × 256, batch 4 × 64": transformer,
+    "200 × Linear(64), batch 16": small_linear,
+}

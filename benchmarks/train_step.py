@@ -1,0 +1,138 @@
+"""A training step beside its peers: what exchanging the gradients adds to it, on two ranks of one thread each.
+
+    python benchmarks/train_step.py [--rounds 40] [--json FILE]
+
+One pair of processes takes a step of each kind in turn: `sync` (the ranks only meet, nothing is exchanged), DDP
+over gloo, sirtaki, and a throw-away prototype (all gradients after the backward pass, in a fixed order, without
+negotiation). What counts is the median of the differences step - sync within a round. Then the overlap: a
+backward pass that sleeps while gradients move.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from common import native
+from common.jobs import Job, hvdrun
+from common.measure import Interval, median, median_interval
+from common.report import Target, at_most, save, show_machine, show_table, show_targets
+
+MODELS = ["6 × Linear(2048), batch 16", "TransformerEncoder 12 × 256, batch 4 × 64", "200 × Linear(64), batch 16"]
+RANKS = 2
+ROUNDS_PER_ORDER = 5
+LONGER, SHORTER = 2.0, 0.5  # compute as a multiple of the exchange
+
+
+def main() -> None:
+    options = arguments()
+    show_machine()
+    results = measure(options.rounds)
+    show(results)
+    targets = judge(results)
+    show_targets(targets)
+    save(options.json, results, targets)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=40, help="how many steps of each kind (40)")
+    parser.add_argument("--json", type=Path, help="write everything to this file, too")
+    return parser.parse_args()
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    """Runs everything; returns what belongs in the JSON file. Times in milliseconds."""
+    folder = native.build()
+    with Job(hvdrun(RANKS), RANKS, "workers.train_step", str(folder)) as job:
+        versions = job.ask("versions")[0]
+        models = [measure_model(job, model, rounds) for model in MODELS]
+    with Job(hvdrun(RANKS), RANKS, "workers.overlap") as job:
+        overlap = [measure_overlap(job, factor, rounds // 3 + 3) for factor in (LONGER, SHORTER)]
+    return {"versions": versions, "models": models, "overlap": overlap}
+
+
+def measure_model(job: Job, model: str, rounds: int) -> dict[str, Any]:
+    facts = job.ask("prepare", model=model)[0]
+    times: dict[str, list[float]] = {}
+    for _ in range(0, rounds, ROUNDS_PER_ORDER):
+        ranks = job.ask("rounds", count=ROUNDS_PER_ORDER)
+        for name in ranks[0]:
+            means = [sum(of_ranks) / RANKS for of_ranks in zip(*(rank[name] for rank in ranks), strict=True)]
+            times.setdefault(name, []).extend(means)
+    deviation = max(job.ask("deviation"))
+    if not deviation < 1e-2:
+        raise SystemExit(f"{model}: the weights of the exchanging copies differ by {deviation:.2g}")
+    sync = times["sync"]
+    costs = {
+        name: median_interval([step - bare for step, bare in zip(times[name], sync, strict=True)])
+        for name in ("ddp", "sirtaki", "prototype")
+    }
+    return {"model": model, **facts, "deviation": deviation, "times": times, "costs": costs}
+
+
+def measure_overlap(job: Job, factor: float, calls: int) -> dict[str, Any]:
+    """Compute `factor` times as long as the exchange; blocks of steps with and without take turns."""
+    layers = 24
+    exchange = rank_0(job, "exchange", calls=calls)
+    pause = exchange * factor / layers / 1e3
+    rounds = []
+    for _ in range(3):
+        compute = rank_0(job, "compute", seconds=pause, calls=calls)
+        step = rank_0(job, "step", seconds=pause, calls=calls)
+        exchange = rank_0(job, "exchange", calls=calls)
+        ddp = rank_0(job, "ddp_step", seconds=pause, calls=calls)
+        row = {"compute": compute, "exchange": exchange, "step": step, "ddp": ddp}
+        rounds.append({**row, "ratio": step / max(compute, exchange)})
+    return {name: median([row[name] for row in rounds]) for name in rounds[0]}
+
+
+def rank_0(job: Job, order: str, **arguments: Any) -> float:
+    return job.ask(order, **arguments)[0]
+
+
+def limit_bound(model: dict[str, Any]) -> float:
+    """The first target: what the gradients' bytes take at least, and a little for each tensor. Milliseconds."""
+    return 1.3 * median(model["times"]["limit"]) + 0.003 * model["tensors"]
+
+
+def show(results: dict[str, Any]) -> None:
+    print(", ".join(f"{name}: {version}" for name, version in results["versions"].items()))
+    rows: list[list[str]] = []
+    for model in results["models"]:
+        sync = median(model["times"]["sync"])
+        rows += [[], [model["model"], "sync", f"{sync:.2f}", "", ""]]
+        for name, cost in model["costs"].items():
+            share = f"{cost.median / sync:+.0%}"
+            rows.append(["", name, f"{median(model['times'][name]):.2f}", describe(cost), share])
+        title = f"{model['parameters'] / 1e6:.1f} M parameters in {model['tensors']} tensors"
+        rows.append([title, "limit, one buffer", f"{median(model['times']['limit']):.2f}", "", ""])
+    head = ["model", "exchange", "median ms", "step - sync, ms (95 %)", "over sync"]
+    show_table(f"Training step, {RANKS} ranks, one thread each", head, rows[1:], text_columns=2)
+    rows = [[f"{row[name]:.2f}" for name in ("compute", "exchange", "step", "ddp", "ratio")] for row in results["overlap"]]
+    head = ["compute ms", "exchange ms", "step ms", "DDP's step ms", "step / max(compute, exchange)"]
+    show_table("Backward pass that sleeps while gradients move", head, rows, text_columns=0)
+
+
+def describe(cost: Interval) -> str:
+    return f"{cost.median:.2f} ({cost.low:.2f} to {cost.high:.2f})"
+
+
+def judge(results: dict[str, Any]) -> list[Target]:
+    targets = [judge_model(model) for model in results["models"]]
+    for name, row in zip(("longer", "shorter"), results["overlap"], strict=True):
+        what = f"backward sleeps {name} than the exchange: step / max(both)"
+        targets.append(at_most(what, 1.1, row["ratio"], "×"))
+    return targets
+
+
+def judge_model(model: dict[str, Any]) -> Target:
+    """Either of two bounds is enough: the second serves where noise hides the first."""
+    cost = model["costs"]["sirtaki"].median
+    bounds = [limit_bound(model), 0.8 * model["costs"]["prototype"].median]
+    return at_most(f"step - sync, {model['model'].partition(',')[0]}", max(bounds), cost, "ms")
+
+
+if __name__ == "__main__":
+    main()
