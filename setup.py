@@ -39,12 +39,10 @@ class BuildNative(Command):
 
     def initialize_options(self) -> None:
         self.build_lib = ""
-        self.build_temp = ""
         self.editable_mode = False
 
     def finalize_options(self) -> None:
-        outer = self.get_finalized_command("build")
-        self.build_lib, self.build_temp = outer.build_lib, outer.build_temp
+        self.build_lib = self.get_finalized_command("build").build_lib
 
     def run(self) -> None:
         target = (
@@ -70,7 +68,9 @@ class BuildNative(Command):
             sys.exit(
                 "cmake was not found; install sirtaki with pip, which brings cmake and ninja for the build"
             )
-        folder = Path(self.build_temp).resolve() / "core"
+        folder = (
+            ROOT / "build" / "core"
+        )  # always the same one, so that the next build compiles only what changed
         options = ["-DCMAKE_BUILD_TYPE=Release", "-DSIRTAKI_TESTS=OFF", f"-DSIRTAKI_VERSION={version}"]
         # Build isolation gives each build another ninja: a remembered path would soon be a dead one.
         options.append(f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja') or 'ninja'}")
