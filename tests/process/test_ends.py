@@ -246,3 +246,18 @@ def test_transports(script: Path, transport: str) -> None:
         SIRTAKI_TRANSPORT=transport,
     )
     assert ended.returncode == 0, ended
+
+
+def test_where_shared_memory_is_refused_sockets_serve(script: Path) -> None:
+    body = """
+        import resource
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+        hvd.init()
+        assert hvd.allreduce(1.0, op=hvd.Sum) == 2
+        """
+    ended = run(script, body)
+    assert ended.returncode == 0, ended
+    assert ended.stderr.count("no shared memory here") == 1
+    ended = run(script, body, SIRTAKI_TRANSPORT="shm")
+    assert ended.returncode == 1, ended
+    assert "transport is shm, but there is no shared memory here" in ended.stderr
