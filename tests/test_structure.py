@@ -47,7 +47,7 @@ LONGEST_FILE = 600  # lines
 LONGEST_FUNCTION = 100
 UNFINISHED = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")))
 
-BUILDS = ("tests", "temp.*")  # folders of build/: those of make test and of an editable install
+BUILDS = ("tests", "core")  # folders of build/: those of make test and of an install
 # Relocated constants and the compiler's own references are written once, by the loader.
 WRITABLE = re.compile(r"\.(data(?!\.rel\.ro|\.rel\.local\.DW\.ref)|bss|tdata|tbss)")
 
