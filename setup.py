@@ -68,9 +68,8 @@ class BuildNative(Command):
             sys.exit(
                 "cmake was not found; install sirtaki with pip, which brings cmake and ninja for the build"
             )
-        folder = (
-            ROOT / "build" / "core"
-        )  # always the same one, so that the next build compiles only what changed
+        # Always the same folder, so that the next build compiles only what changed.
+        folder = ROOT / "build" / "core"
         options = ["-DCMAKE_BUILD_TYPE=Release", "-DSIRTAKI_TESTS=OFF", f"-DSIRTAKI_VERSION={version}"]
         # Build isolation gives each build another ninja: a remembered path would soon be a dead one.
         options.append(f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja') or 'ninja'}")
