@@ -185,7 +185,7 @@ TEST(an_abort_ends_no_handle_while_the_device_has_its_memory) {
   Device device(2);
   device.hold_back(true);
   World ranks(2, on_device(device, Over::memory));
-  std::atomic<int> started{0};
+  std::atomic<int> started{0}, looked{0};
   ranks.run([&](int rank, Context& context) {
     const int64_t count = 10;
     std::vector<float> data(static_cast<size_t>(count), 1.0f);
@@ -194,11 +194,11 @@ TEST(an_abort_ends_no_handle_while_the_device_has_its_memory) {
     Ticket handle;
     CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_OK);
     CHECK_EQUAL(context.wait(&handle, 1, milliseconds(100)).code(), SRT_IN_PROGRESS);
-    ++started;
-    while (started < 2) std::this_thread::yield();
+    for (++started; started < 2;) std::this_thread::yield();
     std::thread aborter;
     if (rank == 1) aborter = std::thread([&] { context.abort("ValueError: enough"); });
     CHECK_EQUAL(context.wait(&handle, 1, milliseconds(300)).code(), SRT_IN_PROGRESS);
+    for (++looked; looked < 2;) std::this_thread::yield();
     device.hold_back(false);
     const Status status = context.wait(&handle, 1, seconds(30));
     CHECK_EQUAL(status.code(), SRT_ABORTED);
