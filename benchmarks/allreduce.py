@@ -2,8 +2,8 @@
 
     python benchmarks/allreduce.py [-np 2] [--sizes 4 1K 1M 64M] [--rounds 15] [--json FILE]
 
-sirtaki (from C, numpy and torch), gloo, Open MPI and the limit prototype take turns in blocks of calls, so that
-what else the machine does meets them alike. A ratio is the median of the ratios of neighbouring blocks.
+sirtaki (from C, numpy and torch), gloo, Open MPI and the limit prototype take turns in blocks of calls, so
+that what else the machine does meets them alike. A ratio is the median of the ratios of neighbouring blocks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ LEAST_CALLS, MOST_CALLS = 4, 64
 COLD_CALLS, COLD_UP_TO = 20, MIB
 WORKER = "workers.allreduce"
 # Whom each is compared with: the layer of sirtaki that does the same.
-SAME_LAYER = {"gloo": "sirtaki torch", "mpi": "sirtaki numpy", "limit": "sirtaki numpy", "limit C": "sirtaki C"}
+SAME_LAYER = {
+    "gloo": "sirtaki torch",
+    "mpi": "sirtaki numpy",
+    "limit": "sirtaki numpy",
+    "limit C": "sirtaki C",
+}
 
 
 @dataclass
@@ -56,7 +61,9 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("-np", dest="ranks", type=int, default=2, help="how many ranks (2)")
-    parser.add_argument("--sizes", type=parse_size, nargs="+", default=SIZES, help="in bytes; 64K and 4M work")
+    parser.add_argument(
+        "--sizes", type=parse_size, nargs="+", default=SIZES, help="in bytes; 64K and 4M work"
+    )
     parser.add_argument("--rounds", type=int, default=15, help="how many blocks of each (15)")
     parser.add_argument("--json", type=Path, help="write everything to this file, too")
     return parser.parse_args()
@@ -135,7 +142,9 @@ def show(versions: dict[str, str], rows: list[Row], ranks: int) -> None:
     for before, row in zip([None, *rows], rows, strict=False):
         if before is not None and before.bytes != row.bytes:
             table.append([])
-        slower = f"{row.slower.median:.2f} ({row.slower.low:.2f} to {row.slower.high:.2f})" if row.slower else ""
+        slower = (
+            f"{row.slower.median:.2f} ({row.slower.low:.2f} to {row.slower.high:.2f})" if row.slower else ""
+        )
         cold = f"{row.cold:.1f}" if row.cold is not None else ""
         speeds = [f"{row.algbw:.3f}", f"{row.busbw:.3f}"]
         times = [f"{row.median:,.1f}", f"{row.p99:,.1f}", cold]

@@ -1,11 +1,11 @@
-"""A training step beside its peers: what exchanging the gradients adds to it, on two ranks of one thread each.
+"""A training step beside its peers: what exchanging gradients adds to it, on two ranks of one thread each.
 
     python benchmarks/train_step.py [--rounds 40] [--json FILE]
 
-One pair of processes takes a step of each kind in turn: `sync` (the ranks only meet, nothing is exchanged), DDP
-over gloo, sirtaki, and a throw-away prototype (all gradients after the backward pass, in a fixed order, without
-negotiation). What counts is the median of the differences step - sync within a round. Then the overlap: a
-backward pass that sleeps while gradients move.
+One pair of processes takes a step of each kind in turn: `sync` (the ranks only meet, nothing is exchanged),
+DDP over gloo, sirtaki, and a throw-away prototype (all gradients after the backward pass, in a fixed order,
+without negotiation). What counts is the median of the differences step - sync within a round. Then the
+overlap: a backward pass that sleeps while gradients move.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from common.jobs import Job, hvdrun
 from common.measure import Interval, median, median_interval
 from common.report import Target, at_most, save, show_machine, show_table, show_targets
 
-MODELS = ["6 × Linear(2048), batch 16", "TransformerEncoder 12 × 256, batch 4 × 64", "200 × Linear(64), batch 16"]
+MODELS = [
+    "6 × Linear(2048), batch 16",
+    "TransformerEncoder 12 × 256, batch 4 × 64",
+    "200 × Linear(64), batch 16",
+]
 RANKS = 2
 ROUNDS_PER_ORDER = 5
 LONGER, SHORTER = 2.0, 0.5  # compute as a multiple of the exchange
@@ -74,9 +78,8 @@ def measure_model(job: Job, model: str, rounds: int) -> dict[str, Any]:
 
 def measure_overlap(job: Job, factor: float, calls: int) -> dict[str, Any]:
     """Compute `factor` times as long as the exchange; blocks of steps with and without take turns."""
-    layers = 24
     exchange = rank_0(job, "exchange", calls=calls)
-    pause = exchange * factor / layers / 1e3
+    pause = exchange * factor / job.ask("layers")[0] / 1e3
     rounds = []
     for _ in range(3):
         compute = rank_0(job, "compute", seconds=pause, calls=calls)
@@ -93,7 +96,7 @@ def rank_0(job: Job, order: str, **arguments: Any) -> float:
 
 
 def limit_bound(model: dict[str, Any]) -> float:
-    """The first target: what the gradients' bytes take at least, and a little for each tensor. Milliseconds."""
+    """What the gradients' bytes take at least, with a margin, and a little for each tensor. Milliseconds."""
     return 1.3 * median(model["times"]["limit"]) + 0.003 * model["tensors"]
 
 
@@ -110,7 +113,10 @@ def show(results: dict[str, Any]) -> None:
         rows.append([title, "limit, one buffer", f"{median(model['times']['limit']):.2f}", "", ""])
     head = ["model", "exchange", "median ms", "step - sync, ms (95 %)", "over sync"]
     show_table(f"Training step, {RANKS} ranks, one thread each", head, rows[1:], text_columns=2)
-    rows = [[f"{row[name]:.2f}" for name in ("compute", "exchange", "step", "ddp", "ratio")] for row in results["overlap"]]
+    rows = [
+        [f"{row[name]:.2f}" for name in ("compute", "exchange", "step", "ddp", "ratio")]
+        for row in results["overlap"]
+    ]
     head = ["compute ms", "exchange ms", "step ms", "DDP's step ms", "step / max(compute, exchange)"]
     show_table("Backward pass that sleeps while gradients move", head, rows, text_columns=0)
 

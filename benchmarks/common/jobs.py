@@ -32,7 +32,9 @@ def hvdrun(size: int) -> list[str]:
 def mpirun(size: int) -> list[str] | None:
     """The same with Open MPI: the system's, else that of PyPI beside this Python. None without both."""
     beside = Path(sys.executable).with_name("mpirun")
-    path = shutil.which("mpirun", path="/usr/bin:/usr/local/bin") or (str(beside) if beside.exists() else None)
+    path = shutil.which("mpirun", path="/usr/bin:/usr/local/bin") or (
+        str(beside) if beside.exists() else None
+    )
     if path is None:
         return None
     return [path, "--allow-run-as-root", "--oversubscribe", "-np", str(size)]
@@ -41,13 +43,26 @@ def mpirun(size: int) -> list[str] | None:
 def environment() -> dict[str, str]:
     """Makes the workers find the benchmarks, and gives each rank one thread, whoever launches it."""
     paths = [str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
 
 
 class Job:
     """Ranks of one worker module. Use it as a context manager: it ends the ranks."""
 
-    def __init__(self, launcher: Sequence[str], size: int, worker: str, *arguments: str) -> None:
+    def __init__(
+        self,
+        launcher: Sequence[str],
+        size: int,
+        worker: str,
+        *arguments: str,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """`settings` are added to the ranks' environment."""
         self._folder = tempfile.TemporaryDirectory(prefix="sirtaki-benchmark-")
         path = os.path.join(self._folder.name, "orders")
         self._ranks: list[Any] = [None] * size
@@ -57,7 +72,8 @@ class Job:
             listener.listen(size)
             listener.settimeout(START_SECONDS)
             command = [*launcher, sys.executable, "-m", worker, path, *arguments]
-            self._process = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL)
+            surroundings = {**environment(), **(settings or {})}
+            self._process = subprocess.Popen(command, env=surroundings, stdin=subprocess.DEVNULL)
             try:
                 for _ in range(size):
                     self._welcome(listener)
@@ -79,7 +95,7 @@ class Job:
             stream.flush()
         answers = [stream.readline() for stream in self._ranks]
         if not all(answers):
-            raise RuntimeError(f"a rank of {self._worker} ended during the order '{order}'")
+            raise SystemExit(f"a rank of {self._worker} ended during the order '{order}'")
         return [json.loads(answer) for answer in answers]
 
     def close(self) -> None:
@@ -110,7 +126,7 @@ def _accept(listener: socket.socket, process: subprocess.Popen[bytes]) -> socket
         except TimeoutError:
             if process.poll() is not None:
                 break
-    raise RuntimeError(f"not all ranks have come; their launcher ended with {process.poll()}")
+    raise SystemExit(f"not all ranks have come; their launcher ended with {process.poll()}")
 
 
 def serve(path: str, rank: int, orders: Mapping[str, Callable[..., Any]]) -> None:

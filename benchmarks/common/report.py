@@ -40,9 +40,7 @@ def show_targets(targets: Sequence[Target]) -> None:
     show_table("Targets", ["what", "target", "measured", ""], rows, text_columns=4)
 
 
-def show_table(
-    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1
-) -> None:
+def show_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> None:
     """Prints a table; the first columns hold text, the others numbers. An empty row is a line between."""
     try:
         from rich.console import Console
@@ -84,7 +82,12 @@ def machine() -> dict[str, Any]:
             model = line.partition(":")[2].strip()
             break
     cores = len(os.sched_getaffinity(0))
-    return {"processor": model, "cores": cores, "load": os.getloadavg()[0], "python": platform.python_version()}
+    return {
+        "processor": model,
+        "cores": cores,
+        "load": os.getloadavg()[0],
+        "python": platform.python_version(),
+    }
 
 
 def show_machine() -> None:

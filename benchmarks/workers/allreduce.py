@@ -1,6 +1,6 @@
 """A rank of benchmarks/allreduce.py: measures blocks of calls of whatever implementation it is told.
 
-    python -m workers.allreduce SOCKET hvdrun|mpirun NATIVE_FOLDER
+python -m workers.allreduce SOCKET hvdrun|mpirun NATIVE_FOLDER
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import gc
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from common.jobs import serve
@@ -96,7 +98,12 @@ def main() -> None:
     path, launcher, native = sys.argv[1:]
     rank, number = of_mpirun() if launcher == "mpirun" else of_hvdrun(path, Path(native))
     gc.disable()
-    orders = {"versions": rank.versions, "prepare": rank.prepare, "block": rank.block, "cold": rank.cold}
+    orders: dict[str, Callable[..., Any]] = {
+        "versions": rank.versions,
+        "prepare": rank.prepare,
+        "block": rank.block,
+        "cold": rank.cold,
+    }
     serve(path, number, orders)
 
 

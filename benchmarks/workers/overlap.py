@@ -1,6 +1,6 @@
 """A rank of the overlap measurement: a backward pass that sleeps, as one does while a GPU works.
 
-    python -m workers.overlap SOCKET
+python -m workers.overlap SOCKET
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Sleep(torch.autograd.Function):
         return x + weight[0]
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         layer = context.layer
         time.sleep(layer.seconds)
         return gradient, layer.gradient.view(-1), None
@@ -57,7 +57,9 @@ class Rank:
 
     def __init__(self) -> None:
         self._model = nn.Sequential(*(Layer() for _ in range(LAYERS)))
-        self._ddp_model = nn.parallel.DistributedDataParallel(nn.Sequential(*(Layer() for _ in range(LAYERS))))
+        self._ddp_model = nn.parallel.DistributedDataParallel(
+            nn.Sequential(*(Layer() for _ in range(LAYERS)))
+        )
         optimizer = torch.optim.SGD(self._model.parameters(), lr=0.0)
         self._optimizer = hvd.DistributedOptimizer(optimizer, self._model.named_parameters())
 
@@ -118,7 +120,8 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=store, rank=hvd.rank(), world_size=hvd.size())
     rank = Rank()
     gc.disable()
-    orders = {
+    orders: dict[str, Callable[..., Any]] = {
+        "layers": lambda: LAYERS,
         "exchange": rank.exchange,
         "compute": rank.compute,
         "step": rank.step,

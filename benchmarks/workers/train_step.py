@@ -1,6 +1,6 @@
 """A rank of benchmarks/train_step.py: whole training steps with each kind of exchange, in turns.
 
-    python -m workers.train_step SOCKET NATIVE_FOLDER
+python -m workers.train_step SOCKET NATIVE_FOLDER
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class Rank:
     def __init__(self, native: Path) -> None:
         hvd.init()
         self._rank = hvd.rank()
-        self._limit = Limit(native, self._rank, hvd.size(), lambda own: hvd.broadcast_object(own, root_rank=0))
+        self._limit = Limit(
+            native, self._rank, hvd.size(), lambda own: hvd.broadcast_object(own, root_rank=0)
+        )
         self._variants: dict[str, Variant] = {}
         self._bare: Callable[[], None] = lambda: None
 
@@ -109,9 +111,8 @@ class Rank:
             prototype=with_prototype(step, self._limit),
         )
         counts = [parameter.numel() for parameter in self._variants["sync"].model.parameters()]
-        flat = np.zeros(sum(counts), np.float32)
-        bare = self._limit.bind([flat.ctypes.data], [flat.size])
-        self._bare = lambda _=flat: bare()  # which keeps it alive
+        self._flat = np.zeros(sum(counts), np.float32)
+        self._bare = self._limit.bind([self._flat.ctypes.data], [self._flat.size])
         self.rounds(WARM_UP_ROUNDS)
         return {"parameters": sum(counts), "tensors": len(counts)}
 
@@ -149,7 +150,7 @@ def main() -> None:
     store = f"file://{Path(path).with_name('gloo')}"
     dist.init_process_group("gloo", init_method=store, rank=hvd.rank(), world_size=hvd.size())
     gc.disable()
-    orders = {
+    orders: dict[str, Callable[..., Any]] = {
         "versions": rank.versions,
         "prepare": rank.prepare,
         "rounds": rank.rounds,

@@ -1,0 +1,217 @@
+"""What comes before and beside training: imports, launching, memory, and how soon a dead rank is noticed.
+
+python benchmarks/startup.py [--rounds 7] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from common.jobs import Job, environment, hvdrun, mpirun
+from common.measure import median, median_interval
+from common.report import Target, at_most, save, show_machine, show_table, show_targets
+
+RANKS = 2
+LIMIT_SECONDS = 120
+MIB = 1 << 20
+FRAMEWORKS = ["torch", "tensorflow", "keras", "jax", "numpy"]
+IMPORT = """
+import json, sys, time
+before = time.perf_counter()
+import {first}
+middle = time.perf_counter()
+import {second}
+after = time.perf_counter()
+print(json.dumps([middle - before, after - middle, [name for name in {frameworks} if name in sys.modules]]))
+"""
+
+
+def main() -> None:
+    options = arguments()
+    show_machine()
+    results = measure(options.rounds)
+    show(results)
+    targets = judge(results)
+    show_targets(targets)
+    save(options.json, results, targets)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="how often each is measured (7)")
+    parser.add_argument("--json", type=Path, help="write everything to this file, too")
+    return parser.parse_args()
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    """Runs everything; returns what belongs in the JSON file. Seconds and bytes."""
+    return {
+        "imports": measure_imports(rounds),
+        "launches": measure_launches(rounds),
+        "memory": measure_memory(),
+        "lost_rank": [measure_lost_rank() for _ in range(min(rounds, 5))],
+    }
+
+
+def measure_imports(rounds: int) -> dict[str, Any]:
+    bare = [run_import("sys", "sirtaki") for _ in range(rounds)]
+    over_torch = [run_import("torch", "sirtaki.torch") for _ in range(rounds)]
+    return {
+        "sirtaki": median([seconds for _, seconds, _ in bare]),
+        "frameworks": sorted({name for *_, found in bare for name in found}),
+        "torch": median([seconds for seconds, _, _ in over_torch]),
+        "sirtaki.torch": median([seconds for _, seconds, _ in over_torch]),
+    }
+
+
+def run_import(first: str, second: str) -> tuple[float, float, list[str]]:
+    """How long two imports take, one after the other in a new Python, and which frameworks they brought."""
+    text = IMPORT.format(first=first, second=second, frameworks=FRAMEWORKS)
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, check=True, timeout=LIMIT_SECONDS, text=True
+    )
+    return tuple(json.loads(done.stdout))
+
+
+def measure_launches(rounds: int) -> dict[str, Any]:
+    """From start to exit of a script that only initialises, alone and under each launcher, in turns."""
+    script = [sys.executable, "-m", "workers.init_only"]
+    commands = {
+        "alone, torch": [*script, "sirtaki.torch"],
+        "hvdrun, torch": [*hvdrun(RANKS), *script, "sirtaki.torch"],
+        "alone, numpy": [*script, "sirtaki.numpy"],
+        "hvdrun, numpy": [*hvdrun(RANKS), *script, "sirtaki.numpy"],
+        "torchrun, gloo": [*torchrun(RANKS), "-m", "workers.init_only", "gloo"],
+    }
+    launcher = mpirun(RANKS)
+    if launcher is not None:
+        commands["mpirun, torch"] = [*launcher, *script, "mpi"]
+    times: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(rounds):
+        for name, command in commands.items():
+            times[name].append(run_launch(command))
+    over = {
+        kind: median_interval(
+            [
+                more - less
+                for more, less in zip(times[f"hvdrun, {kind}"], times[f"alone, {kind}"], strict=True)
+            ]
+        )
+        for kind in ("torch", "numpy")
+    }
+    return {"seconds": {name: median(of_it) for name, of_it in times.items()}, "over_alone": over}
+
+
+def torchrun(ranks: int) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone"]
+
+
+def run_launch(command: Sequence[str]) -> float:
+    start = time.perf_counter()
+    done = subprocess.run(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_SECONDS
+    )
+    seconds = time.perf_counter() - start
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout.decode(errors='replace')}")
+    return seconds
+
+
+def measure_memory() -> dict[str, int]:
+    """By how much a rank's peak grows when it trains with sirtaki: the rank that grows most.
+
+    glibc moves its threshold for memory that goes back to the system at once. The holes that this leaves in
+    the heap change from run to run, without sirtaki, too, and hide what is measured: so it is fixed.
+    """
+    settings = {"MALLOC_MMAP_THRESHOLD_": str(MIB)}
+    with Job(hvdrun(RANKS), RANKS, "workers.memory", settings=settings) as job:
+        return max(job.ask("result"), key=lambda rank: rank["growth"] - rank["shared"])
+
+
+def measure_lost_rank() -> float:
+    """Seconds from the kill -9 of rank 1 until rank 0, in the middle of an all-reduce, raises."""
+    with tempfile.TemporaryDirectory(prefix="sirtaki-benchmark-") as folder:
+        key = Path(folder, "key")
+        key.touch(mode=0o600)
+        key.write_text(secrets.token_hex(32))
+        address = f"127.0.0.1:{free_port()}"
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "workers.lost_rank", str(rank), str(RANKS), address],
+                env={**environment(), "SIRTAKI_KEY_FILE": str(key)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(RANKS)
+        ]
+        try:
+            moments = [
+                json.loads(process.communicate(timeout=LIMIT_SECONDS)[0]) for process in reversed(ranks)
+            ]
+        finally:
+            for process in ranks:
+                process.kill()
+    return moments[1]["raised"] - moments[0]["killed"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def show(results: dict[str, Any]) -> None:
+    imports, launches, memory = results["imports"], results["launches"], results["memory"]
+    rows = [
+        [f"import {name}", f"{imports[name] * 1e3:.0f} ms"] for name in ("sirtaki", "torch", "sirtaki.torch")
+    ]
+    rows[2][0] += ", after import torch"
+    rows += [[], *([name, f"{seconds:.2f} s"] for name, seconds in launches["seconds"].items())]
+    for kind, over in launches["over_alone"].items():
+        rows.append(
+            [f"hvdrun over alone, {kind}", f"{over.median:.2f} s ({over.low:.2f} to {over.high:.2f})"]
+        )
+    rows.append([])
+    rows += [[f"memory: {name}", f"{size / MIB:.1f} MiB"] for name, size in memory.items()]
+    lost = results["lost_rank"]
+    rows += [
+        [],
+        [
+            "kill -9 of a rank until the other raises",
+            f"{median(lost) * 1e3:.0f} ms (worst {max(lost) * 1e3:.0f})",
+        ],
+    ]
+    show_table(f"Start, {RANKS} ranks", ["what", "median"], rows)
+
+
+def judge(results: dict[str, Any]) -> list[Target]:
+    imports, memory = results["imports"], results["memory"]
+    brought = imports["frameworks"]
+    return [
+        at_most("import sirtaki", 50, imports["sirtaki"] * 1e3, "ms"),
+        Target("import sirtaki brings no framework", "none", ", ".join(brought) or "none", not brought),
+        at_most("import sirtaki.torch over import torch", 50, imports["sirtaki.torch"] * 1e3, "ms"),
+        at_most(
+            "hvdrun of an init-only script, over alone",
+            0.7,
+            results["launches"]["over_alone"]["torch"].median,
+            "s",
+        ),
+        at_most(
+            "a rank's peak memory beside the segment", 16, (memory["growth"] - memory["shared"]) / MIB, "MiB"
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""A rank of the measurement with a dead rank: the last one is killed while its DataLoader's workers live.
+
+    python -m workers.lost_rank RANK SIZE ADDRESS
+
+Started without a launcher, which would end the others itself. The key comes from SIRTAKI_KEY_FILE. Each line
+of output is JSON: {"killed": t} or {"raised": t, "text": …}, by the clock that all processes share, in seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import sirtaki.torch as hvd
+
+STEPS_BEFORE = 20
+DATA_WORKERS = 2
+
+
+def main() -> None:
+    rank, size, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    hvd.init(rank=rank, size=size, address=address)
+    batches = iter(DataLoader(TensorDataset(torch.zeros(10_000, 8)), 4, num_workers=DATA_WORKERS))
+    next(batches)  # the workers are alive, and have inherited the rank's descriptors
+    gradient = torch.zeros(1 << 20)
+    try:
+        for step in range(1_000_000):
+            hvd.allreduce_(gradient, name="gradient")
+            if step == STEPS_BEFORE and rank == size - 1:
+                print(json.dumps({"killed": time.monotonic()}), flush=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+    except hvd.HorovodInternalError as error:
+        print(json.dumps({"raised": time.monotonic(), "text": str(error)}), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""A rank of the memory measurement: trains first alone, then with sirtaki, and says how its peak has grown.
+
+python -m workers.memory SOCKET
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from common.jobs import serve
+from torch import nn
+
+import sirtaki.torch as hvd
+
+LAYERS, WIDTH = 6, 2048
+STEPS = 5
+
+
+def resident(field: str) -> int:
+    """A line of /proc/self/status, in bytes: VmHWM is the peak, RssShmem the shared part of now."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    batch = torch.randn(16, WIDTH)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+
+def measure() -> dict[str, int]:
+    """In bytes: the gradients, how much the peak has grown, and how much of that is the shared segment."""
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    train(model, optimizer)
+    optimizer.zero_grad()
+    before, shared_before = resident("VmHWM"), resident("RssShmem")
+    hvd.init()
+    distributed = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    train(model, distributed)
+    gradients = sum(parameter.numel() * 4 for parameter in model.parameters())
+    shared = resident("RssShmem") - shared_before
+    return {"gradients": gradients, "growth": resident("VmHWM") - before, "shared": shared}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    result = measure()
+    serve(sys.argv[1], hvd.rank(), {"result": lambda: result})
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()
