@@ -2,8 +2,8 @@
 
 The convention: what is differentiated is the sum of the losses of all ranks. So the derivative of a sum is
 the sum of what comes back on the ranks, that of an average their average, and a rank's slice of a gathered
-tensor gets the sum of what comes back for it. All ranks have to run the backward pass, as they ran the
-forward one.
+tensor gets the sum of what comes back for it. (Horovod averages instead of adding for broadcast and
+all-gather.) All ranks have to run the backward pass, as they ran the forward one.
 """
 
 from __future__ import annotations

@@ -157,10 +157,11 @@ class GradientReducer:
         """A nested pass has ended (re-entrant checkpointing), which `node` of the outer one has started.
 
         The nodes after it run in the outer pass, so they can say when that ends. Gradients may grow again
-        until then, and so never leave early.
+        until then, and so never leave early; those that have done so, before this was known, come back first.
         """
         self._has_nested = True
         self._may_leave_early = False
+        self.settle_open()
 
         def goes_on(_: Any) -> None:
             for handle in handles:
@@ -184,7 +185,7 @@ class GradientReducer:
 
     def _submit_fired(self) -> None:
         fired, self._fired = list(self._fired), {}
-        self._refuse_twice(fired)
+        self._refuse_growth(fired)
         self._exchange.submit(fired)
         self._submitted.update(fired)
 
@@ -202,14 +203,7 @@ class GradientReducer:
             grown = ((index, self._named[index].parameter.grad) for index in submitted)
             self._reduced = {index: weakref.ref(grad) for index, grad in grown if grad is not None}
 
-    def _refuse_twice(self, fired: list[int]) -> None:
-        if not self._submitted.isdisjoint(fired):
-            index = next(index for index in fired if index in self._submitted)
-            raise RuntimeError(
-                f"{self._named[index].name!r} grew again while it was exchanged: its parameter is used in "
-                "several nested backward passes of one pass (re-entrant checkpointing); use "
-                "checkpoint(..., use_reentrant=False), or call backward() inside optimizer.no_sync()"
-            )
+    def _refuse_growth(self, fired: list[int]) -> None:
         for index in fired if self._reduced else ():
             if not self._was_set(index):
                 raise ValueError(

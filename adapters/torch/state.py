@@ -108,11 +108,14 @@ def _mapped(value: Any, path: _Path, change: Callable[[_Path, Any], Any]) -> Any
     return change(path, value)
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
     """Gives all ranks rank `root_rank`'s optimizer state: momenta, counters, learning rates and so on.
 
     All ranks must call it, with optimizers of one class over parameters alike. What state they have so far
-    does not matter: it is enough if the root alone has loaded a checkpoint. No step is taken.
+    does not matter: it is enough if the root alone has loaded a checkpoint. No step is taken, so `model`,
+    which Horovod wants for sparse parameters, is not looked at.
 
     Raises:
         ValueError: an LBFGS optimizer (its state depends on the rank's own steps), or one whose parameter

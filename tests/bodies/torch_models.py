@@ -34,7 +34,8 @@ def fill(model: nn.Module, seed: int = 0) -> nn.Module:
     source = generator(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=source, dtype=torch.float64) * 0.3)
+            spread = parameter.shape[-1] ** -0.5  # whatever the width, tanh is not saturated
+            parameter.copy_(torch.randn(parameter.shape, generator=source, dtype=torch.float64) * spread)
     return model
 
 

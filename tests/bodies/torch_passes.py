@@ -133,10 +133,10 @@ def a_second_pass_cannot_add_to_a_sum() -> None:
 class Checkpointed(nn.Module):
     """Blocks that are computed again in nested backward passes; `shared` is used by two of them."""
 
-    def __init__(self, is_nested: bool, head: bool) -> None:
+    def __init__(self, is_nested: bool, head: bool, width: int = 4) -> None:
         super().__init__()
-        self.first, self.shared, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
-        self.unused = nn.Linear(4, 3)
+        self.first, self.shared = nn.Linear(4, width), nn.Linear(width, width)
+        self.last, self.unused = nn.Linear(width, 3), nn.Linear(4, 3)
         self.is_nested, self.head = is_nested, head
         fill(self.double())
 
@@ -170,6 +170,19 @@ def nested_passes(head: bool) -> None:
         nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
         clipped.step()
     assert_alike(ours, plain)
+
+
+@case(head=[False, True])
+def nested_passes_from_some_step_on(head: bool) -> None:
+    """Gradients leave early until the first nested pass, which may make one grow that has left."""
+    ours, plain = Checkpointed(False, head, width=500), Checkpointed(False, head, width=500)
+    optimizer = distributed(ours)
+    for step in range(4):
+        ours.is_nested = step >= 2
+        optimizer.zero_grad()
+        own_loss(ours, step).backward()
+        optimizer.step()
+    assert_alike(ours, train(plain, sgd(plain), whole_loss, steps=4))
 
 
 @case()

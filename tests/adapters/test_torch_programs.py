@@ -1,0 +1,71 @@
+"""Whole programs with torch: what is imported, what the example learns, forks, errors and Ctrl-C."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from process_world import PATIENCE, hvdrun
+
+pytest.importorskip("torch")
+
+PROGRAMS = Path(__file__).with_name("programs_torch.py")
+DIGITS = Path(__file__).parents[2] / "examples" / "pytorch" / "digits.py"
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command], text=True, capture_output=True, timeout=PATIENCE, check=False
+    )
+
+
+def test_no_framework_is_imported_before_it_is_asked_for() -> None:
+    code = """
+import sys, sirtaki
+assert "torch" not in sys.modules and "numpy" not in sys.modules
+import torch
+before = set(sys.modules)
+import sirtaki.torch
+new = {name for name in set(sys.modules) - before if name.startswith(("torch", "numpy"))}
+assert not new, new
+"""
+    finished = run(sys.executable, "-c", code)
+    assert finished.returncode == 0, finished.stderr
+
+
+@pytest.mark.parametrize("program", ["loader_workers", "interrupted_wait"])
+def test_program(program: str, tmp_path: Path) -> None:
+    finished = run(*hvdrun(2, sys.executable, PROGRAMS, program, tmp_path))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.stdout.count("is done") == 2
+
+
+def test_an_error_on_one_rank_comes_out_of_the_others_backward(tmp_path: Path) -> None:
+    finished = run(*hvdrun(2, sys.executable, PROGRAMS, "error_on_one_rank", tmp_path))
+    assert finished.returncode == 1
+    seen = (tmp_path / "seen").read_text()
+    assert "no batch is left" in seen
+    assert "rank 1" in seen
+    assert "ArithmeticError: no batch is left" in finished.stdout + finished.stderr
+
+
+def epochs(finished: subprocess.CompletedProcess[str]) -> list[float]:
+    """The test accuracy after each epoch, in percent."""
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    reports = re.findall(r"epoch +(\d+): loss [\d.]+, test accuracy ([\d.]+)%", finished.stdout)
+    assert [int(epoch) for epoch, _ in reports] == list(range(1, len(reports) + 1))
+    return [float(accuracy) for _, accuracy in reports]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_digits_example_learns(ranks: int) -> None:
+    pytest.importorskip("sklearn")
+    assert epochs(run(*hvdrun(ranks, sys.executable, DIGITS)))[-1] >= 97
+
+
+def test_the_digits_example_runs_alone() -> None:
+    pytest.importorskip("sklearn")
+    assert len(epochs(run("env", "OMP_NUM_THREADS=1", sys.executable, DIGITS, "--epochs", "2"))) == 2
