@@ -29,7 +29,7 @@ constexpr Row rows[] = {
     {{"cpu_algorithm", "choice", "direct", "direct|ring", "all-reduce over sockets: direct gives the same bits every run, ring scales further", agreed}, {}},
     {{"chunk_bytes", "bytes", "256K", "", "the piece of a tensor that is in flight at a time; two of them should fit a core's L2 cache", agreed}, {4096, 64 << 20}},
     {{"kernel", "choice", "auto", "auto|baseline|avx2", "instruction set of the reductions", 0}, {}},
-    {{"spin", "seconds", "0.00005", "", "how long a waiting caller polls before it sleeps", 0}, {0, 1}},
+    {{"spin", "seconds", "0.0002", "", "how long a waiting caller polls before it sleeps; less than a wake-up takes would make every call sleep", 0}, {0, 1}},
     {{"stall_report", "seconds", "5", "", "report who is late after this long, then at twice the time", 0}, {0.05, 1e6}},
     {{"stall_deadline", "seconds", "1800", "", "give up on a rank that is alive but does not submit; 0: never", 0}, {0, 1e7}},
     {{"progress_deadline", "seconds", "60", "", "give up on an agreed operation of which no byte moves", 0}, {0.05, 1e7}},

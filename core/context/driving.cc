@@ -10,6 +10,7 @@ namespace {
 
 constexpr Nanoseconds longest_sleep = seconds(1);  // deadlines are looked at this often at least
 constexpr Nanoseconds crowded_spin = microseconds(100);
+constexpr Nanoseconds pure_spin = microseconds(4);  // what a peer on another core answers within
 
 }  // namespace
 
@@ -30,7 +31,7 @@ bool Engine::drive(const std::function<bool()>& done, Nanoseconds deadline, bool
     if (parts_.neighbours) parts_.neighbours->ring_due(moment);
     const bool worth_polling = !is_engine || !parts_.execution.executor().is_idle();
     if (busy_at == moment || (worth_polling && moment - busy_at < patience)) {
-      relax();
+      relax(moment - busy_at);
       continue;
     }
     if (parts_.neighbours) parts_.neighbours->ring_all();
@@ -43,8 +44,10 @@ bool Engine::drive(const std::function<bool()>& done, Nanoseconds deadline, bool
   }
 }
 
-void Engine::relax() const {
-  if (crowded_) sched_yield();
+// A peer may be waiting for this very core: the scheduler puts two that wake each other side by side. Yielding costs
+// a system call if nobody waits, and lets the peer run if it does.
+void Engine::relax(Nanoseconds idle_for) const {
+  if (crowded_ || idle_for > pure_spin) sched_yield();
 #if defined(__x86_64__)
   else __builtin_ia32_pause();
 #endif

@@ -81,7 +81,7 @@ class Engine {
   bool must_not_sleep();
   bool has_work_left();
   void leave();
-  void relax() const;
+  void relax(Nanoseconds idle_for) const;
   Nanoseconds next_due(Nanoseconds moment) const;
   void run();
   void run_completions();
