@@ -1,6 +1,6 @@
 """What comes before and beside training: imports, launching, memory, and how soon a dead rank is noticed.
 
-python benchmarks/startup.py [--rounds 7] [--json FILE]
+Usage: python benchmarks/startup.py [--rounds 7] [--json FILE]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where sirtaki has to be: runs every benchmark shortly, and says which targets are met.
 
-python benchmarks/targets.py [--longer] [--json FILE]
+Usage: python benchmarks/targets.py [--longer] [--json FILE]
 """
 
 from __future__ import annotations

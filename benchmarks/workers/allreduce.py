@@ -1,6 +1,6 @@
 """A rank of benchmarks/allreduce.py: measures blocks of calls of whatever implementation it is told.
 
-python -m workers.allreduce SOCKET hvdrun|mpirun NATIVE_FOLDER
+Usage: python -m workers.allreduce SOCKET hvdrun|mpirun NATIVE_FOLDER
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m workers.lost_rank RANK SIZE ADDRESS
 
-Started without a launcher, which would end the others itself. The key comes from SIRTAKI_KEY_FILE. Each line
-of output is JSON: {"killed": t} or {"raised": t, "text": …}, by the clock that all processes share, in seconds.
+Started without a launcher, which would end the others itself. The key comes from SIRTAKI_KEY_FILE. What
+it prints is JSON, {"killed": t} or {"raised": t, "text": …}, in seconds of the clock that all share.
 """
 
 from __future__ import annotations

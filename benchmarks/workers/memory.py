@@ -1,6 +1,6 @@
 """A rank of the memory measurement: trains first alone, then with sirtaki, and says how its peak has grown.
 
-python -m workers.memory SOCKET
+Usage: python -m workers.memory SOCKET
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A rank of the overlap measurement: a backward pass that sleeps, as one does while a GPU works.
 
-python -m workers.overlap SOCKET
+Usage: python -m workers.overlap SOCKET
 """
 
 from __future__ import annotations

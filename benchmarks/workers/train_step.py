@@ -1,6 +1,6 @@
 """A rank of benchmarks/train_step.py: whole training steps with each kind of exchange, in turns.
 
-python -m workers.train_step SOCKET NATIVE_FOLDER
+Usage: python -m workers.train_step SOCKET NATIVE_FOLDER
 """
 
 from __future__ import annotations
