@@ -16,6 +16,7 @@ TORCH_MODULES = (
     "torch_autograd",
     "torch_collectives",
     "torch_mistakes",
+    "torch_nested",
     "torch_optimizer",
     "torch_passes",
     "torch_state",

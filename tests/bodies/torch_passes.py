@@ -1,4 +1,4 @@
-"""Backward passes of every shape between two steps: several, held back, nested, failing, shared, none."""
+"""Backward passes of every shape between two steps: several, held back, failing, shared, none."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import sirtaki.torch as hvd
 from bodies import case
 from bodies.torch_models import (
     assert_alike,
     assert_same_on_all_ranks,
+    batch,
     distributed,
     fill,
+    loss_of,
     network,
     own_loss,
     sgd,
@@ -130,77 +131,6 @@ def a_second_pass_cannot_add_to_a_sum() -> None:
     own_loss(model, 3).backward()
 
 
-class Checkpointed(nn.Module):
-    """Blocks that are computed again in nested backward passes; `shared` is used by two of them."""
-
-    def __init__(self, is_nested: bool, head: bool, width: int = 4) -> None:
-        super().__init__()
-        self.first, self.shared = nn.Linear(4, width), nn.Linear(width, width)
-        self.last, self.unused = nn.Linear(width, 3), nn.Linear(4, 3)
-        self.is_nested, self.head = is_nested, head
-        fill(self.double())
-
-    def run(self, layer: Any, inputs: Tensor) -> Tensor:
-        return checkpoint(layer, inputs, use_reentrant=True) if self.is_nested else layer(inputs)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden = self.run(lambda x: self.first(x).tanh(), inputs.clone().requires_grad_())
-        hidden = self.run(lambda x: self.shared(x).tanh(), hidden)
-        hidden = self.run(lambda x: self.shared(x).tanh(), hidden)
-        return self.last(hidden) if self.head else self.run(self.last, hidden)
-
-
-@case(head=[False, True])
-def nested_passes(head: bool) -> None:
-    ours, plain = Checkpointed(True, head), Checkpointed(False, head)
-    optimizer = distributed(ours)
-    for step in range(3):
-        optimizer.zero_grad()
-        own_loss(ours, step).backward()
-        mine = ours.shared.weight.grad.clone()
-        nn.utils.clip_grad_norm_(ours.parameters(), 0.1)
-        optimizer.step()
-        everyone = hvd.allgather(mine.unsqueeze(0))
-        assert all(torch.equal(one, mine) for one in everyone)  # reduced before backward() returned
-    assert ours.unused.weight.grad is None
-    clipped = sgd(plain)
-    for step in range(3):
-        clipped.zero_grad()
-        whole_loss(plain, step).backward()
-        nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
-        clipped.step()
-    assert_alike(ours, plain)
-
-
-@case(head=[False, True])
-def nested_passes_from_some_step_on(head: bool) -> None:
-    """Gradients leave early until the first nested pass, which may make one grow that has left."""
-    ours, plain = Checkpointed(False, head, width=500), Checkpointed(False, head, width=500)
-    optimizer = distributed(ours)
-    for step in range(4):
-        ours.is_nested = step >= 2
-        optimizer.zero_grad()
-        own_loss(ours, step).backward()
-        optimizer.step()
-    assert_alike(ours, train(plain, sgd(plain), whole_loss, steps=4))
-
-
-@case()
-def nested_passes_with_branches_that_differ() -> None:
-    """No rank waits inside a nested pass for a gradient that another one never has."""
-    model = Checkpointed(True, head=False)
-    optimizer = distributed(model)
-    for step in range(4):
-        optimizer.zero_grad()
-        layer = model.first if (hvd.rank() + step) % 2 else model.shared
-        inputs = torch.ones(2, 4, dtype=torch.float64, requires_grad=True)
-        checkpoint(
-            model.last, checkpoint(layer, inputs, use_reentrant=True), use_reentrant=True
-        ).sum().backward()
-        optimizer.step()
-    assert_same_on_all_ranks(model)
-
-
 class Boom(torch.autograd.Function):
     """Raises in the backward pass."""
 
@@ -224,7 +154,8 @@ def a_pass_that_raises_on_all_ranks(width: int) -> None:
     model, plain = network(width=width), network(width=width)
     optimizer = distributed(model)
     for step in range(4):
-        optimizer.zero_grad()
+        if step != 3:
+            optimizer.zero_grad()
         if step in (1, 2):
             with pytest.raises(ArithmeticError, match="boom"):
                 failing_loss(model, step).backward()
@@ -272,12 +203,12 @@ def a_pass_that_raises_on_one_rank_and_is_given_up(width: int) -> None:
     assert len({tuple(one) for one in gradients[:-1]}) <= 1
 
 
-@case()
-def a_rank_without_a_pass_takes_part_by_stepping() -> None:
+@case(dropped_by=["optimizer", "model"])
+def a_rank_without_a_pass_takes_part_by_stepping(dropped_by: str) -> None:
     model, plain = network(), network()
     optimizer, reference_optimizer = distributed(model, op=hvd.Sum), sgd(plain)
     for step in range(3):
-        optimizer.zero_grad()
+        (optimizer if dropped_by == "optimizer" else model).zero_grad()
         if hvd.rank() == 0:
             own_loss(model, step).backward()
         optimizer.step()
@@ -287,9 +218,41 @@ def a_rank_without_a_pass_takes_part_by_stepping() -> None:
     assert_alike(model, plain)
 
 
-def own_of_rank_0(model: nn.Module, step: int) -> Tensor:
-    from bodies.torch_models import batch, loss_of
+class Twice(torch.optim.Optimizer):
+    """Calls its closure twice a step."""
 
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        for _ in range(2):
+            closure()
+            with torch.no_grad():
+                for parameter in self.param_groups[0]["params"]:
+                    parameter -= 0.1 * parameter.grad
+
+
+@case()
+def a_closure_without_a_pass_takes_part() -> None:
+    model, plain = network(), network()
+    optimizer = distributed(model, Twice(model.parameters()), op=hvd.Sum)
+
+    def closure() -> None:
+        model.zero_grad()
+        if hvd.rank() == 0:
+            own_loss(model, 0).backward()
+
+    def plain_closure() -> None:
+        plain.zero_grad()
+        own_of_rank_0(plain, 0).backward()
+
+    for _ in range(2):
+        optimizer.step(closure)
+        Twice(plain.parameters()).step(plain_closure)
+    assert_alike(model, plain)
+
+
+def own_of_rank_0(model: nn.Module, step: int) -> Tensor:
     inputs, targets = batch(step)
     return loss_of(model, (inputs.chunk(hvd.size())[0], targets.chunk(hvd.size())[0]))
 
