@@ -28,9 +28,9 @@ def _derived(name: str | None, what: str = "gradient") -> str | None:
     return None if name is None else f"{name}.{what}"
 
 
-def is_recorded(tensor: Tensor) -> bool:
-    """Whether autograd follows what is done with a tensor."""
-    return tensor.requires_grad and torch.is_grad_enabled()
+def is_recorded(tensor: Any) -> bool:
+    """Whether autograd follows what is done with a tensor. What is no tensor is not followed."""
+    return getattr(tensor, "requires_grad", False) and torch.is_grad_enabled()
 
 
 class AllReduce(Function):

@@ -29,7 +29,8 @@ def allreduce(tensor: Tensor, how: Reduction, name: str | None) -> Operation[Ten
 def allreduce_in_place(tensor: Tensor, how: Reduction, name: str | None) -> Operation[Tensor]:
     """Into the tensor itself."""
     target, batch = reducible_view(tensor, name), spare_batch()
-    refuse_overlap(tensor, name)
+    if target.owner is not tensor:
+        refuse_overlap(tensor, name)
     ops.describe_allreduce(batch, target, target.pointer, how, name)
     return Operation(batch, target, lambda *_: written(tensor, target.owner))
 
@@ -52,6 +53,7 @@ def broadcast(tensor: Tensor, root: int, name: str | None) -> Operation[Tensor]:
 def broadcast_in_place(tensor: Tensor, root: int, name: str | None) -> Operation[Tensor]:
     """Into the tensor itself."""
     target, batch = view(tensor, name), spare_batch()
-    refuse_overlap(tensor, name)
+    if target.owner is not tensor:
+        refuse_overlap(tensor, name)
     ops.describe_broadcast(batch, target, target.pointer, root, name)
     return Operation(batch, target, lambda *_: written(tensor, target.owner))

@@ -51,7 +51,8 @@ def allreduce(
         PeerLostError: a rank died.
     """
     how = reduction(op, average, prescale_factor, postscale_factor)
-    code_of(tensor, name)
+    if compression is not Compression.none:
+        code_of(tensor, name)
     small, undo = compression.compress(tensor)
     if is_recorded(small):
         return compression.decompress(AllReduce.apply(small, current(), how, name), undo)
@@ -116,7 +117,6 @@ def allgather(tensor: Tensor, name: str | None = None) -> Tensor:
         MismatchError: ranks disagree about dtype or the other dimensions.
         PeerLostError: a rank died.
     """
-    code_of(tensor, name)
     if is_recorded(tensor):
         return AllGather.apply(tensor, current(), name)
     return run(current(), operations.allgather(tensor, name))
@@ -146,7 +146,6 @@ def broadcast(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor
         MismatchError: ranks disagree about dtype, shape or root.
         PeerLostError: a rank died.
     """
-    code_of(tensor, name)
     if is_recorded(tensor):
         return Broadcast.apply(tensor, current(), root_rank, name)
     return run(current(), operations.broadcast(tensor, root_rank, name))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from sirtaki._core.context import Output
 from sirtaki._core.errors import UnsupportedError
@@ -34,34 +35,43 @@ def code_of(tensor: Tensor, name: str | None = None) -> int:
         TypeError: not a tensor.
         UnsupportedError: a tensor that cannot be exchanged; the text says why and what to do.
     """
+    if (
+        isinstance(tensor, Tensor)
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not is_lazy(tensor)
+    ):
+        code = CODES.get(tensor.dtype)
+        if code is not None:
+            return code
+    raise _refusal(tensor, _calling(name))
+
+
+def _refusal(tensor: Any, what: str) -> Exception:
+    """Why a tensor cannot be exchanged, and what to do."""
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"{_calling(name)} has to be a torch.Tensor, not {type(tensor).__name__}")
-    if torch.nn.parameter.is_lazy(tensor):
-        raise UnsupportedError(
-            f"{_calling(name)} belongs to a lazy module and has no shape yet; pass a batch through the model "
-            "first"
+        return TypeError(f"{what} has to be a torch.Tensor, not {type(tensor).__name__}")
+    if is_lazy(tensor):
+        return UnsupportedError(
+            f"{what} belongs to a lazy module and has no shape yet; pass a batch through the model first"
         )
     if tensor.layout is not torch.strided:
-        raise UnsupportedError(
-            f"{_calling(name)} is sparse ({tensor.layout}), and only dense ones can be exchanged; convert it "
-            "with to_dense(), or make the layer that it comes from with sparse=False"
+        return UnsupportedError(
+            f"{what} is sparse ({tensor.layout}), and only dense ones can be exchanged; convert it with "
+            "to_dense(), or make the layer that it comes from with sparse=False"
         )
-    if tensor.device.type != "cpu":
-        advice = (
-            "it has no data; load the weights first" if tensor.is_meta else "move it with tensor.cpu() first"
+    if tensor.is_meta:
+        return UnsupportedError(f"{what} is on the device meta and has no data; load the weights first")
+    if not tensor.is_cpu:
+        return UnsupportedError(
+            f"{what} is on the device {tensor.device}, and this build exchanges tensors in the memory of the "
+            "CPU only; move it with tensor.cpu() first"
         )
-        raise UnsupportedError(
-            f"{_calling(name)} is on the device {tensor.device}, and this build exchanges tensors in the "
-            f"memory of the CPU only: {advice}"
-        )
-    try:
-        return CODES[tensor.dtype]
-    except KeyError:
-        known = ", ".join(plain_name(dtype) for dtype in CODES)
-        raise UnsupportedError(
-            f"{_calling(name)} has the dtype {plain_name(tensor.dtype)}, which cannot be exchanged; "
-            f"convert it with tensor.to() to one of {known}"
-        ) from None
+    known = ", ".join(plain_name(dtype) for dtype in CODES)
+    return UnsupportedError(
+        f"{what} has the dtype {plain_name(tensor.dtype)}, which cannot be exchanged; convert it with "
+        f"tensor.to() to one of {known}"
+    )
 
 
 def view(tensor: Tensor, name: str | None = None) -> TensorView:
