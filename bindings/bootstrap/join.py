@@ -69,7 +69,7 @@ class Join:
 
     def _memory(self) -> tuple[int, str]:
         transport = self.config.get("transport")
-        if self.world.rank != 0 or transport == "socket":
+        if self.world.rank != 0 or self.world.job.size == 1 or transport == "socket":
             return -1, ""
         number, refusal = create_memory(self.config, self.world.job.size)
         if refusal and transport == "shm":
@@ -81,6 +81,8 @@ class Join:
         with Listener() as listener:
             members = self._introduce(listener.name, no_memory)
             context = Context(topology_of(world.rank, members), self.config)
+            if len(members) == 1:
+                return context
             deadline = time.monotonic() + world.start_timeout
             meeting = Meeting(world.job, Identity(world.rank, self.generation), deadline)
             sockets = connect_all(listener, [member.listens_at for member in members], meeting)

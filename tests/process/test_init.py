@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from process_world import PATIENCE
+from process_world import PATIENCE, hvdrun
 
 SCRIPT = """
 import sys
@@ -44,6 +44,15 @@ def test_explicit_arguments(key: str) -> None:
     for code, out, err in ends([python(SCRIPT, str(rank), "3", address, key) for rank in range(3)]):
         assert code == 0, err
         assert out.split("\n")[:2] == ["[0, 1, 2]", "3.0"]
+
+
+@pytest.mark.parametrize("transport", ["auto", "socket"])
+def test_one_rank_under_hvdrun(transport: str) -> None:
+    script = "import sirtaki.numpy as hvd\nhvd.init()\nprint(hvd.size(), hvd.allreduce(7.0))"
+    command = hvdrun(1, sys.executable, "-c", script, SIRTAKI_TRANSPORT=transport)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "1 7.0" in ended.stdout
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
