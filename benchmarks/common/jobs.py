@@ -129,6 +129,17 @@ def _accept(listener: socket.socket, process: subprocess.Popen[bytes]) -> socket
     raise SystemExit(f"not all ranks have come; their launcher ended with {process.poll()}")
 
 
+def bind(rank: int, size: int) -> None:
+    """Gives the calling thread a core of its own if there are enough, as mpirun does with its ranks.
+
+    Else it is chance whether two ranks that wake each other end up on one core. Call it once sirtaki and gloo
+    have started their threads: those may run anywhere.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if size <= len(cores):
+        os.sched_setaffinity(0, {cores[rank]})
+
+
 def serve(path: str, rank: int, orders: Mapping[str, Callable[..., Any]]) -> None:
     """Obeys the orders that come, in a rank, until there are no more."""
     with socket.socket(socket.AF_UNIX) as connection:

@@ -4,6 +4,7 @@
 //
 // Both go in blocks, so that the one does not cool the other's caches; "ratios" are the limit's
 // time over sirtaki's, block by block. "cold" is a call after a pause in which the engines fall asleep.
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -57,6 +58,16 @@ struct Setting {
 
   bool is_crowded() const { return ranks > static_cast<int>(std::thread::hardware_concurrency()); }
 };
+
+// Gives the calling thread a core of its own, as mpirun does: else it is chance whether two ranks share one.
+void bind(int rank) {
+  cpu_set_t usable, own;
+  if (::sched_getaffinity(0, sizeof usable, &usable) != 0) return;
+  CPU_ZERO(&own);
+  for (int core = 0, number = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &usable) && number++ == rank) CPU_SET(core, &own);
+  ::sched_setaffinity(0, sizeof own, &own);
+}
 
 srt_context* join(const Setting& setting, int rank) {
   std::vector<srt_peer> peers(static_cast<size_t>(setting.ranks), srt_peer{"localhost", 0, 0});
@@ -198,6 +209,7 @@ void share(Setting& setting) {
 
 void run_rank(const Setting& setting, int number) {
   Rank rank(setting, number);
+  if (!setting.is_crowded()) bind(number);
   for (const size_t bytes : setting.sizes) rank.measure(bytes);
 }
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common.jobs import serve
+from common.jobs import bind, serve
 from common.limit import Limit
 from common.measure import timed
 from common.peers import Array, Call, Gloo, OpenMPI, Peer, SirtakiNumpy, SirtakiTorch, check
@@ -85,6 +85,7 @@ def of_hvdrun(path: str, native: Path) -> tuple[Rank, int]:
     except ImportError:
         print("no torch here: gloo and sirtaki.torch are left out", file=sys.stderr)
     peers["limit"] = LimitPeer(limit)
+    bind(rank, size)
     return Rank(peers, rank, size, limit.barrier), rank
 
 

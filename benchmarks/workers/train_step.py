@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from common.jobs import serve
+from common.jobs import bind, serve
 from common.limit import Limit
 from common.models import MODELS, Step
 from torch import nn
@@ -149,6 +149,7 @@ def main() -> None:
     rank = Rank(Path(native))
     store = f"file://{Path(path).with_name('gloo')}"
     dist.init_process_group("gloo", init_method=store, rank=hvd.rank(), world_size=hvd.size())
+    bind(hvd.rank(), hvd.size())
     gc.disable()
     orders: dict[str, Callable[..., Any]] = {
         "versions": rank.versions,
