@@ -10,12 +10,19 @@ namespace {
 
 int64_t rounds_for(int64_t bytes, int64_t chunk) { return (bytes + chunk - 1) / chunk; }
 
-// Two ranks. In each round both copy their chunk in, and then add the other's chunk to their own on the way into
-// the user's memory: two passes, the least that is possible. Step 2r packs round r, step 2r + 1 reduces it.
-class PairAllreduce final : public MemoryOperation {
+// Everyone reduces everything. In each round all copy their chunk in, and then add the others' to their own on the way
+// into the user's memory: two passes, the least that is possible for two ranks; and one wait less than with slices,
+// which counts for more ranks as long as there are few bytes. Step 2r packs round r, step 2r + 1 reduces it.
+class WholeAllreduce final : public MemoryOperation {
  public:
-  PairAllreduce(Neighbours& n, Leases& l, const Kernels& k, std::shared_ptr<const Transfer> t) : MemoryOperation(n, l, k, std::move(t)) {
+  WholeAllreduce(Neighbours& n, Leases& l, const Kernels& k, std::shared_ptr<const Transfer> t) : MemoryOperation(n, l, k, std::move(t)) {
     steps = 2 * rounds_for(transfer().buffer.bytes(), chunk_bytes());
+    sources_.resize(member_count());
+  }
+
+  static bool suits(const Transfer& transfer) {
+    constexpr int64_t few_bytes = 16 << 10;
+    return transfer.members.size() == 2 || transfer.buffer.bytes() <= few_bytes;
   }
 
  private:
@@ -28,27 +35,28 @@ class PairAllreduce final : public MemoryOperation {
       lend(round, index + 1);
       return true;
     }
-    if (!is_past(1 - transfer().own, index - 1)) return false;
+    if (!all_past(index - 1)) return false;
     reduce(begin, end, round);
     return true;
   }
 
-  void reduce(int64_t begin, int64_t end, int64_t round) const {
+  void reduce(int64_t begin, int64_t end, int64_t round) {
     const auto kernel = arithmetic().reduce[static_cast<int>(transfer().reduce_op)];
-    const size_t own = transfer().own, element = transfer().element_bytes();
+    const size_t element = transfer().element_bytes();
     const bool raw = transfer().prescale.is_one();
-    const uint8_t *own_chunk = chunk(own, round), *peer_chunk = chunk(1 - own, round);
     transfer().buffer.visit(begin, end, [&](const uint8_t* input, uint8_t* output, int64_t offset, int64_t bytes) {
       if (!output) return;
-      const void* sources[2];
-      sources[own] = raw && input ? input : own_chunk + offset;  // rounded by the prescale exactly as the peer sees it
-      sources[1 - own] = peer_chunk + offset;
-      kernel(output, sources, 2, static_cast<size_t>(bytes) / element, transfer().postscale);
+      for (size_t member = 0; member < member_count(); ++member) sources_[member] = chunk(member, round) + offset;
+      // The own chunk holds what a prescale has made of the input, rounded exactly as the others see it.
+      if (raw && input) sources_[transfer().own] = input;
+      kernel(output, sources_.data(), static_cast<int>(member_count()), static_cast<size_t>(bytes) / element, transfer().postscale);
     });
   }
+
+  std::vector<const void*> sources_;
 };
 
-// More ranks. A round's chunk is cut into one slice a member. Everyone packs its whole chunk, reduces its own slice
+// More ranks and bytes. A round's chunk is cut into one slice a member. Everyone packs its whole chunk, reduces its own slice
 // of all chunks in rank order, and copies the other members' slices. Packing a round comes before copying the round
 // before it, so that a rank has something to do while others reduce.
 class SlicedAllreduce final : public MemoryOperation {
@@ -202,7 +210,7 @@ bool MemoryBackend::serves(const Transfer& transfer) const {
 std::unique_ptr<Operation> MemoryBackend::start(std::shared_ptr<const Transfer> transfer) {
   switch (transfer->kind) {
     case Kind::allreduce:
-      if (transfer->members.size() == 2) return std::make_unique<PairAllreduce>(neighbours_, leases_, kernels_, std::move(transfer));
+      if (WholeAllreduce::suits(*transfer)) return std::make_unique<WholeAllreduce>(neighbours_, leases_, kernels_, std::move(transfer));
       return std::make_unique<SlicedAllreduce>(neighbours_, leases_, kernels_, std::move(transfer));
     case Kind::broadcast: return std::make_unique<MemoryBroadcast>(neighbours_, leases_, kernels_, std::move(transfer));
     case Kind::allgather: return std::make_unique<MemoryAllgather>(neighbours_, leases_, kernels_, std::move(transfer));

@@ -82,36 +82,57 @@ inline void store_block(T* out, const A* in, size_t count) {
   else std::copy_n(in, count, out);
 }
 
-// The common case, two ranks: one pass over memory.
+// Up to four ranks in one pass over memory. The destination may be one of the sources, element for element.
 template <ReduceOp op, typename T>
-inline void reduce_two(T* out, const T* a, const T* b, size_t count) {
-  for (size_t i = 0; i < count; ++i) out[i] = combine<op>(a[i], b[i]);
+inline void reduce_few(T* out, const void* const* sources, int count, size_t at, size_t n) {
+  const T* a = static_cast<const T*>(sources[0]) + at;
+  const T* b = static_cast<const T*>(sources[1]) + at;
+  const T* c = count > 2 ? static_cast<const T*>(sources[2]) + at : nullptr;
+  const T* d = count > 3 ? static_cast<const T*>(sources[3]) + at : nullptr;
+  if (count == 2) {
+#pragma GCC ivdep
+    for (size_t i = 0; i < n; ++i) out[i] = combine<op>(a[i], b[i]);
+  } else if (count == 3) {
+#pragma GCC ivdep
+    for (size_t i = 0; i < n; ++i) out[i] = combine<op>(combine<op>(a[i], b[i]), c[i]);
+  } else {
+#pragma GCC ivdep
+    for (size_t i = 0; i < n; ++i) out[i] = combine<op>(combine<op>(combine<op>(a[i], b[i]), c[i]), d[i]);
+  }
 }
 
+// Any number of ranks, block by block.
 template <ReduceOp op, typename T>
-void reduce(void* destination, const void* const* sources, int count, size_t elements, Scale scale) {
+void reduce_many(T* out, const void* const* sources, int count, size_t elements, Scale scale) {
   using A = Accumulator<T>;
-  auto* out = static_cast<T*>(destination);
-  if constexpr (!is_half<T>) {
-    if (count == 2 && scale.is_one())
-      return reduce_two<op>(out, static_cast<const T*>(sources[0]), static_cast<const T*>(sources[1]), elements);
-  }
   A sum[block], next[block];
   for (size_t at = 0; at < elements; at += block) {
     const size_t n = std::min(block, elements - at);
     load_block(sum, static_cast<const T*>(sources[0]) + at, n);
     for (int s = 1; s < count; ++s) {
-      const T* source = static_cast<const T*>(sources[s]) + at;
-      if constexpr (is_half<T>) {
-        load_block(next, source, n);
-        for (size_t i = 0; i < n; ++i) sum[i] = combine<op>(sum[i], next[i]);
-      } else {
-        for (size_t i = 0; i < n; ++i) sum[i] = combine<op>(sum[i], source[i]);
-      }
+      load_block(next, static_cast<const T*>(sources[s]) + at, n);
+      for (size_t i = 0; i < n; ++i) sum[i] = combine<op>(sum[i], next[i]);
     }
     if (!scale.is_one()) scale_block(sum, n, scale);
     store_block(out + at, sum, n);
   }
+}
+
+template <ReduceOp op, typename T>
+void reduce(void* destination, const void* const* sources, int count, size_t elements, Scale scale) {
+  auto* out = static_cast<T*>(destination);
+  if constexpr (!is_half<T>) {
+    if (count >= 2 && count <= 4) {
+      const size_t stride = scale.is_one() ? elements : block;  // blocks, so that scaling finds them in the cache
+      for (size_t at = 0; at < elements; at += stride) {
+        const size_t n = std::min(stride, elements - at);
+        reduce_few<op>(out + at, sources, count, at, n);
+        if (!scale.is_one()) scale_block(out + at, n, scale);
+      }
+      return;
+    }
+  }
+  reduce_many<op>(out, sources, count, elements, scale);
 }
 
 template <typename T>
