@@ -91,9 +91,7 @@ srt_context* join(const Setting& setting, int rank) {
 class Rank {
  public:
   Rank(const Setting& setting, int rank)
-      : setting_(setting),
-        rank_(rank),
-        context_(join(setting, rank)),
+      : setting_(setting), rank_(rank), context_(join(setting, rank)),
         prototype_(setting.segment, rank, setting.ranks, setting.is_crowded()) {}
 
   ~Rank() {
@@ -193,8 +191,7 @@ Setting parse(int argument_count, char** arguments) {
 }
 
 void share(Setting& setting) {
-  void* shared =
-      ::mmap(nullptr, sizeof(limit::Segment), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* shared = ::mmap(nullptr, sizeof(limit::Segment), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   must(shared != MAP_FAILED, "no shared memory");
   setting.segment = static_cast<limit::Segment*>(shared);
   setting.config = srt_config_create();

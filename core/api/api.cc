@@ -87,13 +87,17 @@ srt_status srt_config_get(const srt_config* config, const char* name, char* valu
 }
 void srt_config_destroy(srt_config* config) { delete config; }
 
-int64_t srt_memory_bytes(const srt_config* config, int32_t slot_count) { return SharedRegion::bytes_needed(config->config, slot_count); }
+int64_t srt_memory_bytes(const srt_config* config, int32_t slot_count) {
+  return SharedRegion::bytes_needed(config->config, slot_count);
+}
 int32_t srt_memory_create(int64_t bytes, srt_error* error) {
   Descriptor memory;
   if (guarded(error, [&] { return SharedRegion::create(bytes, memory); }) != SRT_OK) return -1;
   return ::fcntl(memory.get(), F_DUPFD_CLOEXEC, 0);
 }
-int32_t srt_doorbell_create(srt_error* error) { return give_descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd", error); }
+int32_t srt_doorbell_create(srt_error* error) {
+  return give_descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd", error);
+}
 int32_t srt_process_open(srt_error* error) {
   return give_descriptor(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)), "pidfd_open", error);
 }
@@ -124,7 +128,10 @@ srt_status srt_abort(srt_context* c, const char* reason) {
   });
 }
 srt_status srt_shutdown(srt_context* c, int32_t timeout_ms) {
-  return guarded(nullptr, [&] { c->context->shutdown(milliseconds(timeout_ms)); return Status::ok(); });
+  return guarded(nullptr, [&] {
+    c->context->shutdown(milliseconds(timeout_ms));
+    return Status::ok();
+  });
 }
 void srt_destroy(srt_context* c) { delete c; }
 void srt_fork_child(srt_context* c) { c->context->fork_child(); }
@@ -132,7 +139,8 @@ void srt_fork_child(srt_context* c) { c->context->fork_child(); }
 srt_status srt_enqueue(srt_context* c, const srt_request* requests, int32_t count, srt_handle* out, srt_error* error) {
   return guarded(error, [&] { return c->context->enqueue(requests, count, reinterpret_cast<Ticket*>(out)); });
 }
-srt_status srt_run(srt_context* c, const srt_request* requests, int32_t count, int32_t timeout_ms, srt_handle* out, srt_error* error) {
+srt_status srt_run(srt_context* c, const srt_request* requests, int32_t count, int32_t timeout_ms, srt_handle* out,
+                   srt_error* error) {
   return guarded(error, [&]() -> Status {
     SIRTAKI_TRY(c->context->enqueue(requests, count, reinterpret_cast<Ticket*>(out), true));
     return c->context->wait(tickets(out), count, from_milliseconds(timeout_ms));
@@ -151,8 +159,12 @@ srt_status srt_output(srt_context* c, srt_handle handle, srt_tensor* out) {
   return guarded(nullptr, [&] { return c->context->output(static_cast<Ticket>(handle), *out); });
 }
 uint32_t srt_result(srt_context* c, srt_handle handle) { return c->context->result(static_cast<Ticket>(handle)); }
-const char* srt_handle_error(srt_context* c, srt_handle handle) { return c->context->error(static_cast<Ticket>(handle)); }
+const char* srt_handle_error(srt_context* c, srt_handle handle) {
+  return c->context->error(static_cast<Ticket>(handle));
+}
 const char* srt_context_error(srt_context* c) { return c->context->death_text(); }
-void srt_release(srt_context* c, const srt_handle* handles, int32_t count) { c->context->release(tickets(handles), count); }
+void srt_release(srt_context* c, const srt_handle* handles, int32_t count) {
+  c->context->release(tickets(handles), count);
+}
 
 }  // extern "C"

@@ -50,13 +50,19 @@ class Reader {
 
   bool ok() const { return ok_; }
   bool at_end() const { return bytes_.empty(); }
-  void fail() { ok_ = false; bytes_ = {}; }
+  void fail() {
+    ok_ = false;
+    bytes_ = {};
+  }
 
   template <typename T>
   T get() {
     static_assert(std::is_arithmetic_v<T>);
     T value{};
-    if (bytes_.size() < sizeof(T)) { fail(); return value; }
+    if (bytes_.size() < sizeof(T)) {
+      fail();
+      return value;
+    }
     std::memcpy(&value, bytes_.data(), sizeof(T));
     bytes_ = bytes_.subspan(sizeof(T));
     return value;
@@ -66,14 +72,20 @@ class Reader {
   template <typename E>
   E get_enum(E last) {
     const auto value = get<std::underlying_type_t<E>>();
-    if (value > static_cast<std::underlying_type_t<E>>(last)) { fail(); return E{}; }
+    if (value > static_cast<std::underlying_type_t<E>>(last)) {
+      fail();
+      return E{};
+    }
     return static_cast<E>(value);
   }
 
   // A count of things of which each takes at least `minimum_bytes`: a lie cannot make us allocate.
   uint32_t get_count(size_t minimum_bytes) {
     const auto count = get<uint32_t>();
-    if (count > bytes_.size() / minimum_bytes) { fail(); return 0; }
+    if (count > bytes_.size() / minimum_bytes) {
+      fail();
+      return 0;
+    }
     return count;
   }
 
@@ -95,7 +107,10 @@ class Reader {
 
   std::string get_text(size_t limit) {
     const uint32_t count = get_count(1);
-    if (count > limit) { fail(); return {}; }
+    if (count > limit) {
+      fail();
+      return {};
+    }
     std::string text(reinterpret_cast<const char*>(bytes_.data()), count);
     bytes_ = bytes_.subspan(count);
     return text;

@@ -9,9 +9,11 @@
 namespace sirtaki {
 
 enum class DType : uint8_t {
+  // clang-format off
   uint8, int8, uint16, int16, uint32, int32, uint64, int64,
   float16, bfloat16, float32, float64, boolean, complex64, complex128,
   float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz,
+  // clang-format on
 };
 
 // nullptr when no dtype has this code.

@@ -19,22 +19,38 @@ struct Row {
 constexpr int agreed = 1;
 
 // In the order of enum Knob.
+// clang-format off
 constexpr Row rows[] = {
-    {{"fusion_threshold", "bytes", "64M", "", "most bytes that one fused operation moves; 0 turns fusion off", agreed}, {0, 1e12}},
-    {{"cache_capacity", "integer", "8192", "", "tensor names that negotiation remembers; 0 turns the cache off", agreed}, {0, 1e7}},
-    {{"report_bytes", "bytes", "1M", "", "negotiate as soon as this much is queued", 0}, {0, 1e12}},
-    {{"report_window", "seconds", "0.0003", "", "negotiate at the latest this long after the first queued tensor", 0}, {0, 10}},
-    {{"plans_in_flight", "integer", "2", "", "while so many operations of a process set move, what becomes ready is gathered", 0}, {1, 64}},
-    {{"transport", "choice", "auto", "auto|shm|socket", "how ranks of one host exchange data", agreed}, {}},
-    {{"cpu_algorithm", "choice", "direct", "direct|ring", "all-reduce over sockets: direct gives the same bits every run, ring scales further", agreed}, {}},
-    {{"chunk_bytes", "bytes", "256K", "", "the piece of a tensor that is in flight at a time; two of them should fit a core's L2 cache", agreed}, {4096, 64 << 20}},
-    {{"kernel", "choice", "auto", "auto|baseline|avx2", "instruction set of the reductions", 0}, {}},
-    {{"spin", "seconds", "0.0002", "", "how long a waiting caller polls before it sleeps; less than a wake-up takes would make every call sleep", 0}, {0, 1}},
-    {{"stall_report", "seconds", "5", "", "report who is late after this long, then at twice the time", 0}, {0.05, 1e6}},
-    {{"stall_deadline", "seconds", "1800", "", "give up on a rank that is alive but does not submit; 0: never", 0}, {0, 1e7}},
-    {{"progress_deadline", "seconds", "60", "", "give up on an agreed operation of which no byte moves", 0}, {0.05, 1e7}},
-    {{"log_descriptor", "integer", "2", "", "file descriptor that log lines are written to; -1: none", 0}, {-1, 1e6}},
+    {{"fusion_threshold", "bytes", "64M", "",
+      "most bytes that one fused operation moves; 0 turns fusion off", agreed}, {0, 1e12}},
+    {{"cache_capacity", "integer", "8192", "",
+      "tensor names that negotiation remembers; 0 turns the cache off", agreed}, {0, 1e7}},
+    {{"report_bytes", "bytes", "1M", "",
+      "negotiate as soon as this much is queued", 0}, {0, 1e12}},
+    {{"report_window", "seconds", "0.0003", "",
+      "negotiate at the latest this long after the first queued tensor", 0}, {0, 10}},
+    {{"plans_in_flight", "integer", "2", "",
+      "while so many operations of a process set move, what becomes ready is gathered", 0}, {1, 64}},
+    {{"transport", "choice", "auto", "auto|shm|socket",
+      "how ranks of one host exchange data", agreed}, {}},
+    {{"cpu_algorithm", "choice", "direct", "direct|ring",
+      "all-reduce over sockets: direct gives the same bits every run, ring scales further", agreed}, {}},
+    {{"chunk_bytes", "bytes", "256K", "",
+      "the piece of a tensor that is in flight at a time; two should fit a core's L2 cache", agreed}, {4096, 64 << 20}},
+    {{"kernel", "choice", "auto", "auto|baseline|avx2",
+      "instruction set of the reductions", 0}, {}},
+    {{"spin", "seconds", "0.0002", "",
+      "how long a waiting caller polls before it sleeps; with less than a wake-up, every call sleeps", 0}, {0, 1}},
+    {{"stall_report", "seconds", "5", "",
+      "report who is late after this long, then at twice the time", 0}, {0.05, 1e6}},
+    {{"stall_deadline", "seconds", "1800", "",
+      "give up on a rank that is alive but does not submit; 0: never", 0}, {0, 1e7}},
+    {{"progress_deadline", "seconds", "60", "",
+      "give up on an agreed operation of which no byte moves", 0}, {0.05, 1e7}},
+    {{"log_descriptor", "integer", "2", "",
+      "file descriptor that log lines are written to; -1: none", 0}, {-1, 1e6}},
 };
+// clang-format on
 static_assert(std::size(rows) == knob_count);
 
 bool is_type(const srt_knob& knob, std::string_view type) { return type == knob.type; }
@@ -65,7 +81,8 @@ bool parse_number(std::string_view text, bool suffixes, double& out) {
 
 Status refuse(const srt_knob& knob, std::string_view value, const std::string& reason) {
   return {SRT_INVALID_ARGUMENT,
-          format("setting '%s' cannot be '%.*s': %s", knob.name, static_cast<int>(std::min<size_t>(value.size(), 100)), value.data(), reason.c_str())};
+          format("setting '%s' cannot be '%.*s': %s", knob.name, static_cast<int>(std::min<size_t>(value.size(), 100)),
+                 value.data(), reason.c_str())};
 }
 
 }  // namespace
@@ -85,15 +102,18 @@ Status Config::set(std::string_view name, std::string_view value) {
       if (!is_choice(knob, value)) return refuse(knob, value, format("it takes one of %s", knob.choices));
     } else {
       double number = 0;
-      if (!parse_number(value, is_type(knob, "bytes"), number)) return refuse(knob, value, format("it takes a number (%s)", knob.type));
+      if (!parse_number(value, is_type(knob, "bytes"), number))
+        return refuse(knob, value, format("it takes a number (%s)", knob.type));
       if (number < rows[i].bounds.least || number > rows[i].bounds.most)
         return refuse(knob, value, format("it takes %g to %g", rows[i].bounds.least, rows[i].bounds.most));
-      parsed.integer = static_cast<int64_t>(is_type(knob, "seconds") ? std::llround(number * 1e9) : std::llround(number));
+      parsed.integer =
+          static_cast<int64_t>(is_type(knob, "seconds") ? std::llround(number * 1e9) : std::llround(number));
     }
     values_[static_cast<size_t>(i)] = std::move(parsed);
     return Status::ok();
   }
-  return {SRT_INVALID_ARGUMENT, format("there is no setting '%.*s'", static_cast<int>(std::min<size_t>(name.size(), 100)), name.data())};
+  return {SRT_INVALID_ARGUMENT,
+          format("there is no setting '%.*s'", static_cast<int>(std::min<size_t>(name.size(), 100)), name.data())};
 }
 
 const std::string* Config::find(std::string_view name) const {

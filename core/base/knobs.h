@@ -14,10 +14,12 @@
 namespace sirtaki {
 
 enum class Knob {
+  // clang-format off
   fusion_threshold, cache_capacity, report_bytes, report_window, plans_in_flight,
   transport, cpu_algorithm, chunk_bytes, kernel, spin,
   stall_report, stall_deadline, progress_deadline, log_descriptor,
   count_
+  // clang-format on
 };
 constexpr int knob_count = static_cast<int>(Knob::count_);
 

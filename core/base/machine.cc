@@ -13,7 +13,8 @@ int usable_cores() {
   double quota = allowed;
   if (FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "re")) {
     double microseconds, period;
-    if (std::fscanf(file, "%lf %lf", &microseconds, &period) == 2 && period > 0) quota = microseconds / period;  // "max": no limit
+    if (std::fscanf(file, "%lf %lf", &microseconds, &period) == 2 && period > 0)
+      quota = microseconds / period;  // "max": no limit
     std::fclose(file);
   }
   return std::max(1, std::min(allowed, static_cast<int>(quota)));

@@ -13,7 +13,8 @@ namespace sirtaki {
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(srt_status code, std::string text) : code_(code), text_(std::make_shared<const std::string>(std::move(text))) {}
+  Status(srt_status code, std::string text)
+      : code_(code), text_(std::make_shared<const std::string>(std::move(text))) {}
 
   static Status ok() { return {}; }
 
@@ -41,7 +42,7 @@ std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)
 }  // namespace sirtaki
 
 // Leaves the function with the status of an expression that failed.
-#define SIRTAKI_TRY(expression)                              \
-  do {                                                       \
+#define SIRTAKI_TRY(expression)                                                     \
+  do {                                                                              \
     if (::sirtaki::Status status_ = (expression); !status_.is_ok()) return status_; \
   } while (false)

@@ -11,7 +11,8 @@
 namespace sirtaki {
 
 Status Context::create(const Config& config, const srt_topology& topology, std::unique_ptr<Context>& out) {
-  if (topology.struct_size < sizeof(srt_topology)) return {SRT_INVALID_ARGUMENT, "srt_topology.struct_size is too small"};
+  if (topology.struct_size < sizeof(srt_topology))
+    return {SRT_INVALID_ARGUMENT, "srt_topology.struct_size is too small"};
   if (topology.size < 1 || topology.rank < 0 || topology.rank >= topology.size)
     return {SRT_INVALID_ARGUMENT, format("rank %d does not fit a world of %d", topology.rank, topology.size)};
   if (!topology.peers) return {SRT_INVALID_ARGUMENT, "srt_topology.peers is missing"};
@@ -20,11 +21,13 @@ Status Context::create(const Config& config, const srt_topology& topology, std::
 }
 
 Context::Context(const Config& config, const srt_topology& topology)
-    : config_(config), rank_(topology.rank), size_(topology.size), log_(static_cast<int>(config.integer(Knob::log_descriptor))),
-      links_(topology.size), kernels_(choose_kernels(config.text(Knob::kernel))) {
+    : config_(config), rank_(topology.rank), size_(topology.size),
+      log_(static_cast<int>(config.integer(Knob::log_descriptor))), links_(topology.size),
+      kernels_(choose_kernels(config.text(Knob::kernel))) {
   for (int32_t rank = 0; rank < size_; ++rank) {
     const srt_peer& peer = topology.peers[rank];
-    names_.push_back(format("rank %d (pid %d on %s)", rank, peer.pid, printable(peer.host ? peer.host : "?", 64).c_str()));
+    names_.push_back(
+        format("rank %d (pid %d on %s)", rank, peer.pid, printable(peer.host ? peer.host : "?", 64).c_str()));
     if (peer.host_index == topology.peers[rank_].host_index) local_ranks_.push_back(rank);
   }
 }
@@ -33,15 +36,17 @@ Context::~Context() = default;
 
 Status Context::link_socket(int32_t peer, int fd) {
   if (engine_) return {SRT_INVALID_ARGUMENT, "links are added before srt_start"};
-  if (peer < 0 || peer >= size_ || peer == rank_ || fd < 0) return {SRT_INVALID_ARGUMENT, format("there can be no link to rank %d over descriptor %d", peer, fd)};
+  if (peer < 0 || peer >= size_ || peer == rank_ || fd < 0)
+    return {SRT_INVALID_ARGUMENT, format("there can be no link to rank %d over descriptor %d", peer, fd)};
   links_.add(peer, std::make_unique<SocketPipe>(Descriptor(fd)));
   return Status::ok();
 }
 
 Status Context::link_memory(const srt_memory& memory) {
   if (engine_ || neighbours_) return {SRT_INVALID_ARGUMENT, "the shared memory is linked once, before srt_start"};
-  const bool fits = memory.struct_size >= sizeof(srt_memory) && memory.slot_count > 1 && memory.slot >= 0 && memory.slot < memory.slot_count &&
-                    memory.ranks && memory.engine_doorbells && memory.waiter_doorbells && memory.ranks[memory.slot] == rank_;
+  const bool fits = memory.struct_size >= sizeof(srt_memory) && memory.slot_count > 1 && memory.slot >= 0 &&
+                    memory.slot < memory.slot_count && memory.ranks && memory.engine_doorbells &&
+                    memory.waiter_doorbells && memory.ranks[memory.slot] == rank_;
   if (!fits) return {SRT_INVALID_ARGUMENT, "srt_memory is incomplete, or its slot is not this rank's"};
   SIRTAKI_TRY(Neighbours::open(config_, memory, neighbours_));
   for (int slot = 0; slot < memory.slot_count; ++slot)
@@ -52,7 +57,10 @@ Status Context::link_memory(const srt_memory& memory) {
 
 Status Context::start() {
   if (engine_) return {SRT_INVALID_ARGUMENT, "the context is started already"};
-  if (rank_ == coordinator_rank ? std::count_if(names_.begin() + 1, names_.end(), [&](const std::string& name) { return !links_.to(static_cast<int32_t>(&name - names_.data())); })
+  if (rank_ == coordinator_rank ? std::count_if(names_.begin() + 1, names_.end(),
+                                                [&](const std::string& name) {
+    return !links_.to(static_cast<int32_t>(&name - names_.data()));
+  })
                                 : !links_.to(coordinator_rank))
     return {SRT_INVALID_ARGUMENT, "links to some ranks are missing"};
   negotiation_ = std::make_unique<Negotiation>(rank_, names_, config_, links_, neighbours_.get());
@@ -67,13 +75,17 @@ Status Context::start() {
   const LinkSetting setting{links_, kernels_, names_, config_.integer(Knob::chunk_bytes) / 4096 * 4096};
   executor.add_backend(std::make_unique<LinkBackend>(setting, config_.text(Knob::cpu_algorithm) == "ring"));
   engine_ = std::make_unique<Engine>(
-      EngineParts{handles_, *negotiation_, *execution_, *sleeper_, *watch_, neighbours_.get(), names_, rank_}, config_, static_cast<int>(local_ranks_.size()));
+      EngineParts{handles_, *negotiation_, *execution_, *sleeper_, *watch_, neighbours_.get(), names_, rank_}, config_,
+      static_cast<int>(local_ranks_.size()));
   if (size_ > 1) std::call_once(thread_started_, [this] { engine_->start_thread(); });
   return Status::ok();
 }
 
 Status Context::usable() const {
-  if (forked_) return {SRT_FORKED, "this is a forked child process: sirtaki belongs to its parent. Start workers with multiprocessing's 'spawn', or do not call sirtaki in them"};
+  if (forked_)
+    return {SRT_FORKED,
+            "this is a forked child process: sirtaki belongs to its parent. Start workers with multiprocessing's "
+            "'spawn', or do not call sirtaki in them"};
   if (!engine_) return {SRT_INVALID_ARGUMENT, "the context is not started"};
   return engine_->death();
 }
@@ -85,7 +97,8 @@ Status Context::enqueue(const srt_request* requests, int32_t count, Ticket* out,
   Engine::Nudge nudge = Engine::Nudge::none;
   SIRTAKI_TRY(open_all(requests, count, out, nudge));
   // A hook is called by the engine's thread, which a world of one starts only now.
-  const bool has_hook = std::any_of(requests, requests + count, [](const srt_request& request) { return request.on_complete != nullptr; });
+  const bool has_hook = std::any_of(requests, requests + count,
+                                    [](const srt_request& request) { return request.on_complete != nullptr; });
   if (has_hook) std::call_once(thread_started_, [this] { engine_->start_thread(); });
   if (!waits_at_once) engine_->nudge(nudge);
   return Status::ok();
@@ -113,10 +126,14 @@ Status Context::open_one(const srt_request& request, Ticket& out) {
   SIRTAKI_TRY(make_entry(request, size_, handles_, entry));
   const std::string name = printable(entry.signature->name, 200);
   if (handles_.is_name_taken(*entry.signature) && request.name && !(request.flags & SRT_REQUEST_QUEUE_SAME_NAME))
-    return {SRT_INVALID_ARGUMENT, format("'%s': an operation of this name is still in flight; wait for it, or choose another name", name.c_str())};
+    return {SRT_INVALID_ARGUMENT,
+            format("'%s': an operation of this name is still in flight; wait for it, or choose another name",
+                   name.c_str())};
   if (const Ticket other = handles_.memory().collision(entry.memory_use()))
-    return {SRT_INVALID_ARGUMENT, format("'%s': its memory overlaps that of '%s', which is still in flight; wait for that first, or pass a copy", name.c_str(),
-                                         printable(handles_.open_entry(other)->signature->name, 200).c_str())};
+    return {
+        SRT_INVALID_ARGUMENT,
+        format("'%s': its memory overlaps that of '%s', which is still in flight; wait for that first, or pass a copy",
+               name.c_str(), printable(handles_.open_entry(other)->signature->name, 200).c_str())};
   out = handles_.open(std::move(entry));
   handles_.take_name(out);
   return Status::ok();

@@ -74,8 +74,9 @@ void Engine::leave() {
   if (parts_.neighbours) parts_.neighbours->ring_all();
   const bool busy = !parts_.execution.executor().is_idle();
   parts_.sleeper.set_attention(busy ? Attention::engine_sleeps : Attention::idle);
-  const bool work_left = busy || parts_.negotiation.member().report_due() <= now() || parts_.negotiation.has_inbound() ||
-                         parts_.negotiation.has_outbound() || flush_wanted_.load(std::memory_order_seq_cst) ||
+  const bool work_left = busy || parts_.negotiation.member().report_due() <= now() ||
+                         parts_.negotiation.has_inbound() || parts_.negotiation.has_outbound() ||
+                         flush_wanted_.load(std::memory_order_seq_cst) ||
                          has_submissions_.load(std::memory_order_seq_cst);
   driver_.unlock();
   parts_.sleeper.rearm();

@@ -16,8 +16,7 @@ constexpr Nanoseconds last_words = milliseconds(200);       // how long a lost r
 }  // namespace
 
 Engine::Engine(const EngineParts& parts, const Config& config, int ranks_on_this_host)
-    : parts_(parts), spin_(config.time(Knob::spin)),
-      crowded_(ranks_on_this_host > std::max(1, usable_cores())),
+    : parts_(parts), spin_(config.time(Knob::spin)), crowded_(ranks_on_this_host > std::max(1, usable_cores())),
       report_bytes_(config.integer(Knob::report_bytes)), report_window_(config.time(Knob::report_window)) {}
 
 Engine::~Engine() {
@@ -172,10 +171,12 @@ bool Engine::take_submissions(Nanoseconds now) {
     has_submissions_.store(false, std::memory_order_seq_cst);
     for (Ticket next : parts_.handles.take_turns()) taken_.push_back(next);
     for (Ticket handle : taken_)
-      if (const Entry* entry = parts_.handles.open_entry(handle)) requests.push_back({entry->signature, handle, entry->absent});
+      if (const Entry* entry = parts_.handles.open_entry(handle))
+        requests.push_back({entry->signature, handle, entry->absent});
   }
   if (is_dead()) return true;
-  if (coordinator_finished_) end_unplanned({SRT_PEER_FINISHED, parts_.names[coordinator_rank] + " has finished and cannot take part"});
+  if (coordinator_finished_)
+    end_unplanned({SRT_PEER_FINISHED, parts_.names[coordinator_rank] + " has finished and cannot take part"});
   else
     for (Request& request : requests) parts_.negotiation.member().submit(std::move(request), now);
   if (flush) parts_.negotiation.member().flush();
@@ -209,7 +210,8 @@ void Engine::look_for_abort(Nanoseconds now) {
       const auto lock = parts_.handles.lock();
       reason = abort_reason_;
     }
-    return fail({{SRT_ABORTED, parts_.names[static_cast<size_t>(parts_.rank)] + " gave up: " + reason}, parts_.rank}, true, now);
+    return fail({{SRT_ABORTED, parts_.names[static_cast<size_t>(parts_.rank)] + " gave up: " + reason}, parts_.rank},
+                true, now);
   }
   const Abort abort = parts_.neighbours ? parts_.neighbours->read_abort() : Abort{};
   if (abort.is_there) fail({{abort.status, printable(abort.text, abort.text.size())}, abort.rank}, true, now);
@@ -221,12 +223,17 @@ void Engine::look_around(Nanoseconds now) {
   for (int slot : parts_.sleeper.dead_neighbours()) lose(parts_.neighbours->rank_in(slot), now);
   if (is_dead()) return;
   if (suspect_ >= 0 && now >= suspect_until_)
-    return fail({{SRT_PEER_LOST, parts_.names[static_cast<size_t>(suspect_)] + " was lost: its process ended, or the connection to it broke, without a goodbye. Its own output says why"}, suspect_}, true, now);
+    return fail({{SRT_PEER_LOST, parts_.names[static_cast<size_t>(suspect_)] +
+                                     " was lost: its process ended, or the connection to it "
+                                     "broke, without a goodbye. Its own output says why"},
+                 suspect_},
+                true, now);
   std::vector<int32_t> late;
   if (parts_.execution.executor().stuck(late))
     for (int32_t rank : late)
       if (parts_.negotiation.has_finished(rank)) lose(rank, now);
-  const Status status = parts_.watch.check(now, parts_.execution, parts_.execution.executor(), parts_.negotiation, oldest_waiting());
+  const Status status =
+      parts_.watch.check(now, parts_.execution, parts_.execution.executor(), parts_.negotiation, oldest_waiting());
   if (!status.is_ok()) fail({status, parts_.rank}, true, now);
 }
 
@@ -242,7 +249,9 @@ void Engine::lose(int32_t rank, Nanoseconds now) {
 }
 
 AbortNotice Engine::own_failure(const Status& status) const {
-  return {{status.code(), format("%s failed: %s", parts_.names[static_cast<size_t>(parts_.rank)].c_str(), status.text())}, parts_.rank};
+  return {
+      {status.code(), format("%s failed: %s", parts_.names[static_cast<size_t>(parts_.rank)].c_str(), status.text())},
+      parts_.rank};
 }
 
 void Engine::fail(const AbortNotice& notice, bool share, Nanoseconds now) {

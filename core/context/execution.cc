@@ -52,7 +52,8 @@ Status Execution::fill(const Plan& plan, Transfer& transfer) {
     if (tensor.ticket) {
       const auto lock = handles_.lock();
       entry = handles_.open_entry(tensor.ticket);
-      if (!entry) return {SRT_INTERNAL, format("'%s' was agreed on, but is not in flight", tensor.signature->name.c_str())};
+      if (!entry)
+        return {SRT_INTERNAL, format("'%s' was agreed on, but is not in flight", tensor.signature->name.c_str())};
       entry->planned = true;
       transfer.device = entry->signature->device;  // ranks number their devices as they like
     }
@@ -80,11 +81,14 @@ Status Execution::fill_gather(const PlannedTensor& tensor, Entry* entry, Transfe
     if (entry->allocate) {
       entry->described.data = entry->allocate(entry->user, &entry->described);
     } else {
-      entry->memory.reset(::operator new(std::max<size_t>(entry->described.bytes, 1), std::align_val_t{64}, std::nothrow));
+      entry->memory.reset(
+          ::operator new(std::max<size_t>(entry->described.bytes, 1), std::align_val_t{64}, std::nothrow));
       entry->described.data = reinterpret_cast<uintptr_t>(entry->memory.get());
     }
     output = reinterpret_cast<uint8_t*>(entry->described.data);
-    if (!output) return {SRT_OUT_OF_MEMORY, format("there is no memory for the %lld bytes that all-gather '%s' returns", static_cast<long long>(whole.bytes()), whole.name.c_str())};
+    if (!output)
+      return {SRT_OUT_OF_MEMORY, format("there is no memory for the %lld bytes that all-gather '%s' returns",
+                                        static_cast<long long>(whole.bytes()), whole.name.c_str())};
   }
   transfer.gathered.resize(transfer.members.size());
   for (size_t member = 0; member < transfer.members.size(); ++member) {

@@ -13,7 +13,8 @@ CoordinatorRules coordinator_rules(const Config& config) {
 }
 
 ReportRule report_rule(const Config& config) {
-  return {config.integer(Knob::report_bytes), config.time(Knob::report_window), static_cast<int32_t>(config.integer(Knob::plans_in_flight))};
+  return {config.integer(Knob::report_bytes), config.time(Knob::report_window),
+          static_cast<int32_t>(config.integer(Knob::plans_in_flight))};
 }
 
 void encode_abort(const AbortNotice& notice, Bytes& out) {
@@ -34,10 +35,12 @@ std::optional<AbortNotice> decode_abort(std::span<const uint8_t> bytes) {
 
 }  // namespace
 
-Negotiation::Negotiation(int32_t rank, const RankNames& names, const Config& config, Links& links, Neighbours* neighbours)
+Negotiation::Negotiation(int32_t rank, const RankNames& names, const Config& config, Links& links,
+                         Neighbours* neighbours)
     : rank_(rank), links_(links), neighbours_(neighbours), finished_(names.size()), lost_(names.size()) {
   const auto size = static_cast<int32_t>(names.size());
-  member_ = std::make_unique<Member>(rank, size, report_rule(config), static_cast<uint32_t>(config.integer(Knob::cache_capacity)));
+  member_ = std::make_unique<Member>(rank, size, report_rule(config),
+                                     static_cast<uint32_t>(config.integer(Knob::cache_capacity)));
   if (rank == coordinator_rank) coordinator_ = std::make_unique<Coordinator>(names, coordinator_rules(config));
   for (int32_t peer = 0; peer < size; ++peer)
     if (links.to(peer)) peers_.push_back(peer);
@@ -96,7 +99,8 @@ Status Negotiation::take_frame(int32_t peer, const Frame& frame, Nanoseconds now
       return Status::ok();
     case FrameKind::data: break;
   }
-  return {SRT_PROTOCOL, format("rank %d sent a frame of kind %d that it may not send", peer, static_cast<int>(frame.header.kind))};
+  return {SRT_PROTOCOL,
+          format("rank %d sent a frame of kind %d that it may not send", peer, static_cast<int>(frame.header.kind))};
 }
 
 Status Negotiation::report(Nanoseconds now, News& news) {

@@ -40,17 +40,21 @@ Status Sleeper::open() {
   engine_ = Descriptor(::epoll_create1(EPOLL_CLOEXEC));
   waiter_ = Descriptor(::epoll_create1(EPOLL_CLOEXEC));
   timer_ = Descriptor(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-  engine_bell_ = neighbours_ ? Descriptor::duplicate(neighbours_->own_engine_doorbell()) : Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  waiter_bell_ = neighbours_ ? Descriptor::duplicate(neighbours_->own_waiter_doorbell()) : Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  engine_bell_ = neighbours_ ? Descriptor::duplicate(neighbours_->own_engine_doorbell())
+                             : Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  waiter_bell_ = neighbours_ ? Descriptor::duplicate(neighbours_->own_waiter_doorbell())
+                             : Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   for (const Descriptor* one : {&sources_, &engine_, &waiter_, &timer_, &engine_bell_, &waiter_bell_})
     if (!one->is_open()) return refused("opening the engine's descriptors");
-  const bool added = add(engine_.get(), engine_bell_.get(), EPOLLIN, 0) && add(waiter_.get(), waiter_bell_.get(), EPOLLIN, 0) &&
-                     add(engine_.get(), sources_.get(), EPOLLIN | EPOLLONESHOT, 1) && add(waiter_.get(), sources_.get(), EPOLLIN, 1);
+  const bool added =
+      add(engine_.get(), engine_bell_.get(), EPOLLIN, 0) && add(waiter_.get(), waiter_bell_.get(), EPOLLIN, 0) &&
+      add(engine_.get(), sources_.get(), EPOLLIN | EPOLLONESHOT, 1) && add(waiter_.get(), sources_.get(), EPOLLIN, 1);
   if (!added) return refused("epoll_ctl");
   SIRTAKI_TRY(watch(timer_.get(), EPOLLIN, tag_timer));
   for (int32_t peer = 0; peer < links_.size(); ++peer)
-    if (links_.to(peer) && links_.to(peer)->descriptor() >= 0) 
-      SIRTAKI_TRY(watch(links_.to(peer)->descriptor(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, tag_link | static_cast<uint32_t>(peer)));
+    if (links_.to(peer) && links_.to(peer)->descriptor() >= 0)
+      SIRTAKI_TRY(watch(links_.to(peer)->descriptor(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
+                        tag_link | static_cast<uint32_t>(peer)));
   for (int slot = 0; neighbours_ && slot < neighbours_->slot_count(); ++slot)
     for (int fd : {neighbours_->process_descriptor(slot), neighbours_->socket_descriptor(slot)})
       if (fd >= 0) SIRTAKI_TRY(watch(fd, EPOLLIN | EPOLLRDHUP, tag_neighbour | static_cast<uint32_t>(slot)));

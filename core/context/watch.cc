@@ -8,15 +8,19 @@ namespace {
 // The coordinator itself speaks up after stall_report; its silence is noticed a little later.
 constexpr Nanoseconds coordinator_grace = seconds(2);
 
-bool contains(const std::vector<int32_t>& ranks, int32_t rank) { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); }
+bool contains(const std::vector<int32_t>& ranks, int32_t rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
 
 long long whole_seconds(Nanoseconds time) { return static_cast<long long>(time / seconds(1)); }
 
 }  // namespace
 
-Watch::Watch(int32_t rank, const RankNames& names, std::vector<int32_t> local_ranks, const Config& config, const Log& log)
-    : rank_(rank), names_(names), local_ranks_(std::move(local_ranks)), log_(log), stall_report_(config.time(Knob::stall_report)),
-      progress_deadline_(config.time(Knob::progress_deadline)), stall_deadline_(config.time(Knob::stall_deadline)) {}
+Watch::Watch(int32_t rank, const RankNames& names, std::vector<int32_t> local_ranks, const Config& config,
+             const Log& log)
+    : rank_(rank), names_(names), local_ranks_(std::move(local_ranks)), log_(log),
+      stall_report_(config.time(Knob::stall_report)), progress_deadline_(config.time(Knob::progress_deadline)),
+      stall_deadline_(config.time(Knob::stall_deadline)) {}
 
 bool Watch::speaks_for_host(const std::vector<int32_t>& late) const {
   for (int32_t local : local_ranks_)
@@ -40,17 +44,21 @@ void Watch::say(const Stall& stall) const {
   std::string tensors;
   for (size_t i = 0; i < stall.names.size(); ++i) tensors += (i ? ", '" : "'") + stall.names[i] + "'";
   if (stall.more_names) tensors += format(" and %d more", stall.more_names);
-  log_.line(format("after %lld s, %s %s not submitted %s; %s %s waiting for it. Does every rank take the same branches, and call the same operations?",
-                   static_cast<long long>(stall.seconds), name_all(stall.missing).c_str(), stall.missing.size() > 1 ? "have" : "has", tensors.c_str(),
-                   name_all(stall.waiting).c_str(), stall.waiting.size() > 1 ? "are" : "is"));
+  log_.line(format(
+      "after %lld s, %s %s not submitted %s; %s %s waiting for it. Does every rank take the same branches, and call "
+      "the same operations?",
+      static_cast<long long>(stall.seconds), name_all(stall.missing).c_str(), stall.missing.size() > 1 ? "have" : "has",
+      tensors.c_str(), name_all(stall.waiting).c_str(), stall.waiting.size() > 1 ? "are" : "is"));
 }
 
-Status Watch::check(Nanoseconds now, const Execution& execution, Executor& executor, const Negotiation& negotiation, const std::string& oldest_waiting) {
+Status Watch::check(Nanoseconds now, const Execution& execution, Executor& executor, const Negotiation& negotiation,
+                    const std::string& oldest_waiting) {
   SIRTAKI_TRY(check_progress(now, execution, executor));
   check_coordinator(now, negotiation, oldest_waiting);
   if (stall_deadline_ && waiting_since_ && now - waiting_since_ > stall_deadline_ + progress_deadline_)
-    return {SRT_TIMEOUT, format("%s, which coordinates the job, has not answered for %lld s; '%s' was waiting for it",
-                                names_[coordinator_rank].c_str(), whole_seconds(now - waiting_since_), oldest_waiting.c_str())};
+    return {SRT_TIMEOUT,
+            format("%s, which coordinates the job, has not answered for %lld s; '%s' was waiting for it",
+                   names_[coordinator_rank].c_str(), whole_seconds(now - waiting_since_), oldest_waiting.c_str())};
   return Status::ok();
 }
 
@@ -64,8 +72,10 @@ Status Watch::check_progress(Nanoseconds now, const Execution& execution, const 
     next_progress_line_ = stall_report_;
   }
   if (silent < std::min(next_progress_line_, progress_deadline_)) return Status::ok();
-  const std::string text = format("no byte of '%s' has moved for %lld s: %s has not sent its part. Is that process stopped, or its machine overloaded?",
-                                  execution.tensor_of(stuck->plan).c_str(), whole_seconds(silent), name_all(late).c_str());
+  const std::string text = format(
+      "no byte of '%s' has moved for %lld s: %s has not sent its part. Is that process stopped, or its machine "
+      "overloaded?",
+      execution.tensor_of(stuck->plan).c_str(), whole_seconds(silent), name_all(late).c_str());
   if (silent >= progress_deadline_) return {SRT_TIMEOUT, text};
   if (speaks_for_host(late)) log_.line(text);
   next_progress_line_ = 2 * std::max(silent, stall_report_);
@@ -73,7 +83,8 @@ Status Watch::check_progress(Nanoseconds now, const Execution& execution, const 
 }
 
 void Watch::check_coordinator(Nanoseconds now, const Negotiation& negotiation, const std::string& oldest_waiting) {
-  if (rank_ == coordinator_rank || oldest_waiting.empty() || negotiation.heard_from_coordinator() >= negotiation.reported()) {
+  if (rank_ == coordinator_rank || oldest_waiting.empty() ||
+      negotiation.heard_from_coordinator() >= negotiation.reported()) {
     waiting_since_ = 0;
     return;
   }
@@ -85,8 +96,8 @@ void Watch::check_coordinator(Nanoseconds now, const Negotiation& negotiation, c
   if (silent < next_coordinator_line_) return;
   next_coordinator_line_ = 2 * silent;
   if (speaks_for_host({coordinator_rank}))
-    log_.line(format("%s has not answered for %lld s; '%s' is waiting for it. Is that process stopped?", names_[coordinator_rank].c_str(),
-                     whole_seconds(silent), oldest_waiting.c_str()));
+    log_.line(format("%s has not answered for %lld s; '%s' is waiting for it. Is that process stopped?",
+                     names_[coordinator_rank].c_str(), whole_seconds(silent), oldest_waiting.c_str()));
 }
 
 }  // namespace sirtaki

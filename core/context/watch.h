@@ -20,7 +20,8 @@ class Watch {
   void say(const Stall& stall) const;
 
   // Looks at the clock; not ok when a deadline has passed.
-  Status check(Nanoseconds now, const Execution& execution, Executor& executor, const Negotiation& negotiation, const std::string& oldest_waiting);
+  Status check(Nanoseconds now, const Execution& execution, Executor& executor, const Negotiation& negotiation,
+               const std::string& oldest_waiting);
 
  private:
   bool speaks_for_host(const std::vector<int32_t>& late) const;

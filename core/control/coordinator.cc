@@ -14,11 +14,8 @@ Status nonsense(const std::string& what) { return Status(SRT_PROTOCOL, "its repo
 }  // namespace
 
 Coordinator::State::State(std::vector<std::string> rank_names, CoordinatorRules coordinator_rules)
-    : names(std::move(rank_names)),
-      rules(coordinator_rules),
-      sets(static_cast<int32_t>(names.size())),
-      table(static_cast<int32_t>(names.size()), rules.cache_capacity),
-      stalls(rules.stall_report, rules.stall_deadline),
+    : names(std::move(rank_names)), rules(coordinator_rules), sets(static_cast<int32_t>(names.size())),
+      table(static_cast<int32_t>(names.size()), rules.cache_capacity), stalls(rules.stall_report, rules.stall_deadline),
       reporters(names.size()) {}
 
 Status Coordinator::State::merge(int32_t rank, Nanoseconds now) {

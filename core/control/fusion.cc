@@ -38,9 +38,8 @@ size_t choose_plan(const Entry& entry, int64_t threshold, std::vector<OpenPlan>&
                    std::vector<DecidedPlan>& plans) {
   const int64_t bytes = is_fusible(entry.kind) ? entry.proposed->bytes() : 0;
   const bool may_share = is_fusible(entry.kind) && bytes < threshold;
-  const auto found = std::find_if(open.begin(), open.end(), [&](const OpenPlan& plan) {
-    return may_share && fits_with(*plan.first, entry);
-  });
+  const auto found = std::find_if(open.begin(), open.end(),
+                                  [&](const OpenPlan& plan) { return may_share && fits_with(*plan.first, entry); });
   if (found != open.end() && found->bytes <= threshold - bytes) {
     found->bytes += bytes;
     return found->index;

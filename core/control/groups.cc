@@ -24,10 +24,10 @@ Status Groups::submitted(const ProcessSet& set, int32_t rank, const Signature& s
   if (group.shares.empty()) group.shares.resize(set.members.size());
   Share& share = group.shares[position];
   if (share.expected && share.submitted >= share.expected) {
-    return Status(SRT_MISMATCH, format("group %lld has %d tensors already, so '%.160s' cannot be one of them; a group "
-                                       "id may be used again only when its tensors are complete",
-                                       static_cast<long long>(signature.group_id), share.expected,
-                                       signature.name.c_str()));
+    return Status(SRT_MISMATCH,
+                  format("group %lld has %d tensors already, so '%.160s' cannot be one of them; a group "
+                         "id may be used again only when its tensors are complete",
+                         static_cast<long long>(signature.group_id), share.expected, signature.name.c_str()));
   }
   share.expected = signature.group_size;
   ++share.submitted;

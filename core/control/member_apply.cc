@@ -145,7 +145,8 @@ void Member::State::remove_set(MemberSet& set, Outcome& outcome) {
   const size_t first = outcome.refusals.size();
   const auto refuse = [&](Ticket ticket, const std::string& what) {
     outcome.refusals.push_back({ticket, Status(SRT_INVALID_ARGUMENT, format("process set %d was removed before %s took "
-                                                                            "place", set.number, what.c_str()))});
+                                                                            "place",
+                                                                            set.number, what.c_str()))});
   };
   for (auto& [key, operation] : operations) {
     if (operation->process_set != set.number || operation->phase == Operation::Phase::idle) continue;
@@ -162,8 +163,7 @@ Status Member::apply(std::span<const uint8_t> decision, Outcome& outcome) {
   State& state = *state_;
   if (!decode(decision, state.decision)) return nonsense("its bytes are malformed");
   if (state.decision.number != state.last_decision + 1) {
-    return nonsense(format("number %llu came after number %llu",
-                           static_cast<unsigned long long>(state.decision.number),
+    return nonsense(format("number %llu came after number %llu", static_cast<unsigned long long>(state.decision.number),
                            static_cast<unsigned long long>(state.last_decision)));
   }
   state.last_decision = state.decision.number;

@@ -49,8 +49,8 @@ Status ProcessSets::check_addition(const Signature& request) const {
   const std::vector<int64_t>& ranks = request.shape;
   for (size_t i = 0; i < ranks.size(); ++i) {
     if (ranks[i] < 0 || ranks[i] >= world_size_ || (i > 0 && ranks[i] <= ranks[i - 1])) {
-      return Status(SRT_INVALID_ARGUMENT, format("a process set needs different ranks from 0 to %d, in ascending order",
-                                                 world_size_ - 1));
+      return Status(SRT_INVALID_ARGUMENT,
+                    format("a process set needs different ranks from 0 to %d, in ascending order", world_size_ - 1));
     }
   }
   if (ranks.empty()) return Status(SRT_INVALID_ARGUMENT, "a process set needs at least one rank");

@@ -85,8 +85,8 @@ void Coordinator::State::refuse(Entry& entry, const Status& cause) {
   for (size_t i = 0; i < doomed.size(); ++i) {
     Entry& refused = *doomed[i];
     if (refused.is_answered) continue;
-    decision.refusals.push_back({refused.set->number, refused.kind, refused.name, refused.submitted.ranks(),
-                                 cause.code(), cause.text()});
+    decision.refusals.push_back(
+        {refused.set->number, refused.kind, refused.name, refused.submitted.ranks(), cause.code(), cause.text()});
     if (!refused.set->is_broken()) groups.refused(refused, cause, doomed);
     answer(refused);
   }

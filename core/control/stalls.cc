@@ -14,9 +14,9 @@ Status deadline_passed(const Stall& stall, const RankNames& names) {
   std::string tensors;
   for (const std::string& name : stall.names) tensors += (tensors.empty() ? "" : ", ") + quoted(name);
   if (stall.more_names) tensors += format(" and %d more", stall.more_names);
-  return Status(SRT_TIMEOUT, bounded(list_ranks(stall.missing, names) + " did not submit within " +
-                                     std::to_string(stall.seconds) + " seconds what " +
-                                     list_ranks(stall.waiting, names) + " waited for: " + tensors));
+  return Status(SRT_TIMEOUT,
+                bounded(list_ranks(stall.missing, names) + " did not submit within " + std::to_string(stall.seconds) +
+                        " seconds what " + list_ranks(stall.waiting, names) + " waited for: " + tensors));
 }
 
 }  // namespace
@@ -53,12 +53,11 @@ std::vector<StallWatch::Cause> StallWatch::find_causes(EntryTable& table, const 
   std::vector<Cause> causes;
   for (Entry& entry : table.pending()) {
     RankBits missing = entry.is_agreed ? groups.missing(entry) : entry.missing();
-    auto cause = std::find_if(causes.begin(), causes.end(), [&](const Cause& known) {
-      return known.set == entry.set && known.missing == missing;
-    });
+    auto cause = std::find_if(causes.begin(), causes.end(),
+                              [&](const Cause& known) { return known.set == entry.set && known.missing == missing; });
     if (cause == causes.end()) {
-      cause = causes.insert(cause, {entry.set, std::move(missing), entry.submitted, {}, entry.since,
-                                    entry.next_stall_report});
+      cause = causes.insert(cause,
+                            {entry.set, std::move(missing), entry.submitted, {}, entry.since, entry.next_stall_report});
     }
     cause->waiting |= entry.submitted;
     cause->entries.push_back(&entry);

@@ -110,8 +110,8 @@ std::string list_opinions(const std::vector<Opinion>& opinions, const RankNames&
 
 Status mismatch(const std::string& about, const std::vector<Opinion>& opinions, const char* advice,
                 const RankNames& names) {
-  return Status(SRT_MISMATCH, bounded("ranks disagree about " + about + ": " + list_opinions(opinions, names) + "; " +
-                                      advice));
+  return Status(SRT_MISMATCH,
+                bounded("ranks disagree about " + about + ": " + list_opinions(opinions, names) + "; " + advice));
 }
 
 void add_opinion(std::vector<Opinion>& opinions, std::string value, int32_t rank) {
@@ -149,9 +149,10 @@ Status validate_root(const Entry& entry, const RankNames& names) {
                          list_extents({members.begin(), members.end()}).c_str()));
   }
   if (entry.submitted.has(root)) return {};
-  return Status(SRT_MISMATCH, bounded(list_ranks(std::span(&root, 1), names) + " has joined and has nothing to send as "
-                                      "the root of the broadcast " + quoted(entry.name) +
-                                      "; broadcast from a rank that still has data"));
+  return Status(SRT_MISMATCH, bounded(list_ranks(std::span(&root, 1), names) +
+                                      " has joined and has nothing to send as "
+                                      "the root of the broadcast " +
+                                      quoted(entry.name) + "; broadcast from a rank that still has data"));
 }
 
 }  // namespace

@@ -6,7 +6,8 @@ namespace sirtaki {
 
 std::unique_ptr<Operation> AloneBackend::start(std::shared_ptr<const Transfer> transfer) {
   if (transfer->kind == Kind::allgather) {
-    transfer->gathered[0].visit(0, transfer->gathered[0].bytes(), [&](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) {
+    transfer->gathered[0].visit(0, transfer->gathered[0].bytes(),
+                                [&](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) {
       if (input && output) std::memcpy(output, input, static_cast<size_t>(bytes));
     });
     return nullptr;
@@ -14,7 +15,8 @@ std::unique_ptr<Operation> AloneBackend::start(std::shared_ptr<const Transfer> t
   const bool reduces = transfer->kind == Kind::allreduce;
   const bool scales = reduces && !(transfer->prescale.is_one() && transfer->postscale.is_one());
   const size_t element = transfer->element_bytes();
-  transfer->buffer.visit(0, transfer->buffer.bytes(), [&](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) {
+  transfer->buffer.visit(0, transfer->buffer.bytes(),
+                         [&](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) {
     if (!input || !output) return;
     const auto count = static_cast<size_t>(bytes);
     if (scales) {

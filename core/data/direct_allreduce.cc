@@ -11,7 +11,8 @@ namespace {
 
 class DirectAllreduce final : public LinkOperation {
  public:
-  DirectAllreduce(const LinkSetting& setting, std::shared_ptr<const Transfer> t) : LinkOperation(setting, std::move(t)) {
+  DirectAllreduce(const LinkSetting& setting, std::shared_ptr<const Transfer> t)
+      : LinkOperation(setting, std::move(t)) {
     round_bytes_ = chunk_bytes() * static_cast<int64_t>(member_count());
     rounds_ = (transfer().buffer.bytes() + round_bytes_ - 1) / round_bytes_;
     steps = rounds_ ? 4 * (rounds_ + 2) : 0;
@@ -75,7 +76,8 @@ class DirectAllreduce final : public LinkOperation {
     reduced_.resize(bytes);
     pack(transfer().buffer, slice.begin, slice.begin + slice.bytes, own_.data());
     sources_[transfer().own] = own_.data();
-    reduce_kernel()(reduced_.data(), sources_.data(), static_cast<int>(member_count()), bytes / transfer().element_bytes(), transfer().postscale);
+    reduce_kernel()(reduced_.data(), sources_.data(), static_cast<int>(member_count()),
+                    bytes / transfer().element_bytes(), transfer().postscale);
     for (size_t member = 0; member < member_count(); ++member)
       if (member != transfer().own) consume(member);
     unpack(transfer().buffer, slice.begin, slice.begin + slice.bytes, reduced_.data());

@@ -26,13 +26,13 @@ Status Executor::advance(Nanoseconds now, std::vector<uint64_t>& finished, bool&
 Status Executor::start_what_can(Nanoseconds now, std::vector<uint64_t>& finished, bool& moved) {
   while (!queue_.empty()) {
     const Transfer& next = *queue_.front();
-    const auto backend = std::find_if(backends_.begin(), backends_.end(), [&](const auto& b) { return b->serves(next); });
+    const auto backend =
+        std::find_if(backends_.begin(), backends_.end(), [&](const auto& b) { return b->serves(next); });
     if (backend == backends_.end()) return {SRT_INTERNAL, "no backend can run an operation that was agreed on"};
     if ((*backend)->is_serial() && is_busy(backend->get())) break;
     if (auto operation = (*backend)->start(queue_.front()))
       active_.push_back({queue_.front(), std::move(operation), backend->get()});
-    else
-      finished.push_back(next.plan);
+    else finished.push_back(next.plan);
     queue_.pop_front();
     moved = true;
     last_moved_ = now;

@@ -34,7 +34,9 @@ Status LinkOperation::advance(Nanoseconds, Progress& progress) {
   return Status::ok();
 }
 
-bool LinkOperation::has_room(size_t member) const { return member == transfer_->own || link(member).unsent() < most_unsent; }
+bool LinkOperation::has_room(size_t member) const {
+  return member == transfer_->own || link(member).unsent() < most_unsent;
+}
 
 bool LinkOperation::all_have_room() const {
   for (size_t member = 0; member < member_count(); ++member)
@@ -59,12 +61,14 @@ Status LinkOperation::arrived(size_t member, int64_t tag, int64_t bytes, std::sp
     awaited_.push_back(transfer_->members[member]);
     return Status::ok();
   }
-  if (frame->header.plan != transfer_->plan || frame->header.step != static_cast<uint16_t>(tag) || frame->header.length != bytes)
-    return {SRT_PROTOCOL,
-            format("%s sent transfer %u of operation %llu with %u bytes, where transfer %u of operation %llu with %lld bytes was due",
-                   setting_.names[static_cast<size_t>(transfer_->members[member])].c_str(), frame->header.step,
-                   static_cast<unsigned long long>(frame->header.plan), frame->header.length, static_cast<unsigned>(tag & 0xffff),
-                   static_cast<unsigned long long>(transfer_->plan), static_cast<long long>(bytes))};
+  if (frame->header.plan != transfer_->plan || frame->header.step != static_cast<uint16_t>(tag) ||
+      frame->header.length != bytes)
+    return {SRT_PROTOCOL, format("%s sent transfer %u of operation %llu with %u bytes, where transfer %u of operation "
+                                 "%llu with %lld bytes was due",
+                                 setting_.names[static_cast<size_t>(transfer_->members[member])].c_str(),
+                                 frame->header.step, static_cast<unsigned long long>(frame->header.plan),
+                                 frame->header.length, static_cast<unsigned>(tag & 0xffff),
+                                 static_cast<unsigned long long>(transfer_->plan), static_cast<long long>(bytes))};
   // An empty body still has to be told from none.
   static constexpr uint8_t nothing = 0;
   body = frame->body.empty() ? std::span<const uint8_t>(&nothing, size_t{0}) : frame->body;
@@ -97,7 +101,8 @@ bool LinkBackend::serves(const Transfer& transfer) const {
 std::unique_ptr<Operation> LinkBackend::start(std::shared_ptr<const Transfer> transfer) {
   switch (transfer->kind) {
     case Kind::allreduce:
-      return ring_ ? make_ring_allreduce(setting_, std::move(transfer)) : make_direct_allreduce(setting_, std::move(transfer));
+      return ring_ ? make_ring_allreduce(setting_, std::move(transfer))
+                   : make_direct_allreduce(setting_, std::move(transfer));
     case Kind::broadcast: return make_link_broadcast(setting_, std::move(transfer));
     case Kind::allgather: return make_link_allgather(setting_, std::move(transfer));
     default: return nullptr;  // a barrier is over once it is decided

@@ -15,7 +15,8 @@ int64_t rounds_for(int64_t bytes, int64_t chunk) { return (bytes + chunk - 1) / 
 // which counts for more ranks as long as there are few bytes. Step 2r packs round r, step 2r + 1 reduces it.
 class WholeAllreduce final : public MemoryOperation {
  public:
-  WholeAllreduce(Neighbours& n, Leases& l, const Kernels& k, std::shared_ptr<const Transfer> t) : MemoryOperation(n, l, k, std::move(t)) {
+  WholeAllreduce(Neighbours& n, Leases& l, const Kernels& k, std::shared_ptr<const Transfer> t)
+      : MemoryOperation(n, l, k, std::move(t)) {
     steps = 2 * rounds_for(transfer().buffer.bytes(), chunk_bytes());
     sources_.resize(member_count());
   }
@@ -49,19 +50,21 @@ class WholeAllreduce final : public MemoryOperation {
       for (size_t member = 0; member < member_count(); ++member) sources_[member] = chunk(member, round) + offset;
       // The own chunk holds what a prescale has made of the input, rounded exactly as the others see it.
       if (raw && input) sources_[transfer().own] = input;
-      kernel(output, sources_.data(), static_cast<int>(member_count()), static_cast<size_t>(bytes) / element, transfer().postscale);
+      kernel(output, sources_.data(), static_cast<int>(member_count()), static_cast<size_t>(bytes) / element,
+             transfer().postscale);
     });
   }
 
   std::vector<const void*> sources_;
 };
 
-// More ranks and bytes. A round's chunk is cut into one slice a member. Everyone packs its whole chunk, reduces its own slice
-// of all chunks in rank order, and copies the other members' slices. Packing a round comes before copying the round
-// before it, so that a rank has something to do while others reduce.
+// More ranks and bytes. A round's chunk is cut into one slice a member. Everyone packs its whole chunk, reduces its own
+// slice of all chunks in rank order, and copies the other members' slices. Packing a round comes before copying the
+// round before it, so that a rank has something to do while others reduce.
 class SlicedAllreduce final : public MemoryOperation {
  public:
-  SlicedAllreduce(Neighbours& n, Leases& l, const Kernels& k, std::shared_ptr<const Transfer> t) : MemoryOperation(n, l, k, std::move(t)) {
+  SlicedAllreduce(Neighbours& n, Leases& l, const Kernels& k, std::shared_ptr<const Transfer> t)
+      : MemoryOperation(n, l, k, std::move(t)) {
     steps = 3 * rounds_for(transfer().buffer.bytes(), chunk_bytes()) + 2;
     sources_.resize(member_count());
   }
@@ -96,8 +99,8 @@ class SlicedAllreduce final : public MemoryOperation {
     for (size_t member = 0; member < member_count(); ++member) sources_[member] = chunk(member, round) + slice.offset;
     // Into this rank's own slot: nobody else reads that slice of it before it is reduced.
     uint8_t* reduced = chunk(transfer().own, round) + slice.offset;
-    kernel(reduced, sources_.data(), static_cast<int>(member_count()), static_cast<size_t>(slice.bytes) / transfer().element_bytes(),
-           transfer().postscale);
+    kernel(reduced, sources_.data(), static_cast<int>(member_count()),
+           static_cast<size_t>(slice.bytes) / transfer().element_bytes(), transfer().postscale);
     unpack(slice, reduced);
     return true;
   }
@@ -128,7 +131,8 @@ class SlicedAllreduce final : public MemoryOperation {
   }
 
   void unpack(Slice slice, const uint8_t* reduced) const {
-    transfer().buffer.visit(slice.begin, slice.begin + slice.bytes, [&](const uint8_t*, uint8_t* output, int64_t offset, int64_t bytes) {
+    transfer().buffer.visit(slice.begin, slice.begin + slice.bytes,
+                            [&](const uint8_t*, uint8_t* output, int64_t offset, int64_t bytes) {
       if (output) std::memcpy(output, reduced + offset, static_cast<size_t>(bytes));
     });
   }
@@ -139,7 +143,8 @@ class SlicedAllreduce final : public MemoryOperation {
 // The root fills its slots, at most slots_each rounds ahead of the slowest reader.
 class MemoryBroadcast final : public MemoryOperation {
  public:
-  MemoryBroadcast(Neighbours& n, Leases& l, const Kernels& k, std::shared_ptr<const Transfer> t) : MemoryOperation(n, l, k, std::move(t)) {
+  MemoryBroadcast(Neighbours& n, Leases& l, const Kernels& k, std::shared_ptr<const Transfer> t)
+      : MemoryOperation(n, l, k, std::move(t)) {
     steps = rounds_for(transfer().buffer.bytes(), chunk_bytes());
   }
 
@@ -166,7 +171,8 @@ class MemoryBroadcast final : public MemoryOperation {
 // In each round every member packs its next chunk, and copies everyone's: step 2r packs round r, 2r + 1 copies it.
 class MemoryAllgather final : public MemoryOperation {
  public:
-  MemoryAllgather(Neighbours& n, Leases& l, const Kernels& k, std::shared_ptr<const Transfer> t) : MemoryOperation(n, l, k, std::move(t)) {
+  MemoryAllgather(Neighbours& n, Leases& l, const Kernels& k, std::shared_ptr<const Transfer> t)
+      : MemoryOperation(n, l, k, std::move(t)) {
     int64_t most = 0;
     for (const ScatterList& part : transfer().gathered) most = std::max(most, part.bytes());
     steps = 2 * rounds_for(most, chunk_bytes());
@@ -203,14 +209,15 @@ MemoryBackend::MemoryBackend(Neighbours& neighbours, const Kernels& kernels)
     : neighbours_(neighbours), kernels_(kernels), leases_(SharedRegion::slots_each) {}
 
 bool MemoryBackend::serves(const Transfer& transfer) const {
-  return transfer.device < 0 &&
-         std::all_of(transfer.members.begin(), transfer.members.end(), [&](int32_t rank) { return neighbours_.slot_of(rank) >= 0; });
+  return transfer.device < 0 && std::all_of(transfer.members.begin(), transfer.members.end(),
+                                            [&](int32_t rank) { return neighbours_.slot_of(rank) >= 0; });
 }
 
 std::unique_ptr<Operation> MemoryBackend::start(std::shared_ptr<const Transfer> transfer) {
   switch (transfer->kind) {
     case Kind::allreduce:
-      if (WholeAllreduce::suits(*transfer)) return std::make_unique<WholeAllreduce>(neighbours_, leases_, kernels_, std::move(transfer));
+      if (WholeAllreduce::suits(*transfer))
+        return std::make_unique<WholeAllreduce>(neighbours_, leases_, kernels_, std::move(transfer));
       return std::make_unique<SlicedAllreduce>(neighbours_, leases_, kernels_, std::move(transfer));
     case Kind::broadcast: return std::make_unique<MemoryBroadcast>(neighbours_, leases_, kernels_, std::move(transfer));
     case Kind::allgather: return std::make_unique<MemoryAllgather>(neighbours_, leases_, kernels_, std::move(transfer));

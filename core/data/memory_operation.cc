@@ -32,7 +32,8 @@ Status MemoryOperation::advance(Nanoseconds now, Progress& progress) {
 std::vector<int32_t> MemoryOperation::waits_for() const {
   std::vector<int32_t> late;
   for (size_t member = 0; member < slots_.size(); ++member)
-    if (member != transfer_->own && neighbours_.milestone_of(slots_[member]) < awaited_) late.push_back(transfer_->members[member]);
+    if (member != transfer_->own && neighbours_.milestone_of(slots_[member]) < awaited_)
+      late.push_back(transfer_->members[member]);
   return late;
 }
 

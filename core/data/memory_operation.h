@@ -20,7 +20,8 @@ using Leases = std::vector<Lease>;  // one a turn: SharedRegion::slots_each of t
 
 class MemoryOperation : public Operation {
  public:
-  MemoryOperation(Neighbours& neighbours, Leases& leases, const Kernels& kernels, std::shared_ptr<const Transfer> transfer);
+  MemoryOperation(Neighbours& neighbours, Leases& leases, const Kernels& kernels,
+                  std::shared_ptr<const Transfer> transfer);
 
   Status advance(Nanoseconds now, Progress& progress) final;
   std::vector<int32_t> waits_for() const final;

@@ -23,11 +23,13 @@ class ScatterList {
   template <typename Visit>
   void visit(int64_t begin, int64_t end, Visit&& visit_part) const {
     if (begin >= end) return;
-    auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), begin, [](int64_t at, const Piece& p) { return at < p.end; });
+    auto piece =
+        std::upper_bound(pieces_.begin(), pieces_.end(), begin, [](int64_t at, const Piece& p) { return at < p.end; });
     for (; piece != pieces_.end() && piece->begin < end; ++piece) {
       const int64_t from = std::max(begin, piece->begin), to = std::min(end, piece->end);
       const int64_t skip = from - piece->begin;
-      visit_part(piece->input ? piece->input + skip : nullptr, piece->output ? piece->output + skip : nullptr, from - begin, to - from);
+      visit_part(piece->input ? piece->input + skip : nullptr, piece->output ? piece->output + skip : nullptr,
+                 from - begin, to - from);
     }
   }
 

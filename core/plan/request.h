@@ -26,7 +26,13 @@ const char* kind_name(Kind kind);
 // Ranks may bring different first dimensions.
 inline bool is_ragged(Kind kind) { return kind == Kind::allgather; }
 
-enum class ReduceOp : uint8_t { sum = SRT_SUM, average = SRT_AVERAGE, min = SRT_MIN, max = SRT_MAX, product = SRT_PRODUCT };
+enum class ReduceOp : uint8_t {
+  sum = SRT_SUM,
+  average = SRT_AVERAGE,
+  min = SRT_MIN,
+  max = SRT_MAX,
+  product = SRT_PRODUCT
+};
 constexpr ReduceOp last_reduce_op = ReduceOp::product;
 const char* reduce_op_name(ReduceOp op);
 

@@ -88,7 +88,8 @@ Status Link::front(const Frame*& out) {
     if (in_.size() < sizeof(FrameHeader)) return Status::ok();
     std::memcpy(&frame_.header, in_.front().data(), sizeof(FrameHeader));
     const auto kind = static_cast<uint16_t>(frame_.header.kind);
-    if (frame_.header.length > longest_frame || kind < static_cast<uint16_t>(FrameKind::report) || kind > static_cast<uint16_t>(FrameKind::data))
+    if (frame_.header.length > longest_frame || kind < static_cast<uint16_t>(FrameKind::report) ||
+        kind > static_cast<uint16_t>(FrameKind::data))
       return {SRT_PROTOCOL, "a frame with an impossible header arrived"};
     if (in_.size() < sizeof(FrameHeader) + padded(frame_.header.length)) return Status::ok();
     frame_.body = in_.front().subspan(sizeof(FrameHeader), frame_.header.length);

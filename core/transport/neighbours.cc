@@ -95,7 +95,8 @@ Abort Neighbours::read_abort() const {
   if (record.state.load(std::memory_order_seq_cst) != 2) return {};
   const size_t length = std::min<size_t>(record.length, sizeof record.text);
   const auto status = static_cast<srt_status>(record.status);
-  return {true, StatusTable::is_fatal(status) ? status : SRT_ABORTED, static_cast<int32_t>(record.rank), std::string(record.text, length)};
+  return {true, StatusTable::is_fatal(status) ? status : SRT_ABORTED, static_cast<int32_t>(record.rank),
+          std::string(record.text, length)};
 }
 
 void Neighbours::close() {

@@ -44,7 +44,9 @@ class Neighbours {
   void ring_due(Nanoseconds now);
   void ring_all() { ring_due(never); }  // every one that is still wanted, and wake everyone who sleeps anyhow
 
-  void set_attention(Attention attention) { own().attention.store(static_cast<uint32_t>(attention), std::memory_order_seq_cst); }
+  void set_attention(Attention attention) {
+    own().attention.store(static_cast<uint32_t>(attention), std::memory_order_seq_cst);
+  }
   Attention attention_of(int slot) const;
   void wake_everyone();
 

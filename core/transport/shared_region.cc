@@ -39,12 +39,14 @@ Status SharedRegion::create(int64_t bytes, Descriptor& out) {
     errno = error;
     return refused("allocating shared memory");
   }
-  if (::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return refused("sealing shared memory");
+  if (::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+    return refused("sealing shared memory");
   out = std::move(memory);
   return Status::ok();
 }
 
-Status SharedRegion::open(const Config& config, int fd, uintptr_t address, int slot_count, std::unique_ptr<SharedRegion>& out) {
+Status SharedRegion::open(const Config& config, int fd, uintptr_t address, int slot_count,
+                          std::unique_ptr<SharedRegion>& out) {
   const auto bytes = static_cast<size_t>(bytes_needed(config, slot_count));
   const auto chunk = static_cast<size_t>(config.integer(Knob::chunk_bytes)) / 4096 * 4096;
   auto* base = reinterpret_cast<uint8_t*>(address);
@@ -52,7 +54,9 @@ Status SharedRegion::open(const Config& config, int fd, uintptr_t address, int s
     struct stat facts;
     if (::fstat(fd, &facts) != 0) return refused("looking at the shared memory");
     if (static_cast<size_t>(facts.st_size) < bytes)
-      return {SRT_INVALID_ARGUMENT, format("the shared memory has %lld bytes, but %zu are needed: do all ranks have the same chunk_bytes?", static_cast<long long>(facts.st_size), bytes)};
+      return {SRT_INVALID_ARGUMENT,
+              format("the shared memory has %lld bytes, but %zu are needed: do all ranks have the same chunk_bytes?",
+                     static_cast<long long>(facts.st_size), bytes)};
     void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (mapped == MAP_FAILED) return refused("mapping the shared memory");
     base = static_cast<uint8_t*>(mapped);
@@ -76,7 +80,9 @@ size_t SharedRegion::ring_offset(int from, int to) const {
   return rings_offset(slot_count_) + static_cast<size_t>(pair) * ring_span;
 }
 
-RingHeader& SharedRegion::ring(int from, int to) const { return *reinterpret_cast<RingHeader*>(base_ + ring_offset(from, to)); }
+RingHeader& SharedRegion::ring(int from, int to) const {
+  return *reinterpret_cast<RingHeader*>(base_ + ring_offset(from, to));
+}
 
 uint8_t* SharedRegion::ring_data(int from, int to) const { return base_ + ring_offset(from, to) + sizeof(RingHeader); }
 

@@ -72,7 +72,8 @@ class SharedRegion {
   static Status create(int64_t bytes, Descriptor& out);
 
   // Maps the descriptor, or takes an existing mapping.
-  static Status open(const Config& config, int fd, uintptr_t address, int slot_count, std::unique_ptr<SharedRegion>& out);
+  static Status open(const Config& config, int fd, uintptr_t address, int slot_count,
+                     std::unique_ptr<SharedRegion>& out);
   ~SharedRegion();
   SharedRegion(const SharedRegion&) = delete;
   SharedRegion& operator=(const SharedRegion&) = delete;

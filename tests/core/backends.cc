@@ -79,11 +79,14 @@ class Device {
     const auto count = static_cast<size_t>(job.transfers.front()->buffer.bytes()) / sizeof(float);
     std::vector<float> total(count);
     for (const auto& transfer : job.transfers)
-      transfer->buffer.visit(0, transfer->buffer.bytes(), [&](const uint8_t* in, uint8_t*, int64_t offset, int64_t bytes) {
-        for (int64_t i = 0; i < bytes / 4; ++i) total[static_cast<size_t>(offset / 4 + i)] += reinterpret_cast<const float*>(in)[i];
+      transfer->buffer.visit(0, transfer->buffer.bytes(),
+                             [&](const uint8_t* in, uint8_t*, int64_t offset, int64_t bytes) {
+        for (int64_t i = 0; i < bytes / 4; ++i)
+          total[static_cast<size_t>(offset / 4 + i)] += reinterpret_cast<const float*>(in)[i];
       });
     for (const auto& transfer : job.transfers)
-      transfer->buffer.visit(0, transfer->buffer.bytes(), [&](const uint8_t*, uint8_t* out, int64_t offset, int64_t bytes) {
+      transfer->buffer.visit(0, transfer->buffer.bytes(),
+                             [&](const uint8_t*, uint8_t* out, int64_t offset, int64_t bytes) {
         std::copy_n(total.data() + offset / 4, bytes / 4, reinterpret_cast<float*>(out));
       });
   }
@@ -99,7 +102,8 @@ class Device {
 
 class DeviceOperation final : public Operation {
  public:
-  DeviceOperation(Device& device, std::shared_ptr<const Transfer> transfer) : device_(device), job_(device.submit(std::move(transfer))) {}
+  DeviceOperation(Device& device, std::shared_ptr<const Transfer> transfer)
+      : device_(device), job_(device.submit(std::move(transfer))) {}
   Status advance(Nanoseconds, Progress& progress) override {
     progress = device_.is_finished(*job_) ? Progress::done : Progress::blocked;
     return Status::ok();
@@ -127,7 +131,9 @@ class DeviceBackend final : public Backend {
 };
 
 Options on_device(Device& device, Over transport) {
-  return {transport, {}, [&device](int, Context& context) { context.add_backend(std::make_unique<DeviceBackend>(device)); }, true};
+  return {transport, {}, [&device](int, Context& context) {
+    context.add_backend(std::make_unique<DeviceBackend>(device));
+  }, true};
 }
 
 struct Hook {
@@ -169,7 +175,8 @@ TEST(plans_that_finish_later_and_out_of_order) {
       for (int i = 0; i < rounds; ++i) {
         data[static_cast<size_t>(i)].assign(static_cast<size_t>(count), static_cast<float>(rank + i));
         const std::string name = "t" + std::to_string(i);
-        srt_request request = in_place(SRT_ALLREDUCE, name.c_str(), data[static_cast<size_t>(i)], count, DType::float32);
+        srt_request request =
+            in_place(SRT_ALLREDUCE, name.c_str(), data[static_cast<size_t>(i)], count, DType::float32);
         request.device = i % 3 ? 0 : -1;  // the processor's own plans go on meanwhile
         CHECK_EQUAL(context.enqueue(&request, 1, &handles[static_cast<size_t>(i)]).code(), SRT_OK);
         if (i % 7 == 0) context.flush();
@@ -213,11 +220,13 @@ TEST(hooks_are_called_once_from_the_engines_thread) {
     ranks.run([&](int rank, Context& context) {
       constexpr int operations = 200;
       const int64_t count = 9;
-      std::vector<std::vector<float>> data(operations, std::vector<float>(static_cast<size_t>(count), static_cast<float>(rank)));
+      std::vector<std::vector<float>> data(operations,
+                                           std::vector<float>(static_cast<size_t>(count), static_cast<float>(rank)));
       Hook hook;
       for (int i = 0; i < operations; ++i) {
         // One name twice in flight, as a compiled loop has it: the second waits its turn.
-        srt_request request = in_place(SRT_ALLREDUCE, i % 2 ? "loop.a" : "loop.b", data[static_cast<size_t>(i)], count, DType::float32);
+        srt_request request =
+            in_place(SRT_ALLREDUCE, i % 2 ? "loop.a" : "loop.b", data[static_cast<size_t>(i)], count, DType::float32);
         request.flags = SRT_REQUEST_QUEUE_SAME_NAME;
         request.on_complete = Hook::complete;
         request.user = &hook;

@@ -38,7 +38,10 @@ std::string show(const T& value) {
     return stream.str();
   } else if constexpr (std::is_enum_v<T>) {
     return std::to_string(static_cast<long long>(value));
-  } else if constexpr (requires { value.begin(); value.end(); }) {
+  } else if constexpr (requires {
+                         value.begin();
+                         value.end();
+                       }) {
     std::string text = "[";
     for (const auto& item : value) text += (text.size() > 1 ? ", " : "") + show(item);
     return text + "]";
@@ -75,13 +78,13 @@ inline int main(int count, char** arguments) {
 
 }  // namespace check
 
-#define TEST(name)                                          \
-  static void test_##name();                                \
+#define TEST(name)                                                  \
+  static void test_##name();                                        \
   static const check::Registration case_##name(#name, test_##name); \
   static void test_##name()
 #define CHECK(condition) ((condition) ? void() : check::fail(__FILE__, __LINE__, #condition))
-#define REQUIRE(condition)                                  \
-  do {                                                      \
+#define REQUIRE(condition)                                                \
+  do {                                                                    \
     if (!(condition)) return check::fail(__FILE__, __LINE__, #condition); \
   } while (false)
 #define CHECK_EQUAL(a, b) check::check_equal((a), (b), #a " == " #b, __FILE__, __LINE__)

@@ -7,13 +7,16 @@ using namespace world;
 
 namespace {
 
-Options over(Over transport, std::vector<std::pair<std::string, std::string>> knobs = {}) { return {transport, std::move(knobs), nullptr, true}; }
+Options over(Over transport, std::vector<std::pair<std::string, std::string>> knobs = {}) {
+  return {transport, std::move(knobs), nullptr, true};
+}
 
 // Each variant of the data plane, with chunks so small that even small tensors take several rounds.
 void on_each(const std::function<void(World&, int size)>& body) {
   for (int size : {1, 2, 3, 4})
-    for (const Options& options : {over(Over::memory), over(Over::memory, {{"chunk_bytes", "4096"}}), over(Over::sockets),
-                                   over(Over::sockets, {{"chunk_bytes", "4096"}}), over(Over::sockets, {{"cpu_algorithm", "ring"}, {"chunk_bytes", "4096"}})}) {
+    for (const Options& options : {over(Over::memory), over(Over::memory, {{"chunk_bytes", "4096"}}),
+                                   over(Over::sockets), over(Over::sockets, {{"chunk_bytes", "4096"}}),
+                                   over(Over::sockets, {{"cpu_algorithm", "ring"}, {"chunk_bytes", "4096"}})}) {
       World ranks(size, options);
       body(ranks, size);
     }
@@ -54,7 +57,8 @@ TEST(many_small_tensors_in_one_batch) {
         requests.clear();
         for (int i = 0; i < tensors; ++i) {
           std::fill(data[static_cast<size_t>(i)].begin(), data[static_cast<size_t>(i)].end(), rank + i);
-          requests.push_back(in_place(SRT_ALLREDUCE, names[static_cast<size_t>(i)].c_str(), data[static_cast<size_t>(i)], count, DType::float64));
+          requests.push_back(in_place(SRT_ALLREDUCE, names[static_cast<size_t>(i)].c_str(),
+                                      data[static_cast<size_t>(i)], count, DType::float64));
         }
         std::vector<Ticket> handles(tensors);
         CHECK_EQUAL(context.enqueue(requests.data(), tensors, handles.data()).code(), SRT_OK);

@@ -71,8 +71,8 @@ TEST(mixed_kinds_fuse_across_one_another) {
 }
 
 TEST(the_order_of_submission_does_not_matter) {
-  std::vector<Signature> signatures{allreduce("a"), allreduce("b", {100}), allreduce("c", {200}), broadcast("d"),
-                                    allgather("e", {3}), allreduce("f", {90})};
+  std::vector<Signature> signatures{allreduce("a"), allreduce("b", {100}), allreduce("c", {200}),
+                                    broadcast("d"), allgather("e", {3}),   allreduce("f", {90})};
   const std::string expected = fused(signatures);
   const auto by_name = [](const Signature& a, const Signature& b) { return a.name < b.name; };
   while (std::next_permutation(signatures.begin(), signatures.end(), by_name)) CHECK_EQUAL(fused(signatures), expected);

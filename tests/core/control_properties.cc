@@ -38,8 +38,14 @@ TEST(everything_that_leaves_nobody) {
                        800'000);
 }
 TEST(everything) {
-  simulate_with_caches({.dissents = true, .absents = true, .joins = true, .goodbyes = true, .sets = true,
-                        .groups = true, .ragged = true}, 900'000);
+  simulate_with_caches({.dissents = true,
+                        .absents = true,
+                        .joins = true,
+                        .goodbyes = true,
+                        .sets = true,
+                        .groups = true,
+                        .ragged = true},
+                       900'000);
 }
 
 CHECK_MAIN()

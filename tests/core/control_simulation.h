@@ -13,8 +13,7 @@ namespace sirtaki {
 class Simulation {
  public:
   Simulation(int32_t size, const Mix& mix, uint32_t seed)
-      : mix_(mix),
-        program_(size, mix, seed),
+      : mix_(mix), program_(size, mix, seed),
         rule_{.bytes = 64, .window = microseconds(50), .plans_in_flight = 1 + static_cast<int32_t>(seed % 3)},
         coordinator_(rank_names(size), rules()) {
     for (int32_t rank = 0; rank < size; ++rank) ranks_.push_back(std::make_unique<Rank>(rank, size, rule_, mix));
@@ -133,8 +132,9 @@ class Simulation {
     if (line.what == Line::What::operation) signature.process_set = set;
     if (line.what == Line::What::operation && signature.kind == Kind::broadcast) signature.root = line.members[0];
     if (line.what == Line::What::remove_set) signature.root = set;
-    rank.member.submit({std::make_shared<Signature>(std::move(signature)), ticket,
-                        line.absent[static_cast<size_t>(rank.number)]}, now_);
+    rank.member.submit(
+        {std::make_shared<Signature>(std::move(signature)), ticket, line.absent[static_cast<size_t>(rank.number)]},
+        now_);
   }
 
   void report(Rank& rank) {

@@ -78,9 +78,17 @@ struct Trouble {
 };
 
 Options with_trouble(const Trouble& trouble, Wire& wire) {
-  Options options{Over::sockets, {{"progress_deadline", "0.4"}, {"stall_deadline", "0.4"}, {"stall_report", "0.2"}, {"chunk_bytes", "4096"}, {"log_descriptor", "-1"}}, nullptr, true};
+  Options options{Over::sockets,
+                  {{"progress_deadline", "0.4"},
+                   {"stall_deadline", "0.4"},
+                   {"stall_report", "0.2"},
+                   {"chunk_bytes", "4096"},
+                   {"log_descriptor", "-1"}},
+                  nullptr,
+                  true};
   options.connect = [&wire, trouble](int a, int b, int* ends) {
-    if (std::minmax(a, b) != std::minmax(trouble.victim, trouble.from)) return ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
+    if (std::minmax(a, b) != std::minmax(trouble.victim, trouble.from))
+      return ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
     ends[0] = a == trouble.victim ? wire.victims_end() : wire.other_end();
     ends[1] = b == trouble.victim ? wire.victims_end() : wire.other_end();
     return true;
@@ -105,7 +113,11 @@ std::vector<Ending> suffer(const Trouble& trouble) {
     for (int step = 0; step < 3; ++step) {
       for (int kind : {SRT_ALLREDUCE, SRT_BROADCAST, SRT_BARRIER}) {
         std::fill(data.begin(), data.end(), static_cast<float>(rank));
-        srt_request request = in_place(kind, kind == SRT_ALLREDUCE ? "gradient" : kind == SRT_BROADCAST ? "weights" : "barrier", data, count, DType::float32);
+        srt_request request = in_place(kind,
+                                       kind == SRT_ALLREDUCE   ? "gradient"
+                                       : kind == SRT_BROADCAST ? "weights"
+                                                               : "barrier",
+                                       data, count, DType::float32);
         if (kind == SRT_BARRIER) request = world::request(SRT_BARRIER, "barrier", nullptr, 0);
         Ticket handle = 0;
         Status status = context.enqueue(&request, 1, &handle);
@@ -121,13 +133,16 @@ std::vector<Ending> suffer(const Trouble& trouble) {
 }
 
 constexpr size_t points[] = {0, 1, 15, 16, 17, 40, 100, 200, 300, 500, 1000, 3000, 5000, 8000, 12'000, 20'000, 30'000};
-constexpr std::array<int, 2> links[] = {{0, 1}, {1, 0}, {1, 2}, {2, 1}};  // to and from the coordinator, and between others
+constexpr std::array<int, 2> links[] = {
+    {0, 1}, {1, 0}, {1, 2}, {2, 1}};  // to and from the coordinator, and between others
 
-void expect_fatal(const std::vector<Ending>& endings, const std::set<srt_status>& allowed, const char* what, size_t after) {
+void expect_fatal(const std::vector<Ending>& endings, const std::set<srt_status>& allowed, const char* what,
+                  size_t after) {
   for (const Ending& ending : endings)
     for (srt_status code : ending.codes)
       if (code != SRT_OK && !allowed.contains(code))
-        check::fail(__FILE__, __LINE__, format("%s after %zu bytes ended with status %d: %s", what, after, code, ending.text.c_str()));
+        check::fail(__FILE__, __LINE__,
+                    format("%s after %zu bytes ended with status %d: %s", what, after, code, ending.text.c_str()));
 }
 
 }  // namespace
@@ -156,7 +171,9 @@ TEST(a_broken_link_ends_every_rank) {
 
 TEST(a_lying_link_is_named_and_kills_no_process) {
   for (const auto& [victim, from] : links)
-    for (size_t after : points) expect_fatal(suffer({Fault::corrupt, after, victim, from}), {SRT_PROTOCOL, SRT_MISMATCH, SRT_TIMEOUT, SRT_PEER_LOST, SRT_ABORTED}, "corruption", after);
+    for (size_t after : points)
+      expect_fatal(suffer({Fault::corrupt, after, victim, from}),
+                   {SRT_PROTOCOL, SRT_MISMATCH, SRT_TIMEOUT, SRT_PEER_LOST, SRT_ABORTED}, "corruption", after);
 }
 
 TEST(a_silent_link_is_given_up) {
@@ -207,7 +224,9 @@ TEST(a_rank_that_has_finished_is_named_when_it_is_needed) {
         for (int again = 0; again < 2; ++again) {
           const Status status = run_one(context, request, handle);
           CHECK_EQUAL(status.code(), SRT_PEER_FINISHED);
-          CHECK(std::string(status.text()).find(format("rank %d (pid %d on here) has finished and cannot take part", leaver, 100 + leaver)) != std::string::npos);
+          CHECK(std::string(status.text())
+                    .find(format("rank %d (pid %d on here) has finished and cannot take part", leaver, 100 + leaver)) !=
+                std::string::npos);
         }
         for (++done; done < 2;) std::this_thread::yield();
       });
@@ -216,7 +235,8 @@ TEST(a_rank_that_has_finished_is_named_when_it_is_needed) {
 
 TEST(a_rank_that_never_submits_is_given_up_by_name) {
   for (Over transport : {Over::memory, Over::sockets}) {
-    World ranks(3, {transport, {{"stall_report", "0.1"}, {"stall_deadline", "0.5"}, {"log_descriptor", "-1"}}, nullptr, true});
+    World ranks(
+        3, {transport, {{"stall_report", "0.1"}, {"stall_deadline", "0.5"}, {"log_descriptor", "-1"}}, nullptr, true});
     std::atomic<int> done{0};
     ranks.run([&](int rank, Context& context) {
       const int64_t count = 10;

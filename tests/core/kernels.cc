@@ -45,7 +45,8 @@ void check_reductions(DType dtype) {
   for (const Kernels* table : tables())
     for (int op = 0; op < 5; ++op)
       for (int sources = 1; sources <= 5; ++sources)
-        for (size_t count : {size_t{0}, size_t{1}, size_t{7}, size_t{8}, size_t{33}, size_t{1023}, size_t{1025}, size_t{3000}}) {
+        for (size_t count :
+             {size_t{0}, size_t{1}, size_t{7}, size_t{8}, size_t{33}, size_t{1023}, size_t{1025}, size_t{3000}}) {
           std::vector<std::vector<T>> inputs(static_cast<size_t>(sources), std::vector<T>(count));
           std::vector<const void*> pointers;
           std::vector<double> expected(count);
@@ -163,7 +164,9 @@ TEST(half_precision_round_trips_and_rounds_to_even) {
 TEST(every_instruction_set_gives_the_same_bits) {
   if (tables().size() < 2) return;  // this machine has one
   std::vector<float> values(4096);
-  for (size_t i = 0; i < values.size(); ++i) values[i] = std::ldexp(static_cast<float>(i * 2'654'435'761u % 1000) - 500.0f, static_cast<int>(i % 41) - 20) * 1.37f;
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] =
+        std::ldexp(static_cast<float>(i * 2'654'435'761u % 1000) - 500.0f, static_cast<int>(i % 41) - 20) * 1.37f;
   for (DType dtype : {DType::float32, DType::float16, DType::bfloat16})
     for (int op = 0; op < 5; ++op) {
       std::vector<std::vector<uint8_t>> results;

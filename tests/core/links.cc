@@ -3,8 +3,8 @@
 #include <deque>
 #include <random>
 
-#include "check.h"
 #include "base/codec.h"
+#include "check.h"
 #include "transport/link.h"
 
 using namespace sirtaki;
@@ -40,7 +40,8 @@ class DrippingPipe final : public BytePipe {
 };
 
 struct Pair {
-  explicit Pair(unsigned seed) : a(std::make_unique<DrippingPipe>(ab, ba, seed)), b(std::make_unique<DrippingPipe>(ba, ab, seed + 1)) {}
+  explicit Pair(unsigned seed)
+      : a(std::make_unique<DrippingPipe>(ab, ba, seed)), b(std::make_unique<DrippingPipe>(ba, ab, seed + 1)) {}
   Channel ab, ba;
   Link a, b;
 };
@@ -65,7 +66,8 @@ TEST(frames_arrive_whole_and_in_order) {
       if (!frame) continue;
       CHECK_EQUAL(frame->header.plan, got);
       CHECK_EQUAL(reinterpret_cast<uintptr_t>(frame->body.data()) % 16, uintptr_t{0});
-      CHECK(std::all_of(frame->body.begin(), frame->body.end(), [&](uint8_t byte) { return byte == static_cast<uint8_t>(got); }));
+      CHECK(std::all_of(frame->body.begin(), frame->body.end(),
+                        [&](uint8_t byte) { return byte == static_cast<uint8_t>(got); }));
       pair.b.pop();
       ++got;
     }
@@ -91,8 +93,9 @@ TEST(the_last_words_are_read_before_the_end) {
 }
 
 TEST(an_impossible_header_is_refused) {
-  for (const FrameHeader& header : {FrameHeader{longest_frame + 1, FrameKind::data, 0, 0}, FrameHeader{0, static_cast<FrameKind>(0), 0, 0},
-                                    FrameHeader{0, static_cast<FrameKind>(99), 0, 0}}) {
+  for (const FrameHeader& header :
+       {FrameHeader{longest_frame + 1, FrameKind::data, 0, 0}, FrameHeader{0, static_cast<FrameKind>(0), 0, 0},
+        FrameHeader{0, static_cast<FrameKind>(99), 0, 0}}) {
     Pair pair(1);
     const auto* bytes = reinterpret_cast<const uint8_t*>(&header);
     pair.ab.bytes.assign(bytes, bytes + sizeof header);

@@ -69,13 +69,18 @@ class World {
   void make(int rank) {
     srt_topology topology{sizeof topology, rank, size_, rank, size_, 0, 1, peers_.data()};
     std::unique_ptr<Context> context;
-    if (const Status status = Context::create(config_, topology, context); !status.is_ok()) check::fail(__FILE__, __LINE__, status.text());
+    if (const Status status = Context::create(config_, topology, context); !status.is_ok())
+      check::fail(__FILE__, __LINE__, status.text());
     if (options_.over == Over::memory && size_ > 1) {
       // Zeroed by calloc, aligned by hand: what a fresh memfd mapping is.
-      if (!region_) region_.reset(static_cast<uint8_t*>(std::calloc(1, static_cast<size_t>(SharedRegion::bytes_needed(config_, size_)) + 4096)));
+      if (!region_)
+        region_.reset(static_cast<uint8_t*>(
+            std::calloc(1, static_cast<size_t>(SharedRegion::bytes_needed(config_, size_)) + 4096)));
       const auto base = (reinterpret_cast<uintptr_t>(region_.get()) + 4095) / 4096 * 4096;
-      srt_memory memory{sizeof memory, -1, base, rank, size_, ranks_.data(), engine_bells_.data(), waiter_bells_.data(), nullptr, nullptr};
-      if (const Status status = context->link_memory(memory); !status.is_ok()) check::fail(__FILE__, __LINE__, status.text());
+      srt_memory memory{sizeof memory,        -1,      base,   rank, size_, ranks_.data(), engine_bells_.data(),
+                        waiter_bells_.data(), nullptr, nullptr};
+      if (const Status status = context->link_memory(memory); !status.is_ok())
+        check::fail(__FILE__, __LINE__, status.text());
     }
     if (options_.prepare) options_.prepare(rank, *context);
     contexts_.push_back(std::move(context));
@@ -85,7 +90,8 @@ class World {
     for (int a = 0; a < size_; ++a)
       for (int b = a + 1; b < size_; ++b) {
         int ends[2];
-        const bool made = options_.connect ? options_.connect(a, b, ends) : ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
+        const bool made = options_.connect ? options_.connect(a, b, ends)
+                                           : ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
         if (!made) check::fail(__FILE__, __LINE__, "no socket pair");
         std::ignore = (*this)[a].link_socket(b, ends[0]);
         std::ignore = (*this)[b].link_socket(a, ends[1]);
@@ -106,7 +112,8 @@ class World {
 };
 
 // A request with everything that has a default filled in.
-inline srt_request request(int32_t kind, const char* name, const int64_t* shape, int32_t dimensions, DType dtype = DType::float32) {
+inline srt_request request(int32_t kind, const char* name, const int64_t* shape, int32_t dimensions,
+                           DType dtype = DType::float32) {
   srt_request made{};
   made.struct_size = sizeof made;
   made.kind = kind;

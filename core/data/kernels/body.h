@@ -158,8 +158,9 @@ constexpr DTypeKernels kernels_for() {
 }
 
 const DTypeKernels* kernels_of(DType dtype) {
-  static constexpr DTypeKernels int32 = kernels_for<int32_t>(), int64 = kernels_for<int64_t>(), float32 = kernels_for<float>(),
-                                float64 = kernels_for<double>(), float16 = kernels_for<Float16>(), bfloat16 = kernels_for<BFloat16>();
+  static constexpr DTypeKernels int32 = kernels_for<int32_t>(), int64 = kernels_for<int64_t>(),
+                                float32 = kernels_for<float>(), float64 = kernels_for<double>(),
+                                float16 = kernels_for<Float16>(), bfloat16 = kernels_for<BFloat16>();
   switch (dtype) {
     case DType::int32: return &int32;
     case DType::int64: return &int64;

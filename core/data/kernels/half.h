@@ -18,7 +18,9 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-[[maybe_unused]] inline float widen(BFloat16 value) { return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16); }
+[[maybe_unused]] inline float widen(BFloat16 value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
+}
 
 [[maybe_unused]] inline BFloat16 narrow_bfloat16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
@@ -73,7 +75,8 @@ struct BFloat16 {
   size_t i = 0;
 #ifdef __F16C__
   for (; i + 8 <= count; i += 8)
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
+                     _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT));
 #endif
   for (; i < count; ++i) out[i] = narrow_float16(in[i]);
 }
