@@ -241,10 +241,11 @@ def _names(optimizer: Optimizer, named: Iterable[tuple[str, Tensor]] | None) -> 
 
 
 def _all(optimizer: Optimizer, names: dict[Tensor, str]) -> Iterator[tuple[str, Tensor]]:
-    """The optimizer's parameters, each once, with the names that they have or their places."""
+    """The parameters that can have gradients, each once, with the names that they have or their places."""
     seen = set()
     for group, settings in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(settings["params"]):
-            if parameter not in seen:
+            can_have = parameter.is_floating_point() or parameter.is_complex()
+            if can_have and parameter not in seen:
                 seen.add(parameter)
                 yield names.get(parameter, f"noname.{group}.{place}"), parameter

@@ -33,6 +33,8 @@ def it_is_still_of_its_class() -> None:
     assert type(optimizer).__name__ == "SGD"
     assert optimizer is plain
     assert optimizer.param_groups[0]["lr"] == 0.05
+    has_hooks = bool(model[0].weight._post_accumulate_grad_hooks)
+    assert has_hooks == (hvd.size() > 1)  # a world of one costs nothing
 
 
 @case()
@@ -180,6 +182,17 @@ def scalars_and_empty_parameters() -> None:
         mean = (hvd.size() + 1) / 2
         assert [one.grad.tolist() for one in model] == [mean, [], [mean] * 2]
         optimizer.step()
+
+
+@case()
+def whole_numbers_among_the_parameters() -> None:
+    """As in quantized models; they never have gradients."""
+    table = nn.Parameter(torch.arange(4), requires_grad=False)
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([table, weight], lr=1.0))
+    (table * weight).sum().backward()
+    optimizer.step()
+    assert weight.tolist() == [1.0, 0.0, -1.0, -2.0]
 
 
 @case()
