@@ -35,9 +35,9 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     """Makes an optimizer step with gradients that are averaged over all ranks. All ranks must call it.
 
     When `loss.backward()` returns, the gradients are reduced: clipping, scaling and closures need nothing
-    special. A parameter that no rank's pass has touched keeps its gradient as it is (None, usually); one that
-    some ranks have not touched counts as zero there. A `step()` without a backward pass before it takes part
-    in the others' exchange.
+    special. A parameter that no rank's pass has touched keeps its gradient as it is (None, usually); where
+    only some ranks' passes have, the others count with the gradient that they have, zero if none. A `step()`
+    without a backward pass before it takes part in the others' exchange.
 
     It is the same optimizer that is returned: an instance of its own class still, with its state, its
     parameter groups and whatever refers to it. In a world of one nothing is exchanged.
