@@ -16,6 +16,7 @@ CMAKE := PATH="$(CURDIR)/$(BIN):$$PATH" cmake
 INSTALL := $(PIP) install --quiet --config-settings editable_mode=strict --editable
 SOURCES := $(shell find core -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt) pyproject.toml setup.py \
   $(shell find adapters bindings runner -type d -not -name __pycache__)
+NATIVE := $(shell find core tests benchmarks -name '*.cc' -o -name '*.h')
 
 .DEFAULT_GOAL := help
 SANITIZED := test-asan test-tsan
@@ -73,6 +74,7 @@ lint: $(STAMPS)/lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p sirtaki
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info bindings/libsirtaki.so bindings/_cdef.py bindings/_version.py

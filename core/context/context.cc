@@ -57,12 +57,9 @@ Status Context::link_memory(const srt_memory& memory) {
 
 Status Context::start() {
   if (engine_) return {SRT_INVALID_ARGUMENT, "the context is started already"};
-  if (rank_ == coordinator_rank ? std::count_if(names_.begin() + 1, names_.end(),
-                                                [&](const std::string& name) {
-    return !links_.to(static_cast<int32_t>(&name - names_.data()));
-  })
-                                : !links_.to(coordinator_rank))
-    return {SRT_INVALID_ARGUMENT, "links to some ranks are missing"};
+  for (int32_t peer = 0; peer < size_; ++peer)
+    if (peer != rank_ && (peer == coordinator_rank || rank_ == coordinator_rank) && !links_.to(peer))
+      return {SRT_INVALID_ARGUMENT, format("the link to rank %d is missing", peer)};
   negotiation_ = std::make_unique<Negotiation>(rank_, names_, config_, links_, neighbours_.get());
   execution_ = std::make_unique<Execution>(rank_, handles_, negotiation_->member());
   sleeper_ = std::make_unique<Sleeper>(neighbours_.get(), links_);

@@ -222,12 +222,12 @@ void Engine::look_around(Nanoseconds now) {
   next_look_ = now + between_looks;
   for (int slot : parts_.sleeper.dead_neighbours()) lose(parts_.neighbours->rank_in(slot), now);
   if (is_dead()) return;
-  if (suspect_ >= 0 && now >= suspect_until_)
-    return fail({{SRT_PEER_LOST, parts_.names[static_cast<size_t>(suspect_)] +
-                                     " was lost: its process ended, or the connection to it "
-                                     "broke, without a goodbye. Its own output says why"},
-                 suspect_},
-                true, now);
+  if (suspect_ >= 0 && now >= suspect_until_) {
+    const std::string& who = parts_.names[static_cast<size_t>(suspect_)];
+    constexpr char how[] =
+        "its process ended, or the connection to it broke, without a goodbye. Its own output says why";
+    return fail({{SRT_PEER_LOST, format("%s was lost: %s", who.c_str(), how)}, suspect_}, true, now);
+  }
   std::vector<int32_t> late;
   if (parts_.execution.executor().stuck(late))
     for (int32_t rank : late)

@@ -144,9 +144,8 @@ Status Member::State::apply_set_changes(Outcome& outcome) {
 void Member::State::remove_set(MemberSet& set, Outcome& outcome) {
   const size_t first = outcome.refusals.size();
   const auto refuse = [&](Ticket ticket, const std::string& what) {
-    outcome.refusals.push_back({ticket, Status(SRT_INVALID_ARGUMENT, format("process set %d was removed before %s took "
-                                                                            "place",
-                                                                            set.number, what.c_str()))});
+    const std::string text = format("process set %d was removed before %s took place", set.number, what.c_str());
+    outcome.refusals.push_back({ticket, Status(SRT_INVALID_ARGUMENT, text)});
   };
   for (auto& [key, operation] : operations) {
     if (operation->process_set != set.number || operation->phase == Operation::Phase::idle) continue;

@@ -133,8 +133,8 @@ void Coordinator::State::settle_joins() {
     } else {
       for (Entry& entry : table.pending()) {
         if (entry.set != set.get() || entry.is_answered) continue;
-        refuse(entry, Status(SRT_MISMATCH, quoted(entry.name) + " belongs to a group that no rank has submitted whole, "
-                                                                "and all ranks have joined"));
+        constexpr char why[] = " belongs to a group that no rank has submitted whole, and all ranks have joined";
+        refuse(entry, Status(SRT_MISMATCH, quoted(entry.name) + why));
       }
       decision.joins.push_back({set->number, set->last_joined});
     }

@@ -149,9 +149,8 @@ Status validate_root(const Entry& entry, const RankNames& names) {
                          list_extents({members.begin(), members.end()}).c_str()));
   }
   if (entry.submitted.has(root)) return {};
-  return Status(SRT_MISMATCH, bounded(list_ranks(std::span(&root, 1), names) +
-                                      " has joined and has nothing to send as "
-                                      "the root of the broadcast " +
+  const std::string who = list_ranks(std::span(&root, 1), names);
+  return Status(SRT_MISMATCH, bounded(who + " has joined and has nothing to send as the root of the broadcast " +
                                       quoted(entry.name) + "; broadcast from a rank that still has data"));
 }
 
