@@ -15,7 +15,7 @@ int64_t rounds_for(int64_t bytes, int64_t chunk) { return (bytes + chunk - 1) / 
 // which counts for more ranks as long as there are few bytes. Step 2r packs round r, step 2r + 1 reduces it.
 class WholeAllreduce final : public MemoryOperation {
  public:
-  WholeAllreduce(Neighbours& n, Leases& l, const Kernels& k, std::shared_ptr<const Transfer> t)
+  WholeAllreduce(Neighbours& n, SlotState& l, const Kernels& k, std::shared_ptr<const Transfer> t)
       : MemoryOperation(n, l, k, std::move(t)) {
     steps = 2 * rounds_for(transfer().buffer.bytes(), chunk_bytes());
     sources_.resize(member_count());
@@ -32,12 +32,13 @@ class WholeAllreduce final : public MemoryOperation {
     const int64_t end = std::min(begin + chunk_bytes(), transfer().buffer.bytes());
     if (index % 2 == 0) {
       if (!may_write(round)) return false;
-      pack(transfer().buffer, begin, end, chunk(transfer().own, round));
+      pack(transfer().buffer, begin, end, round);
       lend(round, index + 1);
       return true;
     }
     if (!all_past(index - 1)) return false;
-    reduce(begin, end, round);
+    const auto others = static_cast<int64_t>(member_count()) - 1;
+    read_others((end - begin) * others, [&] { reduce(begin, end, round); });
     return true;
   }
 
@@ -63,7 +64,7 @@ class WholeAllreduce final : public MemoryOperation {
 // round before it, so that a rank has something to do while others reduce.
 class SlicedAllreduce final : public MemoryOperation {
  public:
-  SlicedAllreduce(Neighbours& n, Leases& l, const Kernels& k, std::shared_ptr<const Transfer> t)
+  SlicedAllreduce(Neighbours& n, SlotState& l, const Kernels& k, std::shared_ptr<const Transfer> t)
       : MemoryOperation(n, l, k, std::move(t)) {
     steps = 3 * rounds_for(transfer().buffer.bytes(), chunk_bytes()) + 2;
     sources_.resize(member_count());
@@ -86,7 +87,7 @@ class SlicedAllreduce final : public MemoryOperation {
     if (!is_round(round)) return true;
     if (!may_write(round)) return false;
     const int64_t begin = round * chunk_bytes(), end = std::min(begin + chunk_bytes(), transfer().buffer.bytes());
-    pack(transfer().buffer, begin, end, chunk(transfer().own, round));
+    pack(transfer().buffer, begin, end, round);
     lend(round, index + 4);  // the step that copies this round
     return true;
   }
@@ -99,8 +100,11 @@ class SlicedAllreduce final : public MemoryOperation {
     for (size_t member = 0; member < member_count(); ++member) sources_[member] = chunk(member, round) + slice.offset;
     // Into this rank's own slot: nobody else reads that slice of it before it is reduced.
     uint8_t* reduced = chunk(transfer().own, round) + slice.offset;
-    kernel(reduced, sources_.data(), static_cast<int>(member_count()),
-           static_cast<size_t>(slice.bytes) / transfer().element_bytes(), transfer().postscale);
+    const auto others = static_cast<int64_t>(member_count()) - 1;
+    read_others(slice.bytes * others, [&] {
+      kernel(reduced, sources_.data(), static_cast<int>(member_count()),
+             static_cast<size_t>(slice.bytes) / transfer().element_bytes(), transfer().postscale);
+    });
     unpack(slice, reduced);
     return true;
   }
@@ -143,7 +147,7 @@ class SlicedAllreduce final : public MemoryOperation {
 // The root fills its slots, at most slots_each rounds ahead of the slowest reader.
 class MemoryBroadcast final : public MemoryOperation {
  public:
-  MemoryBroadcast(Neighbours& n, Leases& l, const Kernels& k, std::shared_ptr<const Transfer> t)
+  MemoryBroadcast(Neighbours& n, SlotState& l, const Kernels& k, std::shared_ptr<const Transfer> t)
       : MemoryOperation(n, l, k, std::move(t)) {
     steps = rounds_for(transfer().buffer.bytes(), chunk_bytes());
   }
@@ -171,7 +175,7 @@ class MemoryBroadcast final : public MemoryOperation {
 // In each round every member packs its next chunk, and copies everyone's: step 2r packs round r, 2r + 1 copies it.
 class MemoryAllgather final : public MemoryOperation {
  public:
-  MemoryAllgather(Neighbours& n, Leases& l, const Kernels& k, std::shared_ptr<const Transfer> t)
+  MemoryAllgather(Neighbours& n, SlotState& l, const Kernels& k, std::shared_ptr<const Transfer> t)
       : MemoryOperation(n, l, k, std::move(t)) {
     int64_t most = 0;
     for (const ScatterList& part : transfer().gathered) most = std::max(most, part.bytes());
@@ -184,7 +188,7 @@ class MemoryAllgather final : public MemoryOperation {
     if (index % 2 == 1) return copy_round(round, index);
     if (!may_write(round)) return false;
     const int64_t begin = round * chunk_bytes(), end = std::min(begin + chunk_bytes(), transfer().buffer.bytes());
-    pack(transfer().buffer, begin, end, chunk(transfer().own, round));
+    pack(transfer().buffer, begin, end, round);
     lend(round, index + 1);
     return true;
   }
@@ -206,7 +210,7 @@ class MemoryAllgather final : public MemoryOperation {
 }  // namespace
 
 MemoryBackend::MemoryBackend(Neighbours& neighbours, const Kernels& kernels)
-    : neighbours_(neighbours), kernels_(kernels), leases_(SharedRegion::slots_each) {}
+    : neighbours_(neighbours), kernels_(kernels) {}
 
 bool MemoryBackend::serves(const Transfer& transfer) const {
   return transfer.device < 0 && std::all_of(transfer.members.begin(), transfer.members.end(),
@@ -217,10 +221,10 @@ std::unique_ptr<Operation> MemoryBackend::start(std::shared_ptr<const Transfer> 
   switch (transfer->kind) {
     case Kind::allreduce:
       if (WholeAllreduce::suits(*transfer))
-        return std::make_unique<WholeAllreduce>(neighbours_, leases_, kernels_, std::move(transfer));
-      return std::make_unique<SlicedAllreduce>(neighbours_, leases_, kernels_, std::move(transfer));
-    case Kind::broadcast: return std::make_unique<MemoryBroadcast>(neighbours_, leases_, kernels_, std::move(transfer));
-    case Kind::allgather: return std::make_unique<MemoryAllgather>(neighbours_, leases_, kernels_, std::move(transfer));
+        return std::make_unique<WholeAllreduce>(neighbours_, state_, kernels_, std::move(transfer));
+      return std::make_unique<SlicedAllreduce>(neighbours_, state_, kernels_, std::move(transfer));
+    case Kind::broadcast: return std::make_unique<MemoryBroadcast>(neighbours_, state_, kernels_, std::move(transfer));
+    case Kind::allgather: return std::make_unique<MemoryAllgather>(neighbours_, state_, kernels_, std::move(transfer));
     default: return nullptr;  // a barrier is over once it is decided
   }
 }

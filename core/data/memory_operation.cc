@@ -9,9 +9,10 @@ constexpr int steps_a_call = 8;  // then negotiation has its turn
 
 }  // namespace
 
-MemoryOperation::MemoryOperation(Neighbours& neighbours, Leases& leases, const Kernels& kernels,
+MemoryOperation::MemoryOperation(Neighbours& neighbours, SlotState& state, const Kernels& kernels,
                                  std::shared_ptr<const Transfer> transfer)
-    : neighbours_(neighbours), leases_(leases), kernels_(kernels.of(transfer->dtype)), transfer_(std::move(transfer)) {
+    : neighbours_(neighbours), state_(state), kernels_(kernels), arithmetic_(kernels.of(transfer->dtype)),
+      transfer_(std::move(transfer)) {
   slots_.reserve(transfer_->members.size());
   for (int32_t member : transfer_->members) slots_.push_back(neighbours_.slot_of(member));
 }
@@ -49,7 +50,7 @@ bool MemoryOperation::all_past(int64_t index) {
 }
 
 bool MemoryOperation::may_write(int64_t round) {
-  Lease& lease = leases_[(transfer_->plan + static_cast<uint64_t>(round)) % SharedRegion::slots_each];
+  Lease& lease = state_.leases[(transfer_->plan + static_cast<uint64_t>(round)) % SharedRegion::slots_each];
   awaited_ = lease.until;
   for (int reader : lease.readers)
     if (neighbours_.milestone_of(reader) < lease.until) return false;
@@ -58,20 +59,25 @@ bool MemoryOperation::may_write(int64_t round) {
 }
 
 void MemoryOperation::lend(int64_t round, int64_t until_past_index) {
-  Lease& lease = leases_[(transfer_->plan + static_cast<uint64_t>(round)) % SharedRegion::slots_each];
+  Lease& lease = state_.leases[(transfer_->plan + static_cast<uint64_t>(round)) % SharedRegion::slots_each];
   lease.until = Milestone(transfer_->plan, static_cast<uint64_t>(until_past_index) + 1).value();
   lease.readers.clear();
   for (size_t member = 0; member < slots_.size(); ++member)
     if (member != transfer_->own) lease.readers.push_back(slots_[member]);
 }
 
-void MemoryOperation::pack(const ScatterList& buffer, int64_t begin, int64_t end, uint8_t* chunk) const {
+void MemoryOperation::pack(const ScatterList& buffer, int64_t begin, int64_t end, int64_t round) {
+  uint8_t* to = chunk(transfer_->own, round);
   const size_t element = transfer_->element_bytes();
+  const bool streams = state_.distance.streams(end - begin);
+  neighbours_.set_streams(streams);
   buffer.visit(begin, end, [&](const uint8_t* input, uint8_t*, int64_t offset, int64_t bytes) {
     const auto count = static_cast<size_t>(bytes);
-    if (!input) kernels_->fill[static_cast<int>(transfer_->reduce_op)](chunk + offset, count / element);
-    else if (transfer_->prescale.is_one()) std::memcpy(chunk + offset, input, count);
-    else kernels_->scale(chunk + offset, input, count / element, transfer_->prescale);
+    if (!input) arithmetic_->fill[static_cast<int>(transfer_->reduce_op)](to + offset, count / element);
+    else if (!transfer_->prescale.is_one())
+      arithmetic_->scale(to + offset, input, count / element, transfer_->prescale);
+    else if (streams) kernels_.stream(to + offset, input, count);
+    else std::memcpy(to + offset, input, count);
   });
 }
 

@@ -7,6 +7,7 @@
 
 #include <vector>
 
+#include "data/distance.h"
 #include "data/operation.h"
 #include "transport/neighbours.h"
 
@@ -16,11 +17,16 @@ struct Lease {
   uint64_t until = 0;        // milestone that each reader has to reach
   std::vector<int> readers;  // slots
 };
-using Leases = std::vector<Lease>;  // one a turn: SharedRegion::slots_each of them
+
+// What a rank remembers of its slots from one operation to the next.
+struct SlotState {
+  std::vector<Lease> leases = std::vector<Lease>(SharedRegion::slots_each);  // one a turn
+  Distance distance;
+};
 
 class MemoryOperation : public Operation {
  public:
-  MemoryOperation(Neighbours& neighbours, Leases& leases, const Kernels& kernels,
+  MemoryOperation(Neighbours& neighbours, SlotState& state, const Kernels& kernels,
                   std::shared_ptr<const Transfer> transfer);
 
   Status advance(Nanoseconds now, Progress& progress) final;
@@ -32,7 +38,7 @@ class MemoryOperation : public Operation {
   int64_t steps = 0;  // set by the constructor of the algorithm; steps count from 0
 
   const Transfer& transfer() const { return *transfer_; }
-  const DTypeKernels& arithmetic() const { return *kernels_; }
+  const DTypeKernels& arithmetic() const { return *arithmetic_; }
   size_t member_count() const { return slots_.size(); }
   int64_t chunk_bytes() const { return static_cast<int64_t>(neighbours_.region().chunk_bytes()); }
   uint8_t* chunk(size_t member, int64_t round) const {
@@ -47,18 +53,34 @@ class MemoryOperation : public Operation {
   bool may_write(int64_t round);
   void lend(int64_t round, int64_t until_past_index);
 
-  // The buffer's bytes [begin, end), prescaled, into a chunk.
-  void pack(const ScatterList& buffer, int64_t begin, int64_t end, uint8_t* chunk) const;
+  // The buffer's bytes [begin, end), prescaled, into this rank's chunk of a round.
+  void pack(const ScatterList& buffer, int64_t begin, int64_t end, int64_t round);
+
+  // Reads the others' chunks of `bytes`, and learns from the time that it takes how far away they are.
+  template <typename Read>
+  void read_others(int64_t bytes, Read&& read);
 
  private:
   Neighbours& neighbours_;
-  Leases& leases_;
-  const DTypeKernels* kernels_;  // nullptr where nothing is reduced
+  SlotState& state_;
+  const Kernels& kernels_;
+  const DTypeKernels* arithmetic_;  // nullptr where nothing is reduced
   std::shared_ptr<const Transfer> transfer_;
   std::vector<int> slots_;       // by member
   int64_t next_ = 0;
   uint64_t awaited_ = 0;         // the milestone that it waits for
 };
+
+template <typename Read>
+void MemoryOperation::read_others(int64_t bytes, Read&& read) {
+  bool is_plain = true;
+  for (size_t member = 0; member < member_count(); ++member)
+    if (member != transfer_->own && neighbours_.streams(slots_[member])) is_plain = false;
+  if (!is_plain) return read();
+  const Nanoseconds start = now();
+  read();
+  state_.distance.noted(bytes, now() - start);
+}
 
 class MemoryBackend final : public Backend {
  public:
@@ -69,7 +91,7 @@ class MemoryBackend final : public Backend {
  private:
   Neighbours& neighbours_;
   const Kernels& kernels_;
-  Leases leases_;
+  SlotState state_;
 };
 
 }  // namespace sirtaki

@@ -1,4 +1,5 @@
 // The arithmetic, element by element against a plain loop, for each instruction set that this machine has.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -159,6 +160,24 @@ TEST(half_precision_round_trips_and_rounds_to_even) {
   CHECK_EQUAL(narrow_float16(1.0f + 0x1p-11f).bits, 0x3c00);              // a tie, to even
   CHECK_EQUAL(narrow_float16(1.0f + 0x1p-10f + 0x1p-11f).bits, 0x3c02);
   CHECK_EQUAL(narrow_bfloat16(1.0f + 0x1p-8f).bits, 0x3f80);
+}
+
+TEST(streaming_copies_every_byte_and_no_other) {
+  std::vector<uint8_t> from(1000), to(1000);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint8_t>(i * 7 + 1);
+  for (const Kernels* table : tables())
+    for (size_t source : {size_t{0}, size_t{3}, size_t{64}})
+      for (size_t target = 0; target < 70; target += 3)
+        for (size_t count : {size_t{0}, size_t{1}, size_t{63}, size_t{64}, size_t{65}, size_t{128}, size_t{500}}) {
+          std::fill(to.begin(), to.end(), uint8_t{0});
+          table->stream(to.data() + target, from.data() + source, count);
+          CHECK(std::equal(from.begin() + static_cast<ptrdiff_t>(source),
+                           from.begin() + static_cast<ptrdiff_t>(source + count),
+                           to.begin() + static_cast<ptrdiff_t>(target)));
+          CHECK_EQUAL(std::count(to.begin(), to.end(), uint8_t{0}) >= static_cast<ptrdiff_t>(1000 - count), true);
+          CHECK(target == 0 || to[target - 1] == 0);
+          CHECK_EQUAL(to[target + count], uint8_t{0});
+        }
 }
 
 TEST(every_instruction_set_gives_the_same_bits) {

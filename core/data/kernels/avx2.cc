@@ -3,7 +3,7 @@
 namespace sirtaki {
 
 const Kernels& avx2_kernels() {
-  static constexpr Kernels table{"avx2", kernels_of};
+  static constexpr Kernels table{"avx2", kernels_of, stream};
   return table;
 }
 

@@ -3,7 +3,7 @@
 namespace sirtaki {
 
 const Kernels& baseline_kernels() {
-  static constexpr Kernels table{"baseline", kernels_of};
+  static constexpr Kernels table{"baseline", kernels_of, stream};
   return table;
 }
 

@@ -8,6 +8,7 @@
 
 #include "data/kernels/half.h"
 #include "data/kernels/kernels.h"
+#include "data/kernels/stream.h"
 
 namespace {
 

@@ -36,6 +36,8 @@ struct DTypeKernels {
 struct Kernels {
   const char* name;
   const DTypeKernels* (*of)(DType dtype);  // nullptr: not reducible
+  // Copies what another core reads next.
+  void (*stream)(void* destination, const void* source, size_t bytes);
 };
 
 const Kernels& baseline_kernels();

@@ -1,0 +1,42 @@
+// When chunks are stored past the cache: only between ranks whose cores are far apart, and never for good.
+#include "data/distance.h"
+
+#include "check.h"
+
+using namespace sirtaki;
+
+namespace {
+
+constexpr int64_t chunk = 512 << 10;
+constexpr Nanoseconds quick = chunk / 64 * 8, slow = chunk / 64 * 60;
+
+}  // namespace
+
+TEST(near_ranks_never_stream) {
+  Distance distance;
+  for (int i = 0; i < 1000; ++i) {
+    CHECK(!distance.streams(chunk));
+    distance.noted(chunk, i % 3 == 2 ? quick : slow);  // a thread that is put aside now and then
+  }
+}
+
+TEST(far_ranks_stream_but_for_a_probe_now_and_then) {
+  Distance distance;
+  for (int i = 0; i < 3; ++i) distance.noted(chunk, slow);
+  int plain = 0;
+  for (int i = 0; i < 640; ++i) plain += !distance.streams(chunk);
+  CHECK_EQUAL(plain, 10);
+  CHECK(!distance.streams(1024));  // few bytes are not worth it
+}
+
+TEST(ranks_that_come_near_stop_streaming) {
+  Distance distance;
+  for (int i = 0; i < 3; ++i) distance.noted(chunk, slow);
+  CHECK(distance.streams(chunk));
+  distance.noted(1024, quick);  // too few bytes to tell
+  CHECK(distance.streams(chunk));
+  distance.noted(chunk, quick);
+  CHECK(!distance.streams(chunk));
+}
+
+CHECK_MAIN()
