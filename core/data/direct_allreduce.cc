@@ -33,18 +33,13 @@ class DirectAllreduce final : public LinkOperation {
     }
   }
 
-  struct Slice {
-    int64_t begin, bytes;
-  };
-
   bool is_round(int64_t round) const { return round >= 0 && round < rounds_; }
 
-  Slice slice_of(size_t member, int64_t round) const {
-    const int64_t begin = round * round_bytes_, bytes = std::min(round_bytes_, transfer().buffer.bytes() - begin);
-    const auto members = static_cast<int64_t>(member_count());
-    const int64_t share = ((bytes + members - 1) / members + 63) / 64 * 64;
-    const int64_t from = std::min(bytes, share * static_cast<int64_t>(member));
-    return {begin + from, std::min(bytes, from + share) - from};
+  // In the whole buffer.
+  Slice slice(size_t member, int64_t round) const {
+    const int64_t begin = round * round_bytes_;
+    const Slice part = slice_of(std::min(round_bytes_, transfer().buffer.bytes() - begin), member_count(), member);
+    return {begin + part.begin, part.bytes};
   }
 
   bool send_slices(int64_t round) {
@@ -52,8 +47,8 @@ class DirectAllreduce final : public LinkOperation {
     if (!all_have_room()) return false;
     for (size_t member = 0; member < member_count(); ++member) {
       if (member == transfer().own) continue;
-      const Slice slice = slice_of(member, round);
-      pack(transfer().buffer, slice.begin, slice.begin + slice.bytes, compose(member, 2 * round, slice.bytes).data());
+      const Slice part = slice(member, round);
+      pack_bytes(part.begin, part.begin + part.bytes, compose(member, 2 * round, part.bytes).data());
     }
     return true;
   }
@@ -61,26 +56,26 @@ class DirectAllreduce final : public LinkOperation {
   Status reduce_own(int64_t round, bool& finished) {
     finished = !is_round(round);
     if (finished) return Status::ok();
-    const Slice slice = slice_of(transfer().own, round);
+    const Slice part = slice(transfer().own, round);
     bool all_here = true;
     for (size_t member = 0; member < member_count(); ++member) {
       if (member == transfer().own) continue;
       std::span<const uint8_t> body;
-      SIRTAKI_TRY(arrived(member, 2 * round, slice.bytes, body));
+      SIRTAKI_TRY(arrived(member, 2 * round, part.bytes, body));
       sources_[member] = body.data();
       if (!body.data()) all_here = false;
     }
     if (!all_here) return Status::ok();
-    const auto bytes = static_cast<size_t>(slice.bytes);
+    const auto bytes = static_cast<size_t>(part.bytes);
     own_.resize(bytes);
     reduced_.resize(bytes);
-    pack(transfer().buffer, slice.begin, slice.begin + slice.bytes, own_.data());
+    pack_bytes(part.begin, part.begin + part.bytes, own_.data());
     sources_[transfer().own] = own_.data();
     reduce_kernel()(reduced_.data(), sources_.data(), static_cast<int>(member_count()),
                     bytes / transfer().element_bytes(), transfer().postscale);
     for (size_t member = 0; member < member_count(); ++member)
       if (member != transfer().own) consume(member);
-    unpack(transfer().buffer, slice.begin, slice.begin + slice.bytes, reduced_.data());
+    unpack(transfer().buffer, part.begin, part.begin + part.bytes, reduced_.data());
     finished = true;
     return Status::ok();
   }
@@ -101,14 +96,14 @@ class DirectAllreduce final : public LinkOperation {
     if (!is_round(round)) return Status::ok();
     for (size_t member = 0; member < member_count(); ++member) {
       if (member == transfer().own || got_[member] > round) continue;
-      const Slice slice = slice_of(member, round);
+      const Slice part = slice(member, round);
       std::span<const uint8_t> body;
-      SIRTAKI_TRY(arrived(member, 2 * round + 1, slice.bytes, body));
+      SIRTAKI_TRY(arrived(member, 2 * round + 1, part.bytes, body));
       if (!body.data()) {
         finished = false;
         continue;
       }
-      unpack(transfer().buffer, slice.begin, slice.begin + slice.bytes, body.data());
+      unpack(transfer().buffer, part.begin, part.begin + part.bytes, body.data());
       consume(member);
       got_[member] = round + 1;
     }

@@ -32,7 +32,7 @@ class LinkBroadcast final : public LinkOperation {
 
   void send(int64_t round, int64_t begin, int64_t end) {
     for (size_t member = 0; member < member_count(); ++member)
-      if (member != transfer().own) pack(transfer().buffer, begin, end, compose(member, round, end - begin).data());
+      if (member != transfer().own) pack_bytes(begin, end, compose(member, round, end - begin).data());
     transfer().buffer.visit(begin, end, [](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) {
       if (output && output != input) std::memcpy(output, input, static_cast<size_t>(bytes));
     });
@@ -57,7 +57,7 @@ class LinkAllgather final : public LinkOperation {
     if (!finished) return Status::ok();
     const int64_t begin = round * chunk_bytes(), end = begin + bytes_of(transfer().own, round);
     for (size_t member = 0; member < member_count() && begin < end; ++member)
-      if (member != transfer().own) pack(transfer().buffer, begin, end, compose(member, round, end - begin).data());
+      if (member != transfer().own) pack_bytes(begin, end, compose(member, round, end - begin).data());
     if (begin < end) copy_own(begin, end);
     return Status::ok();
   }

@@ -1,7 +1,6 @@
 #include "data/link_operation.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace sirtaki {
 namespace {
@@ -73,22 +72,6 @@ Status LinkOperation::arrived(size_t member, int64_t tag, int64_t bytes, std::sp
   static constexpr uint8_t nothing = 0;
   body = frame->body.empty() ? std::span<const uint8_t>(&nothing, size_t{0}) : frame->body;
   return Status::ok();
-}
-
-void LinkOperation::pack(const ScatterList& buffer, int64_t begin, int64_t end, uint8_t* out) const {
-  const size_t element = transfer_->element_bytes();
-  buffer.visit(begin, end, [&](const uint8_t* input, uint8_t*, int64_t offset, int64_t bytes) {
-    const auto count = static_cast<size_t>(bytes);
-    if (!input) kernels_->fill[static_cast<int>(transfer_->reduce_op)](out + offset, count / element);
-    else if (transfer_->prescale.is_one()) std::memcpy(out + offset, input, count);
-    else kernels_->scale(out + offset, input, count / element, transfer_->prescale);
-  });
-}
-
-void LinkOperation::unpack(const ScatterList& buffer, int64_t begin, int64_t end, const uint8_t* in) {
-  buffer.visit(begin, end, [&](const uint8_t*, uint8_t* output, int64_t offset, int64_t bytes) {
-    if (output) std::memcpy(output, in + offset, static_cast<size_t>(bytes));
-  });
 }
 
 bool LinkBackend::serves(const Transfer& transfer) const {

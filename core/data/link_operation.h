@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "data/operation.h"
+#include "data/packing.h"
 #include "transport/links.h"
 
 namespace sirtaki {
@@ -47,8 +48,10 @@ class LinkOperation : public Operation {
   Status arrived(size_t member, int64_t tag, int64_t bytes, std::span<const uint8_t>& body);
   void consume(size_t member) { link(member).pop(); }
 
-  void pack(const ScatterList& buffer, int64_t begin, int64_t end, uint8_t* out) const;
-  static void unpack(const ScatterList& buffer, int64_t begin, int64_t end, const uint8_t* in);
+  // The buffer's bytes [begin, end), prescaled.
+  void pack_bytes(int64_t begin, int64_t end, uint8_t* out) const {
+    pack(*transfer_, setting_.kernels, begin, end, out);
+  }
 
  private:
   Link& link(size_t member) const { return *setting_.links.to(transfer_->members[member]); }

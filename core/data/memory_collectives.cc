@@ -32,7 +32,7 @@ class WholeAllreduce final : public MemoryOperation {
     const int64_t end = std::min(begin + chunk_bytes(), transfer().buffer.bytes());
     if (index % 2 == 0) {
       if (!may_write(round)) return false;
-      pack(transfer().buffer, begin, end, round);
+      pack_chunk(begin, end, round);
       lend(round, index + 1);
       return true;
     }
@@ -87,7 +87,7 @@ class SlicedAllreduce final : public MemoryOperation {
     if (!is_round(round)) return true;
     if (!may_write(round)) return false;
     const int64_t begin = round * chunk_bytes(), end = std::min(begin + chunk_bytes(), transfer().buffer.bytes());
-    pack(transfer().buffer, begin, end, round);
+    pack_chunk(begin, end, round);
     lend(round, index + 4);  // the step that copies this round
     return true;
   }
@@ -95,17 +95,17 @@ class SlicedAllreduce final : public MemoryOperation {
   bool reduce_round(int64_t round, int64_t index) {
     if (!is_round(round)) return true;
     if (!all_past(index - 2)) return false;
-    const Slice slice = slice_of(transfer().own, round);
+    const Slice part = slice(transfer().own, round);
     const auto kernel = arithmetic().reduce[static_cast<int>(transfer().reduce_op)];
-    for (size_t member = 0; member < member_count(); ++member) sources_[member] = chunk(member, round) + slice.offset;
+    for (size_t member = 0; member < member_count(); ++member) sources_[member] = chunk(member, round) + part.begin;
     // Into this rank's own slot: nobody else reads that slice of it before it is reduced.
-    uint8_t* reduced = chunk(transfer().own, round) + slice.offset;
+    uint8_t* reduced = chunk(transfer().own, round) + part.begin;
     const auto others = static_cast<int64_t>(member_count()) - 1;
-    read_others(slice.bytes * others, [&] {
+    read_others(part.bytes * others, [&] {
       kernel(reduced, sources_.data(), static_cast<int>(member_count()),
-             static_cast<size_t>(slice.bytes) / transfer().element_bytes(), transfer().postscale);
+             static_cast<size_t>(part.bytes) / transfer().element_bytes(), transfer().postscale);
     });
-    unpack(slice, reduced);
+    unpack_slice(part, transfer().own, round);
     return true;
   }
 
@@ -113,32 +113,19 @@ class SlicedAllreduce final : public MemoryOperation {
     if (!is_round(round)) return true;
     if (!all_past(index - 2)) return false;  // the step that reduced this round
     for (size_t member = 0; member < member_count(); ++member) {
-      if (member == transfer().own) continue;
-      const Slice slice = slice_of(member, round);
-      unpack(slice, chunk(member, round) + slice.offset);
+      if (member != transfer().own) unpack_slice(slice(member, round), member, round);
     }
     return true;
   }
 
-  struct Slice {
-    int64_t begin;   // in the buffer
-    int64_t offset;  // in the chunk
-    int64_t bytes;
-  };
-
-  Slice slice_of(size_t member, int64_t round) const {
-    const int64_t begin = round * chunk_bytes(), bytes = std::min(chunk_bytes(), transfer().buffer.bytes() - begin);
-    const auto members = static_cast<int64_t>(member_count());
-    const int64_t share = ((bytes + members - 1) / members + 63) / 64 * 64;  // no two ranks write one cache line
-    const int64_t from = std::min(bytes, share * static_cast<int64_t>(member));
-    return {begin + from, from, std::min(bytes, from + share) - from};
+  // Of a round's chunk.
+  Slice slice(size_t member, int64_t round) const {
+    return slice_of(std::min(chunk_bytes(), transfer().buffer.bytes() - round * chunk_bytes()), member_count(), member);
   }
 
-  void unpack(Slice slice, const uint8_t* reduced) const {
-    transfer().buffer.visit(slice.begin, slice.begin + slice.bytes,
-                            [&](const uint8_t*, uint8_t* output, int64_t offset, int64_t bytes) {
-      if (output) std::memcpy(output, reduced + offset, static_cast<size_t>(bytes));
-    });
+  void unpack_slice(Slice part, size_t member, int64_t round) const {
+    const int64_t begin = round * chunk_bytes() + part.begin;
+    unpack(transfer().buffer, begin, begin + part.bytes, chunk(member, round) + part.begin);
   }
 
   std::vector<const void*> sources_;
@@ -188,7 +175,7 @@ class MemoryAllgather final : public MemoryOperation {
     if (index % 2 == 1) return copy_round(round, index);
     if (!may_write(round)) return false;
     const int64_t begin = round * chunk_bytes(), end = std::min(begin + chunk_bytes(), transfer().buffer.bytes());
-    pack(transfer().buffer, begin, end, round);
+    pack_chunk(begin, end, round);
     lend(round, index + 1);
     return true;
   }
@@ -198,10 +185,7 @@ class MemoryAllgather final : public MemoryOperation {
     for (size_t member = 0; member < member_count(); ++member) {
       const ScatterList& part = transfer().gathered[member];
       const int64_t begin = round * chunk_bytes(), end = std::min(begin + chunk_bytes(), part.bytes());
-      const uint8_t* shared = chunk(member, round);
-      part.visit(begin, end, [&](const uint8_t*, uint8_t* output, int64_t offset, int64_t bytes) {
-        if (output) std::memcpy(output, shared + offset, static_cast<size_t>(bytes));
-      });
+      unpack(part, begin, end, chunk(member, round));
     }
     return true;
   }

@@ -1,7 +1,5 @@
 #include "data/memory_operation.h"
 
-#include <cstring>
-
 namespace sirtaki {
 namespace {
 
@@ -66,19 +64,10 @@ void MemoryOperation::lend(int64_t round, int64_t until_past_index) {
     if (member != transfer_->own) lease.readers.push_back(slots_[member]);
 }
 
-void MemoryOperation::pack(const ScatterList& buffer, int64_t begin, int64_t end, int64_t round) {
-  uint8_t* to = chunk(transfer_->own, round);
-  const size_t element = transfer_->element_bytes();
+void MemoryOperation::pack_chunk(int64_t begin, int64_t end, int64_t round) {
   const bool streams = state_.distance.streams(end - begin);
   neighbours_.set_streams(streams);
-  buffer.visit(begin, end, [&](const uint8_t* input, uint8_t*, int64_t offset, int64_t bytes) {
-    const auto count = static_cast<size_t>(bytes);
-    if (!input) arithmetic_->fill[static_cast<int>(transfer_->reduce_op)](to + offset, count / element);
-    else if (!transfer_->prescale.is_one())
-      arithmetic_->scale(to + offset, input, count / element, transfer_->prescale);
-    else if (streams) kernels_.stream(to + offset, input, count);
-    else std::memcpy(to + offset, input, count);
-  });
+  pack(*transfer_, kernels_, begin, end, chunk(transfer_->own, round), streams ? kernels_.stream : copy_plainly);
 }
 
 }  // namespace sirtaki

@@ -9,6 +9,7 @@
 
 #include "data/distance.h"
 #include "data/operation.h"
+#include "data/packing.h"
 #include "transport/neighbours.h"
 
 namespace sirtaki {
@@ -54,7 +55,7 @@ class MemoryOperation : public Operation {
   void lend(int64_t round, int64_t until_past_index);
 
   // The buffer's bytes [begin, end), prescaled, into this rank's chunk of a round.
-  void pack(const ScatterList& buffer, int64_t begin, int64_t end, int64_t round);
+  void pack_chunk(int64_t begin, int64_t end, int64_t round);
 
   // Reads the others' chunks of `bytes`, and learns from the time that it takes how far away they are.
   template <typename Read>

@@ -26,7 +26,7 @@ class RingAllreduce final : public LinkOperation {
     begin_ = round * round_bytes_;
     bytes_ = std::min(round_bytes_, transfer().buffer.bytes() - begin_);
     if (index % 2 == 0) {
-      if (hop == 0) pack(transfer().buffer, begin_, begin_ + bytes_, work_.data());
+      if (hop == 0) pack_bytes(begin_, begin_ + bytes_, work_.data());
       finished = send(wrap(own - hop), hop_index);
       return Status::ok();
     }
@@ -35,23 +35,15 @@ class RingAllreduce final : public LinkOperation {
     return Status::ok();
   }
 
-  struct Slice {
-    int64_t offset, bytes;
-  };
-
   int64_t wrap(int64_t position) const { return (position % members_ + members_) % members_; }
 
-  Slice slice(int64_t position) const {
-    const int64_t share = ((bytes_ + members_ - 1) / members_ + 63) / 64 * 64;
-    const int64_t from = std::min(bytes_, share * position);
-    return {from, std::min(bytes_, from + share) - from};
-  }
+  Slice slice(int64_t position) const { return slice_of(bytes_, member_count(), static_cast<size_t>(position)); }
 
   bool send(int64_t position, int64_t tag) {
     const auto next = static_cast<size_t>(wrap(static_cast<int64_t>(transfer().own) + 1));
     if (!has_room(next)) return false;
     const Slice part = slice(position);
-    std::copy_n(work_.data() + part.offset, part.bytes, compose(next, tag, part.bytes).begin());
+    std::copy_n(work_.data() + part.begin, part.bytes, compose(next, tag, part.bytes).begin());
     return true;
   }
 
@@ -62,7 +54,7 @@ class RingAllreduce final : public LinkOperation {
     std::span<const uint8_t> body;
     SIRTAKI_TRY(arrived(previous, tag, part.bytes, body));
     if (!body.data()) return Status::ok();
-    uint8_t* mine = work_.data() + part.offset;
+    uint8_t* mine = work_.data() + part.begin;
     if (hop < members_ - 1) {
       const void* const sources[] = {body.data(), mine};
       const Scale scale = hop == members_ - 2 ? transfer().postscale : Scale{};  // the last addition completes it

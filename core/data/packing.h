@@ -1,0 +1,50 @@
+// Between the users' tensors and the chunks that travel: the same for every way that chunks take.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "data/operation.h"
+
+namespace sirtaki {
+
+using CopyKernel = void (*)(void* destination, const void* source, size_t bytes);
+
+inline void copy_plainly(void* destination, const void* source, size_t bytes) {
+  std::memcpy(destination, source, bytes);
+}
+
+// The tensors' bytes [begin, end), prescaled; neutral elements where this rank has none.
+inline void pack(const Transfer& transfer, const Kernels& kernels, int64_t begin, int64_t end, uint8_t* chunk,
+                 CopyKernel copy = copy_plainly) {
+  const DTypeKernels* arithmetic = kernels.of(transfer.dtype);
+  const size_t element = transfer.element_bytes();
+  transfer.buffer.visit(begin, end, [&](const uint8_t* input, uint8_t*, int64_t offset, int64_t bytes) {
+    const auto count = static_cast<size_t>(bytes);
+    if (!input) arithmetic->fill[static_cast<int>(transfer.reduce_op)](chunk + offset, count / element);
+    else if (!transfer.prescale.is_one()) arithmetic->scale(chunk + offset, input, count / element, transfer.prescale);
+    else copy(chunk + offset, input, count);
+  });
+}
+
+// Results to where they belong: bytes [begin, end) of a scatter list.
+inline void unpack(const ScatterList& buffer, int64_t begin, int64_t end, const uint8_t* chunk) {
+  buffer.visit(begin, end, [&](const uint8_t*, uint8_t* output, int64_t offset, int64_t bytes) {
+    if (output) std::memcpy(output, chunk + offset, static_cast<size_t>(bytes));
+  });
+}
+
+// A rank's share of so many bytes.
+struct Slice {
+  int64_t begin, bytes;
+};
+
+// Slices begin at multiples of 64 bytes, so that no element is cut and no two ranks write one cache line.
+inline Slice slice_of(int64_t bytes, size_t members, size_t member) {
+  const auto count = static_cast<int64_t>(members);
+  const int64_t share = ((bytes + count - 1) / count + 63) / 64 * 64;
+  const int64_t begin = std::min(bytes, share * static_cast<int64_t>(member));
+  return {begin, std::min(bytes, begin + share) - begin};
+}
+
+}  // namespace sirtaki
