@@ -37,8 +37,7 @@ class WholeAllreduce final : public MemoryOperation {
       return true;
     }
     if (!all_past(index - 1)) return false;
-    const auto others = static_cast<int64_t>(member_count()) - 1;
-    read_others((end - begin) * others, [&] { reduce(begin, end, round); });
+    reduce(begin, end, round);
     return true;
   }
 
@@ -100,11 +99,8 @@ class SlicedAllreduce final : public MemoryOperation {
     for (size_t member = 0; member < member_count(); ++member) sources_[member] = chunk(member, round) + part.begin;
     // Into this rank's own slot: nobody else reads that slice of it before it is reduced.
     uint8_t* reduced = chunk(transfer().own, round) + part.begin;
-    const auto others = static_cast<int64_t>(member_count()) - 1;
-    read_others(part.bytes * others, [&] {
-      kernel(reduced, sources_.data(), static_cast<int>(member_count()),
-             static_cast<size_t>(part.bytes) / transfer().element_bytes(), transfer().postscale);
-    });
+    kernel(reduced, sources_.data(), static_cast<int>(member_count()),
+           static_cast<size_t>(part.bytes) / transfer().element_bytes(), transfer().postscale);
     unpack_slice(part, transfer().own, round);
     return true;
   }

@@ -65,9 +65,11 @@ void MemoryOperation::lend(int64_t round, int64_t until_past_index) {
 }
 
 void MemoryOperation::pack_chunk(int64_t begin, int64_t end, int64_t round) {
-  const bool streams = state_.distance.streams(end - begin);
-  neighbours_.set_streams(streams);
-  pack(*transfer_, kernels_, begin, end, chunk(transfer_->own, round), streams ? kernels_.stream : copy_plainly);
+  uint8_t* to = chunk(transfer_->own, round);
+  if (state_.distance.streams(end - begin)) return pack(*transfer_, kernels_, begin, end, to, kernels_.stream);
+  const Nanoseconds start = now();
+  pack(*transfer_, kernels_, begin, end, to);
+  state_.distance.noted(end - begin, now() - start);
 }
 
 }  // namespace sirtaki

@@ -57,10 +57,6 @@ class MemoryOperation : public Operation {
   // The buffer's bytes [begin, end), prescaled, into this rank's chunk of a round.
   void pack_chunk(int64_t begin, int64_t end, int64_t round);
 
-  // Reads the others' chunks of `bytes`, and learns from the time that it takes how far away they are.
-  template <typename Read>
-  void read_others(int64_t bytes, Read&& read);
-
  private:
   Neighbours& neighbours_;
   SlotState& state_;
@@ -71,17 +67,6 @@ class MemoryOperation : public Operation {
   int64_t next_ = 0;
   uint64_t awaited_ = 0;         // the milestone that it waits for
 };
-
-template <typename Read>
-void MemoryOperation::read_others(int64_t bytes, Read&& read) {
-  bool is_plain = true;
-  for (size_t member = 0; member < member_count(); ++member)
-    if (member != transfer_->own && neighbours_.streams(slots_[member])) is_plain = false;
-  if (!is_plain) return read();
-  const Nanoseconds start = now();
-  read();
-  state_.distance.noted(bytes, now() - start);
-}
 
 class MemoryBackend final : public Backend {
  public:

@@ -35,10 +35,6 @@ class Neighbours {
   void publish(Milestone milestone, Nanoseconds now);
   uint64_t milestone_of(int slot) const { return region_->rank(slot).milestone.load(std::memory_order_seq_cst); }
 
-  // How this rank writes its chunks; published with the milestone that follows.
-  void set_streams(bool on) { own().streams.store(on, std::memory_order_relaxed); }
-  bool streams(int slot) const { return region_->rank(slot).streams.load(std::memory_order_relaxed) != 0; }
-
   // Frames were written into the ring towards a slot.
   void frames_sent(int slot, Nanoseconds now);
 

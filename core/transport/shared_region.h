@@ -43,7 +43,6 @@ class Milestone {
 
 struct alignas(cache_line) RankBlock {
   alignas(cache_line) std::atomic<uint64_t> milestone;
-  std::atomic<uint32_t> streams;   // 1: the chunk that the milestone tells of was stored past the cache
   alignas(cache_line) std::atomic<uint32_t> attention;
   std::atomic<uint32_t> finished;  // 1: it has said goodbye
 };
