@@ -17,7 +17,8 @@ class WholeAllreduce final : public MemoryOperation {
  public:
   WholeAllreduce(Neighbours& n, SlotState& l, const Kernels& k, std::shared_ptr<const Transfer> t)
       : MemoryOperation(n, l, k, std::move(t)) {
-    steps = 2 * rounds_for(transfer().buffer.bytes(), chunk_bytes());
+    rounds = rounds_for(transfer().buffer.bytes(), chunk_bytes());
+    steps = 2 * rounds;
     sources_.resize(member_count());
   }
 
@@ -65,7 +66,8 @@ class SlicedAllreduce final : public MemoryOperation {
  public:
   SlicedAllreduce(Neighbours& n, SlotState& l, const Kernels& k, std::shared_ptr<const Transfer> t)
       : MemoryOperation(n, l, k, std::move(t)) {
-    steps = 3 * rounds_for(transfer().buffer.bytes(), chunk_bytes()) + 2;
+    rounds = rounds_for(transfer().buffer.bytes(), chunk_bytes());
+    steps = 3 * rounds + 2;
     sources_.resize(member_count());
   }
 
@@ -132,7 +134,8 @@ class MemoryBroadcast final : public MemoryOperation {
  public:
   MemoryBroadcast(Neighbours& n, SlotState& l, const Kernels& k, std::shared_ptr<const Transfer> t)
       : MemoryOperation(n, l, k, std::move(t)) {
-    steps = rounds_for(transfer().buffer.bytes(), chunk_bytes());
+    rounds = rounds_for(transfer().buffer.bytes(), chunk_bytes());
+    steps = rounds;
   }
 
  private:
@@ -162,7 +165,8 @@ class MemoryAllgather final : public MemoryOperation {
       : MemoryOperation(n, l, k, std::move(t)) {
     int64_t most = 0;
     for (const ScatterList& part : transfer().gathered) most = std::max(most, part.bytes());
-    steps = 2 * rounds_for(most, chunk_bytes());
+    rounds = rounds_for(most, chunk_bytes());
+    steps = 2 * rounds;
   }
 
  private:

@@ -48,7 +48,7 @@ bool MemoryOperation::all_past(int64_t index) {
 }
 
 bool MemoryOperation::may_write(int64_t round) {
-  Lease& lease = state_.leases[(transfer_->plan + static_cast<uint64_t>(round)) % SharedRegion::slots_each];
+  Lease& lease = state_.leases[turn(round) % SharedRegion::slots_each];
   awaited_ = lease.until;
   for (int reader : lease.readers)
     if (neighbours_.milestone_of(reader) < lease.until) return false;
@@ -57,7 +57,7 @@ bool MemoryOperation::may_write(int64_t round) {
 }
 
 void MemoryOperation::lend(int64_t round, int64_t until_past_index) {
-  Lease& lease = state_.leases[(transfer_->plan + static_cast<uint64_t>(round)) % SharedRegion::slots_each];
+  Lease& lease = state_.leases[turn(round) % SharedRegion::slots_each];
   lease.until = Milestone(transfer_->plan, static_cast<uint64_t>(until_past_index) + 1).value();
   lease.readers.clear();
   for (size_t member = 0; member < slots_.size(); ++member)

@@ -36,15 +36,21 @@ class MemoryOperation : public Operation {
  protected:
   // One step of the algorithm, as it lies between two publications. False: it has to wait for others.
   virtual bool step(int64_t index) = 0;
-  int64_t steps = 0;  // set by the constructor of the algorithm; steps count from 0
+  // Set by the constructor of the algorithm. Steps and rounds count from 0.
+  int64_t steps = 0;
+  int64_t rounds = 0;
+
+  // Which of its slots a rank uses in a round; all members know. Plans of one size after another alternate, so that
+  // none has to wait until the slot that was filled last has been read.
+  uint64_t turn(int64_t round) const {
+    return (rounds % SharedRegion::slots_each ? transfer_->plan : 0) + static_cast<uint64_t>(round);
+  }
 
   const Transfer& transfer() const { return *transfer_; }
   const DTypeKernels& arithmetic() const { return *arithmetic_; }
   size_t member_count() const { return slots_.size(); }
   int64_t chunk_bytes() const { return static_cast<int64_t>(neighbours_.region().chunk_bytes()); }
-  uint8_t* chunk(size_t member, int64_t round) const {
-    return neighbours_.region().chunk(slots_[member], transfer_->plan + static_cast<uint64_t>(round));
-  }
+  uint8_t* chunk(size_t member, int64_t round) const { return neighbours_.region().chunk(slots_[member], turn(round)); }
 
   // Have all members (or one) finished step `index`? Remembers for whom it waits.
   bool all_past(int64_t index);
