@@ -123,6 +123,20 @@ def test_nothing_is_marked_as_unfinished() -> None:
     assert not marked
 
 
+def test_documents_name_files_that_exist() -> None:
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")]
+    known = [f"/{path.relative_to(ROOT)}" for path in [*sources(".py", ".cc", ".h"), *documents]]
+    lost = []
+    for document in documents:
+        text = document.read_text()
+        links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+        lost += [f"{document}: {link}" for link in links if not (document.parent / link).exists()]
+        for name in set(re.findall(r"`([\w./-]+\.(?:py|cc|h|md))`", text)) - {"train.py"}:
+            if not any(path.endswith(f"/{name}") for path in known):
+                lost.append(f"{document}: {name}")
+    assert not lost, "\n".join(lost)
+
+
 def test_the_library_exports_its_interface_only() -> None:
     listed = subprocess.run(
         ["nm", "-D", "--defined-only", library.PATH], capture_output=True, text=True, check=True
