@@ -58,6 +58,8 @@ class ProcessWorld:
             raise AssertionError("\n".join(f"rank {a['rank']}:\n{a['error']}" for a in failures))
 
     def _lost(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)  # hvdrun's last line says what became of the rank
         self._output.seek(0)
         raise AssertionError(f"a rank has ended:\n{self._output.read()}")
 
