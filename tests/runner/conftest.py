@@ -12,6 +12,16 @@ import pytest
 from launching import FAILSAFE_SECONDS, HVDRUN, RANK_SCRIPT
 
 
+@pytest.fixture(autouse=True, scope="package")
+def heeded_signals() -> Iterator[None]:
+    """hvdrun respects nohup, so these tests must not run as if they were under it, nor in the background."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGQUIT)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def environment() -> dict[str, str]:
     """The environment of these tests without what an outer job or shell may have set."""
