@@ -39,7 +39,6 @@ class Engine {
   ~Engine();
 
   void start_thread();
-  bool has_thread() const { return thread_.joinable(); }
 
   // What a submission asks of the engine if its caller does not wait at once.
   enum class Nudge { none, arm_window, wake };
