@@ -23,6 +23,7 @@ from sirtaki.torch.ops import (
 )
 from sirtaki.torch.optimizer import DistributedOptimizer
 from sirtaki.torch.state import broadcast_optimizer_state, broadcast_parameters
+from sirtaki.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     *_basics,
@@ -34,6 +35,7 @@ __all__ = [
     "Handle",
     "Compression",
     "DistributedOptimizer",
+    "SyncBatchNorm",
     "allreduce",
     "allreduce_",
     "allreduce_async",

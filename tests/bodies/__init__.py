@@ -20,6 +20,7 @@ TORCH_MODULES = (
     "torch_optimizer",
     "torch_passes",
     "torch_state",
+    "torch_sync_batch_norm",
     "torch_training",
 )
 
