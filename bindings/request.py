@@ -62,8 +62,9 @@ class Batch:
             request.shape = self._shapes + MOST_DIMENSIONS * index
 
     def __del__(self) -> None:
-        if self.context is not None:
-            self.context.adopt(self)
+        context = getattr(self, "context", None)  # a tracer of code may make one without __init__
+        if context is not None:
+            context.adopt(self)
 
     def describe(
         self,

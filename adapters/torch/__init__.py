@@ -7,6 +7,7 @@ from sirtaki.common.basics import __all__ as _basics
 from sirtaki.common.handles import Handle, poll, synchronize
 from sirtaki.common.objects import allgather_object, broadcast_object
 from sirtaki.common.ops import Average, Max, Min, Product, Sum
+from sirtaki.torch import elastic
 from sirtaki.torch.compression import Compression
 from sirtaki.torch.ops import (
     allgather,
@@ -36,6 +37,7 @@ __all__ = [
     "Compression",
     "DistributedOptimizer",
     "SyncBatchNorm",
+    "elastic",
     "allreduce",
     "allreduce_",
     "allreduce_async",

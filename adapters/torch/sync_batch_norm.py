@@ -49,7 +49,6 @@ class SyncBatchNorm(_BatchNorm):
             return super().forward(input)
         return self._over_all_ranks(input, context)
 
-    @torch.compiler.disable
     def _over_all_ranks(self, batch: Tensor, context: Context) -> Tensor:
         result, mean, variance, count = _Normalise.apply(batch, self.weight, self.bias, self.eps, context)
         if self.track_running_stats:

@@ -19,6 +19,7 @@ TORCH_MODULES = (
     "torch_nested",
     "torch_optimizer",
     "torch_passes",
+    "torch_sampler",
     "torch_state",
     "torch_sync_batch_norm",
     "torch_training",

@@ -162,3 +162,27 @@ def inputs_that_do_not_fit() -> None:
     few = torch.ones(1 if hvd.rank() == 0 else 0, CHANNELS)
     with pytest.raises(ValueError, match=r"more than 1 value|2 values a channel"):
         layer(few)
+
+
+@case(least=2)
+def in_a_compiled_model() -> None:
+    """The graph is cut at the layer, and the rest of the model is compiled."""
+
+    def loss(model: Any, step: int, batch: Tensor) -> Tensor:
+        return model(batch).square().sum() + step
+
+    def model() -> nn.Module:
+        return fill(nn.Sequential(nn.Conv2d(CHANNELS, 4, 1), nn.BatchNorm2d(4), nn.ReLU()).double())
+
+    ours, plain = hvd.SyncBatchNorm.convert_sync_batchnorm(model()), model()
+    compiled = torch.compile(ours, backend="eager")
+    optimizer, alone = distributed(ours, op=hvd.Sum), sgd(plain)
+    for step in range(2):
+        mine = parts(step)
+        optimizer.zero_grad()
+        alone.zero_grad()
+        loss(compiled, step, mine[hvd.rank()]).backward()
+        loss(plain, step, torch.cat(mine)).backward()
+        optimizer.step()
+        alone.step()
+    assert_alike(ours, plain)

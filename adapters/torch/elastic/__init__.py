@@ -1,0 +1,7 @@
+"""Training that goes on when the number of ranks changes."""
+
+from __future__ import annotations
+
+from sirtaki.torch.elastic.sampler import ElasticSampler
+
+__all__ = ["ElasticSampler"]

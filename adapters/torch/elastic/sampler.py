@@ -1,0 +1,111 @@
+"""Which samples each rank takes, in an epoch that may begin on some ranks and end on others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from sirtaki._core.current import current
+from sirtaki.common.handles import run
+from sirtaki.torch import operations
+
+
+class ElasticSampler(Sampler[int]):
+    """Deals the samples of an epoch that nobody has processed yet to the ranks there are.
+
+    It is used like `DistributedSampler`, and told what has been processed. After `reset()` or
+    `load_state_dict()`, with more ranks or fewer, the rest of the epoch is dealt out anew: no sample comes
+    twice, and none is left out. Ranks get equally many, so that all take as many steps: where the samples do
+    not go round, some come again.
+
+    Args:
+        dataset: whatever has a length, the same on all ranks.
+        shuffle: whether each epoch has an order of its own.
+        seed: what the orders depend on, besides the epoch; the same on all ranks.
+
+    Raises:
+        NotInitializedError: init() has not been called.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self._processed = torch.zeros(len(dataset), dtype=torch.bool)
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begins an epoch, with nothing processed. All ranks must call it."""
+        self.epoch = epoch
+        self._processed.zero_()
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Says that every rank has processed its batch number `batch_idx` since the samples were dealt out.
+
+        All ranks must call it, with batches of one size (the last may be smaller).
+        """
+        self._processed[self._dealt[:, batch_idx * batch_size :][:, :batch_size]] = True
+
+    def record_indices(self, indices: Iterable[int]) -> None:
+        """Says that this rank has processed these samples. The others learn of it by `merge()`."""
+        self._processed[torch.as_tensor(list(indices), dtype=torch.int64)] = True
+
+    def merge(self) -> None:
+        """Tells all ranks what each of them has recorded. All ranks must call it.
+
+        Raises:
+            PeerLostError: a rank died.
+        """
+        mine = self._processed.nonzero().flatten()
+        self._processed[run(current(), operations.allgather(mine, None))] = True
+
+    @property
+    def processed_indices(self) -> set[int]:
+        """The samples of this epoch that are known to have been processed."""
+        return set(self._processed.nonzero().flatten().tolist())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, and what has been processed of it (one bool a sample)."""
+        return {"epoch": self.epoch, "processed": self._processed.clone()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on where another sampler was, on as many ranks as there are now.
+
+        All ranks must call it, with the like state.
+
+        Raises:
+            ValueError: it is the state of a sampler over a dataset of another length.
+        """
+        processed = state_dict["processed"]
+        if processed.shape != self._processed.shape:
+            raise ValueError(
+                f"the sampler's state is that of a dataset of {len(processed)} samples, but this one has "
+                f"{len(self._processed)}"
+            )
+        self.epoch = state_dict["epoch"]
+        self._processed.copy_(processed)
+        self.reset()
+
+    def reset(self) -> None:
+        """Deals out what has not been processed to the ranks there are now. All ranks must call it."""
+        context = current()
+        order = torch.arange(len(self._processed))
+        if self.shuffle:
+            source = torch.Generator().manual_seed(self.seed + self.epoch)
+            order = torch.randperm(len(order), generator=source)
+        rest = order[~self._processed[order]]
+        share = -(-len(rest) // context.size)
+        again = torch.arange(share * context.size) % max(len(rest), 1)
+        self._rank = context.rank
+        self._dealt = rest[again].view(share, context.size).t()  # a row a rank
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._dealt[self._rank].tolist())
+
+    def __len__(self) -> int:
+        return self._dealt.shape[1]
