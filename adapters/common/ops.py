@@ -47,7 +47,13 @@ def reduction(
 
 
 def describe_allreduce(
-    batch: Batch, source: TensorView, target: int, how: Reduction, name: str | None, index: int = 0
+    batch: Batch,
+    source: TensorView,
+    target: int,
+    how: Reduction,
+    name: str | None,
+    index: int = 0,
+    group: tuple[int, int] = (0, 0),
 ) -> None:
     """Makes request `index` an all-reduce of `source` into address `target`, which may be the source's."""
     batch.describe(
@@ -60,6 +66,7 @@ def describe_allreduce(
         layout=source.layout,
         prescale=how.prescale,
         postscale=how.postscale,
+        group=group,
     )
     batch.point(index, source.pointer, target)
 

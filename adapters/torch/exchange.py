@@ -18,17 +18,11 @@ from sirtaki._core.request import ABSENT, Batch
 from sirtaki.common.ops import Reduction, describe_allreduce
 from sirtaki.common.tensor import ROW_MAJOR
 from sirtaki.torch.compression import Compressor, NoneCompressor
+from sirtaki.torch.parameters import NamedParameter
 from sirtaki.torch.tensors import CODES, count_write, reducible_view, shares_elements
 
 _dtype_of = attrgetter("dtype")
 _is_cpu = attrgetter("is_cpu")
-
-
-class NamedParameter(NamedTuple):
-    """A parameter, and what the ranks and messages call its gradient."""
-
-    name: str
-    parameter: Tensor
 
 
 class _Result(NamedTuple):
@@ -53,8 +47,9 @@ class GradientExchange:
         compression: type[Compressor],
     ) -> None:
         self._context = context
-        self._names = [name for name, _ in named]
-        self._parameters = [parameter for _, parameter in named]
+        self._names = [name for name, _, _ in named]
+        self._parameters = [parameter for _, parameter, _ in named]
+        self._groups = [group for _, _, group in named]
         self._dtypes = [parameter.dtype for parameter in self._parameters]
         self._sizes = [parameter.numel() for parameter in self._parameters]
         self._how = how
@@ -164,7 +159,8 @@ class GradientExchange:
         view = reducible_view(tensor, self._names[index])
         signature = (view.dtype, tuple(view.shape), view.layout)
         if signature != self._signatures[index]:
-            describe_allreduce(self._described, view, 0, self._how, self._names[index], index)
+            name, group = self._names[index], self._groups[index]
+            describe_allreduce(self._described, view, 0, self._how, name, index, group)
             self._signatures[index] = signature
             self._order = [-1] * len(self._order)
             parameter = self._parameters[index]

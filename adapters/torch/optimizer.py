@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from sirtaki._core.context import Context
 from sirtaki._core.current import current
 from sirtaki.common.ops import Average, Reduction, reduction
 from sirtaki.torch.compression import Compression, Compressor
-from sirtaki.torch.exchange import NamedParameter
+from sirtaki.torch.parameters import Groups, check_groups, exchanged, names_of
 from sirtaki.torch.reducer import GradientReducer
 from sirtaki.torch.tensors import reducible_view
 
@@ -31,6 +31,8 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     backward_passes_per_step: int = 1,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
 ) -> Any:
     """Makes an optimizer step with gradients that are averaged over all ranks. All ranks must call it.
 
@@ -53,6 +55,9 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
             step need `backward_passes_per_step` or `no_sync()`.
         gradient_predivide_factor: gradients are divided by it before they are averaged, and multiplied by it
             afterwards: for 16-bit gradients that would overflow. Needs op=Average.
+        num_groups: the older way to say groups=N.
+        groups: which gradients travel together, once all of a group are there: so many groups of equal
+            length, or a list of lists of parameters, of which those in none travel as they come.
 
     Returns:
         The optimizer, which now has also `no_sync()`, `synchronize()`, `skip_synchronize()` and
@@ -71,9 +76,11 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         raise ValueError("this optimizer is distributed already: call DistributedOptimizer once for it")
     how = _reduction(op, gradient_predivide_factor)
     _check_passes(backward_passes_per_step)
-    names = _names(optimizer, named_parameters)
+    names = names_of(optimizer, named_parameters)
+    groups = num_groups if groups is None else groups
+    check_groups(optimizer, groups)
     context = current()
-    settings = _Settings(context, names, how, compression, backward_passes_per_step)
+    settings = _Settings(context, names, groups, how, compression, backward_passes_per_step)
     reducer = settings.reducer(optimizer)
     kind = type(optimizer)
     distributed: Any = optimizer
@@ -86,34 +93,28 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     return distributed
 
 
+@dataclass
 class _Settings:
     """What makes a reducer for whatever parameters the optimizer has."""
 
-    def __init__(
-        self,
-        context: Context,
-        names: dict[Tensor, str],
-        how: Reduction,
-        compression: type[Compressor],
-        passes: int,
-    ) -> None:
-        self.context = context
-        self.prefix = ""
-        self.names = names
-        self.how = how
-        self.compression = compression
-        self.passes = passes
+    context: Context
+    names: dict[Tensor, str]
+    groups: Groups
+    how: Reduction
+    compression: type[Compressor]
+    passes: int
+    prefix: str = ""
 
     def reducer(self, optimizer: Optimizer) -> GradientReducer:
         """A reducer for all parameters of the optimizer; for none of them in a world of one."""
-        found = list(_all(optimizer, self.names)) if self.context.size > 1 else []
-        for name, parameter in found:
-            reducible_view(parameter, name)
         if not self.prefix:  # two optimizers may have parameters of the same names
             number = self.context.next_number("optimizer")
             self.prefix = f"gradient.{number}." if number else "gradient."
-        named = [NamedParameter(self.prefix + name, parameter) for name, parameter in found]
-        return GradientReducer(self.context, named, self.how, self.compression, self.passes)
+        alone = self.context.size == 1
+        found = [] if alone else exchanged(optimizer, self.names, self.groups, self.prefix)
+        for name, parameter, _ in found:
+            reducible_view(parameter, name)
+        return GradientReducer(self.context, found, self.how, self.compression, self.passes)
 
 
 class _Distributed(Optimizer):
@@ -214,38 +215,3 @@ def _reduction(op: int, predivide: float) -> Reduction:
 def _check_passes(passes: int) -> None:
     if passes <= 0:
         raise ValueError(f"backward_passes_per_step is {passes}, but a step needs one pass at least")
-
-
-def _names(optimizer: Optimizer, named: Iterable[tuple[str, Tensor]] | None) -> dict[Tensor, str]:
-    """The given names by parameter; none without names."""
-    if named is None:
-        return {}
-    pairs = list(named)
-    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
-        raise ValueError(
-            "named_parameters has to hold pairs (name, parameter): pass model.named_parameters()"
-        )
-    twice = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-    if twice:
-        raise ValueError(
-            f"named_parameters has names more than once: {', '.join(twice[:5])}; make them unique"
-        )
-    names = {parameter: name for name, parameter in pairs}
-    unnamed = sum(one not in names for group in optimizer.param_groups for one in group["params"])
-    if unnamed:
-        raise ValueError(
-            f"named_parameters leaves {unnamed} of the optimizer's parameters without a name: "
-            "name all of them, or none"
-        )
-    return names
-
-
-def _all(optimizer: Optimizer, names: dict[Tensor, str]) -> Iterator[tuple[str, Tensor]]:
-    """The parameters that can have gradients, each once, with the names that they have or their places."""
-    seen = set()
-    for group, settings in enumerate(optimizer.param_groups):
-        for place, parameter in enumerate(settings["params"]):
-            can_have = parameter.is_floating_point() or parameter.is_complex()
-            if can_have and parameter not in seen:
-                seen.add(parameter)
-                yield names.get(parameter, f"noname.{group}.{place}"), parameter

@@ -20,7 +20,8 @@ from sirtaki._core import request as core
 from sirtaki._core.context import Context
 from sirtaki.common.ops import Reduction
 from sirtaki.torch.compression import Compressor
-from sirtaki.torch.exchange import GradientExchange, NamedParameter
+from sirtaki.torch.exchange import GradientExchange
+from sirtaki.torch.parameters import NamedParameter
 
 _EARLY_BYTES = 1 << 20  # so much leaves while the pass goes on; handing over less costs more than it hides
 _NEVER = 1 << 62
@@ -56,11 +57,12 @@ class GradientReducer:
         self._may_leave_early = False  # once a whole pass without nested ones has been seen
         self._has_nested = False
         self._is_settled = False  # a round has ended since the last step
-        self._handles = [self._watch(index, parameter) for index, (_, parameter) in enumerate(named)]
+        self._guards: list[Any] = []  # hooks that keep the next pass from changing what is being exchanged
+        self._handles = [self._watch(index, one.parameter) for index, one in enumerate(named)]
 
     def close(self) -> None:
         """Lets go of the parameters."""
-        for handle in self._handles:
+        for handle in self._handles + self._guards:
             handle.remove()
 
     @contextmanager
@@ -121,20 +123,15 @@ class GradientReducer:
                 self._submit_fired()
                 self._room = _EARLY_BYTES
 
-        frozen = not parameter.requires_grad
-        if frozen:  # torch hooks only what needs a gradient; it may do so later
-            parameter.requires_grad_(True)
-        handle = parameter.register_post_accumulate_grad_hook(fired)
-        if frozen:
-            parameter.requires_grad_(False)
-        return handle
+        with _trainable(parameter):
+            return parameter.register_post_accumulate_grad_hook(fired)
 
     def _enter(self, this_pass: int) -> None:
         """A pass has produced its first gradient, or goes on after a nested one."""
         if this_pass not in self._passes:
             self.settle_open()
             self._passes.add(this_pass)
-            _engine.queue_callback(self._ended)
+            _engine.queue_callback(_End(self._ended, self._guard))
         self._pass = this_pass
         self._room = _EARLY_BYTES if self._may_leave_early and not self._holds() else _NEVER
 
@@ -170,6 +167,13 @@ class GradientReducer:
 
         handles = [after.register_prehook(goes_on) for after, _ in node.next_functions if after is not None]
 
+    def _guard(self) -> None:
+        """If the pass that raised has left a round open, the next one has to end it before gradients grow."""
+        if self._exchange.is_open and not self._guards:
+            for _, parameter, _ in self._named:
+                with _trainable(parameter):
+                    self._guards.append(parameter.register_hook(lambda _: self.settle_open()))
+
     # ---- Rounds ----------------------------------------------------------------------------------------
 
     def _end_round(self) -> None:
@@ -195,8 +199,11 @@ class GradientReducer:
             self._exchange.finish()
         except KeyboardInterrupt:
             self._submitted = submitted
+            self._guard()
             raise
         self._passes.clear()
+        while self._guards:
+            self._guards.pop().remove()
         self._is_settled = True
         self._passes_done = 0
         if not self._adds_up:
@@ -218,3 +225,30 @@ class GradientReducer:
         gradient = self._named[index].parameter.grad
         reduced = self._reduced.get(index)
         return gradient is not None and (reduced is None or reduced() is not gradient)
+
+
+class _End:
+    """Autograd's callback at the end of a pass. A pass that raises drops it instead of calling it."""
+
+    def __init__(self, ended: Callable[[], None], raised: Callable[[], None]) -> None:
+        self._ended = ended
+        self._raised: Callable[[], None] | None = raised
+
+    def __call__(self) -> None:
+        self._raised = None
+        self._ended()
+
+    def __del__(self) -> None:
+        if self._raised is not None:
+            self._raised()
+
+
+@contextmanager
+def _trainable(parameter: Tensor) -> Iterator[None]:
+    """torch hooks only what needs a gradient; a frozen parameter may do so later."""
+    frozen = not parameter.requires_grad
+    if frozen:
+        parameter.requires_grad_(True)
+    yield
+    if frozen:
+        parameter.requires_grad_(False)

@@ -15,6 +15,7 @@ MODULES = ("collectives", "handles", "mistakes", "objects")
 TORCH_MODULES = (
     "torch_autograd",
     "torch_collectives",
+    "torch_matrix",
     "torch_mistakes",
     "torch_nested",
     "torch_optimizer",

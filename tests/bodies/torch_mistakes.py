@@ -134,6 +134,17 @@ def options_that_do_not_fit() -> None:
     assert type(sgd(model)) is torch.optim.SGD
 
 
+@case()
+def groups_that_do_not_fit() -> None:
+    model, weight = network(), torch.ones(2)
+    first = model[0].weight
+    refused(lambda: distributed(model, groups=-1), "groups is -1")
+    refused(lambda: distributed(model, num_groups=-2), "groups is -2")
+    refused(lambda: distributed(model, groups=[[first], [first]]), "group 1", "twice")
+    refused(lambda: distributed(model, groups=[[weight]]), "group 0", "not one of the optimizer's")
+    refused(lambda: distributed(model, groups=[first]), "list of lists")
+
+
 @case(least=2)
 def parameters_that_cannot_be_exchanged() -> None:
     model = nn.Linear(2, 2, device="meta")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -143,9 +145,13 @@ class Boom(torch.autograd.Function):
         raise ArithmeticError("boom")
 
 
+def failing(model: nn.Sequential) -> Callable[[Tensor], Tensor]:
+    """The model; its backward pass raises when half of the gradients are there."""
+    return lambda inputs: model[2:](Boom.apply(model[:2](inputs)))
+
+
 def failing_loss(model: nn.Sequential, step: int) -> Tensor:
-    """A loss whose backward pass raises when half of the gradients are there."""
-    return own_loss(lambda inputs: model[2:](Boom.apply(model[:2](inputs))), step)
+    return own_loss(failing(model), step)
 
 
 @case(width=[5, 600])
@@ -201,6 +207,33 @@ def a_pass_that_raises_on_one_rank_and_is_given_up(width: int) -> None:
     own_loss(model, 9).backward()
     gradients = hvd.allgather_object([parameter.grad.numpy().tobytes() for parameter in model.parameters()])
     assert len({tuple(one) for one in gradients[:-1]}) <= 1
+
+
+@case(least=2)
+def a_pass_after_one_that_raised_adds_to_gradients_that_are_reduced() -> None:
+    """Its first gradient does not grow while the round that was left open is still being exchanged."""
+    model, plain = network(width=600), network(width=600)
+    optimizer = distributed(model)
+    own_loss(model, 0).backward()
+    optimizer.zero_grad()
+    if hvd.rank() == 1:
+        time.sleep(0.2)  # the others wait for this rank's part of the round
+    with pytest.raises(ArithmeticError):
+        failing_loss(model, 1).backward()
+    found: list[Tensor] = []
+    last = list(model[4].parameters())
+    hooks = [one.register_hook(lambda _, one=one: found.append(one.grad.clone())) for one in last]
+    own_loss(model, 2).backward()
+    for hook in hooks:
+        hook.remove()
+    for mine in found:
+        assert all(torch.equal(one, mine) for one in hvd.allgather(mine.unsqueeze(0)))
+    with pytest.raises(ArithmeticError):
+        loss_of(failing(plain), batch(1)).backward()
+    whole_loss(plain, 2).backward()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    assert not any(one._backward_hooks for one in model.parameters())
 
 
 @case(dropped_by=["optimizer", "model"])
@@ -290,15 +323,17 @@ def a_second_order_gradient() -> None:
     assert_alike(model, plain)
 
 
-@case()
-def two_optimizers_in_turn() -> None:
+@case(freezes=[False, True])
+def two_optimizers_in_turn(freezes: bool) -> None:
     """As in adversarial training: each step's pass goes through both networks."""
 
     def steps(maker: nn.Module, judge: nn.Module, optimizers: list[Any], loss: Any) -> None:
         for step in range(3):
+            judge.requires_grad_(not freezes)
             optimizers[0].zero_grad()
             (-loss(lambda x: judge(maker(x)), step)).backward()
             optimizers[0].step()
+            judge.requires_grad_(True)
             optimizers[1].zero_grad()
             loss(lambda x: judge(maker(x).detach()), step).backward()
             optimizers[1].step()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import sirtaki.torch as hvd
 from bodies import case
@@ -184,10 +187,10 @@ def memory_in_channels_last_order() -> None:
     assert_alike(ours, reference)
 
 
-@case()
-def a_compiled_model() -> None:
+@case(backend=["eager", "aot_eager"])
+def a_compiled_model(backend: str) -> None:
     ours, reference = network(), network()
-    compiled = torch.compile(ours, backend="eager", fullgraph=True)
+    compiled = torch.compile(ours, backend=backend, fullgraph=True)
     train(ours, distributed(ours), lambda _, step: own_loss(compiled, step), steps=3)
     train(reference, sgd(reference), whole_loss, steps=3)
     assert_alike(ours, reference)
@@ -255,4 +258,53 @@ def loss_scaling() -> None:
         plain.zero_grad()
         whole_loss(reference, step).backward()
         plain.step()
+    assert_alike(ours, reference)
+
+
+@case()
+def mixed_precision() -> None:
+    """Whole numbers survive bfloat16 exactly."""
+
+    def steps(model: nn.Linear, wrap: Callable[[Any], Any], own: Callable[[Tensor], Tensor]) -> Tensor:
+        nn.init.ones_(model.weight)
+        optimizer = wrap(torch.optim.SGD(model.parameters(), lr=1.0))
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for step in range(3):
+            inputs = (torch.arange(12 * 4).view(12, 4) + step) % 5 - 2.0
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                result = model(own(inputs))
+            assert result.dtype == torch.bfloat16
+            scaler.scale(result.sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return model.weight
+
+    ours = steps(nn.Linear(4, 3, bias=False), lambda one: hvd.DistributedOptimizer(one, op=hvd.Sum), share)
+    assert torch.equal(ours, steps(nn.Linear(4, 3, bias=False), lambda one: one, lambda whole: whole))
+
+
+@case(groups=[1, 2, 100, "lists"])
+def gradients_in_groups(groups: Any) -> None:
+    """Also where ranks use other parameters of a group, or none of it."""
+    ours, reference = Branches(), Branches()
+    mine = range(hvd.rank(), hvd.rank() + 1)
+    if groups == "lists":
+        groups = [[ours.left.weight, ours.right.bias], [ours.left.bias, ours.never.weight, ours.never.bias]]
+    optimizer = distributed(ours, groups=groups, gradient_predivide_factor=2.0)
+    train(ours, optimizer, lambda model, step: branched_loss(model, step, mine), steps=6)
+    train(
+        reference, sgd(reference), lambda model, step: branched_loss(model, step, range(hvd.size())), steps=6
+    )
+    assert_alike(ours, reference)
+    assert ours.never.weight.grad is None
+
+
+@case()
+def groups_of_many_megabytes() -> None:
+    """Their parts leave at different times of the pass."""
+    ours, reference = network(width=500), network(width=500)
+    optimizer = distributed(ours, groups=[[ours[0].weight, ours[4].bias], [ours[2].weight, ours[0].bias]])
+    train(ours, optimizer, own_loss, steps=3)
+    train(reference, sgd(reference), whole_loss, steps=3)
     assert_alike(ours, reference)
