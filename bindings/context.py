@@ -255,6 +255,11 @@ class Context:
             self._orphans.clear()
 
     @property
+    def pointer(self) -> Any:
+        """The core's context, for calls of the core that have no method here."""
+        return self._pointer
+
+    @property
     def failure(self) -> str:
         """Why the context is dead; "" if it lives."""
         return text(lib.srt_context_error(self._pointer))

@@ -6,6 +6,8 @@ from sirtaki.common.basics import *  # noqa: F403
 from sirtaki.common.basics import __all__ as _basics
 from sirtaki.common.handles import Handle, poll, synchronize
 from sirtaki.common.objects import allgather_object, broadcast_object
+from sirtaki.common.observing import *  # noqa: F403
+from sirtaki.common.observing import __all__ as _observing
 from sirtaki.common.ops import Average, Max, Min, Product, Sum
 from sirtaki.numpy.ops import (
     allgather,
@@ -23,6 +25,7 @@ from sirtaki.numpy.ops import (
 
 __all__ = [
     *_basics,
+    *_observing,
     "Average",
     "Sum",
     "Min",

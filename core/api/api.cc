@@ -167,4 +167,10 @@ void srt_release(srt_context* c, const srt_handle* handles, int32_t count) {
   c->context->release(tickets(handles), count);
 }
 
+srt_status srt_stats(srt_context* c, srt_statistics* out, srt_lateness* by_rank) {
+  if (!out || out->struct_size < sizeof(srt_statistics)) return SRT_INVALID_ARGUMENT;
+  c->context->statistics(*out, by_rank);
+  return SRT_OK;
+}
+
 }  // extern "C"

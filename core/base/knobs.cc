@@ -49,6 +49,8 @@ constexpr Row rows[] = {
       "give up on an agreed operation of which no byte moves", 0}, {0.05, 1e7}},
     {{"log_descriptor", "integer", "2", "",
       "file descriptor that log lines are written to; -1: none", 0}, {-1, 1e6}},
+    {{"recorder_operations", "integer", "4096", "",
+      "the last operations that each rank remembers, for the report of a failure", 0}, {1, 1e6}},
 };
 // clang-format on
 static_assert(std::size(rows) == knob_count);

@@ -23,7 +23,8 @@ Status Context::create(const Config& config, const srt_topology& topology, std::
 Context::Context(const Config& config, const srt_topology& topology)
     : config_(config), rank_(topology.rank), size_(topology.size),
       log_(static_cast<int>(config.integer(Knob::log_descriptor))), links_(topology.size),
-      kernels_(choose_kernels(config.text(Knob::kernel))) {
+      kernels_(choose_kernels(config.text(Knob::kernel))),
+      observer_(topology.size, static_cast<size_t>(config.integer(Knob::recorder_operations))), handles_(observer_) {
   for (int32_t rank = 0; rank < size_; ++rank) {
     const srt_peer& peer = topology.peers[rank];
     names_.push_back(
@@ -103,6 +104,7 @@ Status Context::enqueue(const srt_request* requests, int32_t count, Ticket* out,
 
 Status Context::open_all(const srt_request* requests, int32_t count, Ticket* out, Engine::Nudge& nudge) {
   const auto lock = handles_.lock();
+  observer_.set_moment(now());
   int32_t opened = 0;
   Status status;
   for (; opened < count && status.is_ok(); ++opened) {
@@ -221,6 +223,28 @@ void Context::fork_child() {
   if (sleeper_) sleeper_->close();
   if (neighbours_) neighbours_->close();
   for (int32_t peer = 0; peer < size_; ++peer) links_.remove(peer);
+}
+
+void Context::statistics(srt_statistics& out, srt_lateness* by_rank) {
+  const auto in_seconds = [](Nanoseconds time) { return static_cast<double>(time) * 1e-9; };
+  const auto lock = forked_ ? HandleTable::Lock() : handles_.lock();
+  const Statistics& counted = observer_.statistics();
+  const Nanoseconds moment = now();
+  out = {.struct_size = out.struct_size,
+         .operations = counted.operations,
+         .failed = counted.failed,
+         .cache_hits = counted.cache_hits,
+         .cache_misses = counted.cache_misses,
+         .plans = counted.plans,
+         .planned_tensors = counted.planned_tensors,
+         .largest_plan = counted.largest_plan,
+         .bytes = counted.bytes,
+         .bus_bytes = counted.bus_bytes,
+         .waiting = in_seconds(counted.waiting.until(moment)),
+         .moving = in_seconds(counted.moving.until(moment))};
+  if (!by_rank) return;
+  for (const Lateness& late : counted.lateness)
+    *by_rank++ = {late.times, in_seconds(late.total), in_seconds(late.longest)};
 }
 
 const char* Context::death_text() {

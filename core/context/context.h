@@ -36,6 +36,7 @@ class Context {
   void shutdown(Nanoseconds timeout);
   void fork_child();
   const char* death_text();
+  void statistics(srt_statistics& out, srt_lateness* by_rank);
 
   // Not ok where nothing may be called: before start, after shutdown, in a forked child.
   Status usable() const;
@@ -53,6 +54,7 @@ class Context {
   Log log_;
   Links links_;
   const Kernels& kernels_;
+  Observer observer_;
   HandleTable handles_;
   std::unique_ptr<Neighbours> neighbours_;
   std::vector<std::unique_ptr<Backend>> extra_backends_;

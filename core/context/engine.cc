@@ -184,13 +184,14 @@ bool Engine::take_submissions(Nanoseconds now) {
 }
 
 void Engine::act_on(News& news, Nanoseconds now) {
+  if (news.has_reported || news.has_decided) observe(news, now);
   if (news.abort) return fail(*news.abort, false, now);
   for (const Refusal& refusal : news.outcome.refusals) {
     const auto lock = parts_.handles.lock();
     parts_.handles.end(refusal.ticket, refusal.status);
   }
   for (const Plan& plan : news.outcome.plans) {
-    const Status status = parts_.execution.start(plan);
+    const Status status = parts_.execution.start(plan, now);
     if (!status.is_ok()) return fail(own_failure(status), true, now);
   }
   for (const Stall& stall : news.outcome.stalls) parts_.watch.say(stall);
@@ -200,6 +201,17 @@ void Engine::act_on(News& news, Nanoseconds now) {
     end_unplanned({SRT_PEER_FINISHED, parts_.names[coordinator_rank] + " has finished and cannot take part"});
   }
   for (int32_t rank : news.lost) lose(rank, now);
+}
+
+void Engine::observe(const News& news, Nanoseconds now) {
+  const auto lock = parts_.handles.lock();
+  Observer& observer = parts_.handles.observer();
+  observer.set_moment(now);
+  for (const RankLateness& late : news.outcome.lateness) observer.set_lateness(late.rank, late.lateness);
+  if (!news.has_reported) return;
+  for (const Member::Reported& reported : parts_.negotiation.member().reported())
+    if (const Entry* entry = parts_.handles.open_entry(reported.ticket))
+      observer.reported(entry->record, reported.by_id);
 }
 
 void Engine::look_for_abort(Nanoseconds now) {
@@ -232,8 +244,8 @@ void Engine::look_around(Nanoseconds now) {
   if (parts_.execution.executor().stuck(late))
     for (int32_t rank : late)
       if (parts_.negotiation.has_finished(rank)) lose(rank, now);
-  const Status status =
-      parts_.watch.check(now, parts_.execution, parts_.execution.executor(), parts_.negotiation, oldest_waiting());
+  const Status status = parts_.watch.check(now, parts_.execution, parts_.execution.executor(), parts_.negotiation,
+                                           [this] { return oldest_waiting(); });
   if (!status.is_ok()) fail({status, parts_.rank}, true, now);
 }
 

@@ -68,6 +68,7 @@ class Engine {
   bool pass(Nanoseconds now);
   bool take_submissions(Nanoseconds now);
   void act_on(News& news, Nanoseconds now);
+  void observe(const News& news, Nanoseconds now);
   void look_for_abort(Nanoseconds now);
   void look_around(Nanoseconds now);
   void lose(int32_t rank, Nanoseconds now);

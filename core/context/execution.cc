@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "context/accounting.h"
+
 namespace sirtaki {
 namespace {
 
@@ -19,17 +21,19 @@ size_t index_of(const std::vector<int32_t>& members, int32_t rank) {
 
 }  // namespace
 
-Status Execution::start(const Plan& plan) {
+Status Execution::start(const Plan& plan, Nanoseconds now) {
   Record record{plan.process_set, {}, plan.tensors.empty() ? "" : plan.tensors.front().signature->name};
   for (const PlannedTensor& tensor : plan.tensors)
     if (tensor.ticket) record.tickets.push_back(tensor.ticket);
   if (plan.untouched || plan.kind == Kind::barrier) {
-    finish(record, Status::ok(), plan.untouched ? SRT_RESULT_UNTOUCHED : 0);
+    note_plan_begun(plan, record.tickets, nullptr, handles_, now);
+    finish(record, plan.untouched ? SRT_RESULT_UNTOUCHED : 0, now);
     return Status::ok();
   }
   auto transfer = std::make_shared<Transfer>();
   SIRTAKI_TRY(fill(plan, *transfer));
-  records_.emplace(plan.number, std::move(record));
+  note_plan_begun(plan, record.tickets, transfer.get(), handles_, now);
+  transfer->times = &records_.emplace(plan.number, std::move(record)).first->second.times;
   executor_.add(std::move(transfer));
   return Status::ok();
 }
@@ -54,7 +58,6 @@ Status Execution::fill(const Plan& plan, Transfer& transfer) {
       entry = handles_.open_entry(tensor.ticket);
       if (!entry)
         return {SRT_INTERNAL, format("'%s' was agreed on, but is not in flight", tensor.signature->name.c_str())};
-      entry->planned = true;
       transfer.device = entry->signature->device;  // ranks number their devices as they like
     }
     if (plan.kind == Kind::allgather) {
@@ -106,20 +109,27 @@ Status Execution::advance(Nanoseconds now, bool& moved) {
   if (executor_.is_idle()) return Status::ok();
   finished_.clear();
   const Status status = executor_.advance(now, finished_, moved);
+  const Nanoseconds moment = finished_.empty() ? now : sirtaki::now();
   for (uint64_t number : finished_) {
     const auto record = records_.extract(number);
-    finish(record.mapped(), Status::ok(), 0);
+    finish(record.mapped(), 0, moment);
   }
   return status;
 }
 
-void Execution::finish(const Record& record, const Status& status, uint32_t result) {
+void Execution::finish(const Record& record, uint32_t result, Nanoseconds moment) {
   {
     const auto lock = handles_.lock();
+    Observer& observer = handles_.observer();
+    observer.set_moment(moment);
     for (Ticket ticket : record.tickets) {
-      if (Entry* entry = handles_.open_entry(ticket)) entry->result = result;
-      handles_.end(ticket, status);
+      if (Entry* entry = handles_.open_entry(ticket)) {
+        entry->result = result;
+        observer.transferred(entry->record, record.times);
+      }
+      handles_.end(ticket, Status::ok());
     }
+    observer.plan_ended();
   }
   member_.plan_finished(record.process_set);
 }

@@ -19,7 +19,7 @@ class Execution {
   Executor& executor() { return executor_; }
 
   // Not ok when this rank cannot take part any more (no memory): the context is dead then.
-  Status start(const Plan& plan);
+  Status start(const Plan& plan, Nanoseconds now);
   Status advance(Nanoseconds now, bool& moved);
 
   // The name of the first tensor of a plan that has not finished, for messages.
@@ -30,11 +30,12 @@ class Execution {
     int32_t process_set;
     std::vector<Ticket> tickets;
     std::string first_name;
+    TransferTimes times = {};
   };
 
   Status fill(const Plan& plan, Transfer& transfer);
   Status fill_gather(const PlannedTensor& tensor, Entry* entry, Transfer& transfer);
-  void finish(const Record& record, const Status& status, uint32_t result);
+  void finish(const Record& record, uint32_t result, Nanoseconds moment);
 
   int32_t rank_;
   HandleTable& handles_;

@@ -23,6 +23,9 @@ Ticket HandleTable::open(Entry entry) {
     index = free_.back();
     free_.pop_back();
   }
+  const Signature& signature = *entry.signature;
+  entry.record =
+      observer_.submitted({signature.name, kind_name(signature.kind), signature.process_set, signature.bytes()});
   places_[index].entry = std::make_unique<Entry>(std::move(entry));
   ++unfinished_;
   // 31 bits of generation keep the handle a positive int64.
@@ -55,6 +58,7 @@ void HandleTable::end(Ticket handle, const Status& status) {
   entry.finished = true;
   --unfinished_;
   entry.status = status;
+  observer_.ended(entry.record, entry.planned, status.code());
   if (!status.is_ok()) entry.error = format("'%s': %s", entry.signature->name.c_str(), status.text());
   if (entry.on_complete) completions_.push_back({entry.on_complete, entry.user, status, entry.error});
   memory_.remove(handle, entry.memory_use());

@@ -14,6 +14,7 @@
 
 #include "base/status.h"
 #include "context/memory_ranges.h"
+#include "observe/observer.h"
 #include "plan/request.h"
 
 namespace sirtaki {
@@ -36,6 +37,7 @@ struct Entry {
   srt_allocate_hook allocate = nullptr;
   void* user = nullptr;
 
+  uint64_t record = 0;          // of the observer
   bool has_turn = false;        // it holds its name; else it waits for another of the same name
   bool planned = false, finished = false, released = false;
   Status status;
@@ -55,12 +57,15 @@ struct Completion {
 
 class HandleTable {
  public:
+  explicit HandleTable(Observer& observer) : observer_(observer) {}
+
   // One lock over everything; the driver takes it once a plan, a caller once a call.
   using Lock = std::unique_lock<std::mutex>;
   Lock lock() { return Lock(mutex_); }
 
   // Those below need the lock.
 
+  Observer& observer() { return observer_; }
   Ticket open(Entry entry);                       // the handle; its memory is in use from now on
   const MemoryRanges& memory() const { return memory_; }
   Entry* find(Ticket handle);                     // nullptr: never opened, or released
@@ -112,6 +117,7 @@ class HandleTable {
   void pass_name_on(const Entry& entry, Ticket handle);
   void discard(Ticket handle);
 
+  Observer& observer_;
   std::mutex mutex_;
   std::condition_variable changed_;
   int waiters_ = 0;

@@ -86,6 +86,7 @@ Status Negotiation::take_frame(int32_t peer, const Frame& frame, Nanoseconds now
     case FrameKind::decision:
       if (!is_coordinator) break;
       heard_ = now;
+      news.has_decided = true;
       return member_->apply(frame.body, news.outcome);
     case FrameKind::abort:
       if (auto notice = decode_abort(frame.body)) {
@@ -107,7 +108,7 @@ Status Negotiation::report(Nanoseconds now, News& news) {
   if (member_->report_due() > now) return Status::ok();
   scratch_.clear();
   member_->report(scratch_);
-  news.moved = true;
+  news.moved = news.has_reported = true;
   if (coordinator_) return coordinator_->merge(rank_, scratch_, now);
   reported_ = now;
   links_.to(coordinator_rank)->send({.kind = FrameKind::report}, scratch_);
@@ -119,7 +120,7 @@ Status Negotiation::decide(Nanoseconds now, News& news) {
   scratch_.clear();
   if (!coordinator_->decide(now, scratch_)) return Status::ok();
   for (int32_t peer : peers_) links_.to(peer)->send({.kind = FrameKind::decision}, scratch_);
-  news.moved = true;
+  news.moved = news.has_decided = true;
   heard_ = now;
   return member_->apply(scratch_, news.outcome);
 }

@@ -28,6 +28,8 @@ struct News {
   std::optional<AbortNotice> abort;
   std::vector<int32_t> lost;       // ranks whose link ended without a goodbye
   bool coordinator_finished = false;
+  bool has_reported = false;       // the member says of what
+  bool has_decided = false;        // a Decision was applied
   bool moved = false;
 };
 

@@ -52,14 +52,9 @@ void Watch::say(const Stall& stall) const {
 }
 
 Status Watch::check(Nanoseconds now, const Execution& execution, Executor& executor, const Negotiation& negotiation,
-                    const std::string& oldest_waiting) {
+                    const std::function<std::string()>& oldest_waiting) {
   SIRTAKI_TRY(check_progress(now, execution, executor));
-  check_coordinator(now, negotiation, oldest_waiting);
-  if (stall_deadline_ && waiting_since_ && now - waiting_since_ > stall_deadline_ + progress_deadline_)
-    return {SRT_TIMEOUT,
-            format("%s, which coordinates the job, has not answered for %lld s; '%s' was waiting for it",
-                   names_[coordinator_rank].c_str(), whole_seconds(now - waiting_since_), oldest_waiting.c_str())};
-  return Status::ok();
+  return check_coordinator(now, negotiation, oldest_waiting);
 }
 
 Status Watch::check_progress(Nanoseconds now, const Execution& execution, const Executor& executor) {
@@ -82,22 +77,24 @@ Status Watch::check_progress(Nanoseconds now, const Execution& execution, const 
   return Status::ok();
 }
 
-void Watch::check_coordinator(Nanoseconds now, const Negotiation& negotiation, const std::string& oldest_waiting) {
-  if (rank_ == coordinator_rank || oldest_waiting.empty() ||
-      negotiation.heard_from_coordinator() >= negotiation.reported()) {
-    waiting_since_ = 0;
-    return;
-  }
-  if (waiting_since_ != negotiation.reported()) {
-    waiting_since_ = negotiation.reported();
+Status Watch::check_coordinator(Nanoseconds now, const Negotiation& negotiation,
+                                const std::function<std::string()>& oldest_waiting) {
+  if (rank_ == coordinator_rank || negotiation.heard_from_coordinator() >= negotiation.reported()) return Status::ok();
+  if (asked_at_ != negotiation.reported()) {
+    asked_at_ = negotiation.reported();
     next_coordinator_line_ = stall_report_ + coordinator_grace;
   }
-  const Nanoseconds silent = now - waiting_since_;
-  if (silent < next_coordinator_line_) return;
+  const Nanoseconds silent = now - asked_at_;
+  const bool is_over = stall_deadline_ && silent > stall_deadline_ + progress_deadline_;
+  if (silent < next_coordinator_line_ && !is_over) return Status::ok();
   next_coordinator_line_ = 2 * silent;
-  if (speaks_for_host({coordinator_rank}))
-    log_.line(format("%s has not answered for %lld s; '%s' is waiting for it. Is that process stopped?",
-                     names_[coordinator_rank].c_str(), whole_seconds(silent), oldest_waiting.c_str()));
+  const std::string name = oldest_waiting();
+  if (name.empty()) return Status::ok();
+  const std::string text = format("%s, which coordinates the job, has not answered for %lld s; '%s' is waiting for it",
+                                  names_[coordinator_rank].c_str(), whole_seconds(silent), name.c_str());
+  if (is_over) return {SRT_TIMEOUT, text};
+  if (speaks_for_host({coordinator_rank})) log_.line(text + ". Is that process stopped?");
+  return Status::ok();
 }
 
 }  // namespace sirtaki

@@ -2,7 +2,7 @@
 // waits for ever.
 #pragma once
 
-#include <optional>
+#include <functional>
 #include <string>
 
 #include "base/knobs.h"
@@ -19,15 +19,17 @@ class Watch {
   // Says it once a host: by its lowest rank that is not late itself.
   void say(const Stall& stall) const;
 
-  // Looks at the clock; not ok when a deadline has passed.
+  // Looks at the clock; not ok when a deadline has passed. `oldest_waiting` names what waits for a Decision ("":
+  // nothing); it is asked only where the coordinator is silent, for it goes through all that is in flight.
   Status check(Nanoseconds now, const Execution& execution, Executor& executor, const Negotiation& negotiation,
-               const std::string& oldest_waiting);
+               const std::function<std::string()>& oldest_waiting);
 
  private:
   bool speaks_for_host(const std::vector<int32_t>& late) const;
   std::string name_all(const std::vector<int32_t>& ranks) const;
   Status check_progress(Nanoseconds now, const Execution& execution, const Executor& executor);
-  void check_coordinator(Nanoseconds now, const Negotiation& negotiation, const std::string& oldest_waiting);
+  Status check_coordinator(Nanoseconds now, const Negotiation& negotiation,
+                           const std::function<std::string()>& oldest_waiting);
 
   int32_t rank_;
   const RankNames& names_;
@@ -36,7 +38,7 @@ class Watch {
   Nanoseconds stall_report_, progress_deadline_, stall_deadline_;
   Nanoseconds next_progress_line_ = 0, next_coordinator_line_ = 0;
   uint64_t stuck_plan_ = 0;
-  Nanoseconds waiting_since_ = 0;
+  Nanoseconds asked_at_ = 0;  // when the coordinator was told something that it has not answered
 };
 
 }  // namespace sirtaki

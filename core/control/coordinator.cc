@@ -16,7 +16,7 @@ Status nonsense(const std::string& what) { return Status(SRT_PROTOCOL, "its repo
 Coordinator::State::State(std::vector<std::string> rank_names, CoordinatorRules coordinator_rules)
     : names(std::move(rank_names)), rules(coordinator_rules), sets(static_cast<int32_t>(names.size())),
       table(static_cast<int32_t>(names.size()), rules.cache_capacity), stalls(rules.stall_report, rules.stall_deadline),
-      reporters(names.size()) {}
+      lateness(names.size()), reporters(names.size()) {}
 
 Status Coordinator::State::merge(int32_t rank, Nanoseconds now) {
   Reporter& reporter = reporters[static_cast<size_t>(rank)];
@@ -91,6 +91,8 @@ Status Coordinator::State::submit(Entry& entry, const Submission& submission, Na
   ++entry.submissions;
   entry.absences += submission.absent;
   entry.priority = std::max(entry.priority, signature.priority);
+  if (entry.submissions > 1 && entry.is_complete()) lateness.was_last(rank, now - entry.latest);
+  entry.latest = now;
   consider(entry);
   return {};
 }
@@ -147,6 +149,7 @@ bool Coordinator::decide(Nanoseconds now, Bytes& out) {
   if (!state.has_work(now)) return false;
   state.settle_everything(now);
   if (state.decision.says_nothing()) return false;
+  state.lateness.publish(now, state.decision.lateness);
   state.decision.number = ++state.decisions;
   encode(state.decision, out);
   state.decision.clear();

@@ -4,6 +4,7 @@
 #include "control/coordinator.h"
 #include "control/fusion.h"
 #include "control/groups.h"
+#include "control/lateness.h"
 #include "control/messages.h"
 #include "control/pending.h"
 #include "control/process_sets.h"
@@ -62,6 +63,7 @@ struct Coordinator::State {
   EntryTable table;
   Groups groups;
   StallWatch stalls;
+  LatenessWatch lateness;
   std::vector<Reporter> reporters;         // by rank
   bool sets_have_changed = false;
   uint64_t decisions = 0;

@@ -67,7 +67,10 @@ Ticket Member::State::take_ticket(Operation& operation) {
 
 void Member::State::report_operation(Operation& operation, size_t position) {
   const Request& request = operation.request;
-  if (operation.id && answers(*operation.cached, operation.first_dimensions, *request.signature, position)) {
+  const bool by_id =
+      operation.id && answers(*operation.cached, operation.first_dimensions, *request.signature, position);
+  reported.push_back({request.ticket, by_id});
+  if (by_id) {
     (request.absent ? report.absent : report.present).push_back(operation.id);
     operation.phase = Operation::Phase::reported_by_id;
   } else {
@@ -131,6 +134,7 @@ Nanoseconds Member::report_due() const {
 void Member::report(Bytes& out) {
   Report& report = state_->report;
   report.clear();
+  state_->reported.clear();
   report.last_decision = state_->last_decision;
   report.lapsed = std::exchange(state_->lapsed, 0);
   for (Operation* operation : state_->resend) {
@@ -142,6 +146,8 @@ void Member::report(Bytes& out) {
   }
   encode(report, out);
 }
+
+const std::vector<Member::Reported>& Member::reported() const { return state_->reported; }
 
 void Member::goodbye(Bytes& out) {
   Report& report = state_->report;

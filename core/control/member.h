@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/codec.h"
@@ -43,6 +44,13 @@ class Member {
 
   // Appends one Report with everything that is queued and not withheld.
   void report(Bytes& out);
+
+  // Of whose requests the last report told, and whether by their numbers in the response cache.
+  struct Reported {
+    Ticket ticket;
+    bool by_id;
+  };
+  const std::vector<Reported>& reported() const;
 
   // Appends a Report that says goodbye: this rank takes part in nothing that is decided after it.
   void goodbye(Bytes& out);

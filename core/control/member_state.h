@@ -86,6 +86,7 @@ struct Member::State {
   std::vector<Operation*> resend;          // reported by an id that was retired meanwhile
   uint32_t lapsed = 0;
   uint64_t last_decision = 0;
+  std::vector<Reported> reported;
   Report report;                           // these four are kept for their memory
   Decision decision;
   std::vector<Operation*> response_operations;

@@ -118,6 +118,20 @@ void get_stall(Reader& reader, Stall& stall) {
   stall.seconds = reader.get<int64_t>();
 }
 
+void put_lateness(Writer& writer, const RankLateness& late) {
+  writer.put(late.rank);
+  writer.put(late.lateness.times);
+  writer.put(late.lateness.total);
+  writer.put(late.lateness.longest);
+}
+
+void get_lateness(Reader& reader, RankLateness& late) {
+  late.rank = reader.get<int32_t>();
+  late.lateness.times = reader.get<int64_t>();
+  late.lateness.total = reader.get<Nanoseconds>();
+  late.lateness.longest = reader.get<Nanoseconds>();
+}
+
 void put_agreements(Writer& writer, const Decision& decision) {
   put_each(writer, decision.plans, [&](const DecidedPlan& plan) {
     writer.put(plan.process_set);
@@ -241,6 +255,7 @@ void Decision::clear() {
   joins.clear();
   set_changes.clear();
   stalls.clear();
+  lateness.clear();
   fatal = SRT_OK;
   fatal_text.clear();
 }
@@ -253,6 +268,7 @@ void encode(const Decision& decision, Bytes& out) {
   put_list(writer, decision.retired);
   put_endings(writer, decision);
   put_each(writer, decision.stalls, [&](const Stall& stall) { put_stall(writer, stall); });
+  put_each(writer, decision.lateness, [&](const RankLateness& late) { put_lateness(writer, late); });
   writer.put(decision.fatal);
   writer.put_text(decision.fatal_text);
 }
@@ -266,6 +282,7 @@ bool decode(std::span<const uint8_t> bytes, Decision& decision) {
   reader.get_all_into(decision.retired);
   get_endings(reader, decision);
   get_each(reader, decision.stalls, [&](Stall& stall) { get_stall(reader, stall); });
+  get_each(reader, decision.lateness, [&](RankLateness& late) { get_lateness(reader, late); });
   decision.fatal = get_status(reader);
   decision.fatal_text = reader.get_text(longest_text);
   return reader.ok() && reader.at_end();

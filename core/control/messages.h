@@ -83,6 +83,7 @@ struct Decision {
   std::vector<DecidedJoin> joins;
   std::vector<DecidedSetChange> set_changes;
   std::vector<Stall> stalls;
+  std::vector<RankLateness> lateness;  // goes along with what else there is to say
   srt_status fatal = SRT_OK;
   std::string fatal_text;
 

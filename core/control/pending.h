@@ -44,7 +44,7 @@ struct Entry {
   int32_t absences = 0;
   int32_t priority = 0;                 // the highest
   std::vector<int64_t> first_dimensions;  // of a ragged kind: one a member, in member order
-  Nanoseconds since = 0;                // the first submission
+  Nanoseconds since = 0, latest = 0;    // the first and the last submission
   Nanoseconds next_stall_report = 0;
   bool is_candidate = false;            // decide() will look at it
   bool is_agreed = false;               // all members agree; at most its group keeps it waiting

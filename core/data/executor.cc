@@ -30,6 +30,7 @@ Status Executor::start_what_can(Nanoseconds now, std::vector<uint64_t>& finished
         std::find_if(backends_.begin(), backends_.end(), [&](const auto& b) { return b->serves(next); });
     if (backend == backends_.end()) return {SRT_INTERNAL, "no backend can run an operation that was agreed on"};
     if ((*backend)->is_serial() && is_busy(backend->get())) break;
+    if (next.times) next.times->started = now;
     if (auto operation = (*backend)->start(queue_.front()))
       active_.push_back({queue_.front(), std::move(operation), backend->get()});
     else finished.push_back(next.plan);

@@ -18,8 +18,10 @@ Status LinkOperation::advance(Nanoseconds, Progress& progress) {
   for (int budget = steps_a_call; budget > 0 && next_ < steps; --budget) {
     awaited_.clear();
     bool finished = false;
+    const Nanoseconds start = measures() ? now() : 0;
     SIRTAKI_TRY(step(next_, finished));
     if (!finished) break;
+    if (measures()) transfer_->times->working += now() - start;
     ++next_;
     progress = Progress::moved;
   }
@@ -31,6 +33,12 @@ Status LinkOperation::advance(Nanoseconds, Progress& progress) {
   }
   if (next_ == steps && sent) progress = Progress::done;
   return Status::ok();
+}
+
+void LinkOperation::pack_bytes(int64_t begin, int64_t end, uint8_t* out) const {
+  const Nanoseconds start = measures() ? now() : 0;
+  pack(*transfer_, setting_.kernels, begin, end, out);
+  if (measures()) transfer_->times->packing += now() - start;
 }
 
 bool LinkOperation::has_room(size_t member) const {

@@ -49,11 +49,10 @@ class LinkOperation : public Operation {
   void consume(size_t member) { link(member).pop(); }
 
   // The buffer's bytes [begin, end), prescaled.
-  void pack_bytes(int64_t begin, int64_t end, uint8_t* out) const {
-    pack(*transfer_, setting_.kernels, begin, end, out);
-  }
+  void pack_bytes(int64_t begin, int64_t end, uint8_t* out) const;
 
  private:
+  bool measures() const { return transfer_->times && transfer_->times->are_measured; }
   Link& link(size_t member) const { return *setting_.links.to(transfer_->members[member]); }
 
   LinkSetting setting_;

@@ -18,7 +18,9 @@ MemoryOperation::MemoryOperation(Neighbours& neighbours, SlotState& state, const
 Status MemoryOperation::advance(Nanoseconds now, Progress& progress) {
   progress = Progress::blocked;
   for (int budget = steps_a_call; budget > 0 && next_ < steps; --budget) {
+    const Nanoseconds start = measures() ? sirtaki::now() : 0;
     if (!step(next_)) break;
+    if (measures()) transfer_->times->working += sirtaki::now() - start;
     ++next_;
     const auto done = static_cast<uint64_t>(next_);
     neighbours_.publish({transfer_->plan, next_ == steps ? Milestone::last_step : done}, now);
@@ -66,10 +68,13 @@ void MemoryOperation::lend(int64_t round, int64_t until_past_index) {
 
 void MemoryOperation::pack_chunk(int64_t begin, int64_t end, int64_t round) {
   uint8_t* to = chunk(transfer_->own, round);
-  if (state_.distance.streams(end - begin)) return pack(*transfer_, kernels_, begin, end, to, kernels_.stream);
+  const bool streams = state_.distance.streams(end - begin);
+  if (streams && !measures()) return pack(*transfer_, kernels_, begin, end, to, kernels_.stream);
   const Nanoseconds start = now();
-  pack(*transfer_, kernels_, begin, end, to);
-  state_.distance.noted(end - begin, now() - start);
+  pack(*transfer_, kernels_, begin, end, to, streams ? kernels_.stream : copy_plainly);
+  const Nanoseconds took = now() - start;
+  if (!streams) state_.distance.noted(end - begin, took);
+  if (measures()) transfer_->times->packing += took;
 }
 
 }  // namespace sirtaki

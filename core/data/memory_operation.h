@@ -64,6 +64,8 @@ class MemoryOperation : public Operation {
   void pack_chunk(int64_t begin, int64_t end, int64_t round);
 
  private:
+  bool measures() const { return transfer_->times && transfer_->times->are_measured; }
+
   Neighbours& neighbours_;
   SlotState& state_;
   const Kernels& kernels_;

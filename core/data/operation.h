@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "data/kernels/kernels.h"
 #include "data/scatter.h"
+#include "observe/record.h"
 #include "plan/plan.h"
 
 namespace sirtaki {
@@ -28,6 +29,7 @@ struct Transfer {
   size_t own = 0;                    // this rank's index among them
   size_t root = 0;                   // the root's index
   ScatterList buffer;                // all-reduce, broadcast: the tensors. All-gather: what this rank gives
+  TransferTimes* times = nullptr;    // filled in while it goes on, if somebody wants to know
   std::vector<ScatterList> gathered; // all-gather: where each member's part goes
 
   size_t element_bytes() const { return dtype_bytes(dtype); }

@@ -191,6 +191,31 @@ uint32_t srt_result(srt_context *, srt_handle);               /* SRT_RESULT_* of
 const char *srt_handle_error(srt_context *, srt_handle);      /* "" if none; valid until it is released */
 const char *srt_context_error(srt_context *);                 /* why the context is dead; "" if it lives */
 void srt_release(srt_context *, const srt_handle *, int32_t count); /* an unfinished one is released when it ends */
+
+/* What this rank has done so far. Times are in seconds. */
+typedef struct srt_statistics {
+  uint32_t struct_size;
+  int64_t operations;         /* that have ended */
+  int64_t failed;             /* those of them that failed */
+  int64_t cache_hits;         /* operations that were reported by their number in the response cache */
+  int64_t cache_misses;       /* those that were reported in full */
+  int64_t plans;              /* what was fused into one operation counts as one */
+  int64_t planned_tensors;    /* in all of them together */
+  int64_t largest_plan;       /* tensors in the largest one */
+  int64_t bytes;              /* of this rank's tensors in these plans */
+  double bus_bytes;           /* what a rank has to send at least, whatever the algorithm */
+  double waiting;             /* time in which anything waited for another rank to submit it, too */
+  double moving;              /* time in which data of anything agreed moved */
+} srt_statistics;
+
+/* How often a rank was the last to submit what all others had submitted, and how much later than they. */
+typedef struct srt_lateness {
+  int64_t times;
+  double total, longest;      /* seconds */
+} srt_lateness;
+
+/* by_rank: NULL, or room for one a rank; alike on all ranks, and told to them at most twice a second. */
+srt_status srt_stats(srt_context *, srt_statistics *out, srt_lateness *by_rank);
 /* </declarations> */
 
 #pragma GCC visibility pop

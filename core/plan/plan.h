@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "observe/statistics.h"
 #include "plan/request.h"
 
 namespace sirtaki {
@@ -44,6 +45,12 @@ struct Stall {
   int64_t seconds = 0;
 };
 
+// How late a rank has been so far.
+struct RankLateness {
+  int32_t rank = 0;
+  Lateness lateness;
+};
+
 struct JoinDone {
   int32_t process_set = world_set;
   Ticket ticket = 0;
@@ -61,6 +68,7 @@ struct Outcome {
   std::vector<Plan> plans;           // only those of which this rank is a member; ascending numbers
   std::vector<Refusal> refusals;
   std::vector<Stall> stalls;
+  std::vector<RankLateness> lateness;  // of those ranks for which it has changed
   std::vector<JoinDone> joins;
   std::vector<ProcessSetChange> process_sets;
   Status fatal;                      // not ok: the job cannot go on (a deadline passed, a rank was lost)

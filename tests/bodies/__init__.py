@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 Body = Callable[[], None]
 
-MODULES = ("collectives", "handles", "mistakes", "objects")
+MODULES = ("collectives", "handles", "mistakes", "objects", "observing")
 TORCH_MODULES = (
     "torch_autograd",
     "torch_collectives",

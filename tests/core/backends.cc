@@ -265,6 +265,7 @@ TEST(a_hook_brings_the_memory_of_a_ragged_output) {
 
 TEST(a_hook_hears_of_a_failure_once) {
   World ranks(2, {});
+  std::atomic<int> queued{0};
   ranks.run([&](int rank, Context& context) {
     Hook hook;
     const int64_t count = 4;
@@ -274,6 +275,7 @@ TEST(a_hook_hears_of_a_failure_once) {
     request.user = &hook;
     Ticket handle;
     CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_OK);
+    for (++queued; queued < 2;) std::this_thread::yield();
     if (rank) context.abort("stop");
     CHECK(hook.wait_for(1));
     CHECK_EQUAL(hook.status.load(), SRT_ABORTED);

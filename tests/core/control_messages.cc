@@ -45,6 +45,7 @@ Decision rich_decision() {
   decision.joins = {{4, 1}};
   decision.set_changes = {{5, "add", {0, 1}}, {4, "remove", {}}};
   decision.stalls = {{0, {"x", "y"}, 3, {1}, {0, 2}, 5}};
+  decision.lateness = {{1, {4, 5'000, 3'000}}, {0, {1, 2, 2}}};
   decision.fatal = SRT_TIMEOUT;
   decision.fatal_text = "too late";
   return decision;
@@ -113,6 +114,9 @@ TEST(decision_survives_the_wire) {
   CHECK_EQUAL(decision.refusals[0].text, "ranks disagree");
   CHECK_EQUAL(decision.set_changes[0].members, rich_decision().set_changes[0].members);
   CHECK_EQUAL(decision.stalls[0].names, rich_decision().stalls[0].names);
+  REQUIRE(decision.lateness.size() == 2);
+  CHECK_EQUAL(decision.lateness[0].rank, 1);
+  CHECK(decision.lateness[0].lateness == (Lateness{4, 5'000, 3'000}));
   CHECK_EQUAL(decision.fatal_text, "too late");
 }
 

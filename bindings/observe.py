@@ -1,0 +1,94 @@
+"""What a rank has done so far: its statistics, from the core's counters."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from sirtaki._core.context import Context
+from sirtaki._core.library import ffi, lib
+
+
+class Lateness(TypedDict):
+    """How often a rank was the last to submit an operation that all others had submitted, and how much later.
+
+    Attributes:
+        times: how often.
+        mean_seconds, max_seconds: how long all others waited for that rank alone.
+    """
+
+    times: int
+    mean_seconds: float
+    max_seconds: float
+
+
+class TensorsPerPlan(TypedDict):
+    """How many tensors were fused into one plan."""
+
+    mean: float
+    max: int
+
+
+class Statistics(TypedDict):
+    """What a rank has done since init().
+
+    Attributes:
+        rank, size: whose statistics these are, and of how many ranks.
+        operations: that have ended, well or badly. Every tensor of a fused plan is one.
+        failed: those of them that ended with an error.
+        plans: what was fused into one collective counts as one.
+        tensors_per_plan: how much was fused.
+        bytes: of this rank's tensors in those plans.
+        cache_hits, cache_misses: operations that negotiation knew already, and those that it had to be told
+            in full.
+        waiting_seconds: time in which anything of this rank's waited for other ranks to submit it, too. It
+            includes the negotiation itself, and time in which the program did something else meanwhile.
+        moving_seconds: time in which data moved.
+        busbw: 10^9 bytes a second while data moved, counted so that worlds of any size compare: the bytes
+            that a rank has to send at least, over `moving_seconds`. 0 if nothing has moved.
+        lateness: how late each rank was, by rank. Alike on all ranks; the coordinator tells it with its
+            answers, at most twice a second.
+    """
+
+    rank: int
+    size: int
+    operations: int
+    failed: int
+    plans: int
+    tensors_per_plan: TensorsPerPlan
+    bytes: int
+    cache_hits: int
+    cache_misses: int
+    waiting_seconds: float
+    moving_seconds: float
+    busbw: float
+    lateness: list[Lateness]
+
+
+def statistics(context: Context) -> Statistics:
+    """What this rank has done since the context was started. Other ranks need not call it."""
+    counted = ffi.new("srt_statistics *", {"struct_size": ffi.sizeof("srt_statistics")})
+    by_rank = ffi.new("srt_lateness[]", context.size)
+    lib.srt_stats(context.pointer, counted, by_rank)
+    plans = counted.plans
+    return Statistics(
+        rank=context.rank,
+        size=context.size,
+        operations=counted.operations,
+        failed=counted.failed,
+        plans=plans,
+        tensors_per_plan=TensorsPerPlan(
+            mean=counted.planned_tensors / plans if plans else 0.0, max=counted.largest_plan
+        ),
+        bytes=counted.bytes,
+        cache_hits=counted.cache_hits,
+        cache_misses=counted.cache_misses,
+        waiting_seconds=counted.waiting,
+        moving_seconds=counted.moving,
+        busbw=counted.bus_bytes / counted.moving / 1e9 if counted.moving else 0.0,
+        lateness=[_lateness(late) for late in by_rank],
+    )
+
+
+def _lateness(late: Any) -> Lateness:
+    mean = late.total / late.times if late.times else 0.0
+    return Lateness(times=late.times, mean_seconds=mean, max_seconds=late.longest)

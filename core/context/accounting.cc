@@ -1,0 +1,35 @@
+#include "context/accounting.h"
+
+#include <algorithm>
+
+namespace sirtaki {
+
+double bus_bytes(const Transfer& transfer) {
+  int64_t bytes = 0;
+  for (const ScatterList& part : transfer.gathered) bytes += part.bytes();
+  bytes = std::max(bytes, transfer.buffer.bytes());
+  const auto members = static_cast<double>(transfer.members.size());
+  const double share = (members - 1) / members;
+  switch (transfer.kind) {
+    case Kind::allreduce: return 2 * share * static_cast<double>(bytes);
+    case Kind::broadcast: return members > 1 ? static_cast<double>(bytes) : 0;
+    default: return share * static_cast<double>(bytes);
+  }
+}
+
+void note_plan_begun(const Plan& plan, const std::vector<Ticket>& handles, const Transfer* transfer, HandleTable& table,
+                     Nanoseconds now) {
+  const auto lock = table.lock();
+  Observer& observer = table.observer();
+  observer.set_moment(now);
+  for (Ticket handle : handles) {
+    Entry* entry = table.open_entry(handle);
+    if (!entry) continue;
+    entry->planned = true;
+    observer.decided(entry->record, plan.number, plan.tensors.size());
+  }
+  observer.plan_begun(plan.tensors.size(), transfer ? transfer->buffer.bytes() : 0,
+                      transfer ? bus_bytes(*transfer) : 0);
+}
+
+}  // namespace sirtaki

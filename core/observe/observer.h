@@ -1,0 +1,43 @@
+// Everything that is written down about one rank's operations: the recorder, the statistics and the timeline.
+//
+// Owned by the Context and written by all who take an operation further. It has no lock of its own: whoever calls
+// it holds the handle table's, which all of them have to take anyway.
+#pragma once
+
+#include "observe/recorder.h"
+#include "observe/statistics.h"
+
+namespace sirtaki {
+
+class Observer {
+ public:
+  Observer(int32_t world_size, size_t recorded_operations) : recorder_(recorded_operations) {
+    statistics_.lateness.resize(static_cast<size_t>(world_size));
+  }
+
+  // When what is told next happens. Whoever takes the lock tells it once, because clocks cost time.
+  void set_moment(Nanoseconds moment) { moment_ = moment; }
+
+  // An operation's way; its record's number is what submitted() gives.
+  uint64_t submitted(const Submitted& what);
+  void reported(uint64_t number, bool is_cached);
+  void decided(uint64_t number, uint64_t plan, size_t fused);
+  void transferred(uint64_t number, const TransferTimes& times);
+  void ended(uint64_t number, bool was_decided, srt_status status);
+
+  // A plan's way.
+  void plan_begun(size_t tensors, int64_t bytes, double bus_bytes);
+  void plan_ended();
+
+  void set_lateness(int32_t rank, const Lateness& lateness);
+
+  const Statistics& statistics() const { return statistics_; }
+  const Recorder& recorder() const { return recorder_; }
+
+ private:
+  Recorder recorder_;
+  Statistics statistics_;
+  Nanoseconds moment_ = 0;
+};
+
+}  // namespace sirtaki

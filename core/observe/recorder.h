@@ -1,0 +1,49 @@
+// The flight recorder: the last operations of this rank, always on. A ring of records, allocated once; an operation's
+// record is filled while the operation goes on, and taken over by a newer one some thousands of operations later.
+#pragma once
+
+#include <vector>
+
+#include "observe/record.h"
+
+namespace sirtaki {
+
+class Recorder {
+ public:
+  explicit Recorder(size_t capacity) : ring_(capacity ? capacity : 1) {}
+
+  OperationRecord& begin(const Submitted& what, Nanoseconds moment) {
+    OperationRecord& record = place_of(++last_);
+    record = {};
+    record.number = last_;
+    record.submitted = moment;
+    record.kind = what.kind;
+    record.process_set = what.process_set;
+    record.bytes = what.bytes;
+    record.name = ShortName(what.name);
+    return record;
+  }
+
+  // nullptr: a newer one has its place.
+  OperationRecord* find(uint64_t number) {
+    OperationRecord& record = place_of(number);
+    return record.number == number && number ? &record : nullptr;
+  }
+
+  // Calls visit(record) for what is remembered, the oldest first.
+  template <typename Visit>
+  void visit(Visit&& visit_record) const {
+    const uint64_t first = last_ > ring_.size() ? last_ - ring_.size() + 1 : 1;
+    for (uint64_t number = first; number <= last_; ++number) visit_record(ring_[number % ring_.size()]);
+  }
+
+  size_t capacity() const { return ring_.size(); }
+
+ private:
+  OperationRecord& place_of(uint64_t number) { return ring_[number % ring_.size()]; }
+
+  std::vector<OperationRecord> ring_;
+  uint64_t last_ = 0;
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,50 @@
+// What this rank has done so far, in numbers.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "base/clock.h"
+
+namespace sirtaki {
+
+// The time during which at least one thing went on, however many there were at once.
+class BusyTime {
+ public:
+  void begin(Nanoseconds moment) {
+    if (running_++ == 0) since_ = moment;
+  }
+  void end(Nanoseconds moment) {
+    if (--running_ == 0) total_ += std::max<Nanoseconds>(moment - since_, 0);
+  }
+  Nanoseconds until(Nanoseconds moment) const {
+    return total_ + (running_ ? std::max<Nanoseconds>(moment - since_, 0) : 0);
+  }
+
+ private:
+  int64_t running_ = 0;
+  Nanoseconds since_ = 0, total_ = 0;
+};
+
+// How often a rank was the last to submit an operation that all others had submitted, and by how much: the time in
+// which everyone waited for that rank alone.
+struct Lateness {
+  bool operator==(const Lateness&) const = default;
+
+  int64_t times = 0;
+  Nanoseconds total = 0, longest = 0;
+};
+
+struct Statistics {
+  int64_t operations = 0, failed = 0;        // that have ended; those of them that failed
+  int64_t cache_hits = 0, cache_misses = 0;  // reported by number; reported in full
+  int64_t plans = 0, planned_tensors = 0, largest_plan = 0;
+  int64_t bytes = 0;                         // of this rank's tensors in those plans
+  double bus_bytes = 0;                      // what a rank has to send at least, whatever the algorithm
+  BusyTime waiting;                          // for other ranks to submit what this one has
+  BusyTime moving;                           // data of agreed operations
+  std::vector<Lateness> lateness;            // by rank, alike on all of them
+};
+
+}  // namespace sirtaki
