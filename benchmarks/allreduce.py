@@ -9,43 +9,16 @@ that what else the machine does meets them alike. A ratio is the median of the r
 from __future__ import annotations
 
 import argparse
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 from common import native
-from common.jobs import Job, hvdrun, mpirun
-from common.measure import Interval, median, median_interval, quantile
-from common.report import Target, at_least, at_most, readable, save, show_machine, show_table, show_targets
+from common.measure import median_interval
+from common.options import KIB, MIB, add_sizes, parser
+from common.report import Target, at_least, at_most, save, show_machine, show_targets
+from common.turns import COLD_UP_TO, Row, least_ratio, make_row, show_rows, show_versions, turns
 
-KIB, MIB = 1 << 10, 1 << 20
 SIZES = [4, KIB, 64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
-BYTES_PER_BLOCK = 32 * MIB
-LEAST_CALLS, MOST_CALLS = 4, 64
-COLD_CALLS, COLD_UP_TO = 20, MIB
-WORKER = "workers.allreduce"
-# Whom each is compared with: the layer of sirtaki that does the same.
-SAME_LAYER = {
-    "gloo": "sirtaki torch",
-    "mpi": "sirtaki numpy",
-    "limit": "sirtaki numpy",
-    "limit C": "sirtaki C",
-}
-
-
-@dataclass
-class Row:
-    """One implementation at one size; times in microseconds."""
-
-    bytes: int
-    who: str
-    median: float
-    p99: float
-    algbw: float  # 10^9 bytes a second
-    busbw: float
-    cold: float | None = None
-    slower: Interval | None = None  # its time as a multiple of that of sirtaki's same layer
 
 
 def main() -> None:
@@ -59,67 +32,20 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("-np", dest="ranks", type=int, default=2, help="how many ranks (2)")
-    parser.add_argument(
-        "--sizes", type=parse_size, nargs="+", default=SIZES, help="in bytes; 64K and 4M work"
-    )
-    parser.add_argument("--rounds", type=int, default=15, help="how many blocks of each (15)")
-    parser.add_argument("--json", type=Path, help="write everything to this file, too")
-    return parser.parse_args()
-
-
-def parse_size(text: str) -> int:
-    """A number of bytes, with K or M for binary multiples; whole elements only."""
-    factor = {"K": KIB, "M": MIB}.get(text[-1].upper(), 1)
-    return max(int(text.rstrip("kKmM")) * factor // 4, 1) * 4
+    made = parser(__doc__, 15, "blocks of each")
+    add_sizes(made, SIZES)
+    return made.parse_args()
 
 
 def measure(ranks: int, sizes: list[int], rounds: int) -> tuple[dict[str, Any], list[Row]]:
     """Runs everything. Returns what belongs in the JSON file, and the rows."""
     folder = native.build()
     rows = [row for bare in native.bare_calls(ranks, sizes) for row in bare_rows(bare)]
-    with ExitStack() as stack:
-        jobs = [stack.enter_context(Job(hvdrun(ranks), ranks, WORKER, "hvdrun", str(folder)))]
-        launcher = mpirun(ranks)
-        if launcher is None:
-            print("no mpirun here: MPI is left out (on Debian: apt install openmpi-bin; pip install mpi4py)")
-        else:
-            jobs.append(stack.enter_context(Job(launcher, ranks, WORKER, "mpirun", str(folder))))
-        versions = {name: text for job in jobs for name, text in job.ask("versions")[0].items()}
-        owners = {name: job for job in jobs for name in job.ask("versions")[0]}
+    with turns(ranks, folder) as started:
         for size in sizes:
-            rows += measure_size(owners, size, ranks, rounds)
+            rows += started.measure("allreduce", size, rounds, cold=True)
     rows.sort(key=lambda row: row.bytes)
-    return {"versions": versions, "ranks": ranks, "rows": [asdict(row) for row in rows]}, rows
-
-
-def measure_size(owners: dict[str, Job], size: int, ranks: int, rounds: int) -> list[Row]:
-    """One row for each implementation, from blocks in turns, as rank 0 saw them."""
-    calls = max(LEAST_CALLS, min(MOST_CALLS, BYTES_PER_BLOCK // size))
-    for job in dict.fromkeys(owners.values()):
-        job.ask("prepare", size=size)
-    blocks: dict[str, list[list[float]]] = {who: [] for who in owners}
-    for _ in range(rounds):
-        for who, job in owners.items():
-            blocks[who].append(job.ask("block", who=who, calls=calls)[0])
-    rows = []
-    for who in owners:
-        row = make_row(size, who, ranks, [time for block in blocks[who] for time in block])
-        other = blocks.get(SAME_LAYER.get(who, ""))
-        if other:
-            pairs = zip(blocks[who], other, strict=True)
-            row.slower = median_interval([median(mine) / median(its) for mine, its in pairs])
-        if who.startswith("sirtaki") and size <= COLD_UP_TO:
-            row.cold = median(owners[who].ask("cold", who=who, calls=COLD_CALLS)[0])
-        rows.append(row)
-    return rows
-
-
-def make_row(size: int, who: str, ranks: int, times: list[float]) -> Row:
-    middle = median(times)
-    algbw = size / middle / 1e3
-    return Row(size, who, middle, quantile(times, 0.99), algbw, algbw * 2 * (ranks - 1) / ranks)
+    return {"versions": started.versions, "ranks": ranks, "rows": [asdict(row) for row in rows]}, rows
 
 
 def bare_rows(bare: dict[str, Any]) -> list[Row]:
@@ -127,7 +53,7 @@ def bare_rows(bare: dict[str, Any]) -> list[Row]:
     ranks, size = bare["ranks"], bare["bytes"]
     rows = []
     for who, name in (("sirtaki C", "sirtaki"), ("limit C", "limit")):
-        row = make_row(size, who, ranks, [bare[f"{name}_us"]])
+        row = make_row("allreduce", size, who, ranks, [bare[f"{name}_us"]])
         row.p99 = bare[f"{name}_p99_us"]
         rows.append(row)
     rows[0].cold = bare["cold_us"] if size <= COLD_UP_TO else None
@@ -136,27 +62,14 @@ def bare_rows(bare: dict[str, Any]) -> list[Row]:
 
 
 def show(versions: dict[str, str], rows: list[Row], ranks: int) -> None:
-    for who, version in versions.items():
-        print(f"{who}: {version}")
-    table: list[list[str]] = []
-    for before, row in zip([None, *rows], rows, strict=False):
-        if before is not None and before.bytes != row.bytes:
-            table.append([])
-        slower = (
-            f"{row.slower.median:.2f} ({row.slower.low:.2f} to {row.slower.high:.2f})" if row.slower else ""
-        )
-        cold = f"{row.cold:.1f}" if row.cold is not None else ""
-        speeds = [f"{row.algbw:.3f}", f"{row.busbw:.3f}"]
-        times = [f"{row.median:,.1f}", f"{row.p99:,.1f}", cold]
-        table.append([readable(row.bytes), row.who, *times, *speeds, slower])
-    head = ["size", "who", "median µs", "p99 µs", "cold µs", "algbw GB/s", "busbw GB/s", "time / sirtaki's"]
-    show_table(f"All-reduce, float32 sum in place, {ranks} ranks", head, table, text_columns=2)
+    show_versions(versions)
+    show_rows(rows, ranks)
 
 
 def judge(rows: list[Row], ranks: int) -> list[Target]:
     """The targets that these rows can answer; the worst size of a range counts."""
     if ranks != 2:
-        crowded = worst(rows, "mpi", 64 * KIB, 256 * MIB)
+        crowded = least_ratio(rows, "mpi", 64 * KIB, 256 * MIB)
         if crowded is None:
             return []
         return [at_most(f"{ranks} ranks, ≥ 64 KiB, time / Open MPI's", 1.3, 1 / crowded, "×")]
@@ -170,7 +83,7 @@ def judge(rows: list[Row], ranks: int) -> list[Target]:
     ]
     targets = []
     for who, low, high, bound, what in bounds:
-        value = worst(rows, who, low, high)
+        value = least_ratio(rows, who, low, high)
         if value is not None:
             targets.append(at_least(what, bound, value))
     for who, microseconds in (("sirtaki C", 5.0), ("sirtaki numpy", 15.0), ("sirtaki torch", 15.0)):
@@ -178,12 +91,6 @@ def judge(rows: list[Row], ranks: int) -> list[Target]:
         if small:
             targets.append(at_most(f"all-reduce ≤ 1 KiB, {who}", microseconds, max(small), "µs"))
     return targets
-
-
-def worst(rows: list[Row], who: str, low: int, high: int) -> float | None:
-    """The least ratio of an implementation's time to sirtaki's, in a range of sizes."""
-    found = [row.slower.median for row in rows if row.who == who and low <= row.bytes <= high and row.slower]
-    return min(found, default=None)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Usage: python benchmarks/startup.py [--rounds 7] [--json FILE]
 
 from __future__ import annotations
 
-import argparse
 import json
 import secrets
 import socket
@@ -19,11 +18,11 @@ from typing import Any
 
 from common.jobs import Job, environment, hvdrun, mpirun
 from common.measure import median, median_interval
+from common.options import MIB, parser
 from common.report import Target, at_most, save, show_machine, show_table, show_targets
 
 RANKS = 2
 LIMIT_SECONDS = 120
-MIB = 1 << 20
 FRAMEWORKS = ["torch", "tensorflow", "keras", "jax", "numpy"]
 IMPORT = """
 import json, sys, time
@@ -37,20 +36,13 @@ print(json.dumps([middle - before, after - middle, [name for name in {frameworks
 
 
 def main() -> None:
-    options = arguments()
+    options = parser(__doc__, 7, "measurements of each").parse_args()
     show_machine()
     results = measure(options.rounds)
     show(results)
     targets = judge(results)
     show_targets(targets)
     save(options.json, results, targets)
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="how often each is measured (7)")
-    parser.add_argument("--json", type=Path, help="write everything to this file, too")
-    return parser.parse_args()
 
 
 def measure(rounds: int) -> dict[str, Any]:

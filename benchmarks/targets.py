@@ -6,18 +6,19 @@ Usage: python benchmarks/targets.py [--longer] [--json FILE]
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import allreduce
+import collectives
 import startup
 import train_step
-from allreduce import KIB, MIB
+from common.options import KIB, MIB, add_json
 from common.report import Target, save, show_machine, show_targets
 
 PAIR_SIZES = [4, KIB, 64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB]
 CROWD = 4
 CROWD_SIZES = [64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB]
+COLLECTIVE_SIZES = [KIB, 64 * KIB, MIB, 16 * MIB]
 
 
 def main() -> None:
@@ -31,7 +32,7 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--longer", action="store_true", help="three times as many measurements")
-    parser.add_argument("--json", type=Path, help="write everything to this file, too")
+    add_json(parser)
     return parser.parse_args()
 
 
@@ -44,6 +45,11 @@ def measure(factor: int) -> tuple[dict[str, Any], list[Target]]:
         allreduce.show(found["versions"], rows, ranks)
         results[f"allreduce, {ranks} ranks"] = found
         targets += allreduce.judge(rows, ranks)
+    for ranks in (2, CROWD):
+        found, rows = collectives.measure(ranks, collectives.OTHERS, COLLECTIVE_SIZES, 5 * factor)
+        collectives.show(found["versions"], rows, ranks)
+        results[f"collectives, {ranks} ranks"] = found
+        targets += collectives.judge(rows, ranks)
     steps = train_step.measure(20 * factor)
     train_step.show(steps)
     targets += train_step.judge(steps)

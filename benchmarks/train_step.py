@@ -10,13 +10,12 @@ overlap: a backward pass that sleeps while gradients move.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 from common import native
 from common.jobs import Job, hvdrun
 from common.measure import Interval, median, median_interval
+from common.options import parser
 from common.report import Target, at_most, save, show_machine, show_table, show_targets
 
 MODELS = [
@@ -30,20 +29,13 @@ LONGER, SHORTER = 2.0, 0.5  # compute as a multiple of the exchange
 
 
 def main() -> None:
-    options = arguments()
+    options = parser(__doc__, 40, "steps of each kind").parse_args()
     show_machine()
     results = measure(options.rounds)
     show(results)
     targets = judge(results)
     show_targets(targets)
     save(options.json, results, targets)
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40, help="how many steps of each kind (40)")
-    parser.add_argument("--json", type=Path, help="write everything to this file, too")
-    return parser.parse_args()
 
 
 def measure(rounds: int) -> dict[str, Any]:

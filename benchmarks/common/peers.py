@@ -1,77 +1,145 @@
-"""Whoever can sum a float32 array in place over all ranks: sirtaki by layer, and its peers."""
+"""Whoever offers collective operations: sirtaki by layer, and its peers."""
 
 from __future__ import annotations
 
+import importlib
 import os
-import sys
-from collections.abc import Callable
-from typing import Any, Protocol
+import warnings
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float32]
-Call = Callable[[], object]
+from common.collectives import GROUP_SIZE, Array, Call
 
 
-class Peer(Protocol):
-    """One implementation. `bind` makes the call that is measured."""
+class Peer:
+    """One implementation. A subclass has a method for each collective that it offers."""
 
-    version: str
+    version = ""
 
-    def bind(self, array: Array) -> Call: ...
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.next, self.previous = (rank + 1) % size, (rank - 1) % size
 
-
-class SirtakiNumpy:
-    """sirtaki.numpy."""
-
-    def __init__(self) -> None:
-        import sirtaki
-        import sirtaki.numpy as hvd
-
-        self._hvd = hvd
-        self.version = f"sirtaki {sirtaki.__version__}, numpy {np.__version__}"
-
-    def bind(self, array: Array) -> Call:
-        hvd = self._hvd
-        return lambda: hvd.allreduce_(array, op=hvd.Sum, name="numpy")
+    def bind(self, collective: str, array: Array) -> Call | None:
+        """The call that is measured, on this rank's input; None if there is no such operation here."""
+        make = getattr(self, collective, None)
+        return None if make is None else make(array)
 
 
-class SirtakiTorch:
-    """sirtaki.torch."""
+class Sirtaki(Peer):
+    """sirtaki.numpy or sirtaki.torch."""
 
-    def __init__(self) -> None:
-        import torch
+    def __init__(self, framework: str, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        library = importlib.import_module(framework)
+        self._hvd: Any = importlib.import_module(f"sirtaki.{framework}")
+        self._convert = library.asarray if framework == "numpy" else library.from_numpy
+        self._name = framework
+        sirtaki = importlib.import_module("sirtaki")
+        self.version = f"sirtaki {sirtaki.__version__}, {framework} {library.__version__}"
 
-        import sirtaki
-        import sirtaki.torch as hvd
+    def allreduce(self, array: Array) -> Call:
+        hvd, tensor, name = self._hvd, self._convert(array), self._name
+        return lambda: hvd.allreduce_(tensor, op=hvd.Sum, name=name)
 
-        self._hvd, self._torch = hvd, torch
-        self.version = f"sirtaki {sirtaki.__version__}, torch {torch.__version__}"
+    def grouped_allreduce(self, array: Array) -> Call:
+        hvd, name = self._hvd, self._name
+        tensors = [self._convert(part) for part in np.array_split(array, GROUP_SIZE)]
+        return lambda: hvd.grouped_allreduce_(tensors, op=hvd.Sum, name=name)
 
-    def bind(self, array: Array) -> Call:
-        hvd, tensor = self._hvd, self._torch.from_numpy(array)
-        return lambda: hvd.allreduce_(tensor, op=hvd.Sum, name="torch")
+    def broadcast(self, array: Array) -> Call:
+        hvd, tensor, name = self._hvd, self._convert(array), self._name
+        return lambda: hvd.broadcast_(tensor, root_rank=0, name=name)
+
+    def allgather(self, array: Array) -> Call:
+        hvd, tensor, name = self._hvd, self._convert(array), self._name
+        return lambda: hvd.allgather(tensor, name=name)
+
+    def reducescatter(self, array: Array) -> Call:
+        hvd, tensor, name = self._hvd, self._convert(array), self._name
+        return lambda: hvd.reducescatter(tensor, op=hvd.Sum, name=name)
+
+    def alltoall(self, array: Array) -> Call:
+        hvd, tensor, name = self._hvd, self._convert(array), self._name
+        return lambda: hvd.alltoall(tensor, name=name)
+
+    def sendrecv(self, array: Array) -> Call:
+        hvd, tensor, received = self._hvd, self._convert(array), self._convert(np.empty_like(array))
+        to_next, to_this = (f"{self._name} from {rank}" for rank in (self.rank, self.previous))
+
+        def call() -> Any:
+            sending = hvd.send_async(tensor, self.next, name=to_next)
+            hvd.recv(received, self.previous, name=to_this)
+            hvd.synchronize(sending)
+            return received
+
+        return call
+
+    def barrier(self, _: Array) -> Call:
+        return self._hvd.barrier
 
 
-class Gloo:
+class Gloo(Peer):
     """torch.distributed over gloo."""
 
     def __init__(self, rank: int, size: int, folder: str) -> None:
+        super().__init__(rank, size)
         import torch
         import torch.distributed as dist
 
+        # New names come with torch 2.13; the old ones serve all versions that sirtaki does.
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         self._dist, self._torch = dist, torch
         store = f"file://{os.path.join(folder, 'gloo')}"
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
         self.version = f"torch {torch.__version__}"
 
-    def bind(self, array: Array) -> Call:
+    def allreduce(self, array: Array) -> Call:
         dist, tensor = self._dist, self._torch.from_numpy(array)
-        return lambda: dist.all_reduce(tensor)
+        return lambda: _last(dist.all_reduce(tensor), tensor)
+
+    def grouped_allreduce(self, array: Array) -> Call:
+        dist = self._dist
+        tensors = list(self._torch.from_numpy(array).tensor_split(GROUP_SIZE))
+        return lambda: _last(dist.all_reduce_coalesced(tensors), tensors)
+
+    def broadcast(self, array: Array) -> Call:
+        dist, tensor = self._dist, self._torch.from_numpy(array)
+        return lambda: _last(dist.broadcast(tensor, 0), tensor)
+
+    def allgather(self, array: Array) -> Call:
+        dist, tensor = self._dist, self._torch.from_numpy(array)
+        gathered = tensor.new_empty(tensor.numel() * self.size)
+        return lambda: _last(dist.all_gather_into_tensor(gathered, tensor), gathered)
+
+    def reducescatter(self, array: Array) -> Call:
+        dist, tensor = self._dist, self._torch.from_numpy(array)
+        part = tensor.new_empty(tensor.numel() // self.size)
+        return lambda: _last(dist.reduce_scatter_tensor(part, tensor), part)
+
+    def alltoall(self, array: Array) -> Call:
+        dist, tensor = self._dist, self._torch.from_numpy(array)
+        received = self._torch.empty_like(tensor)
+        return lambda: _last(dist.all_to_all_single(received, tensor), received)
+
+    def sendrecv(self, array: Array) -> Call:
+        dist, tensor = self._dist, self._torch.from_numpy(array)
+        received = self._torch.empty_like(tensor)
+
+        def call() -> Any:
+            sending: Any = dist.isend(tensor, self.next)
+            dist.recv(received, self.previous)
+            sending.wait()
+            return received
+
+        return call
+
+    def barrier(self, _: Array) -> Call:
+        return self._dist.barrier
 
 
-class OpenMPI:
+class OpenMPI(Peer):
     """mpi4py over whatever MPI is there. It makes the process a rank of MPI."""
 
     def __init__(self) -> None:
@@ -79,19 +147,50 @@ class OpenMPI:
         from mpi4py import MPI
 
         self._mpi: Any = MPI
+        self._world: Any = MPI.COMM_WORLD
+        super().__init__(self._world.Get_rank(), self._world.Get_size())
         library = MPI.Get_library_version().split(",")[0].strip()
         self.version = f"{library}, mpi4py {mpi4py.__version__}"
-        self.rank, self.size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 
-    def bind(self, array: Array) -> Call:
-        mpi = self._mpi
-        return lambda: mpi.COMM_WORLD.Allreduce(mpi.IN_PLACE, array, op=mpi.SUM)
+    def allreduce(self, array: Array) -> Call:
+        mpi, world = self._mpi, self._world
+        return lambda: _last(world.Allreduce(mpi.IN_PLACE, array, op=mpi.SUM), array)
+
+    def grouped_allreduce(self, array: Array) -> Call:
+        """One after the other: MPI knows no groups."""
+        mpi, world, parts = self._mpi, self._world, np.array_split(array, GROUP_SIZE)
+
+        def call() -> list[Array]:
+            for part in parts:
+                world.Allreduce(mpi.IN_PLACE, part, op=mpi.SUM)
+            return parts
+
+        return call
+
+    def broadcast(self, array: Array) -> Call:
+        world = self._world
+        return lambda: _last(world.Bcast(array, root=0), array)
+
+    def allgather(self, array: Array) -> Call:
+        world, gathered = self._world, np.empty(array.size * self.size, np.float32)
+        return lambda: _last(world.Allgather(array, gathered), gathered)
+
+    def reducescatter(self, array: Array) -> Call:
+        mpi, world, part = self._mpi, self._world, np.empty(array.size // self.size, np.float32)
+        return lambda: _last(world.Reduce_scatter_block(array, part, op=mpi.SUM), part)
+
+    def alltoall(self, array: Array) -> Call:
+        world, received = self._world, np.empty_like(array)
+        return lambda: _last(world.Alltoall(array, received), received)
+
+    def sendrecv(self, array: Array) -> Call:
+        world, received = self._world, np.empty_like(array)
+        return lambda: _last(world.Sendrecv(array, self.next, 0, received, self.previous), received)
+
+    def barrier(self, _: Array) -> Call:
+        return self._world.Barrier
 
 
-def check(bound: Callable[[Array], Call], rank: int, size: int, count: int) -> None:
-    """Checks one sum of `count` elements, untimed. All ranks must call it."""
-    pattern = np.arange(count, dtype=np.float32) % 97
-    array = pattern * (rank + 1)
-    bound(array)()
-    if not np.array_equal(array, pattern * (size * (size + 1) / 2)):
-        sys.exit(f"rank {rank}: the sum of {count} elements is wrong")
+def _last(_: Any, result: Any) -> Any:
+    """The second of two arguments: what a call has written to, after the call."""
+    return result

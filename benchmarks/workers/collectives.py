@@ -1,6 +1,6 @@
-"""A rank of benchmarks/allreduce.py: measures blocks of calls of whatever implementation it is told.
+"""A rank of benchmarks/allreduce.py and collectives.py: measures blocks of calls of whoever it is told.
 
-Usage: python -m workers.allreduce SOCKET hvdrun|mpirun NATIVE_FOLDER
+Usage: python -m workers.collectives SOCKET hvdrun|mpirun NATIVE_FOLDER
 """
 
 from __future__ import annotations
@@ -12,47 +12,59 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from common.collectives import COLLECTIVES, Array, Call, check, pattern
 from common.jobs import bind, serve
 from common.limit import Limit
 from common.measure import timed
-from common.peers import Array, Call, Gloo, OpenMPI, Peer, SirtakiNumpy, SirtakiTorch, check
+from common.peers import Gloo, OpenMPI, Peer, Sirtaki
 
 WARM_UP_CALLS = 2
 PAUSE_SECONDS = 0.005  # enough for an engine to fall asleep
 
 
-class LimitPeer:
+class LimitPeer(Peer):
     """The limit prototype."""
 
     version = "limit prototype"
 
-    def __init__(self, limit: Limit) -> None:
+    def __init__(self, limit: Limit, rank: int, size: int) -> None:
+        super().__init__(rank, size)
         self._limit = limit
 
-    def bind(self, array: Array) -> Call:
-        return self._limit.bind([array.ctypes.data], [array.size])
+    def allreduce(self, array: Array) -> Call:
+        call = self._limit.bind([array.ctypes.data], [array.size])
+
+        def run() -> Array:
+            call()
+            return array
+
+        return run
 
 
 class Rank:
     """The orders that a rank obeys."""
 
-    def __init__(self, peers: dict[str, Peer], rank: int, size: int, barrier: Call | None) -> None:
-        self._peers, self._rank, self._size, self._barrier = peers, rank, size, barrier
+    def __init__(self, peers: dict[str, Peer], barrier: Call | None) -> None:
+        self._peers, self._barrier = peers, barrier
         self._calls: dict[str, Call] = {}
 
     def versions(self) -> dict[str, str]:
         """Who is here, and in which version."""
         return {name: peer.version for name, peer in self._peers.items()}
 
-    def prepare(self, size: int) -> bool:
-        """Checks a sum of `size` bytes by each peer, then gets ready to measure it."""
-        count = size // 4
-        array = np.zeros(count, np.float32)  # zeros stay zeros, however often they are summed in place
+    def prepare(self, collective: str, size: int) -> list[str]:
+        """Checks `size` bytes with each peer, then gets ready to measure. Returns who offers this."""
+        self._calls.clear()
         for name, peer in self._peers.items():
-            check(peer.bind, self._rank, self._size, count)
-            self._calls[name] = peer.bind(array)
-        return True
+            count = size // 4
+            array = pattern(COLLECTIVES[collective].input_count(count, peer.size), peer.rank)
+            call = peer.bind(collective, array)
+            if call is None:
+                continue
+            check(collective, call(), count, peer.rank, peer.size)
+            array[:] = 0  # zeros stay zeros, however often they are summed in place
+            self._calls[name] = call
+        return list(self._calls)
 
     def block(self, who: str, calls: int) -> list[float]:
         """How long each of so many calls took, in microseconds; the first ones are not counted."""
@@ -78,21 +90,21 @@ def of_hvdrun(path: str, native: Path) -> tuple[Rank, int]:
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     limit = Limit(native, rank, size, lambda own: hvd.broadcast_object(own, root_rank=0))
-    peers: dict[str, Peer] = {"sirtaki numpy": SirtakiNumpy()}
+    peers: dict[str, Peer] = {"sirtaki numpy": Sirtaki("numpy", rank, size)}
     try:
-        peers["sirtaki torch"] = SirtakiTorch()
+        peers["sirtaki torch"] = Sirtaki("torch", rank, size)
         peers["gloo"] = Gloo(rank, size, str(Path(path).parent))
     except ImportError:
         print("no torch here: gloo and sirtaki.torch are left out", file=sys.stderr)
-    peers["limit"] = LimitPeer(limit)
+    peers["limit"] = LimitPeer(limit, rank, size)
     bind(rank, size)
-    return Rank(peers, rank, size, limit.barrier), rank
+    return Rank(peers, limit.barrier), rank
 
 
 def of_mpirun() -> tuple[Rank, int]:
     """MPI alone: its launcher makes the ranks."""
     mpi = OpenMPI()
-    return Rank({"mpi": mpi}, mpi.rank, mpi.size, None), mpi.rank
+    return Rank({"mpi": mpi}, None), mpi.rank
 
 
 def main() -> None:
