@@ -16,6 +16,7 @@ from sirtaki._core.request import Batch
 # Waits are cut into slices, so that Ctrl-C is noticed. It ends the wait, not the operation.
 SLICE_MS = 100
 SHUTDOWN_MS = 30_000
+LONGEST_SETTING = 4096  # bytes
 
 _OK: int = lib.SRT_OK
 _IN_PROGRESS: int = lib.SRT_IN_PROGRESS
@@ -78,8 +79,8 @@ class Config:
 
     def get(self, name: str) -> str:
         """The value of a setting, as text."""
-        value = ffi.new("char[]", 256)
-        lib.srt_config_get(self.pointer, name.encode(), value, 256)
+        value = ffi.new("char[]", LONGEST_SETTING)
+        lib.srt_config_get(self.pointer, name.encode(), value, LONGEST_SETTING)
         return text(value)
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .. import program_stack
 from ..context import Config, Context
 from ..library import knobs
 from .handshake import BootstrapError, Identity, printable
@@ -64,6 +65,7 @@ class Join:
             if memory >= 0:
                 os.close(memory)
         self._confirm("")
+        program_stack.show_to(context)
         context.start()
         return context
 

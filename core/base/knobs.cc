@@ -17,6 +17,7 @@ struct Row {
 };
 
 constexpr int agreed = 1;
+constexpr size_t longest_path = 4'000;
 
 // In the order of enum Knob.
 // clang-format off
@@ -51,6 +52,8 @@ constexpr Row rows[] = {
       "file descriptor that log lines are written to; -1: none", 0}, {-1, 1e6}},
     {{"recorder_operations", "integer", "4096", "",
       "the last operations that each rank remembers, for the report of a failure", 0}, {1, 1e6}},
+    {{"stall_report_file", "path", "", "",
+      "also append each report of who is late to this file, as one line of JSON", 0}, {}},
 };
 // clang-format on
 static_assert(std::size(rows) == knob_count);
@@ -102,6 +105,8 @@ Status Config::set(std::string_view name, std::string_view value) {
     Value parsed{std::string(value), 0};
     if (is_type(knob, "choice")) {
       if (!is_choice(knob, value)) return refuse(knob, value, format("it takes one of %s", knob.choices));
+    } else if (is_type(knob, "path")) {
+      if (value.size() > longest_path) return refuse(knob, value, "the path is too long");
     } else {
       double number = 0;
       if (!parse_number(value, is_type(knob, "bytes"), number))

@@ -17,7 +17,8 @@ enum class Knob {
   // clang-format off
   fusion_threshold, cache_capacity, report_bytes, report_window, plans_in_flight,
   transport, cpu_algorithm, chunk_bytes, kernel, spin,
-  stall_report, stall_deadline, progress_deadline, log_descriptor, recorder_operations,
+  stall_report, stall_deadline, progress_deadline, log_descriptor,
+  recorder_operations, stall_report_file,
   count_
   // clang-format on
 };

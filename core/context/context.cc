@@ -27,8 +27,8 @@ Context::Context(const Config& config, const srt_topology& topology)
       observer_(topology.size, static_cast<size_t>(config.integer(Knob::recorder_operations))), handles_(observer_) {
   for (int32_t rank = 0; rank < size_; ++rank) {
     const srt_peer& peer = topology.peers[rank];
-    names_.push_back(
-        format("rank %d (pid %d on %s)", rank, peer.pid, printable(peer.host ? peer.host : "?", 64).c_str()));
+    places_.push_back({printable(peer.host ? peer.host : "?", 64), peer.pid});
+    names_.push_back(format("rank %d (pid %d on %s)", rank, peer.pid, places_.back().host.c_str()));
     if (peer.host_index == topology.peers[rank_].host_index) local_ranks_.push_back(rank);
   }
 }
@@ -56,6 +56,11 @@ Status Context::link_memory(const srt_memory& memory) {
   return Status::ok();
 }
 
+Status Context::watch_stack(int fd, int signal_number, uint64_t thread, const char* own_folder) {
+  if (engine_) return {SRT_INVALID_ARGUMENT, "the stack is watched from before srt_start on"};
+  return program_stack_.open(fd, signal_number, thread, own_folder ? own_folder : "");
+}
+
 Status Context::start() {
   if (engine_) return {SRT_INVALID_ARGUMENT, "the context is started already"};
   for (int32_t peer = 0; peer < size_; ++peer)
@@ -65,16 +70,16 @@ Status Context::start() {
   execution_ = std::make_unique<Execution>(rank_, handles_, negotiation_->member());
   sleeper_ = std::make_unique<Sleeper>(neighbours_.get(), links_);
   SIRTAKI_TRY(sleeper_->open());
-  watch_ = std::make_unique<Watch>(rank_, names_, local_ranks_, config_, log_);
+  watch_ = std::make_unique<Watch>(WatchParts{rank_, names_, places_, local_ranks_, log_}, config_);
   Executor& executor = execution_->executor();
   for (auto& backend : extra_backends_) executor.add_backend(std::move(backend));
   executor.add_backend(std::make_unique<AloneBackend>(kernels_));
   if (neighbours_) executor.add_backend(std::make_unique<MemoryBackend>(*neighbours_, kernels_));
   const LinkSetting setting{links_, kernels_, names_, config_.integer(Knob::chunk_bytes) / 4096 * 4096};
   executor.add_backend(std::make_unique<LinkBackend>(setting, config_.text(Knob::cpu_algorithm) == "ring"));
-  engine_ = std::make_unique<Engine>(
-      EngineParts{handles_, *negotiation_, *execution_, *sleeper_, *watch_, neighbours_.get(), names_, rank_}, config_,
-      static_cast<int>(local_ranks_.size()));
+  engine_ = std::make_unique<Engine>(EngineParts{handles_, *negotiation_, *execution_, *sleeper_, *watch_,
+                                                 program_stack_, neighbours_.get(), names_, rank_},
+                                     config_, static_cast<int>(local_ranks_.size()));
   if (size_ > 1) std::call_once(thread_started_, [this] { engine_->start_thread(); });
   return Status::ok();
 }

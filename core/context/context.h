@@ -20,6 +20,7 @@ class Context {
   Status link_socket(int32_t peer, int fd);
   Status link_memory(const srt_memory& memory);
   void add_backend(std::unique_ptr<Backend> backend) { extra_backends_.push_back(std::move(backend)); }
+  Status watch_stack(int fd, int signal_number, uint64_t thread, const char* own_folder);
   Status start();
 
   // A caller that waits at once needs neither timer nor thread.
@@ -50,6 +51,7 @@ class Context {
   Config config_;
   int32_t rank_, size_;
   RankNames names_;
+  std::vector<RankPlace> places_;
   std::vector<int32_t> local_ranks_;
   Log log_;
   Links links_;
@@ -61,6 +63,7 @@ class Context {
   std::unique_ptr<Negotiation> negotiation_;
   std::unique_ptr<Execution> execution_;
   std::unique_ptr<Sleeper> sleeper_;
+  ProgramStack program_stack_;
   std::unique_ptr<Watch> watch_;
   std::unique_ptr<Engine> engine_;  // nullptr before start
   std::once_flag thread_started_;

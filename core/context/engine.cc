@@ -195,6 +195,7 @@ void Engine::act_on(News& news, Nanoseconds now) {
     if (!status.is_ok()) return fail(own_failure(status), true, now);
   }
   for (const Stall& stall : news.outcome.stalls) parts_.watch.say(stall);
+  if (news.outcome.is_asked) parts_.negotiation.member().answer(whereabouts());
   if (!news.outcome.fatal.is_ok()) return fail({news.outcome.fatal, coordinator_rank}, true, now);
   if (news.coordinator_finished) {
     coordinator_finished_ = true;
@@ -298,6 +299,15 @@ void Engine::end_unplanned(const Status& status) {
   const auto lock = parts_.handles.lock();
   for (Ticket handle : parts_.handles.unfinished())
     if (!parts_.handles.open_entry(handle)->planned) parts_.handles.end(handle, status);
+}
+
+// What it says of itself when others wait for it. A program that is in no call of sirtaki's does not wait for what it
+// has left in flight; without a stack it may.
+Whereabouts Engine::whereabouts() {
+  StackSample stack = parts_.program_stack.sample();
+  Whereabouts own{parts_.rank, true, {}, std::move(stack.frames)};
+  if (stack.is_in_sirtaki || !stack.is_known) own.waits_for = oldest_waiting();
+  return own;
 }
 
 std::string Engine::oldest_waiting() {

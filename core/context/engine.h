@@ -28,6 +28,7 @@ struct EngineParts {
   Execution& execution;
   Sleeper& sleeper;
   Watch& watch;
+  ProgramStack& program_stack;
   Neighbours* neighbours;  // nullptr without shared memory
   const RankNames& names;
   int32_t rank;
@@ -86,6 +87,7 @@ class Engine {
   void run();
   void run_completions();
   std::string oldest_waiting();
+  Whereabouts whereabouts();
 
   EngineParts parts_;
   const Nanoseconds spin_;

@@ -1,6 +1,15 @@
 #include "context/watch.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/descriptor.h"
+#include "control/stall_words.h"
+#include "observe/json.h"
 
 namespace sirtaki {
 namespace {
@@ -12,19 +21,28 @@ bool contains(const std::vector<int32_t>& ranks, int32_t rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
+void put_missing(JsonWriter& json, int32_t rank, const RankPlace& place, const Stall& stall) {
+  json.begin_object().member("rank", rank).member("host", place.host).member("pid", place.pid);
+  const auto told = std::find_if(stall.whereabouts.begin(), stall.whereabouts.end(),
+                                 [&](const Whereabouts& known) { return known.rank == rank; });
+  if (told != stall.whereabouts.end()) {
+    json.member("answers", told->answers).member("waits_for", told->waits_for).key("stack");
+    put_stack(json, told->frames);
+  }
+  json.end_object();
+}
+
 long long whole_seconds(Nanoseconds time) { return static_cast<long long>(time / seconds(1)); }
 
 }  // namespace
 
-Watch::Watch(int32_t rank, const RankNames& names, std::vector<int32_t> local_ranks, const Config& config,
-             const Log& log)
-    : rank_(rank), names_(names), local_ranks_(std::move(local_ranks)), log_(log),
-      stall_report_(config.time(Knob::stall_report)), progress_deadline_(config.time(Knob::progress_deadline)),
-      stall_deadline_(config.time(Knob::stall_deadline)) {}
+Watch::Watch(const WatchParts& parts, const Config& config)
+    : parts_(parts), report_file_(config.text(Knob::stall_report_file)), stall_report_(config.time(Knob::stall_report)),
+      progress_deadline_(config.time(Knob::progress_deadline)), stall_deadline_(config.time(Knob::stall_deadline)) {}
 
 bool Watch::speaks_for_host(const std::vector<int32_t>& late) const {
-  for (int32_t local : local_ranks_)
-    if (!contains(late, local)) return local == rank_;
+  for (int32_t local : parts_.local_ranks)
+    if (!contains(late, local)) return local == parts_.rank;
   return false;
 }
 
@@ -33,7 +51,7 @@ std::string Watch::name_all(const std::vector<int32_t>& ranks) const {
   std::string text;
   for (size_t i = 0; i < std::min(ranks.size(), most); ++i) {
     if (i) text += i + 1 == ranks.size() ? " and " : ", ";
-    text += names_[static_cast<size_t>(ranks[i])];
+    text += parts_.names[static_cast<size_t>(ranks[i])];
   }
   if (ranks.size() > most) text += format(" and %zu more", ranks.size() - most);
   return text;
@@ -41,14 +59,27 @@ std::string Watch::name_all(const std::vector<int32_t>& ranks) const {
 
 void Watch::say(const Stall& stall) const {
   if (!speaks_for_host(stall.missing)) return;
-  std::string tensors;
-  for (size_t i = 0; i < stall.names.size(); ++i) tensors += (i ? ", '" : "'") + stall.names[i] + "'";
-  if (stall.more_names) tensors += format(" and %d more", stall.more_names);
-  log_.line(format(
-      "after %lld s, %s %s not submitted %s; %s %s waiting for it. Does every rank take the same branches, and call "
-      "the same operations?",
-      static_cast<long long>(stall.seconds), name_all(stall.missing).c_str(), stall.missing.size() > 1 ? "have" : "has",
-      tensors.c_str(), name_all(stall.waiting).c_str(), stall.waiting.size() > 1 ? "are" : "is"));
+  parts_.log.line(
+      format("after %lld s, %s", static_cast<long long>(stall.seconds), describe_stall(stall, parts_.names).c_str()));
+  if (!report_file_.empty()) append_to_file(stall);
+}
+
+// One write a line: the ranks of a job may share the file.
+void Watch::append_to_file(const Stall& stall) const {
+  JsonWriter json;
+  json.begin_object().member("seconds", stall.seconds).member("process_set", stall.process_set);
+  json.key("tensors").begin_array();
+  for (const std::string& name : stall.names) json.value(name);
+  json.end_array().member("more_tensors", stall.more_names);
+  json.key("waiting").begin_array();
+  for (int32_t rank : stall.waiting) json.value(rank);
+  json.end_array().key("missing").begin_array();
+  for (int32_t rank : stall.missing) put_missing(json, rank, parts_.places[static_cast<size_t>(rank)], stall);
+  json.end_array().end_object();
+  const std::string line = json.take() + "\n";
+  const Descriptor file(::open(report_file_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!file.is_open() || ::write(file.get(), line.data(), line.size()) < 0)
+    parts_.log.line(format("the report could not be written to %s: %s", report_file_.c_str(), std::strerror(errno)));
 }
 
 Status Watch::check(Nanoseconds now, const Execution& execution, Executor& executor, const Negotiation& negotiation,
@@ -72,14 +103,15 @@ Status Watch::check_progress(Nanoseconds now, const Execution& execution, const 
       "overloaded?",
       execution.tensor_of(stuck->plan).c_str(), whole_seconds(silent), name_all(late).c_str());
   if (silent >= progress_deadline_) return {SRT_TIMEOUT, text};
-  if (speaks_for_host(late)) log_.line(text);
+  if (speaks_for_host(late)) parts_.log.line(text);
   next_progress_line_ = 2 * std::max(silent, stall_report_);
   return Status::ok();
 }
 
 Status Watch::check_coordinator(Nanoseconds now, const Negotiation& negotiation,
                                 const std::function<std::string()>& oldest_waiting) {
-  if (rank_ == coordinator_rank || negotiation.heard_from_coordinator() >= negotiation.reported()) return Status::ok();
+  if (parts_.rank == coordinator_rank || negotiation.heard_from_coordinator() >= negotiation.reported())
+    return Status::ok();
   if (asked_at_ != negotiation.reported()) {
     asked_at_ = negotiation.reported();
     next_coordinator_line_ = stall_report_ + coordinator_grace;
@@ -91,9 +123,9 @@ Status Watch::check_coordinator(Nanoseconds now, const Negotiation& negotiation,
   const std::string name = oldest_waiting();
   if (name.empty()) return Status::ok();
   const std::string text = format("%s, which coordinates the job, has not answered for %lld s; '%s' is waiting for it",
-                                  names_[coordinator_rank].c_str(), whole_seconds(silent), name.c_str());
+                                  parts_.names[coordinator_rank].c_str(), whole_seconds(silent), name.c_str());
   if (is_over) return {SRT_TIMEOUT, text};
-  if (speaks_for_host({coordinator_rank})) log_.line(text + ". Is that process stopped?");
+  if (speaks_for_host({coordinator_rank})) parts_.log.line(text + ". Is that process stopped?");
   return Status::ok();
 }
 

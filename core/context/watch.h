@@ -12,11 +12,25 @@
 
 namespace sirtaki {
 
+// Where a rank lives, for those who read it from a file.
+struct RankPlace {
+  std::string host;
+  int32_t pid;
+};
+
+struct WatchParts {
+  int32_t rank;
+  const RankNames& names;
+  const std::vector<RankPlace>& places;
+  const std::vector<int32_t>& local_ranks;
+  const Log& log;
+};
+
 class Watch {
  public:
-  Watch(int32_t rank, const RankNames& names, std::vector<int32_t> local_ranks, const Config& config, const Log& log);
+  Watch(const WatchParts& parts, const Config& config);
 
-  // Says it once a host: by its lowest rank that is not late itself.
+  // Says it once a host: by its lowest rank that is not late itself. In words, and as a line of JSON if a file is set.
   void say(const Stall& stall) const;
 
   // Looks at the clock; not ok when a deadline has passed. `oldest_waiting` names what waits for a Decision ("":
@@ -31,10 +45,10 @@ class Watch {
   Status check_coordinator(Nanoseconds now, const Negotiation& negotiation,
                            const std::function<std::string()>& oldest_waiting);
 
-  int32_t rank_;
-  const RankNames& names_;
-  std::vector<int32_t> local_ranks_;
-  const Log& log_;
+  void append_to_file(const Stall& stall) const;
+
+  WatchParts parts_;
+  std::string report_file_;
   Nanoseconds stall_report_, progress_deadline_, stall_deadline_;
   Nanoseconds next_progress_line_ = 0, next_coordinator_line_ = 0;
   uint64_t stuck_plan_ = 0;

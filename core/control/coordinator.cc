@@ -35,6 +35,10 @@ Status Coordinator::State::merge(int32_t rank, Nanoseconds now) {
     for (int32_t process_set : reporter.waiting_joins) SIRTAKI_TRY(join(rank, process_set, now));
     reporter.waiting_joins.clear();
   }
+  if (report.whereabouts) {
+    report.whereabouts->rank = rank;
+    stalls.answered(std::move(*report.whereabouts));
+  }
   if (report.goodbye) finish(rank);
   return {};
 }

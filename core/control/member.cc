@@ -113,12 +113,14 @@ void Member::join(int32_t process_set, Ticket ticket, Nanoseconds now) {
   set->queued_since = std::min(set->queued_since, now);
 }
 
+void Member::answer(Whereabouts whereabouts) { state_->answer = std::move(whereabouts); }
+
 void Member::flush() {
   for (auto& set : state_->sets) set->is_flushed |= set->has_something_queued();
 }
 
 Nanoseconds Member::report_due() const {
-  if (state_->lapsed) return 0;
+  if (state_->lapsed || state_->answer) return 0;
   Nanoseconds first = never;
   int64_t bytes = 0;
   for (const auto& set : state_->sets) {
@@ -137,6 +139,7 @@ void Member::report(Bytes& out) {
   state_->reported.clear();
   report.last_decision = state_->last_decision;
   report.lapsed = std::exchange(state_->lapsed, 0);
+  report.whereabouts = std::exchange(state_->answer, std::nullopt);
   for (Operation* operation : state_->resend) {
     state_->report_operation(*operation, state_->find_set(operation->process_set)->position);
   }

@@ -58,6 +58,9 @@ class Member {
   // Applies one Decision and adds to `outcome` what it means here; SRT_PROTOCOL when its bytes make no sense.
   Status apply(std::span<const uint8_t> decision, Outcome& outcome);
 
+  // Where this rank is, in the next report, which is due at once: the answer to Outcome::is_asked.
+  void answer(Whereabouts whereabouts);
+
   // The data plane has finished a plan of this set.
   void plan_finished(int32_t process_set);
 

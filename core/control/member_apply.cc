@@ -173,6 +173,8 @@ Status Member::apply(std::span<const uint8_t> decision, Outcome& outcome) {
   SIRTAKI_TRY(state.apply_set_changes(outcome));
   state.sweep();
   std::move(state.decision.stalls.begin(), state.decision.stalls.end(), std::back_inserter(outcome.stalls));
+  const auto& asked = state.decision.asked;
+  outcome.is_asked |= std::find(asked.begin(), asked.end(), state.rank) != asked.end();
   outcome.lateness.insert(outcome.lateness.end(), state.decision.lateness.begin(), state.decision.lateness.end());
   if (state.decision.fatal != SRT_OK) outcome.fatal = Status(state.decision.fatal, state.decision.fatal_text);
   return {};

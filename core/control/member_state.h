@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -86,6 +87,7 @@ struct Member::State {
   std::vector<Operation*> resend;          // reported by an id that was retired meanwhile
   uint32_t lapsed = 0;
   uint64_t last_decision = 0;
+  std::optional<Whereabouts> answer;       // to be reported
   std::vector<Reported> reported;
   Report report;                           // these four are kept for their memory
   Decision decision;

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/log.h"
+
 namespace sirtaki {
 namespace {
 
 constexpr size_t most_splits = 1 << 20;
 constexpr size_t smallest_item = 4;  // bytes of anything that a list holds: keeps a lie about its length cheap
-constexpr uint8_t reports_goodbye = 1;
+constexpr uint8_t reports_goodbye = 1, reports_whereabouts = 2;  // flags of a report
 
 template <typename T>
 void put_list(Writer& writer, const std::vector<T>& values) {
@@ -100,6 +102,29 @@ srt_status get_status(Reader& reader) {
   return code;
 }
 
+void put_whereabouts(Writer& writer, const Whereabouts& whereabouts) {
+  writer.put(whereabouts.rank);
+  writer.put<uint8_t>(whereabouts.answers);
+  writer.put_text(whereabouts.waits_for);
+  put_each(writer, whereabouts.frames, [&](const StackFrame& frame) {
+    writer.put_text(frame.function);
+    writer.put_text(frame.file);
+    writer.put(frame.line);
+  });
+}
+
+void get_whereabouts(Reader& reader, Whereabouts& whereabouts) {
+  whereabouts.rank = reader.get<int32_t>();
+  whereabouts.answers = reader.get<uint8_t>() != 0;
+  whereabouts.waits_for = get_name(reader);
+  get_each(reader, whereabouts.frames, [&](StackFrame& frame) {
+    frame.function = printable(reader.get_text(longest_frame_text), longest_frame_text);
+    frame.file = printable(reader.get_text(longest_frame_text), longest_frame_text);
+    frame.line = reader.get<int32_t>();
+  });
+  if (whereabouts.frames.size() > most_frames) reader.fail();
+}
+
 void put_stall(Writer& writer, const Stall& stall) {
   writer.put(stall.process_set);
   put_each(writer, stall.names, [&](const std::string& name) { writer.put_text(name); });
@@ -107,6 +132,7 @@ void put_stall(Writer& writer, const Stall& stall) {
   put_list(writer, stall.missing);
   put_list(writer, stall.waiting);
   writer.put(stall.seconds);
+  put_each(writer, stall.whereabouts, [&](const Whereabouts& one) { put_whereabouts(writer, one); });
 }
 
 void get_stall(Reader& reader, Stall& stall) {
@@ -116,6 +142,7 @@ void get_stall(Reader& reader, Stall& stall) {
   stall.missing = reader.get_all<int32_t>();
   stall.waiting = reader.get_all<int32_t>();
   stall.seconds = reader.get<int64_t>();
+  get_each(reader, stall.whereabouts, [&](Whereabouts& one) { get_whereabouts(reader, one); });
 }
 
 void put_lateness(Writer& writer, const RankLateness& late) {
@@ -210,12 +237,13 @@ void Report::clear() {
   absent.clear();
   full_requests.clear();
   joined.clear();
+  whereabouts.reset();
 }
 
 void encode(const Report& report, Bytes& out) {
   Writer writer(out);
   writer.put(report.last_decision);
-  writer.put<uint8_t>(report.goodbye ? reports_goodbye : 0);
+  writer.put<uint8_t>((report.goodbye ? reports_goodbye : 0) | (report.whereabouts ? reports_whereabouts : 0));
   writer.put(report.lapsed);
   put_list(writer, report.present);
   put_list(writer, report.absent);
@@ -224,13 +252,15 @@ void encode(const Report& report, Bytes& out) {
     writer.put<uint8_t>(request.absent);
   });
   put_list(writer, report.joined);
+  if (report.whereabouts) put_whereabouts(writer, *report.whereabouts);
 }
 
 bool decode(std::span<const uint8_t> bytes, Report& report) {
   Reader reader(bytes);
   report.clear();
   report.last_decision = reader.get<uint64_t>();
-  report.goodbye = reader.get<uint8_t>() == reports_goodbye;
+  const auto flags = reader.get<uint8_t>();
+  report.goodbye = flags & reports_goodbye;
   report.lapsed = reader.get<uint32_t>();
   reader.get_all_into(report.present);
   reader.get_all_into(report.absent);
@@ -239,12 +269,13 @@ bool decode(std::span<const uint8_t> bytes, Report& report) {
     request.absent = reader.get<uint8_t>() != 0;
   });
   reader.get_all_into(report.joined);
+  if (flags & reports_whereabouts) get_whereabouts(reader, report.whereabouts.emplace());
   return reader.ok() && reader.at_end();
 }
 
 bool Decision::says_nothing() const {
   return plans.empty() && refusals.empty() && retired.empty() && joins.empty() && set_changes.empty() &&
-         stalls.empty() && fatal == SRT_OK;
+         asked.empty() && stalls.empty() && fatal == SRT_OK;
 }
 
 void Decision::clear() {
@@ -254,6 +285,7 @@ void Decision::clear() {
   retired.clear();
   joins.clear();
   set_changes.clear();
+  asked.clear();
   stalls.clear();
   lateness.clear();
   fatal = SRT_OK;
@@ -267,6 +299,7 @@ void encode(const Decision& decision, Bytes& out) {
   put_agreements(writer, decision);
   put_list(writer, decision.retired);
   put_endings(writer, decision);
+  put_list(writer, decision.asked);
   put_each(writer, decision.stalls, [&](const Stall& stall) { put_stall(writer, stall); });
   put_each(writer, decision.lateness, [&](const RankLateness& late) { put_lateness(writer, late); });
   writer.put(decision.fatal);
@@ -281,6 +314,7 @@ bool decode(std::span<const uint8_t> bytes, Decision& decision) {
   get_agreements(reader, decision);
   reader.get_all_into(decision.retired);
   get_endings(reader, decision);
+  reader.get_all_into(decision.asked);
   get_each(reader, decision.stalls, [&](Stall& stall) { get_stall(reader, stall); });
   get_each(reader, decision.lateness, [&](RankLateness& late) { get_lateness(reader, late); });
   decision.fatal = get_status(reader);

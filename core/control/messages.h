@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,6 +31,7 @@ struct Report {
   std::vector<CacheId> absent;
   std::vector<FullRequest> full_requests;
   std::vector<int32_t> joined;       // process sets
+  std::optional<Whereabouts> whereabouts;  // the answer to Decision.asked
 
   void clear();
 };
@@ -82,6 +84,7 @@ struct Decision {
   std::vector<CacheId> retired;
   std::vector<DecidedJoin> joins;
   std::vector<DecidedSetChange> set_changes;
+  std::vector<int32_t> asked;        // ranks that are to say where they are, because others wait for them
   std::vector<Stall> stalls;
   std::vector<RankLateness> lateness;  // goes along with what else there is to say
   srt_status fatal = SRT_OK;

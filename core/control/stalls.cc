@@ -2,21 +2,21 @@
 
 #include <algorithm>
 
+#include "control/stall_words.h"
+
 namespace sirtaki {
 namespace {
 
 constexpr size_t most_names = 8;
+constexpr size_t most_whereabouts = 64;             // in one stall
 constexpr Nanoseconds one_second = seconds(1);
+constexpr Nanoseconds answer_time = seconds(1);     // a rank that takes longer does not answer
 
 Nanoseconds later(Nanoseconds moment, Nanoseconds by) { return by > 0 && moment < never - by ? moment + by : never; }
 
 Status deadline_passed(const Stall& stall, const RankNames& names) {
-  std::string tensors;
-  for (const std::string& name : stall.names) tensors += (tensors.empty() ? "" : ", ") + quoted(name);
-  if (stall.more_names) tensors += format(" and %d more", stall.more_names);
-  return Status(SRT_TIMEOUT,
-                bounded(list_ranks(stall.missing, names) + " did not submit within " + std::to_string(stall.seconds) +
-                        " seconds what " + list_ranks(stall.waiting, names) + " waited for: " + tensors));
+  return Status(SRT_TIMEOUT, bounded("given up after " + std::to_string(stall.seconds) +
+                                     " seconds (stall_deadline): " + describe_stall(stall, names)));
 }
 
 }  // namespace
@@ -32,13 +32,26 @@ Nanoseconds StallWatch::next(const EntryTable& table, const ProcessSets& sets) c
     }
   }
   if (oldest == never) return never;
+  if (inquiry_.is_open) return inquiry_.asked.size() == inquiry_.answers.size() ? 0 : inquiry_.until;
   return std::min(std::max(next_report_, later(oldest, report_after_)), later(oldest, deadline_));
+}
+
+void StallWatch::answered(Whereabouts whereabouts) {
+  const auto is_same = [&](int32_t rank) { return rank == whereabouts.rank; };
+  const bool is_wanted = inquiry_.is_open && std::any_of(inquiry_.asked.begin(), inquiry_.asked.end(), is_same) &&
+                         std::none_of(inquiry_.answers.begin(), inquiry_.answers.end(),
+                                      [&](const Whereabouts& known) { return is_same(known.rank); });
+  if (is_wanted) inquiry_.answers.push_back(std::move(whereabouts));
 }
 
 void StallWatch::look(Nanoseconds now, EntryTable& table, const ProcessSets& sets, const Groups& groups,
                       const RankNames& names, Decision& decision) {
+  if (is_awaiting(now)) return;
+  std::vector<Cause> causes = find_causes(table, sets, groups);
   next_report_ = never;
-  for (Cause& cause : find_causes(table, sets, groups)) {
+  const bool any_due = std::any_of(causes.begin(), causes.end(), [&](const Cause& cause) { return due(cause) <= now; });
+  if (any_due && !inquiry_.is_open) return ask(causes, now, decision);
+  for (Cause& cause : causes) {
     report(cause, now, decision);
     if (is_over_ || later(cause.since, deadline_) > now) continue;
     is_over_ = true;
@@ -46,6 +59,27 @@ void StallWatch::look(Nanoseconds now, EntryTable& table, const ProcessSets& set
     decision.fatal = status.code();
     decision.fatal_text = status.text();
   }
+  inquiry_ = {};
+}
+
+Nanoseconds StallWatch::due(const Cause& cause) const {
+  const Nanoseconds report = cause.next_report ? cause.next_report : later(cause.since, report_after_);
+  return std::min(report, later(cause.since, deadline_));
+}
+
+bool StallWatch::is_awaiting(Nanoseconds now) const {
+  return inquiry_.is_open && now < inquiry_.until && inquiry_.answers.size() < inquiry_.asked.size();
+}
+
+void StallWatch::ask(const std::vector<Cause>& causes, Nanoseconds now, Decision& decision) {
+  inquiry_ = {true, now + answer_time, {}, {}};
+  for (const Cause& cause : causes) {
+    if (due(cause) > later(now, answer_time)) continue;  // what will be due when the answers are here, too
+    for (int32_t rank : cause.missing.ranks())
+      if (std::find(inquiry_.asked.begin(), inquiry_.asked.end(), rank) == inquiry_.asked.end())
+        inquiry_.asked.push_back(rank);
+  }
+  decision.asked = inquiry_.asked;
 }
 
 std::vector<StallWatch::Cause> StallWatch::find_causes(EntryTable& table, const ProcessSets& sets,
@@ -73,7 +107,7 @@ std::vector<StallWatch::Cause> StallWatch::find_causes(EntryTable& table, const 
   return causes;
 }
 
-Stall StallWatch::describe(const Cause& cause, Nanoseconds now) {
+Stall StallWatch::describe(const Cause& cause, Nanoseconds now) const {
   Stall stall;
   stall.process_set = cause.set->number;
   for (size_t i = 0; i < cause.entries.size() && i < most_names; ++i) stall.names.push_back(cause.entries[i]->name);
@@ -85,6 +119,13 @@ Stall StallWatch::describe(const Cause& cause, Nanoseconds now) {
   waiting -= cause.missing;
   stall.waiting = waiting.ranks();
   stall.seconds = (now - cause.since) / one_second;
+  for (int32_t rank : stall.missing) {
+    const auto is_same = [&](const Whereabouts& answer) { return answer.rank == rank; };
+    const auto answer = std::find_if(inquiry_.answers.begin(), inquiry_.answers.end(), is_same);
+    const bool was_asked = std::find(inquiry_.asked.begin(), inquiry_.asked.end(), rank) != inquiry_.asked.end();
+    if (!was_asked || stall.whereabouts.size() == most_whereabouts) continue;
+    stall.whereabouts.push_back(answer == inquiry_.answers.end() ? Whereabouts{rank, false, {}, {}} : *answer);
+  }
   return stall;
 }
 

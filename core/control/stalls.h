@@ -1,5 +1,11 @@
 // Who keeps whom waiting, and when to say so.
+//
+// When something has waited for too long, the missing ranks are asked where they are, through a Decision; sirtaki's
+// own thread answers there, whatever the program does. Once all have answered, or a second later, it is said who waits
+// for what, and what the missing ones do instead.
 #pragma once
+
+#include <vector>
 
 #include "control/groups.h"
 #include "control/messages.h"
@@ -16,6 +22,9 @@ class StallWatch {
 
   // Something began to wait.
   void begun(Nanoseconds now);
+
+  // A rank that was asked says where it is.
+  void answered(Whereabouts whereabouts);
 
   // A lower bound of when look() has something to say.
   Nanoseconds next(const EntryTable& table, const ProcessSets& sets) const;
@@ -35,13 +44,25 @@ class StallWatch {
     Nanoseconds next_report;         // 0: has not been reported
   };
 
+  // The question that is out, and what is known of where the missing ranks are.
+  struct Inquiry {
+    bool is_open = false;
+    Nanoseconds until = 0;           // later answers are not awaited
+    std::vector<int32_t> asked;
+    std::vector<Whereabouts> answers;
+  };
+
   static std::vector<Cause> find_causes(EntryTable& table, const ProcessSets& sets, const Groups& groups);
-  static Stall describe(const Cause& cause, Nanoseconds now);
+  Stall describe(const Cause& cause, Nanoseconds now) const;
+  Nanoseconds due(const Cause& cause) const;
+  bool is_awaiting(Nanoseconds now) const;
+  void ask(const std::vector<Cause>& causes, Nanoseconds now, Decision& decision);
   void report(Cause& cause, Nanoseconds now, Decision& decision);
 
   Nanoseconds report_after_;
   Nanoseconds deadline_;
   Nanoseconds next_report_ = never;
+  Inquiry inquiry_;
   bool is_over_ = false;             // the deadline has been told
 };
 

@@ -70,7 +70,7 @@ typedef struct srt_dtype {
 
 typedef struct srt_knob {
   const char *name;           /* "fusion_threshold"; the environment variable is SIRTAKI_FUSION_THRESHOLD */
-  const char *type;           /* "integer", "bytes", "seconds", "boolean" or "choice" */
+  const char *type;           /* "integer", "bytes", "seconds", "boolean", "choice" or "path" */
   const char *default_value;
   const char *choices;        /* "auto|shm|socket" for a choice, else "" */
   const char *help;
@@ -216,6 +216,12 @@ typedef struct srt_lateness {
 
 /* by_rank: NULL, or room for one a rank; alike on all ranks, and told to them at most twice a second. */
 srt_status srt_stats(srt_context *, srt_statistics *out, srt_lateness *by_rank);
+
+/* Before srt_start: how to see where the program is while others wait for it. Python's faulthandler writes the stacks
+ * of all threads to fd when this signal comes; thread is the main thread (pthread_self), own_folder where sirtaki's
+ * own Python files lie. */
+srt_status srt_watch_stack(srt_context *, int32_t fd, int32_t signal_number, uint64_t thread, const char *own_folder,
+                           srt_error *);
 /* </declarations> */
 
 #pragma GCC visibility pop

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "observe/program_stack.h"
 #include "observe/statistics.h"
 #include "plan/request.h"
 
@@ -35,6 +36,14 @@ struct Refusal {
   Status status;
 };
 
+// What a rank that keeps others waiting does instead.
+struct Whereabouts {
+  int32_t rank = 0;
+  bool answers = true;               // false: not even sirtaki's own thread there did
+  std::string waits_for;             // the tensor that it waits for itself
+  std::vector<StackFrame> frames;    // of its main thread, innermost first, without sirtaki's own
+};
+
 // Who is late with what. The coordinator emits one a cause, and every rank hears of it.
 struct Stall {
   int32_t process_set = world_set;
@@ -43,6 +52,7 @@ struct Stall {
   std::vector<int32_t> missing;      // ranks that have not submitted
   std::vector<int32_t> waiting;      // ranks that have
   int64_t seconds = 0;
+  std::vector<Whereabouts> whereabouts;  // of the missing ones that were asked
 };
 
 // How late a rank has been so far.
@@ -68,6 +78,7 @@ struct Outcome {
   std::vector<Plan> plans;           // only those of which this rank is a member; ascending numbers
   std::vector<Refusal> refusals;
   std::vector<Stall> stalls;
+  bool is_asked = false;             // the coordinator wants to know where this rank is: Member::answer
   std::vector<RankLateness> lateness;  // of those ranks for which it has changed
   std::vector<JoinDone> joins;
   std::vector<ProcessSetChange> process_sets;

@@ -21,6 +21,10 @@ Signature rich_signature() {
   return signature;
 }
 
+Whereabouts rich_whereabouts() {
+  return {1, true, "other", {{"evaluate", "train.py", 88}, {"main", "/home/user/train.py", 120}}};
+}
+
 Report rich_report() {
   Report report;
   report.last_decision = 12;
@@ -31,6 +35,7 @@ Report rich_report() {
   report.full_requests = {{std::make_shared<Signature>(rich_signature()), true},
                           {std::make_shared<Signature>(add_set({0, 1, 2})), false}};
   report.joined = {0, 4};
+  report.whereabouts = rich_whereabouts();
   return report;
 }
 
@@ -44,7 +49,8 @@ Decision rich_decision() {
   decision.retired = {CacheId{1} << 24};
   decision.joins = {{4, 1}};
   decision.set_changes = {{5, "add", {0, 1}}, {4, "remove", {}}};
-  decision.stalls = {{0, {"x", "y"}, 3, {1}, {0, 2}, 5}};
+  decision.asked = {1, 2};
+  decision.stalls = {{0, {"x", "y"}, 3, {1}, {0, 2}, 5, {rich_whereabouts()}}};
   decision.lateness = {{1, {4, 5'000, 3'000}}, {0, {1, 2, 2}}};
   decision.fatal = SRT_TIMEOUT;
   decision.fatal_text = "too late";
@@ -95,6 +101,9 @@ TEST(report_survives_the_wire) {
   CHECK_EQUAL(report.present, rich_report().present);
   CHECK_EQUAL(report.absent, rich_report().absent);
   CHECK_EQUAL(report.joined, rich_report().joined);
+  REQUIRE(report.whereabouts.has_value());
+  CHECK_EQUAL(report.whereabouts->waits_for, "other");
+  CHECK(report.whereabouts->frames == rich_whereabouts().frames);
   REQUIRE(report.full_requests.size() == 2);
   CHECK(*report.full_requests[0].signature == rich_signature());
   CHECK(report.full_requests[0].absent);
@@ -113,7 +122,10 @@ TEST(decision_survives_the_wire) {
   CHECK_EQUAL(decision.responses[0].first_dimensions, rich_decision().responses[0].first_dimensions);
   CHECK_EQUAL(decision.refusals[0].text, "ranks disagree");
   CHECK_EQUAL(decision.set_changes[0].members, rich_decision().set_changes[0].members);
+  CHECK_EQUAL(decision.asked, rich_decision().asked);
   CHECK_EQUAL(decision.stalls[0].names, rich_decision().stalls[0].names);
+  REQUIRE(decision.stalls[0].whereabouts.size() == 1);
+  CHECK(decision.stalls[0].whereabouts[0].frames == rich_whereabouts().frames);
   REQUIRE(decision.lateness.size() == 2);
   CHECK_EQUAL(decision.lateness[0].rank, 1);
   CHECK(decision.lateness[0].lateness == (Lateness{4, 5'000, 3'000}));
@@ -153,6 +165,24 @@ TEST(unreasonable_signatures_are_refused) {
   scaled.prescale = __builtin_nan("");
   CHECK(!decodes(scaled));
   CHECK(decodes(add_set(std::vector<int64_t>(1'000, 1'000'000))));
+}
+
+TEST(unreasonable_whereabouts_are_refused) {
+  const auto decodes = [](const Whereabouts& whereabouts) {
+    Report report;
+    report.whereabouts = whereabouts;
+    return decode(bytes_of(report), report);
+  };
+  const StackFrame frame{"f", "train.py", 1};
+  CHECK(decodes({0, true, {}, std::vector<StackFrame>(most_frames, frame)}));
+  CHECK(!decodes({0, true, {}, std::vector<StackFrame>(most_frames + 1, frame)}));
+  CHECK(!decodes({0, true, {}, {{std::string(longest_frame_text + 1, 'x'), "train.py", 1}}}));
+  CHECK(!decodes({0, true, std::string(longest_name + 1, 'x'), {}}));
+  CHECK(!decodes({0, true, "a\nb", {}}));
+  Report report;
+  report.whereabouts = Whereabouts{0, true, {}, {{"f\x1b[2J", "train.py", 1}}};
+  REQUIRE(decode(bytes_of(report), report));
+  CHECK_EQUAL(report.whereabouts->frames[0].function, "f?[2J");
 }
 
 TEST(long_lists_cost_nothing_before_they_are_there) {

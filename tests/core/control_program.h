@@ -19,6 +19,7 @@ struct Mix {
   bool sets = false;
   bool groups = false;
   bool ragged = false;
+  bool stalls = false;                 // waiting is reported soon
 };
 
 // One line of the program. Sets are named by the place of the line that added them, from 1; 0 is the world.

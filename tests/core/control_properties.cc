@@ -48,4 +48,20 @@ TEST(everything) {
                        900'000);
 }
 
+// Asking late ranks where they are, and telling of it, changes nothing else.
+TEST(everything_while_waiting_is_reported) {
+  simulate_with_caches({.dissents = true,
+                        .absents = true,
+                        .joins = true,
+                        .goodbyes = true,
+                        .sets = true,
+                        .groups = true,
+                        .ragged = true,
+                        .stalls = true},
+                       1'000'000);
+  Simulation waiting(4, {.stalls = true}, 7);
+  waiting.run();
+  CHECK(waiting.stalls() > 0);
+}
+
 CHECK_MAIN()

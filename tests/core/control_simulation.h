@@ -30,6 +30,7 @@ class Simulation {
   }
 
   size_t steps() const { return steps_; }
+  size_t stalls() const { return stalls_; }
 
  private:
   static constexpr int32_t nobody = -1;
@@ -60,7 +61,11 @@ class Simulation {
     Ticket last_ticket = 0;
   };
 
-  CoordinatorRules rules() const { return {.fusion_threshold = 40, .cache_capacity = mix_.cache_capacity}; }
+  CoordinatorRules rules() const {
+    return {.fusion_threshold = 40,
+            .cache_capacity = mix_.cache_capacity,
+            .stall_report = mix_.stalls ? microseconds(100) : seconds(5)};
+  }
 
   bool is_over() const {
     for (const auto& rank : ranks_) {
@@ -178,7 +183,13 @@ class Simulation {
     const Status status = rank.member.apply(rank.down.front(), outcome);
     CHECK_EQUAL(std::string(status.text()), "");
     rank.down.pop_front();
-    CHECK(outcome.stalls.empty() && outcome.fatal.is_ok());
+    CHECK((mix_.stalls || outcome.stalls.empty()) && outcome.fatal.is_ok());
+    for (const Stall& stall : outcome.stalls) check_stall(stall);
+    if (outcome.is_asked && !rank.has_left) {
+      rank.member.answer({rank.number, true, "itself", {}});
+      CHECK_EQUAL(rank.member.report_due(), 0);
+      rank.member.report(rank.up.emplace_back());
+    }
     for (const Plan& plan : outcome.plans) hear_plan(rank, plan);
     for (const Refusal& refusal : outcome.refusals) {
       CHECK(!contains(refusal.status.text(), "\n") && refusal.status.text()[0]);
@@ -186,6 +197,17 @@ class Simulation {
     }
     for (const JoinDone& join : outcome.joins) answer(rank, join.ticket, {End::joined, 0, join.last_rank});
     for (const ProcessSetChange& change : outcome.process_sets) hear_set_change(rank, change);
+  }
+
+  void check_stall(const Stall& stall) {
+    CHECK(!stall.names.empty() && !stall.missing.empty());
+    for (int32_t rank : stall.missing) {
+      CHECK(std::find(stall.waiting.begin(), stall.waiting.end(), rank) == stall.waiting.end());
+    }
+    for (const Whereabouts& one : stall.whereabouts) {
+      CHECK(std::find(stall.missing.begin(), stall.missing.end(), one.rank) != stall.missing.end());
+    }
+    stalls_ += 1;
   }
 
   void hear_plan(Rank& rank, const Plan& plan) {
@@ -299,6 +321,7 @@ class Simulation {
   int32_t leaver_ = nobody;
   size_t leaves_at_ = 0;
   size_t steps_ = 0;
+  size_t stalls_ = 0;
   Nanoseconds now_ = seconds(1);
   uint64_t decisions_ = 0;
   std::map<CacheId, std::string> cached_;

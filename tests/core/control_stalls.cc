@@ -1,4 +1,5 @@
 // Who is late is told, once a cause, at doubling intervals, until the deadline ends the job.
+#include "control/stall_words.h"
 #include "control_world.h"
 
 using namespace sirtaki;
@@ -24,7 +25,7 @@ TEST(reports_come_at_five_ten_and_twenty_seconds) {
     world.now = start + seconds(after) - 1;
     CHECK(!world.decide());
     world.now = start + seconds(after);
-    CHECK(world.decide());
+    CHECK(world.tell_stalls());
     for (int32_t rank : {0, 1, 2}) {
       REQUIRE(world.outcome(rank).stalls.size() == 1);
       const Stall& stall = world.outcome(rank).stalls[0];
@@ -49,7 +50,7 @@ TEST(one_cause_is_one_report) {
     world.now += milliseconds(10);
   }
   world.now = start + seconds(5);
-  CHECK(world.decide());
+  CHECK(world.tell_stalls());
   REQUIRE(world.outcome(1).stalls.size() == 1);
   CHECK_EQUAL(world.outcome(1).stalls[0].names.size(), 8u);
   CHECK_EQUAL(world.outcome(1).stalls[0].more_names, 4);
@@ -63,7 +64,7 @@ TEST(different_causes_are_different_reports) {
   world.submit(1, allreduce("y"));
   world.round();
   world.now += seconds(5);
-  CHECK(world.decide());
+  CHECK(world.tell_stalls());
   REQUIRE(world.outcome(0).stalls.size() == 2);
   CHECK_EQUAL(world.outcome(0).stalls[0].missing, (std::vector<int32_t>{1, 2}));
   CHECK_EQUAL(world.outcome(0).stalls[1].missing, (std::vector<int32_t>{2}));
@@ -75,17 +76,17 @@ TEST(a_later_cause_is_reported_in_its_own_time) {
   world.submit(0, allreduce("x"));
   world.round();
   world.now = start + seconds(5);
-  CHECK(world.decide());
+  CHECK(world.tell_stalls());
   world.now = start + seconds(7);
   world.submit(1, allreduce("y"));
   CHECK(!world.round());
   CHECK_EQUAL(world.coordinator.next_deadline(), start + seconds(10));
   world.now = start + seconds(10);
-  CHECK(world.decide());
+  CHECK(world.tell_stalls());
   CHECK_EQUAL(world.outcome(0).stalls.size(), 1u);
   CHECK_EQUAL(world.coordinator.next_deadline(), start + seconds(12));
   world.now = start + seconds(12);
-  CHECK(world.decide());
+  CHECK(world.tell_stalls());
   REQUIRE(world.outcome(0).stalls.size() == 1);
   CHECK_EQUAL(world.outcome(0).stalls[0].missing, std::vector<int32_t>{0});
 }
@@ -96,7 +97,7 @@ TEST(a_joined_rank_is_not_missing) {
   world.submit(0, allreduce("x"));
   CHECK(!world.round());
   world.now += seconds(5);
-  CHECK(world.decide());
+  CHECK(world.tell_stalls());
   REQUIRE(world.outcome(0).stalls.size() == 1);
   CHECK_EQUAL(world.outcome(0).stalls[0].missing, std::vector<int32_t>{2});
   CHECK_EQUAL(world.outcome(0).stalls[0].names, std::vector<std::string>{"x"});
@@ -114,7 +115,7 @@ TEST(a_join_is_exempt_while_others_progress) {
   }
   CHECK_EQUAL(world.coordinator.next_deadline(), world.now + seconds(5));
   world.now += seconds(5);
-  CHECK(world.decide());
+  CHECK(world.tell_stalls());
   REQUIRE(world.outcome(0).stalls.size() == 1);
   CHECK_EQUAL(world.outcome(0).stalls[0].names, std::vector<std::string>{"join"});
   CHECK_EQUAL(world.outcome(0).stalls[0].missing, std::vector<int32_t>{1});
@@ -127,30 +128,89 @@ TEST(a_waiting_group_names_who_owes_its_other_tensors) {
   world.submit(0, in_group(allreduce("b"), 5, 2));
   CHECK(!world.round());
   world.now += seconds(5);
-  CHECK(world.decide());
+  CHECK(world.tell_stalls());
   REQUIRE(world.outcome(0).stalls.size() == 1);
   CHECK_EQUAL(world.outcome(0).stalls[0].missing, std::vector<int32_t>{1});
   CHECK_EQUAL(world.outcome(0).stalls[0].waiting, std::vector<int32_t>{0});
   CHECK_EQUAL(world.outcome(0).stalls[0].names, (std::vector<std::string>{"a", "b"}));
 }
 
-TEST(the_deadline_ends_the_job) {
+TEST(the_deadline_ends_the_job_and_says_what_the_late_rank_does) {
   World world(2, {.stall_report = 0, .stall_deadline = seconds(60)});
   const Nanoseconds start = world.now;
+  world.frames = {{"evaluate", "/home/user/train.py", 88}};
   world.submit(0, allreduce("x"));
   world.submit(0, allreduce("y"));
   CHECK(!world.round());
   CHECK_EQUAL(world.coordinator.next_deadline(), start + seconds(60));
   world.now = start + seconds(60);
-  CHECK(world.decide());
+  CHECK(world.tell_stalls());
   for (int32_t rank : {0, 1}) {
     CHECK(world.outcome(rank).stalls.empty());
     CHECK_EQUAL(world.outcome(rank).fatal.code(), SRT_TIMEOUT);
     CHECK_EQUAL(std::string(world.outcome(rank).fatal.text()),
-                "rank 1 (pid 71 on hostA) did not submit within 60 seconds what rank 0 (pid 70 on hostA) waited for: "
-                "'x', 'y'");
+                "given up after 60 seconds (stall_deadline): rank 0 (pid 70 on hostA) waits for 'x', 'y'; "
+                "rank 1 (pid 71 on hostA) has not submitted them and is in evaluate() at train.py:88");
   }
   CHECK_EQUAL(world.coordinator.next_deadline(), never);
+}
+
+TEST(a_rank_that_does_not_answer_is_awaited_for_a_second) {
+  World world(3);
+  const Nanoseconds start = world.now;
+  world.submit(0, allreduce("x"));
+  world.round();
+  world.now = start + seconds(5);
+  CHECK(world.decide());
+  CHECK(!world.outcome(0).is_asked && world.outcome(1).is_asked && world.outcome(2).is_asked);
+  CHECK(world.outcome(0).stalls.empty());
+  CHECK_EQUAL(world.coordinator.next_deadline(), start + seconds(6));
+  world.members[1]->answer({1, true, {}, {{"load", "data.py", 3}}});
+  world.report(1);
+  CHECK(!world.decide());
+  world.now = start + seconds(6);
+  CHECK(world.decide());
+  REQUIRE(world.outcome(0).stalls.size() == 1);
+  const Stall& stall = world.outcome(0).stalls[0];
+  REQUIRE(stall.whereabouts.size() == 2);
+  CHECK(stall.whereabouts[0].answers && !stall.whereabouts[1].answers);
+  CHECK(stall.whereabouts[0].frames == (std::vector<StackFrame>{{"load", "data.py", 3}}));
+  CHECK_EQUAL(world.coordinator.next_deadline(), start + seconds(10));
+}
+
+TEST(nothing_is_told_of_what_has_come_meanwhile) {
+  World world(2);
+  world.submit(0, allreduce("x"));
+  world.round();
+  world.now += seconds(5);
+  CHECK(world.decide());
+  CHECK(world.outcome(1).is_asked);
+  world.submit(1, allreduce("x"));
+  world.members[1]->answer({1, true, {}, {}});
+  CHECK(world.round());
+  CHECK_EQUAL(world.plans(0), "x");
+  CHECK(world.outcome(0).stalls.empty());
+  CHECK_EQUAL(world.coordinator.next_deadline(), never);
+  world.submit(0, allreduce("y"));
+  world.round();
+  world.now += seconds(1);
+  CHECK(!world.decide());
+  world.now += seconds(4);
+  CHECK(world.decide());
+  CHECK(world.outcome(1).is_asked);
+}
+
+TEST(an_answer_that_nobody_has_asked_for_is_ignored) {
+  World world(2);
+  world.submit(0, allreduce("x"));
+  world.members[1]->answer({1, true, "other", {}});
+  CHECK(!world.round());
+  world.report(1);
+  world.now += seconds(5);
+  CHECK(world.decide());
+  world.members[0]->answer({0, true, "other", {}});
+  world.report(0);
+  CHECK(!world.decide());
 }
 
 TEST(zero_means_never) {
@@ -160,6 +220,52 @@ TEST(zero_means_never) {
   CHECK_EQUAL(world.coordinator.next_deadline(), never);
   world.now += seconds(100'000);
   CHECK(!world.decide());
+}
+
+// ---- In words -------------------------------------------------------------------------------------------------
+
+namespace {
+
+const std::vector<StackFrame> evaluating{{"wait", "/usr/lib/python3.11/threading.py", 320},
+                                         {"evaluate", "/home/user/train.py", 88},
+                                         {"<module>", "/home/user/train.py", 120}};
+
+std::string words(Stall stall) { return describe_stall(stall, rank_names(6)); }
+
+}  // namespace
+
+TEST(words_name_who_waits_who_is_missing_and_where_it_is) {
+  CHECK_EQUAL(words({0, {"w"}, 0, {2}, {0, 1, 3}, 5, {{2, true, {}, evaluating}}}),
+              "ranks 0, 1 and 3 wait for 'w'; rank 2 (pid 72 on hostA) has not submitted it and is in evaluate() at "
+              "train.py:88, in wait() at threading.py:320");
+  CHECK_EQUAL(words({0, {"a", "b", "c", "d"}, 7, {1}, {0}, 5, {{1, true, {}, {evaluating[2]}}}}),
+              "rank 0 (pid 70 on hostA) waits for 'a', 'b', 'c' (and 8 more); rank 1 (pid 71 on hostA) has not "
+              "submitted them and is at train.py:120");
+}
+
+TEST(words_say_when_ranks_wait_for_each_other) {
+  CHECK_EQUAL(words({0, {"x"}, 0, {1}, {0}, 5, {{1, true, "y", {evaluating[1]}}}}),
+              "rank 0 (pid 70 on hostA) waits for 'x'; rank 1 (pid 71 on hostA) has not submitted it: it waits for 'y' "
+              "in evaluate() at train.py:88. The ranks have taken different branches: each has to make the same calls");
+}
+
+TEST(words_group_ranks_that_do_the_same) {
+  CHECK_EQUAL(words({0,
+                     {"x"},
+                     0,
+                     {1, 2, 3},
+                     {0},
+                     5,
+                     {{1, true, {}, {evaluating[1]}}, {2, false, {}, {}}, {3, true, {}, {evaluating[1]}}}}),
+              "rank 0 (pid 70 on hostA) waits for 'x'; rank 1 (pid 71 on hostA), rank 3 (pid 73 on hostA) have not "
+              "submitted it and are in evaluate() at train.py:88; rank 2 (pid 72 on hostA) has not submitted it and "
+              "does not answer. Is that process stopped?");
+}
+
+TEST(words_ask_where_nothing_is_known) {
+  CHECK_EQUAL(words({0, {"x"}, 0, {1}, {0}, 5, {}}),
+              "rank 0 (pid 70 on hostA) waits for 'x'; rank 1 (pid 71 on hostA) has not submitted it. Does every rank "
+              "take the same branches, and make the same calls?");
 }
 
 CHECK_MAIN()

@@ -134,6 +134,17 @@ struct World {
     for (const Plan& plan : outcome.plans) member.plan_finished(plan.process_set);
   }
 
+  // What has waited for too long is told: those that are asked where they are say so first.
+  bool tell_stalls() {
+    if (!decide()) return false;
+    for (int32_t rank = 0; rank < size(); ++rank) {
+      if (!outcome(rank).is_asked) continue;
+      members[static_cast<size_t>(rank)]->answer({rank, true, waits_for, frames});
+      report(rank);
+    }
+    return decide();
+  }
+
   // Everyone reports, and one Decision follows.
   bool round() {
     for (int32_t rank = 0; rank < size(); ++rank) {
@@ -171,6 +182,8 @@ struct World {
   std::vector<Outcome> outcomes;
   Report last_report;
   Decision last_decision;
+  std::string waits_for;            // what those that are asked say
+  std::vector<StackFrame> frames;
   Ticket last_ticket = 0;
   Nanoseconds now = seconds(100);
 };

@@ -1,6 +1,12 @@
 // What the flight recorder keeps, and what becomes of old records and long names.
+#include <signal.h>
+
+#include <random>
+
 #include "check.h"
+#include "observe/json.h"
 #include "observe/observer.h"
+#include "observe/program_stack.h"
 
 using namespace sirtaki;
 
@@ -83,6 +89,59 @@ TEST(long_names_keep_their_ends_and_whole_characters) {
     short_name.erase(short_name.find("..."), 3);
     CHECK_EQUAL((short_name.size() - shift) % 3, 0u);
   }
+}
+
+TEST(stacks_are_read_from_what_faulthandler_writes) {
+  constexpr char dump[] =
+      "Thread 0x00007f0000000001 (most recent call first):\n"
+      "  File \"/usr/lib/python3.11/threading.py\", line 320 in wait\n"
+      "  <no Python frame>\n"
+      "\n"
+      "Current thread 0x00007f0000000002 (most recent call first):\n"
+      "  File \"/home/a \"b\", line 1 in c/train.py\", line 88 in evaluate\n"
+      "  File \"train.py\", line ??? in <module>\n"
+      "  ...\n";
+  const auto frames = parse_stack(dump, 0x7f0000000002);
+  REQUIRE(frames.size() == 2);
+  CHECK(frames[0] == (StackFrame{"evaluate", "/home/a \"b\", line 1 in c/train.py", 88}));
+  CHECK(frames[1] == (StackFrame{"<module>", "train.py", 0}));
+  CHECK_EQUAL(parse_stack(dump, 0x7f0000000001).size(), 1u);
+  CHECK(parse_stack(dump, 3).empty() && parse_stack("", 1).empty());
+  std::string deep = "Thread 0x1 (most recent call first):\n";
+  for (int i = 0; i < 100; ++i) deep += "  File \"" + std::string(1000, 'x') + "\", line 1 in f\n";
+  CHECK_EQUAL(parse_stack(deep, 1).size(), most_frames);
+  CHECK_EQUAL(parse_stack(deep, 1)[0].file.size(), longest_frame_text);
+}
+
+TEST(damaged_stacks_do_no_harm) {
+  const std::string dump =
+      "Thread 0x00007f0000000001 (most recent call first):\n  File \"train.py\", line 88 in evaluate\n";
+  std::mt19937 random(5);
+  for (int i = 0; i < 20'000; ++i) {
+    std::string damaged = dump;
+    for (uint32_t changes = random() % 4 + 1; changes > 0; --changes)
+      damaged[random() % damaged.size()] = static_cast<char>(random());
+    if (random() % 2) damaged.resize(random() % damaged.size());
+    for (const StackFrame& frame : parse_stack(damaged, 0x7f0000000001))
+      CHECK(frame.function.find('\n') == std::string::npos && frame.file.size() <= longest_frame_text);
+  }
+}
+
+TEST(a_program_without_a_handler_is_not_sampled) {
+  ProgramStack stack;
+  CHECK(!stack.sample().is_known);
+  CHECK(!stack.open(0, 0, 1, "").is_ok());
+  CHECK(!stack.open(-1, SIGRTMAX, 1, "").is_ok());
+  CHECK(stack.open(0, SIGRTMAX, 1, "").is_ok());
+  CHECK(!stack.sample().is_known);  // raising the signal would end the process
+}
+
+TEST(json_is_valid_whatever_the_text) {
+  JsonWriter json;
+  json.begin_object().member("text", "a\"b\\c\n\x7f\xc3\xa9\xff\xed\xa0\x80").member("number", -3);
+  json.key("list").begin_array().value(1.5).value(true).value(__builtin_nan("")).end_array().end_object();
+  CHECK_EQUAL(json.text(),
+              "{\"text\": \"a\\\"b\\\\c\\u000a\x7f\xc3\xa9????\", \"number\": -3, \"list\": [1.5, true, null]}");
 }
 
 CHECK_MAIN()

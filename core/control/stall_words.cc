@@ -1,0 +1,109 @@
+#include "control/stall_words.h"
+
+#include <algorithm>
+
+#include "control/validation.h"
+
+namespace sirtaki {
+namespace {
+
+constexpr size_t most_tensors_named = 3;
+
+std::string list_tensors(const Stall& stall) {
+  std::string text;
+  const size_t named = std::min(stall.names.size(), most_tensors_named);
+  for (size_t i = 0; i < named; ++i) text += (i ? ", " : "") + quoted(stall.names[i]);
+  const size_t others = stall.names.size() - named + static_cast<size_t>(std::max(stall.more_names, 0));
+  if (others) text += format(" (and %zu more)", others);
+  return text;
+}
+
+// One rank is named with its process and host, several only by their numbers.
+std::string name_waiting(const std::vector<int32_t>& ranks, const RankNames& names) {
+  constexpr size_t most = 16;
+  if (ranks.size() <= 1) return list_ranks(ranks, names);
+  std::string text = "ranks ";
+  for (size_t i = 0; i < std::min(ranks.size(), most); ++i) {
+    if (i) text += i + 1 == ranks.size() ? " and " : ", ";
+    text += std::to_string(ranks[i]);
+  }
+  return ranks.size() > most ? text + format(" and %zu more", ranks.size() - most) : text;
+}
+
+bool is_users(const StackFrame& frame) {
+  constexpr std::string_view libraries[] = {"/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3"};
+  const auto is_in = [&](std::string_view folder) { return frame.file.find(folder) != std::string::npos; };
+  return !frame.file.starts_with('<') && std::none_of(std::begin(libraries), std::end(libraries), is_in);
+}
+
+std::string name_place(const StackFrame& frame) {
+  const std::string file = frame.file.substr(frame.file.rfind('/') + 1);
+  const std::string at = format("at %s:%d", file.c_str(), frame.line);
+  return frame.function == "<module>" ? at : "in " + frame.function + "() " + at;
+}
+
+// The innermost of the user's own functions; and the innermost of all, if that is another.
+std::string name_place(const std::vector<StackFrame>& frames) {
+  const auto own = std::find_if(frames.begin(), frames.end(), is_users);
+  if (own == frames.end()) return name_place(frames.front());
+  return own == frames.begin() ? name_place(*own) : name_place(*own) + ", " + name_place(frames.front());
+}
+
+// What becomes of "rank 1 has not submitted it …".
+std::string describe(const Whereabouts& whereabouts, bool are_several) {
+  if (!whereabouts.answers)
+    return are_several ? " and do not answer. Are those processes stopped?"
+                       : " and does not answer. Is that process stopped?";
+  const std::string place = whereabouts.frames.empty() ? "" : " " + name_place(whereabouts.frames);
+  if (!whereabouts.waits_for.empty())
+    return (are_several ? ": they wait for " : ": it waits for ") + quoted(whereabouts.waits_for) + place;
+  if (place.empty()) return "";
+  return (are_several ? " and are" : " and is") + place;
+}
+
+struct Group {
+  Whereabouts whereabouts;
+  std::vector<int32_t> ranks;
+};
+
+// Ranks that do the same are named together.
+std::vector<Group> group_missing(const Stall& stall) {
+  std::vector<Group> groups;
+  for (int32_t rank : stall.missing) {
+    const auto told = std::find_if(stall.whereabouts.begin(), stall.whereabouts.end(),
+                                   [&](const Whereabouts& known) { return known.rank == rank; });
+    const Whereabouts whereabouts = told == stall.whereabouts.end() ? Whereabouts{} : *told;
+    const std::string words = describe(whereabouts, false);
+    const auto group = std::find_if(groups.begin(), groups.end(),
+                                    [&](const Group& known) { return describe(known.whereabouts, false) == words; });
+    if (group == groups.end()) groups.push_back({whereabouts, {rank}});
+    else group->ranks.push_back(rank);
+  }
+  return groups;
+}
+
+// What to think of, where nothing is said that points to it.
+std::string advise(const Stall& stall) {
+  const auto& told = stall.whereabouts;
+  if (std::any_of(told.begin(), told.end(), [](const Whereabouts& one) { return !one.waits_for.empty(); }))
+    return ". The ranks have taken different branches: each has to make the same calls";
+  if (std::all_of(told.begin(), told.end(), [](const Whereabouts& one) { return one.answers && one.frames.empty(); }))
+    return ". Does every rank take the same branches, and make the same calls?";
+  return "";
+}
+
+}  // namespace
+
+std::string describe_stall(const Stall& stall, const RankNames& names) {
+  const bool is_one = stall.names.size() + static_cast<size_t>(std::max(stall.more_names, 0)) == 1;
+  std::string text = name_waiting(stall.waiting, names) + (stall.waiting.size() == 1 ? " waits for " : " wait for ") +
+                     list_tensors(stall);
+  for (const Group& group : group_missing(stall)) {
+    const bool are_several = group.ranks.size() > 1;
+    text += "; " + list_ranks(group.ranks, names) + (are_several ? " have" : " has") + " not submitted " +
+            (is_one ? "it" : "them") + describe(group.whereabouts, are_several);
+  }
+  return text + advise(stall);
+}
+
+}  // namespace sirtaki
