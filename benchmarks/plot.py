@@ -1,0 +1,117 @@
+"""Draws what the benchmarks have measured: docs/allreduce.png and docs/train_step.png.
+
+    python benchmarks/targets.py --longer --json build/figures.json
+    python benchmarks/plot.py build/figures.json [--folder docs]
+
+The file may also be one of allreduce.py or train_step.py, for one of the pictures. It needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from common.options import KIB
+from common.report import readable
+
+matplotlib.use("Agg")  # no window
+from matplotlib import pyplot
+
+Style = dict[str, Any]
+# sirtaki stands out; everything else stays in the background.
+LINES: dict[str, tuple[str, Style]] = {
+    "sirtaki torch": ("sirtaki", {"color": "#1f5fbf", "linewidth": 2.6, "zorder": 5}),
+    "limit": ("limit prototype", {"color": "#555555", "linestyle": ":"}),
+    "mpi": ("Open MPI", {"color": "#c8761c"}),
+    "gloo": ("gloo", {"color": "#7a9a3b"}),
+}
+BARS = {
+    "ddp": ("DDP over gloo", "#7a9a3b"),
+    "prototype": ("prototype", "#999999"),
+    "sirtaki": ("sirtaki", "#1f5fbf"),
+}
+SIZE, DOTS_PER_INCH = (8.0, 4.2), 144
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument(
+        "--folder", type=Path, default=Path(__file__).parents[1] / "docs", help="where to (docs)"
+    )
+    options = parser.parse_args()
+    measured = json.loads(options.file.read_text())
+    pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    allreduce = measured.get("allreduce, 2 ranks", measured)
+    steps = measured.get("train_step", measured)
+    written = []
+    if any(row.get("collective") == "allreduce" for row in allreduce.get("rows", [])):
+        written.append(draw_allreduce(allreduce, measured["machine"], options.folder / "allreduce.png"))
+    if "models" in steps:
+        written.append(draw_steps(steps["models"], measured["machine"], options.folder / "train_step.png"))
+    if not written:
+        sys.exit(f"{options.file} holds neither an all-reduce nor training steps")
+    print("wrote", *written)
+
+
+def draw_allreduce(measured: dict[str, Any], machine: dict[str, Any], path: Path) -> Path:
+    """Bus bandwidth by size, one line for each implementation."""
+    figure, axes = pyplot.subplots(figsize=SIZE)
+    for who, (label, style) in LINES.items():
+        rows = [row for row in measured["rows"] if row["who"] == who and row["bytes"] >= KIB]
+        if rows:
+            sizes, speeds = [row["bytes"] for row in rows], [row["busbw"] for row in rows]
+            axes.plot(sizes, speeds, marker="o", markersize=3.5, label=label, **style)
+    sizes = sorted({row["bytes"] for row in measured["rows"] if row["bytes"] >= KIB})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [readable(size) for size in sizes])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("bus bandwidth, GB/s")
+    axes.grid(axis="y", color="#dddddd", linewidth=0.7)
+    axes.legend(frameon=False)
+    axes.set_title(f"All-reduce, float32 sum in place, {measured['ranks']} ranks on one host", loc="left")
+    return finish(figure, machine, path)
+
+
+def draw_steps(models: list[dict[str, Any]], machine: dict[str, Any], path: Path) -> Path:
+    """What exchanging gradients adds to a training step, as a share of the step without."""
+    figure, axes = pyplot.subplots(figsize=SIZE)
+    height = 0.8 / len(BARS)
+    for index, (name, (label, color)) in enumerate(BARS.items()):
+        for place, model in enumerate(models):
+            sync = sorted(model["times"]["sync"])[len(model["times"]["sync"]) // 2]
+            middle, low, high = (100 * bound / sync for bound in model["costs"][name])
+            where = place + (index - (len(BARS) - 1) / 2) * height
+            axes.barh(where, middle, height * 0.9, color=color, label=label if place == 0 else None)
+            axes.plot([low, high], [where, where], color="#333333", linewidth=1)
+            axes.text(max(high, 0), where, f"  {middle:+.0f} %", va="center", fontsize=9)
+    axes.set_yticks(range(len(models)), [name_of(model) for model in models])
+    axes.invert_yaxis()
+    axes.axvline(0, color="#333333", linewidth=0.8)
+    axes.set_xlabel("added to a step without exchange, %; thin lines: 95 % interval")
+    axes.legend(frameon=False, loc="lower right")
+    axes.set_title("What exchanging gradients costs, 2 ranks, one thread each", loc="left")
+    return finish(figure, machine, path)
+
+
+def name_of(model: dict[str, Any]) -> str:
+    title = model["model"].partition(", ")[0].replace("TransformerEncoder", "Transformer")
+    return f"{title}\n{model['parameters'] / 1e6:.1f} M in {model['tensors']} tensors"
+
+
+def finish(figure: Any, machine: dict[str, Any], path: Path) -> Path:
+    """Says where it was measured, and writes the picture."""
+    where = f"{machine['processor']}, {machine['cores']} cores, load {machine['load']:.1f}"
+    figure.text(0.995, 0.005, where, ha="right", va="bottom", fontsize=7, color="#777777")
+    figure.tight_layout(rect=(0, 0.02, 1, 1))
+    figure.savefig(path, dpi=DOTS_PER_INCH, metadata={"Software": None})
+    return path
+
+
+if __name__ == "__main__":
+    main()
