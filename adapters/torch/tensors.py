@@ -146,7 +146,7 @@ def count_write(tensors: Sequence[Tensor]) -> None:
     """Tells autograd that the core has written to these tensors, so that it refuses to use what it saved."""
     try:
         torch.autograd.graph.increment_version(tensors)
-    except TypeError:  # before torch 2.7 it takes one at a time
+    except (RuntimeError, TypeError):  # before torch 2.7 it takes one at a time
         for tensor in tensors:
             torch.autograd.graph.increment_version(tensor)
 
