@@ -223,6 +223,31 @@ class Context:
         shape = tuple(tensor.shape[0 : tensor.dimensions])
         return Output(ffi.buffer(memory, tensor.bytes), tensor.dtype, shape)
 
+    def result_number(self, batch: Batch, index: int = 0) -> int:
+        """What request `index`, which has ended, was answered: a new set's number, the last rank to join."""
+        return int(lib.srt_result_number(self._pointer, batch.handles[index]))
+
+    def received_splits(self, batch: Batch, index: int = 0) -> list[int]:
+        """How many rows the all-to-all `index`, which has ended, brought from each member, in their order."""
+        handle = batch.handles[index]
+        count = lib.srt_result_splits(self._pointer, handle, ffi.NULL, 0)
+        splits = ffi.new("int64_t[]", count)
+        lib.srt_result_splits(self._pointer, handle, splits, count)
+        return list(splits)
+
+    def members(self, process_set: int) -> list[int]:
+        """The ranks of a process set, ascending.
+
+        Raises:
+            ValueError: there is no such set.
+        """
+        count = lib.srt_process_set(self._pointer, process_set, ffi.NULL, 0)
+        if count < 0:
+            raise ValueError(f"there is no process set {process_set}")
+        ranks = ffi.new("int32_t[]", count)
+        lib.srt_process_set(self._pointer, process_set, ranks, count)
+        return list(ranks)
+
     def release(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
         """Forgets requests that have ended."""
         number = batch.count - start if count is None else count

@@ -48,12 +48,15 @@ class StatusKind(NamedTuple):
 
 
 class DType(NamedTuple):
-    """One element type. `size` in bytes; only `reducible` ones can be all-reduced, all can be moved."""
+    """One element type. `size` in bytes; `reduce_ops` has a bit (1 << op) for each reduction that it takes.
+
+    All of them can be moved.
+    """
 
     code: int
     name: str
     size: int
-    reducible: bool
+    reduce_ops: int
 
 
 class Knob(NamedTuple):
@@ -93,7 +96,7 @@ def statuses() -> tuple[StatusKind, ...]:
 def dtypes() -> tuple[DType, ...]:
     """All element types that the core can move."""
     rows = _table("srt_dtype", lib.srt_dtype_count(), lib.srt_dtype_get)
-    return tuple(DType(row.code, text(row.name), row.bytes, bool(row.reducible)) for row in rows)
+    return tuple(DType(row.code, text(row.name), row.bytes, row.reduce_ops) for row in rows)
 
 
 @cache

@@ -33,6 +33,7 @@ class Batch:
         "_halves",
         "_names",
         "_shapes",
+        "_splits",
         "_words",
         "context",
         "count",
@@ -50,6 +51,7 @@ class Batch:
         self.error: Any = ffi.new("srt_error *")
         self.keep: list[Any] = [None] * count
         self._names: list[Any] = [None] * count
+        self._splits: list[Any] = [None] * count
         self._shapes: Any = ffi.new("int64_t[]", MOST_DIMENSIONS * count)
         view = memoryview(ffi.buffer(self.requests))
         self._words = view.cast("Q")
@@ -59,7 +61,6 @@ class Batch:
             request.struct_size = _SIZE
             request.device = CPU
             request.prescale = request.postscale = 1.0
-            request.shape = self._shapes + MOST_DIMENSIONS * index
 
     def __del__(self) -> None:
         context = getattr(self, "context", None)  # a tracer of code may make one without __init__
@@ -76,6 +77,8 @@ class Batch:
         name: str | None = None,
         reduce_op: int = 0,
         root: int = 0,
+        destination: int = 0,
+        splits: Sequence[int] | None = None,
         layout: int = 0,
         prescale: float = 1.0,
         postscale: float = 1.0,
@@ -84,7 +87,7 @@ class Batch:
         flags: int = 0,
         group: tuple[int, int] = (0, 0),
     ) -> None:
-        """Says what request `index` asks for; `group` is (id, number of members).
+        """Says what request `index` asks for; `group` is (id, number of members), `splits` an all-to-all's.
 
         Raises:
             ValueError: the tensor has more than 16 dimensions, or the name holds a NUL character.
@@ -94,6 +97,8 @@ class Batch:
         request.dtype = dtype
         request.reduce_op = reduce_op
         request.root = root
+        request.destination = destination
+        self._split(index, splits)
         request.process_set = process_set
         request.priority = priority
         request.flags = flags
@@ -104,6 +109,19 @@ class Batch:
         self.reshape(index, shape)
         self._names[index] = request.name = ffi.NULL if name is None else _c_name(name)
 
+    def _split(self, index: int, splits: Sequence[int] | None) -> None:
+        request = self.requests[index]
+        kept = ffi.NULL if splits is None else ffi.new("int64_t[]", splits)
+        self._splits[index] = request.splits = kept
+        request.split_count = 0 if splits is None else len(splits)
+
+    def describe_process_set(self, index: int, kind: int, ranks: Sequence[int] = (), number: int = 0) -> None:
+        """Makes request `index` add a process set of these ranks, or remove the one of this number."""
+        self.describe(index, kind, 0, (), root=number)
+        self._splits[index] = kept = ffi.new("int64_t[]", list(ranks))
+        self.requests[index].shape = kept
+        self.requests[index].dimensions = len(ranks)
+
     def reshape(self, index: int, shape: Sequence[int]) -> None:
         """Sets the shape of request `index` (elements along each dimension)."""
         dimensions = len(shape)
@@ -113,7 +131,8 @@ class Batch:
             )
         start = MOST_DIMENSIONS * index
         self._shapes[start : start + dimensions] = shape
-        self.requests[index].dimensions = dimensions
+        request = self.requests[index]
+        request.shape, request.dimensions = self._shapes + start, dimensions
 
     def point(self, index: int, source: int, target: int) -> None:
         """Sets where request `index` reads and writes (addresses; 0 for none)."""
@@ -156,10 +175,17 @@ ALLREDUCE: int = lib.SRT_ALLREDUCE
 BROADCAST: int = lib.SRT_BROADCAST
 ALLGATHER: int = lib.SRT_ALLGATHER
 BARRIER: int = lib.SRT_BARRIER
+REDUCESCATTER: int = lib.SRT_REDUCESCATTER
+ALLTOALL: int = lib.SRT_ALLTOALL
+SEND: int = lib.SRT_SEND
+ADD_PROCESS_SET: int = lib.SRT_ADD_PROCESS_SET
+REMOVE_PROCESS_SET: int = lib.SRT_REMOVE_PROCESS_SET
+JOIN: int = lib.SRT_JOIN
 SUM: int = lib.SRT_SUM
 AVERAGE: int = lib.SRT_AVERAGE
 MIN: int = lib.SRT_MIN
 MAX: int = lib.SRT_MAX
 PRODUCT: int = lib.SRT_PRODUCT
+ADASUM: int = lib.SRT_ADASUM
 ABSENT: int = lib.SRT_REQUEST_ABSENT
 QUEUE_SAME_NAME: int = lib.SRT_REQUEST_QUEUE_SAME_NAME

@@ -9,6 +9,7 @@ from sirtaki._core import process
 from sirtaki._core.context import Topology
 from sirtaki._core.current import current, find
 from sirtaki._core.errors import HorovodInternalError, MismatchError, PeerLostError
+from sirtaki.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 
 __all__ = [
     "HorovodInternalError",
@@ -24,6 +25,10 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "is_homogeneous",
+    "ProcessSet",
+    "global_process_set",
+    "add_process_set",
+    "remove_process_set",
     "mpi_threads_supported",
     "mpi_enabled",
     "mpi_built",
@@ -39,7 +44,7 @@ __all__ = [
 
 def init(
     comm: Any = None,
-    process_sets: Sequence[Any] | None = None,
+    process_sets: Sequence[ProcessSet] | str | None = None,
     *,
     rank: int | None = None,
     size: int | None = None,
@@ -52,7 +57,9 @@ def init(
     `size` processes and give each its `rank`, and the `address` ("host:port") at which rank 0 is to listen.
 
     Args:
-        comm, process_sets: Horovod's; only None is accepted.
+        comm: Horovod's; only None is accepted.
+        process_sets: sets to add at once, the same on all ranks, as by `add_process_set`. The text "dynamic",
+            by which Horovod allows sets to be added later, is accepted: they always can be.
         rank: this process's number, from 0 to size - 1.
         size: the number of processes.
         address: where rank 0 listens; needed if size is more than 1.
@@ -60,7 +67,8 @@ def init(
             Without a key only this machine is served.
 
     Raises:
-        ValueError: incomplete arguments, or a setting with a wrong value.
+        ValueError: incomplete arguments, a setting with a wrong value, or a process set that cannot be added;
+            in that last case the process is a rank all the same.
         DeadlineError: a rank did not come in time; the text names it.
         InitializationError: the ranks do not fit together, or this process is a child of a rank.
     """
@@ -68,9 +76,13 @@ def init(
         raise ValueError(
             "init(comm=...) is not supported: start the ranks with hvdrun, or give rank, size and address"
         )
-    if process_sets is not None:
-        raise ValueError("init(process_sets=...) is not supported: every operation is over all ranks")
+    if isinstance(process_sets, str) and process_sets != "dynamic":
+        raise ValueError(f'process_sets is {process_sets!r}; it takes a list of process sets, or "dynamic"')
+    if is_initialized():
+        return
     process.start(rank, size, address, key)
+    for process_set in [] if process_sets is None or isinstance(process_sets, str) else process_sets:
+        add_process_set(process_set)
 
 
 def shutdown() -> None:

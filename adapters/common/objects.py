@@ -7,27 +7,34 @@ from __future__ import annotations
 
 from typing import Any
 
-import cloudpickle
-
 from sirtaki._core.context import Context
 from sirtaki._core.current import current
 from sirtaki._core.errors import HorovodInternalError
 from sirtaki._core.library import ffi
 from sirtaki.common import ops
 from sirtaki.common.handles import Operation, run, spare_batch
+from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
 
 _BYTE = DTYPE_CODES["uint8"]
 _UNPICKLABLE = (1 << 64) - 1  # instead of a size: the root has nothing to send
 
 
-def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None) -> Any:
-    """Sends rank `root_rank`'s object to all ranks. All ranks must call it; only the root's `obj` counts.
+def broadcast_object(
+    obj: Any = None,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends rank `root_rank`'s object to all ranks. All ranks of the set must call it.
+
+    Only the root's `obj` counts.
 
     Args:
         obj: anything that cloudpickle can pickle.
         root_rank: whose object is sent.
         name: how the ranks recognise the operation.
+        process_set: the ranks that take part.
 
     Returns:
         The object itself on the root, a copy on the others.
@@ -36,38 +43,41 @@ def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = Non
         Exception: what pickling raised, on the root.
         HorovodInternalError: the root could not pickle its object, or a rank was lost.
     """
-    context = current()
-    if context.rank == root_rank:
-        _send(context, obj, root_rank, name)
+    wire = _Wire(current(), name, process_set)
+    if wire.context.rank == root_rank:
+        _send(wire, obj, root_rank)
         return obj
     size = bytearray(8)
-    _broadcast_bytes(context, size, root_rank, name, "size")
+    wire.broadcast(size, root_rank, "size")
     count = int.from_bytes(size, "little")
     if count == _UNPICKLABLE:
         raise HorovodInternalError(
             f"rank {root_rank} could not pickle the object it was to broadcast: see its own error"
         )
     payload = bytearray(count)
-    _broadcast_bytes(context, payload, root_rank, name, "payload")
-    return cloudpickle.loads(payload)
+    wire.broadcast(payload, root_rank, "payload")
+    return _pickler().loads(payload)
 
 
-def _send(context: Context, obj: Any, root: int, name: str | None) -> None:
+def _send(wire: _Wire, obj: Any, root: int) -> None:
     try:
-        payload = bytearray(cloudpickle.dumps(obj))
+        payload = bytearray(_pickler().dumps(obj))
     except Exception:
-        _broadcast_bytes(context, bytearray(_UNPICKLABLE.to_bytes(8, "little")), root, name, "size")
+        wire.broadcast(bytearray(_UNPICKLABLE.to_bytes(8, "little")), root, "size")
         raise
-    _broadcast_bytes(context, bytearray(len(payload).to_bytes(8, "little")), root, name, "size")
-    _broadcast_bytes(context, payload, root, name, "payload")
+    wire.broadcast(bytearray(len(payload).to_bytes(8, "little")), root, "size")
+    wire.broadcast(payload, root, "payload")
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Collects an object of every rank. All ranks must call it.
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Collects an object of every rank of the set, all of which must call it.
 
     Args:
         obj: anything that cloudpickle can pickle.
         name: how the ranks recognise the operation.
+        process_set: the ranks that take part.
 
     Returns:
         The objects in the order of ranks, the same on every rank (this rank's own is a copy too).
@@ -76,20 +86,42 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
         Exception: what pickling raised, on that rank; the others wait for it.
         HorovodInternalError: a rank was lost.
     """
-    context = current()
-    payload = bytearray(cloudpickle.dumps(obj))
-    sizes = _gather_bytes(context, bytearray(len(payload).to_bytes(8, "little")), _named(name, "size"))
-    gathered = memoryview(_gather_bytes(context, payload, _named(name, "payload")))
+    wire = _Wire(current(), name, process_set)
+    payload = bytearray(_pickler().dumps(obj))
+    sizes = wire.gather(bytearray(len(payload).to_bytes(8, "little")), "size")
+    gathered = memoryview(wire.gather(payload, "payload"))
     objects, start = [], 0
-    for rank in range(context.size):
-        end = start + int.from_bytes(sizes[8 * rank : 8 * rank + 8], "little")
-        objects.append(cloudpickle.loads(gathered[start:end]))
+    for place in range(len(sizes) // 8):
+        end = start + int.from_bytes(sizes[8 * place : 8 * place + 8], "little")
+        objects.append(_pickler().loads(gathered[start:end]))
         start = end
     return objects
 
 
-def _named(name: str | None, part: str) -> str | None:
-    return None if name is None else f"{name}.{part}"
+class _Wire:
+    """How the bytes of one object travel."""
+
+    def __init__(self, context: Context, name: str | None, process_set: ProcessSet) -> None:
+        self.context = context
+        self._name = name
+        self._process_set = process_set.number(context)
+
+    def _call(self, part: str) -> ops.Call:
+        return ops.Call(None if self._name is None else f"{self._name}.{part}", self._process_set)
+
+    def broadcast(self, data: bytearray, root: int, part: str) -> None:
+        """Overwrites the bytes with the root's; all ranks give as many."""
+        batch, view = spare_batch(), _view(data)
+        ops.describe_broadcast(batch, view, view.pointer, root, self._call(part))
+        run(self.context, Operation(batch, view, lambda *_: None))
+
+    def gather(self, data: bytearray, part: str) -> bytes:
+        """All ranks' bytes, one after another."""
+        batch, view = spare_batch(), _view(data)
+        ops.describe_allgather(batch, view, self._call(part))
+        return run(
+            self.context, Operation(batch, view, lambda context, batch: bytes(context.output(batch).buffer))
+        )
 
 
 def _view(data: bytearray) -> TensorView:
@@ -97,14 +129,7 @@ def _view(data: bytearray) -> TensorView:
     return TensorView(int(ffi.cast("uintptr_t", memory)), (len(data),), _BYTE, ROW_MAJOR, memory)
 
 
-def _broadcast_bytes(context: Context, data: bytearray, root: int, name: str | None, part: str) -> None:
-    """Overwrites the bytes with the root's; all ranks give as many."""
-    batch, view = spare_batch(), _view(data)
-    ops.describe_broadcast(batch, view, view.pointer, root, _named(name, part))
-    run(context, Operation(batch, view, lambda *_: None))
+def _pickler() -> Any:
+    import cloudpickle  # here, because it takes longer to import than everything else together
 
-
-def _gather_bytes(context: Context, data: bytearray, name: str | None) -> bytes:
-    batch, view = spare_batch(), _view(data)
-    ops.describe_allgather(batch, view, name)
-    return run(context, Operation(batch, view, lambda context, batch: bytes(context.output(batch).buffer)))
+    return cloudpickle

@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from sirtaki._core import request as core
 from sirtaki._core.context import Context
+from sirtaki._core.current import current
 from sirtaki._core.request import Batch
 from sirtaki.common.handles import Operation, run, spare_batch
+from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.tensor import DTYPE_CODES, TensorView
 
-# Horovod's numbers. 2, its Adasum, is not an operation here.
-Average, Sum, Min, Max, Product = 0, 1, 3, 4, 5
+# Horovod's numbers.
+Average, Sum, Adasum, Min, Max, Product = 0, 1, 2, 3, 4, 5
 
-_REDUCE_OPS = {Average: core.AVERAGE, Sum: core.SUM, Min: core.MIN, Max: core.MAX, Product: core.PRODUCT}
+_REDUCE_OPS = {
+    Average: core.AVERAGE,
+    Sum: core.SUM,
+    Adasum: core.ADASUM,
+    Min: core.MIN,
+    Max: core.MAX,
+    Product: core.PRODUCT,
+}
+
+
+_NAMES_BEFORE_WRAP = 1024  # so that the names of one step come back in the next ones, and are cached
+
+
+class Call(NamedTuple):
+    """What the ranks recognise an operation by.
+
+    Attributes:
+        name: the same on all its ranks; None to be numbered.
+        process_set: the core's number of it; 0 is all ranks.
+        group: of operations that complete together: a number for the group, and how many they are.
+    """
+
+    name: str | None = None
+    process_set: int = 0
+    group: tuple[int, int] = (0, 0)
 
 
 class Reduction(NamedTuple):
@@ -42,57 +70,160 @@ def reduction(
         op = Average if average else Sum
     code = core.AVERAGE if op is None else _REDUCE_OPS.get(op)
     if code is None:
-        raise ValueError(f"op is {op!r}, but it has to be one of Average, Sum, Min, Max and Product")
+        raise ValueError(f"op is {op!r}, but it has to be one of Average, Sum, Adasum, Min, Max and Product")
     return Reduction(code, prescale, postscale)
 
 
+def call(context: Context, name: str | None, process_set: ProcessSet) -> Call:
+    """The call of a name over a process set. Raises ValueError if the set is not in use."""
+    return Call(name, process_set.number(context))
+
+
+def group_calls(
+    context: Context, kind: str, name: str | None, process_set: ProcessSet, count: int
+) -> list[Call]:
+    """Calls of `count` operations that complete together; the same name and count on all ranks."""
+    number = process_set.number(context)
+    if name is None:
+        name = f"grouped_{kind}.noname.{context.next_number(f'{kind}.{number}') % _NAMES_BEFORE_WRAP}"
+    digest = hashlib.blake2b(f"{kind}.{name}".encode(), digest_size=8).digest()
+    group = (int.from_bytes(digest, "little") >> 1 | 1, count)
+    return [Call(f"{name}.{index}", number, group) for index in range(count)]
+
+
 def describe_allreduce(
-    batch: Batch,
-    source: TensorView,
-    target: int,
-    how: Reduction,
-    name: str | None,
-    index: int = 0,
-    group: tuple[int, int] = (0, 0),
+    batch: Batch, source: TensorView, target: int, how: Reduction, call: Call, index: int = 0
 ) -> None:
     """Makes request `index` an all-reduce of `source` into address `target`, which may be the source's."""
+    _describe_reduction(core.ALLREDUCE, batch, source, how, call, index)
+    batch.point(index, source.pointer, target)
+
+
+def describe_reducescatter(
+    batch: Batch, source: TensorView, target: int, how: Reduction, call: Call, index: int = 0
+) -> None:
+    """Makes request `index` a reduction of which this rank's rows (see `own_rows`) go to address `target`.
+
+    The source has to be row-major and of one dimension at least, and must not overlap the target.
+    """
+    _describe_reduction(core.REDUCESCATTER, batch, source, how, call, index)
+    batch.point(index, source.pointer, target)
+
+
+def own_rows(context: Context, rows: int, process_set: ProcessSet) -> int:
+    """This rank's share of `rows` in a reduce-scatter: the first `rows % size` members get one more."""
+    members = process_set.members(context)
+    if context.rank not in members:
+        return 0  # the core will say that it is no member
+    return rows // len(members) + (members.index(context.rank) < rows % len(members))
+
+
+def _describe_reduction(
+    kind: int, batch: Batch, source: TensorView, how: Reduction, call: Call, index: int
+) -> None:
     batch.describe(
         index,
-        core.ALLREDUCE,
+        kind,
         source.dtype,
         source.shape,
-        name=name,
+        name=call.name,
+        process_set=call.process_set,
+        group=call.group,
         reduce_op=how.op,
         layout=source.layout,
         prescale=how.prescale,
         postscale=how.postscale,
-        group=group,
     )
-    batch.point(index, source.pointer, target)
 
 
 def describe_broadcast(
-    batch: Batch, source: TensorView, target: int, root: int, name: str | None, index: int = 0
+    batch: Batch, source: TensorView, target: int, root: int, call: Call, index: int = 0
 ) -> None:
     """Makes request `index` a broadcast of rank `root`'s source into the address `target` on every rank."""
-    batch.describe(
-        index, core.BROADCAST, source.dtype, source.shape, name=name, root=root, layout=source.layout
-    )
+    _describe_movement(core.BROADCAST, batch, source, call, index, root=root)
     batch.point(index, source.pointer, target)
 
 
-def describe_allgather(batch: Batch, source: TensorView, name: str | None, index: int = 0) -> None:
+def describe_allgather(batch: Batch, source: TensorView, call: Call, index: int = 0) -> None:
     """Makes request `index` a concatenation along dimension 0, into memory that the core allocates.
 
     The source has to be row-major and of one dimension at least; take the result with `Context.output`.
     """
-    batch.describe(index, core.ALLGATHER, source.dtype, source.shape, name=name, layout=source.layout)
+    _describe_movement(core.ALLGATHER, batch, source, call, index)
     batch.point(index, source.pointer, 0)
 
 
-def barrier(context: Context, name: str | None = None) -> None:
-    """Returns once every rank has called it."""
-    batch = spare_batch()
-    batch.describe(0, core.BARRIER, DTYPE_CODES["uint8"], (0,), name=name)
+def describe_alltoall(
+    batch: Batch, source: TensorView, splits: Sequence[int] | None, call: Call, index: int = 0
+) -> None:
+    """Makes request `index` send each member its rows, into memory that the core allocates there.
+
+    The source has to be row-major and of one dimension at least; `splits` has the rows for each member, None
+    is as many for each. Take the result with `Context.output`, and before it `Context.received_splits`.
+    """
+    _describe_movement(core.ALLTOALL, batch, source, call, index, splits=splits)
+    batch.point(index, source.pointer, 0)
+
+
+def describe_send(batch: Batch, view: TensorView, ranks: tuple[int, int], call: Call, index: int = 0) -> None:
+    """Makes request `index` move a tensor between two ranks of the world, (from, to).
+
+    The view is what the one sends, and what the other overwrites.
+    """
+    _describe_movement(core.SEND, batch, view, call, index, root=ranks[0], destination=ranks[1])
+    batch.point(index, view.pointer, view.pointer)
+
+
+def _describe_movement(
+    kind: int, batch: Batch, view: TensorView, call: Call, index: int, **details: Any
+) -> None:
+    batch.describe(
+        index,
+        kind,
+        view.dtype,
+        view.shape,
+        name=call.name,
+        process_set=call.process_set,
+        group=call.group,
+        layout=view.layout,
+        **details,
+    )
+
+
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
+    """Returns once every rank of the process set has called it.
+
+    Raises:
+        ValueError: this rank does not belong to the set.
+        PeerLostError: a rank died.
+    """
+    context, batch = current(), spare_batch()
+    number = process_set.number(context)
+    batch.describe(0, core.BARRIER, DTYPE_CODES["uint8"], (0,), name=name, process_set=number)
     batch.point(0, 0, 0)
     run(context, Operation(batch, None, lambda *_: None))
+
+
+def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> int:
+    """Says that this rank has no more data, and waits until all ranks of the set have said so.
+
+    Until then the rank takes part in the others' operations with neutral elements: zeros in sums, infinities
+    in minima and maxima, ones in products, no rows in what is gathered. It cannot be the root of a broadcast,
+    nor send or receive. An average still divides by the number of all ranks, or, with the setting
+    join_average=contributors, by those that have not joined. All ranks of the set must call it in the end.
+
+    Args:
+        device: Horovod's; has no meaning here.
+        process_set: where this rank has no more data.
+
+    Returns:
+        The rank that joined last, the same on all ranks.
+
+    Raises:
+        ValueError: this rank does not belong to the set, or has joined it already.
+        PeerLostError: a rank died.
+    """
+    context, batch = current(), spare_batch()
+    batch.describe(0, core.JOIN, DTYPE_CODES["uint8"], (), process_set=process_set.number(context))
+    batch.point(0, 0, 0)
+    return run(context, Operation(batch, None, Context.result_number))

@@ -10,7 +10,7 @@ from sirtaki._core.library import dtypes
 # Element types by name, as the core numbers them. A framework's adapter maps its own dtypes onto these.
 DTYPE_CODES: dict[str, int] = {dtype.name: dtype.code for dtype in dtypes()}
 DTYPE_NAMES: dict[int, str] = {dtype.code: dtype.name for dtype in dtypes()}
-REDUCIBLE: frozenset[int] = frozenset(dtype.code for dtype in dtypes() if dtype.reducible)
+REDUCIBLE: frozenset[int] = frozenset(dtype.code for dtype in dtypes() if dtype.reduce_ops)
 
 ROW_MAJOR = 0
 

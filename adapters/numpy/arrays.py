@@ -87,6 +87,12 @@ def like(source: TensorView) -> tuple[Array, int]:
     return result, _address(result)
 
 
+def rows_like(source: TensorView, rows: int) -> tuple[Array, int]:
+    """A new array of so many rows like the source's, and its address."""
+    result = np.empty((rows, *source.shape[1:]), source.owner.dtype)
+    return result, _address(result)
+
+
 def from_output(output: Output) -> Array:
     """The core's result as an array that owns it."""
     dtype = _DTYPES[output.dtype]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sirtaki._core.context import Context
 from sirtaki._core.request import ABSENT, Batch
-from sirtaki.common.ops import Reduction, describe_allreduce
+from sirtaki.common.ops import Call, Reduction, describe_allreduce
 from sirtaki.common.tensor import ROW_MAJOR
 from sirtaki.torch.compression import Compressor, NoneCompressor
 from sirtaki.torch.parameters import NamedParameter
@@ -159,8 +159,8 @@ class GradientExchange:
         view = reducible_view(tensor, self._names[index])
         signature = (view.dtype, tuple(view.shape), view.layout)
         if signature != self._signatures[index]:
-            name, group = self._names[index], self._groups[index]
-            describe_allreduce(self._described, view, 0, self._how, name, index, group)
+            call = Call(self._names[index], group=self._groups[index])
+            describe_allreduce(self._described, view, 0, self._how, call, index)
             self._signatures[index] = signature
             self._order = [-1] * len(self._order)
             parameter = self._parameters[index]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from sirtaki.common import ops
 from sirtaki.common.handles import Operation, spare_batch
-from sirtaki.common.ops import Reduction
+from sirtaki.common.ops import Call, Reduction
 from sirtaki.torch.tensors import (
     from_output,
     like,
@@ -22,7 +22,7 @@ def allreduce(tensor: Tensor, how: Reduction, name: str | None) -> Operation[Ten
     """Into a new tensor."""
     source, batch = reducible_view(tensor, name), spare_batch()
     result, target = like(source)
-    ops.describe_allreduce(batch, source, target, how, name)
+    ops.describe_allreduce(batch, source, target, how, Call(name))
     return Operation(batch, (source, result), lambda *_: result)
 
 
@@ -31,14 +31,14 @@ def allreduce_in_place(tensor: Tensor, how: Reduction, name: str | None) -> Oper
     target, batch = reducible_view(tensor, name), spare_batch()
     if target.owner is not tensor:
         refuse_overlap(tensor, name)
-    ops.describe_allreduce(batch, target, target.pointer, how, name)
+    ops.describe_allreduce(batch, target, target.pointer, how, Call(name))
     return Operation(batch, target, lambda *_: written(tensor, target.owner))
 
 
 def allgather(tensor: Tensor, name: str | None) -> Operation[Tensor]:
     """Into a new tensor."""
     source, batch = row_major_view(tensor, name), spare_batch()
-    ops.describe_allgather(batch, source, name)
+    ops.describe_allgather(batch, source, Call(name))
     return Operation(batch, source, lambda context, batch: from_output(context.output(batch)))
 
 
@@ -46,7 +46,7 @@ def broadcast(tensor: Tensor, root: int, name: str | None) -> Operation[Tensor]:
     """Into a new tensor."""
     source, batch = view(tensor, name), spare_batch()
     result, target = like(source)
-    ops.describe_broadcast(batch, source, target, root, name)
+    ops.describe_broadcast(batch, source, target, root, Call(name))
     return Operation(batch, (source, result), lambda *_: result)
 
 
@@ -55,5 +55,5 @@ def broadcast_in_place(tensor: Tensor, root: int, name: str | None) -> Operation
     target, batch = view(tensor, name), spare_batch()
     if target.owner is not tensor:
         refuse_overlap(tensor, name)
-    ops.describe_broadcast(batch, target, target.pointer, root, name)
+    ops.describe_broadcast(batch, target, target.pointer, root, Call(name))
     return Operation(batch, target, lambda *_: written(tensor, target.owner))

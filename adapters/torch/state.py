@@ -13,7 +13,7 @@ from sirtaki._core.context import Context
 from sirtaki._core.current import current
 from sirtaki._core.request import Batch
 from sirtaki.common.objects import broadcast_object
-from sirtaki.common.ops import describe_broadcast
+from sirtaki.common.ops import Call, describe_broadcast
 from sirtaki.torch.tensors import code_of, refuse_overlap, view, written
 
 
@@ -68,7 +68,7 @@ def broadcast_all(context: Context, named: Sequence[tuple[str, Tensor]], root: i
         storage = tensor.untyped_storage().data_ptr()
         source = view(tensor.detach().clone() if storage in storages else tensor, name)
         storages.add(storage)
-        describe_broadcast(batch, source, source.pointer, root, name, index)
+        describe_broadcast(batch, source, source.pointer, root, Call(name), index)
         batch.keep[index] = source
         owners.append(source.owner)
     context.run(batch)

@@ -159,6 +159,15 @@ srt_status srt_output(srt_context* c, srt_handle handle, srt_tensor* out) {
   return guarded(nullptr, [&] { return c->context->output(static_cast<Ticket>(handle), *out); });
 }
 uint32_t srt_result(srt_context* c, srt_handle handle) { return c->context->result(static_cast<Ticket>(handle)); }
+int64_t srt_result_number(srt_context* c, srt_handle handle) {
+  return c->context->result_number(static_cast<Ticket>(handle));
+}
+int32_t srt_result_splits(srt_context* c, srt_handle handle, int64_t* out, int32_t capacity) {
+  return c->context->result_splits(static_cast<Ticket>(handle), out, capacity);
+}
+int32_t srt_process_set(srt_context* c, int32_t number, int32_t* out, int32_t capacity) {
+  return c->context->process_set(number, out, capacity);
+}
 const char* srt_handle_error(srt_context* c, srt_handle handle) {
   return c->context->error(static_cast<Ticket>(handle));
 }

@@ -13,8 +13,10 @@ enum class DType : uint8_t {
   uint8, int8, uint16, int16, uint32, int32, uint64, int64,
   float16, bfloat16, float32, float64, boolean, complex64, complex128,
   float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz,
+  complex32, float8_e8m0fnu, float4_e2m1fn_x2,
   // clang-format on
 };
+constexpr DType last_dtype = DType::float4_e2m1fn_x2;
 
 // nullptr when no dtype has this code.
 const srt_dtype* dtype_entry(int code);

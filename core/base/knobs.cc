@@ -32,6 +32,8 @@ constexpr Row rows[] = {
       "negotiate at the latest this long after the first queued tensor", 0}, {0, 10}},
     {{"plans_in_flight", "integer", "2", "",
       "while so many operations of a process set move, what becomes ready is gathered", 0}, {1, 64}},
+    {{"join_average", "choice", "all", "all|contributors",
+      "what an average divides by while ranks have joined: all ranks, or those that still contribute", agreed}, {}},
     {{"transport", "choice", "auto", "auto|shm|socket",
       "how ranks of one host exchange data", agreed}, {}},
     {{"cpu_algorithm", "choice", "direct", "direct|ring",

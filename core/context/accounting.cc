@@ -4,10 +4,20 @@
 
 namespace sirtaki {
 
+namespace {
+
+// All tensors of the larger side.
+int64_t payload(const Transfer& transfer) {
+  int64_t outgoing = 0, incoming = 0;
+  for (const ScatterList& part : transfer.outgoing) outgoing += part.bytes();
+  for (const ScatterList& part : transfer.incoming) incoming += part.bytes();
+  return std::max({transfer.buffer.bytes(), outgoing, incoming});
+}
+
+}  // namespace
+
 double bus_bytes(const Transfer& transfer) {
-  int64_t bytes = 0;
-  for (const ScatterList& part : transfer.gathered) bytes += part.bytes();
-  bytes = std::max(bytes, transfer.buffer.bytes());
+  const int64_t bytes = payload(transfer);
   const auto members = static_cast<double>(transfer.members.size());
   const double share = (members - 1) / members;
   switch (transfer.kind) {
@@ -28,8 +38,7 @@ void note_plan_begun(const Plan& plan, const std::vector<Ticket>& handles, const
     entry->planned = true;
     observer.decided(entry->record, plan.number, plan.tensors.size());
   }
-  observer.plan_begun(plan.tensors.size(), transfer ? transfer->buffer.bytes() : 0,
-                      transfer ? bus_bytes(*transfer) : 0);
+  observer.plan_begun(plan.tensors.size(), transfer ? payload(*transfer) : 0, transfer ? bus_bytes(*transfer) : 0);
 }
 
 }  // namespace sirtaki

@@ -9,6 +9,15 @@
 #include "transport/socket_pipe.h"
 
 namespace sirtaki {
+namespace {
+
+template <typename T>
+int32_t give(const std::vector<T>& values, T* out, int32_t capacity) {
+  std::copy_n(values.begin(), std::clamp<ptrdiff_t>(capacity, 0, std::ssize(values)), out);
+  return static_cast<int32_t>(values.size());
+}
+
+}  // namespace
 
 Status Context::create(const Config& config, const srt_topology& topology, std::unique_ptr<Context>& out) {
   if (topology.struct_size < sizeof(srt_topology))
@@ -24,7 +33,8 @@ Context::Context(const Config& config, const srt_topology& topology)
     : config_(config), rank_(topology.rank), size_(topology.size),
       log_(static_cast<int>(config.integer(Knob::log_descriptor))), links_(topology.size),
       kernels_(choose_kernels(config.text(Knob::kernel))),
-      observer_(topology.size, static_cast<size_t>(config.integer(Knob::recorder_operations))), handles_(observer_) {
+      observer_(topology.size, static_cast<size_t>(config.integer(Knob::recorder_operations))), handles_(observer_),
+      sets_(topology.size) {
   for (int32_t rank = 0; rank < size_; ++rank) {
     const srt_peer& peer = topology.peers[rank];
     places_.push_back({printable(peer.host ? peer.host : "?", 64), peer.pid});
@@ -67,7 +77,8 @@ Status Context::start() {
     if (peer != rank_ && (peer == coordinator_rank || rank_ == coordinator_rank) && !links_.to(peer))
       return {SRT_INVALID_ARGUMENT, format("the link to rank %d is missing", peer)};
   negotiation_ = std::make_unique<Negotiation>(rank_, names_, config_, links_, neighbours_.get());
-  execution_ = std::make_unique<Execution>(rank_, handles_, negotiation_->member());
+  execution_ = std::make_unique<Execution>(rank_, handles_, negotiation_->member(),
+                                           config_.text(Knob::join_average) == "contributors");
   sleeper_ = std::make_unique<Sleeper>(neighbours_.get(), links_);
   SIRTAKI_TRY(sleeper_->open());
   watch_ = std::make_unique<Watch>(WatchParts{rank_, names_, places_, local_ranks_, log_}, config_);
@@ -77,7 +88,7 @@ Status Context::start() {
   if (neighbours_) executor.add_backend(std::make_unique<MemoryBackend>(*neighbours_, kernels_));
   const LinkSetting setting{links_, kernels_, names_, config_.integer(Knob::chunk_bytes) / 4096 * 4096};
   executor.add_backend(std::make_unique<LinkBackend>(setting, config_.text(Knob::cpu_algorithm) == "ring"));
-  engine_ = std::make_unique<Engine>(EngineParts{handles_, *negotiation_, *execution_, *sleeper_, *watch_,
+  engine_ = std::make_unique<Engine>(EngineParts{handles_, sets_, *negotiation_, *execution_, *sleeper_, *watch_,
                                                  program_stack_, neighbours_.get(), names_, rank_},
                                      config_, static_cast<int>(local_ranks_.size()));
   if (size_ > 1) std::call_once(thread_started_, [this] { engine_->start_thread(); });
@@ -127,7 +138,7 @@ Status Context::open_all(const srt_request* requests, int32_t count, Ticket* out
 
 Status Context::open_one(const srt_request& request, Ticket& out) {
   Entry entry;
-  SIRTAKI_TRY(make_entry(request, size_, handles_, entry));
+  SIRTAKI_TRY(make_entry(request, {rank_, size_, sets_, handles_}, entry));
   const std::string name = printable(entry.signature->name, 200);
   if (handles_.is_name_taken(*entry.signature) && request.name && !(request.flags & SRT_REQUEST_QUEUE_SAME_NAME))
     return {SRT_INVALID_ARGUMENT,
@@ -138,14 +149,30 @@ Status Context::open_one(const srt_request& request, Ticket& out) {
         SRT_INVALID_ARGUMENT,
         format("'%s': its memory overlaps that of '%s', which is still in flight; wait for that first, or pass a copy",
                name.c_str(), printable(handles_.open_entry(other)->signature->name, 200).c_str())};
+  if (entry.signature->kind == Kind::join) SIRTAKI_TRY(begin_join(*entry.signature));
   out = handles_.open(std::move(entry));
   handles_.take_name(out);
   return Status::ok();
 }
 
+// From now on this rank submits nothing to the set, until all its members have joined.
+Status Context::begin_join(const Signature& signature) {
+  for (Ticket handle : handles_.unfinished()) {
+    const Entry& entry = *handles_.open_entry(handle);
+    if (!entry.has_turn && entry.signature->process_set == signature.process_set)
+      return {SRT_INVALID_ARGUMENT, format("'%s' waits for another operation of its name; wait for it before join()",
+                                           printable(entry.signature->name, 200).c_str())};
+  }
+  sets_.find(signature.process_set)->is_joined = true;
+  return Status::ok();
+}
+
 void Context::take_back(const Ticket* handles, int32_t count) {
   for (int32_t i = 0; i < count; ++i) {
-    if (Entry* entry = handles_.open_entry(handles[i])) entry->on_complete = nullptr;
+    if (Entry* entry = handles_.open_entry(handles[i])) {
+      entry->on_complete = nullptr;
+      if (entry->signature->kind == Kind::join) sets_.find(entry->signature->process_set)->is_joined = false;
+    }
     handles_.end(handles[i], {SRT_INVALID_ARGUMENT, "another request of the batch was refused"});
     handles_.release(handles[i]);
   }
@@ -202,6 +229,24 @@ uint32_t Context::result(Ticket handle) {
   const auto lock = handles_.lock();
   const Entry* entry = handles_.find(handle);
   return entry ? entry->result : 0;
+}
+
+int64_t Context::result_number(Ticket handle) {
+  const auto lock = handles_.lock();
+  const Entry* entry = handles_.find(handle);
+  return entry ? entry->number : 0;
+}
+
+int32_t Context::result_splits(Ticket handle, int64_t* out, int32_t capacity) {
+  const auto lock = handles_.lock();
+  const Entry* entry = handles_.find(handle);
+  return entry ? give(entry->received, out, capacity) : 0;
+}
+
+int32_t Context::process_set(int32_t number, int32_t* out, int32_t capacity) {
+  const auto lock = handles_.lock();
+  const KnownSet* set = sets_.find(number);
+  return set ? give(set->members, out, capacity) : -1;
 }
 
 const char* Context::error(Ticket handle) {

@@ -29,6 +29,9 @@ class Context {
   Status poll(Ticket handle);
   Status output(Ticket handle, srt_tensor& out);
   uint32_t result(Ticket handle);
+  int64_t result_number(Ticket handle);
+  int32_t result_splits(Ticket handle, int64_t* out, int32_t capacity);
+  int32_t process_set(int32_t number, int32_t* out, int32_t capacity);
   const char* error(Ticket handle);
   void release(const Ticket* handles, int32_t count);
   void flush() { engine_->flush(); }
@@ -46,6 +49,7 @@ class Context {
   Context(const Config& config, const srt_topology& topology);
   Status open_all(const srt_request* requests, int32_t count, Ticket* out, Engine::Nudge& nudge);
   Status open_one(const srt_request& request, Ticket& out);
+  Status begin_join(const Signature& signature);
   void take_back(const Ticket* handles, int32_t count);
 
   Config config_;
@@ -58,6 +62,7 @@ class Context {
   const Kernels& kernels_;
   Observer observer_;
   HandleTable handles_;
+  KnownSets sets_;
   std::unique_ptr<Neighbours> neighbours_;
   std::vector<std::unique_ptr<Backend>> extra_backends_;
   std::unique_ptr<Negotiation> negotiation_;

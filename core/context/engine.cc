@@ -178,9 +178,40 @@ bool Engine::take_submissions(Nanoseconds now) {
   if (coordinator_finished_)
     end_unplanned({SRT_PEER_FINISHED, parts_.names[coordinator_rank] + " has finished and cannot take part"});
   else
-    for (Request& request : requests) parts_.negotiation.member().submit(std::move(request), now);
+    for (Request& request : requests) submit_to_member(std::move(request), now);
   if (flush) parts_.negotiation.member().flush();
   return true;
+}
+
+void Engine::submit_to_member(Request request, Nanoseconds now) {
+  Member& member = parts_.negotiation.member();
+  const Signature& signature = *request.signature;
+  if (signature.kind == Kind::join) return member.join(signature.process_set, request.ticket, now);
+  if (member.members(signature.process_set)) return member.submit(std::move(request), now);
+  // Removed since the caller asked.
+  const auto lock = parts_.handles.lock();
+  const std::string text = format("process set %d was removed before '%s' took place", signature.process_set,
+                                  printable(signature.name, 200).c_str());
+  parts_.handles.end(request.ticket, {SRT_INVALID_ARGUMENT, text});
+}
+
+// Sets that were added or removed, and joins that are over.
+void Engine::settle_sets(const Outcome& outcome) {
+  if (outcome.process_sets.empty() && outcome.joins.empty()) return;
+  const auto lock = parts_.handles.lock();
+  const auto end = [&](Ticket ticket, int64_t number) {
+    if (Entry* entry = parts_.handles.open_entry(ticket)) entry->number = number;
+    parts_.handles.end(ticket, Status::ok());
+  };
+  for (const ProcessSetChange& change : outcome.process_sets) {
+    if (change.members.empty()) parts_.sets.remove(change.process_set);
+    else parts_.sets.add(change.process_set, change.members);
+    end(change.ticket, change.process_set);
+  }
+  for (const JoinDone& join : outcome.joins) {
+    if (KnownSet* set = parts_.sets.find(join.process_set)) set->is_joined = false;
+    end(join.ticket, join.last_rank);
+  }
 }
 
 void Engine::act_on(News& news, Nanoseconds now) {
@@ -188,12 +219,16 @@ void Engine::act_on(News& news, Nanoseconds now) {
   if (news.abort) return fail(*news.abort, false, now);
   for (const Refusal& refusal : news.outcome.refusals) {
     const auto lock = parts_.handles.lock();
+    const Entry* entry = parts_.handles.open_entry(refusal.ticket);
+    if (entry && entry->signature->kind == Kind::join)
+      if (KnownSet* set = parts_.sets.find(entry->signature->process_set)) set->is_joined = false;
     parts_.handles.end(refusal.ticket, refusal.status);
   }
   for (const Plan& plan : news.outcome.plans) {
     const Status status = parts_.execution.start(plan, now);
     if (!status.is_ok()) return fail(own_failure(status), true, now);
   }
+  settle_sets(news.outcome);
   for (const Stall& stall : news.outcome.stalls) parts_.watch.say(stall);
   if (news.outcome.is_asked) parts_.negotiation.member().answer(whereabouts());
   if (!news.outcome.fatal.is_ok()) return fail({news.outcome.fatal, coordinator_rank}, true, now);

@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "context/execution.h"
 #include "context/handle_table.h"
+#include "context/known_sets.h"
 #include "context/negotiation.h"
 #include "context/sleeper.h"
 #include "context/watch.h"
@@ -24,6 +25,7 @@ namespace sirtaki {
 
 struct EngineParts {
   HandleTable& handles;
+  KnownSets& sets;
   Negotiation& negotiation;
   Execution& execution;
   Sleeper& sleeper;
@@ -70,6 +72,8 @@ class Engine {
   bool take_submissions(Nanoseconds now);
   void act_on(News& news, Nanoseconds now);
   void observe(const News& news, Nanoseconds now);
+  void settle_sets(const Outcome& outcome);
+  void submit_to_member(Request request, Nanoseconds now);
   void look_for_abort(Nanoseconds now);
   void look_around(Nanoseconds now);
   void lose(int32_t rank, Nanoseconds now);

@@ -1,11 +1,10 @@
-// From plans to finished handles: fills a plan with this rank's memory, hands it to the executor, and ends the
-// handles when it is done.
+// From plans to finished handles: hands each plan to the executor as a transfer, and ends the handles when it is done.
 #pragma once
 
 #include <unordered_map>
 
 #include "context/handle_table.h"
-#include "context/memory_ranges.h"
+#include "context/transfers.h"
 #include "control/member.h"
 #include "data/executor.h"
 #include "plan/plan.h"
@@ -14,7 +13,9 @@ namespace sirtaki {
 
 class Execution {
  public:
-  Execution(int32_t rank, HandleTable& handles, Member& member) : rank_(rank), handles_(handles), member_(member) {}
+  // An average divides by the members of the process set, or only by those that have not joined.
+  Execution(int32_t rank, HandleTable& handles, Member& member, bool averages_contributors)
+      : handles_(handles), member_(member), maker_(rank, handles, averages_contributors) {}
 
   Executor& executor() { return executor_; }
 
@@ -33,13 +34,11 @@ class Execution {
     TransferTimes times = {};
   };
 
-  Status fill(const Plan& plan, Transfer& transfer);
-  Status fill_gather(const PlannedTensor& tensor, Entry* entry, Transfer& transfer);
   void finish(const Record& record, uint32_t result, Nanoseconds moment);
 
-  int32_t rank_;
   HandleTable& handles_;
   Member& member_;
+  TransferMaker maker_;
   Executor executor_;
   std::unordered_map<uint64_t, Record> records_;  // by plan number
   std::vector<uint64_t> finished_;

@@ -3,11 +3,7 @@
 #include <chrono>
 
 namespace sirtaki {
-namespace {
-
-constexpr int64_t numbers_before_wrap = 1024;
-
-}  // namespace
+namespace {}  // namespace
 
 size_t HandleTable::NameHash::operator()(const NameKey& key) const {
   const size_t scope = static_cast<size_t>(key.process_set) * 31 + static_cast<size_t>(key.kind);
@@ -120,11 +116,6 @@ void HandleTable::pass_name_on(const Entry& entry, Ticket handle) {
     has_turns_.store(true, std::memory_order_relaxed);
     return;
   }
-}
-
-int64_t HandleTable::next_number(int32_t process_set, Kind kind) {
-  int64_t& number = numbers_[static_cast<int64_t>(process_set) << 8 | static_cast<int64_t>(kind)];
-  return number++ % numbers_before_wrap;
 }
 
 void HandleTable::wait(Lock& lock, int64_t nanoseconds) {

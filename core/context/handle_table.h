@@ -1,10 +1,12 @@
 // Every operation in flight, by handle: opened once when it is queued, ended exactly once, released once.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -26,12 +28,11 @@ struct AlignedFree {
 using AlignedMemory = std::unique_ptr<void, AlignedFree>;
 
 struct Entry {
-  MemoryRanges::Use memory_use() const {
-    return {signature->kind == Kind::barrier ? 0 : input, output, signature->bytes()};
-  }
+  MemoryRanges::Use memory_use() const { return {input, output, input ? signature->bytes() : 0, output_bytes}; }
 
   SignaturePtr signature;
   uintptr_t input = 0, output = 0;
+  int64_t output_bytes = 0;
   bool absent = false;
   srt_complete_hook on_complete = nullptr;
   srt_allocate_hook allocate = nullptr;
@@ -43,6 +44,8 @@ struct Entry {
   Status status;
   std::string error;            // the status' text, with this operation's name
   uint32_t result = 0;          // SRT_RESULT_*
+  int64_t number = 0;           // of the set that was added; the rank that joined last
+  std::vector<int64_t> received;  // of an all-to-all: rows from each member
   srt_tensor described{};       // the output, once finished
   AlignedMemory memory;
 };
@@ -58,6 +61,7 @@ struct Completion {
 class HandleTable {
  public:
   explicit HandleTable(Observer& observer) : observer_(observer) {}
+  static constexpr int64_t numbers_before_wrap = 1024;
 
   // One lock over everything; the driver takes it once a plan, a caller once a call.
   using Lock = std::unique_lock<std::mutex>;
@@ -84,9 +88,10 @@ class HandleTable {
   std::vector<Ticket> take_turns();
   bool has_turns() const { return has_turns_.load(std::memory_order_relaxed); }  // needs no lock
 
-  // The next number of an unnamed operation. It counts per process set and kind, and wraps, so that the names of
-  // one step come back in the next ones and are found in the response cache.
-  int64_t next_number(int32_t process_set, Kind kind);
+  // The next number of an unnamed operation. It counts per process set, kind and pair of ranks, and wraps, so that the
+  // names of one step come back in the next ones and are found in the response cache.
+  using Series = std::array<int32_t, 4>;  // process set, kind, and of a send the two ranks
+  int64_t next_number(const Series& series) { return numbers_[series]++ % numbers_before_wrap; }
 
   void wait(Lock& lock, int64_t nanoseconds);
   void wake_waiters() { changed_.notify_all(); }
@@ -128,7 +133,7 @@ class HandleTable {
   std::vector<Ticket> turns_;  // whose name has become free
   std::atomic<bool> has_turns_{false};
   MemoryRanges memory_;
-  std::unordered_map<int64_t, int64_t> numbers_;
+  std::map<Series, int64_t> numbers_;
   std::vector<Completion> completions_;
 };
 

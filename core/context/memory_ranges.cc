@@ -12,22 +12,19 @@ Ticket MemoryRanges::overlap(const Ranges& ranges, int64_t longest, uintptr_t be
 }
 
 Ticket MemoryRanges::collision(const Use& use) const {
-  if (use.bytes == 0) return 0;
-  const auto bytes = static_cast<uintptr_t>(use.bytes);
-  if (use.output) {
-    if (const Ticket other = overlap(writes_, longest_, use.output, use.output + bytes)) return other;
-    if (const Ticket other = overlap(reads_, longest_, use.output, use.output + bytes)) return other;
+  if (use.writes()) {
+    const uintptr_t end = use.output + static_cast<uintptr_t>(use.output_bytes);
+    if (const Ticket other = overlap(writes_, longest_, use.output, end)) return other;
+    if (const Ticket other = overlap(reads_, longest_, use.output, end)) return other;
   }
-  if (use.input && use.input != use.output) return overlap(writes_, longest_, use.input, use.input + bytes);
-  return 0;
+  if (!use.reads()) return 0;
+  return overlap(writes_, longest_, use.input, use.input + static_cast<uintptr_t>(use.input_bytes));
 }
 
 void MemoryRanges::add(Ticket handle, const Use& use) {
-  if (use.bytes == 0) return;
-  const auto bytes = static_cast<uintptr_t>(use.bytes);
-  longest_ = std::max(longest_, use.bytes);
-  if (use.output) writes_.emplace(use.output, Range{use.output + bytes, handle});
-  if (use.input && use.input != use.output) reads_.emplace(use.input, Range{use.input + bytes, handle});
+  longest_ = std::max({longest_, use.input_bytes, use.output_bytes});
+  if (use.writes()) writes_.emplace(use.output, Range{use.output + static_cast<uintptr_t>(use.output_bytes), handle});
+  if (use.reads()) reads_.emplace(use.input, Range{use.input + static_cast<uintptr_t>(use.input_bytes), handle});
 }
 
 void MemoryRanges::erase(Ranges& ranges, uintptr_t begin, Ticket handle) {
@@ -40,9 +37,8 @@ void MemoryRanges::erase(Ranges& ranges, uintptr_t begin, Ticket handle) {
 }
 
 void MemoryRanges::remove(Ticket handle, const Use& use) {
-  if (use.bytes == 0) return;
-  if (use.output) erase(writes_, use.output, handle);
-  if (use.input && use.input != use.output) erase(reads_, use.input, handle);
+  if (use.writes()) erase(writes_, use.output, handle);
+  if (use.reads()) erase(reads_, use.input, handle);
 }
 
 }  // namespace sirtaki

@@ -13,7 +13,10 @@ class MemoryRanges {
  public:
   struct Use {
     uintptr_t input = 0, output = 0;
-    int64_t bytes = 0;
+    int64_t input_bytes = 0, output_bytes = 0;
+
+    bool reads() const { return input && input_bytes && input != output; }
+    bool writes() const { return output && output_bytes; }
   };
 
   // The operation whose memory this one would collide with; 0 if none.

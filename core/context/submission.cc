@@ -42,11 +42,14 @@ Status check_name(std::string_view name) {
 }
 
 Status check_shape(const srt_request& request, Signature& signature) {
-  if (request.dimensions < 0 || request.dimensions > static_cast<int32_t>(most_dimensions))
-    return refuse(signature.name, format("a tensor may have up to %zu dimensions, this one has %d", most_dimensions,
-                                         request.dimensions));
+  const bool is_list = changes_process_sets(signature.kind);  // of ranks
+  const int32_t most = is_list ? 1 << 20 : static_cast<int32_t>(most_dimensions);
+  if (request.dimensions < 0 || request.dimensions > most)
+    return refuse(signature.name,
+                  format("a tensor may have up to %d dimensions, this one has %d", most, request.dimensions));
   if (request.dimensions > 0 && !request.shape) return refuse(signature.name, "the shape is missing");
   signature.shape.assign(request.shape, request.shape + request.dimensions);
+  if (is_list) return Status::ok();
   int64_t bytes = static_cast<int64_t>(dtype_bytes(signature.dtype));
   for (int64_t extent : signature.shape) {
     if (extent < 0) return refuse(signature.name, "a dimension is negative");
@@ -59,78 +62,194 @@ Status check_shape(const srt_request& request, Signature& signature) {
 Status check_reduction(const srt_request& request, const Signature& signature) {
   if (request.reduce_op < 0 || request.reduce_op > static_cast<int32_t>(last_reduce_op))
     return refuse(signature.name, format("there is no reduce op %d", request.reduce_op));
-  if (!dtype_entry(request.dtype)->reducible)
+  const auto op = static_cast<ReduceOp>(request.reduce_op);
+  if (!(dtype_entry(request.dtype)->reduce_ops & 1 << request.reduce_op))
     return refuse(signature.name,
-                  format("all-reduce cannot add elements of dtype %s; convert the tensor first, for example to float32",
-                         dtype_name(signature.dtype)),
+                  format("%s cannot combine elements of dtype %s with the reduce op %s; convert the tensor first, for "
+                         "example to float32",
+                         kind_name(signature.kind), dtype_name(signature.dtype), reduce_op_name(op)),
                   SRT_UNSUPPORTED);
+  if (signature.kind == Kind::reducescatter && op == ReduceOp::adasum)
+    return refuse(signature.name, "reduce-scatter has no adasum; use all-reduce for it", SRT_UNSUPPORTED);
   for (const auto& [what, value] : {std::pair{"prescale", request.prescale}, std::pair{"postscale", request.postscale}})
     if (!std::isfinite(value))
       return refuse(signature.name, format("the %s factor is %g; it must be a finite number", what, value));
   return Status::ok();
 }
 
-Status check_kind(const srt_request& request, int32_t world_size, const Signature& signature) {
-  if (request.process_set != world_set)
-    return refuse(signature.name, format("there is no process set %d", request.process_set));
-  if (signature.kind == Kind::allreduce) SIRTAKI_TRY(check_reduction(request, signature));
-  if (signature.kind == Kind::broadcast && (request.root < 0 || request.root >= world_size))
-    return refuse(signature.name, format("the root rank %d does not exist; the ranks of this job are 0 to %d",
-                                         request.root, world_size - 1));
-  if (signature.kind == Kind::allgather && signature.shape.empty())
-    return refuse(signature.name,
-                  "all-gather joins tensors along their first dimension, and a zero-dimensional tensor has none; "
-                  "reshape it to (1,)");
+std::string list(const std::vector<int32_t>& ranks) {
+  constexpr size_t most = 8;
+  std::string text;
+  for (size_t i = 0; i < std::min(ranks.size(), most); ++i) text += format(i ? ", %d" : "%d", ranks[i]);
+  return ranks.size() > most ? text + ", ..." : text;
+}
+
+Status check_process_set(const Caller& caller, const Signature& signature) {
+  const KnownSet* set = caller.sets.find(signature.process_set);
+  if (!set) return refuse(signature.name, format("there is no process set %d", signature.process_set));
+  if (!set->has(caller.rank))
+    return refuse(
+        signature.name,
+        format("rank %d is not a member of process set %d, whose ranks are %s; only they call operations on it",
+               caller.rank, signature.process_set, list(set->members).c_str()));
+  if (set->is_joined)
+    return refuse(signature.name, format("rank %d has called join() for process set %d, and takes part in nothing else "
+                                         "there until join() returns",
+                                         caller.rank, signature.process_set));
+  if (changes_process_sets(signature.kind) && signature.process_set != world_set)
+    return refuse(signature.name, "process sets are added and removed by all ranks of the world");
+  return Status::ok();
+}
+
+Status check_rank(const Signature& signature, const char* role, int32_t rank, const KnownSet& set) {
+  if (set.has(rank)) return Status::ok();
+  return refuse(signature.name, format("the %s %d is not one of the ranks %s", role, rank, list(set.members).c_str()));
+}
+
+// Splits that are not given cut the tensor into equal parts.
+Status fill_splits(const srt_request& request, const KnownSet& set, Signature& signature) {
+  const auto members = static_cast<int64_t>(set.members.size());
+  const int64_t rows = signature.shape.front();
+  if (!request.splits) {
+    if (rows % members)
+      return refuse(signature.name, format("all-to-all cannot cut %lld rows into %lld equal parts; pass splits",
+                                           static_cast<long long>(rows), static_cast<long long>(members)));
+    signature.splits.assign(static_cast<size_t>(members), rows / members);
+    return Status::ok();
+  }
+  if (request.split_count != members)
+    return refuse(signature.name, format("there are %d splits, but one for each of the %lld ranks is needed",
+                                         request.split_count, static_cast<long long>(members)));
+  int64_t left = rows;
+  for (int64_t i = 0; i < members; ++i) {
+    if (request.splits[i] < 0) return refuse(signature.name, "a split is negative");
+    if (request.splits[i] > left)
+      return refuse(signature.name,
+                    format("the splits add up to more than the tensor's %lld rows", static_cast<long long>(rows)));
+    left -= request.splits[i];
+  }
+  signature.splits.assign(request.splits, request.splits + members);
+  return Status::ok();
+}
+
+Status check_dimensions(const Signature& signature) {
+  const bool cuts = is_ragged(signature.kind) || signature.kind == Kind::reducescatter;
+  if (!cuts || !signature.shape.empty()) return Status::ok();
+  return refuse(signature.name, format("%s works along the first dimension, and a zero-dimensional tensor has none; "
+                                       "reshape it to (1,)",
+                                       kind_name(signature.kind)));
+}
+
+bool overlap(uintptr_t a, int64_t a_bytes, uintptr_t b, int64_t b_bytes) {
+  return a < b + static_cast<uintptr_t>(b_bytes) && b < a + static_cast<uintptr_t>(a_bytes);
+}
+
+// How much of the caller's output the operation fills.
+int64_t bytes_written(const Signature& signature, const Caller& caller) {
+  if (signature.kind != Kind::reducescatter) return signature.bytes();
+  const std::vector<int32_t>& members = caller.sets.find(signature.process_set)->members;
+  const auto position = std::lower_bound(members.begin(), members.end(), caller.rank) - members.begin();
+  return rows_of_member(signature.shape.front(), members.size(), static_cast<size_t>(position)) * signature.row_bytes();
+}
+
+Status check_memory(const srt_request& request, const Caller& caller, const Signature& signature) {
+  const Kind kind = signature.kind;
+  if (kind == Kind::barrier || kind >= Kind::add_process_set || signature.bytes() == 0) return Status::ok();
+  const bool is_receiver = kind == Kind::send && request.root != caller.rank;
+  const bool is_sender = kind == Kind::send && request.root == caller.rank;
+  const bool gives_nothing = kind == Kind::allreduce && request.flags & SRT_REQUEST_ABSENT;
+  if (!request.input && !gives_nothing && !is_receiver) return refuse(signature.name, "the input pointer is null");
+  if (is_ragged(kind) || is_sender) return Status::ok();
+  const int64_t output_bytes = bytes_written(signature, caller);
+  if (output_bytes && !request.output) return refuse(signature.name, "the output pointer is null");
+  const bool may_be_the_same = kind != Kind::reducescatter;
+  if (request.input && !(may_be_the_same && request.input == request.output) &&
+      overlap(request.input, signature.bytes(), request.output, output_bytes))
+    return refuse(signature.name, may_be_the_same ? "input and output overlap without being the same memory"
+                                                  : "input and output overlap");
+  return Status::ok();
+}
+
+Status check_kind(const srt_request& request, const Caller& caller, Signature& signature) {
+  const KnownSet& set = *caller.sets.find(signature.process_set);
+  if (reduces(signature.kind)) SIRTAKI_TRY(check_reduction(request, signature));
+  if (signature.kind == Kind::broadcast) SIRTAKI_TRY(check_rank(signature, "root rank", request.root, set));
+  if (signature.kind == Kind::send) {
+    SIRTAKI_TRY(check_rank(signature, "sending rank", request.root, set));
+    SIRTAKI_TRY(check_rank(signature, "receiving rank", request.destination, set));
+    if (request.root == request.destination) return refuse(signature.name, "a rank cannot send to itself");
+    if (caller.rank != request.root && caller.rank != request.destination)
+      return refuse(signature.name, format("rank %d takes no part in what rank %d sends to rank %d", caller.rank,
+                                           request.root, request.destination));
+  }
+  SIRTAKI_TRY(check_dimensions(signature));
+  if (signature.kind == Kind::alltoall) SIRTAKI_TRY(fill_splits(request, set, signature));
   if ((request.group_id != 0) != (request.group_size > 0) || request.group_id < 0 || request.group_size < 0)
     return refuse(signature.name, "group_id and group_size go together, and are positive");
-  const bool moves = signature.kind != Kind::barrier && signature.bytes() > 0;
-  const bool gives_nothing = signature.kind == Kind::allreduce && request.flags & SRT_REQUEST_ABSENT;
-  if (moves && !request.input && !gives_nothing) return refuse(signature.name, "the input pointer is null");
-  if (moves && signature.kind != Kind::allgather && !request.output)
-    return refuse(signature.name, "the output pointer is null");
-  if (request.input != request.output && request.output &&
-      request.input < request.output + static_cast<uintptr_t>(signature.bytes()) &&
-      request.output < request.input + static_cast<uintptr_t>(signature.bytes()))
-    return refuse(signature.name, "input and output overlap without being the same memory");
+  return check_memory(request, caller, signature);
+}
+
+void set_memory(const srt_request& request, const Caller& caller, const Signature& signature, Entry& out) {
+  if (signature.kind == Kind::barrier || signature.kind > Kind::send) return;
+  const bool is_send = signature.kind == Kind::send;
+  if (!is_send || request.root == caller.rank) out.input = request.input;
+  if (is_ragged(signature.kind) || (is_send && request.root == caller.rank)) return;
+  out.output = request.output;
+  out.output_bytes = bytes_written(signature, caller);
+}
+
+// A pair's names are its own: other pairs of the set may use the same ones.
+std::string of_pair(const std::string& name, const srt_request& request) {
+  return format("%s (%d to %d)", name.c_str(), request.root, request.destination);
+}
+
+Status make_name(const srt_request& request, const Caller& caller, Signature& signature) {
+  const bool is_pair = signature.kind == Kind::send;
+  if (request.name) {
+    SIRTAKI_TRY(check_name(request.name));
+    signature.name = is_pair ? of_pair(request.name, request) : request.name;
+    return signature.name.size() <= longest_name ? Status::ok() : check_name(signature.name);
+  }
+  const std::string name = format("%s.noname", kind_name(signature.kind));
+  const HandleTable::Series series{request.process_set, static_cast<int32_t>(signature.kind),
+                                   is_pair ? request.root : 0, is_pair ? request.destination : 0};
+  signature.name = format("%s.%lld", (is_pair ? of_pair(name, request) : name).c_str(),
+                          static_cast<long long>(caller.handles.next_number(series)));
   return Status::ok();
 }
 
 }  // namespace
 
-Status make_entry(const srt_request& request, int32_t world_size, HandleTable& handles, Entry& out) {
+Status make_entry(const srt_request& request, const Caller& caller, Entry& out) {
   if (request.struct_size < sizeof(srt_request))
     return {SRT_INVALID_ARGUMENT, "srt_request.struct_size is too small: is another version's header in use?"};
-  if (request.kind < 0 || request.kind > static_cast<int32_t>(Kind::barrier))
+  if (request.kind < 0 || request.kind > static_cast<int32_t>(Kind::join))
     return {SRT_INVALID_ARGUMENT, format("there is no operation kind %d", request.kind)};
   auto signature = std::make_shared<Signature>();
   signature->kind = static_cast<Kind>(request.kind);
   signature->process_set = request.process_set;
-  if (request.name) {
-    SIRTAKI_TRY(check_name(request.name));
-    signature->name = request.name;
-  } else {
-    signature->name = format("%s.noname.%lld", kind_name(signature->kind),
-                             static_cast<long long>(handles.next_number(request.process_set, signature->kind)));
-  }
+  SIRTAKI_TRY(make_name(request, caller, *signature));
   const srt_dtype* dtype = dtype_entry(request.dtype);
   if (!dtype) return refuse(signature->name, format("there is no dtype %d", request.dtype), SRT_UNSUPPORTED);
   signature->dtype = static_cast<DType>(request.dtype);
+  SIRTAKI_TRY(check_process_set(caller, *signature));
   SIRTAKI_TRY(check_shape(request, *signature));
-  SIRTAKI_TRY(check_kind(request, world_size, *signature));
-  if (signature->kind == Kind::allreduce) {
+  SIRTAKI_TRY(check_kind(request, caller, *signature));
+  if (reduces(signature->kind)) {
     signature->reduce_op = static_cast<ReduceOp>(request.reduce_op);
     signature->prescale = request.prescale;
     signature->postscale = request.postscale;
   }
-  if (signature->kind == Kind::broadcast) signature->root = request.root;
+  const bool has_root = signature->kind == Kind::broadcast || signature->kind == Kind::send;
+  if (has_root || signature->kind == Kind::remove_process_set) signature->root = request.root;
+  if (signature->kind == Kind::send) signature->destination = request.destination;
   signature->device = request.device;
   signature->priority = request.priority;
   signature->group_size = request.group_size;
   signature->group_id = request.group_id;
   signature->layout = request.layout;
+  set_memory(request, caller, *signature, out);
   out.signature = std::move(signature);
-  out.input = request.input;
-  out.output = request.output;
   out.absent = request.flags & SRT_REQUEST_ABSENT;
   out.on_complete = request.on_complete;
   out.allocate = request.allocate;

@@ -3,10 +3,18 @@
 
 #include "base/status.h"
 #include "context/handle_table.h"
+#include "context/known_sets.h"
 #include "sirtaki.h"
 
 namespace sirtaki {
 
-Status make_entry(const srt_request& request, int32_t world_size, HandleTable& handles, Entry& out);
+// Where the request is made. Under the handle table's lock.
+struct Caller {
+  int32_t rank, world_size;
+  KnownSets& sets;
+  HandleTable& handles;
+};
+
+Status make_entry(const srt_request& request, const Caller& caller, Entry& out);
 
 }  // namespace sirtaki

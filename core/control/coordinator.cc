@@ -7,7 +7,11 @@
 namespace sirtaki {
 namespace {
 
-bool changes_sets(Kind kind) { return kind == Kind::add_process_set || kind == Kind::remove_process_set; }
+bool is_of_pair(const Signature& signature, int32_t rank, const ProcessSet& set) {
+  const auto has = [&](int32_t one) { return std::binary_search(set.members.begin(), set.members.end(), one); };
+  return signature.root != signature.destination && has(signature.root) && has(signature.destination) &&
+         (rank == signature.root || rank == signature.destination);
+}
 
 Status nonsense(const std::string& what) { return Status(SRT_PROTOCOL, "its report makes no sense here: " + what); }
 
@@ -52,8 +56,9 @@ Status Coordinator::State::submit_by_id(int32_t rank, CacheId id, bool absent, N
     return {};
   }
   if (!entry->set->has(rank)) return nonsense("a cache id of a process set that it is not a member of");
-  const int64_t dimension = is_ragged(entry->kind) ? entry->cached_dimensions[entry->set->position(rank)] : 0;
-  return submit(*entry, {rank, entry->cached, dimension, absent}, now);
+  const size_t members = entry->set->members.size();
+  const auto rows = rows_at(*entry->cached, entry->cached_rows, members, entry->set->position(rank));
+  return submit(*entry, {rank, entry->cached, rows, absent}, now);
 }
 
 Status Coordinator::State::submit_in_full(int32_t rank, const Report::FullRequest& request, Nanoseconds now) {
@@ -64,17 +69,21 @@ Status Coordinator::State::submit_in_full(int32_t rank, const Report::FullReques
     return nonsense("an unknown process set");
   }
   if (!set->has(rank)) return nonsense("a process set that it is not a member of");
-  if (changes_sets(signature.kind) && set->number != world_set) return nonsense("a process set is added to a set");
-  const int64_t dimension = is_ragged(signature.kind) ? first_dimension(signature) : 0;
+  if (changes_process_sets(signature.kind) && set->number != world_set)
+    return nonsense("a process set is added to a set");
+  if (is_ragged(signature.kind) && rows_of(signature).size() != row_counts_each(signature.kind, set->members.size()))
+    return nonsense("an all-to-all that does not say what each member gets");
+  if (signature.kind == Kind::send && !is_of_pair(signature, rank, *set))
+    return nonsense("a send between ranks of which it is none, or that are not members");
   Entry& entry = table.find_or_create(key_of(signature), *set);
-  return submit(entry, {rank, request.signature, dimension, request.absent}, now);
+  return submit(entry, {rank, request.signature, rows_of(signature), request.absent}, now);
 }
 
 Status Coordinator::State::submit(Entry& entry, const Submission& submission, Nanoseconds now) {
   const int32_t rank = submission.rank;
   const Signature& signature = *submission.signature;
   if (entry.submitted.has(rank) || entry.set->joined.has(rank)) return nonsense("a request that it cannot make twice");
-  const bool is_grouped = signature.group_id != 0 && !changes_sets(entry.kind) && !entry.set->is_broken();
+  const bool is_grouped = signature.group_id != 0 && !changes_process_sets(entry.kind) && !entry.set->is_broken();
   if (is_grouped) {
     const Status refused = groups.submitted(*entry.set, rank, signature);
     if (!refused.is_ok()) {
@@ -90,7 +99,10 @@ Status Coordinator::State::submit(Entry& entry, const Submission& submission, Na
   } else if (&signature != entry.proposed.get() && !agree(*entry.proposed, signature)) {
     entry.dissents.push_back({rank, submission.signature});
   }
-  if (is_ragged(entry.kind)) entry.first_dimensions[entry.set->position(rank)] = submission.first_dimension;
+  if (is_ragged(entry.kind)) {
+    const auto first = static_cast<ptrdiff_t>(entry.set->position(rank) * submission.rows.size());
+    std::copy(submission.rows.begin(), submission.rows.end(), entry.rows.begin() + first);
+  }
   entry.submitted.add(rank);
   ++entry.submissions;
   entry.absences += submission.absent;
@@ -104,7 +116,7 @@ Status Coordinator::State::submit(Entry& entry, const Submission& submission, Na
 // Remembers to look at an entry, if something may have become of it.
 void Coordinator::State::consider(Entry& entry) {
   if (entry.is_candidate) return;
-  const bool may_settle = entry.is_complete() || entry.set->is_broken() || entry.same_name != &entry;
+  const bool may_settle = entry.is_complete() || entry.is_broken() || entry.same_name != &entry;
   if (!may_settle) return;
   entry.is_candidate = true;
   candidates.push_back(&entry);

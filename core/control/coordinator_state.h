@@ -26,7 +26,7 @@ struct Coordinator::State {
   struct Submission {
     int32_t rank;
     const SignaturePtr& signature;
-    int64_t first_dimension;               // of a ragged kind
+    std::span<const int64_t> rows;         // of a ragged kind
     bool absent;
   };
 

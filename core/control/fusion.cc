@@ -11,7 +11,17 @@ struct OpenPlan {
   int64_t bytes;
 };
 
-bool is_fusible(Kind kind) { return kind == Kind::allreduce || kind == Kind::broadcast; }
+bool is_fusible(Kind kind) { return kind < Kind::send && kind != Kind::barrier; }
+
+// What a plan moves for an entry: the whole result of a ragged kind.
+int64_t bytes_of(const Entry& entry) {
+  const Signature& proposed = *entry.proposed;
+  if (!is_ragged(entry.kind)) return proposed.bytes();
+  int64_t rows = 0;
+  for (int64_t count : entry.rows)
+    if (__builtin_add_overflow(rows, count, &rows)) return never;
+  return __builtin_mul_overflow(rows, proposed.row_bytes(), &rows) ? never : rows;
+}
 
 bool is_untouched(const Entry& entry) { return entry.absences == entry.submissions; }
 
@@ -22,7 +32,7 @@ bool fits_with(const Entry& a, const Entry& b) {
       is_untouched(a) != is_untouched(b)) {
     return false;
   }
-  if (a.kind == Kind::broadcast) return x.root == y.root;
+  if (!reduces(a.kind)) return x.root == y.root;
   return x.dtype == y.dtype && x.reduce_op == y.reduce_op && x.prescale == y.prescale && x.postscale == y.postscale;
 }
 
@@ -36,7 +46,7 @@ bool goes_before(const ReadyEntry& a, const ReadyEntry& b) {
 // The plan to which an entry is added: an open one that it fits into, else a new one.
 size_t choose_plan(const Entry& entry, int64_t threshold, std::vector<OpenPlan>& open,
                    std::vector<DecidedPlan>& plans) {
-  const int64_t bytes = is_fusible(entry.kind) ? entry.proposed->bytes() : 0;
+  const int64_t bytes = is_fusible(entry.kind) ? bytes_of(entry) : 0;
   const bool may_share = is_fusible(entry.kind) && bytes < threshold;
   const auto found = std::find_if(open.begin(), open.end(),
                                   [&](const OpenPlan& plan) { return may_share && fits_with(*plan.first, entry); });

@@ -3,11 +3,6 @@
 #include "control/member_state.h"
 
 namespace sirtaki {
-namespace {
-
-bool moves_data(Kind kind) { return kind != Kind::add_process_set && kind != Kind::remove_process_set; }
-
-}  // namespace
 
 void Member::State::add_set(int32_t number, std::vector<int32_t> members) {
   auto set = std::make_unique<MemberSet>();
@@ -65,10 +60,10 @@ Ticket Member::State::take_ticket(Operation& operation) {
   return ticket;
 }
 
-void Member::State::report_operation(Operation& operation, size_t position) {
+void Member::State::report_operation(Operation& operation, const MemberSet& set) {
   const Request& request = operation.request;
   const bool by_id =
-      operation.id && answers(*operation.cached, operation.first_dimensions, *request.signature, position);
+      operation.id && answers(*operation.cached, operation.rows, *request.signature, set.members.size(), set.position);
   reported.push_back({request.ticket, by_id});
   if (by_id) {
     (request.absent ? report.absent : report.present).push_back(operation.id);
@@ -80,7 +75,7 @@ void Member::State::report_operation(Operation& operation, size_t position) {
 }
 
 void Member::State::report_queue(MemberSet& set) {
-  for (Operation* operation : set.queue) report_operation(*operation, set.position);
+  for (Operation* operation : set.queue) report_operation(*operation, set);
   if (set.join_is_queued) report.joined.push_back(set.number);
   set.queue.clear();
   set.join_is_queued = false;
@@ -98,7 +93,7 @@ void Member::submit(Request request, Nanoseconds now) {
   MemberSet* set = state_->find_set(request.signature->process_set);
   if (!set) return;
   Operation& operation = state_->find_or_create(key_of(*request.signature));
-  if (moves_data(operation.kind)) set->queued_bytes += request.signature->bytes();
+  if (!changes_process_sets(operation.kind)) set->queued_bytes += request.signature->bytes();
   operation.request = std::move(request);
   operation.phase = Operation::Phase::queued;
   set->queue.push_back(&operation);
@@ -141,7 +136,7 @@ void Member::report(Bytes& out) {
   report.lapsed = std::exchange(state_->lapsed, 0);
   report.whereabouts = std::exchange(state_->answer, std::nullopt);
   for (Operation* operation : state_->resend) {
-    state_->report_operation(*operation, state_->find_set(operation->process_set)->position);
+    state_->report_operation(*operation, *state_->find_set(operation->process_set));
   }
   state_->resend.clear();
   for (auto& set : state_->sets) {

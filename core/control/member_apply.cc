@@ -7,6 +7,14 @@ Status nonsense(const std::string& what) {
   return Status(SRT_PROTOCOL, "the coordinator's decision makes no sense here: " + what);
 }
 
+// Of all members' rows together; -1 if that is more than there can be.
+int64_t total_bytes(const Signature& signature, const std::vector<int64_t>& rows) {
+  int64_t total = 0;
+  for (int64_t count : rows)
+    if (count < 0 || __builtin_add_overflow(total, count, &total)) return -1;
+  return __builtin_mul_overflow(total, signature.row_bytes(), &total) ? -1 : total;
+}
+
 }  // namespace
 
 Status Member::State::apply_plans(Outcome& outcome) {
@@ -31,33 +39,53 @@ Status Member::State::apply_plan(const DecidedPlan& decided, uint64_t number, Ou
   MemberSet* set = find_set(decided.process_set);
   if (!set || decided.items.empty()) return nonsense("a plan of an unknown process set, or an empty one");
   if (!set->is_member) return {};
-  Plan& plan = outcome.plans.emplace_back();
+  Plan plan;
   plan.number = number;
   plan.process_set = set->number;
   plan.members = set->members;
   plan.contributors = decided.contributors;
   plan.untouched = decided.untouched;
-  plan.tensors.reserve(decided.items.size());
-  for (PlanItem item : decided.items) {
-    Operation* operation = operation_of(item);
-    if (!operation || operation->process_set != set->number) return nonsense("a plan with an unknown tensor");
-    PlannedTensor& tensor = plan.tensors.emplace_back();
-    if (item & is_response) {
-      const Response& response = decision.responses[item & ~is_response];
-      tensor.signature = response.signature;
-      tensor.first_dimensions = response.first_dimensions;
-    } else {
-      tensor.signature = operation->cached;
-      tensor.first_dimensions = operation->first_dimensions;
+  plan.tensors.resize(decided.items.size());
+  for (size_t i = 0; i < decided.items.size(); ++i) {
+    SIRTAKI_TRY(look_up(decided.items[i], *set, plan.tensors[i]));
+    const Signature& signature = *plan.tensors[i].signature;
+    if (i == 0) plan.kind = signature.kind;
+    if (signature.kind != plan.kind) return nonsense("a plan of two kinds");
+    if (plan.kind == Kind::send) {
+      if (rank != signature.root && rank != signature.destination) return {};
+      plan.members = {std::min(signature.root, signature.destination), std::max(signature.root, signature.destination)};
     }
-    if (operation->is_reported()) {
-      tensor.ticket = take_ticket(*operation);
-    } else if (!set->join_ticket || operation->phase != Operation::Phase::idle) {
-      return nonsense("a plan with '" + operation->name + "', which this rank has not submitted");
-    }
+    SIRTAKI_TRY(take_part(decided.items[i], *set, plan.tensors[i]));
   }
-  plan.kind = plan.tensors.front().signature->kind;
+  outcome.plans.push_back(std::move(plan));
   ++set->unfinished_plans;
+  return {};
+}
+
+// What an item of a plan stands for.
+Status Member::State::look_up(PlanItem item, const MemberSet& set, PlannedTensor& tensor) const {
+  const Operation* operation = operation_of(item);
+  if (!operation || operation->process_set != set.number) return nonsense("a plan with an unknown tensor");
+  const bool is_new = item & is_response;
+  const Response* response = is_new ? &decision.responses[item & ~is_response] : nullptr;
+  tensor.signature = is_new ? response->signature : operation->cached;
+  tensor.rows = is_new ? response->rows : operation->rows;
+  const Signature& signature = *tensor.signature;
+  if (!is_ragged(signature.kind)) return {};
+  const size_t expected = set.members.size() * row_counts_each(signature.kind, set.members.size());
+  const bool is_sane =
+      tensor.rows.size() == expected && !signature.shape.empty() && total_bytes(signature, tensor.rows) >= 0;
+  return is_sane ? Status() : nonsense("a plan without the rows of each member");
+}
+
+// This rank's own request for it; none if it has joined.
+Status Member::State::take_part(PlanItem item, const MemberSet& set, PlannedTensor& tensor) {
+  Operation& operation = *operation_of(item);
+  if (operation.is_reported()) {
+    tensor.ticket = take_ticket(operation);
+  } else if (!set.join_ticket || operation.phase != Operation::Phase::idle) {
+    return nonsense("a plan with '" + operation.name + "', which this rank has not submitted");
+  }
   return {};
 }
 
@@ -90,7 +118,7 @@ Status Member::State::apply_cache_changes() {
     cache.remove(id);
     operation->id = 0;
     operation->cached.reset();
-    operation->first_dimensions.clear();
+    operation->rows.clear();
     sweep_later(*operation);
     if (operation->phase != Operation::Phase::reported_by_id) continue;
     operation->phase = Operation::Phase::queued;
@@ -104,7 +132,7 @@ Status Member::State::apply_cache_changes() {
     if (operation.id || !cache.put(response.id, &operation)) return nonsense("a cache id is in use");
     operation.id = response.id;
     operation.cached = std::move(response.signature);
-    operation.first_dimensions = std::move(response.first_dimensions);
+    operation.rows = std::move(response.rows);
   }
   return {};
 }

@@ -30,7 +30,7 @@ struct Operation {
   Request request;                   // in flight unless idle
   CacheId id = 0;
   SignaturePtr cached;
-  std::vector<int64_t> first_dimensions;
+  std::vector<int64_t> rows;
 };
 
 struct MemberSet {
@@ -67,11 +67,13 @@ struct Member::State {
   void sweep();
   Ticket take_ticket(Operation& operation);
 
-  void report_operation(Operation& operation, size_t position);
+  void report_operation(Operation& operation, const MemberSet& set);
   void report_queue(MemberSet& set);
 
   Status apply_plans(Outcome& outcome);
   Status apply_plan(const DecidedPlan& decided, uint64_t number, Outcome& outcome);
+  Status look_up(PlanItem item, const MemberSet& set, PlannedTensor& tensor) const;
+  Status take_part(PlanItem item, const MemberSet& set, PlannedTensor& tensor);
   Operation* operation_of(PlanItem item) const;
   Status apply_refusals(Outcome& outcome);
   Status apply_cache_changes();

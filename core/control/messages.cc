@@ -36,6 +36,7 @@ void put_signature(Writer& writer, const Signature& signature) {
   writer.put(signature.reduce_op);
   writer.put(signature.process_set);
   writer.put(signature.root);
+  writer.put(signature.destination);
   writer.put(signature.device);
   writer.put(signature.priority);
   writer.put(signature.group_size);
@@ -52,11 +53,9 @@ bool is_printable(const std::string& text) {
   return std::none_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
 }
 
-bool is_tensor(Kind kind) { return kind != Kind::add_process_set && kind != Kind::remove_process_set; }
-
 // So that elements() and bytes() cannot overflow.
 bool has_sane_shape(const Signature& signature) {
-  if (!is_tensor(signature.kind)) return true;
+  if (changes_process_sets(signature.kind)) return true;
   if (signature.shape.size() > most_dimensions) return false;
   int64_t bytes = static_cast<int64_t>(dtype_bytes(signature.dtype));
   for (int64_t extent : signature.shape) {
@@ -73,11 +72,12 @@ std::string get_name(Reader& reader) {
 
 SignaturePtr get_signature(Reader& reader) {
   auto signature = std::make_shared<Signature>();
-  signature->kind = reader.get_enum(last_kind);
-  signature->dtype = reader.get_enum(DType::float8_e5m2fnuz);
+  signature->kind = reader.get_enum(last_requested_kind);
+  signature->dtype = reader.get_enum(last_dtype);
   signature->reduce_op = reader.get_enum(last_reduce_op);
   signature->process_set = reader.get<int32_t>();
   signature->root = reader.get<int32_t>();
+  signature->destination = reader.get<int32_t>();
   signature->device = reader.get<int32_t>();
   signature->priority = reader.get<int32_t>();
   signature->group_size = reader.get<int32_t>();
@@ -168,7 +168,7 @@ void put_agreements(Writer& writer, const Decision& decision) {
   });
   put_each(writer, decision.responses, [&](const Response& response) {
     put_signature(writer, *response.signature);
-    put_list(writer, response.first_dimensions);
+    put_list(writer, response.rows);
     writer.put(response.id);
   });
 }
@@ -182,7 +182,7 @@ void get_agreements(Reader& reader, Decision& decision) {
   });
   get_each(reader, decision.responses, [&](Response& response) {
     response.signature = get_signature(reader);
-    response.first_dimensions = reader.get_all<int64_t>();
+    response.rows = reader.get_all<int64_t>();
     response.id = reader.get<CacheId>();
   });
 }
@@ -210,7 +210,7 @@ void put_endings(Writer& writer, const Decision& decision) {
 void get_endings(Reader& reader, Decision& decision) {
   get_each(reader, decision.refusals, [&](DecidedRefusal& refusal) {
     refusal.process_set = reader.get<int32_t>();
-    refusal.kind = reader.get_enum(last_kind);
+    refusal.kind = reader.get_enum(last_requested_kind);
     refusal.name = get_name(reader);
     refusal.ranks = reader.get_all<int32_t>();
     refusal.code = get_status(reader);

@@ -39,7 +39,7 @@ struct Report {
 // What all ranks agreed on for the first time, or anew.
 struct Response {
   SignaturePtr signature;
-  std::vector<int64_t> first_dimensions;
+  std::vector<int64_t> rows;
   CacheId id = 0;                    // 0: is not cached
 };
 

@@ -2,15 +2,29 @@
 
 namespace sirtaki {
 
+RankBits Entry::participants() const {
+  if (kind != Kind::send) return set->bits;
+  RankBits two = set->bits;
+  two.clear();
+  two.add(proposed->root);
+  two.add(proposed->destination);
+  return two;
+}
+
+bool Entry::is_broken() const {
+  if (kind != Kind::send) return set->is_broken();
+  return set->finished.has(proposed->root) || set->finished.has(proposed->destination);
+}
+
 bool Entry::is_complete() const {
-  const auto needed = static_cast<int32_t>(set->members.size());
+  const auto needed = kind == Kind::send ? 2 : static_cast<int32_t>(set->members.size());
   if (submissions == needed) return true;
   if (set->joined_count == 0 || submissions + set->joined_count < needed) return false;
   return missing().count() == 0;
 }
 
 RankBits Entry::missing() const {
-  RankBits ranks = set->bits;
+  RankBits ranks = participants();
   ranks -= submitted;
   ranks -= set->joined;
   return ranks;
@@ -32,7 +46,7 @@ Entry& EntryTable::find_or_create(const OperationKey& key, ProcessSet& set) {
   entry.name = key.name;
   entry.same_name = &entry;
   entry.submitted = RankBits(world_size_);
-  for (int kind = 0; kind <= static_cast<int>(last_kind); ++kind) {
+  for (int kind = 0; kind <= static_cast<int>(last_requested_kind); ++kind) {
     const auto sibling = by_key_.find({key.process_set, static_cast<Kind>(kind), key.name});
     if (sibling == by_key_.end()) continue;
     entry.same_name = sibling->second->same_name;
@@ -50,7 +64,10 @@ void EntryTable::drop_if_unused(Entry& entry) {
 void EntryTable::open(Entry& entry, SignaturePtr proposed, Nanoseconds now) {
   pending_.splice(pending_.end(), idle_, entry.place);
   entry.priority = proposed->priority;
-  if (is_ragged(entry.kind)) entry.first_dimensions.assign(entry.set->members.size(), 0);
+  if (is_ragged(entry.kind)) {
+    const size_t members = entry.set->members.size();
+    entry.rows.assign(members * row_counts_each(entry.kind, members), 0);
+  }
   entry.proposed = std::move(proposed);
   entry.since = now;
   entry.next_stall_report = 0;
@@ -81,7 +98,7 @@ void EntryTable::remember(Entry& entry, SignaturePtr signature, std::vector<Cach
   }
   entry.id = ids_.take();
   entry.cached = std::move(signature);
-  entry.cached_dimensions = entry.first_dimensions;
+  entry.cached_rows = entry.rows;
   cache_.put(entry.id, &entry);
 }
 
@@ -92,7 +109,7 @@ void EntryTable::forget(Entry& entry, std::vector<CacheId>& retired) {
   ids_.give_back(entry.id);
   entry.id = 0;
   entry.cached.reset();
-  entry.cached_dimensions.clear();
+  entry.cached_rows.clear();
 }
 
 void EntryTable::forget_set(const ProcessSet& set, std::vector<CacheId>& retired) {

@@ -23,8 +23,10 @@ struct Entry {
 
   OperationKey key() const { return {set->number, kind, name}; }
   bool is_pending() const { return submissions > 0; }
-  bool is_complete() const;             // every member has submitted or joined
-  RankBits missing() const;             // the members that have done neither
+  RankBits participants() const;        // the set's members; of a send: the two
+  bool is_complete() const;             // every participant has submitted or joined
+  RankBits missing() const;             // the participants that have done neither
+  bool is_broken() const;               // a participant has said goodbye
   const Signature& signature_of(int32_t rank) const;
 
   ProcessSet* set = nullptr;
@@ -35,7 +37,7 @@ struct Entry {
 
   CacheId id = 0;
   SignaturePtr cached;
-  std::vector<int64_t> cached_dimensions;
+  std::vector<int64_t> cached_rows;
 
   SignaturePtr proposed;                // the first submitter's
   std::vector<Dissent> dissents;
@@ -43,7 +45,7 @@ struct Entry {
   int32_t submissions = 0;
   int32_t absences = 0;
   int32_t priority = 0;                 // the highest
-  std::vector<int64_t> first_dimensions;  // of a ragged kind: one a member, in member order
+  std::vector<int64_t> rows;            // of a ragged kind: row_counts_each() a member, in member order
   Nanoseconds since = 0, latest = 0;    // the first and the last submission
   Nanoseconds next_stall_report = 0;
   bool is_candidate = false;            // decide() will look at it

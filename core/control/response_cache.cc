@@ -13,18 +13,34 @@ bool same_shape(const Signature& a, const Signature& b) {
 
 }  // namespace
 
-bool agree(const Signature& a, const Signature& b) {
-  return a.dtype == b.dtype && same_shape(a, b) && a.reduce_op == b.reduce_op && a.root == b.root &&
-         a.prescale == b.prescale && a.postscale == b.postscale && same_kind_of_device(a, b) && a.layout == b.layout &&
-         a.group_id == b.group_id && a.group_size == b.group_size && a.splits.size() == b.splits.size();
+std::span<const int64_t> rows_of(const Signature& signature) {
+  static constexpr int64_t one = 1;
+  if (signature.kind == Kind::alltoall) return signature.splits;
+  return signature.shape.empty() ? std::span(&one, 1) : std::span(signature.shape).first(1);
 }
 
-bool answers(const Signature& cached, const std::vector<int64_t>& first_dimensions, const Signature& request,
+std::span<const int64_t> rows_at(const Signature& signature, const std::vector<int64_t>& rows, size_t members,
+                                 size_t position) {
+  if (!is_ragged(signature.kind)) return {};
+  const size_t each = row_counts_each(signature.kind, members);
+  if (rows.size() < (position + 1) * each) return {};
+  return std::span(rows).subspan(position * each, each);
+}
+
+bool agree(const Signature& a, const Signature& b) {
+  return a.dtype == b.dtype && same_shape(a, b) && a.reduce_op == b.reduce_op && a.root == b.root &&
+         a.destination == b.destination && a.prescale == b.prescale && a.postscale == b.postscale &&
+         same_kind_of_device(a, b) && a.layout == b.layout && a.group_id == b.group_id &&
+         a.group_size == b.group_size && a.splits.size() == b.splits.size();
+}
+
+bool answers(const Signature& cached, const std::vector<int64_t>& rows, const Signature& request, size_t members,
              size_t position) {
   if (&cached == &request) return true;
-  if (!agree(cached, request) || cached.splits != request.splits) return false;
-  return !is_ragged(cached.kind) ||
-         (position < first_dimensions.size() && first_dimensions[position] == first_dimension(request));
+  if (!agree(cached, request)) return false;
+  if (!is_ragged(cached.kind)) return true;
+  const auto known = rows_at(cached, rows, members, position), wanted = rows_of(request);
+  return std::equal(known.begin(), known.end(), wanted.begin(), wanted.end());
 }
 
 }  // namespace sirtaki

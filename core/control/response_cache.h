@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -26,7 +27,7 @@ struct OperationKey {
 
 struct OperationKeyHash {
   size_t operator()(const OperationKey& key) const {
-    const auto place = static_cast<size_t>(key.process_set) * 8 + static_cast<size_t>(key.kind);
+    const auto place = static_cast<size_t>(key.process_set) * 16 + static_cast<size_t>(key.kind);
     return std::hash<std::string_view>()(key.name) ^ (place * 0x9e3779b97f4a7c15);
   }
 };
@@ -35,18 +36,22 @@ inline OperationKey key_of(const Signature& signature) {
   return {signature.process_set, signature.kind, signature.name};
 }
 
-// The first dimension that a ragged request brings.
-inline int64_t first_dimension(const Signature& signature) { return signature.shape.empty() ? 1 : signature.shape[0]; }
+// The numbers of rows that a ragged request brings: row_counts_each() of them, if it makes sense.
+std::span<const int64_t> rows_of(const Signature& signature);
+
+// Where those of the member at `position` lie among all members' rows.
+std::span<const int64_t> rows_at(const Signature& signature, const std::vector<int64_t>& rows, size_t members,
+                                 size_t position);
 
 // Ranks number their own devices, so only the CPU and the others are told apart.
 inline bool same_kind_of_device(const Signature& a, const Signature& b) { return (a.device < 0) == (b.device < 0); }
 
 // Whether two ranks' requests under one key can be one operation: the same in all but the priority, which is a hint,
-// and a ragged kind's first dimension.
+// and a ragged kind's rows.
 bool agree(const Signature& a, const Signature& b);
 
-// Whether a cached response is the answer to this request from the member at `position`.
-bool answers(const Signature& cached, const std::vector<int64_t>& first_dimensions, const Signature& request,
+// Whether a cached response is the answer to this request from the member at `position` of `members`.
+bool answers(const Signature& cached, const std::vector<int64_t>& rows, const Signature& request, size_t members,
              size_t position);
 
 constexpr uint32_t most_cached = 1 << 24;

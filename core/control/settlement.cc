@@ -8,9 +8,9 @@ namespace {
 
 // Whether what the members agreed on this time is what the cache holds.
 bool is_as_cached(const Entry& entry) {
-  if (is_ragged(entry.kind) && entry.first_dimensions != entry.cached_dimensions) return false;
+  if (is_ragged(entry.kind) && entry.rows != entry.cached_rows) return false;
   if (entry.proposed == entry.cached) return true;
-  return agree(*entry.proposed, *entry.cached) && entry.proposed->splits == entry.cached->splits;
+  return agree(*entry.proposed, *entry.cached);
 }
 
 }  // namespace
@@ -40,13 +40,13 @@ void Coordinator::State::reconsider_changed_sets() {
 void Coordinator::State::settle(Entry& entry) {
   entry.is_candidate = false;
   if (entry.is_answered) return;
-  if (entry.set->is_broken()) return refuse(entry, peer_finished(*entry.set, quoted(entry.name), names));
+  if (entry.is_broken()) return refuse(entry, peer_finished(*entry.set, quoted(entry.name), names));
   if (entry.is_agreed) return;
   if (entry.same_name != &entry && refuse_different_kinds(entry)) return;
   if (!entry.is_complete()) return;
   if (const Status status = validate(entry, names); !status.is_ok()) return refuse(entry, status);
   entry.is_agreed = true;
-  if (entry.kind == Kind::add_process_set || entry.kind == Kind::remove_process_set) {
+  if (changes_process_sets(entry.kind)) {
     set_changes.push_back(&entry);
   } else if (entry.proposed->group_id != 0) {
     groups.agreed(entry, agreed);
@@ -117,7 +117,7 @@ PlanItem Coordinator::State::item_of(Entry& entry) {
     signature = std::move(copy);
   }
   table.remember(entry, signature, decision.retired);
-  decision.responses.push_back({std::move(signature), entry.first_dimensions, entry.id});
+  decision.responses.push_back({std::move(signature), entry.rows, entry.id});
   return is_response | (decision.responses.size() - 1);
 }
 

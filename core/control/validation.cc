@@ -60,14 +60,12 @@ struct Field {
   const char* advice;
 };
 
-bool is_set_change(const Signature& s) { return s.kind == Kind::add_process_set || s.kind == Kind::remove_process_set; }
-
 // In the order in which a difference is looked for; the first one found is told.
 constexpr Field fields[] = {
-    {[](const Signature& a, const Signature& b) { return is_set_change(a) && a.shape != b.shape; }, describe_members,
-     "every rank must name the same ranks"},
-    {[](const Signature& a, const Signature& b) { return is_set_change(a) && a.root != b.root; }, describe_root,
-     "every rank must name the same process set"},
+    {[](const Signature& a, const Signature& b) { return changes_process_sets(a.kind) && a.shape != b.shape; },
+     describe_members, "every rank must name the same ranks"},
+    {[](const Signature& a, const Signature& b) { return changes_process_sets(a.kind) && a.root != b.root; },
+     describe_root, "every rank must name the same process set"},
     {[](const Signature& a, const Signature& b) { return a.dtype != b.dtype; }, describe_tensor,
      "every rank must pass the same dtype"},
     {[](const Signature& a, const Signature& b) { return is_ragged(a.kind) && !agree(a, b) && a.shape != b.shape; },
@@ -138,6 +136,15 @@ Status disagreement(const Entry& entry, const RankNames& names) {
   return Status(SRT_MISMATCH, "ranks disagree about " + quoted(entry.name));
 }
 
+// A joined rank has neutral elements to give, and nowhere to put anything.
+Status validate_pair(const Entry& entry, const RankNames& names) {
+  RankBits silent = entry.participants();
+  silent -= entry.submitted;
+  if (silent.count() == 0) return {};
+  return Status(SRT_MISMATCH, bounded(list_ranks(silent.ranks(), names) + " has joined and takes no part in " +
+                                      quoted(entry.name) + "; send only to and from ranks that still have data"));
+}
+
 Status validate_root(const Entry& entry, const RankNames& names) {
   const int32_t root = entry.proposed->root;
   const auto& members = entry.set->members;
@@ -172,6 +179,7 @@ std::string bounded(std::string text) { return shortened(text, longest_text); }
 
 Status validate(const Entry& entry, const RankNames& names) {
   if (!entry.dissents.empty()) return disagreement(entry, names);
+  if (entry.kind == Kind::send) return validate_pair(entry, names);
   return entry.kind == Kind::broadcast ? validate_root(entry, names) : Status();
 }
 

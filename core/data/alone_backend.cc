@@ -2,21 +2,19 @@
 
 #include <cstring>
 
+#include "data/packing.h"
+
 namespace sirtaki {
 
 std::unique_ptr<Operation> AloneBackend::start(std::shared_ptr<const Transfer> transfer) {
-  if (transfer->kind == Kind::allgather) {
-    transfer->gathered[0].visit(0, transfer->gathered[0].bytes(),
-                                [&](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) {
-      if (input && output) std::memcpy(output, input, static_cast<size_t>(bytes));
-    });
+  if (is_ragged(transfer->kind)) {
+    copy_own(transfer->incoming[0], 0, transfer->incoming[0].bytes());
     return nullptr;
   }
-  const bool reduces = transfer->kind == Kind::allreduce;
-  const bool scales = reduces && !(transfer->prescale.is_one() && transfer->postscale.is_one());
+  const ScatterList& list = transfer->kind == Kind::reducescatter ? transfer->outgoing[0] : transfer->buffer;
+  const bool scales = reduces(transfer->kind) && !(transfer->prescale.is_one() && transfer->postscale.is_one());
   const size_t element = transfer->element_bytes();
-  transfer->buffer.visit(0, transfer->buffer.bytes(),
-                         [&](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) {
+  list.visit(0, list.bytes(), [&](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) {
     if (!input || !output) return;
     const auto count = static_cast<size_t>(bytes);
     if (scales) {

@@ -48,7 +48,7 @@ class DirectAllreduce final : public LinkOperation {
     for (size_t member = 0; member < member_count(); ++member) {
       if (member == transfer().own) continue;
       const Slice part = slice(member, round);
-      pack_bytes(part.begin, part.begin + part.bytes, compose(member, 2 * round, part.bytes).data());
+      pack_bytes(transfer().buffer, part.begin, part.begin + part.bytes, compose(member, 2 * round, part.bytes).data());
     }
     return true;
   }
@@ -69,7 +69,7 @@ class DirectAllreduce final : public LinkOperation {
     const auto bytes = static_cast<size_t>(part.bytes);
     own_.resize(bytes);
     reduced_.resize(bytes);
-    pack_bytes(part.begin, part.begin + part.bytes, own_.data());
+    pack_bytes(transfer().buffer, part.begin, part.begin + part.bytes, own_.data());
     sources_[transfer().own] = own_.data();
     reduce_kernel()(reduced_.data(), sources_.data(), static_cast<int>(member_count()),
                     bytes / transfer().element_bytes(), transfer().postscale);

@@ -1,4 +1,4 @@
-// Broadcast and all-gather over links: the owner of the bytes sends them to each other member.
+// Broadcast, all-gather and all-to-all over links: the owner of the bytes sends them to each other member.
 #include <algorithm>
 #include <cstring>
 
@@ -32,50 +32,52 @@ class LinkBroadcast final : public LinkOperation {
 
   void send(int64_t round, int64_t begin, int64_t end) {
     for (size_t member = 0; member < member_count(); ++member)
-      if (member != transfer().own) pack_bytes(begin, end, compose(member, round, end - begin).data());
+      if (member != transfer().own)
+        pack_bytes(transfer().buffer, begin, end, compose(member, round, end - begin).data());
     transfer().buffer.visit(begin, end, [](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) {
       if (output && output != input) std::memcpy(output, input, static_cast<size_t>(bytes));
     });
   }
 };
 
-class LinkAllgather final : public LinkOperation {
+// All-gather and all-to-all: every pair by itself.
+class LinkExchange final : public LinkOperation {
  public:
-  LinkAllgather(const LinkSetting& setting, std::shared_ptr<const Transfer> t) : LinkOperation(setting, std::move(t)) {
+  LinkExchange(const LinkSetting& setting, std::shared_ptr<const Transfer> t) : LinkOperation(setting, std::move(t)) {
     int64_t most = 0;
-    for (const ScatterList& part : transfer().gathered) most = std::max(most, part.bytes());
-    steps = 2 * ((most + chunk_bytes() - 1) / chunk_bytes());
+    for (const ScatterList& part : transfer().incoming) most = std::max(most, part.bytes());
+    for (int64_t flow : transfer().flows) most = std::max(most, flow);
+    rounds_ = std::max<int64_t>(1, (most + chunk_bytes() - 1) / chunk_bytes());
+    steps = 2 * rounds_;
     got_.resize(member_count());
   }
 
  private:
-  // Step 2r sends chunk r of this rank's part, step 2r + 1 collects chunk r of everyone's.
+  // Step 2r sends chunk r of what is for each member, step 2r + 1 collects chunk r from everyone.
   Status step(int64_t index, bool& finished) override {
     const int64_t round = index / 2;
     if (index % 2 == 1) return collect(round, finished);
     finished = all_have_room();
     if (!finished) return Status::ok();
-    const int64_t begin = round * chunk_bytes(), end = begin + bytes_of(transfer().own, round);
-    for (size_t member = 0; member < member_count() && begin < end; ++member)
-      if (member != transfer().own) pack_bytes(begin, end, compose(member, round, end - begin).data());
-    if (begin < end) copy_own(begin, end);
+    for (size_t member = 0; member < member_count(); ++member) {
+      if (member == transfer().own) continue;
+      const ScatterList& list = transfer().kind == Kind::alltoall ? transfer().outgoing[member] : transfer().buffer;
+      const int64_t begin = round * chunk_bytes(), bytes = bytes_of(list, round);
+      if (bytes) pack_bytes(list, begin, begin + bytes, compose(member, round, bytes).data());
+    }
+    const ScatterList& own = transfer().incoming[transfer().own];
+    if (round == 0) copy_own(own, 0, own.bytes());
     return Status::ok();
   }
 
-  int64_t bytes_of(size_t member, int64_t round) const {
-    return std::clamp<int64_t>(transfer().gathered[member].bytes() - round * chunk_bytes(), 0, chunk_bytes());
-  }
-
-  void copy_own(int64_t begin, int64_t end) {
-    transfer().buffer.visit(begin, end, [&](const uint8_t* input, uint8_t*, int64_t offset, int64_t bytes) {
-      unpack(transfer().gathered[transfer().own], begin + offset, begin + offset + bytes, input);
-    });
+  int64_t bytes_of(const ScatterList& list, int64_t round) const {
+    return std::clamp<int64_t>(list.bytes() - round * chunk_bytes(), 0, chunk_bytes());
   }
 
   Status collect(int64_t round, bool& finished) {
     finished = true;
     for (size_t member = 0; member < member_count(); ++member) {
-      const int64_t bytes = bytes_of(member, round);
+      const int64_t bytes = bytes_of(transfer().incoming[member], round);
       if (member == transfer().own || got_[member] > round || bytes == 0) continue;
       std::span<const uint8_t> body;
       SIRTAKI_TRY(arrived(member, round, bytes, body));
@@ -83,13 +85,14 @@ class LinkAllgather final : public LinkOperation {
         finished = false;
         continue;
       }
-      unpack(transfer().gathered[member], round * chunk_bytes(), round * chunk_bytes() + bytes, body.data());
+      unpack(transfer().incoming[member], round * chunk_bytes(), round * chunk_bytes() + bytes, body.data());
       consume(member);
       got_[member] = round + 1;
     }
     return Status::ok();
   }
 
+  int64_t rounds_ = 0;
   std::vector<int64_t> got_;  // by member: rounds that are here
 };
 
@@ -99,8 +102,8 @@ std::unique_ptr<Operation> make_link_broadcast(const LinkSetting& setting, std::
   return std::make_unique<LinkBroadcast>(setting, std::move(transfer));
 }
 
-std::unique_ptr<Operation> make_link_allgather(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer) {
-  return std::make_unique<LinkAllgather>(setting, std::move(transfer));
+std::unique_ptr<Operation> make_link_exchange(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer) {
+  return std::make_unique<LinkExchange>(setting, std::move(transfer));
 }
 
 }  // namespace sirtaki

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "data/adasum.h"
+
 namespace sirtaki {
 namespace {
 
@@ -35,9 +37,9 @@ Status LinkOperation::advance(Nanoseconds, Progress& progress) {
   return Status::ok();
 }
 
-void LinkOperation::pack_bytes(int64_t begin, int64_t end, uint8_t* out) const {
+void LinkOperation::pack_bytes(const ScatterList& list, int64_t begin, int64_t end, uint8_t* out) const {
   const Nanoseconds start = measures() ? now() : 0;
-  pack(*transfer_, setting_.kernels, begin, end, out);
+  Packing{*transfer_, setting_.kernels}.pack(list, begin, end, out);
   if (measures()) transfer_->times->packing += now() - start;
 }
 
@@ -92,10 +94,13 @@ bool LinkBackend::serves(const Transfer& transfer) const {
 std::unique_ptr<Operation> LinkBackend::start(std::shared_ptr<const Transfer> transfer) {
   switch (transfer->kind) {
     case Kind::allreduce:
+      if (transfer->reduce_op == ReduceOp::adasum) return make_adasum(*this, setting_.kernels, std::move(transfer));
       return ring_ ? make_ring_allreduce(setting_, std::move(transfer))
                    : make_direct_allreduce(setting_, std::move(transfer));
     case Kind::broadcast: return make_link_broadcast(setting_, std::move(transfer));
-    case Kind::allgather: return make_link_allgather(setting_, std::move(transfer));
+    case Kind::reducescatter: return make_link_reducescatter(setting_, std::move(transfer));
+    case Kind::allgather:
+    case Kind::alltoall: return make_link_exchange(setting_, std::move(transfer));
     default: return nullptr;  // a barrier is over once it is decided
   }
 }

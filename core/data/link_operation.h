@@ -48,8 +48,8 @@ class LinkOperation : public Operation {
   Status arrived(size_t member, int64_t tag, int64_t bytes, std::span<const uint8_t>& body);
   void consume(size_t member) { link(member).pop(); }
 
-  // The buffer's bytes [begin, end), prescaled.
-  void pack_bytes(int64_t begin, int64_t end, uint8_t* out) const;
+  // A list's bytes [begin, end), prescaled.
+  void pack_bytes(const ScatterList& list, int64_t begin, int64_t end, uint8_t* out) const;
 
  private:
   bool measures() const { return transfer_->times && transfer_->times->are_measured; }
@@ -76,6 +76,9 @@ class LinkBackend final : public Backend {
 std::unique_ptr<Operation> make_direct_allreduce(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer);
 std::unique_ptr<Operation> make_ring_allreduce(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer);
 std::unique_ptr<Operation> make_link_broadcast(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer);
-std::unique_ptr<Operation> make_link_allgather(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer);
+std::unique_ptr<Operation> make_link_reducescatter(const LinkSetting& setting,
+                                                   std::shared_ptr<const Transfer> transfer);
+// All-gather and all-to-all.
+std::unique_ptr<Operation> make_link_exchange(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer);
 
 }  // namespace sirtaki

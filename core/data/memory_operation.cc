@@ -1,18 +1,25 @@
 #include "data/memory_operation.h"
 
+#include <algorithm>
+
+#include "data/adasum.h"
+
 namespace sirtaki {
 namespace {
 
 constexpr int steps_a_call = 8;  // then negotiation has its turn
+constexpr int64_t steps_a_phase = 1 << 20;
 
 }  // namespace
 
-MemoryOperation::MemoryOperation(Neighbours& neighbours, SlotState& state, const Kernels& kernels,
-                                 std::shared_ptr<const Transfer> transfer)
-    : neighbours_(neighbours), state_(state), kernels_(kernels), arithmetic_(kernels.of(transfer->dtype)),
-      transfer_(std::move(transfer)) {
+MemoryOperation::MemoryOperation(const MemorySetting& setting, TransferPtr transfer)
+    : setting_(setting), arithmetic_(setting.kernels.of(transfer->dtype)), transfer_(std::move(transfer)) {
   slots_.reserve(transfer_->members.size());
-  for (int32_t member : transfer_->members) slots_.push_back(neighbours_.slot_of(member));
+  for (int32_t member : transfer_->members) slots_.push_back(setting_.neighbours.slot_of(member));
+}
+
+Milestone MemoryOperation::after(int64_t done) const {
+  return {transfer_->plan, static_cast<uint64_t>(transfer_->phase * steps_a_phase + done)};
 }
 
 Status MemoryOperation::advance(Nanoseconds now, Progress& progress) {
@@ -22,8 +29,8 @@ Status MemoryOperation::advance(Nanoseconds now, Progress& progress) {
     if (!step(next_)) break;
     if (measures()) transfer_->times->working += sirtaki::now() - start;
     ++next_;
-    const auto done = static_cast<uint64_t>(next_);
-    neighbours_.publish({transfer_->plan, next_ == steps ? Milestone::last_step : done}, now);
+    const bool ends = next_ == steps && transfer_->is_last_phase;
+    setting_.neighbours.publish(ends ? Milestone(transfer_->plan, Milestone::last_step) : after(next_), now);
     progress = Progress::moved;
   }
   if (next_ == steps) progress = Progress::done;
@@ -33,14 +40,14 @@ Status MemoryOperation::advance(Nanoseconds now, Progress& progress) {
 std::vector<int32_t> MemoryOperation::waits_for() const {
   std::vector<int32_t> late;
   for (size_t member = 0; member < slots_.size(); ++member)
-    if (member != transfer_->own && neighbours_.milestone_of(slots_[member]) < awaited_)
+    if (member != transfer_->own && setting_.neighbours.milestone_of(slots_[member]) < awaited_)
       late.push_back(transfer_->members[member]);
   return late;
 }
 
 bool MemoryOperation::is_past(size_t member, int64_t index) {
-  awaited_ = Milestone(transfer_->plan, static_cast<uint64_t>(index) + 1).value();
-  return neighbours_.milestone_of(slots_[member]) >= awaited_;
+  awaited_ = after(index + 1).value();
+  return setting_.neighbours.milestone_of(slots_[member]) >= awaited_;
 }
 
 bool MemoryOperation::all_past(int64_t index) {
@@ -50,31 +57,56 @@ bool MemoryOperation::all_past(int64_t index) {
 }
 
 bool MemoryOperation::may_write(int64_t round) {
-  Lease& lease = state_.leases[turn(round) % SharedRegion::slots_each];
+  Lease& lease = setting_.state.leases[turn(round) % SharedRegion::slots_each];
   awaited_ = lease.until;
   for (int reader : lease.readers)
-    if (neighbours_.milestone_of(reader) < lease.until) return false;
+    if (setting_.neighbours.milestone_of(reader) < lease.until) return false;
   lease.readers.clear();
   return true;
 }
 
 void MemoryOperation::lend(int64_t round, int64_t until_past_index) {
-  Lease& lease = state_.leases[turn(round) % SharedRegion::slots_each];
-  lease.until = Milestone(transfer_->plan, static_cast<uint64_t>(until_past_index) + 1).value();
+  Lease& lease = setting_.state.leases[turn(round) % SharedRegion::slots_each];
+  lease.until = after(until_past_index + 1).value();
   lease.readers.clear();
   for (size_t member = 0; member < slots_.size(); ++member)
     if (member != transfer_->own) lease.readers.push_back(slots_[member]);
 }
 
-void MemoryOperation::pack_chunk(int64_t begin, int64_t end, int64_t round) {
-  uint8_t* to = chunk(transfer_->own, round);
-  const bool streams = state_.distance.streams(end - begin);
-  if (streams && !measures()) return pack(*transfer_, kernels_, begin, end, to, kernels_.stream);
+void MemoryOperation::pack_chunk(const ScatterList& list, int64_t begin, int64_t end, int64_t round, int64_t offset) {
+  if (begin >= end) return;
+  uint8_t* to = chunk(transfer_->own, round) + offset;
+  Distance& distance = setting_.state.distance;
+  const bool streams = distance.streams(end - begin);
+  const Packing packing{*transfer_, setting_.kernels, streams ? setting_.kernels.stream : copy_plainly};
+  if (streams && !measures()) return packing.pack(list, begin, end, to);
   const Nanoseconds start = now();
-  pack(*transfer_, kernels_, begin, end, to, streams ? kernels_.stream : copy_plainly);
+  packing.pack(list, begin, end, to);
   const Nanoseconds took = now() - start;
-  if (!streams) state_.distance.noted(end - begin, took);
+  if (!streams) distance.noted(end - begin, took);
   if (measures()) transfer_->times->packing += took;
+}
+
+MemoryBackend::MemoryBackend(Neighbours& neighbours, const Kernels& kernels)
+    : neighbours_(neighbours), kernels_(kernels) {}
+
+bool MemoryBackend::serves(const Transfer& transfer) const {
+  return transfer.device < 0 && std::all_of(transfer.members.begin(), transfer.members.end(),
+                                            [&](int32_t rank) { return neighbours_.slot_of(rank) >= 0; });
+}
+
+std::unique_ptr<Operation> MemoryBackend::start(TransferPtr transfer) {
+  const MemorySetting setting{neighbours_, state_, kernels_};
+  switch (transfer->kind) {
+    case Kind::allreduce:
+      if (transfer->reduce_op == ReduceOp::adasum) return make_adasum(*this, kernels_, std::move(transfer));
+      return make_memory_allreduce(setting, std::move(transfer));
+    case Kind::reducescatter: return make_memory_reducescatter(setting, std::move(transfer));
+    case Kind::broadcast: return make_memory_broadcast(setting, std::move(transfer));
+    case Kind::allgather:
+    case Kind::alltoall: return make_memory_exchange(setting, std::move(transfer));
+    default: return nullptr;  // a barrier is over once it is decided
+  }
 }
 
 }  // namespace sirtaki

@@ -25,10 +25,15 @@ struct SlotState {
   Distance distance;
 };
 
+struct MemorySetting {
+  Neighbours& neighbours;
+  SlotState& state;
+  const Kernels& kernels;
+};
+
 class MemoryOperation : public Operation {
  public:
-  MemoryOperation(Neighbours& neighbours, SlotState& state, const Kernels& kernels,
-                  std::shared_ptr<const Transfer> transfer);
+  MemoryOperation(const MemorySetting& setting, std::shared_ptr<const Transfer> transfer);
 
   Status advance(Nanoseconds now, Progress& progress) final;
   std::vector<int32_t> waits_for() const final;
@@ -49,8 +54,10 @@ class MemoryOperation : public Operation {
   const Transfer& transfer() const { return *transfer_; }
   const DTypeKernels& arithmetic() const { return *arithmetic_; }
   size_t member_count() const { return slots_.size(); }
-  int64_t chunk_bytes() const { return static_cast<int64_t>(neighbours_.region().chunk_bytes()); }
-  uint8_t* chunk(size_t member, int64_t round) const { return neighbours_.region().chunk(slots_[member], turn(round)); }
+  int64_t chunk_bytes() const { return static_cast<int64_t>(setting_.neighbours.region().chunk_bytes()); }
+  uint8_t* chunk(size_t member, int64_t round) const {
+    return setting_.neighbours.region().chunk(slots_[member], turn(round));
+  }
 
   // Have all members (or one) finished step `index`? Remembers for whom it waits.
   bool all_past(int64_t index);
@@ -60,21 +67,32 @@ class MemoryOperation : public Operation {
   bool may_write(int64_t round);
   void lend(int64_t round, int64_t until_past_index);
 
-  // The buffer's bytes [begin, end), prescaled, into this rank's chunk of a round.
-  void pack_chunk(int64_t begin, int64_t end, int64_t round);
+  // A list's bytes [begin, end), prescaled, into this rank's chunk of a round, at an offset.
+  void pack_chunk(const ScatterList& list, int64_t begin, int64_t end, int64_t round, int64_t offset = 0);
+
+  // Rounds that so many bytes take, at so many a round.
+  static int64_t rounds_for(int64_t bytes, int64_t each) { return (bytes + each - 1) / each; }
 
  private:
   bool measures() const { return transfer_->times && transfer_->times->are_measured; }
 
-  Neighbours& neighbours_;
-  SlotState& state_;
-  const Kernels& kernels_;
+  MemorySetting setting_;
   const DTypeKernels* arithmetic_;  // nullptr where nothing is reduced
   std::shared_ptr<const Transfer> transfer_;
   std::vector<int> slots_;       // by member
   int64_t next_ = 0;
   uint64_t awaited_ = 0;         // the milestone that it waits for
+
+  // The milestone of a rank that has done so many steps of this transfer; steps count on from phase to phase.
+  Milestone after(int64_t done) const;
 };
+
+using TransferPtr = std::shared_ptr<const Transfer>;
+std::unique_ptr<Operation> make_memory_allreduce(const MemorySetting& setting, TransferPtr transfer);
+std::unique_ptr<Operation> make_memory_reducescatter(const MemorySetting& setting, TransferPtr transfer);
+std::unique_ptr<Operation> make_memory_broadcast(const MemorySetting& setting, TransferPtr transfer);
+// All-gather and all-to-all.
+std::unique_ptr<Operation> make_memory_exchange(const MemorySetting& setting, TransferPtr transfer);
 
 class MemoryBackend final : public Backend {
  public:

@@ -17,9 +17,11 @@
 
 namespace sirtaki {
 
-// A Plan with this rank's memory filled in.
+// A Plan with this rank's memory filled in; or a phase of one, where an algorithm is made of several transfers.
 struct Transfer {
   uint64_t plan = 0;
+  int32_t phase = 0;                 // those of a plan run one after another
+  bool is_last_phase = true;
   Kind kind = Kind::allreduce;
   DType dtype = DType::float32;
   ReduceOp reduce_op = ReduceOp::sum;
@@ -30,8 +32,14 @@ struct Transfer {
   size_t root = 0;                   // the root's index
   ScatterList buffer;                // all-reduce, broadcast: the tensors. All-gather: what this rank gives
   TransferTimes* times = nullptr;    // filled in while it goes on, if somebody wants to know
-  std::vector<ScatterList> gathered; // all-gather: where each member's part goes
+  std::vector<ScatterList> outgoing; // reduce-scatter, all-to-all: what is for each member. Of a reduce-scatter this
+                                     // rank's own part has the output too
+  std::vector<ScatterList> incoming;  // all-gather, all-to-all: where what comes from each member goes. This rank's own
+                                      // part has the input too
+  std::vector<int64_t> flows;  // all-to-all: bytes from member i to member j, at i * members + j
+  std::vector<int64_t> tensor_bytes;  // Adasum: where in the buffer a tensor ends and the next begins
 
+  int64_t flow(size_t from, size_t to) const { return flows[from * members.size() + to]; }
   size_t element_bytes() const { return dtype_bytes(dtype); }
 };
 

@@ -14,23 +14,37 @@ inline void copy_plainly(void* destination, const void* source, size_t bytes) {
   std::memcpy(destination, source, bytes);
 }
 
-// The tensors' bytes [begin, end), prescaled; neutral elements where this rank has none.
-inline void pack(const Transfer& transfer, const Kernels& kernels, int64_t begin, int64_t end, uint8_t* chunk,
-                 CopyKernel copy = copy_plainly) {
-  const DTypeKernels* arithmetic = kernels.of(transfer.dtype);
-  const size_t element = transfer.element_bytes();
-  transfer.buffer.visit(begin, end, [&](const uint8_t* input, uint8_t*, int64_t offset, int64_t bytes) {
-    const auto count = static_cast<size_t>(bytes);
-    if (!input) arithmetic->fill[static_cast<int>(transfer.reduce_op)](chunk + offset, count / element);
-    else if (!transfer.prescale.is_one()) arithmetic->scale(chunk + offset, input, count / element, transfer.prescale);
-    else copy(chunk + offset, input, count);
-  });
-}
+// How a transfer's tensors become bytes that travel.
+struct Packing {
+  const Transfer& transfer;
+  const Kernels& kernels;
+  CopyKernel copy = copy_plainly;
+
+  // The list's bytes [begin, end), prescaled; neutral elements where this rank has none.
+  void pack(const ScatterList& list, int64_t begin, int64_t end, uint8_t* chunk) const {
+    const DTypeKernels* arithmetic = kernels.of(transfer.dtype);
+    const size_t element = transfer.element_bytes();
+    list.visit(begin, end, [&](const uint8_t* input, uint8_t*, int64_t offset, int64_t bytes) {
+      const auto count = static_cast<size_t>(bytes);
+      if (!input) arithmetic->fill[static_cast<int>(transfer.reduce_op)](chunk + offset, count / element);
+      else if (!transfer.prescale.is_one())
+        arithmetic->scale(chunk + offset, input, count / element, transfer.prescale);
+      else copy(chunk + offset, input, count);
+    });
+  }
+};
 
 // Results to where they belong: bytes [begin, end) of a scatter list.
 inline void unpack(const ScatterList& buffer, int64_t begin, int64_t end, const uint8_t* chunk) {
   buffer.visit(begin, end, [&](const uint8_t*, uint8_t* output, int64_t offset, int64_t bytes) {
     if (output) std::memcpy(output, chunk + offset, static_cast<size_t>(bytes));
+  });
+}
+
+// What a rank gives to itself.
+inline void copy_own(const ScatterList& list, int64_t begin, int64_t end) {
+  list.visit(begin, end, [](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) {
+    if (input && output && input != output) std::memcpy(output, input, static_cast<size_t>(bytes));
   });
 }
 

@@ -26,7 +26,7 @@ class RingAllreduce final : public LinkOperation {
     begin_ = round * round_bytes_;
     bytes_ = std::min(round_bytes_, transfer().buffer.bytes() - begin_);
     if (index % 2 == 0) {
-      if (hop == 0) pack_bytes(begin_, begin_ + bytes_, work_.data());
+      if (hop == 0) pack_bytes(transfer().buffer, begin_, begin_ + bytes_, work_.data());
       finished = send(wrap(own - hop), hop_index);
       return Status::ok();
     }

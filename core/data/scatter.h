@@ -19,6 +19,18 @@ class ScatterList {
 
   int64_t bytes() const { return total_; }
 
+  void append(const ScatterList& other) {
+    for (const Piece& piece : other.pieces_) add(piece.input, piece.output, piece.end - piece.begin);
+  }
+
+  // A list of the bytes [begin, end) alone.
+  ScatterList part(int64_t begin, int64_t end) const {
+    ScatterList list;
+    visit(begin, end,
+          [&](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) { list.add(input, output, bytes); });
+    return list;
+  }
+
   // Calls visit(input, output, offset from begin, bytes) for each contiguous part of [begin, end).
   template <typename Visit>
   void visit(int64_t begin, int64_t end, Visit&& visit_part) const {

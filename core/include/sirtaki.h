@@ -41,8 +41,20 @@ enum {
   SRT_INTERNAL = 14           /* a mistake in sirtaki */
 };
 
-enum { SRT_ALLREDUCE = 0, SRT_BROADCAST = 1, SRT_ALLGATHER = 2, SRT_BARRIER = 3 };
-enum { SRT_SUM = 0, SRT_AVERAGE = 1, SRT_MIN = 2, SRT_MAX = 3, SRT_PRODUCT = 4 };
+enum {
+  SRT_ALLREDUCE = 0,
+  SRT_BROADCAST = 1,
+  SRT_ALLGATHER = 2,
+  SRT_BARRIER = 3,
+  SRT_REDUCESCATTER = 4,      /* dimension 0 is cut; the first shape[0] % size ranks get one row more */
+  SRT_ALLTOALL = 5,           /* dimension 0 is cut as splits says */
+  SRT_SEND = 6,               /* from root to destination; both ask for it, and no other rank does */
+  SRT_ADD_PROCESS_SET = 7,    /* shape holds its ranks, ascending; all ranks of the world ask. See srt_result_number */
+  SRT_REMOVE_PROCESS_SET = 8, /* root holds its number; all ranks of the world ask */
+  SRT_JOIN = 9                /* this rank has no more data for the process set: until all its members have joined,
+                                 it takes part in their operations with neutral elements. See srt_result_number */
+};
+enum { SRT_SUM = 0, SRT_AVERAGE = 1, SRT_MIN = 2, SRT_MAX = 3, SRT_PRODUCT = 4, SRT_ADASUM = 5 };
 
 enum {
   SRT_REQUEST_ABSENT = 1,     /* this rank has nothing new to give; see srt_request.flags */
@@ -65,7 +77,7 @@ typedef struct srt_dtype {
   int32_t code;               /* what srt_request.dtype takes */
   const char *name;           /* "float32" */
   int32_t bytes;              /* of one element */
-  int32_t reducible;          /* 1: all-reduce accepts it; every dtype can be moved */
+  int32_t reduce_ops;         /* bit 1 << SRT_SUM and so on: reductions accept it; every dtype can be moved */
 } srt_dtype;
 
 typedef struct srt_knob {
@@ -123,8 +135,9 @@ typedef struct srt_request {
   uint32_t struct_size;
   int32_t kind;
   int32_t dtype;
-  int32_t reduce_op;          /* all-reduce */
-  int32_t root;               /* broadcast: a rank of the world */
+  int32_t reduce_op;          /* all-reduce, reduce-scatter */
+  int32_t root;               /* broadcast, send: a rank of the world */
+  int32_t destination;        /* send: a rank of the world */
   int32_t process_set;        /* 0: all ranks */
   int32_t device;             /* -1: the CPU */
   int32_t priority;           /* higher leaves first */
@@ -137,9 +150,12 @@ typedef struct srt_request {
   int32_t dimensions;         /* up to 16 */
   const int64_t *shape;
   uint64_t layout;            /* 0: row-major; else any number that tells one stride order from another */
-  double prescale, postscale; /* all-reduce; 1.0 for none */
+  const int64_t *splits;      /* all-to-all: rows of dimension 0 for each member of the process set */
+  int32_t split_count;
+  double prescale, postscale; /* all-reduce, reduce-scatter; 1.0 for none */
   uintptr_t input;
-  uintptr_t output;           /* may be the input. All-gather: 0, the core allocates */
+  uintptr_t output;           /* may be the input. All-gather, all-to-all: 0, the core allocates. Reduce-scatter:
+                                 this rank's rows */
   srt_complete_hook on_complete;   /* native callers only, else NULL */
   srt_allocate_hook allocate;      /* native callers only, else NULL */
   void *user;
@@ -188,6 +204,12 @@ srt_status srt_poll(srt_context *, srt_handle);               /* SRT_IN_PROGRESS
 srt_status srt_wait(srt_context *, const srt_handle *, int32_t count, int32_t timeout_ms);
 srt_status srt_output(srt_context *, srt_handle, srt_tensor *out);  /* valid until the handle is released */
 uint32_t srt_result(srt_context *, srt_handle);               /* SRT_RESULT_* of a finished handle */
+/* Of a finished join: the rank that joined last. Of a set that was added: its number. */
+int64_t srt_result_number(srt_context *, srt_handle);
+/* Of a finished all-to-all: rows that came from each member; how many numbers, at most `capacity` of them written. */
+int32_t srt_result_splits(srt_context *, srt_handle, int64_t *out, int32_t capacity);
+/* The ranks of a process set, ascending: how many, at most `capacity` of them written; -1: there is no such set. */
+int32_t srt_process_set(srt_context *, int32_t number, int32_t *out, int32_t capacity);
 const char *srt_handle_error(srt_context *, srt_handle);      /* "" if none; valid until it is released */
 const char *srt_context_error(srt_context *);                 /* why the context is dead; "" if it lives */
 void srt_release(srt_context *, const srt_handle *, int32_t count); /* an unfinished one is released when it ends */

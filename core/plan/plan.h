@@ -13,20 +13,20 @@
 namespace sirtaki {
 
 struct PlannedTensor {
-  SignaturePtr signature;            // of a ragged kind: its first dimension is the coordinator's first reporter's
+  SignaturePtr signature;            // of a ragged kind: its rows are those of the coordinator's first reporter
   Ticket ticket = 0;                 // 0: this rank has joined and takes part with neutral elements
-  std::vector<int64_t> first_dimensions;  // of ragged kinds: one a member, in member order (0 for a joined rank)
+  std::vector<int64_t> rows;  // of ragged kinds: row_counts_each() a member, in member order (0: it has joined)
 };
 
-// One collective over one process set. All tensors agree in kind, reduce op, scales, dtype, device (a fused
-// broadcast: in root only).
+// One collective over one process set. All tensors agree in kind and device; what reduces, in reduce op, scales and
+// dtype as well; a broadcast, in root.
 struct Plan {
-  uint64_t number = 0;               // one order over all sets, from 1
+  uint64_t number = 0;  // one order over all sets, from 1
   int32_t process_set = world_set;
   Kind kind = Kind::allreduce;
-  std::vector<int32_t> members;      // world ranks, ascending
-  int32_t contributors = 0;          // members that have not joined
-  bool untouched = false;            // absent on every member: complete without touching anything
+  std::vector<int32_t> members;  // world ranks, ascending; of a send: the two
+  int32_t contributors = 0;  // members that have not joined
+  bool untouched = false;  // absent on every member: complete without touching anything
   std::vector<PlannedTensor> tensors;
 };
 
@@ -47,10 +47,10 @@ struct Whereabouts {
 // Who is late with what. The coordinator emits one a cause, and every rank hears of it.
 struct Stall {
   int32_t process_set = world_set;
-  std::vector<std::string> names;    // of tensors, at most 8
-  int32_t more_names = 0;            // beyond those
-  std::vector<int32_t> missing;      // ranks that have not submitted
-  std::vector<int32_t> waiting;      // ranks that have
+  std::vector<std::string> names;  // of tensors, at most 8
+  int32_t more_names = 0;  // beyond those
+  std::vector<int32_t> missing;  // ranks that have not submitted
+  std::vector<int32_t> waiting;  // ranks that have
   int64_t seconds = 0;
   std::vector<Whereabouts> whereabouts;  // of the missing ones that were asked
 };
@@ -68,21 +68,21 @@ struct JoinDone {
 };
 
 struct ProcessSetChange {
-  Ticket ticket = 0;                 // of the add_process_set or remove_process_set request
+  Ticket ticket = 0;  // of the add_process_set or remove_process_set request
   int32_t process_set = 0;
-  std::vector<int32_t> members;      // empty: removed
+  std::vector<int32_t> members;  // empty: removed
 };
 
 // Everything that one Decision means to this rank, in the order in which it must happen.
 struct Outcome {
-  std::vector<Plan> plans;           // only those of which this rank is a member; ascending numbers
+  std::vector<Plan> plans;  // only those of which this rank is a member; ascending numbers
   std::vector<Refusal> refusals;
   std::vector<Stall> stalls;
   bool is_asked = false;             // the coordinator wants to know where this rank is: Member::answer
   std::vector<RankLateness> lateness;  // of those ranks for which it has changed
   std::vector<JoinDone> joins;
   std::vector<ProcessSetChange> process_sets;
-  Status fatal;                      // not ok: the job cannot go on (a deadline passed, a rank was lost)
+  Status fatal;  // not ok: the job cannot go on (a deadline passed, a rank was lost)
 };
 
 }  // namespace sirtaki

@@ -8,8 +8,12 @@ const char* kind_name(Kind kind) {
     case Kind::broadcast: return "broadcast";
     case Kind::allgather: return "all-gather";
     case Kind::barrier: return "barrier";
+    case Kind::reducescatter: return "reduce-scatter";
+    case Kind::alltoall: return "all-to-all";
+    case Kind::send: return "send";
     case Kind::add_process_set: return "add process set";
     case Kind::remove_process_set: return "remove process set";
+    case Kind::join: return "join";
   }
   return "unknown kind";
 }
@@ -21,6 +25,7 @@ const char* reduce_op_name(ReduceOp op) {
     case ReduceOp::min: return "min";
     case ReduceOp::max: return "max";
     case ReduceOp::product: return "product";
+    case ReduceOp::adasum: return "adasum";
   }
   return "unknown reduce op";
 }

@@ -11,30 +11,48 @@
 
 namespace sirtaki {
 
-// The first four are the public srt kinds; the rest are the negotiator's own collectives.
 enum class Kind : uint8_t {
   allreduce = SRT_ALLREDUCE,
   broadcast = SRT_BROADCAST,
   allgather = SRT_ALLGATHER,
   barrier = SRT_BARRIER,
-  add_process_set,     // shape holds the member ranks, ascending
-  remove_process_set,  // root holds the set's number
+  reducescatter = SRT_REDUCESCATTER,
+  alltoall = SRT_ALLTOALL,
+  send = SRT_SEND,                              // from root to destination
+  add_process_set = SRT_ADD_PROCESS_SET,        // shape holds the member ranks, ascending
+  remove_process_set = SRT_REMOVE_PROCESS_SET,  // root holds the set's number
+  join = SRT_JOIN,                              // is reported as a join, never as a request
 };
-constexpr Kind last_kind = Kind::remove_process_set;
+constexpr Kind last_requested_kind = Kind::remove_process_set;
 const char* kind_name(Kind kind);
 
-// Ranks may bring different first dimensions.
-inline bool is_ragged(Kind kind) { return kind == Kind::allgather; }
+inline bool changes_process_sets(Kind kind) {
+  return kind == Kind::add_process_set || kind == Kind::remove_process_set;
+}
+inline bool reduces(Kind kind) { return kind == Kind::allreduce || kind == Kind::reducescatter; }
+
+// Ranks may bring different numbers of rows (first dimensions).
+inline bool is_ragged(Kind kind) { return kind == Kind::allgather || kind == Kind::alltoall; }
+
+// How many numbers of rows each member of a ragged operation brings: one, or one for each member.
+inline size_t row_counts_each(Kind kind, size_t members) { return kind == Kind::alltoall ? members : 1; }
 
 enum class ReduceOp : uint8_t {
   sum = SRT_SUM,
   average = SRT_AVERAGE,
   min = SRT_MIN,
   max = SRT_MAX,
-  product = SRT_PRODUCT
+  product = SRT_PRODUCT,
+  adasum = SRT_ADASUM
 };
-constexpr ReduceOp last_reduce_op = ReduceOp::product;
+constexpr ReduceOp last_reduce_op = ReduceOp::adasum;
 const char* reduce_op_name(ReduceOp op);
+
+// A member's share of the rows that a reduce-scatter cuts: the first ones get one more.
+inline int64_t rows_of_member(int64_t rows, size_t members, size_t member) {
+  const auto count = static_cast<int64_t>(members);
+  return rows / count + (static_cast<int64_t>(member) < rows % count);
+}
 
 constexpr int32_t world_set = 0;           // the process set of all ranks
 constexpr size_t longest_name = 1'024;     // bytes
@@ -47,6 +65,7 @@ struct Signature {
   ReduceOp reduce_op = ReduceOp::sum;
   int32_t process_set = world_set;
   int32_t root = 0;
+  int32_t destination = 0;
   int32_t device = -1;
   int32_t priority = 0;
   int32_t group_size = 0;
@@ -55,7 +74,7 @@ struct Signature {
   double prescale = 1.0;
   double postscale = 1.0;
   std::vector<int64_t> shape;
-  std::vector<int64_t> splits;  // of an all-to-all; in the wire format from the start
+  std::vector<int64_t> splits;  // of an all-to-all: rows for each member
 
   bool operator==(const Signature&) const = default;
 
@@ -65,6 +84,11 @@ struct Signature {
     return count;
   }
   int64_t bytes() const { return elements() * static_cast<int64_t>(dtype_bytes(dtype)); }
+  int64_t row_bytes() const {
+    int64_t bytes = static_cast<int64_t>(dtype_bytes(dtype));
+    for (size_t i = 1; i < shape.size(); ++i) bytes *= shape[i];
+    return bytes;
+  }
 };
 
 // Shared, because it outlives the request in the response cache.

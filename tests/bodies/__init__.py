@@ -11,7 +11,17 @@ from dataclasses import dataclass
 
 Body = Callable[[], None]
 
-MODULES = ("collectives", "handles", "mistakes", "objects", "observing")
+MODULES = (
+    "adasum",
+    "collectives",
+    "handles",
+    "joining",
+    "mistakes",
+    "objects",
+    "observing",
+    "process_sets",
+    "scattering",
+)
 TORCH_MODULES = (
     "torch_autograd",
     "torch_collectives",

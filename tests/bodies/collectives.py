@@ -6,7 +6,18 @@ import numpy as np
 
 import sirtaki.numpy as hvd
 from bodies import case
-from bodies.data import MOVABLE, OPS, REDUCIBLE, SHAPES, all_values, assert_same, combined, values
+from bodies.data import (
+    COMPLEX,
+    FLOAT8,
+    MOVABLE,
+    OPS,
+    REDUCIBLE,
+    SHAPES,
+    all_values,
+    assert_same,
+    combined,
+    values,
+)
 
 
 @case(op=OPS)
@@ -27,6 +38,34 @@ def allreduce_in_place(op: str) -> None:
             result = hvd.allreduce_(mine, op=OPS[op])
             assert result is mine
             assert_same(mine, combined(all_values(shape, dtype), OPS[op]))
+
+
+@case()
+def allreduce_of_the_smallest_floats() -> None:
+    for dtype in FLOAT8.values():
+        for op in OPS.values():
+            everyone = all_values((301,), dtype)
+            assert_same(hvd.allreduce(everyone[hvd.rank()], op=op), combined(everyone, op))
+
+
+@case()
+def allreduce_of_truth_values() -> None:
+    everyone = np.array([[rank != place for place in range(5)] for rank in range(hvd.size())])
+    mine = everyone[hvd.rank()]
+    for op in (hvd.Min, hvd.Product):
+        assert_same(hvd.allreduce(mine, op=op), everyone.all(axis=0))
+    assert_same(hvd.allreduce(mine, op=hvd.Max), everyone.any(axis=0))
+
+
+@case()
+def allreduce_of_complex_numbers() -> None:
+    for dtype in COMPLEX.values():
+        everyone = [np.arange(9).astype(dtype) * (2 + 3j) * (rank + 1) for rank in range(hvd.size())]
+        mine = everyone[hvd.rank()]
+        total = np.sum(everyone, axis=0, dtype=dtype)
+        assert_same(hvd.allreduce(mine, op=hvd.Sum), total)
+        assert_same(hvd.allreduce(mine, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5), total)
+        np.testing.assert_allclose(hvd.allreduce(mine), total / hvd.size(), rtol=1e-6)
 
 
 @case()

@@ -13,26 +13,27 @@ import sirtaki.numpy as hvd
 Array = NDArray[Any]
 
 REDUCIBLE = {
+    "uint8": np.uint8,
+    "int8": np.int8,
+    "uint16": np.uint16,
+    "int16": np.int16,
+    "uint32": np.uint32,
     "int32": np.int32,
+    "uint64": np.uint64,
     "int64": np.int64,
     "float16": np.float16,
     "bfloat16": ml_dtypes.bfloat16,
     "float32": np.float32,
     "float64": np.float64,
 }
-MOVABLE = REDUCIBLE | {
-    "bool": np.bool_,
-    "uint8": np.uint8,
-    "int8": np.int8,
-    "uint16": np.uint16,
-    "int16": np.int16,
-    "uint32": np.uint32,
-    "uint64": np.uint64,
-    "complex64": np.complex64,
-    "complex128": np.complex128,
+FLOAT8 = {
     "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
     "float8_e5m2": ml_dtypes.float8_e5m2,
+    "float8_e5m2fnuz": ml_dtypes.float8_e5m2fnuz,
 }
+COMPLEX = {"complex64": np.complex64, "complex128": np.complex128}
+MOVABLE = REDUCIBLE | FLOAT8 | COMPLEX | {"bool": np.bool_}
 OPS = {"Sum": hvd.Sum, "Average": hvd.Average, "Min": hvd.Min, "Max": hvd.Max, "Product": hvd.Product}
 
 # A scalar, nothing, one, odd, an empty one with dimensions, and more than one and two chunks of 256 KiB.
@@ -56,7 +57,7 @@ def all_values(shape: tuple[int, ...], dtype: Any) -> list[Array]:
 def combined(arrays: list[Array], op: int) -> Array:
     """What an all-reduce of these arrays gives, to the bit: in rank order, 16-bit floats in 32 bits."""
     dtype = arrays[0].dtype
-    wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+    wide = _accumulator(dtype)
     result = arrays[0].astype(wide)
     steps = {hvd.Min: np.minimum, hvd.Max: np.maximum, hvd.Product: np.multiply}
     for array in arrays[1:]:
@@ -66,9 +67,15 @@ def combined(arrays: list[Array], op: int) -> Array:
     return np.asarray(result).astype(dtype)
 
 
+def _accumulator(dtype: Any) -> Any:
+    if dtype.kind in "iu" and dtype.itemsize <= 2:
+        return np.dtype(np.int32)
+    return dtype if dtype.kind in "iufc" and dtype.itemsize > 2 else np.dtype(np.float32)
+
+
 def _divided(total: Array, count: int) -> Array:
-    if total.dtype.kind == "i":
-        return np.sign(total) * (np.abs(total) // count)  # truncates toward zero
+    if total.dtype.kind in "iu":
+        return np.sign(total) * (np.abs(total) // total.dtype.type(count))  # truncates toward zero
     return np.asarray(total / total.dtype.type(count))
 
 

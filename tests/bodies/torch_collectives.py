@@ -14,6 +14,7 @@ from sirtaki.common.tensor import DTYPE_CODES
 
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 4), (70_001,)]
 MOVABLE = {name: getattr(torch, name) for name in DTYPE_CODES if hasattr(torch, name)}
+BITS_ONLY = [getattr(torch, name) for name in ("float8_e8m0fnu", "float4_e2m1fn_x2") if hasattr(torch, name)]
 REDUCIBLE = ("int32", "int64", "float16", "bfloat16", "float32", "float64")
 OPS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "Sum": (hvd.Sum, lambda all_ranks: all_ranks.sum(0)),
@@ -27,7 +28,8 @@ OPS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
 def values(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Small integers, which every dtype holds exactly; their sums are divisible by up to 4 ranks."""
     numbers = torch.arange(int(torch.Size(shape).numel())) * 5 + rank * 7
-    return (numbers % 2 * 12).reshape(shape).to(dtype)
+    small = (numbers % 2 * 12).reshape(shape)
+    return small.to(torch.uint8).view(dtype) if dtype in BITS_ONLY else small.to(dtype)
 
 
 def everyone(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -37,6 +39,8 @@ def everyone(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def same(actual: Tensor, expected: Tensor) -> None:
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
+    if actual.dtype in BITS_ONLY:
+        actual, expected = actual.view(torch.uint8), expected.view(torch.uint8)
     assert torch.equal(actual.to(torch.complex128), expected.to(torch.complex128))
 
 

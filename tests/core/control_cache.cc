@@ -174,8 +174,8 @@ TEST(ragged_requests_go_by_id_while_their_first_dimension_stays) {
     world.submit(0, allgather("g", {first, 3}));
     world.submit(1, allgather("g", {second, 3}));
     CHECK(world.round());
-    CHECK_EQUAL(world.outcome(0).plans.at(0).tensors[0].first_dimensions, (std::vector<int64_t>{first, second}));
-    CHECK_EQUAL(world.outcome(1).plans.at(0).tensors[0].first_dimensions, (std::vector<int64_t>{first, second}));
+    CHECK_EQUAL(world.outcome(0).plans.at(0).tensors[0].rows, (std::vector<int64_t>{first, second}));
+    CHECK_EQUAL(world.outcome(1).plans.at(0).tensors[0].rows, (std::vector<int64_t>{first, second}));
   };
   gather(2, 5);
   CHECK_EQUAL(asked(world), "0 by id, 1 in full");

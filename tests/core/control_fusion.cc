@@ -62,8 +62,8 @@ TEST(only_what_is_alike_fuses) {
   CHECK_EQUAL(fused({broadcast("a", 1), bytes}), "a b");
 }
 
-TEST(gathers_and_barriers_stay_alone) {
-  CHECK_EQUAL(fused({allgather("a", {2}), allgather("b", {2}), barrier("c"), barrier("d")}), "a | b | c | d");
+TEST(gathers_are_fused_and_barriers_stay_alone) {
+  CHECK_EQUAL(fused({allgather("a", {2}), allgather("b", {2}), barrier("c"), barrier("d")}), "a b | c | d");
 }
 
 TEST(mixed_kinds_fuse_across_one_another) {

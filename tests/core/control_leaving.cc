@@ -107,7 +107,7 @@ TEST(a_joined_rank_brings_no_rows) {
   world.join(1);
   for (int32_t rank : {0, 2}) world.submit(rank, allgather("g", {rank + 1, 2}));
   world.round();
-  CHECK_EQUAL(world.outcome(1).plans.at(0).tensors[0].first_dimensions, (std::vector<int64_t>{1, 0, 3}));
+  CHECK_EQUAL(world.outcome(1).plans.at(0).tensors[0].rows, (std::vector<int64_t>{1, 0, 3}));
 }
 
 TEST(a_joined_root_has_nothing_to_broadcast) {

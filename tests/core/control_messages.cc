@@ -119,7 +119,7 @@ TEST(decision_survives_the_wire) {
   CHECK_EQUAL(decision.plans[0].items, rich_decision().plans[0].items);
   CHECK(decision.plans[0].untouched);
   CHECK(*decision.responses[0].signature == rich_signature());
-  CHECK_EQUAL(decision.responses[0].first_dimensions, rich_decision().responses[0].first_dimensions);
+  CHECK_EQUAL(decision.responses[0].rows, rich_decision().responses[0].rows);
   CHECK_EQUAL(decision.refusals[0].text, "ranks disagree");
   CHECK_EQUAL(decision.set_changes[0].members, rich_decision().set_changes[0].members);
   CHECK_EQUAL(decision.asked, rich_decision().asked);

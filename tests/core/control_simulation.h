@@ -220,7 +220,7 @@ class Simulation {
            std::to_string(plan.contributors);
     for (const PlannedTensor& tensor : plan.tensors) {
       text += " " + tensor.signature->name;
-      text += check::show(tensor.signature->shape) + check::show(tensor.first_dimensions);
+      text += check::show(tensor.signature->shape) + check::show(tensor.rows);
       CHECK(tensor.signature->kind == plan.kind);
       if (tensor.ticket == 0) continue;
       ++contributions_[plan.number][tensor.signature->name];
@@ -239,7 +239,7 @@ class Simulation {
     const size_t position = static_cast<size_t>(
         std::lower_bound(plan.members.begin(), plan.members.end(), rank.number) - plan.members.begin());
     if (is_ragged(own.kind)) {
-      CHECK_EQUAL(tensor.first_dimensions.at(position), own.shape[0]);
+      CHECK_EQUAL(tensor.rows.at(position), own.shape[0]);
     } else {
       CHECK_EQUAL(tensor.signature->shape, own.shape);
     }

@@ -70,6 +70,8 @@ void check_reductions(DType dtype) {
 }  // namespace
 
 TEST(reductions_of_every_dtype) {
+  check_reductions<int8_t>(DType::int8);
+  check_reductions<int16_t>(DType::int16);
   check_reductions<int32_t>(DType::int32);
   check_reductions<int64_t>(DType::int64);
   check_reductions<float>(DType::float32);
@@ -81,7 +83,39 @@ TEST(reductions_of_every_dtype) {
 TEST(the_table_says_what_can_be_reduced) {
   for (int code = 0; code < dtype_count(); ++code)
     for (const Kernels* table : tables())
-      CHECK_EQUAL(table->of(static_cast<DType>(code)) != nullptr, dtype_entry(code)->reducible == 1);
+      CHECK_EQUAL(table->of(static_cast<DType>(code)) != nullptr, (dtype_entry(code)->reduce_ops != 0));
+}
+
+// Every code of every 8-bit format: what it means comes back from it, and the middle of two goes to the even one.
+TEST(the_smallest_floats_round_to_the_nearest_even) {
+  for (const Kernels* table : tables())
+    for (DType dtype : {DType::float8_e4m3fn, DType::float8_e4m3fnuz, DType::float8_e5m2, DType::float8_e5m2fnuz}) {
+      const DTypeKernels& kernels = *table->of(dtype);
+      std::vector<uint8_t> codes(256), back(256);
+      for (size_t i = 0; i < 256; ++i) codes[i] = static_cast<uint8_t>(i);
+      std::vector<double> meanings(256);
+      kernels.to_double(meanings.data(), codes.data(), 256);
+      kernels.from_double(back.data(), meanings.data(), 256);
+      for (size_t i = 0; i < 256; ++i)
+        if (!std::isnan(meanings[i])) CHECK_EQUAL(int{back[i]}, int{codes[i]});
+      for (size_t i = 0; i + 1 < 0x7b; ++i) {
+        const double middle = (meanings[i] + meanings[i + 1]) / 2;
+        uint8_t rounded = 0;
+        kernels.from_double(&rounded, &middle, 1);
+        CHECK_EQUAL(int{rounded}, static_cast<int>(i + i % 2));
+      }
+    }
+}
+
+// 8-bit integers add up in 32 bits: their average is right though the sum would not fit.
+TEST(small_integers_average_without_wrapping) {
+  for (const Kernels* table : tables()) {
+    const std::vector<int8_t> a(50, 100), b(50, 110), c(50, 120);
+    std::vector<int8_t> out(50);
+    const void* const sources[] = {a.data(), b.data(), c.data()};
+    table->of(DType::int8)->reduce[SRT_AVERAGE](out.data(), sources, 3, 50, {1.0, 3});
+    CHECK_EQUAL(out, std::vector<int8_t>(50, 110));
+  }
 }
 
 TEST(integers_average_toward_zero_and_exactly) {

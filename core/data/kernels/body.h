@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <type_traits>
 
+#include "data/kernels/float8.h"
 #include "data/kernels/half.h"
 #include "data/kernels/kernels.h"
 #include "data/kernels/stream.h"
@@ -14,11 +16,14 @@ namespace {
 
 using namespace sirtaki;
 
+// Floats that are stored in 8 or 16 bits.
 template <typename T>
-constexpr bool is_half = std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>;
-// What T is accumulated in. Integers wrap around, as unsigned ones may.
+constexpr bool is_small_float = !std::is_arithmetic_v<T>;
 template <typename T>
-using Accumulator = std::conditional_t<is_half<T>, float, T>;
+constexpr bool is_small_integer = std::is_integral_v<T> && sizeof(T) < 4;
+// What T is accumulated in. Integers wrap around, as unsigned ones may; those of 8 and 16 bits do so at the end.
+template <typename T>
+using Accumulator = std::conditional_t<is_small_float<T>, float, std::conditional_t<is_small_integer<T>, int32_t, T>>;
 
 template <ReduceOp op, typename A>
 inline A combine(A a, A b) {
@@ -74,12 +79,12 @@ constexpr size_t block = 1024;  // elements that stay in the first-level cache b
 
 template <typename T, typename A>
 inline void load_block(A* out, const T* in, size_t count) {
-  if constexpr (is_half<T>) widen_block(out, in, count);
+  if constexpr (is_small_float<T>) widen_block(out, in, count);
   else std::copy_n(in, count, out);
 }
 template <typename T, typename A>
 inline void store_block(T* out, const A* in, size_t count) {
-  if constexpr (is_half<T>) narrow_block(out, in, count);
+  if constexpr (is_small_float<T>) narrow_block(out, in, count);
   else std::copy_n(in, count, out);
 }
 
@@ -122,7 +127,7 @@ void reduce_many(T* out, const void* const* sources, int count, size_t elements,
 template <ReduceOp op, typename T>
 void reduce(void* destination, const void* const* sources, int count, size_t elements, Scale scale) {
   auto* out = static_cast<T*>(destination);
-  if constexpr (!is_half<T>) {
+  if constexpr (std::is_same_v<T, Accumulator<T>>) {
     if (count >= 2 && count <= 4) {
       const size_t stride = scale.is_one() ? elements : block;  // blocks, so that scaling finds them in the cache
       for (size_t at = 0; at < elements; at += stride) {
@@ -145,9 +150,35 @@ void scale_copy(void* destination, const void* source, size_t elements, Scale sc
 template <ReduceOp op, typename T>
 void fill(void* destination, size_t elements) {
   T value;
-  const Accumulator<T> wide = neutral<op, Accumulator<T>>();
-  store_block(&value, &wide, 1);
+  if constexpr (is_small_float<T>) {
+    const float wide = neutral<op, float>();
+    narrow_block(&value, &wide, 1);
+  } else {
+    value = neutral<op, T>();
+  }
   std::fill_n(static_cast<T*>(destination), elements, value);
+}
+
+template <typename T>
+void to_double(double* destination, const void* source, size_t elements) {
+  using A = Accumulator<T>;
+  A values[block];
+  for (size_t at = 0; at < elements; at += block) {
+    const size_t n = std::min(block, elements - at);
+    load_block(values, static_cast<const T*>(source) + at, n);
+    std::copy_n(values, n, destination + at);
+  }
+}
+
+template <typename T>
+void from_double(void* destination, const double* source, size_t elements) {
+  using A = Accumulator<T>;
+  A values[block];
+  for (size_t at = 0; at < elements; at += block) {
+    const size_t n = std::min(block, elements - at);
+    for (size_t i = 0; i < n; ++i) values[i] = static_cast<A>(source[at + i]);
+    store_block(static_cast<T*>(destination) + at, values, n);
+  }
 }
 
 template <typename T>
@@ -155,22 +186,41 @@ constexpr DTypeKernels kernels_for() {
   using enum ReduceOp;
   return {{reduce<sum, T>, reduce<sum, T>, reduce<min, T>, reduce<max, T>, reduce<product, T>},
           {fill<sum, T>, fill<sum, T>, fill<min, T>, fill<max, T>, fill<product, T>},
-          scale_copy<T>};
+          scale_copy<T>,
+          std::is_integral_v<T> ? nullptr : to_double<T>,
+          std::is_integral_v<T> ? nullptr : from_double<T>};
 }
 
+// A complex number is two of its parts: enough for sums, and for factors that are real.
+template <typename Part>
+constexpr DTypeKernels complex_kernels_for() {
+  constexpr auto sum = [](void* destination, const void* const* sources, int count, size_t elements, Scale scale) {
+    reduce<ReduceOp::sum, Part>(destination, sources, count, 2 * elements, scale);
+  };
+  constexpr auto zeros = [](void* destination, size_t elements) {
+    fill<ReduceOp::sum, Part>(destination, 2 * elements);
+  };
+  constexpr auto scaled = [](void* destination, const void* source, size_t elements, Scale scale) {
+    scale_copy<Part>(destination, source, 2 * elements, scale);
+  };
+  return {{sum, sum}, {zeros, zeros}, scaled};
+}
+
+constexpr DTypeKernels table[] = {
+    // In the order of DType.
+    kernels_for<uint8_t>(),         kernels_for<int8_t>(),         kernels_for<uint16_t>(),
+    kernels_for<int16_t>(),         kernels_for<uint32_t>(),       kernels_for<int32_t>(),
+    kernels_for<uint64_t>(),        kernels_for<int64_t>(),        kernels_for<Float16>(),
+    kernels_for<BFloat16>(),        kernels_for<float>(),          kernels_for<double>(),
+    kernels_for<uint8_t>(),  // bool: of 0 and 1 the smallest, the largest and the product
+    complex_kernels_for<float>(),   complex_kernels_for<double>(), kernels_for<Float8E4M3fn>(),
+    kernels_for<Float8E4M3fnuz>(),  kernels_for<Float8E5M2>(),     kernels_for<Float8E5M2fnuz>(),
+    complex_kernels_for<Float16>(),
+};
+
 const DTypeKernels* kernels_of(DType dtype) {
-  static constexpr DTypeKernels int32 = kernels_for<int32_t>(), int64 = kernels_for<int64_t>(),
-                                float32 = kernels_for<float>(), float64 = kernels_for<double>(),
-                                float16 = kernels_for<Float16>(), bfloat16 = kernels_for<BFloat16>();
-  switch (dtype) {
-    case DType::int32: return &int32;
-    case DType::int64: return &int64;
-    case DType::float32: return &float32;
-    case DType::float64: return &float64;
-    case DType::float16: return &float16;
-    case DType::bfloat16: return &bfloat16;
-    default: return nullptr;
-  }
+  const auto index = static_cast<size_t>(dtype);
+  return index < std::size(table) ? &table[index] : nullptr;
 }
 
 }  // namespace

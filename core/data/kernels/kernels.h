@@ -28,9 +28,11 @@ using ScaleKernel = void (*)(void* destination, const void* source, size_t eleme
 using FillKernel = void (*)(void* destination, size_t elements);
 
 struct DTypeKernels {
-  ReduceKernel reduce[5] = {};  // by ReduceOp; average is sum
+  ReduceKernel reduce[5] = {};  // by ReduceOp, up to product; average is sum; nullptr: makes no sense
   FillKernel fill[5] = {};
   ScaleKernel scale = nullptr;
+  void (*to_double)(double* destination, const void* source, size_t elements) = nullptr;    // floating dtypes only
+  void (*from_double)(void* destination, const double* source, size_t elements) = nullptr;  // rounds once, or twice
 };
 
 struct Kernels {

@@ -1,22 +1,18 @@
-// The collectives through shared memory. Each is a sequence of steps with a publication after every step; the
-// slot of a chunk is chosen by plan and round, so that all members know it without being told.
+// The reductions through shared memory. Each is a sequence of steps with a publication after every step; the slot of
+// a chunk is chosen by plan and round, so that all members know it without being told.
 #include <algorithm>
-#include <cstring>
 
 #include "data/memory_operation.h"
 
 namespace sirtaki {
 namespace {
 
-int64_t rounds_for(int64_t bytes, int64_t chunk) { return (bytes + chunk - 1) / chunk; }
-
 // Everyone reduces everything. In each round all copy their chunk in, and then add the others' to their own on the way
 // into the user's memory: two passes, the least that is possible for two ranks; and one wait less than with slices,
 // which counts for more ranks as long as there are few bytes. Step 2r packs round r, step 2r + 1 reduces it.
 class WholeAllreduce final : public MemoryOperation {
  public:
-  WholeAllreduce(Neighbours& n, SlotState& l, const Kernels& k, std::shared_ptr<const Transfer> t)
-      : MemoryOperation(n, l, k, std::move(t)) {
+  WholeAllreduce(const MemorySetting& setting, TransferPtr t) : MemoryOperation(setting, std::move(t)) {
     rounds = rounds_for(transfer().buffer.bytes(), chunk_bytes());
     steps = 2 * rounds;
     sources_.resize(member_count());
@@ -33,7 +29,7 @@ class WholeAllreduce final : public MemoryOperation {
     const int64_t end = std::min(begin + chunk_bytes(), transfer().buffer.bytes());
     if (index % 2 == 0) {
       if (!may_write(round)) return false;
-      pack_chunk(begin, end, round);
+      pack_chunk(transfer().buffer, begin, end, round);
       lend(round, index + 1);
       return true;
     }
@@ -64,8 +60,7 @@ class WholeAllreduce final : public MemoryOperation {
 // round before it, so that a rank has something to do while others reduce.
 class SlicedAllreduce final : public MemoryOperation {
  public:
-  SlicedAllreduce(Neighbours& n, SlotState& l, const Kernels& k, std::shared_ptr<const Transfer> t)
-      : MemoryOperation(n, l, k, std::move(t)) {
+  SlicedAllreduce(const MemorySetting& setting, TransferPtr t) : MemoryOperation(setting, std::move(t)) {
     rounds = rounds_for(transfer().buffer.bytes(), chunk_bytes());
     steps = 3 * rounds + 2;
     sources_.resize(member_count());
@@ -88,7 +83,7 @@ class SlicedAllreduce final : public MemoryOperation {
     if (!is_round(round)) return true;
     if (!may_write(round)) return false;
     const int64_t begin = round * chunk_bytes(), end = std::min(begin + chunk_bytes(), transfer().buffer.bytes());
-    pack_chunk(begin, end, round);
+    pack_chunk(transfer().buffer, begin, end, round);
     lend(round, index + 4);  // the step that copies this round
     return true;
   }
@@ -129,88 +124,72 @@ class SlicedAllreduce final : public MemoryOperation {
   std::vector<const void*> sources_;
 };
 
-// The root fills its slots, at most slots_each rounds ahead of the slowest reader.
-class MemoryBroadcast final : public MemoryOperation {
+// A round's chunk holds a share for each member: everyone packs what it has for the others, and then adds up its own
+// share of all chunks, straight into its output. Step 2r packs round r, step 2r + 1 reduces it.
+class MemoryReducescatter final : public MemoryOperation {
  public:
-  MemoryBroadcast(Neighbours& n, SlotState& l, const Kernels& k, std::shared_ptr<const Transfer> t)
-      : MemoryOperation(n, l, k, std::move(t)) {
-    rounds = rounds_for(transfer().buffer.bytes(), chunk_bytes());
-    steps = rounds;
-  }
-
- private:
-  bool step(int64_t round) override {
-    const bool is_root = transfer().own == transfer().root;
-    if (is_root ? !may_write(round) : !is_past(transfer().root, round)) return false;
-    const int64_t begin = round * chunk_bytes(), end = std::min(begin + chunk_bytes(), transfer().buffer.bytes());
-    uint8_t* shared = chunk(transfer().root, round);
-    transfer().buffer.visit(begin, end, [&](const uint8_t* input, uint8_t* output, int64_t offset, int64_t bytes) {
-      const auto count = static_cast<size_t>(bytes);
-      if (is_root) {
-        std::memcpy(shared + offset, input, count);
-        if (output && output != input) std::memcpy(output, input, count);
-      } else if (output) {
-        std::memcpy(output, shared + offset, count);
-      }
-    });
-    if (is_root) lend(round, round);
-    return true;
-  }
-};
-
-// In each round every member packs its next chunk, and copies everyone's: step 2r packs round r, 2r + 1 copies it.
-class MemoryAllgather final : public MemoryOperation {
- public:
-  MemoryAllgather(Neighbours& n, SlotState& l, const Kernels& k, std::shared_ptr<const Transfer> t)
-      : MemoryOperation(n, l, k, std::move(t)) {
+  MemoryReducescatter(const MemorySetting& setting, TransferPtr t) : MemoryOperation(setting, std::move(t)) {
+    share_ = chunk_bytes() / static_cast<int64_t>(member_count()) / 64 * 64;
     int64_t most = 0;
-    for (const ScatterList& part : transfer().gathered) most = std::max(most, part.bytes());
-    rounds = rounds_for(most, chunk_bytes());
+    for (const ScatterList& part : transfer().outgoing) most = std::max(most, part.bytes());
+    rounds = rounds_for(most, share_);
     steps = 2 * rounds;
+    sources_.resize(member_count());
   }
 
  private:
   bool step(int64_t index) override {
     const int64_t round = index / 2;
-    if (index % 2 == 1) return copy_round(round, index);
+    if (index % 2 == 1) return reduce_round(round, index);
     if (!may_write(round)) return false;
-    const int64_t begin = round * chunk_bytes(), end = std::min(begin + chunk_bytes(), transfer().buffer.bytes());
-    pack_chunk(begin, end, round);
+    for (size_t member = 0; member < member_count(); ++member) {
+      const auto [begin, end] = range(member, round);
+      const bool is_read_in_place = member == transfer().own && transfer().prescale.is_one();
+      if (begin < end && !is_read_in_place)
+        pack_chunk(transfer().outgoing[member], begin, end, round, place_of(member));
+    }
     lend(round, index + 1);
     return true;
   }
 
-  bool copy_round(int64_t round, int64_t index) {
+  bool reduce_round(int64_t round, int64_t index) {
     if (!all_past(index - 1)) return false;
-    for (size_t member = 0; member < member_count(); ++member) {
-      const ScatterList& part = transfer().gathered[member];
-      const int64_t begin = round * chunk_bytes(), end = std::min(begin + chunk_bytes(), part.bytes());
-      unpack(part, begin, end, chunk(member, round));
-    }
+    const size_t own = transfer().own;
+    const auto kernel = arithmetic().reduce[static_cast<int>(transfer().reduce_op)];
+    const auto [begin, end] = range(own, round);
+    const bool raw = transfer().prescale.is_one();
+    transfer().outgoing[own].visit(begin, end,
+                                   [&](const uint8_t* input, uint8_t* output, int64_t offset, int64_t bytes) {
+      if (!output) return;
+      for (size_t member = 0; member < member_count(); ++member)
+        sources_[member] = chunk(member, round) + place_of(own) + offset;
+      if (raw) sources_[own] = input;
+      kernel(output, sources_.data(), static_cast<int>(member_count()),
+             static_cast<size_t>(bytes) / transfer().element_bytes(), transfer().postscale);
+    });
     return true;
   }
+
+  int64_t place_of(size_t member) const { return share_ * static_cast<int64_t>(member); }
+
+  std::pair<int64_t, int64_t> range(size_t member, int64_t round) const {
+    const int64_t bytes = transfer().outgoing[member].bytes();
+    return {std::min(bytes, round * share_), std::min(bytes, (round + 1) * share_)};
+  }
+
+  int64_t share_ = 0;
+  std::vector<const void*> sources_;
 };
 
 }  // namespace
 
-MemoryBackend::MemoryBackend(Neighbours& neighbours, const Kernels& kernels)
-    : neighbours_(neighbours), kernels_(kernels) {}
-
-bool MemoryBackend::serves(const Transfer& transfer) const {
-  return transfer.device < 0 && std::all_of(transfer.members.begin(), transfer.members.end(),
-                                            [&](int32_t rank) { return neighbours_.slot_of(rank) >= 0; });
+std::unique_ptr<Operation> make_memory_allreduce(const MemorySetting& setting, TransferPtr transfer) {
+  if (WholeAllreduce::suits(*transfer)) return std::make_unique<WholeAllreduce>(setting, std::move(transfer));
+  return std::make_unique<SlicedAllreduce>(setting, std::move(transfer));
 }
 
-std::unique_ptr<Operation> MemoryBackend::start(std::shared_ptr<const Transfer> transfer) {
-  switch (transfer->kind) {
-    case Kind::allreduce:
-      if (WholeAllreduce::suits(*transfer))
-        return std::make_unique<WholeAllreduce>(neighbours_, state_, kernels_, std::move(transfer));
-      return std::make_unique<SlicedAllreduce>(neighbours_, state_, kernels_, std::move(transfer));
-    case Kind::broadcast: return std::make_unique<MemoryBroadcast>(neighbours_, state_, kernels_, std::move(transfer));
-    case Kind::allgather: return std::make_unique<MemoryAllgather>(neighbours_, state_, kernels_, std::move(transfer));
-    default: return nullptr;  // a barrier is over once it is decided
-  }
+std::unique_ptr<Operation> make_memory_reducescatter(const MemorySetting& setting, TransferPtr transfer) {
+  return std::make_unique<MemoryReducescatter>(setting, std::move(transfer));
 }
 
 }  // namespace sirtaki

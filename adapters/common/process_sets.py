@@ -1,0 +1,188 @@
+"""Process sets: some of the ranks, which run operations among themselves.
+
+Sets may overlap. Those that share no rank do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sirtaki._core import request as core
+from sirtaki._core.context import Context
+from sirtaki._core.current import current, find
+from sirtaki.common.handles import Operation, run, spare_batch
+
+
+class ProcessSet:
+    """Some of the ranks. `add_process_set` makes it usable.
+
+    Attributes:
+        ranks: the ranks of the world that belong to it, ascending.
+        process_set_id: its number, alike on all ranks; None until it has been added, and after its removal.
+        mpi_comm: None: sirtaki uses no MPI.
+    """
+
+    mpi_comm = None
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        """Names the ranks; nothing is sent yet.
+
+        Raises:
+            ValueError: something else than whole numbers.
+        """
+        try:
+            self._ranks = sorted(operator.index(rank) for rank in ranks)
+        except TypeError:
+            raise ValueError(f"a process set is a list of ranks, such as [0, 2], not {ranks!r}") from None
+        self._number: int | None = None
+        self._context: Context | None = None
+
+    @property
+    def ranks(self) -> list[int]:
+        return list(self._ranks)
+
+    @property
+    def process_set_id(self) -> int | None:
+        return self._number if self._context is not None and self._context is find() else None
+
+    def number(self, context: Context) -> int:
+        """The number by which the core knows it.
+
+        Raises:
+            ValueError: it has not been added to this world, or has been removed.
+        """
+        if self._number is None or self._context is not context:
+            raise ValueError(
+                f"{self} is not in use: all ranks have to call add_process_set() with it after init()"
+            )
+        return self._number
+
+    def members(self, context: Context) -> list[int]:
+        """The ranks that belong to it. Raises ValueError if it has not been added to this world."""
+        self.number(context)
+        return self._ranks
+
+    def size(self) -> int | None:
+        """The number of its ranks; None if it has not been added."""
+        return None if self.process_set_id is None else len(self.ranks)
+
+    def included(self) -> bool | None:
+        """Whether this rank belongs to it; None if it has not been added."""
+        return None if self.process_set_id is None else current().rank in self.ranks
+
+    def rank(self) -> int | None:
+        """This rank's place among its ranks, from 0; None if it has not been added.
+
+        Raises:
+            ValueError: this rank does not belong to it.
+        """
+        if self.process_set_id is None:
+            return None
+        ranks, own = self.ranks, current().rank
+        if own not in ranks:
+            raise ValueError(f"rank {own} does not belong to {self}")
+        return ranks.index(own)
+
+    def _begin(self, context: Context, number: int) -> None:
+        self._context, self._number = context, number
+
+    def _end(self) -> None:
+        self._context = self._number = None
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self._ranks})"
+
+    __repr__ = __str__
+
+
+class _AllRanks(ProcessSet):
+    """The set of all ranks, which is always there."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    @property
+    def ranks(self) -> list[int]:
+        context = find()
+        return [] if context is None else list(range(context.size))
+
+    @property
+    def process_set_id(self) -> int | None:
+        return 0
+
+    def number(self, context: Context) -> int:
+        return 0
+
+    def members(self, context: Context) -> list[int]:
+        return list(range(context.size))
+
+    def size(self) -> int | None:
+        return None if find() is None else current().size
+
+    def included(self) -> bool | None:
+        return None if find() is None else True
+
+    def rank(self) -> int | None:
+        return None if find() is None else current().rank
+
+    def __str__(self) -> str:
+        return "ProcessSet(process_set_id=0, all ranks)"
+
+    __repr__ = __str__
+
+
+global_process_set: ProcessSet = _AllRanks()
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Makes a process set usable. All ranks must call it, also those that do not belong to it.
+
+    Args:
+        process_set: a set, or its ranks.
+
+    Returns:
+        The set.
+
+    Raises:
+        ValueError: it has no ranks, unknown ones or one twice; or a set of these ranks is in use already.
+        MismatchError: the ranks named different sets.
+        PeerLostError: a rank died.
+    """
+    context = current()
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    if added.process_set_id is not None:
+        raise ValueError(f"{added} is in use already")
+    batch = spare_batch()
+    batch.describe_process_set(0, core.ADD_PROCESS_SET, ranks=added._ranks)
+    batch.point(0, 0, 0)
+    added._begin(context, run(context, Operation(batch, None, Context.result_number)))
+    return added
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Ends the use of a process set. All ranks must call it, also those that do not belong to it.
+
+    What is in flight in the set on any rank ends with a ValueError.
+
+    Returns:
+        Whether it was in use. False for the set of all ranks, which stays.
+
+    Raises:
+        MismatchError: the ranks named different sets.
+        PeerLostError: a rank died.
+    """
+    context = current()
+    if process_set is global_process_set or process_set.process_set_id is None:
+        return False
+    batch = spare_batch()
+    batch.describe_process_set(0, core.REMOVE_PROCESS_SET, number=process_set.number(context))
+    batch.point(0, 0, 0)
+    run(context, Operation(batch, None, _nothing))
+    process_set._end()
+    return True
+
+
+def _nothing(*_: Any) -> None:
+    return None

@@ -1,0 +1,238 @@
+"""Collective operations on numpy arrays that combine them.
+
+Every rank of the process set has to call the same operations with the same names. Calls without a name are
+numbered per kind, so they match as long as all ranks make them in the same order. Wrong arguments raise
+ValueError, and nothing is queued. What goes wrong between ranks raises a HorovodInternalError: MismatchError
+if they disagree (the next operation works), PeerLostError if a rank died.
+
+Each operation has a form that waits and one, `..._async`, that returns a handle at once:
+`synchronize(handle)` returns what the other would have. Until then, do not change what it reads, nor touch
+what it writes. Names that end in an underscore work in place. A grouped operation completes all its tensors
+together; the lists have the same length on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from numpy.typing import ArrayLike
+
+from sirtaki._core.current import current
+from sirtaki.common.handles import Handle, run, start
+from sirtaki.common.ops import Average, reduction
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.numpy import operations
+from sirtaki.numpy.arrays import Array
+from sirtaki.numpy.operations import grouped, single
+
+
+def allreduce(
+    tensor: ArrayLike,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Array:
+    """Combines an array over all ranks of the set, element by element. All of them must call it.
+
+    Args:
+        tensor: an array of any shape, the same on every rank, of a numeric dtype; bool for Min, Max and
+            Product; complex for Sum and Average.
+        average: the older way to say op=Average (True) or op=Sum (False).
+        name: how the ranks recognise the operation.
+        op: Average (default), Sum, Min, Max, Product, or Adasum (floating dtypes). An integer Average
+            truncates toward zero.
+        prescale_factor, postscale_factor: multiply before and after the combination.
+        process_set: the ranks that take part.
+
+    Returns:
+        A new array of the same shape, order and dtype, the same on every rank.
+
+    Raises:
+        ValueError: op and average together, an unknown op, a dtype that the op does not take, a set that
+            this rank does not belong to.
+        MismatchError: ranks disagree about dtype, shape, op or factors.
+        PeerLostError: a rank died.
+    """
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    return run(current(), single(operations.allreduce(how), tensor, name, process_set))
+
+
+def allreduce_async(
+    tensor: ArrayLike,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[Array]:
+    """As `allreduce`, without waiting."""
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    return start(current(), single(operations.allreduce(how), tensor, name, process_set))
+
+
+def allreduce_(
+    tensor: Array,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Array:
+    """As `allreduce`, into the array itself, which is returned."""
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    return run(current(), single(operations.allreduce_in_place(how), tensor, name, process_set))
+
+
+def allreduce_async_(
+    tensor: Array,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[Array]:
+    """As `allreduce_`, without waiting."""
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    return start(current(), single(operations.allreduce_in_place(how), tensor, name, process_set))
+
+
+def grouped_allreduce(
+    tensors: Sequence[ArrayLike],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Array]:
+    """As `allreduce`, of a list of arrays that complete together. Returns the list of results."""
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    return run(current(), grouped("allreduce", operations.allreduce(how), tensors, name, process_set))
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[ArrayLike],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[list[Array]]:
+    """As `grouped_allreduce`, without waiting."""
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    return start(current(), grouped("allreduce", operations.allreduce(how), tensors, name, process_set))
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Array],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Array]:
+    """As `grouped_allreduce`, into the arrays themselves, which are returned."""
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    return run(
+        current(), grouped("allreduce", operations.allreduce_in_place(how), tensors, name, process_set)
+    )
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Array],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[list[Array]]:
+    """As `grouped_allreduce_`, without waiting."""
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    return start(
+        current(), grouped("allreduce", operations.allreduce_in_place(how), tensors, name, process_set)
+    )
+
+
+def reducescatter(
+    tensor: ArrayLike,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Array:
+    """Combines an array over all ranks of the set, and gives each its part of the rows. All of them must
+    call it.
+
+    Args:
+        tensor: an array of one dimension at least, of the same shape on every rank and of a dtype as for
+            `allreduce`.
+        name: how the ranks recognise the operation.
+        op: Average, Sum, Min, Max or Product.
+        process_set: the ranks that take part.
+        prescale_factor, postscale_factor: multiply before and after the combination.
+
+    Returns:
+        A new array: this rank's rows of the combination. Dimension 0 is cut in the order of ranks; where it
+            does not
+        divide evenly, the first `rows % size` ranks get one row more.
+
+    Raises:
+        ValueError: an unknown op, a dtype that the op does not take, an array without dimensions.
+        MismatchError: ranks disagree about dtype, shape, op or factors.
+        PeerLostError: a rank died.
+    """
+    how = reduction(op, None, prescale_factor, postscale_factor)
+    describe = operations.reducescatter(how, current(), process_set)
+    return run(current(), single(describe, tensor, name, process_set))
+
+
+def reducescatter_async(
+    tensor: ArrayLike,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle[Array]:
+    """As `reducescatter`, without waiting."""
+    how = reduction(op, None, prescale_factor, postscale_factor)
+    describe = operations.reducescatter(how, current(), process_set)
+    return start(current(), single(describe, tensor, name, process_set))
+
+
+def grouped_reducescatter(
+    tensors: Sequence[ArrayLike],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Array]:
+    """As `reducescatter`, of a list of arrays that complete together. Returns the list of results."""
+    how = reduction(op, None, prescale_factor, postscale_factor)
+    describe = operations.reducescatter(how, current(), process_set)
+    return run(current(), grouped("reducescatter", describe, tensors, name, process_set))
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[ArrayLike],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle[list[Array]]:
+    """As `grouped_reducescatter`, without waiting."""
+    how = reduction(op, None, prescale_factor, postscale_factor)
+    describe = operations.reducescatter(how, current(), process_set)
+    return start(current(), grouped("reducescatter", describe, tensors, name, process_set))

@@ -1,0 +1,40 @@
+// The process sets as this rank's callers know them. The handle table's lock guards it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <unordered_map>
+#include <vector>
+
+#include "plan/request.h"
+
+namespace sirtaki {
+
+struct KnownSet {
+  bool has(int32_t rank) const { return std::binary_search(members.begin(), members.end(), rank); }
+
+  std::vector<int32_t> members;  // ascending
+  bool is_joined = false;        // this rank has joined, and submits no more until all have
+};
+
+class KnownSets {
+ public:
+  explicit KnownSets(int32_t world_size) {
+    std::vector<int32_t> world(static_cast<size_t>(world_size));
+    std::iota(world.begin(), world.end(), 0);
+    add(world_set, std::move(world));
+  }
+
+  KnownSet* find(int32_t number) {
+    const auto found = sets_.find(number);
+    return found == sets_.end() ? nullptr : &found->second;
+  }
+  void add(int32_t number, std::vector<int32_t> members) { sets_[number] = {std::move(members), false}; }
+  void remove(int32_t number) { sets_.erase(number); }
+
+ private:
+  std::unordered_map<int32_t, KnownSet> sets_;
+};
+
+}  // namespace sirtaki

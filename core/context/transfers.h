@@ -1,0 +1,39 @@
+// A plan becomes a transfer: what all ranks agreed on meets this rank's memory.
+#pragma once
+
+#include "context/handle_table.h"
+#include "data/operation.h"
+#include "plan/plan.h"
+
+namespace sirtaki {
+
+class TransferMaker {
+ public:
+  TransferMaker(int32_t rank, HandleTable& handles, bool averages_contributors)
+      : rank_(rank), handles_(handles), averages_contributors_(averages_contributors) {}
+
+  // Not ok when this rank cannot take part (no memory): the context is dead then.
+  Status make(const Plan& plan, Transfer& transfer);
+
+ private:
+  // A tensor of the plan, and this rank's own of it; without an entry where the rank has joined.
+  struct Share {
+    const PlannedTensor& tensor;
+    Entry* entry;
+    const uint8_t* input() const { return entry ? reinterpret_cast<const uint8_t*>(entry->input) : nullptr; }
+    uint8_t* output() const { return entry ? reinterpret_cast<uint8_t*>(entry->output) : nullptr; }
+  };
+
+  Entry* take_entry(const PlannedTensor& tensor, Status& status);
+  void add_whole(const Share& share, Transfer& transfer);
+  void add_scattered(const Share& share, Transfer& transfer);
+  Status add_gathered(const Share& share, Transfer& transfer);
+  Status add_exchanged(const Share& share, Transfer& transfer);
+  Status allocate(const Share& share, int64_t rows);
+
+  int32_t rank_;
+  HandleTable& handles_;
+  bool averages_contributors_;  // else all members of the set, joined or not
+};
+
+}  // namespace sirtaki

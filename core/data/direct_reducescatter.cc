@@ -1,0 +1,76 @@
+// Reduce-scatter by pairwise exchange: each rank sends every other rank that rank's part, and adds up its own in rank
+// order: the first half of the all-reduce.
+#include <algorithm>
+
+#include "data/link_operation.h"
+
+namespace sirtaki {
+namespace {
+
+class DirectReducescatter final : public LinkOperation {
+ public:
+  DirectReducescatter(const LinkSetting& setting, std::shared_ptr<const Transfer> t)
+      : LinkOperation(setting, std::move(t)) {
+    int64_t most = 0;
+    for (const ScatterList& part : transfer().outgoing) most = std::max(most, part.bytes());
+    steps = 2 * ((most + chunk_bytes() - 1) / chunk_bytes());
+    sources_.resize(member_count());
+  }
+
+ private:
+  // Step 2r sends chunk r of every other member's part, step 2r + 1 reduces chunk r of this rank's.
+  Status step(int64_t index, bool& finished) override {
+    const int64_t round = index / 2;
+    if (index % 2 == 1) return reduce_own(round, finished);
+    finished = all_have_room();
+    for (size_t member = 0; finished && member < member_count(); ++member) {
+      const auto [begin, end] = range(member, round);
+      if (member != transfer().own && begin < end)
+        pack_bytes(transfer().outgoing[member], begin, end, compose(member, round, end - begin).data());
+    }
+    return Status::ok();
+  }
+
+  Status reduce_own(int64_t round, bool& finished) {
+    const ScatterList& list = transfer().outgoing[transfer().own];
+    const auto [begin, end] = range(transfer().own, round);
+    finished = begin == end;
+    if (finished) return Status::ok();
+    bool all_here = true;
+    for (size_t member = 0; member < member_count(); ++member) {
+      if (member == transfer().own) continue;
+      std::span<const uint8_t> body;
+      SIRTAKI_TRY(arrived(member, round, end - begin, body));
+      sources_[member] = body.data();
+      if (!body.data()) all_here = false;
+    }
+    if (!all_here) return Status::ok();
+    own_.resize(static_cast<size_t>(end - begin));
+    pack_bytes(list, begin, end, own_.data());
+    sources_[transfer().own] = own_.data();
+    reduce_kernel()(own_.data(), sources_.data(), static_cast<int>(member_count()),
+                    own_.size() / transfer().element_bytes(), transfer().postscale);
+    for (size_t member = 0; member < member_count(); ++member)
+      if (member != transfer().own) consume(member);
+    unpack(list, begin, end, own_.data());
+    finished = true;
+    return Status::ok();
+  }
+
+  std::pair<int64_t, int64_t> range(size_t member, int64_t round) const {
+    const int64_t bytes = transfer().outgoing[member].bytes();
+    return {std::min(bytes, round * chunk_bytes()), std::min(bytes, (round + 1) * chunk_bytes())};
+  }
+
+  std::vector<const void*> sources_;
+  std::vector<uint8_t> own_;
+};
+
+}  // namespace
+
+std::unique_ptr<Operation> make_link_reducescatter(const LinkSetting& setting,
+                                                   std::shared_ptr<const Transfer> transfer) {
+  return std::make_unique<DirectReducescatter>(setting, std::move(transfer));
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,107 @@
+// The collectives through shared memory that only move bytes.
+#include <algorithm>
+#include <cstring>
+
+#include "data/memory_operation.h"
+
+namespace sirtaki {
+namespace {
+
+// The root fills its slots, at most slots_each rounds ahead of the slowest reader.
+class MemoryBroadcast final : public MemoryOperation {
+ public:
+  MemoryBroadcast(const MemorySetting& setting, TransferPtr t) : MemoryOperation(setting, std::move(t)) {
+    rounds = rounds_for(transfer().buffer.bytes(), chunk_bytes());
+    steps = rounds;
+  }
+
+ private:
+  bool step(int64_t round) override {
+    const bool is_root = transfer().own == transfer().root;
+    if (is_root ? !may_write(round) : !is_past(transfer().root, round)) return false;
+    const int64_t begin = round * chunk_bytes(), end = std::min(begin + chunk_bytes(), transfer().buffer.bytes());
+    uint8_t* shared = chunk(transfer().root, round);
+    transfer().buffer.visit(begin, end, [&](const uint8_t* input, uint8_t* output, int64_t offset, int64_t bytes) {
+      const auto count = static_cast<size_t>(bytes);
+      if (is_root) {
+        std::memcpy(shared + offset, input, count);
+        if (output && output != input) std::memcpy(output, input, count);
+      } else if (output) {
+        std::memcpy(output, shared + offset, count);
+      }
+    });
+    if (is_root) lend(round, round);
+    return true;
+  }
+};
+
+// All-gather and all-to-all. What a member sends is one stream of bytes: what it gives to all, or its parts for the
+// others, one after another. In each round every member packs its next chunk of that, and takes from everyone's chunk
+// what is for it: step 2r packs round r, 2r + 1 takes.
+class MemoryExchange final : public MemoryOperation {
+ public:
+  MemoryExchange(const MemorySetting& setting, TransferPtr t) : MemoryOperation(setting, std::move(t)) {
+    const size_t own = transfer().own;
+    int64_t longest = 0;
+    wanted_.resize(member_count());
+    for (size_t from = 0; from < member_count(); ++from) {
+      int64_t length = 0;
+      for (size_t to = 0; is_alltoall() && to < member_count(); ++to) {
+        if (to == from) continue;
+        if (to == own) wanted_[from].begin = length;
+        if (from == own) stream_.append(transfer().outgoing[to]);
+        length += transfer().flow(from, to);
+      }
+      wanted_[from].bytes = transfer().incoming[from].bytes();
+      longest = std::max(longest, is_alltoall() ? length : wanted_[from].bytes);
+    }
+    if (!is_alltoall()) stream_ = transfer().buffer;
+    rounds = std::max<int64_t>(1, rounds_for(longest, chunk_bytes()));
+    steps = 2 * rounds;
+  }
+
+ private:
+  bool is_alltoall() const { return transfer().kind == Kind::alltoall; }
+
+  bool step(int64_t index) override {
+    const int64_t round = index / 2;
+    if (index % 2 == 1) return take_round(round, index);
+    if (!may_write(round)) return false;
+    pack_chunk(stream_, round * chunk_bytes(), std::min((round + 1) * chunk_bytes(), stream_.bytes()), round);
+    lend(round, index + 1);
+    return true;
+  }
+
+  bool take_round(int64_t round, int64_t index) {
+    if (!all_past(index - 1)) return false;
+    for (size_t member = 0; member < member_count(); ++member)
+      if (member != transfer().own) take(member, round);
+    const ScatterList& own = transfer().incoming[transfer().own];
+    const int64_t end = round == rounds - 1 ? own.bytes() : std::min(own.bytes(), (round + 1) * chunk_bytes());
+    copy_own(own, std::min(own.bytes(), round * chunk_bytes()), end);
+    return true;
+  }
+
+  void take(size_t member, int64_t round) {
+    const Slice& part = wanted_[member];
+    const int64_t first = round * chunk_bytes();
+    const int64_t begin = std::max(part.begin, first), end = std::min(part.begin + part.bytes, first + chunk_bytes());
+    if (begin < end)
+      unpack(transfer().incoming[member], begin - part.begin, end - part.begin, chunk(member, round) + (begin - first));
+  }
+
+  ScatterList stream_;
+  std::vector<Slice> wanted_;  // by member: what of its stream is for this rank
+};
+
+}  // namespace
+
+std::unique_ptr<Operation> make_memory_broadcast(const MemorySetting& setting, TransferPtr transfer) {
+  return std::make_unique<MemoryBroadcast>(setting, std::move(transfer));
+}
+
+std::unique_ptr<Operation> make_memory_exchange(const MemorySetting& setting, TransferPtr transfer) {
+  return std::make_unique<MemoryExchange>(setting, std::move(transfer));
+}
+
+}  // namespace sirtaki
