@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -116,6 +117,8 @@ class Context:
         self.is_shut_down = False
         self._orphans: list[tuple[list[int], list[Any]]] = []
         self._numbers: Counter[str] = Counter()
+        self._steps: deque[Callable[[], bool]] = deque()
+        self._is_taking_steps = threading.Lock()
         hosts = [ffi.new("char[]", peer.host.encode()) for peer in topology.peers]
         peers = ffi.new(
             "srt_peer[]", [(host, p.pid, p.host_index) for host, p in zip(hosts, topology.peers, strict=True)]
@@ -189,6 +192,8 @@ class Context:
         """
         number = batch.count - start if count is None else count
         handles = batch.handles + start
+        if self._steps:
+            self._take_steps()
         while True:
             status = _srt_wait(self._pointer, handles, number, SLICE_MS)
             if status == _OK:
@@ -197,6 +202,25 @@ class Context:
                 failure = self._failure(status, batch, start, number)
                 self.release(batch, start, number)
                 raise failure
+            self._take_steps()
+
+    def follow(self, step: Callable[[], bool]) -> None:
+        """Calls `step` now and then while this rank waits, whatever for, until it returns True.
+
+        So does an operation go on that has a second phase, which another rank may already wait for.
+        """
+        self._steps.append(step)
+
+    def _take_steps(self) -> None:
+        if not self._is_taking_steps.acquire(blocking=False):  # another thread is, or a step that waits
+            return
+        try:
+            for _ in range(len(self._steps)):
+                step = self._steps.popleft()
+                if not step():
+                    self._steps.append(step)
+        finally:
+            self._is_taking_steps.release()
 
     def poll(self, batch: Batch, index: int = 0) -> bool:
         """Whether request `index` has ended, well or badly."""

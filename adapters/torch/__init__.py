@@ -8,23 +8,41 @@ from sirtaki.common.handles import Handle, poll, synchronize
 from sirtaki.common.objects import allgather_object, broadcast_object
 from sirtaki.common.observing import *  # noqa: F403
 from sirtaki.common.observing import __all__ as _observing
-from sirtaki.common.ops import Average, Max, Min, Product, Sum
+from sirtaki.common.ops import Adasum, Average, Max, Min, Product, Sum, barrier, join
 from sirtaki.torch import elastic
 from sirtaki.torch.compression import Compression
-from sirtaki.torch.ops import (
+from sirtaki.torch.movements import (
     allgather,
     allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    barrier,
+    alltoall,
+    alltoall_async,
     broadcast,
     broadcast_,
     broadcast_async,
     broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+    recv,
+    recv_async,
+    send,
+    send_async,
 )
 from sirtaki.torch.optimizer import DistributedOptimizer
+from sirtaki.torch.reductions import (
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    reducescatter,
+    reducescatter_async,
+)
+from sirtaki.torch.sparse import sparse_allreduce, sparse_allreduce_async
 from sirtaki.torch.state import broadcast_optimizer_state, broadcast_parameters
 from sirtaki.torch.sync_batch_norm import SyncBatchNorm
 
@@ -33,6 +51,7 @@ __all__ = [
     *_observing,
     "Average",
     "Sum",
+    "Adasum",
     "Min",
     "Max",
     "Product",
@@ -45,13 +64,32 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "reducescatter",
+    "reducescatter_async",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "sparse_allreduce",
+    "sparse_allreduce_async",
     "allgather",
     "allgather_async",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "alltoall",
+    "alltoall_async",
     "broadcast",
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
+    "send",
+    "send_async",
+    "recv",
+    "recv_async",
     "barrier",
+    "join",
     "poll",
     "synchronize",
     "broadcast_parameters",

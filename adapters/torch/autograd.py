@@ -1,4 +1,4 @@
-"""Derivatives of the collectives.
+"""Collectives that autograd can differentiate.
 
 The convention: what is differentiated is the sum of the losses of all ranks. So the derivative of a sum is
 the sum of what comes back on the ranks, that of an average their average, and a rank's slice of a gathered
@@ -8,7 +8,9 @@ all-gather.) All ranks have to run the backward pass, as they ran the forward on
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,69 +19,213 @@ from torch.autograd.function import Function
 from sirtaki._core import request as core
 from sirtaki._core.context import Context
 from sirtaki._core.errors import UnsupportedError
-from sirtaki.common.handles import run, start
+from sirtaki.common.handles import run
 from sirtaki.common.ops import Reduction
+from sirtaki.common.process_sets import ProcessSet
 from sirtaki.torch import operations
+from sirtaki.torch.operations import Describe, grouped, single
 
 _SUM = Reduction(core.SUM)
 
 
-def _derived(name: str | None, what: str = "gradient") -> str | None:
-    return None if name is None else f"{name}.{what}"
+@dataclass(frozen=True)
+class Where:
+    """Among which ranks a collective runs, and under which name."""
+
+    context: Context
+    name: str | None
+    process_set: ProcessSet
+
+    def derived(self, part: str = "gradient") -> Where:
+        """For a collective of the backward pass."""
+        return self if self.name is None else replace(self, name=f"{self.name}.{part}")
+
+    @property
+    def ranks(self) -> list[int]:
+        return self.process_set.members(self.context)
 
 
-def is_recorded(tensor: Any) -> bool:
+@dataclass(frozen=True)
+class Collective:
+    """A collective of one tensor, or of a group of them, and its derivative."""
+
+    kind: ClassVar[str]
+    where: Where
+    is_grouped: bool = False
+
+    def describe(self) -> Describe:
+        raise NotImplementedError
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the derivative does not depend on the inputs' values."""
+        return True
+
+    def derivative(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The gradients of the inputs, by those of the outputs. The inputs of what is linear have no data."""
+        raise NotImplementedError
+
+    def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The results, unrecorded."""
+        context, name, process_set = self.where.context, self.where.name, self.where.process_set
+        if self.is_grouped:
+            return run(context, grouped(context, self.kind, self.describe(), tensors, name, process_set))
+        return [run(context, single(context, self.describe(), tensors[0], name, process_set))]
+
+    def apply(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The results, recorded if autograd follows one of the tensors."""
+        if any(map(_is_recorded, tensors)):
+            return list(_Recorded.apply(self, *tensors))
+        return self.run(tensors)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The result of one tensor, recorded if autograd follows it."""
+        return self.apply([tensor])[0]
+
+
+def _is_recorded(tensor: Any) -> bool:
     """Whether autograd follows what is done with a tensor. What is no tensor is not followed."""
     return getattr(tensor, "requires_grad", False) and torch.is_grad_enabled()
 
 
-class AllReduce(Function):
-    """An all-reduce; sum and average have a derivative."""
+class _Recorded(Function):
+    @staticmethod
+    def forward(ctx: Any, collective: Collective, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.collective = collective
+        kept = [tensor.to("meta") for tensor in tensors] if collective.is_linear else tensors
+        ctx.save_for_backward(*kept)
+        return tuple(collective.run(tensors))
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, context: Context, how: Reduction, name: str | None) -> Tensor:
-        ctx.context, ctx.how, ctx.name = context, how, name
-        return run(context, operations.allreduce(tensor, how, name))
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        contiguous = [gradient.contiguous() for gradient in gradients]
+        return None, *ctx.collective.derivative(ctx.saved_tensors, contiguous)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        if ctx.how.op not in (core.SUM, core.AVERAGE):
+
+@dataclass(frozen=True)
+class _Reducing(Collective):
+    """Min and Max give the gradient to the ranks that have the extreme value, in equal parts."""
+
+    how: Reduction = _SUM
+
+    @property
+    def is_linear(self) -> bool:
+        return self.how.op in (core.SUM, core.AVERAGE)
+
+    def slope(self, tensor: Tensor) -> Tensor:
+        """How much the result grows with this rank's elements, if it is a minimum, maximum or product."""
+        op, where = self.how.op, self.where
+        if op == core.ADASUM or self.how.prescale != 1.0 or self.how.postscale != 1.0:
+            what = "op=Adasum" if op == core.ADASUM else "op=Min, Max or Product and factors"
             raise UnsupportedError(
-                "an all-reduce with op=Min, op=Max or op=Product has no derivative here; use op=Sum or "
-                "op=Average, or pass tensor.detach()"
+                f"a reduction with {what} has no derivative here; use op=Sum or op=Average, pass "
+                "tensor.detach(), or multiply by the factors yourself"
             )
-        reduced = AllReduce.apply(gradient.contiguous(), ctx.context, ctx.how, _derived(ctx.name))
-        return reduced, None, None, None
+        everyone = AllGather(where.derived("everyone")).of(tensor.unsqueeze(0))
+        place = where.ranks.index(where.context.rank)
+        if op == core.PRODUCT:
+            return torch.cat([everyone[:place], everyone[place + 1 :]]).prod(0)
+        everyone = everyone.detach()
+        extreme = everyone.amin(0) if op == core.MIN else everyone.amax(0)
+        attained = (everyone == extreme) | (everyone.isnan() & extreme.isnan())
+        return attained[place].to(tensor.dtype) / attained.sum(0)
 
 
-class AllGather(Function):
-    """An all-gather; ranks may give different numbers of rows."""
+@dataclass(frozen=True)
+class AllReduce(_Reducing):
+    """The same everywhere."""
+
+    kind = "allreduce"
+
+    def describe(self) -> Describe:
+        return operations.allreduce(self.how)
+
+    def derivative(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        back = replace(self, where=self.where.derived())
+        if self.is_linear:
+            return back.apply(gradients)
+        totals = replace(back, how=_SUM).apply(gradients)
+        return [total * self.slope(one) for total, one in zip(totals, inputs, strict=True)]
+
+
+@dataclass(frozen=True)
+class ReduceScatter(_Reducing):
+    """Each rank gets its rows."""
+
+    kind = "reducescatter"
+
+    def describe(self) -> Describe:
+        return operations.reducescatter(self.how, self.where.context, self.where.process_set)
+
+    def derivative(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        everyone = AllGather(self.where.derived(), self.is_grouped).apply(gradients)
+        if not self.is_linear:
+            return [total * self.slope(one) for total, one in zip(everyone, inputs, strict=True)]
+        factor = self.how.prescale * self.how.postscale
+        if self.how.op == core.AVERAGE:
+            factor /= len(self.where.ranks)
+        return [total * factor for total in everyone]
+
+
+@dataclass(frozen=True)
+class AllGather(Collective):
+    """Ranks may give different numbers of rows."""
+
+    kind = "allgather"
+
+    def describe(self) -> Describe:
+        return operations.allgather
+
+    def derivative(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        where = self.where
+        rows = torch.tensor([[one.shape[0] for one in inputs]])
+        before = AllGather(where.derived("rows")).of(rows)[: where.ranks.index(where.context.rank)].sum(0)
+        totals = AllReduce(where.derived(), self.is_grouped).apply(gradients)
+        return [
+            total.narrow(0, int(first), one.shape[0])
+            for total, first, one in zip(totals, before, inputs, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Broadcast(Collective):
+    """All gradients add up on the root; the others' tensors have no influence."""
+
+    kind = "broadcast"
+    root: int = 0
+
+    def describe(self) -> Describe:
+        return operations.broadcast(self.root)
+
+    def derivative(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        totals = AllReduce(self.where.derived(), self.is_grouped).apply(gradients)
+        is_root = self.where.context.rank == self.root
+        return [total if is_root else torch.zeros_like(total) for total in totals]
+
+
+def alltoall(where: Where, splits: Sequence[int] | None, tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows that came, recorded if autograd follows the tensor; and how many came from each rank."""
+    if _is_recorded(tensor):
+        return _AllToAll.apply(where, splits, tensor)
+    describe = operations.alltoall(splits)
+    return run(where.context, single(where.context, describe, tensor, where.name, where.process_set))
+
+
+class _AllToAll(Function):
+    """Gradients go back where the rows came from; rows that went nowhere get zeros."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, context: Context, name: str | None) -> Tensor:
-        ctx.context, ctx.name = context, name
-        ctx.rows = tensor.shape[0] if tensor.dim() else 0
-        return run(context, operations.allgather(tensor, name))
+    def forward(
+        ctx: Any, where: Where, splits: Sequence[int] | None, tensor: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        result, received = alltoall(where, splits, tensor.detach())
+        ctx.where, ctx.rows, ctx.received = where, tensor.shape[0], received.tolist()
+        ctx.mark_non_differentiable(received)
+        return result, received
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        rows = start(ctx.context, operations.allgather(torch.tensor([ctx.rows]), _derived(ctx.name, "rows")))
-        summed = AllReduce.apply(gradient.contiguous(), ctx.context, _SUM, _derived(ctx.name))
-        first = int(rows.wait()[: ctx.context.rank].sum())
-        return summed.narrow(0, first, ctx.rows), None, None
-
-
-class Broadcast(Function):
-    """A broadcast; all gradients add up on the root, the others' tensors have no influence."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, context: Context, root: int, name: str | None) -> Tensor:
-        ctx.context, ctx.root, ctx.name = context, root, name
-        return run(context, operations.broadcast(tensor, root, name))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        summed = AllReduce.apply(gradient.contiguous(), ctx.context, _SUM, _derived(ctx.name))
-        if ctx.context.rank != ctx.root:
-            summed = torch.zeros_like(summed)
-        return summed, None, None, None
+    def backward(ctx: Any, gradient: Tensor, _: Any) -> Any:
+        back, _ = alltoall(ctx.where.derived(), ctx.received, gradient.contiguous())
+        if back.shape[0] < ctx.rows:
+            back = torch.cat([back, back.new_zeros(ctx.rows - back.shape[0], *back.shape[1:])])
+        return None, None, back

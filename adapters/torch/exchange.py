@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sirtaki._core.context import Context
 from sirtaki._core.request import ABSENT, Batch
-from sirtaki.common.ops import Call, Reduction, describe_allreduce
+from sirtaki.common.ops import Call, describe_allreduce
 from sirtaki.common.tensor import ROW_MAJOR
-from sirtaki.torch.compression import Compressor, NoneCompressor
+from sirtaki.torch.compression import NoneCompressor
 from sirtaki.torch.parameters import NamedParameter
+from sirtaki.torch.sparse_gradients import SparseGradients, Terms
 from sirtaki.torch.tensors import CODES, count_write, reducible_view, shares_elements
 
 _dtype_of = attrgetter("dtype")
@@ -29,7 +29,7 @@ class _Result(NamedTuple):
     """An exchanged tensor that is not the gradient itself: a copy, a compressed one, or one in its place."""
 
     slot: int
-    parameter: Tensor
+    which: int
     gradient: Tensor | None
     tensor: Tensor
     undo: Any
@@ -39,21 +39,17 @@ class _Result(NamedTuple):
 class GradientExchange:
     """Submits gradients by the index of their parameter, each once a round, and ends the round."""
 
-    def __init__(
-        self,
-        context: Context,
-        named: Sequence[NamedParameter],
-        how: Reduction,
-        compression: type[Compressor],
-    ) -> None:
-        self._context = context
+    def __init__(self, terms: Terms, named: Sequence[NamedParameter]) -> None:
+        self._context = terms.where.context
+        self._set_number = terms.where.process_set.number(self._context)
         self._names = [name for name, _, _ in named]
         self._parameters = [parameter for _, parameter, _ in named]
         self._groups = [group for _, _, group in named]
         self._dtypes = [parameter.dtype for parameter in self._parameters]
         self._sizes = [parameter.numel() for parameter in self._parameters]
-        self._how = how
-        self._compression = compression
+        self._how = terms.how
+        self._compression = terms.compression
+        self._sparse = SparseGradients(terms, named)
         count = len(named)
         self._described = Batch(count or 1)  # by parameter
         self._batch = Batch(count or 1)  # in the order of submission
@@ -64,13 +60,13 @@ class GradientExchange:
         self._in_place: list[Tensor] = []
         self._results: list[_Result] = []
         for index, parameter in enumerate(self._parameters):
-            if compression is NoneCompressor and parameter.is_contiguous():
+            if terms.compression is NoneCompressor and parameter.is_contiguous():
                 self._describe(index, parameter)
 
     @property
     def is_open(self) -> bool:
         """Whether a round has begun and not ended."""
-        return self._filled > 0
+        return self._filled > 0 or self._sparse.is_open
 
     def submit(self, indices: list[int]) -> None:
         """Submits the gradients of these parameters.
@@ -78,6 +74,7 @@ class GradientExchange:
         Raises:
             ValueError: a gradient that cannot be exchanged, or one whose memory is in use.
         """
+        indices = self._sparse.start(indices, absent=False)
         if not indices:
             return
         parameters = self._parameters
@@ -90,8 +87,14 @@ class GradientExchange:
         self._enqueue(indices, tensors, list(map(Tensor.data_ptr, tensors)))
         self._results += results
 
-    def submit_absent(self, indices: list[int]) -> None:
-        """Says that these are not new. If another rank's is, they count: as they are, or as zeros."""
+    def submit_rest(self, indices: list[int]) -> None:
+        """Says that these are not new: no more will be submitted in this round.
+
+        If another rank's is, they count: as they are, or as zeros.
+        """
+        if self._parameters:
+            self._sparse.ask()
+        indices = self._sparse.start(indices, absent=True)
         if not indices:
             return
         tensors, results = self._each(indices, absent=True)
@@ -108,14 +111,17 @@ class GradientExchange:
             HorovodInternalError: an exchange failed. The round has ended, with undefined gradients.
             KeyboardInterrupt: the wait was cut short. The round is still open.
         """
-        if not self._filled:
+        if not self.is_open:
             return
         try:
-            self._context.wait(self._batch, 0, self._filled)
+            if self._filled:
+                self._context.wait(self._batch, 0, self._filled)
+            self._sparse.learn()
             count_write(self._in_place)
             with torch.no_grad():
                 for result in self._results:
                     self._put_in_place(result)
+                self._sparse.put_in_place()
         except KeyboardInterrupt:
             raise
         except BaseException:
@@ -124,7 +130,9 @@ class GradientExchange:
         self._forget()
 
     def _forget(self) -> None:
-        self._context.release(self._batch, 0, self._filled)
+        if self._filled:
+            self._context.release(self._batch, 0, self._filled)
+        self._sparse.forget()
         self._filled = 0
         self._in_place = []
         self._results = []
@@ -148,10 +156,13 @@ class GradientExchange:
             source = gradient
             if source is None:  # the memory of an absent one is not read
                 source = torch.empty_like(parameter) if absent else torch.zeros_like(parameter)
+            elif source.is_sparse:
+                self._sparse.note(index, source)
+                source = source.to_dense()
             small, undo = self._compression.compress(source.detach())
             tensor = self._describe(index, small)
             tensors.append(tensor)
-            results.append(_Result(slot, parameter, gradient, tensor, undo, absent))
+            results.append(_Result(slot, index, gradient, tensor, undo, absent))
         return tensors, results
 
     def _describe(self, index: int, tensor: Tensor) -> Tensor:
@@ -159,7 +170,7 @@ class GradientExchange:
         view = reducible_view(tensor, self._names[index])
         signature = (view.dtype, tuple(view.shape), view.layout)
         if signature != self._signatures[index]:
-            call = Call(self._names[index], group=self._groups[index])
+            call = Call(self._names[index], self._set_number, self._groups[index])
             describe_allreduce(self._described, view, 0, self._how, call, index)
             self._signatures[index] = signature
             self._order = [-1] * len(self._order)
@@ -191,12 +202,14 @@ class GradientExchange:
     def _put_in_place(self, result: _Result) -> None:
         if result.absent and self._context.untouched(self._batch, result.slot):
             return
-        gradient = result.gradient
-        if gradient is not None and result.tensor.data_ptr() == gradient.data_ptr():
-            count_write([gradient])
-            return
+        gradient, dimensions = result.gradient, self._sparse.dimensions(result.which)
+        if gradient is not None and gradient.layout is torch.strided:
+            if result.tensor.data_ptr() == gradient.data_ptr():
+                count_write([gradient])
+                return
+            dimensions = 0
         restored = self._compression.decompress(result.tensor, result.undo)
-        if gradient is None or shares_elements(gradient):
-            result.parameter.grad = restored
+        if gradient is None or gradient.is_sparse or shares_elements(gradient):
+            self._parameters[result.which].grad = restored.to_sparse(dimensions) if dimensions else restored
         else:
             gradient.copy_(restored)

@@ -2,58 +2,172 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
 from torch import Tensor
 
+from sirtaki._core.context import Context
+from sirtaki._core.request import Batch
 from sirtaki.common import ops
 from sirtaki.common.handles import Operation, spare_batch
 from sirtaki.common.ops import Call, Reduction
+from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.torch.tensors import (
     from_output,
     like,
     reducible_view,
     refuse_overlap,
     row_major_view,
+    rows_like,
     view,
     written,
 )
 
-
-def allreduce(tensor: Tensor, how: Reduction, name: str | None) -> Operation[Tensor]:
-    """Into a new tensor."""
-    source, batch = reducible_view(tensor, name), spare_batch()
-    result, target = like(source)
-    ops.describe_allreduce(batch, source, target, how, Call(name))
-    return Operation(batch, (source, result), lambda *_: result)
+# Describes one tensor's request in a batch; returns what has to stay alive, and what makes the result.
+Finish = Callable[[Context, Batch], Any]
+Describe = Callable[[Batch, Tensor, Call, int], "tuple[Any, Finish]"]
 
 
-def allreduce_in_place(tensor: Tensor, how: Reduction, name: str | None) -> Operation[Tensor]:
-    """Into the tensor itself."""
-    target, batch = reducible_view(tensor, name), spare_batch()
-    if target.owner is not tensor:
-        refuse_overlap(tensor, name)
-    ops.describe_allreduce(batch, target, target.pointer, how, Call(name))
-    return Operation(batch, target, lambda *_: written(tensor, target.owner))
+def single(
+    context: Context,
+    describe: Describe,
+    tensor: Tensor,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Operation[Any]:
+    """One tensor's operation."""
+    batch = spare_batch()
+    keep, finish = describe(batch, tensor, ops.call(context, name, process_set), 0)
+    return Operation(batch, keep, finish)
 
 
-def allgather(tensor: Tensor, name: str | None) -> Operation[Tensor]:
-    """Into a new tensor."""
-    source, batch = row_major_view(tensor, name), spare_batch()
-    ops.describe_allgather(batch, source, Call(name))
-    return Operation(batch, source, lambda context, batch: from_output(context.output(batch)))
+def grouped(
+    context: Context,
+    kind: str,
+    describe: Describe,
+    tensors: Sequence[Tensor],
+    name: str | None,
+    process_set: ProcessSet,
+) -> Operation[list[Any]]:
+    """Operations of a kind ("allreduce", ...) that complete together."""
+    batch = Batch(len(tensors))
+    calls = ops.group_calls(context, kind, name, process_set, len(tensors))
+    parts = [
+        describe(batch, tensor, call, index)
+        for index, (tensor, call) in enumerate(zip(tensors, calls, strict=True))
+    ]
+    return Operation(
+        batch, [keep for keep, _ in parts], lambda *ended: [finish(*ended) for _, finish in parts]
+    )
 
 
-def broadcast(tensor: Tensor, root: int, name: str | None) -> Operation[Tensor]:
-    """Into a new tensor."""
-    source, batch = view(tensor, name), spare_batch()
-    result, target = like(source)
-    ops.describe_broadcast(batch, source, target, root, Call(name))
-    return Operation(batch, (source, result), lambda *_: result)
+def allreduce(how: Reduction) -> Describe:
+    """Into new tensors."""
+
+    def describe(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any, Finish]:
+        source = reducible_view(tensor, call.name)
+        result, target = like(source)
+        ops.describe_allreduce(batch, source, target, how, call, index)
+        return (source, result), lambda *_: result
+
+    return describe
 
 
-def broadcast_in_place(tensor: Tensor, root: int, name: str | None) -> Operation[Tensor]:
-    """Into the tensor itself."""
-    target, batch = view(tensor, name), spare_batch()
-    if target.owner is not tensor:
-        refuse_overlap(tensor, name)
-    ops.describe_broadcast(batch, target, target.pointer, root, Call(name))
-    return Operation(batch, target, lambda *_: written(tensor, target.owner))
+def allreduce_in_place(how: Reduction) -> Describe:
+    """Into the tensors themselves."""
+
+    def describe(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any, Finish]:
+        target = reducible_view(tensor, call.name)
+        if target.owner is not tensor:
+            refuse_overlap(tensor, call.name)
+        ops.describe_allreduce(batch, target, target.pointer, how, call, index)
+        return target, lambda *_: written(tensor, target.owner)
+
+    return describe
+
+
+def reducescatter(how: Reduction, context: Context, process_set: ProcessSet) -> Describe:
+    """This rank's rows, into new tensors."""
+
+    def describe(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any, Finish]:
+        source = row_major_view(tensor, call.name)
+        rows = ops.own_rows(context, source.shape[0], process_set) if source.shape else 0
+        result, target = rows_like(source, rows)
+        ops.describe_reducescatter(batch, source, target, how, call, index)
+        return (source, result), lambda *_: result
+
+    return describe
+
+
+def allgather(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any, Finish]:
+    """Into new tensors."""
+    source = row_major_view(tensor, call.name)
+    ops.describe_allgather(batch, source, call, index)
+    return source, lambda context, batch: from_output(context.output(batch, index))
+
+
+def alltoall(splits: Sequence[int] | None) -> Describe:
+    """Into a new tensor; the result is a pair of it and the rows that came from each rank."""
+
+    def describe(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any, Finish]:
+        source = row_major_view(tensor, call.name)
+        ops.describe_alltoall(batch, source, splits, call, index)
+
+        def finish(context: Context, batch: Batch) -> tuple[Tensor, Tensor]:
+            received = torch.tensor(context.received_splits(batch, index), dtype=torch.int32)
+            return from_output(context.output(batch, index)), received
+
+        return source, finish
+
+    return describe
+
+
+def broadcast(root: int) -> Describe:
+    """Into new tensors."""
+
+    def describe(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any, Finish]:
+        source = view(tensor, call.name)
+        result, target = like(source)
+        ops.describe_broadcast(batch, source, target, root, call, index)
+        return (source, result), lambda *_: result
+
+    return describe
+
+
+def broadcast_in_place(root: int) -> Describe:
+    """Into the tensors themselves."""
+
+    def describe(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any, Finish]:
+        target = view(tensor, call.name)
+        if target.owner is not tensor:
+            refuse_overlap(tensor, call.name)
+        ops.describe_broadcast(batch, target, target.pointer, root, call, index)
+        return target, lambda *_: written(tensor, target.owner)
+
+    return describe
+
+
+def send(ranks: tuple[int, int]) -> Describe:
+    """From a tensor, which is not changed."""
+
+    def describe(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any, Finish]:
+        source = view(tensor, call.name)
+        ops.describe_send(batch, source, ranks, call, index)
+        return source, lambda *_: tensor
+
+    return describe
+
+
+def receive(ranks: tuple[int, int]) -> Describe:
+    """Into a tensor."""
+
+    def describe(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any, Finish]:
+        target = view(tensor, call.name)
+        if target.owner is not tensor:
+            refuse_overlap(tensor, call.name)
+        ops.describe_send(batch, target, ranks, call, index)
+        return target, lambda *_: written(tensor, target.owner)
+
+    return describe

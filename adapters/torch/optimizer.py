@@ -16,9 +16,12 @@ from sirtaki._core import request as core
 from sirtaki._core.context import Context
 from sirtaki._core.current import current
 from sirtaki.common.ops import Average, Reduction, reduction
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.torch.autograd import Where
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.parameters import Groups, check_groups, exchanged, names_of
 from sirtaki.torch.reducer import GradientReducer
+from sirtaki.torch.sparse_gradients import Terms
 from sirtaki.torch.tensors import reducible_view
 
 Optimizer = torch.optim.Optimizer
@@ -33,6 +36,8 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Groups = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Makes an optimizer step with gradients that are averaged over all ranks. All ranks must call it.
 
@@ -57,7 +62,9 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
             afterwards: for 16-bit gradients that would overflow. Needs op=Average.
         num_groups: the older way to say groups=N.
         groups: which gradients travel together, once all of a group are there: so many groups of equal
-            length, or a list of lists of parameters, of which those in none travel as they come.
+            length, or a list of lists of parameters; those in none travel as they come.
+        sparse_as_dense: whether sparse gradients travel as dense ones, instead of the rows that there are.
+        process_set: the ranks that take part; on others it is the plain optimizer.
 
     Returns:
         The optimizer, which now has also `no_sync()`, `synchronize()`, `skip_synchronize()` and
@@ -79,8 +86,9 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     names = names_of(optimizer, named_parameters)
     groups = num_groups if groups is None else groups
     check_groups(optimizer, groups)
-    context = current()
-    settings = _Settings(context, names, groups, how, compression, backward_passes_per_step)
+    where = _where(current(), process_set)
+    terms = Terms(where, how, compression, sparse_as_dense)
+    settings = _Settings(terms, names, groups, backward_passes_per_step)
     reducer = settings.reducer(optimizer)
     kind = type(optimizer)
     distributed: Any = optimizer
@@ -97,24 +105,19 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
 class _Settings:
     """What makes a reducer for whatever parameters the optimizer has."""
 
-    context: Context
+    terms: Terms
     names: dict[Tensor, str]
     groups: Groups
-    how: Reduction
-    compression: type[Compressor]
     passes: int
-    prefix: str = ""
 
     def reducer(self, optimizer: Optimizer) -> GradientReducer:
-        """A reducer for all parameters of the optimizer; for none of them in a world of one."""
-        if not self.prefix:  # two optimizers may have parameters of the same names
-            number = self.context.next_number("optimizer")
-            self.prefix = f"gradient.{number}." if number else "gradient."
-        alone = self.context.size == 1
-        found = [] if alone else exchanged(optimizer, self.names, self.groups, self.prefix)
+        """A reducer for all parameters of the optimizer; for none if there is nobody to exchange with."""
+        where = self.terms.where
+        alone = len(where.ranks) == 1 or where.context.rank not in where.ranks
+        found = [] if alone else exchanged(optimizer, self.names, self.groups, f"{where.name}.")
         for name, parameter, _ in found:
             reducible_view(parameter, name)
-        return GradientReducer(self.context, found, self.how, self.compression, self.passes)
+        return GradientReducer(self.terms, found, self.passes)
 
 
 class _Distributed(Optimizer):
@@ -199,6 +202,12 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     assert isinstance(optimizer, _Distributed)
     optimizer._reducer.stepped()
+
+
+def _where(context: Context, process_set: ProcessSet) -> Where:
+    """Two optimizers may have parameters of the same names, so each has a name of its own."""
+    number = context.next_number(f"optimizer.{process_set.number(context)}")
+    return Where(context, f"gradient.{number}" if number else "gradient", process_set)
 
 
 def _reduction(op: int, predivide: float) -> Reduction:

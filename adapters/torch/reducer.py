@@ -17,11 +17,9 @@ import torch
 from torch import Tensor
 
 from sirtaki._core import request as core
-from sirtaki._core.context import Context
-from sirtaki.common.ops import Reduction
-from sirtaki.torch.compression import Compressor
 from sirtaki.torch.exchange import GradientExchange
 from sirtaki.torch.parameters import NamedParameter
+from sirtaki.torch.sparse_gradients import Terms
 
 _EARLY_BYTES = 1 << 20  # so much leaves while the pass goes on; handing over less costs more than it hides
 _NEVER = 1 << 62
@@ -36,16 +34,16 @@ class GradientReducer:
 
     def __init__(
         self,
-        context: Context,
+        terms: Terms,
         named: Sequence[NamedParameter],
-        how: Reduction,
-        compression: type[Compressor],
         passes_per_round: int = 1,
     ) -> None:
         self.passes_per_round = passes_per_round
-        self._exchange = GradientExchange(context, named, how, compression)
+        self._exchange = GradientExchange(terms, named)
         self._named = named
-        self._adds_up = how.op == core.AVERAGE  # a second pass on top of a reduced gradient does no harm
+        self._adds_up = (
+            terms.how.op == core.AVERAGE
+        )  # a second pass on top of a reduced gradient does no harm
         self._fired: dict[int, None] = {}  # in order, and not submitted yet
         self._submitted: set[int] = set()  # in this round
         self._reduced: dict[int, weakref.ref[Tensor]] = {}  # gradients that must not grow any more
@@ -182,10 +180,9 @@ class GradientReducer:
 
     def _submit_all(self) -> None:
         self._submit_fired()
-        if len(self._submitted) < len(self._named):
-            absent = [index for index in range(len(self._named)) if index not in self._submitted]
-            self._exchange.submit_absent(absent)
-            self._submitted.update(absent)
+        absent = [index for index in range(len(self._named)) if index not in self._submitted]
+        self._exchange.submit_rest(absent)
+        self._submitted.update(absent)
 
     def _submit_fired(self) -> None:
         fired, self._fired = list(self._fired), {}

@@ -9,14 +9,9 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sirtaki._core import request as core
-from sirtaki._core.context import Context
 from sirtaki._core.current import find
-from sirtaki.common.handles import run
-from sirtaki.common.ops import Reduction
-from sirtaki.torch import operations
-
-_SUM = Reduction(core.SUM)
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.torch.autograd import AllGather, AllReduce, Where
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -27,7 +22,8 @@ class SyncBatchNorm(_BatchNorm):
     (2d, 3d) does with the ranks' batches in one: forward, backward, and to the running statistics. In
     evaluation, and in a world of one, nothing is exchanged.
 
-    The arguments are those of `torch.nn.BatchNorm2d`. The input has 2 dimensions at least, (rows, channels,
+    The arguments are those of `torch.nn.BatchNorm2d`, and `process_set`: the ranks among which it
+    synchronises; to the others it is the plain layer. The input has 2 dimensions at least, (rows, channels,
     ...), and a floating dtype; 16-bit elements are computed in 32 bits. It can be differentiated once.
 
     Raises:
@@ -35,6 +31,12 @@ class SyncBatchNorm(_BatchNorm):
         MismatchError: ranks disagree about the number of channels.
         PeerLostError: a rank died.
     """
+
+    def __init__(
+        self, num_features: int, *options: Any, process_set: ProcessSet = global_process_set, **named: Any
+    ) -> None:
+        super().__init__(num_features, *options, **named)
+        self.process_set = process_set
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  # torch's name
         if input.dim() < 2:
@@ -45,12 +47,14 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
         self._check_input_dim(input)
         context = find() if self.training else None
-        if context is None or context.size == 1:
-            return super().forward(input)
-        return self._over_all_ranks(input, context)
+        if context is not None:
+            where = Where(context, None, self.process_set)
+            if context.rank in where.ranks and len(where.ranks) > 1:
+                return self._over_all_ranks(input, where)
+        return super().forward(input)
 
-    def _over_all_ranks(self, batch: Tensor, context: Context) -> Tensor:
-        result, mean, variance, count = _Normalise.apply(batch, self.weight, self.bias, self.eps, context)
+    def _over_all_ranks(self, batch: Tensor, where: Where) -> Tensor:
+        result, mean, variance, count = _Normalise.apply(batch, self.weight, self.bias, self.eps, where)
         if self.track_running_stats:
             self._track(mean, variance * (count / (count - 1)))
         return result
@@ -68,20 +72,23 @@ class SyncBatchNorm(_BatchNorm):
         self.running_var.lerp_(variance.to(self.running_var.dtype), share)
 
     @classmethod
-    def convert_sync_batchnorm(cls, module: torch.nn.Module) -> torch.nn.Module:
+    def convert_sync_batchnorm(
+        cls, module: torch.nn.Module, process_set: ProcessSet | None = None
+    ) -> torch.nn.Module:
         """Replaces all batch normalisation layers of a module; they keep their parameters and buffers.
 
         Returns `module` itself, changed in place, or its replacement if it is such a layer.
         """
         if isinstance(module, _BatchNorm) and not isinstance(module, cls):
-            return cls._replacing(module)
+            return cls._replacing(module, process_set or global_process_set)
         for name, child in module.named_children():
-            setattr(module, name, cls.convert_sync_batchnorm(child))
+            setattr(module, name, cls.convert_sync_batchnorm(child, process_set))
         return module
 
     @classmethod
-    def _replacing(cls, layer: _BatchNorm) -> SyncBatchNorm:
-        new = cls(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+    def _replacing(cls, layer: _BatchNorm, process_set: ProcessSet) -> SyncBatchNorm:
+        options = layer.eps, layer.momentum, layer.affine, layer.track_running_stats
+        new = cls(layer.num_features, *options, process_set=process_set)
         new.weight, new.bias = layer.weight, layer.bias
         new.running_mean, new.running_var = layer.running_mean, layer.running_var
         new.num_batches_tracked = layer.num_batches_tracked
@@ -103,7 +110,7 @@ def _wide(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _statistics(batch: Tensor, context: Context) -> tuple[Tensor, Tensor, float]:
+def _statistics(batch: Tensor, where: Where) -> tuple[Tensor, Tensor, float]:
     """Mean and variance of each channel (float64), and the number of values a channel, over all ranks.
 
     They are combined from each rank's count, mean and sum of squared deviations: T. F. Chan, G. H. Golub and
@@ -115,7 +122,7 @@ def _statistics(batch: Tensor, context: Context) -> tuple[Tensor, Tensor, float]
     if count:
         variance, mean = torch.var_mean(batch.to(_wide(batch)), _over_rows(batch), correction=0)
         own[0] = torch.cat([torch.tensor([count]), mean.double(), variance.double() * count])
-    parts = run(context, operations.allgather(own, None))
+    parts = AllGather(where).of(own)
     counts, means, squares = parts.split([1, channels, channels], dim=1)
     total = float(counts.sum())
     if total < 2:
@@ -133,10 +140,10 @@ class _Normalise(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, batch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, context: Context
+        ctx: Any, batch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, where: Where
     ) -> tuple[Tensor, Tensor, Tensor, float]:
-        mean, variance, count = _statistics(batch, context)
-        ctx.context, ctx.count = context, count
+        mean, variance, count = _statistics(batch, where)
+        ctx.where, ctx.count = where, count
         deviation = (variance + eps).rsqrt()
         ctx.save_for_backward(batch, weight, mean, deviation)
         ctx.mark_non_differentiable(mean, variance)
@@ -154,7 +161,7 @@ class _Normalise(Function):
         centred = batch - _by_channel(mean, batch)
         sums = torch.stack([wide.sum(rows), (wide * centred).sum(rows)]).double()
         for_bias, for_weight = sums[0], sums[1] * deviation
-        mean_gradient, slope = run(ctx.context, operations.allreduce(sums, _SUM, None)) / ctx.count
+        mean_gradient, slope = AllReduce(ctx.where).of(sums) / ctx.count
         slope = slope * deviation.square()
         scale = deviation if weight is None else deviation * weight
         inner = wide - _by_channel(mean_gradient, batch) - centred * _by_channel(slope, batch)

@@ -134,6 +134,12 @@ def like(source: TensorView) -> tuple[Tensor, int]:
     return result, result.data_ptr()
 
 
+def rows_like(source: TensorView, rows: int) -> tuple[Tensor, int]:
+    """A new tensor of so many rows like the source's, and its address."""
+    result = torch.empty((rows, *source.shape[1:]), dtype=source.owner.dtype)
+    return result, result.data_ptr()
+
+
 def from_output(output: Output) -> Tensor:
     """The core's result as a tensor that owns it."""
     dtype = _DTYPES[output.dtype]

@@ -61,6 +61,37 @@ COLLECTIVES: dict[str, tuple[Collective, Callable[[int], tuple[int, ...]]]] = {
     "broadcast of the last": (lambda x: hvd.broadcast(x, hvd.size() - 1, name="last"), lambda _: (2, 2)),
     "gather of equal parts": (lambda x: hvd.allgather(x), lambda _: (2, 2)),
     "gather of unequal parts": (lambda x: hvd.allgather(x, name="rows"), lambda rank: ((rank + 1) % 3, 2)),
+    "minimum": (lambda x: hvd.allreduce(x, op=hvd.Min), lambda _: (2, 3)),
+    "maximum": (lambda x: hvd.allreduce(x, op=hvd.Max, name="most"), lambda _: (2, 3)),
+    "product": (lambda x: hvd.allreduce(x, op=hvd.Product), lambda _: (2, 3)),
+    "product with zeros": (lambda x: hvd.allreduce(x * (x > 0), op=hvd.Product), lambda _: (5,)),
+    "group": (
+        lambda x: torch.cat(hvd.grouped_allreduce([x[:1].sin(), x[1:]], op=hvd.Sum, name="both")),
+        lambda _: (3, 2),
+    ),
+    "group of products": (
+        lambda x: torch.cat(hvd.grouped_allreduce([x[:1], x[1:]], op=hvd.Product)),
+        lambda _: (3, 2),
+    ),
+    "scatter of a sum": (lambda x: hvd.reducescatter(x, op=hvd.Sum, prescale_factor=0.5), lambda _: (5, 2)),
+    "scatter of an average": (
+        lambda x: hvd.reducescatter(x, name="mean", postscale_factor=3.0),
+        lambda _: (4,),
+    ),
+    "scatter of a maximum": (lambda x: hvd.reducescatter(x, op=hvd.Max), lambda _: (5, 2)),
+    "scatter of a group": (
+        lambda x: torch.cat(hvd.grouped_reducescatter([x, x[1:].cos()], op=hvd.Sum)),
+        lambda _: (4, 2),
+    ),
+    "gather of a group": (
+        lambda x: torch.cat(hvd.grouped_allgather([x, x[1:].cos()])),
+        lambda rank: (rank + 1, 2),
+    ),
+    "exchange of equal parts": (lambda x: hvd.alltoall(x), lambda _: (2 * hvd.size(), 2)),
+    "exchange of unequal parts": (
+        lambda x: hvd.alltoall(x, splits=[rank % 2 for rank in range(hvd.size())], name="some")[0],
+        lambda rank: (hvd.size() + rank, 2),
+    ),
     "a chain": (lambda x: hvd.allgather(hvd.allreduce(x.sin()) * hvd.broadcast(x, 0)), lambda _: (3,)),
 }
 
@@ -91,12 +122,61 @@ def a_gradient_that_is_expanded() -> None:
     assert mine.grad.tolist() == [[hvd.size()] * 3] * 2
 
 
-@case(op=["Min", "Max", "Product"])
-def operations_without_a_derivative(op: str) -> None:
-    mine = torch.ones(3, requires_grad=True)
-    result = hvd.allreduce(mine, op=getattr(hvd, op))
-    with pytest.raises(ValueError, match=r"no derivative.*op=Sum"):
-        result.sum().backward()
+@case()
+def second_derivatives_of_a_product() -> None:
+    """Of the product over ranks, with a zero on the first of them."""
+    mine = torch.full((2,), float(hvd.rank()), dtype=torch.float64, requires_grad=True)
+    product = hvd.allreduce(mine, op=hvd.Product)
+    (first,) = torch.autograd.grad(product.sum(), mine, create_graph=True)
+    factors = torch.arange(1.0, hvd.size()).prod() if hvd.rank() == 0 else torch.zeros(())
+    assert torch.equal(first.detach(), torch.full((2,), hvd.size() * float(factors), dtype=torch.float64))
+    if hvd.size() == 2:
+        (second,) = torch.autograd.grad(first.sum(), mine)
+        assert second.tolist() == [2.0, 2.0]
+
+
+@case(op=["Min", "Max"])
+def extremes_that_several_ranks_have(op: str) -> None:
+    """They share the gradient equally, as the elements of one tensor do."""
+    mine = torch.tensor([1.0, float(hvd.rank() % 2), float("nan")], requires_grad=True)
+    hvd.allreduce(mine, op=getattr(hvd, op)).sum().backward()
+    everyone = torch.tensor([[1.0, rank % 2, float("nan")] for rank in range(hvd.size())], requires_grad=True)
+    (everyone.amin(0) if op == "Min" else everyone.amax(0))[:2].sum().backward()
+    assert everyone.grad is not None
+    expected = everyone.grad[hvd.rank(), :2] * hvd.size()
+    torch.testing.assert_close(mine.grad[:2], expected)
+    assert mine.grad[2] == 1.0
+
+
+@case()
+def operations_without_a_derivative() -> None:
+    for options in ({"op": hvd.Adasum}, {"op": hvd.Max, "prescale_factor": 2.0}):
+        mine = torch.ones(3, requires_grad=True)
+        result = hvd.allreduce(mine, **options)
+        with pytest.raises(ValueError, match=r"no derivative.*op=Sum"):
+            result.sum().backward()
+
+
+@case(least=2)
+def derivatives_over_process_sets() -> None:
+    """The last ranks among themselves; the first is not in the set, and the root is its last rank."""
+    some = hvd.add_process_set(range(1, hvd.size()))
+    if hvd.rank() > 0:
+        mine = torch.full((2,), float(hvd.rank()), requires_grad=True)
+        results = (
+            hvd.allreduce(mine, process_set=some) * 2,
+            hvd.allreduce(mine, op=hvd.Max, process_set=some) * 3,
+            hvd.allgather(mine, process_set=some).sum() * 5,
+            hvd.broadcast(mine, hvd.size() - 1, process_set=some) * 7,
+            hvd.reducescatter(mine.repeat(hvd.size() - 1), op=hvd.Sum, process_set=some) * 11,
+            hvd.alltoall(mine.repeat(hvd.size() - 1), process_set=some).sum() * 13,
+        )
+        sum(result.sum() for result in results).backward()
+        count = hvd.size() - 1
+        is_last = hvd.rank() == count
+        expected = 2 + 3 * count * is_last + 5 * count + 7 * count * is_last + 11 * count + 13 * count
+        assert mine.grad.tolist() == [expected] * 2
+    hvd.remove_process_set(some)
 
 
 @case(name=["none", "fp16", "bf16"])

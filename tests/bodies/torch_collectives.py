@@ -15,7 +15,7 @@ from sirtaki.common.tensor import DTYPE_CODES
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 4), (70_001,)]
 MOVABLE = {name: getattr(torch, name) for name in DTYPE_CODES if hasattr(torch, name)}
 BITS_ONLY = [getattr(torch, name) for name in ("float8_e8m0fnu", "float4_e2m1fn_x2") if hasattr(torch, name)]
-REDUCIBLE = ("int32", "int64", "float16", "bfloat16", "float32", "float64")
+REDUCIBLE = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 OPS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "Sum": (hvd.Sum, lambda all_ranks: all_ranks.sum(0)),
     "Average": (hvd.Average, lambda all_ranks: all_ranks.sum(0) / all_ranks.shape[0]),

@@ -154,15 +154,6 @@ def parameters_that_cannot_be_exchanged() -> None:
 
 
 @case(least=2)
-def sparse_gradients() -> None:
-    model = nn.Embedding(5, 2, sparse=True)
-    optimizer = distributed(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    refused(lambda: model(torch.tensor([1, 2])).sum().backward(), "gradient.weight", "sparse=False")
-    optimizer.zero_grad()
-    still_works()
-
-
-@case(least=2)
 def parameters_of_two_optimizers_in_one_pass() -> None:
     model = network()
     first, second = distributed(model), distributed(model)

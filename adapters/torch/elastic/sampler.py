@@ -9,8 +9,7 @@ import torch
 from torch.utils.data import Sampler
 
 from sirtaki._core.current import current
-from sirtaki.common.handles import run
-from sirtaki.torch import operations
+from sirtaki.torch.movements import allgather
 
 
 class ElasticSampler(Sampler[int]):
@@ -62,7 +61,7 @@ class ElasticSampler(Sampler[int]):
             PeerLostError: a rank died.
         """
         mine = self._processed.nonzero().flatten()
-        self._processed[run(current(), operations.allgather(mine, None))] = True
+        self._processed[allgather(mine)] = True
 
     @property
     def processed_indices(self) -> set[int]:

@@ -1,0 +1,270 @@
+"""Collective operations on torch tensors that combine them.
+
+Every rank of the process set has to call the same operations with the same names. Calls without a name are
+numbered per kind, so they match as long as all ranks make them in the same order. Wrong arguments raise
+ValueError, and nothing is queued. What goes wrong between ranks raises a HorovodInternalError: MismatchError
+if they disagree (the next operation works), PeerLostError if a rank died.
+
+Each operation has a form that waits and one, `..._async`, that returns a handle at once:
+`synchronize(handle)` returns what the other would have. Until then, do not change what it reads, nor touch
+what it writes. Names that end in an underscore work in place. A grouped operation completes all its tensors
+together; the lists have the same length on all ranks.
+
+The forms that wait and return new tensors can be differentiated: `sirtaki.torch.autograd` states how. The
+others are not recorded for autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from sirtaki._core.current import current
+from sirtaki.common.handles import Handle, run, start
+from sirtaki.common.ops import Average, reduction
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.torch import operations
+from sirtaki.torch.autograd import AllReduce, Collective, ReduceScatter, Where
+from sirtaki.torch.compression import Compression, Compressor
+from sirtaki.torch.operations import grouped, single
+from sirtaki.torch.tensors import code_of
+
+
+def allreduce(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor:
+    """Combines a tensor over all ranks of the set, element by element. All of them must call it.
+
+    Args:
+        tensor: a dense CPU tensor of any shape, the same on every rank, of a numeric dtype; bool for Min,
+            Max and Product; complex for Sum and Average.
+        average: the older way to say op=Average (True) or op=Sum (False).
+        name: how the ranks recognise the operation.
+        compression: Compression.fp16 or Compression.bf16 to exchange floating elements in 16 bits.
+        op: Average (default), Sum, Min, Max, Product, or Adasum (floating dtypes). An integer Average
+            truncates toward zero.
+        prescale_factor, postscale_factor: multiply before and after the combination.
+        process_set: the ranks that take part.
+
+    Returns:
+        A new tensor of the same shape, order and dtype, the same on every rank.
+
+    Raises:
+        ValueError: op and average together, an unknown op, a tensor that cannot be combined, a set that
+            this rank does not belong to.
+        MismatchError: ranks disagree about dtype, shape, op or factors.
+        PeerLostError: a rank died.
+    """
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    where = Where(current(), name, process_set)
+    return _compressed(AllReduce(where, how=how), [tensor], compression)[0]
+
+
+def allreduce_async(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[Tensor]:
+    """As `allreduce`, without waiting."""
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    context = current()
+    return start(context, single(context, operations.allreduce(how), tensor, name, process_set))
+
+
+def allreduce_(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor:
+    """As `allreduce`, into the tensor itself, which is returned."""
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    context = current()
+    return run(context, single(context, operations.allreduce_in_place(how), tensor, name, process_set))
+
+
+def allreduce_async_(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[Tensor]:
+    """As `allreduce_`, without waiting."""
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    context = current()
+    return start(context, single(context, operations.allreduce_in_place(how), tensor, name, process_set))
+
+
+def grouped_allreduce(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Tensor]:
+    """As `allreduce`, of a list of tensors that complete together. Returns the list of results."""
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    where = Where(current(), name, process_set)
+    return _compressed(AllReduce(where, True, how), tensors, compression)
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[list[Tensor]]:
+    """As `grouped_allreduce`, without waiting."""
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    context = current()
+    return start(
+        context, grouped(context, "allreduce", operations.allreduce(how), tensors, name, process_set)
+    )
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Tensor]:
+    """As `grouped_allreduce`, into the tensors themselves, which are returned."""
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    context, describe = current(), operations.allreduce_in_place(how)
+    return run(context, grouped(context, "allreduce", describe, tensors, name, process_set))
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[list[Tensor]]:
+    """As `grouped_allreduce_`, without waiting."""
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    context, describe = current(), operations.allreduce_in_place(how)
+    return start(context, grouped(context, "allreduce", describe, tensors, name, process_set))
+
+
+def reducescatter(
+    tensor: Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Tensor:
+    """Combines a tensor over all ranks of the set, and gives each its part of the rows. All must call it.
+
+    Args:
+        tensor: a dense CPU tensor of one dimension at least, of the same shape on every rank and of a dtype
+            as for `allreduce`.
+        name: how the ranks recognise the operation.
+        compression: Compression.fp16 or Compression.bf16 to exchange floating elements in 16 bits.
+        op: Average, Sum, Min, Max or Product.
+        process_set: the ranks that take part.
+        prescale_factor, postscale_factor: multiply before and after the combination.
+
+    Returns:
+        A new tensor: this rank's rows of the combination. Dimension 0 is cut in the order of ranks; where it
+        does not divide evenly, the first `rows % size` ranks get one row more.
+
+    Raises:
+        ValueError: an unknown op, a tensor that cannot be combined or has no dimensions.
+        MismatchError: ranks disagree about dtype, shape, op or factors.
+        PeerLostError: a rank died.
+    """
+    how = reduction(op, None, prescale_factor, postscale_factor)
+    where = Where(current(), name, process_set)
+    return _compressed(ReduceScatter(where, how=how), [tensor], compression)[0]
+
+
+def reducescatter_async(
+    tensor: Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle[Tensor]:
+    """As `reducescatter`, without waiting."""
+    how = reduction(op, None, prescale_factor, postscale_factor)
+    context = current()
+    describe = operations.reducescatter(how, context, process_set)
+    return start(context, single(context, describe, tensor, name, process_set))
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Tensor]:
+    """As `reducescatter`, of a list of tensors that complete together. Returns the list of results."""
+    how = reduction(op, None, prescale_factor, postscale_factor)
+    where = Where(current(), name, process_set)
+    return _compressed(ReduceScatter(where, True, how), tensors, compression)
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Tensor],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle[list[Tensor]]:
+    """As `grouped_reducescatter`, without waiting."""
+    how = reduction(op, None, prescale_factor, postscale_factor)
+    context = current()
+    describe = operations.reducescatter(how, context, process_set)
+    return start(context, grouped(context, "reducescatter", describe, tensors, name, process_set))
+
+
+def _compressed(
+    collective: Collective, tensors: Sequence[Tensor], compression: type[Compressor]
+) -> list[Tensor]:
+    """Runs a collective on compressed tensors, recorded for autograd."""
+    if compression is Compression.none:
+        return collective.apply(tensors)
+    small: list[tuple[Tensor, Any]] = []
+    for tensor in tensors:
+        code_of(tensor, collective.where.name)
+        small.append(compression.compress(tensor))
+    results = collective.apply([one for one, _ in small])
+    return [compression.decompress(one, undo) for one, (_, undo) in zip(results, small, strict=True)]

@@ -1,0 +1,179 @@
+"""All-reduce of sparse tensors, in two phases.
+
+First all ranks gather which rows each of them has. Then each knows the same, and they choose the same way for
+the rows themselves: where few are had by several ranks, they are gathered too and added up here ("gather");
+else a dense all-reduce of the rows that any rank has moves less ("reduce").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sirtaki._core import request as core
+from sirtaki._core.current import current
+from sirtaki._core.errors import UnsupportedError
+from sirtaki.common.handles import Handle, start
+from sirtaki.common.ops import Average, Reduction, reduction
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.torch import operations
+from sirtaki.torch.autograd import Where
+from sirtaki.torch.compression import Compression, Compressor
+from sirtaki.torch.operations import single
+
+_NEW, _ABSENT = -1, -2  # what a rank's row numbers begin with
+_NAMES_BEFORE_WRAP = 1024
+
+
+class SparseReduction:
+    """A sparse all-reduce in flight. Calling it, or `wait()`, waits and returns the result.
+
+    The second phase begins when this rank waits for anything: ranks may wait in any order.
+
+    Attributes:
+        chosen: how the rows travel, "gather" or "reduce"; None as long as that is not known, and if the
+            tensor is absent on all ranks.
+    """
+
+    def __init__(
+        self,
+        where: Where,
+        how: Reduction,
+        tensor: Tensor,
+        compression: type[Compressor] = Compression.none,
+        is_new: bool = True,
+    ) -> None:
+        self.chosen: str | None = None
+        self._where, self._how, self._compression = where, how, compression
+        tensor = tensor.detach().coalesce()
+        self._shape, self._dimensions = tensor.shape, tensor.sparse_dim()
+        self._own, self._values = self._numbered(tensor.indices()), tensor.values()
+        self._lock = threading.Lock()
+        self._is_waited_for = False
+        self._rows: Handle[Any] | None = None
+        self._union = self._places = torch.empty(0, dtype=torch.int64)
+        marked = torch.cat([torch.tensor([_NEW if is_new else _ABSENT]), self._own])
+        self._numbers = self._start(operations.allgather, marked, "numbers")
+        where.context.follow(self._proceeds)
+
+    def wait(self) -> Tensor | None:
+        """The result, a coalesced sparse tensor; None if the tensor is absent on all ranks.
+
+        Raises:
+            HorovodInternalError: the operation failed.
+        """
+        with self._lock:
+            self._is_waited_for = True  # this thread begins the second phase as soon as the first has ended
+        self._numbers.wait()
+        self._proceed()
+        if self._rows is None:
+            return None
+        rows = self._compression.decompress(self._rows.wait(), self._undo)
+        if self.chosen == "gather":
+            rows = self._added_up(rows)
+        shape = self._shape[: self._dimensions]
+        indices = torch.stack(torch.unravel_index(self._union, shape))
+        return torch.sparse_coo_tensor(indices, rows, self._shape, is_coalesced=True)
+
+    __call__ = wait
+
+    def _start(self, describe: operations.Describe, tensor: Tensor, part: str) -> Handle[Any]:
+        where = self._where.derived(part)
+        return start(where.context, single(where.context, describe, tensor, where.name, where.process_set))
+
+    def _numbered(self, indices: Tensor) -> Tensor:
+        """One number for each column of indices: its place in row-major order."""
+        numbers = torch.zeros(indices.shape[1], dtype=torch.int64)
+        for extent, along in zip(self._shape, indices, strict=False):
+            numbers = numbers * extent + along
+        return numbers
+
+    def _proceeds(self) -> bool:
+        """Begins the second phase if the first has ended. Returns whether there is no more to do."""
+        with self._lock:
+            if self._is_waited_for:
+                return True
+            if not self._numbers.poll():
+                return False
+            with contextlib.suppress(Exception):  # whoever waits gets it, too
+                self._proceed()
+            return True
+
+    def _proceed(self) -> None:
+        """The second phase. Does nothing if it has begun, or if no rank has anything new."""
+        gathered = self._numbers.wait()
+        if self.chosen is not None or not (gathered == _NEW).any():
+            return
+        numbers = gathered[gathered >= 0]
+        self._union, self._places = numbers.unique(return_inverse=True)
+        adds_up = self._how.op in (core.SUM, core.AVERAGE)
+        self.chosen = "gather" if adds_up and len(numbers) < 2 * len(self._union) else "reduce"
+        values, self._undo = self._compression.compress(self._values)
+        if self.chosen == "gather":
+            self._rows = self._start(operations.allgather, values, "rows")
+            return
+        rows = values.new_zeros(len(self._union), *values.shape[1:])
+        rows[torch.searchsorted(self._union, self._own)] = values
+        self._rows = self._start(operations.allreduce(self._how), rows, "rows")
+
+    def _added_up(self, rows: Tensor) -> Tensor:
+        """The sums or averages of the rows of the same number, in the order of ranks."""
+        wide = rows.dtype if rows.element_size() > 2 else torch.float32
+        total = torch.zeros(len(self._union), *rows.shape[1:], dtype=wide)
+        total.index_add_(0, self._places, rows.to(wide) * self._how.prescale)
+        factor = self._how.postscale
+        if self._how.op == core.AVERAGE:
+            factor /= len(self._where.ranks)
+        return (total * factor).to(rows.dtype)
+
+
+def sparse_allreduce_async(
+    tensor: Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+) -> SparseReduction:
+    """As `sparse_allreduce`, without waiting: calling what it returns waits, and returns the tensor."""
+    if not (isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo and tensor.is_cpu):
+        raise UnsupportedError(
+            "sparse_allreduce takes a sparse COO tensor in the memory of the CPU; use allreduce for dense "
+            "ones, and tensor.to_sparse_coo() for other layouts"
+        )
+    context = current()
+    if name is None:
+        number = context.next_number(f"sparse_allreduce.{process_set.number(context)}")
+        name = f"sparse_allreduce.noname.{number % _NAMES_BEFORE_WRAP}"
+    return SparseReduction(Where(context, name, process_set), reduction(op, None), tensor)
+
+
+def sparse_allreduce(
+    tensor: Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor:
+    """Combines a sparse tensor over all ranks of the set. All of them must call it.
+
+    Only rows (slices of the dense dimensions) that a rank has travel. Autograd does not follow it.
+
+    Args:
+        tensor: a sparse COO CPU tensor, of one shape, dtype and number of sparse dimensions on all ranks.
+        name: how the ranks recognise the operation.
+        op: as of `allreduce`; what a rank does not have counts as zeros.
+        process_set: the ranks that take part.
+
+    Returns:
+        A new coalesced sparse tensor, the same on every rank, with the rows that any rank has.
+
+    Raises:
+        ValueError: another tensor, an unknown op, a set that this rank does not belong to.
+        MismatchError: ranks disagree about dtype, the dense dimensions, or op.
+        PeerLostError: a rank died.
+    """
+    result = sparse_allreduce_async(tensor, name, op, process_set)()
+    assert result is not None  # it is new on this rank
+    return result

@@ -1,0 +1,130 @@
+"""Gradients that are sparse on some rank.
+
+Which ones are, the ranks learn from each other: the first time, a sparse gradient travels as a dense one, and
+beside the gradients of each round goes what is news about that, usually nothing. From then on all ranks send
+its rows, also those whose own passes have never touched it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sirtaki._core.context import Context
+from sirtaki._core.request import ABSENT, MAX, Batch
+from sirtaki.common import ops
+from sirtaki.common.ops import Reduction
+from sirtaki.torch.autograd import Where
+from sirtaki.torch.compression import Compressor
+from sirtaki.torch.parameters import NamedParameter
+from sirtaki.torch.sparse import SparseReduction
+from sirtaki.torch.tensors import view
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How the gradients of an optimizer are exchanged: among which ranks, combined how, in what form."""
+
+    where: Where
+    how: Reduction
+    compression: type[Compressor]
+    sparse_as_dense: bool = False
+
+
+class SparseGradients:
+    """Knows which gradients are sparse, and exchanges the rows of those."""
+
+    def __init__(self, terms: Terms, named: Sequence[NamedParameter]) -> None:
+        self._terms = terms
+        self._context: Context = terms.where.context
+        self._names = [one.name for one in named]
+        parameters = [one.parameter for one in named]
+        self._parameters = parameters
+        self._dimensions = [0] * len(parameters)  # how many are sparse, as far as all ranks know
+        self._known: set[int] = set()  # whose rows travel
+        self._news = torch.zeros(max(len(parameters), 1), dtype=torch.int32)
+        self._in_flight: dict[int, SparseReduction] = {}
+        self._has_asked = False
+        self._batch = Batch(1)
+        where = terms.where.derived("which are sparse")
+        call = ops.call(where.context, where.name, where.process_set)
+        ops.describe_allreduce(self._batch, view(self._news), self._news.data_ptr(), Reduction(MAX), call)
+
+    @property
+    def is_open(self) -> bool:
+        return self._has_asked or bool(self._in_flight)
+
+    def dimensions(self, index: int) -> int:
+        """How many dimensions of this gradient are sparse, as far as all ranks know."""
+        return self._dimensions[index]
+
+    def note(self, index: int, gradient: Tensor) -> None:
+        """This rank has seen a sparse gradient."""
+        if self._dimensions[index] < gradient.sparse_dim():
+            self._news[index] = gradient.sparse_dim()
+
+    def start(self, indices: list[int], absent: bool) -> list[int]:
+        """Starts the exchange of those among these gradients whose rows travel; returns the others."""
+        if self._known.isdisjoint(indices):
+            return indices
+        for index in indices:
+            if index in self._known:
+                terms = self._terms
+                where = replace(terms.where, name=self._names[index])
+                self._in_flight[index] = SparseReduction(
+                    where, terms.how, self._as_rows(index), terms.compression, not absent
+                )
+        return [index for index in indices if index not in self._known]
+
+    def _as_rows(self, index: int) -> Tensor:
+        parameter, dimensions = self._parameters[index], self._dimensions[index]
+        gradient = parameter.grad
+        if gradient is not None:
+            return gradient if gradient.is_sparse else gradient.detach().to_sparse(dimensions)
+        indices = torch.empty(dimensions, 0, dtype=torch.int64)
+        values = torch.empty(0, *parameter.shape[dimensions:], dtype=parameter.dtype)
+        return torch.sparse_coo_tensor(indices, values, parameter.shape, is_coalesced=True)
+
+    def ask(self) -> None:
+        """Sends what is news: once a round, on all ranks."""
+        if self._has_asked:
+            return
+        self._batch.flag(0, 0 if self._news.any() else ABSENT)
+        self._context.enqueue(self._batch)
+        self._has_asked = True
+
+    def learn(self) -> None:
+        """Waits for what is news, and knows it from then on."""
+        if not self._has_asked:
+            return
+        context = self._context
+        context.wait(self._batch)
+        if not context.untouched(self._batch):
+            for index, dimensions in enumerate(self._news.tolist()[: len(self._parameters)]):
+                self._dimensions[index] = max(self._dimensions[index], dimensions)
+            if not self._terms.sparse_as_dense:
+                self._known = {index for index, count in enumerate(self._dimensions) if count}
+            self._news.zero_()
+        context.release(self._batch)
+        self._has_asked = False
+
+    def put_in_place(self) -> None:
+        """Waits for the rows in flight, and makes them gradients."""
+        for index, reduction in self._in_flight.items():
+            result = reduction.wait()
+            if result is None:  # absent on all ranks
+                continue
+            parameter = self._parameters[index]
+            was_dense = parameter.grad is not None and not parameter.grad.is_sparse
+            parameter.grad = result.to_dense() if was_dense else result
+        self._in_flight = {}
+
+    def forget(self) -> None:
+        """The round has failed."""
+        if self._has_asked:
+            self._context.release(self._batch)
+        self._has_asked = False
+        self._in_flight = {}
