@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -27,20 +28,23 @@ class Operation(Generic[T]):
     finish: Callable[[Context, Batch], T]
 
 
-# Batches of one request take turns. Taking one and giving it back are atomic.
-_spare: list[Batch] = []
+# Batches that are not in use, by their number of requests. Taking one and giving it back are atomic.
+_spare: defaultdict[int, list[Batch]] = defaultdict(list)
+_MOST_SPARE_REQUESTS = 4096  # of one size; a process seldom has more in flight
 
 
-def spare_batch() -> Batch:
-    """A batch of one request, for `run` or `start`, which give it back."""
-    return _spare.pop() if _spare else Batch(1)
+def spare_batch(count: int = 1) -> Batch:
+    """A batch of so many requests, for `run` or `start`, which give it back."""
+    spare = _spare[count]
+    return spare.pop() if spare else Batch(count)
 
 
 def _give_back(context: Context, batch: Batch) -> None:
     context.release(batch)
     batch.context = None
-    if batch.count == 1:
-        _spare.append(batch)
+    spare = _spare[batch.count]
+    if len(spare) * batch.count < _MOST_SPARE_REQUESTS:
+        spare.append(batch)
 
 
 def run(context: Context, operation: Operation[T]) -> T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sirtaki._core import request as core
@@ -81,14 +82,19 @@ def call(context: Context, name: str | None, process_set: ProcessSet) -> Call:
 
 def group_calls(
     context: Context, kind: str, name: str | None, process_set: ProcessSet, count: int
-) -> list[Call]:
+) -> Sequence[Call]:
     """Calls of `count` operations that complete together; the same name and count on all ranks."""
     number = process_set.number(context)
     if name is None:
         name = f"grouped_{kind}.noname.{context.next_number(f'{kind}.{number}') % _NAMES_BEFORE_WRAP}"
+    return _group_calls(kind, name, number, count)
+
+
+@lru_cache(maxsize=1024)
+def _group_calls(kind: str, name: str, process_set: int, count: int) -> tuple[Call, ...]:
     digest = hashlib.blake2b(f"{kind}.{name}".encode(), digest_size=8).digest()
     group = (int.from_bytes(digest, "little") >> 1 | 1, count)
-    return [Call(f"{name}.{index}", number, group) for index in range(count)]
+    return tuple(Call(f"{name}.{index}", process_set, group) for index in range(count))
 
 
 def describe_allreduce(

@@ -36,7 +36,7 @@ def grouped(
     kind: str, describe: Describe, tensors: Sequence[ArrayLike], name: str | None, process_set: ProcessSet
 ) -> Operation[list[Array]]:
     """Operations that complete together."""
-    batch = Batch(len(tensors))
+    batch = spare_batch(len(tensors))
     calls = ops.group_calls(current(), kind, name, process_set, len(tensors))
     parts = [
         describe(batch, tensor, call, index)
@@ -98,9 +98,9 @@ def alltoall(
     ops.describe_alltoall(batch, source, splits, ops.call(current(), name, process_set))
 
     def finish(context: Context, batch: Batch) -> Any:
-        received = context.received_splits(batch)
+        received = None if splits is None else np.array(context.received_splits(batch), dtype=np.int32)
         result = from_output(context.output(batch))
-        return result if splits is None else (result, np.array(received, dtype=np.int32))
+        return result if received is None else (result, received)
 
     return Operation(batch, source, finish)
 

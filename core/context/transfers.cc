@@ -28,7 +28,7 @@ size_t index_of(const std::vector<int32_t>& members, int32_t rank) {
 Status TransferMaker::make(const Plan& plan, Transfer& transfer) {
   const Signature& first = *plan.tensors.front().signature;
   transfer.plan = plan.number;
-  transfer.kind = plan.kind == Kind::send ? Kind::broadcast : plan.kind;  // among two
+  transfer.kind = plan.kind == Kind::send ? Kind::alltoall : plan.kind;  // among two
   transfer.dtype = first.dtype;
   transfer.reduce_op = first.reduce_op;
   transfer.prescale.factor = first.prescale;
@@ -48,6 +48,7 @@ Status TransferMaker::make(const Plan& plan, Transfer& transfer) {
       case Kind::allgather: SIRTAKI_TRY(add_gathered(share, transfer)); break;
       case Kind::alltoall: SIRTAKI_TRY(add_exchanged(share, transfer)); break;
       case Kind::reducescatter: add_scattered(share, transfer); break;
+      case Kind::send: add_sent(share, transfer); break;
       default: add_whole(share, transfer);
     }
   }
@@ -119,6 +120,19 @@ Status TransferMaker::add_gathered(const Share& share, Transfer& transfer) {
     if (output) output += bytes;
   }
   return Status::ok();
+}
+
+void TransferMaker::add_sent(const Share& share, Transfer& transfer) {
+  const Signature& signature = *share.tensor.signature;
+  const size_t from = index_of(transfer.members, signature.root);
+  const size_t to = index_of(transfer.members, signature.destination);
+  transfer.outgoing.resize(2);
+  transfer.incoming.resize(2);
+  transfer.flows.resize(4);
+  transfer.flows[2 * from + to] += signature.bytes();
+  if (from == transfer.own) transfer.outgoing[to].add(share.input(), nullptr, signature.bytes());
+  else transfer.incoming[from].add(nullptr, share.output(), signature.bytes());
+  if (share.entry) describe(signature, share.entry->output, share.entry->described);
 }
 
 Status TransferMaker::add_exchanged(const Share& share, Transfer& transfer) {

@@ -27,6 +27,7 @@ class TransferMaker {
   Entry* take_entry(const PlannedTensor& tensor, Status& status);
   void add_whole(const Share& share, Transfer& transfer);
   void add_scattered(const Share& share, Transfer& transfer);
+  void add_sent(const Share& share, Transfer& transfer);
   Status add_gathered(const Share& share, Transfer& transfer);
   Status add_exchanged(const Share& share, Transfer& transfer);
   Status allocate(const Share& share, int64_t rows);

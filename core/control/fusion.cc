@@ -11,7 +11,12 @@ struct OpenPlan {
   int64_t bytes;
 };
 
-bool is_fusible(Kind kind) { return kind < Kind::send && kind != Kind::barrier; }
+bool is_fusible(Kind kind) { return kind <= Kind::send && kind != Kind::barrier; }
+
+// Sends between two ranks travel together, in both directions.
+bool are_of_one_pair(const Signature& x, const Signature& y) {
+  return std::minmax(x.root, x.destination) == std::minmax(y.root, y.destination);
+}
 
 // What a plan moves for an entry: the whole result of a ragged kind.
 int64_t bytes_of(const Entry& entry) {
@@ -32,6 +37,7 @@ bool fits_with(const Entry& a, const Entry& b) {
       is_untouched(a) != is_untouched(b)) {
     return false;
   }
+  if (a.kind == Kind::send) return are_of_one_pair(x, y);
   if (!reduces(a.kind)) return x.root == y.root;
   return x.dtype == y.dtype && x.reduce_op == y.reduce_op && x.prescale == y.prescale && x.postscale == y.postscale;
 }

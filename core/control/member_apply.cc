@@ -53,7 +53,9 @@ Status Member::State::apply_plan(const DecidedPlan& decided, uint64_t number, Ou
     if (signature.kind != plan.kind) return nonsense("a plan of two kinds");
     if (plan.kind == Kind::send) {
       if (rank != signature.root && rank != signature.destination) return {};
-      plan.members = {std::min(signature.root, signature.destination), std::max(signature.root, signature.destination)};
+      const auto [low, high] = std::minmax(signature.root, signature.destination);
+      if (i > 0 && plan.members != std::vector{low, high}) return nonsense("a plan of sends between different pairs");
+      plan.members = {low, high};
     }
     SIRTAKI_TRY(take_part(decided.items[i], *set, plan.tensors[i]));
   }
