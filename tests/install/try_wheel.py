@@ -1,6 +1,6 @@
 """Installs a wheel where there is no compiler and no sirtaki, and sums over two ranks with it.
 
-    python tests/install/try_wheel.py dist/*.whl [--torch 2.4.0] [--adapters]
+    python tests/install/try_wheel.py dist/*.whl [--torch torch==2.4.0] [--adapters]
 
 Everything happens in a fresh virtual environment, which is all that PATH names. With a version of torch, that
 is installed without CUDA's libraries (see empty_cuda.py) and sums, too; with --adapters, all tests of
@@ -64,9 +64,9 @@ class Place:
     def install(self, *arguments: str | Path) -> None:
         self.run("python", "-m", "pip", "install", *PIP_OPTIONS, *arguments)
 
-    def add_torch(self, version: str) -> None:
+    def add_torch(self, requirement: str) -> None:
         """torch as PyPI has it, and empty libraries where it wants CUDA's."""
-        self.install("--no-deps", f"torch=={version}")
+        self.install("--no-deps", requirement)
         self.install(*BESIDE_TORCH)
         torch = next(self.folder.glob("lib/python*/site-packages/torch"))
         empty_cuda.build_all(torch, self.folder / "cuda")
@@ -84,7 +84,7 @@ def main() -> None:
         timed("import sirtaki", lambda: place.run("python", "-c", "import sirtaki"))
         timed("hvdrun, two ranks, numpy", lambda: place.run("hvdrun", "-np", "2", "python", SUM, "numpy"))
         if options.torch:
-            timed(f"torch {options.torch}", lambda: place.add_torch(options.torch))
+            timed(options.torch, lambda: place.add_torch(options.torch))
             timed("hvdrun, two ranks, torch", lambda: place.run("hvdrun", "-np", "2", "python", SUM, "torch"))
         if options.adapters:
             place.install(*FOR_TESTS)
@@ -94,7 +94,7 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("--torch", metavar="VERSION", help="install this version of torch, and sum with it")
+    parser.add_argument("--torch", metavar="REQUIREMENT", help="install it, and sum with it")
     parser.add_argument("--adapters", action="store_true", help="run tests/adapters, too")
     return parser.parse_args()
 
