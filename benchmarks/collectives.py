@@ -5,17 +5,20 @@
 sirtaki (from numpy and torch), gloo and Open MPI take turns in blocks of calls, so that what else the machine
 does meets them alike. A ratio is the median of the ratios of neighbouring blocks. The results of sirtaki's
 all-gather, reduce-scatter and all-to-all are new tensors, as Horovod's calls return them; the peers write
-into one that is there already.
+into one that is there already. "core" is sirtaki's C functions, called through cffi on requests that have
+been described before.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from common import native
 from common.collectives import COLLECTIVES
+from common.measure import Interval
 from common.options import KIB, MIB, add_sizes, parser
 from common.report import Target, at_least, readable, save, show_machine, show_targets
 from common.turns import Row, show_rows, show_versions, turns
@@ -72,15 +75,22 @@ def show(versions: dict[str, str], rows: list[Row], ranks: int) -> None:
 def judge(rows: list[Row], ranks: int) -> list[Target]:
     """For each operation, the size at which the better of the peers is furthest ahead."""
     targets = []
+    layers: dict[str, Callable[[Row], Interval | None]] = {
+        "from C": lambda row: row.slower_than_core,
+        "from Python": lambda row: row.slower,
+    }
     for collective in dict.fromkeys(row.collective for row in rows):
-        found: dict[int, float] = {}
-        for row in rows:
-            if row.collective == collective and row.bytes >= JUDGED_FROM and row.slower:
-                found[row.bytes] = min(found.get(row.bytes, row.slower.median), row.slower.median)
-        if found:
-            worst = min(found, key=lambda size: found[size])
-            what = f"{collective}, {ranks} ranks, speed / the better peer's, at {readable(worst)}"
-            targets.append(at_least(what, SHARE, found[worst]))
+        judged = [row for row in rows if row.collective == collective and row.bytes >= JUDGED_FROM]
+        for layer, ratio in layers.items():
+            found: dict[int, float] = {}
+            for row in judged:
+                slower = ratio(row)
+                if slower:
+                    found[row.bytes] = min(found.get(row.bytes, slower.median), slower.median)
+            if found:
+                worst = min(found, key=lambda size: found[size])
+                what = f"{collective}, {ranks} ranks, speed {layer} / the better peer's, at {readable(worst)}"
+                targets.append(at_least(what, SHARE, found[worst]))
     return targets
 
 

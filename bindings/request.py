@@ -31,6 +31,7 @@ class Batch:
 
     __slots__ = (
         "_halves",
+        "_described",
         "_names",
         "_shapes",
         "_splits",
@@ -52,6 +53,7 @@ class Batch:
         self.keep: list[Any] = [None] * count
         self._names: list[Any] = [None] * count
         self._splits: list[Any] = [None] * count
+        self._described: list[Any] = [None] * count
         self._shapes: Any = ffi.new("int64_t[]", MOST_DIMENSIONS * count)
         view = memoryview(ffi.buffer(self.requests))
         self._words = view.cast("Q")
@@ -92,6 +94,13 @@ class Batch:
         Raises:
             ValueError: the tensor has more than 16 dimensions, or the name holds a NUL character.
         """
+        cuts = None if splits is None else tuple(splits)
+        numbers = (kind, dtype, reduce_op, root, destination, layout, process_set, priority, flags)
+        described = (name, tuple(shape), numbers, cuts, prescale, postscale, group)
+        if described == self._described[index]:
+            self.flag(index, flags)
+            return  # what is done over and over, such as a training step, is described once
+        self._described[index] = None
         request = self.requests[index]
         request.kind = kind
         request.dtype = dtype
@@ -108,6 +117,7 @@ class Batch:
         request.postscale = postscale
         self.reshape(index, shape)
         self._names[index] = request.name = ffi.NULL if name is None else _c_name(name)
+        self._described[index] = described
 
     def _split(self, index: int, splits: Sequence[int] | None) -> None:
         request = self.requests[index]
@@ -118,6 +128,7 @@ class Batch:
     def describe_process_set(self, index: int, kind: int, ranks: Sequence[int] = (), number: int = 0) -> None:
         """Makes request `index` add a process set of these ranks, or remove the one of this number."""
         self.describe(index, kind, 0, (), root=number)
+        self._described[index] = None
         self._splits[index] = kept = ffi.new("int64_t[]", list(ranks))
         self.requests[index].shape = kept
         self.requests[index].dimensions = len(ranks)
@@ -157,6 +168,7 @@ class Batch:
 
     def copy(self, index: int, other: Batch, source: int) -> None:
         """Makes request `index` what `other`'s request `source` is. Its name and shape stay `other`'s."""
+        self._described[index] = None
         first, begin = index * _WORDS, source * _WORDS
         self._words[first : first + _WORDS] = other._words[begin : begin + _WORDS]
 

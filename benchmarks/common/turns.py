@@ -18,6 +18,7 @@ LEAST_CALLS, MOST_CALLS = 4, 64
 COLD_CALLS, COLD_UP_TO = 20, MIB
 WORKER = "workers.collectives"
 # Whom each is compared with: the layer of sirtaki that does the same.
+CORE = "sirtaki core"
 SAME_LAYER = {
     "gloo": "sirtaki torch",
     "mpi": "sirtaki numpy",
@@ -39,6 +40,7 @@ class Row:
     busbw: float
     cold: float | None = None
     slower: Interval | None = None  # its time as a multiple of that of sirtaki's same layer
+    slower_than_core: Interval | None = None  # and of that of sirtaki's C functions
 
 
 def make_row(collective: str, size: int, who: str, ranks: int, times: list[float]) -> Row:
@@ -71,14 +73,20 @@ class Turns:
         for who in owners:
             times = [time for block in blocks[who] for time in block]
             row = make_row(collective, size, who, self._ranks, times)
-            other = blocks.get(SAME_LAYER.get(who, ""))
-            if other:
-                pairs = zip(blocks[who], other, strict=True)
-                row.slower = median_interval([median(mine) / median(its) for mine, its in pairs])
+            row.slower = compare(blocks, who, SAME_LAYER.get(who, ""))
+            row.slower_than_core = compare(blocks, who, CORE) if who in SAME_LAYER else None
             if cold and who.startswith("sirtaki") and size <= COLD_UP_TO:
                 row.cold = median(slowest(owners[who].ask("cold", who=who, calls=COLD_CALLS)))
             rows.append(row)
         return rows
+
+
+def compare(blocks: dict[str, list[list[float]]], who: str, other: str) -> Interval | None:
+    """The time of one as a multiple of another's, block by block; None if the other is not there."""
+    if other not in blocks:
+        return None
+    pairs = zip(blocks[who], blocks[other], strict=True)
+    return median_interval([median(mine) / median(its) for mine, its in pairs])
 
 
 def slowest(times: list[list[float]]) -> list[float]:

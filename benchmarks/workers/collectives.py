@@ -85,12 +85,18 @@ class Rank:
 
 def of_hvdrun(path: str, native: Path) -> tuple[Rank, int]:
     """sirtaki, gloo and the limit prototype in one process."""
+    from common.core import Core
+
     import sirtaki.numpy as hvd
+    from sirtaki._core.current import current
 
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     limit = Limit(native, rank, size, lambda own: hvd.broadcast_object(own, root_rank=0))
-    peers: dict[str, Peer] = {"sirtaki numpy": Sirtaki("numpy", rank, size)}
+    peers: dict[str, Peer] = {
+        "sirtaki core": Core(current()),
+        "sirtaki numpy": Sirtaki("numpy", rank, size),
+    }
     try:
         peers["sirtaki torch"] = Sirtaki("torch", rank, size)
         peers["gloo"] = Gloo(rank, size, str(Path(path).parent))

@@ -1,17 +1,20 @@
 // The collectives through shared memory that only move bytes.
 #include <algorithm>
-#include <cstring>
 
 #include "data/memory_operation.h"
 
 namespace sirtaki {
 namespace {
 
-// The root fills its slots, at most slots_each rounds ahead of the slowest reader.
+// The root fills its slots, at most slots_each rounds ahead of the slowest reader. A tensor of less than a few chunks
+// is cut as well, so that the first piece is read while the next one is written.
 class MemoryBroadcast final : public MemoryOperation {
  public:
   MemoryBroadcast(const MemorySetting& setting, TransferPtr t) : MemoryOperation(setting, std::move(t)) {
-    rounds = rounds_for(transfer().buffer.bytes(), chunk_bytes());
+    constexpr int64_t least = 16 << 10;
+    const int64_t half = (transfer().buffer.bytes() / SharedRegion::slots_each + 63) / 64 * 64;
+    each_ = std::min(chunk_bytes(), std::max(half, least));
+    rounds = rounds_for(transfer().buffer.bytes(), each_);
     steps = rounds;
   }
 
@@ -19,20 +22,18 @@ class MemoryBroadcast final : public MemoryOperation {
   bool step(int64_t round) override {
     const bool is_root = transfer().own == transfer().root;
     if (is_root ? !may_write(round) : !is_past(transfer().root, round)) return false;
-    const int64_t begin = round * chunk_bytes(), end = std::min(begin + chunk_bytes(), transfer().buffer.bytes());
-    uint8_t* shared = chunk(transfer().root, round);
-    transfer().buffer.visit(begin, end, [&](const uint8_t* input, uint8_t* output, int64_t offset, int64_t bytes) {
-      const auto count = static_cast<size_t>(bytes);
-      if (is_root) {
-        std::memcpy(shared + offset, input, count);
-        if (output && output != input) std::memcpy(output, input, count);
-      } else if (output) {
-        std::memcpy(output, shared + offset, count);
-      }
-    });
-    if (is_root) lend(round, round);
+    const int64_t begin = round * each_, end = std::min(begin + each_, transfer().buffer.bytes());
+    if (is_root) {
+      pack_chunk(transfer().buffer, begin, end, round);
+      lend(round, round);
+      copy_own(transfer().buffer, begin, end);
+    } else {
+      unpack(transfer().buffer, begin, end, chunk(transfer().root, round));
+    }
     return true;
   }
+
+  int64_t each_ = 0;  // bytes a round
 };
 
 // All-gather and all-to-all. What a member sends is one stream of bytes: what it gives to all, or its parts for the

@@ -1,0 +1,89 @@
+"""The core as a peer: its C functions on requests that are described once, without an adapter between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from common.collectives import GROUP_SIZE, Array, Call
+from common.peers import Peer
+from sirtaki import __version__
+from sirtaki._core.context import Context
+from sirtaki._core.request import Batch
+from sirtaki.common import ops
+from sirtaki.common.ops import Call as Named
+from sirtaki.common.ops import Reduction, Sum, reduction
+from sirtaki.common.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
+
+
+class Core(Peer):
+    """srt_run, srt_enqueue and srt_wait, called through cffi."""
+
+    version = f"sirtaki {__version__}, C functions through cffi"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context.rank, context.size)
+        self._context = context
+        self._sum: Reduction = reduction(Sum, None)
+
+    def _call(self, describe: Callable[[Batch], Any], result: Any = None, count: int = 1) -> Call:
+        batch, context = Batch(count), self._context
+        describe(batch)
+
+        def call() -> Any:
+            context.run(batch)
+            context.release(batch)
+            return result
+
+        return call
+
+    def allreduce(self, array: Array) -> Call:
+        view, name = _view(array), Named("core.allreduce")
+        return self._call(
+            lambda batch: ops.describe_allreduce(batch, view, view.pointer, self._sum, name), array
+        )
+
+    def grouped_allreduce(self, array: Array) -> Call:
+        parts = np.array_split(array, GROUP_SIZE)
+
+        def describe(batch: Batch) -> None:
+            calls = ops.group_calls(self._context, "allreduce", "core", ops.global_process_set, GROUP_SIZE)
+            for index, (part, call) in enumerate(zip(parts, calls, strict=True)):
+                view = _view(part)
+                ops.describe_allreduce(batch, view, view.pointer, self._sum, call, index)
+
+        return self._call(describe, parts, GROUP_SIZE)
+
+    def broadcast(self, array: Array) -> Call:
+        view, name = _view(array), Named("core.broadcast")
+        return self._call(lambda batch: ops.describe_broadcast(batch, view, view.pointer, 0, name), array)
+
+    def allgather(self, array: Array) -> Call:
+        return self._call(lambda batch: ops.describe_allgather(batch, _view(array), Named("core.allgather")))
+
+    def reducescatter(self, array: Array) -> Call:
+        part, name = np.empty(array.size // self.size, np.float32), Named("core.reducescatter")
+        target = _view(part).pointer
+        return self._call(
+            lambda batch: ops.describe_reducescatter(batch, _view(array), target, self._sum, name), part
+        )
+
+    def alltoall(self, array: Array) -> Call:
+        return self._call(
+            lambda batch: ops.describe_alltoall(batch, _view(array), None, Named("core.alltoall"))
+        )
+
+    def sendrecv(self, array: Array) -> Call:
+        received = np.empty_like(array)
+
+        def describe(batch: Batch) -> None:
+            ops.describe_send(batch, _view(array), (self.rank, self.next), Named("core.send"), 0)
+            ops.describe_send(batch, _view(received), (self.previous, self.rank), Named("core.send"), 1)
+
+        return self._call(describe, received, 2)
+
+
+def _view(array: Array) -> TensorView:
+    return TensorView(array.ctypes.data, array.shape, DTYPE_CODES["float32"], ROW_MAJOR, array)
