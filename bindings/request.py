@@ -30,8 +30,8 @@ class Batch:
     """
 
     __slots__ = (
-        "_halves",
         "_described",
+        "_halves",
         "_names",
         "_shapes",
         "_splits",
