@@ -85,6 +85,14 @@ class ProcessSet:
             raise ValueError(f"rank {own} does not belong to {self}")
         return ranks.index(own)
 
+    def __deepcopy__(self, memo: Any) -> ProcessSet:
+        """The set itself: a copy of a model is trained by the same ranks."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """In another process it has yet to be added."""
+        return type(self), (self._ranks,)
+
     def _begin(self, context: Context, number: int) -> None:
         self._context, self._number = context, number
 
@@ -111,6 +119,9 @@ class _AllRanks(ProcessSet):
     @property
     def process_set_id(self) -> int | None:
         return 0
+
+    def __reduce__(self) -> Any:
+        return "global_process_set"
 
     def number(self, context: Context) -> int:
         return 0

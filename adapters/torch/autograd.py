@@ -44,6 +44,11 @@ class Where:
     def ranks(self) -> list[int]:
         return self.process_set.members(self.context)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether this rank has nobody there: it is the only one, or does not belong to the set."""
+        return len(self.ranks) == 1 or self.context.rank not in self.ranks
+
 
 @dataclass(frozen=True)
 class Collective:

@@ -52,7 +52,7 @@ def grouped(
     process_set: ProcessSet,
 ) -> Operation[list[Any]]:
     """Operations of a kind ("allreduce", ...) that complete together."""
-    batch = Batch(len(tensors))
+    batch = spare_batch(len(tensors))
     calls = ops.group_calls(context, kind, name, process_set, len(tensors))
     parts = [
         describe(batch, tensor, call, index)

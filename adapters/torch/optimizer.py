@@ -9,22 +9,21 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sirtaki._core import request as core
 from sirtaki._core.context import Context
 from sirtaki._core.current import current
-from sirtaki.common.ops import Average, Reduction, reduction
+from sirtaki.common.ops import Adasum, Average, Reduction, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.torch.adasum import with_adasum
 from sirtaki.torch.autograd import Where
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.parameters import Groups, check_groups, exchanged, names_of
 from sirtaki.torch.reducer import GradientReducer
 from sirtaki.torch.sparse_gradients import Terms
 from sirtaki.torch.tensors import reducible_view
-
-Optimizer = torch.optim.Optimizer
+from sirtaki.torch.wrapping import Optimizer, Wrapped, become
 
 
 def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class made for the occasion
@@ -57,7 +56,8 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         backward_passes_per_step: so many passes add up on this rank before their sum is averaged over the
             ranks. It is not divided by their number.
         op: Average or Sum (also Min, Max, Product). With another than Average, several passes before one
-            step need `backward_passes_per_step` or `no_sync()`.
+            step need `backward_passes_per_step` or `no_sync()`. With Adasum, each rank steps with its own
+            gradients, and the changes of the parameters are what is combined, in `step()`.
         gradient_predivide_factor: gradients are divided by it before they are averaged, and multiplied by it
             afterwards: for 16-bit gradients that would overflow. Needs op=Average.
         num_groups: the older way to say groups=N.
@@ -79,7 +79,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         raise ValueError(
             f"the first argument has to be a torch.optim.Optimizer, not {type(optimizer).__name__}"
         )
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, Wrapped):
         raise ValueError("this optimizer is distributed already: call DistributedOptimizer once for it")
     how = _reduction(op, gradient_predivide_factor)
     _check_passes(backward_passes_per_step)
@@ -88,13 +88,11 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     check_groups(optimizer, groups)
     where = _where(current(), process_set)
     terms = Terms(where, how, compression, sparse_as_dense)
+    if op == Adasum:
+        return with_adasum(optimizer, terms)
     settings = _Settings(terms, names, groups, backward_passes_per_step)
     reducer = settings.reducer(optimizer)
-    kind = type(optimizer)
-    distributed: Any = optimizer
-    distributed.__class__ = type(
-        kind.__name__, (_Distributed, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__}
-    )
+    distributed = become(optimizer, _Distributed)
     distributed._adopt(settings, reducer)
     distributed.register_step_pre_hook(_before_step)
     distributed.register_step_post_hook(_after_step)
@@ -113,14 +111,13 @@ class _Settings:
     def reducer(self, optimizer: Optimizer) -> GradientReducer:
         """A reducer for all parameters of the optimizer; for none if there is nobody to exchange with."""
         where = self.terms.where
-        alone = len(where.ranks) == 1 or where.context.rank not in where.ranks
-        found = [] if alone else exchanged(optimizer, self.names, self.groups, f"{where.name}.")
+        found = exchanged(optimizer, self.names, self.groups, f"{where.name}.") if not where.is_alone else []
         for name, parameter, _ in found:
             reducible_view(parameter, name)
         return GradientReducer(self.terms, found, self.passes)
 
 
-class _Distributed(Optimizer):
+class _Distributed(Wrapped):
     """What a distributed optimizer has besides its own class. Its step is its own: hooks surround it."""
 
     _settings: _Settings
@@ -173,11 +170,6 @@ class _Distributed(Optimizer):
         self._reducer.settle_open()
         self._let_go()
         self._adopt(self._settings, self._settings.reducer(self))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles are the plain optimizer: hooks and connections cannot be copied."""
-        kind = type(self).__mro__[2]
-        return kind.__new__, (kind,), self.__getstate__()
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:

@@ -49,7 +49,7 @@ class SyncBatchNorm(_BatchNorm):
         context = find() if self.training else None
         if context is not None:
             where = Where(context, None, self.process_set)
-            if context.rank in where.ranks and len(where.ranks) > 1:
+            if not where.is_alone:
                 return self._over_all_ranks(input, where)
         return super().forward(input)
 

@@ -13,7 +13,9 @@ from process_world import PATIENCE, hvdrun
 pytest.importorskip("torch")
 
 PROGRAMS = Path(__file__).with_name("programs_torch.py")
-DIGITS = Path(__file__).parents[2] / "examples" / "pytorch" / "digits.py"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "pytorch"
+DIGITS = EXAMPLES / "digits.py"
+PARALLEL_LINEAR = EXAMPLES / "parallel_linear.py"
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -69,3 +71,10 @@ def test_the_digits_example_learns(ranks: int) -> None:
 def test_the_digits_example_runs_alone() -> None:
     pytest.importorskip("sklearn")
     assert len(epochs(run("env", "OMP_NUM_THREADS=1", sys.executable, DIGITS, "--epochs", "2"))) == 2
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_layers_that_are_cut_over_ranks_are_those_of_one_process(ranks: int) -> None:
+    finished = run(*hvdrun(ranks, sys.executable, PARALLEL_LINEAR))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert len(re.findall(r"step +\d+: loss [\d.]+, off the uncut pair by [\de.+-]+", finished.stdout)) == 4

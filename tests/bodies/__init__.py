@@ -32,6 +32,7 @@ TORCH_MODULES = (
     "torch_optimizer",
     "torch_passes",
     "torch_sampler",
+    "torch_some_ranks",
     "torch_sparse",
     "torch_state",
     "torch_sync_batch_norm",

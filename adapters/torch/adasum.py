@@ -1,0 +1,85 @@
+"""An optimizer for op=Adasum: what is combined over the ranks is not the gradients, but what a step changes.
+
+Each rank's own optimizer takes its step with the rank's own gradients. The differences that it makes to the
+parameters are combined by Adasum, and that is where all ranks go: S. Maleki et al., Scaling Distributed
+Training with Adaptive Summation, 2021.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sirtaki.common.handles import run
+from sirtaki.torch import operations
+from sirtaki.torch.operations import grouped
+from sirtaki.torch.parameters import exchanged
+from sirtaki.torch.sparse_gradients import Terms
+from sirtaki.torch.tensors import reducible_view
+from sirtaki.torch.wrapping import Optimizer, Wrapped, become
+
+
+class _Adasum(Wrapped):
+    """What such an optimizer has besides its own class."""
+
+    _terms: Terms
+    _starts: list[Tensor]
+
+    def synchronize(self) -> None:
+        """Does nothing: the ranks meet in step()."""
+
+    def skip_synchronize(self) -> None:
+        """Raises ValueError: there is no step without the others."""
+        raise ValueError("with op=Adasum the ranks meet in step(), so there is nothing to skip")
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Gradients stay on this rank in any case."""
+        return nullcontext()
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Does nothing: however many passes there are, the ranks meet in step()."""
+
+    def _parameters(self) -> list[Tensor]:
+        return [one.parameter.detach() for one in exchanged(self, {}, None, "")]
+
+
+def with_adasum(optimizer: Optimizer, terms: Terms) -> Any:
+    """Makes the optimizer's steps those of all ranks.
+
+    Raises:
+        ValueError: a parameter that cannot be exchanged.
+    """
+    for name, parameter, _ in exchanged(optimizer, {}, None, ""):
+        reducible_view(parameter, name)
+    wrapped = become(optimizer, _Adasum)
+    wrapped._terms, wrapped._starts = terms, []
+    if not terms.where.is_alone:
+        wrapped.register_step_pre_hook(_before_step)
+        wrapped.register_step_post_hook(_after_step)
+    return wrapped
+
+
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    optimizer._starts = [parameter.clone() for parameter in optimizer._parameters()]
+
+
+@torch.no_grad()
+def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    terms, parameters, starts = optimizer._terms, optimizer._parameters(), optimizer._starts
+    where, compression = terms.where, terms.compression
+    changes = [compression.compress(one - start) for one, start in zip(parameters, starts, strict=True)]
+    operation = grouped(
+        where.context,
+        "allreduce",
+        operations.allreduce(terms.how),
+        [change for change, _ in changes],
+        f"{where.name}.change",
+        where.process_set,
+    )
+    combined = run(where.context, operation)
+    for parameter, start, change, (_, undo) in zip(parameters, starts, combined, changes, strict=True):
+        parameter.copy_(start + compression.decompress(change, undo))
+    optimizer._starts = []

@@ -1,0 +1,28 @@
+"""Optimizers that get more abilities, and stay what they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+Optimizer = torch.optim.Optimizer
+
+
+class Wrapped(Optimizer):
+    """What an optimizer has that was given more abilities by `become`."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles are the plain optimizer: hooks and connections cannot be copied."""
+        kind = next(one for one in type(self).__mro__[1:] if not issubclass(one, Wrapped))
+        return kind.__new__, (kind,), self.__getstate__()
+
+
+def become(optimizer: Optimizer, abilities: type[Wrapped]) -> Any:
+    """Puts these abilities before those of the optimizer's own class, whose name it keeps. Returns it."""
+    kind = type(optimizer)
+    wrapped: Any = optimizer
+    wrapped.__class__ = type(
+        kind.__name__, (abilities, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__}
+    )
+    return wrapped
