@@ -50,8 +50,9 @@ def _give_back(context: Context, batch: Batch) -> None:
 def run(context: Context, operation: Operation[T]) -> T:
     """Runs an operation and returns its result. All ranks must do so."""
     batch = operation.batch
-    batch.keep[0] = operation.keep
-    context.run(batch)
+    batch.keep[:1] = [operation.keep]
+    if batch.count:  # a group may be empty
+        context.run(batch)
     result = operation.finish(context, batch)
     _give_back(context, batch)
     return result
@@ -59,8 +60,9 @@ def run(context: Context, operation: Operation[T]) -> T:
 
 def start(context: Context, operation: Operation[T]) -> Handle[T]:
     """Queues an operation and returns at once. All ranks must do so."""
-    operation.batch.keep[0] = operation.keep
-    context.enqueue(operation.batch)
+    operation.batch.keep[:1] = [operation.keep]
+    if operation.batch.count:
+        context.enqueue(operation.batch)
     return Handle(context, operation)
 
 
@@ -99,7 +101,8 @@ class Handle(Generic[T]):
 
     def _settle(self, operation: Operation[T]) -> None:
         try:
-            self._context.wait(operation.batch)
+            if operation.batch.count:
+                self._context.wait(operation.batch)
         except Exception as error:
             self._failure = error
         else:

@@ -180,7 +180,9 @@ class GradientReducer:
 
     def _submit_all(self) -> None:
         self._submit_fired()
-        absent = [index for index in range(len(self._named)) if index not in self._submitted]
+        absent: list[int] = []
+        if len(self._submitted) < len(self._named):
+            absent = [index for index in range(len(self._named)) if index not in self._submitted]
         self._exchange.submit_rest(absent)
         self._submitted.update(absent)
 

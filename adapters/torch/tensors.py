@@ -57,8 +57,8 @@ def _refusal(tensor: Any, what: str) -> Exception:
         )
     if tensor.layout is not torch.strided:
         return UnsupportedError(
-            f"{what} is sparse ({tensor.layout}), and only dense ones can be exchanged; convert it with "
-            "to_dense(), or make the layer that it comes from with sparse=False"
+            f"{what} is sparse ({tensor.layout}), and this exchanges dense ones only; use sparse_allreduce, "
+            "or convert it with to_dense()"
         )
     if tensor.is_meta:
         return UnsupportedError(f"{what} is on the device meta and has no data; load the weights first")
@@ -96,15 +96,9 @@ def reducible_view(tensor: Tensor, name: str | None = None) -> TensorView:
     if found.dtype not in REDUCIBLE:
         raise UnsupportedError(
             f"{_calling(name)} has the dtype {plain_name(tensor.dtype)}, and an all-reduce cannot combine "
-            f"such elements; {_advice(tensor.dtype)}"
+            "such elements; convert it with tensor.to(torch.float32)"
         )
     return found
-
-
-def _advice(dtype: torch.dtype) -> str:
-    if dtype.is_complex:
-        return "reduce torch.view_as_real(tensor) instead"
-    return "convert it with tensor.to(torch.float32) or tensor.to(torch.int64)"
 
 
 def row_major_view(tensor: Tensor, name: str | None = None) -> TensorView:

@@ -47,6 +47,19 @@ def loader_workers() -> None:
     assert (weights == weights[0]).all()
 
 
+def compiled_model() -> None:
+    """One graph, compiled by inductor: the exchange does not cut it."""
+    model, optimizer = start()
+    compiled = torch.compile(model, fullgraph=True)
+    for step in range(3):
+        optimizer.zero_grad()
+        compiled(torch.full((2, 4), float(hvd.rank() + step))).sum().backward()
+        mean = (hvd.size() - 1) / 2 + step
+        assert model.weight.grad is not None
+        assert torch.equal(model.weight.grad, torch.full((2, 4), 2 * mean))
+        optimizer.step()
+
+
 def error_on_one_rank() -> None:
     """The others' backward passes raise with its text."""
     model, optimizer = start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,13 @@ assert not new, new
 @pytest.mark.parametrize("program", ["loader_workers", "interrupted_wait"])
 def test_program(program: str, tmp_path: Path) -> None:
     finished = run(*hvdrun(2, sys.executable, PROGRAMS, program, tmp_path))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.stdout.count("is done") == 2
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
+def test_a_compiled_model(tmp_path: Path) -> None:
+    finished = run(*hvdrun(2, sys.executable, PROGRAMS, "compiled_model", tmp_path))
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert finished.stdout.count("is done") == 2
 

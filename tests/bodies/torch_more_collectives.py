@@ -136,6 +136,12 @@ def groups_that_are_scattered_and_gathered(form: str) -> None:
 
 
 @case()
+def groups_of_none() -> None:
+    assert hvd.grouped_allreduce([]) == []
+    assert hvd.grouped_allgather_async([]).wait() == []
+
+
+@case()
 def adasum() -> None:
     """What points the same way on all ranks is averaged, what is orthogonal is added."""
     if hvd.size() & (hvd.size() - 1) == 0:
