@@ -115,6 +115,7 @@ void Engine::shutdown(Nanoseconds deadline) {
   parts_.sleeper.ring_engine();
   if (thread_.joinable()) thread_.join();
   const std::lock_guard driver(driver_);
+  if (!is_dead() && parts_.rank == coordinator_rank) serve_others(deadline);
   const Nanoseconds last_call = std::max(deadline, now() + milliseconds(200));
   if (!is_dead()) {
     if (parts_.neighbours) parts_.neighbours->say_goodbye();
@@ -128,6 +129,22 @@ void Engine::shutdown(Nanoseconds deadline) {
   }
   if (parts_.neighbours) parts_.neighbours->wake_everyone();
   run_completions();
+}
+
+// Process sets that the coordinator's rank does not belong to may go on without it, but not without its decisions.
+void Engine::serve_others(Nanoseconds deadline) {
+  std::vector<int32_t> others;
+  {
+    const auto lock = parts_.handles.lock();
+    others = parts_.sets.ranks_without(parts_.rank);
+  }
+  if (others.empty()) return;
+  parts_.negotiation.leave(now());
+  const auto all_have_finished = [&] {
+    return std::all_of(others.begin(), others.end(), [&](int32_t r) { return parts_.negotiation.has_finished(r); });
+  };
+  while (!is_dead() && !all_have_finished() && now() < deadline)
+    if (!pass(now())) std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
 // ---- The driver --------------------------------------------------------------------------------------------

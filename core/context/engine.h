@@ -82,6 +82,7 @@ class Engine {
   void end_unplanned(const Status& status);
   AbortNotice own_failure(const Status& status) const;
 
+  void serve_others(Nanoseconds deadline);
   bool drive(const std::function<bool()>& done, Nanoseconds deadline, bool is_engine);
   bool must_not_sleep();
   bool has_work_left();

@@ -33,6 +33,14 @@ class KnownSets {
   void add(int32_t number, std::vector<int32_t> members) { sets_[number] = {std::move(members), false}; }
   void remove(int32_t number) { sets_.erase(number); }
 
+  // The ranks of the sets that one does not belong to.
+  std::vector<int32_t> ranks_without(int32_t rank) const {
+    std::vector<int32_t> ranks;
+    for (const auto& [number, set] : sets_)
+      if (!set.has(rank)) ranks.insert(ranks.end(), set.members.begin(), set.members.end());
+    return ranks;
+  }
+
  private:
   std::unordered_map<int32_t, KnownSet> sets_;
 };

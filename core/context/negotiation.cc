@@ -160,6 +160,12 @@ bool Negotiation::has_outbound() const {
   return false;
 }
 
+void Negotiation::leave(Nanoseconds now) {
+  scratch_.clear();
+  member_->goodbye(scratch_);
+  std::ignore = coordinator_->merge(rank_, scratch_, now);  // bytes of our own making
+}
+
 void Negotiation::say_goodbye(Nanoseconds now) {
   scratch_.clear();
   member_->goodbye(scratch_);

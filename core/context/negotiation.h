@@ -50,6 +50,9 @@ class Negotiation {
   void flush_links(Nanoseconds now);
   bool has_finished(int32_t rank) const;       // it has said goodbye
   void say_goodbye(Nanoseconds now);
+
+  // On the coordinator's rank: takes part in nothing any more, but goes on deciding.
+  void leave(Nanoseconds now);
   void send_abort(const AbortNotice& notice, Nanoseconds now);
   Nanoseconds heard_from_coordinator() const { return heard_; }
   Nanoseconds reported() const { return reported_; }

@@ -128,3 +128,19 @@ def test_worlds_beside_each_other_do_not_meet(transport: str) -> None:
     with world(2, transport) as one, world(3, transport) as other:
         assert one.run(lambda: float(hvd.allreduce(1.0, op=hvd.Sum, name="x"))) == [2.0] * 2
         assert other.run(lambda: float(hvd.allreduce(1.0, op=hvd.Sum, name="x"))) == [3.0] * 3
+
+
+def test_a_set_goes_on_when_rank_0_has_left(transport: str) -> None:
+    def body() -> None:
+        context = current.current()
+        rest = hvd.add_process_set([1, 2])
+        if context.rank == 0:
+            context.shutdown()
+            return
+        for step in range(30):
+            assert hvd.allreduce(np.array(step), op=hvd.Sum, process_set=rest) == 2 * step
+        with pytest.raises(PeerFinishedError, match="rank 0"):
+            hvd.allreduce(np.ones(2))
+
+    with world(3, transport) as ranks:
+        ranks.run(body)

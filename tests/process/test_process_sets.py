@@ -1,0 +1,55 @@
+"""Process sets from init() to shutdown(), in a script of a user's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from process_world import PATIENCE, hvdrun
+
+STATIC = """
+import sirtaki.numpy as hvd
+first, rest = hvd.ProcessSet([0]), hvd.ProcessSet([1, 2])
+hvd.init(process_sets=[first, rest])
+mine = first if hvd.rank() == 0 else rest
+print("sum", hvd.allreduce(hvd.rank() + 1.0, op=hvd.Sum, process_set=mine), mine.process_set_id)
+hvd.shutdown()
+assert mine.process_set_id is None
+hvd.init(process_sets="dynamic")
+try:
+    hvd.allreduce(1.0, process_set=mine)
+except ValueError as error:
+    print("told", "add_process_set" in str(error))
+hvd.add_process_set(rest)
+print("again", rest.included())
+"""
+
+TWICE = """
+import sirtaki.numpy as hvd
+try:
+    hvd.init(process_sets=[hvd.ProcessSet([0]), hvd.ProcessSet([0])])
+except ValueError as error:
+    print("told", error)
+print("sum", hvd.allreduce(1.0, op=hvd.Sum))
+"""
+
+
+def lines(script: str) -> list[str]:
+    """What three ranks print, sorted."""
+    command = hvdrun(3, sys.executable, "-c", script)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return sorted(ended.stdout.splitlines())
+
+
+def test_sets_that_init_adds() -> None:
+    printed = lines(STATIC)
+    assert [line for line in printed if "sum" in line] == ["[0] sum 1.0 1", "[1] sum 5.0 2", "[2] sum 5.0 2"]
+    assert sum("told True" in line for line in printed) == 3
+    assert sum("again True" in line for line in printed) == 2
+
+
+def test_a_set_given_twice_leaves_the_rank_initialised() -> None:
+    printed = lines(TWICE)
+    assert sum("has these ranks already" in line for line in printed) == 3
+    assert sum("sum 3.0" in line for line in printed) == 3
