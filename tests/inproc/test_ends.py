@@ -141,6 +141,7 @@ def test_a_set_goes_on_when_rank_0_has_left(transport: str) -> None:
             assert hvd.allreduce(np.array(step), op=hvd.Sum, process_set=rest) == 2 * step
         with pytest.raises(PeerFinishedError, match="rank 0"):
             hvd.allreduce(np.ones(2))
+        context.shutdown()
 
     with world(3, transport) as ranks:
         ranks.run(body)
