@@ -102,7 +102,7 @@ def arguments() -> argparse.Namespace:
 def test_adapters(place: Place) -> None:
     """All tests of sirtaki.torch. torch.compile may use the system's compiler."""
     place.environment["PATH"] += os.pathsep + os.environ["PATH"]
-    place.run("python", "-m", "pytest", "-q", "-x", "--rootdir", ROOT, ROOT / "tests" / "adapters")
+    place.run("python", "-m", "pytest", "-q", "--maxfail=10", "--rootdir", ROOT, ROOT / "tests" / "adapters")
 
 
 def timed(what: str, do: Callable[[], None]) -> None:
