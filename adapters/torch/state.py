@@ -13,26 +13,31 @@ from sirtaki._core.context import Context
 from sirtaki._core.current import current
 from sirtaki._core.request import Batch
 from sirtaki.common.objects import broadcast_object
-from sirtaki.common.ops import Call, describe_broadcast
+from sirtaki.common.ops import call, describe_broadcast
+from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.torch.tensors import code_of, refuse_overlap, view, written
 
 
 def broadcast_parameters(
-    params: Mapping[str, Tensor] | Iterable[tuple[str, Tensor] | Tensor], root_rank: int
+    params: Mapping[str, Tensor] | Iterable[tuple[str, Tensor] | Tensor],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Gives all ranks rank `root_rank`'s tensors, in place. All ranks must call it.
+    """Gives all ranks of the set rank `root_rank`'s tensors, in place. All of them must call it.
 
     Args:
         params: `model.state_dict()` (buffers of any dtype are welcome), `model.named_parameters()`, or a list
             of tensors, with the same names, shapes and dtypes on all ranks.
-        root_rank: whose tensors all get.
+        root_rank: whose tensors all get: a rank of the world, also within a process set.
+        process_set: the ranks that take part.
 
     Raises:
         ValueError: anything else, or a tensor that cannot be exchanged.
         MismatchError: ranks disagree about a shape or dtype.
         PeerLostError: a rank died.
     """
-    broadcast_all(current(), [(f"parameter.{name}", one) for name, one in _named(params)], root_rank)
+    named = [(f"parameter.{name}", one) for name, one in _named(params)]
+    broadcast_all(current(), named, root_rank, process_set)
 
 
 def _named(params: Any) -> list[tuple[str, Tensor]]:
@@ -56,7 +61,9 @@ def _not_parameters(what: str, value: Any) -> ValueError:
     )
 
 
-def broadcast_all(context: Context, named: Sequence[tuple[str, Tensor]], root: int) -> None:
+def broadcast_all(
+    context: Context, named: Sequence[tuple[str, Tensor]], root: int, process_set: ProcessSet
+) -> None:
     """Broadcasts tensors in place, all in one go."""
     if not named:
         return
@@ -68,7 +75,7 @@ def broadcast_all(context: Context, named: Sequence[tuple[str, Tensor]], root: i
         storage = tensor.untyped_storage().data_ptr()
         source = view(tensor.detach().clone() if storage in storages else tensor, name)
         storages.add(storage)
-        describe_broadcast(batch, source, source.pointer, root, Call(name), index)
+        describe_broadcast(batch, source, source.pointer, root, call(context, name, process_set), index)
         batch.keep[index] = source
         owners.append(source.owner)
     context.run(batch)
@@ -109,11 +116,14 @@ def _mapped(value: Any, path: _Path, change: Callable[[_Path, Any], Any]) -> Any
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Gives all ranks rank `root_rank`'s optimizer state: momenta, counters, learning rates and so on.
+    """Gives all ranks of the set rank `root_rank`'s optimizer state: momenta, counters, learning rates.
 
-    All ranks must call it, with optimizers of one class over parameters alike. What state they have so far
+    All of them must call it, with optimizers of one class over parameters alike. What state they have so far
     does not matter: it is enough if the root alone has loaded a checkpoint. No step is taken, so `model`,
     which Horovod wants for sparse parameters, is not looked at.
 
@@ -128,7 +138,7 @@ def broadcast_optimizer_state(
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     mine = _structure(optimizer, parameters)
     structure = _mapped(mine, (), lambda _, leaf: _Placeholder.of(leaf) if isinstance(leaf, Tensor) else leaf)
-    structure = broadcast_object(structure, root_rank, "optimizer")
+    structure = broadcast_object(structure, root_rank, "optimizer", process_set)
     _check_groups(context.rank, root_rank, structure["sizes"], mine["sizes"])
     own: dict[_Path, Tensor] = {}
     _mapped(mine, (), own.__setitem__)
@@ -142,7 +152,7 @@ def broadcast_optimizer_state(
         return tensor
 
     filled = _mapped(structure, (), fill)
-    broadcast_all(context, tensors, root_rank)
+    broadcast_all(context, tensors, root_rank, process_set)
     if context.rank != root_rank:
         _restore(optimizer, parameters, filled)
 

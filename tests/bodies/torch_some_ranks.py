@@ -35,8 +35,12 @@ def loss_of_ranks(model: nn.Module, step: int, ranks: list[int]) -> torch.Tensor
 def a_process_set() -> None:
     """Its ranks train together; on the others it is the plain optimizer."""
     some = hvd.add_process_set(range(1, hvd.size()))
-    ours, plain = network(), network()
+    ours, plain = network(seed=hvd.rank()), network(seed=1 if hvd.rank() else 0)
     optimizer = distributed(ours, process_set=some)
+    optimizer.param_groups[0]["lr"] *= hvd.rank() or 1
+    if some.included():
+        hvd.broadcast_parameters(ours.state_dict(), root_rank=1, process_set=some)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=1, process_set=some)
     train(ours, optimizer, own_loss)
     ranks = some.ranks if some.included() else [hvd.rank()]
     train(plain, sgd(plain), lambda model, step: loss_of_ranks(model, step, ranks))
