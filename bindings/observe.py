@@ -1,10 +1,12 @@
-"""What a rank has done so far: its statistics, from the core's counters."""
+"""What a rank has done so far: its statistics, from the core's counters, and its timeline."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from sirtaki._core.context import Context
+from sirtaki._core.context import Context, check
 from sirtaki._core.library import ffi, lib
 
 
@@ -92,3 +94,29 @@ def statistics(context: Context) -> Statistics:
 def _lateness(late: Any) -> Lateness:
     mean = late.total / late.times if late.times else 0.0
     return Lateness(times=late.times, mean_seconds=mean, max_seconds=late.longest)
+
+
+def start_timeline(context: Context, path: str, mark_decisions: bool) -> None:
+    """Begins this rank's timeline: in `path` for rank 0, in `path`.rank<N> for the others."""
+    file = path if context.rank == 0 else f"{path}.rank{context.rank}"
+    error = ffi.new("srt_error *")
+    check(lib.srt_timeline_start(context.pointer, os.fsencode(file), mark_decisions, error), error)
+
+
+def stop_timeline(context: Context) -> None:
+    """Completes the file; does nothing if none is being written."""
+    lib.srt_timeline_stop(context.pointer)
+
+
+def start_timeline_of_environment(context: Context, environment: Mapping[str, str] = os.environ) -> None:
+    """Begins the timeline that SIRTAKI_TIMELINE (or HOROVOD_TIMELINE) asks for.
+
+    "DYNAMIC", Horovod's word for "not before start_timeline", asks for nothing: that call always works here.
+    """
+
+    def look_up(name: str) -> str:
+        return environment.get(f"SIRTAKI_{name}") or environment.get(f"HOROVOD_{name}") or ""
+
+    path = look_up("TIMELINE")
+    if path and path != "DYNAMIC":
+        start_timeline(context, path, look_up("TIMELINE_MARK_CYCLES") not in ("", "0"))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from sirtaki._core import current
+from sirtaki._core import current, observe
 from sirtaki._core.bootstrap.handshake import BootstrapError, BootstrapTimeout, Identity
 from sirtaki._core.bootstrap.join import Join, join_alone, settings_of
 from sirtaki._core.bootstrap.providers import World, find_world
@@ -62,15 +62,17 @@ def start(
         world = find_world(rank, size, address, key)
         _refuse_children(world)
         where = f"rank {world.rank} on {where}"
-        current.process.context = _join(world)
+        context = _join(world)
     except BootstrapTimeout as error:
         raise DeadlineError(f"{where} could not start: {error}") from None
     except BootstrapError as error:
         raise InitializationError(f"{where} could not start: {error}") from None
+    current.process.context = context
     os.environ[_MARK] = f"{world.job.id}:{world.rank}:{os.getpid()}"
     _watch_the_end()
     if _rank.client is not None:
         _rank.client.report("initialised")
+    observe.start_timeline_of_environment(context)
 
 
 def stop() -> None:

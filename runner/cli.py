@@ -60,7 +60,8 @@ def _run(arguments: list[str]) -> int:
         start_timeout=options.start_timeout,
         output_folder=options.output_filename,
         verbose=options.verbose,
-        additions={**threads, **settings_of_core},
+        additions={**threads, **settings_of_core, **_timeline_environment(options)},
+        timeline=_timeline_of(options),
         notices=tuple(filter(None, (warning, _describe_threads(threads, options.size, cores)))),
     )
     return run_job(settings)
@@ -107,8 +108,26 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         default=120.0,
         help="how long a rank waits in hvd.init() for the others (120)",
     )
+    add(
+        "--timeline-filename",
+        metavar="FILE",
+        type=Path,
+        help="write what becomes of each operation on each rank to FILE, for https://ui.perfetto.dev",
+    )
+    add("--timeline-mark-cycles", action="store_true", help="mark each Decision in the timeline, too")
     add("--verbose", action="store_true", help="show what hvdrun does")
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def _timeline_of(options: argparse.Namespace) -> Path | None:
+    return options.timeline_filename and options.timeline_filename.absolute()
+
+
+def _timeline_environment(options: argparse.Namespace) -> dict[str, str]:
+    timeline = _timeline_of(options)
+    wanted = {"SIRTAKI_TIMELINE": timeline and str(timeline)}
+    wanted["SIRTAKI_TIMELINE_MARK_CYCLES"] = "1" if options.timeline_mark_cycles else None
+    return {name: value for name, value in wanted.items() if value}
 
 
 def _rank_count(text: str) -> int:

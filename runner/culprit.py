@@ -96,6 +96,11 @@ class Inquiry:
         return bool(self._absent) or any(ending.failed for ending in self._endings.values())
 
     @property
+    def survivors(self) -> set[int]:
+        """The ranks that run and have come to the end of init: they will notice that one was lost."""
+        return self._members - self._endings.keys()
+
+    @property
     def conclusive(self) -> bool:
         """Whether nothing that may still come can point to another rank."""
         culprit = self._culprit()

@@ -24,11 +24,15 @@ from .command import NOT_EXECUTABLE
 from .culprit import Inquiry
 from .display import Display
 from .environment import RankEnvironment
+from .epilogue import Epilogue
 from .errors import LaunchError
 from .guard import Guard
 from .process import RankProcess
 from .signals import Bell
 from .supervisor import Mailbox, Supervisor
+from .timeline import remove_timelines
+
+REPORTS = "SIRTAKI_DUMP_DIRECTORY"
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Settings:
     output_folder: Path | None = None
     verbose: bool = False
     additions: Mapping[str, str] = field(default_factory=dict)  # to the ranks' environment
+    timeline: Path | None = None  # of all ranks
     notices: tuple[str, ...] = ()  # shown before anything else
 
 
@@ -60,8 +65,10 @@ def _run_job(settings: Settings, bell: Bell, guard: Guard) -> int:
     key_file, key = _make_key(guard)
     job = Job(secrets.token_hex(8), settings.size, key, VERSION)
     server = StoreServer(f"unix:@sirtaki-{job.id}", job, settings.start_timeout, mailbox.put)
+    epilogue = _make_epilogue(settings, Path(key_file).parent)
+    additions = {**settings.additions, REPORTS: str(epilogue.reports)}
     environment = RankEnvironment(
-        job.size, job.id, server.address, key_file, settings.start_timeout, settings.additions
+        job.size, job.id, server.address, key_file, settings.start_timeout, additions
     )
     ranks = _start_ranks(settings.command, environment, guard)  # before there is a thread: it forks
     server.start()
@@ -72,7 +79,8 @@ def _run_job(settings: Settings, bell: Bell, guard: Guard) -> int:
         display.detail(f"rank {rank.rank} is pid {rank.pid}: {' '.join(settings.command)}")
     if _input_is_lost():
         display.say("standard input is not passed on: every rank reads /dev/null")
-    return Supervisor(ranks, display, selector, inquiry, server).run(bell, mailbox, guard)
+    supervisor = Supervisor(ranks, display, selector, inquiry, server, epilogue)
+    return supervisor.run(bell, mailbox, guard)
 
 
 def _start_ranks(command: Sequence[str], environment: RankEnvironment, guard: Guard) -> list[RankProcess]:
@@ -86,6 +94,14 @@ def _start_ranks(command: Sequence[str], environment: RankEnvironment, guard: Gu
                 reason = f"{command[0]} is neither a program nor a script that begins with '#!'"
             raise LaunchError(reason, NOT_EXECUTABLE) from None
     return ranks
+
+
+def _make_epilogue(settings: Settings, private: Path) -> Epilogue:
+    """Ranks write what they did when a job fails where the user says, else into the job's own folder."""
+    folder = settings.additions.get(REPORTS) or os.environ.get(REPORTS)
+    if settings.timeline is not None:
+        remove_timelines(settings.timeline)
+    return Epilogue(settings.size, Path(folder or private).absolute(), bool(folder), settings.timeline)
 
 
 def _make_key(guard: Guard) -> tuple[str, bytes]:

@@ -13,11 +13,13 @@ from sirtaki._core.bootstrap.store_server import StoreServer
 
 from .culprit import Inquiry, Verdict
 from .display import Display
+from .epilogue import Epilogue
 from .guard import Guard
 from .process import RankProcess
 from .signals import Bell, stop_this_process
 
 INQUIRY_SECONDS = 0.5  # after the first failure, for the rank that caused it to be heard of
+REPORT_POLL_SECONDS = 0.01  # nothing tells when a rank has written its report
 KILL_SECONDS = 5.0  # between the signal that asks the ranks to end and SIGKILL
 READER_GONE = 141  # what a shell says of a program that SIGPIPE has killed
 
@@ -47,12 +49,14 @@ class Supervisor:
         selector: selectors.BaseSelector,
         inquiry: Inquiry,
         server: StoreServer,
+        epilogue: Epilogue,
     ) -> None:
         self._ranks = ranks
         self._display = display
         self._selector = selector
         self._inquiry = inquiry
         self._server = server
+        self._epilogue = epilogue
         self._verdict: Verdict | None = None  # once it is settled that the job does not end well
         self._decide_at: float | None = None
         self._kill_at: float | None = None
@@ -68,10 +72,11 @@ class Supervisor:
         self._conclude(mailbox)
         for rank in self._ranks:
             rank.bury()
+        last_words = self._epilogue.lines(failed=self._verdict is not None and self._inquiry.failed)
         guard.release()
         self._turn_until(lambda: guard.ended() or self._hurry)
         self._display.close_streams()
-        self._pronounce()
+        self._pronounce(last_words)
         self._turn_until(lambda: self._display.all_shown or self._hurry)
         return self._verdict.exit_code if self._verdict else 0
 
@@ -91,13 +96,19 @@ class Supervisor:
                 self._lose_reader(error)
             self._meet_deadlines()
 
+    def _all_is_known(self) -> bool:
+        """Who brought the job down, and what the others were doing then: they write it by themselves."""
+        return self._inquiry.conclusive and self._epilogue.has_reports_of(self._inquiry.survivors)
+
     def _time_to_next_deadline(self) -> float | None:
         deadlines = [moment for moment in (self._decide_at, self._kill_at) if moment is not None]
+        if self._decide_at is not None and self._inquiry.conclusive:
+            deadlines.append(time.monotonic() + REPORT_POLL_SECONDS)
         return max(min(deadlines) - time.monotonic(), 0) if deadlines else None
 
     def _meet_deadlines(self) -> None:
         now = time.monotonic()
-        if self._decide_at is not None and (self._decide_at <= now or self._inquiry.conclusive):
+        if self._decide_at is not None and (self._decide_at <= now or self._all_is_known()):
             self._end(self._inquiry.verdict(), signal.SIGTERM)
         if self._kill_at is not None and self._kill_at <= now:
             self._kill()
@@ -164,12 +175,12 @@ class Supervisor:
         for rank in self._ranks:
             rank.signal(number)
 
-    def _pronounce(self) -> None:
-        if self._verdict is None:
-            return
-        if self._verdict.rank is not None:
+    def _pronounce(self, last_words: Sequence[str]) -> None:
+        if self._verdict is not None and self._verdict.rank is not None:
             self._display.show_again(self._verdict.rank)
-        if self._verdict.text:
+        for line in last_words:
+            self._display.say(line)
+        if self._verdict is not None and self._verdict.text:
             self._display.say(self._verdict.text)
 
 

@@ -187,4 +187,9 @@ srt_status srt_watch_stack(srt_context* c, int32_t fd, int32_t signal_number, ui
   return guarded(error, [&] { return c->context->watch_stack(fd, signal_number, thread, own_folder); });
 }
 
+srt_status srt_timeline_start(srt_context* c, const char* path, int32_t marks_decisions, srt_error* error) {
+  return guarded(error, [&] { return c->context->start_timeline(path, marks_decisions != 0); });
+}
+void srt_timeline_stop(srt_context* c) { c->context->stop_timeline(); }
+
 }  // extern "C"

@@ -56,6 +56,8 @@ constexpr Row rows[] = {
       "the last operations that each rank remembers, for the report of a failure", 0}, {1, 1e6}},
     {{"stall_report_file", "path", "", "",
       "also append each report of who is late to this file, as one line of JSON", 0}, {}},
+    {{"dump_directory", "path", "", "",
+      "where each rank writes what it was doing if the job fails, as rank<N>.json", 0}, {}},
 };
 // clang-format on
 static_assert(std::size(rows) == knob_count);

@@ -18,7 +18,7 @@ enum class Knob {
   fusion_threshold, cache_capacity, report_bytes, report_window, plans_in_flight,
   join_average, transport, cpu_algorithm, chunk_bytes, kernel, spin,
   stall_report, stall_deadline, progress_deadline, log_descriptor,
-  recorder_operations, stall_report_file,
+  recorder_operations, stall_report_file, dump_directory,
   count_
   // clang-format on
 };

@@ -17,6 +17,12 @@ int32_t give(const std::vector<T>& values, T* out, int32_t capacity) {
   return static_cast<int32_t>(values.size());
 }
 
+RankPlace place_of(const srt_peer& peer) { return {printable(peer.host ? peer.host : "?", 64), peer.pid}; }
+
+std::string name_of(int32_t rank, const RankPlace& place) {
+  return format("rank %d (pid %d on %s)", rank, place.pid, place.host.c_str());
+}
+
 }  // namespace
 
 Status Context::create(const Config& config, const srt_topology& topology, std::unique_ptr<Context>& out) {
@@ -33,12 +39,13 @@ Context::Context(const Config& config, const srt_topology& topology)
     : config_(config), rank_(topology.rank), size_(topology.size),
       log_(static_cast<int>(config.integer(Knob::log_descriptor))), links_(topology.size),
       kernels_(choose_kernels(config.text(Knob::kernel))),
-      observer_(topology.size, static_cast<size_t>(config.integer(Knob::recorder_operations))), handles_(observer_),
-      sets_(topology.size) {
+      timeline_(rank_, name_of(rank_, place_of(topology.peers[rank_])), log_),
+      observer_(topology.size, static_cast<size_t>(config.integer(Knob::recorder_operations)), timeline_),
+      handles_(observer_), sets_(topology.size) {
   for (int32_t rank = 0; rank < size_; ++rank) {
     const srt_peer& peer = topology.peers[rank];
-    places_.push_back({printable(peer.host ? peer.host : "?", 64), peer.pid});
-    names_.push_back(format("rank %d (pid %d on %s)", rank, peer.pid, places_.back().host.c_str()));
+    places_.push_back(place_of(peer));
+    names_.push_back(name_of(rank, places_.back()));
     if (peer.host_index == topology.peers[rank_].host_index) local_ranks_.push_back(rank);
   }
 }
@@ -82,6 +89,8 @@ Status Context::start() {
   sleeper_ = std::make_unique<Sleeper>(neighbours_.get(), links_);
   SIRTAKI_TRY(sleeper_->open());
   watch_ = std::make_unique<Watch>(WatchParts{rank_, names_, places_, local_ranks_, log_}, config_);
+  failure_report_ = std::make_unique<FailureReport>(rank_, places_, config_, log_);
+  failure_report_->forget();
   Executor& executor = execution_->executor();
   for (auto& backend : extra_backends_) executor.add_backend(std::move(backend));
   executor.add_backend(std::make_unique<AloneBackend>(kernels_));
@@ -89,7 +98,7 @@ Status Context::start() {
   const LinkSetting setting{links_, kernels_, names_, config_.integer(Knob::chunk_bytes) / 4096 * 4096};
   executor.add_backend(std::make_unique<LinkBackend>(setting, config_.text(Knob::cpu_algorithm) == "ring"));
   engine_ = std::make_unique<Engine>(EngineParts{handles_, sets_, *negotiation_, *execution_, *sleeper_, *watch_,
-                                                 program_stack_, neighbours_.get(), names_, rank_},
+                                                 *failure_report_, program_stack_, neighbours_.get(), names_, rank_},
                                      config_, static_cast<int>(local_ranks_.size()));
   if (size_ > 1) std::call_once(thread_started_, [this] { engine_->start_thread(); });
   return Status::ok();
@@ -264,15 +273,23 @@ void Context::release(const Ticket* handles, int32_t count) {
 void Context::shutdown(Nanoseconds timeout) {
   if (forked_ || !engine_) return;
   engine_->shutdown(now() + timeout);
+  timeline_.stop();
 }
 
 // Only this thread exists here, and any lock may be held for ever: close what the parent's peers watch, and no more.
 void Context::fork_child() {
   forked_ = true;
   if (engine_) engine_->forked();
+  timeline_.forked();
   if (sleeper_) sleeper_->close();
   if (neighbours_) neighbours_->close();
   for (int32_t peer = 0; peer < size_; ++peer) links_.remove(peer);
+}
+
+Status Context::start_timeline(const char* path, bool marks_decisions) {
+  SIRTAKI_TRY(usable());
+  if (!path || !*path) return {SRT_INVALID_ARGUMENT, "a timeline needs the path of a file"};
+  return timeline_.start(path, marks_decisions);
 }
 
 void Context::statistics(srt_statistics& out, srt_lateness* by_rank) {

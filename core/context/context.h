@@ -40,6 +40,10 @@ class Context {
   void shutdown(Nanoseconds timeout);
   void fork_child();
   const char* death_text();
+  Status start_timeline(const char* path, bool marks_decisions);
+  void stop_timeline() {
+    if (!forked_) timeline_.stop();
+  }
   void statistics(srt_statistics& out, srt_lateness* by_rank);
 
   // Not ok where nothing may be called: before start, after shutdown, in a forked child.
@@ -60,6 +64,7 @@ class Context {
   Log log_;
   Links links_;
   const Kernels& kernels_;
+  Timeline timeline_;
   Observer observer_;
   HandleTable handles_;
   KnownSets sets_;
@@ -70,6 +75,7 @@ class Context {
   std::unique_ptr<Sleeper> sleeper_;
   ProgramStack program_stack_;
   std::unique_ptr<Watch> watch_;
+  std::unique_ptr<FailureReport> failure_report_;
   std::unique_ptr<Engine> engine_;  // nullptr before start
   std::once_flag thread_started_;
   std::string death_text_;

@@ -260,6 +260,7 @@ void Engine::observe(const News& news, Nanoseconds now) {
   const auto lock = parts_.handles.lock();
   Observer& observer = parts_.handles.observer();
   observer.set_moment(now);
+  if (news.has_decided) observer.decision_applied();
   for (const RankLateness& late : news.outcome.lateness) observer.set_lateness(late.rank, late.lateness);
   if (!news.has_reported) return;
   for (const Member::Reported& reported : parts_.negotiation.member().reported())
@@ -336,6 +337,8 @@ void Engine::fail(const AbortNotice& notice, bool share, Nanoseconds now) {
   parts_.execution.executor().cancel();
   if (share) parts_.negotiation.send_abort(first, now);
   if (share && parts_.neighbours) parts_.neighbours->wake_everyone();
+  if (parts_.failure_report.is_wanted() && first.status.code() != SRT_SHUT_DOWN)
+    parts_.failure_report.write(first.status, parts_.program_stack.sample(), parts_.handles);
   end_all_when_quiet();
 }
 

@@ -15,6 +15,7 @@
 #include "base/knobs.h"
 #include "base/log.h"
 #include "context/execution.h"
+#include "context/failure_report.h"
 #include "context/handle_table.h"
 #include "context/known_sets.h"
 #include "context/negotiation.h"
@@ -30,6 +31,7 @@ struct EngineParts {
   Execution& execution;
   Sleeper& sleeper;
   Watch& watch;
+  FailureReport& failure_report;
   ProgramStack& program_stack;
   Neighbours* neighbours;  // nullptr without shared memory
   const RankNames& names;

@@ -17,6 +17,7 @@ Status Execution::start(const Plan& plan, Nanoseconds now) {
   SIRTAKI_TRY(maker_.make(plan, *transfer));
   note_plan_begun(plan, record.tickets, transfer.get(), handles_, now);
   transfer->times = &records_.emplace(plan.number, std::move(record)).first->second.times;
+  transfer->times->are_measured = handles_.observer().has_timeline();
   executor_.add(std::move(transfer));
   return Status::ok();
 }

@@ -244,6 +244,11 @@ srt_status srt_stats(srt_context *, srt_statistics *out, srt_lateness *by_rank);
  * own Python files lie. */
 srt_status srt_watch_stack(srt_context *, int32_t fd, int32_t signal_number, uint64_t thread, const char *own_folder,
                            srt_error *);
+
+/* A timeline of this rank's operations, in Chrome's trace format. Starting ends one that is being written; stopping
+ * does nothing if there is none. srt_shutdown stops it. */
+srt_status srt_timeline_start(srt_context *, const char *path, int32_t marks_decisions, srt_error *);
+void srt_timeline_stop(srt_context *);
 /* </declarations> */
 
 #pragma GCC visibility pop

@@ -36,6 +36,7 @@ void Observer::ended(uint64_t number, bool was_decided, srt_status status) {
   if (!record) return;
   record->finished = moment_;
   record->status = status;
+  if (timeline_.is_running()) timeline_.add(*record);
 }
 
 void Observer::plan_begun(size_t tensors, int64_t bytes, double bus_bytes) {
@@ -49,6 +50,10 @@ void Observer::plan_begun(size_t tensors, int64_t bytes, double bus_bytes) {
 }
 
 void Observer::plan_ended() { statistics_.moving.end(moment_); }
+
+void Observer::decision_applied() {
+  if (timeline_.marks_decisions()) timeline_.add_decision(moment_);
+}
 
 void Observer::set_lateness(int32_t rank, const Lateness& lateness) {
   const auto index = static_cast<size_t>(rank);

@@ -6,12 +6,15 @@
 
 #include "observe/recorder.h"
 #include "observe/statistics.h"
+#include "observe/timeline.h"
 
 namespace sirtaki {
 
 class Observer {
  public:
-  Observer(int32_t world_size, size_t recorded_operations) : recorder_(recorded_operations) {
+  // `timeline` outlives it.
+  Observer(int32_t world_size, size_t recorded_operations, Timeline& timeline)
+      : recorder_(recorded_operations), timeline_(timeline) {
     statistics_.lateness.resize(static_cast<size_t>(world_size));
   }
 
@@ -29,13 +32,17 @@ class Observer {
   void plan_begun(size_t tensors, int64_t bytes, double bus_bytes);
   void plan_ended();
 
+  void decision_applied();
+
   void set_lateness(int32_t rank, const Lateness& lateness);
 
   const Statistics& statistics() const { return statistics_; }
   const Recorder& recorder() const { return recorder_; }
+  bool has_timeline() const { return timeline_.is_running(); }  // needs no lock
 
  private:
   Recorder recorder_;
+  Timeline& timeline_;
   Statistics statistics_;
   Nanoseconds moment_ = 0;
 };

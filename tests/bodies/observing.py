@@ -1,11 +1,14 @@
-"""What a rank says of what it has done."""
+"""What a rank says of what it has done: statistics and timelines."""
 
 from __future__ import annotations
 
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+from timelines import read_trace, slices_named
 
 import sirtaki.numpy as hvd
 from bodies import case
@@ -73,3 +76,52 @@ def statistics_measure_the_bandwidth_of_what_moved() -> None:
     counted = hvd.stats()
     assert counted["moving_seconds"] >= 0
     assert (counted["busbw"] > 0) == (hvd.size() > 1 and counted["moving_seconds"] > 0)
+
+
+@case()
+def a_timeline_shows_what_was_done_between_start_and_stop() -> None:
+    hvd.stop_timeline()  # does nothing yet
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "timeline.json"
+        mine = path if hvd.rank() == 0 else path.with_name(f"timeline.json.rank{hvd.rank()}")
+        hvd.allreduce(np.ones(10), name="before")
+        hvd.start_timeline(path, mark_cycles=True)
+        for _ in range(3):
+            hvd.allreduce(np.ones(300_000, np.float32), name="gradient")
+        hvd.barrier()
+        hvd.stop_timeline()
+        hvd.allreduce(np.ones(10), name="after")
+        events = read_trace(mine)
+    names = slices_named(events, "gradient")
+    assert names.count("all-reduce") == 3
+    assert names[:2] == ["all-reduce", "NEGOTIATE"]
+    if hvd.size() > 1:
+        assert names.count("PACK") == names.count("TRANSFER") == names.count("UNPACK") == 3
+    assert not slices_named(events, "before") + slices_named(events, "after")
+    assert sum(event["name"] == "DECISION" for event in events) >= 4
+    assert {event["pid"] for event in events} == {hvd.rank()}
+    (first, *_) = [event for event in events if event["name"] == "all-reduce"]
+    assert (first["args"]["bytes"], first["args"]["status"]) == (1_200_000, "ok")
+
+
+@case()
+def a_second_timeline_ends_the_first() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / name for name in ("first", "second")]
+        for path in paths:
+            hvd.start_timeline(path)
+            hvd.allreduce(np.ones(10), name=path.name)
+        hvd.stop_timeline()
+        hvd.stop_timeline()
+        suffix = f".rank{hvd.rank()}" if hvd.rank() else ""
+        for path in paths:
+            events = read_trace(path.with_name(path.name + suffix))
+            assert slices_named(events, path.name)[0] == "all-reduce"
+            assert not any(event["name"] == "DECISION" for event in events)
+
+
+@case()
+def a_timeline_that_cannot_be_written_is_refused() -> None:
+    with pytest.raises(OSError, match=r"/no/such/folder/x.*No such file"):
+        hvd.start_timeline("/no/such/folder/x")
+    hvd.allreduce(1.0)

@@ -1,0 +1,92 @@
+#include "context/failure_report.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "base/descriptor.h"
+#include "observe/json.h"
+
+namespace sirtaki {
+namespace {
+
+constexpr size_t most_finished = 256;  // operations that had ended before
+constexpr size_t most_unfinished = 1'000;
+
+double in_seconds(Nanoseconds time) { return static_cast<double>(time) * 1e-9; }
+
+const char* state_of(const OperationRecord& operation) {
+  if (operation.finished) return StatusTable::name(operation.status);
+  if (operation.transfer.started) return "moving";
+  if (operation.decided) return "agreed";
+  return operation.reported ? "waiting for other ranks" : "queued";
+}
+
+void put_operation(JsonWriter& json, const OperationRecord& operation, Nanoseconds now) {
+  json.new_line().begin_object();
+  json.member("name", operation.name.view()).member("kind", operation.kind).member("state", state_of(operation));
+  json.member("submitted_seconds_ago", in_seconds(now - operation.submitted));
+  if (operation.finished) json.member("took_seconds", in_seconds(operation.finished - operation.submitted));
+  json.member("bytes", operation.bytes).member("process_set", operation.process_set);
+  if (operation.plan) json.member("plan", operation.plan).member("fused", operation.fused);
+  json.end_object();
+}
+
+void put_statistics(JsonWriter& json, const Statistics& counted, Nanoseconds now) {
+  json.new_line().key("statistics").begin_object();
+  json.member("operations", counted.operations).member("failed", counted.failed).member("plans", counted.plans);
+  json.member("bytes", counted.bytes).member("waiting_seconds", in_seconds(counted.waiting.until(now)));
+  json.member("moving_seconds", in_seconds(counted.moving.until(now))).end_object();
+}
+
+}  // namespace
+
+FailureReport::FailureReport(int32_t rank, const std::vector<RankPlace>& places, const Config& config, const Log& log)
+    : rank_(rank), places_(places), log_(log), directory_(config.text(Knob::dump_directory)) {
+  if (!directory_.empty()) path_ = format("%s/rank%d.json", directory_.c_str(), rank);
+}
+
+void FailureReport::forget() const {
+  if (is_wanted()) ::unlink(path_.c_str());
+}
+
+// Under another name first, so that nobody reads half of it.
+void FailureReport::write(const Status& why, const StackSample& stack, HandleTable& handles) const {
+  const std::string text = describe(why, stack, handles), fresh = path_ + ".new";
+  ::mkdir(directory_.c_str(), 0777);  // if it is not there already
+  const Descriptor file(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  const bool is_written = file.is_open() &&
+                          ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
+                          std::rename(fresh.c_str(), path_.c_str()) == 0;
+  if (!is_written)
+    log_.line(format("what this rank did could not be written to %s: %s", path_.c_str(), std::strerror(errno)));
+}
+
+std::string FailureReport::describe(const Status& why, const StackSample& stack, HandleTable& handles) const {
+  const auto lock = handles.lock();
+  const Nanoseconds moment = now();
+  const RankPlace& place = places_[static_cast<size_t>(rank_)];
+  std::vector<const OperationRecord*> unfinished, finished;
+  handles.observer().recorder().visit(
+      [&](const OperationRecord& operation) { (operation.is_open() ? unfinished : finished).push_back(&operation); });
+  JsonWriter json;
+  json.begin_object().member("rank", rank_).member("size", places_.size());
+  json.member("host", place.host).member("pid", place.pid);
+  json.new_line().member("status", StatusTable::name(why.code())).member("reason", why.text());
+  json.new_line().key("stack");
+  put_stack(json, stack.frames);
+  put_statistics(json, handles.observer().statistics(), moment);
+  json.new_line().key("unfinished").begin_array();
+  for (size_t i = 0; i < std::min(unfinished.size(), most_unfinished); ++i) put_operation(json, *unfinished[i], moment);
+  json.end_array().new_line().key("finished").begin_array();
+  const size_t first = finished.size() > most_finished ? finished.size() - most_finished : 0;
+  for (size_t i = first; i < finished.size(); ++i) put_operation(json, *finished[i], moment);
+  return json.end_array().end_object().take() + "\n";
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,96 @@
+"""What hvdrun makes of the files that ranks have left when all of them have ended: one timeline, and in a few
+lines what each rank was doing when the job failed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .timeline import merge_timelines
+
+_MOST_LINES = 8
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3")
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """`reports`: where ranks write what they did when the job failed; `keeps_reports`: for the user, too."""
+
+    size: int
+    reports: Path
+    keeps_reports: bool = False
+    timeline: Path | None = None
+
+    def has_reports_of(self, ranks: Iterable[int]) -> bool:
+        """Whether these ranks have written what they were doing."""
+        return all(self._file(rank).exists() for rank in ranks)
+
+    def lines(self, failed: bool) -> list[str]:
+        """What to tell the user. All ranks have ended."""
+        told = self._what_ranks_did() if failed else []
+        if self.timeline is not None:
+            told.append(self._merge(self.timeline))
+        return told
+
+    def _merge(self, timeline: Path) -> str:
+        try:
+            count = merge_timelines(timeline)
+        except OSError as error:
+            return f"the timelines of the ranks could not be merged: {error}"
+        if not count:
+            return f"there is no timeline in {timeline}: no rank has called hvd.init()"
+        ranks = "1 rank" if count == 1 else f"{count} ranks"
+        return f"the timeline of {ranks} is in {timeline}; https://ui.perfetto.dev shows it"
+
+    def _what_ranks_did(self) -> list[str]:
+        found = [self._read(rank) for rank in range(self.size)]
+        told = [describe(report) for report in found if report]
+        if len(told) > _MOST_LINES:
+            told[_MOST_LINES - 1 :] = [f"and {len(told) - _MOST_LINES + 1} ranks more"]
+        if told:
+            told.insert(0, "what each rank was doing when the job failed:")
+            if self.keeps_reports:
+                told[0] = f"what each rank was doing when the job failed ({self.reports} has more):"
+        return told
+
+    def _file(self, rank: int) -> Path:
+        return self.reports / f"rank{rank}.json"
+
+    def _read(self, rank: int) -> Mapping[str, Any]:
+        try:
+            return json.loads(self._file(rank).read_text(errors="replace"))
+        except (OSError, ValueError):  # it left none: its world lived, or it was killed
+            return {}
+
+
+def describe(report: Mapping[str, Any]) -> str:
+    """One rank's report in a line."""
+    waiting = [one for one in report["unfinished"] if one["state"] in ("queued", "waiting for other ranks")]
+    moving = [one for one in report["unfinished"] if one["state"] in ("agreed", "moving")]
+    if moving:
+        what = f"moved the data of {_name(moving)}"
+    elif waiting:
+        what = f"waited for other ranks to submit {_name(waiting)}"
+    else:
+        what = "had nothing in flight"
+    return f"  rank {report['rank']} (pid {report['pid']}) {what}{_place(report['stack'])}"
+
+
+def _name(operations: Sequence[Mapping[str, Any]]) -> str:
+    first = operations[0]
+    more = f" (and {len(operations) - 1} more)" if len(operations) > 1 else ""
+    return f"'{first['name']}' ({first['kind']}) for {first['submitted_seconds_ago']:.1f} s{more}"
+
+
+def _place(stack: Sequence[Mapping[str, Any]]) -> str:
+    """The innermost of the user's own functions, else the innermost of all."""
+    own = [frame for frame in stack if not any(folder in frame["file"] for folder in _LIBRARIES)]
+    if not stack:
+        return ""
+    frame = (own or stack)[0]
+    function = "" if frame["function"] == "<module>" else f"in {frame['function']}() "
+    return f", {function}at {Path(frame['file']).name}:{frame['line']}"

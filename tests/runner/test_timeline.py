@@ -1,0 +1,148 @@
+"""One timeline for a job, and what hvdrun says at the end of a failed one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import FAILSAFE_SECONDS, HVDRUN
+from timelines import check_trace, read_trace, slices_named
+
+from sirtaki.runner.timeline import merge_timelines
+
+SCRIPT = """
+import os, signal, sys, time
+import numpy as np
+import sirtaki.numpy as hvd
+
+hvd.init()
+
+def fail(how):
+    if hvd.rank() == 1:  # once the others wait
+        while len([name for name in os.listdir() if name.endswith(".waits")]) < 2:
+            time.sleep(0.01)
+        how()
+    handle = hvd.allreduce_async(1.0, name="loss")
+    open(f"{{hvd.rank()}}.waits", "w").close()
+    handle.wait()
+
+def raise_error():
+    raise KeyError(7)
+
+def train():
+    for step in range(3):
+        hvd.allreduce(np.ones(1000), name="gradient")
+    {}
+
+train()
+"""
+
+
+def hvdrun(
+    tmp_path: Path, ending: str, *options: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(ending))
+    variables = ["env", *(f"{name}={value}" for name, value in environment.items())]
+    command = [*variables, *HVDRUN, "-np", "3", *options, sys.executable, str(script)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=FAILSAFE_SECONDS, cwd=tmp_path)
+
+
+def said(ended: subprocess.CompletedProcess[str]) -> list[str]:
+    return [
+        line.removeprefix("hvdrun: ") for line in ended.stderr.splitlines() if line.startswith("hvdrun: ")
+    ]
+
+
+def test_one_file_holds_the_timelines_of_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "t.json.rank7").write_text("[\n{}\n]\n")  # of another job
+    ended = hvdrun(tmp_path, "pass", "--timeline-filename", "t.json", "--timeline-mark-cycles")
+    assert ended.returncode == 0, ended
+    events = read_trace(tmp_path / "t.json")
+    assert {event["pid"] for event in events} == {0, 1, 2}
+    assert slices_named(events, "gradient").count("all-reduce") == 9
+    assert any(event["name"] == "DECISION" for event in events)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.json", "train.py"]
+    assert said(ended)[-1].startswith(f"the timeline of 3 ranks is in {tmp_path}/t.json")
+
+
+def test_a_killed_rank_leaves_what_it_has_written(tmp_path: Path) -> None:
+    ending = "time.sleep(1); hvd.rank() or os.kill(os.getpid(), signal.SIGKILL); hvd.barrier()"
+    ended = hvdrun(tmp_path, ending, "--timeline-filename", "t.json")
+    assert ended.returncode == 128 + 9, ended
+    assert slices_named(read_trace(tmp_path / "t.json"), "gradient").count("all-reduce") == 9
+
+
+def test_a_file_without_its_end_is_what_the_format_allows(tmp_path: Path) -> None:
+    ended = hvdrun(
+        tmp_path,
+        "time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)",
+        HOROVOD_TIMELINE=str(tmp_path / "t.json"),
+    )
+    assert ended.returncode == 128 + 9, ended
+    for name in ("t.json", "t.json.rank1", "t.json.rank2"):
+        assert slices_named(check_trace((tmp_path / name).read_text() + "]"), "gradient")
+
+
+def test_dynamic_begins_no_timeline(tmp_path: Path) -> None:
+    ending = "hvd.rank() or (hvd.start_timeline('mine.json'), hvd.stop_timeline())"
+    ended = hvdrun(tmp_path, ending, HOROVOD_TIMELINE="DYNAMIC")
+    assert ended.returncode == 0, ended
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.json", "train.py"]
+
+
+def test_half_a_line_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text('[\n{"rank": 0, "n": 1},\n{"rank": 0, "n": 2}\n]\n')
+    (tmp_path / "t.json.rank10").write_text('[\n{"rank": 10, "n": 1},\n{"rank": 10, "args": {}')
+    (tmp_path / "t.json.rank2").write_text('[\n{"rank": 2, "n": 1}')
+    (tmp_path / "t.json.rank3").write_text("")
+    assert merge_timelines(path) == 4
+    merged = [(event["rank"], event["n"]) for event in json.loads(path.read_text())]
+    assert merged == [(0, 1), (0, 2), (2, 1), (10, 1)]
+    assert [file.name for file in tmp_path.iterdir()] == ["t.json"]
+    assert merge_timelines(tmp_path / "none.json") == 0
+
+
+def test_the_end_of_a_failed_job_tells_what_each_rank_was_doing(tmp_path: Path) -> None:
+    ended = hvdrun(tmp_path, "fail(raise_error)")
+    assert ended.returncode == 1, ended
+    *_, head, first, second, third, verdict = said(ended)
+    assert head == "what each rank was doing when the job failed:"
+    for rank, line in ((0, first), (2, third)):
+        assert line.startswith(f"  rank {rank} (pid ")
+        assert "waited for other ranks to submit 'loss' (all-reduce) for " in line
+        assert ", in fail() at train.py:" in line
+    assert "rank 1" in second
+    assert second.endswith("had nothing in flight")
+    assert "failed with exit code 1" in verdict
+    assert not list(tmp_path.glob("*.json"))
+
+
+@pytest.mark.parametrize("option", [True, False])
+def test_reports_are_kept_where_the_user_says(tmp_path: Path, option: bool) -> None:
+    ending = "fail(lambda: os.kill(os.getpid(), signal.SIGKILL))"
+    if option:
+        ended = hvdrun(tmp_path, ending, "--dump-directory", str(tmp_path / "dump"))
+    else:
+        ended = hvdrun(tmp_path, ending, SIRTAKI_DUMP_DIRECTORY=str(tmp_path / "dump"))
+    assert ended.returncode == 128 + 9, ended
+    assert any(f"({tmp_path}/dump has more)" in line for line in said(ended))
+    assert sorted(path.name for path in (tmp_path / "dump").iterdir()) == ["rank0.json", "rank2.json"]
+    report = json.loads((tmp_path / "dump" / "rank0.json").read_text())
+    assert (report["rank"], report["size"], report["status"]) == (0, 3, "peer_lost")
+    assert "rank 1" in report["reason"]
+    assert [one["name"] for one in report["unfinished"]] == ["loss"]
+    assert [one["name"] for one in report["finished"]] == ["gradient"] * 3
+    assert {one["state"] for one in report["finished"]} == {"ok"}
+    assert [frame["function"] for frame in report["stack"]] == ["fail", "train", "<module>"]
+    assert report["statistics"]["operations"] == 3
+
+
+def test_a_job_that_ends_well_says_nothing_of_it(tmp_path: Path) -> None:
+    ended = hvdrun(tmp_path, "pass", "--dump-directory", str(tmp_path / "dump"))
+    assert ended.returncode == 0, ended
+    assert not any("doing" in line for line in said(ended))

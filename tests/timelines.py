@@ -1,0 +1,58 @@
+"""What has to be true of a timeline: Chrome's Trace Event Format, as far as it is used."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+
+def read_trace(path: Path) -> list[Event]:
+    """The events of a whole file; AssertionError if they break a rule of the format."""
+    return check_trace(path.read_text())
+
+
+def check_trace(text: str) -> list[Event]:
+    events: list[Event] = json.loads(text, parse_float=Decimal)
+    slices = defaultdict(list)
+    for event in events:
+        assert isinstance(event["pid"], int), event
+        assert isinstance(event["tid"], int), event
+        assert event["name"], event
+        assert event["ph"] in ("X", "M", "i"), event
+        if event["ph"] == "X":
+            assert event["dur"] >= 0, event
+            slices[event["pid"], event["tid"]].append(event)
+        if event["ph"] != "M":
+            assert event["ts"] > 0, event
+    for track in slices.values():
+        _check_nesting(track)
+    tracks = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
+    assert tracks.issuperset(slices), "a track without a name"
+    return events
+
+
+def _check_nesting(track: list[Event]) -> None:
+    """Slices of a track lie inside of one another, or beside."""
+    open_until: list[Decimal] = []
+    for event in sorted(track, key=lambda event: (event["ts"], -event["dur"])):
+        while open_until and open_until[-1] <= event["ts"]:
+            open_until.pop()
+        end = event["ts"] + event["dur"]
+        assert not open_until or end <= open_until[-1], event
+        open_until.append(end)
+
+
+def slices_named(events: list[Event], track: str) -> list[str]:
+    """The names of what lies on the tracks of one name, in order of time."""
+    wanted = {
+        (event["pid"], event["tid"])
+        for event in events
+        if event["name"] == "thread_name" and event["args"]["name"] == track
+    }
+    found = [event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) in wanted]
+    return [event["name"] for event in sorted(found, key=lambda event: (event["ts"], -event["dur"]))]
