@@ -22,6 +22,7 @@ double bus_bytes(const Transfer& transfer) {
   const double share = (members - 1) / members;
   switch (transfer.kind) {
     case Kind::allreduce: return 2 * share * static_cast<double>(bytes);
+    case Kind::send: return static_cast<double>(bytes);
     case Kind::broadcast: return members > 1 ? static_cast<double>(bytes) : 0;
     default: return share * static_cast<double>(bytes);
   }
