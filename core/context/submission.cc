@@ -186,6 +186,8 @@ Status check_kind(const srt_request& request, const Caller& caller, Signature& s
   if (signature.kind == Kind::alltoall) SIRTAKI_TRY(fill_splits(request, set, signature));
   if ((request.group_id != 0) != (request.group_size > 0) || request.group_id < 0 || request.group_size < 0)
     return refuse(signature.name, "group_id and group_size go together, and are positive");
+  if (request.group_id && signature.kind >= Kind::send)
+    return refuse(signature.name, "only what all ranks of a process set call can be grouped");
   return check_memory(request, caller, signature);
 }
 
