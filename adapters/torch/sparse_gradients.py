@@ -86,7 +86,9 @@ class SparseGradients:
             return gradient if gradient.is_sparse else gradient.detach().to_sparse(dimensions)
         indices = torch.empty(dimensions, 0, dtype=torch.int64)
         values = torch.empty(0, *parameter.shape[dimensions:], dtype=parameter.dtype)
-        return torch.sparse_coo_tensor(indices, values, parameter.shape, is_coalesced=True)
+        return torch.sparse_coo_tensor(
+            indices, values, parameter.shape, is_coalesced=True, check_invariants=False
+        )
 
     def ask(self) -> None:
         """Sends what is news: once a round, on all ranks."""
