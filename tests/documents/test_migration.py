@@ -49,6 +49,7 @@ SIGNATURES = {
         "optimizer named_parameters compression backward_passes_per_step op gradient_predivide_factor "
         "num_groups groups sparse_as_dense process_set"
     ),
+    "start_timeline": "file_path mark_cycles",
     "poll synchronize": "handle",
 }
 PARAMETERS = {name: texts[1].split() for texts in SIGNATURES.items() for name in texts[0].split()}
@@ -56,8 +57,7 @@ PARAMETERS = {name: texts[1].split() for texts in SIGNATURES.items() for name in
 OTHERS = """
     shutdown is_initialized size rank local_size local_rank cross_size cross_rank is_homogeneous
     mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built ddl_built ccl_built cuda_built
-    rocm_built nccl_built start_timeline stop_timeline Average
-    Sum Adasum Min Max Product ProcessSet global_process_set
+    rocm_built nccl_built stop_timeline Average Sum Adasum Min Max Product ProcessSet global_process_set
     HorovodInternalError HostsUpdatedInterrupt HorovodVersionMismatchError Compression.none
     Compression.fp16 SyncBatchNorm elastic.run elastic.TorchState elastic.ElasticSampler
 """
