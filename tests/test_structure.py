@@ -91,6 +91,18 @@ def test_includes_go_down_only() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_each_type_of_the_core_has_a_name_of_its_own() -> None:
+    """Two types of one name in one namespace are one for the linker, which then mixes up their members."""
+    declared: dict[str, list[str]] = {}
+    for source in sources(".h", folders=("core",)):
+        for name in re.findall(
+            r"^(?:struct|class) (?:alignas\([^)]*\) )?(\w+)[^;]*{", source.read_text(), re.MULTILINE
+        ):
+            declared.setdefault(name, []).append(str(source.relative_to(ROOT)))
+    assert len(declared) > 50  # they were found
+    assert not {name: places for name, places in declared.items() if len(places) > 1}
+
+
 def test_imports_go_down_only() -> None:
     wrong = []
     for folder, allowed in IMPORTS.items():

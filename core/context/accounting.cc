@@ -34,7 +34,7 @@ void note_plan_begun(const Plan& plan, const std::vector<Ticket>& handles, const
   Observer& observer = table.observer();
   observer.set_moment(now);
   for (Ticket handle : handles) {
-    Entry* entry = table.open_entry(handle);
+    HandleEntry* entry = table.open_entry(handle);
     if (!entry) continue;
     entry->planned = true;
     observer.decided(entry->record, plan.number, plan.tensors.size());

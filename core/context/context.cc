@@ -146,7 +146,7 @@ Status Context::open_all(const srt_request* requests, int32_t count, Ticket* out
 }
 
 Status Context::open_one(const srt_request& request, Ticket& out) {
-  Entry entry;
+  HandleEntry entry;
   SIRTAKI_TRY(make_entry(request, {rank_, size_, sets_, handles_}, entry));
   const std::string name = printable(entry.signature->name, 200);
   if (handles_.is_name_taken(*entry.signature) && request.name && !(request.flags & SRT_REQUEST_QUEUE_SAME_NAME))
@@ -167,7 +167,7 @@ Status Context::open_one(const srt_request& request, Ticket& out) {
 // From now on this rank submits nothing to the set, until all its members have joined.
 Status Context::begin_join(const Signature& signature) {
   for (Ticket handle : handles_.unfinished()) {
-    const Entry& entry = *handles_.open_entry(handle);
+    const HandleEntry& entry = *handles_.open_entry(handle);
     if (!entry.has_turn && entry.signature->process_set == signature.process_set)
       return {SRT_INVALID_ARGUMENT, format("'%s' waits for another operation of its name; wait for it before join()",
                                            printable(entry.signature->name, 200).c_str())};
@@ -178,7 +178,7 @@ Status Context::begin_join(const Signature& signature) {
 
 void Context::take_back(const Ticket* handles, int32_t count) {
   for (int32_t i = 0; i < count; ++i) {
-    if (Entry* entry = handles_.open_entry(handles[i])) {
+    if (HandleEntry* entry = handles_.open_entry(handles[i])) {
       entry->on_complete = nullptr;
       if (entry->signature->kind == Kind::join) sets_.find(entry->signature->process_set)->is_joined = false;
     }
@@ -192,7 +192,7 @@ Status Context::wait(const Ticket* handles, int32_t count, Nanoseconds timeout) 
   Status first;
   const auto done = [&] {
     for (; finished < count; ++finished) {
-      Entry* entry = handles_.find(handles[finished]);
+      HandleEntry* entry = handles_.find(handles[finished]);
       if (!entry) {
         if (first.is_ok()) first = {SRT_INVALID_ARGUMENT, "there is no such handle; was it released?"};
       } else if (!entry->finished) {
@@ -215,7 +215,7 @@ Status Context::wait(const Ticket* handles, int32_t count, Nanoseconds timeout) 
 Status Context::poll(Ticket handle) {
   const auto look = [&]() -> Status {
     const auto lock = handles_.lock();
-    Entry* entry = handles_.find(handle);
+    HandleEntry* entry = handles_.find(handle);
     if (!entry) return {SRT_INVALID_ARGUMENT, "there is no such handle; was it released?"};
     return entry->finished ? entry->status : Status(SRT_IN_PROGRESS, "still in flight");
   };
@@ -227,7 +227,7 @@ Status Context::poll(Ticket handle) {
 
 Status Context::output(Ticket handle, srt_tensor& out) {
   const auto lock = handles_.lock();
-  const Entry* entry = handles_.find(handle);
+  const HandleEntry* entry = handles_.find(handle);
   if (!entry) return {SRT_INVALID_ARGUMENT, "there is no such handle; was it released?"};
   if (!entry->finished) return {SRT_IN_PROGRESS, "still in flight"};
   out = entry->described;
@@ -236,19 +236,19 @@ Status Context::output(Ticket handle, srt_tensor& out) {
 
 uint32_t Context::result(Ticket handle) {
   const auto lock = handles_.lock();
-  const Entry* entry = handles_.find(handle);
+  const HandleEntry* entry = handles_.find(handle);
   return entry ? entry->result : 0;
 }
 
 int64_t Context::result_number(Ticket handle) {
   const auto lock = handles_.lock();
-  const Entry* entry = handles_.find(handle);
+  const HandleEntry* entry = handles_.find(handle);
   return entry ? entry->number : 0;
 }
 
 int32_t Context::result_splits(Ticket handle, int64_t* out, int32_t capacity) {
   const auto lock = handles_.lock();
-  const Entry* entry = handles_.find(handle);
+  const HandleEntry* entry = handles_.find(handle);
   return entry ? give(entry->received, out, capacity) : 0;
 }
 
@@ -260,7 +260,7 @@ int32_t Context::process_set(int32_t number, int32_t* out, int32_t capacity) {
 
 const char* Context::error(Ticket handle) {
   const auto lock = handles_.lock();
-  const Entry* entry = handles_.find(handle);
+  const HandleEntry* entry = handles_.find(handle);
   return entry ? entry->error.c_str() : "";
 }
 

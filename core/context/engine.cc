@@ -45,7 +45,7 @@ Engine::Nudge Engine::submit(const Ticket* handles, int32_t count) {
   const bool is_first = submissions_.empty();
   const int64_t before = submitted_bytes_;
   for (int32_t i = 0; i < count; ++i) {
-    const Entry& entry = *parts_.handles.open_entry(handles[i]);
+    const HandleEntry& entry = *parts_.handles.open_entry(handles[i]);
     if (!entry.has_turn) continue;
     submissions_.push_back(handles[i]);
     submitted_bytes_ += entry.signature->bytes();
@@ -188,7 +188,7 @@ bool Engine::take_submissions(Nanoseconds now) {
     has_submissions_.store(false, std::memory_order_seq_cst);
     for (Ticket next : parts_.handles.take_turns()) taken_.push_back(next);
     for (Ticket handle : taken_)
-      if (const Entry* entry = parts_.handles.open_entry(handle))
+      if (const HandleEntry* entry = parts_.handles.open_entry(handle))
         requests.push_back({entry->signature, handle, entry->absent});
   }
   if (is_dead()) return true;
@@ -217,7 +217,7 @@ void Engine::settle_sets(const Outcome& outcome) {
   if (outcome.process_sets.empty() && outcome.joins.empty()) return;
   const auto lock = parts_.handles.lock();
   const auto end = [&](Ticket ticket, int64_t number) {
-    if (Entry* entry = parts_.handles.open_entry(ticket)) entry->number = number;
+    if (HandleEntry* entry = parts_.handles.open_entry(ticket)) entry->number = number;
     parts_.handles.end(ticket, Status::ok());
   };
   for (const ProcessSetChange& change : outcome.process_sets) {
@@ -236,7 +236,7 @@ void Engine::act_on(News& news, Nanoseconds now) {
   if (news.abort) return fail(*news.abort, false, now);
   for (const Refusal& refusal : news.outcome.refusals) {
     const auto lock = parts_.handles.lock();
-    const Entry* entry = parts_.handles.open_entry(refusal.ticket);
+    const HandleEntry* entry = parts_.handles.open_entry(refusal.ticket);
     if (entry && entry->signature->kind == Kind::join)
       if (KnownSet* set = parts_.sets.find(entry->signature->process_set)) set->is_joined = false;
     parts_.handles.end(refusal.ticket, refusal.status);
@@ -264,7 +264,7 @@ void Engine::observe(const News& news, Nanoseconds now) {
   for (const RankLateness& late : news.outcome.lateness) observer.set_lateness(late.rank, late.lateness);
   if (!news.has_reported) return;
   for (const Member::Reported& reported : parts_.negotiation.member().reported())
-    if (const Entry* entry = parts_.handles.open_entry(reported.ticket))
+    if (const HandleEntry* entry = parts_.handles.open_entry(reported.ticket))
       observer.reported(entry->record, reported.by_id);
 }
 
@@ -368,7 +368,7 @@ Whereabouts Engine::whereabouts() {
 std::string Engine::oldest_waiting() {
   const auto lock = parts_.handles.lock();
   for (Ticket handle : parts_.handles.unfinished())
-    if (const Entry* entry = parts_.handles.open_entry(handle); !entry->planned) return entry->signature->name;
+    if (const HandleEntry* entry = parts_.handles.open_entry(handle); !entry->planned) return entry->signature->name;
   return {};
 }
 

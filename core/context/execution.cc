@@ -40,7 +40,7 @@ void Execution::finish(const Record& record, uint32_t result, Nanoseconds moment
     Observer& observer = handles_.observer();
     observer.set_moment(moment);
     for (Ticket ticket : record.tickets) {
-      if (Entry* entry = handles_.open_entry(ticket)) {
+      if (HandleEntry* entry = handles_.open_entry(ticket)) {
         entry->result = result;
         observer.transferred(entry->record, record.times);
       }

@@ -10,7 +10,7 @@ size_t HandleTable::NameHash::operator()(const NameKey& key) const {
   return std::hash<std::string_view>()(key.name) ^ scope * 0x9e3779b97f4a7c15u;
 }
 
-Ticket HandleTable::open(Entry entry) {
+Ticket HandleTable::open(HandleEntry entry) {
   uint32_t index;
   if (free_.empty()) {
     index = static_cast<uint32_t>(places_.size());
@@ -22,7 +22,7 @@ Ticket HandleTable::open(Entry entry) {
   const Signature& signature = *entry.signature;
   entry.record =
       observer_.submitted({signature.name, kind_name(signature.kind), signature.process_set, signature.bytes()});
-  places_[index].entry = std::make_unique<Entry>(std::move(entry));
+  places_[index].entry = std::make_unique<HandleEntry>(std::move(entry));
   ++unfinished_;
   // 31 bits of generation keep the handle a positive int64.
   const Ticket handle = static_cast<Ticket>(places_[index].generation & 0x7fffffff) << 32 | (index + 1);
@@ -37,12 +37,12 @@ HandleTable::Place* HandleTable::place_of(Ticket handle) {
   return place.entry && (place.generation & 0x7fffffff) == handle >> 32 ? &place : nullptr;
 }
 
-Entry* HandleTable::find(Ticket handle) {
+HandleEntry* HandleTable::find(Ticket handle) {
   Place* place = place_of(handle);
   return place && !place->entry->released ? place->entry.get() : nullptr;
 }
 
-Entry* HandleTable::open_entry(Ticket handle) {
+HandleEntry* HandleTable::open_entry(Ticket handle) {
   Place* place = place_of(handle);
   return place && !place->entry->finished ? place->entry.get() : nullptr;
 }
@@ -50,7 +50,7 @@ Entry* HandleTable::open_entry(Ticket handle) {
 void HandleTable::end(Ticket handle, const Status& status) {
   Place* place = place_of(handle);
   if (!place || place->entry->finished) return;
-  Entry& entry = *place->entry;
+  HandleEntry& entry = *place->entry;
   entry.finished = true;
   --unfinished_;
   entry.status = status;
@@ -64,7 +64,7 @@ void HandleTable::end(Ticket handle, const Status& status) {
 }
 
 void HandleTable::release(Ticket handle) {
-  Entry* entry = find(handle);
+  HandleEntry* entry = find(handle);
   if (!entry) return;
   entry->released = true;
   if (entry->finished) discard(handle);
@@ -89,7 +89,7 @@ std::vector<Ticket> HandleTable::unfinished() const {
 bool HandleTable::is_name_taken(const Signature& signature) const { return names_.contains(key_of(signature)); }
 
 void HandleTable::take_name(Ticket handle) {
-  Entry& entry = *place_of(handle)->entry;
+  HandleEntry& entry = *place_of(handle)->entry;
   const auto [holder, is_free] = names_.try_emplace(key_of(*entry.signature), Holder{handle, {}});
   entry.has_turn = is_free;
   if (!is_free) holder->second.behind.push_back(handle);
@@ -100,7 +100,7 @@ std::vector<Ticket> HandleTable::take_turns() {
   return std::move(turns_);
 }
 
-void HandleTable::pass_name_on(const Entry& entry, Ticket handle) {
+void HandleTable::pass_name_on(const HandleEntry& entry, Ticket handle) {
   const auto found = names_.find(key_of(*entry.signature));
   if (found == names_.end() || found->second.handle != handle) return;  // it was still waiting for its turn
   std::deque<Ticket> behind = std::move(found->second.behind);
@@ -109,7 +109,7 @@ void HandleTable::pass_name_on(const Entry& entry, Ticket handle) {
     const Ticket next = behind.front();
     behind.pop_front();
     if (!open_entry(next)) continue;
-    Entry& successor = *place_of(next)->entry;
+    HandleEntry& successor = *place_of(next)->entry;
     names_.emplace(key_of(*successor.signature), Holder{next, std::move(behind)});
     successor.has_turn = true;
     turns_.push_back(next);

@@ -27,7 +27,7 @@ struct AlignedFree {
 };
 using AlignedMemory = std::unique_ptr<void, AlignedFree>;
 
-struct Entry {
+struct HandleEntry {
   MemoryRanges::Use memory_use() const { return {input, output, input ? signature->bytes() : 0, output_bytes}; }
 
   SignaturePtr signature;
@@ -70,10 +70,10 @@ class HandleTable {
   // Those below need the lock.
 
   Observer& observer() { return observer_; }
-  Ticket open(Entry entry);                       // the handle; its memory is in use from now on
+  Ticket open(HandleEntry entry);                       // the handle; its memory is in use from now on
   const MemoryRanges& memory() const { return memory_; }
-  Entry* find(Ticket handle);                     // nullptr: never opened, or released
-  Entry* open_entry(Ticket handle);               // also a released one that has not ended
+  HandleEntry* find(Ticket handle);                     // nullptr: never opened, or released
+  HandleEntry* open_entry(Ticket handle);               // also a released one that has not ended
   void end(Ticket handle, const Status& status);  // idempotent; wakes waiters, and lets go of name and memory
   void release(Ticket handle);
   std::vector<Ticket> unfinished() const;
@@ -108,7 +108,7 @@ class HandleTable {
     size_t operator()(const NameKey& key) const;
   };
   struct Place {
-    std::unique_ptr<Entry> entry;
+    std::unique_ptr<HandleEntry> entry;
     uint32_t generation = 1;
   };
 
@@ -119,7 +119,7 @@ class HandleTable {
 
   static NameKey key_of(const Signature& signature) { return {signature.process_set, signature.kind, signature.name}; }
   Place* place_of(Ticket handle);
-  void pass_name_on(const Entry& entry, Ticket handle);
+  void pass_name_on(const HandleEntry& entry, Ticket handle);
   void discard(Ticket handle);
 
   Observer& observer_;

@@ -191,7 +191,7 @@ Status check_kind(const srt_request& request, const Caller& caller, Signature& s
   return check_memory(request, caller, signature);
 }
 
-void set_memory(const srt_request& request, const Caller& caller, const Signature& signature, Entry& out) {
+void set_memory(const srt_request& request, const Caller& caller, const Signature& signature, HandleEntry& out) {
   if (signature.kind == Kind::barrier || signature.kind > Kind::send) return;
   const bool is_send = signature.kind == Kind::send;
   if (!is_send || request.root == caller.rank) out.input = request.input;
@@ -222,7 +222,7 @@ Status make_name(const srt_request& request, const Caller& caller, Signature& si
 
 }  // namespace
 
-Status make_entry(const srt_request& request, const Caller& caller, Entry& out) {
+Status make_entry(const srt_request& request, const Caller& caller, HandleEntry& out) {
   if (request.struct_size < sizeof(srt_request))
     return {SRT_INVALID_ARGUMENT, "srt_request.struct_size is too small: is another version's header in use?"};
   if (request.kind < 0 || request.kind > static_cast<int32_t>(Kind::join))

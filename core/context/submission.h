@@ -15,6 +15,6 @@ struct Caller {
   HandleTable& handles;
 };
 
-Status make_entry(const srt_request& request, const Caller& caller, Entry& out);
+Status make_entry(const srt_request& request, const Caller& caller, HandleEntry& out);
 
 }  // namespace sirtaki

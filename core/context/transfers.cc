@@ -55,10 +55,10 @@ Status TransferMaker::make(const Plan& plan, Transfer& transfer) {
   return Status::ok();
 }
 
-Entry* TransferMaker::take_entry(const PlannedTensor& tensor, Status& status) {
+HandleEntry* TransferMaker::take_entry(const PlannedTensor& tensor, Status& status) {
   if (!tensor.ticket) return nullptr;
   const auto lock = handles_.lock();
-  Entry* entry = handles_.open_entry(tensor.ticket);
+  HandleEntry* entry = handles_.open_entry(tensor.ticket);
   if (entry) entry->planned = true;
   else status = {SRT_INTERNAL, format("'%s' was agreed on, but is not in flight", tensor.signature->name.c_str())};
   return entry;
@@ -90,7 +90,7 @@ void TransferMaker::add_scattered(const Share& share, Transfer& transfer) {
 // The output, once its number of rows is known.
 Status TransferMaker::allocate(const Share& share, int64_t rows) {
   if (!share.entry) return Status::ok();
-  Entry& entry = *share.entry;
+  HandleEntry& entry = *share.entry;
   describe_rows(*share.tensor.signature, rows, 0, entry.described);
   if (entry.allocate) {
     entry.described.data = entry.allocate(entry.user, &entry.described);

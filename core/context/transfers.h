@@ -19,12 +19,12 @@ class TransferMaker {
   // A tensor of the plan, and this rank's own of it; without an entry where the rank has joined.
   struct Share {
     const PlannedTensor& tensor;
-    Entry* entry;
+    HandleEntry* entry;
     const uint8_t* input() const { return entry ? reinterpret_cast<const uint8_t*>(entry->input) : nullptr; }
     uint8_t* output() const { return entry ? reinterpret_cast<uint8_t*>(entry->output) : nullptr; }
   };
 
-  Entry* take_entry(const PlannedTensor& tensor, Status& status);
+  HandleEntry* take_entry(const PlannedTensor& tensor, Status& status);
   void add_whole(const Share& share, Transfer& transfer);
   void add_scattered(const Share& share, Transfer& transfer);
   void add_sent(const Share& share, Transfer& transfer);

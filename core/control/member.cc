@@ -21,23 +21,23 @@ MemberSet* Member::State::find_set(int32_t number) {
   return found != sets.end() && (*found)->number == number ? found->get() : nullptr;
 }
 
-Operation* Member::State::find(const OperationKey& key) {
+MemberOperation* Member::State::find(const OperationKey& key) {
   const auto found = operations.find(key);
   return found == operations.end() ? nullptr : found->second.get();
 }
 
-Operation& Member::State::find_or_create(const OperationKey& key) {
-  if (Operation* found = find(key)) return *found;
-  auto operation = std::make_unique<Operation>();
+MemberOperation& Member::State::find_or_create(const OperationKey& key) {
+  if (MemberOperation* found = find(key)) return *found;
+  auto operation = std::make_unique<MemberOperation>();
   operation->process_set = key.process_set;
   operation->kind = key.kind;
   operation->name = key.name;
-  Operation& created = *operation;
+  MemberOperation& created = *operation;
   operations.emplace(created.key(), std::move(operation));
   return created;
 }
 
-void Member::State::sweep_later(Operation& operation) {
+void Member::State::sweep_later(MemberOperation& operation) {
   if (operation.is_in_sweep) return;
   operation.is_in_sweep = true;
   to_sweep.push_back(&operation);
@@ -45,37 +45,37 @@ void Member::State::sweep_later(Operation& operation) {
 
 // Forgets the operations that are neither cached nor in flight any more.
 void Member::State::sweep() {
-  for (Operation* operation : to_sweep) {
+  for (MemberOperation* operation : to_sweep) {
     operation->is_in_sweep = false;
     if (!operation->is_needed()) operations.erase(operation->key());
   }
   to_sweep.clear();
 }
 
-Ticket Member::State::take_ticket(Operation& operation) {
+Ticket Member::State::take_ticket(MemberOperation& operation) {
   const Ticket ticket = operation.request.ticket;
-  operation.phase = Operation::Phase::idle;
+  operation.phase = MemberOperation::Phase::idle;
   operation.request = {};
   if (!operation.id) sweep_later(operation);
   return ticket;
 }
 
-void Member::State::report_operation(Operation& operation, const MemberSet& set) {
+void Member::State::report_operation(MemberOperation& operation, const MemberSet& set) {
   const Request& request = operation.request;
   const bool by_id =
       operation.id && answers(*operation.cached, operation.rows, *request.signature, set.members.size(), set.position);
   reported.push_back({request.ticket, by_id});
   if (by_id) {
     (request.absent ? report.absent : report.present).push_back(operation.id);
-    operation.phase = Operation::Phase::reported_by_id;
+    operation.phase = MemberOperation::Phase::reported_by_id;
   } else {
     report.full_requests.push_back({request.signature, request.absent});
-    operation.phase = Operation::Phase::reported;
+    operation.phase = MemberOperation::Phase::reported;
   }
 }
 
 void Member::State::report_queue(MemberSet& set) {
-  for (Operation* operation : set.queue) report_operation(*operation, set);
+  for (MemberOperation* operation : set.queue) report_operation(*operation, set);
   if (set.join_is_queued) report.joined.push_back(set.number);
   set.queue.clear();
   set.join_is_queued = false;
@@ -92,10 +92,10 @@ Member::~Member() = default;
 void Member::submit(Request request, Nanoseconds now) {
   MemberSet* set = state_->find_set(request.signature->process_set);
   if (!set) return;
-  Operation& operation = state_->find_or_create(key_of(*request.signature));
+  MemberOperation& operation = state_->find_or_create(key_of(*request.signature));
   if (!changes_process_sets(operation.kind)) set->queued_bytes += request.signature->bytes();
   operation.request = std::move(request);
-  operation.phase = Operation::Phase::queued;
+  operation.phase = MemberOperation::Phase::queued;
   set->queue.push_back(&operation);
   set->queued_since = std::min(set->queued_since, now);
 }
@@ -135,7 +135,7 @@ void Member::report(Bytes& out) {
   report.last_decision = state_->last_decision;
   report.lapsed = std::exchange(state_->lapsed, 0);
   report.whereabouts = std::exchange(state_->answer, std::nullopt);
-  for (Operation* operation : state_->resend) {
+  for (MemberOperation* operation : state_->resend) {
     state_->report_operation(*operation, *state_->find_set(operation->process_set));
   }
   state_->resend.clear();

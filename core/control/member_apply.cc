@@ -29,7 +29,7 @@ Status Member::State::apply_plans(Outcome& outcome) {
   return {};
 }
 
-Operation* Member::State::operation_of(PlanItem item) const {
+MemberOperation* Member::State::operation_of(PlanItem item) const {
   if (!(item & is_response)) return cache.find(item);
   const PlanItem place = item & ~is_response;
   return place < response_operations.size() ? response_operations[place] : nullptr;
@@ -66,7 +66,7 @@ Status Member::State::apply_plan(const DecidedPlan& decided, uint64_t number, Ou
 
 // What an item of a plan stands for.
 Status Member::State::look_up(PlanItem item, const MemberSet& set, PlannedTensor& tensor) const {
-  const Operation* operation = operation_of(item);
+  const MemberOperation* operation = operation_of(item);
   if (!operation || operation->process_set != set.number) return nonsense("a plan with an unknown tensor");
   const bool is_new = item & is_response;
   const Response* response = is_new ? &decision.responses[item & ~is_response] : nullptr;
@@ -82,10 +82,10 @@ Status Member::State::look_up(PlanItem item, const MemberSet& set, PlannedTensor
 
 // This rank's own request for it; none if it has joined.
 Status Member::State::take_part(PlanItem item, const MemberSet& set, PlannedTensor& tensor) {
-  Operation& operation = *operation_of(item);
+  MemberOperation& operation = *operation_of(item);
   if (operation.is_reported()) {
     tensor.ticket = take_ticket(operation);
-  } else if (!set.join_ticket || operation.phase != Operation::Phase::idle) {
+  } else if (!set.join_ticket || operation.phase != MemberOperation::Phase::idle) {
     return nonsense("a plan with '" + operation.name + "', which this rank has not submitted");
   }
   return {};
@@ -100,7 +100,7 @@ Status Member::State::apply_refusals(Outcome& outcome) {
       if (!set || !set->join_ticket) return nonsense("it refuses a join that this rank has not asked for");
       ticket = std::exchange(set->join_ticket, 0);
     } else {
-      Operation* operation = find({refusal.process_set, refusal.kind, refusal.name});
+      MemberOperation* operation = find({refusal.process_set, refusal.kind, refusal.name});
       if (!operation || !operation->is_reported()) {
         return nonsense("it refuses '" + refusal.name + "', which this rank has not submitted");
       }
@@ -115,22 +115,22 @@ Status Member::State::apply_refusals(Outcome& outcome) {
 // pending, so whatever was reported by a retired id has not reached it, and will mean nothing when it does.
 Status Member::State::apply_cache_changes() {
   for (CacheId id : decision.retired) {
-    Operation* operation = cache.find(id);
+    MemberOperation* operation = cache.find(id);
     if (!operation) return nonsense("it retires an unknown cache id");
     cache.remove(id);
     operation->id = 0;
     operation->cached.reset();
     operation->rows.clear();
     sweep_later(*operation);
-    if (operation->phase != Operation::Phase::reported_by_id) continue;
-    operation->phase = Operation::Phase::queued;
+    if (operation->phase != MemberOperation::Phase::reported_by_id) continue;
+    operation->phase = MemberOperation::Phase::queued;
     resend.push_back(operation);
     ++lapsed;
   }
   for (size_t i = 0; i < decision.responses.size(); ++i) {
     Response& response = decision.responses[i];
     if (!response.id) continue;
-    Operation& operation = *response_operations[i];
+    MemberOperation& operation = *response_operations[i];
     if (operation.id || !cache.put(response.id, &operation)) return nonsense("a cache id is in use");
     operation.id = response.id;
     operation.cached = std::move(response.signature);
@@ -158,7 +158,7 @@ Status Member::State::apply_set_changes(Outcome& outcome) {
       return nonsense("a process set that it adds exists, or one that it removes does not");
     }
     const Kind kind = is_added ? Kind::add_process_set : Kind::remove_process_set;
-    Operation* operation = find({world_set, kind, change.name});
+    MemberOperation* operation = find({world_set, kind, change.name});
     const Ticket ticket = operation && operation->is_reported() ? take_ticket(*operation) : 0;
     outcome.process_sets.push_back({ticket, change.process_set, change.members});
     if (is_added) {
@@ -178,13 +178,13 @@ void Member::State::remove_set(MemberSet& set, Outcome& outcome) {
     outcome.refusals.push_back({ticket, Status(SRT_INVALID_ARGUMENT, text)});
   };
   for (auto& [key, operation] : operations) {
-    if (operation->process_set != set.number || operation->phase == Operation::Phase::idle) continue;
+    if (operation->process_set != set.number || operation->phase == MemberOperation::Phase::idle) continue;
     refuse(take_ticket(*operation), "'" + operation->name + "'");
   }
   std::sort(outcome.refusals.begin() + static_cast<std::ptrdiff_t>(first), outcome.refusals.end(),
             [](const Refusal& a, const Refusal& b) { return a.ticket < b.ticket; });
   if (set.join_ticket) refuse(set.join_ticket, "the join");
-  std::erase_if(resend, [&](const Operation* operation) { return operation->process_set == set.number; });
+  std::erase_if(resend, [&](const MemberOperation* operation) { return operation->process_set == set.number; });
   std::erase_if(sets, [&](const auto& other) { return other.get() == &set; });
 }
 

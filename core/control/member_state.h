@@ -15,7 +15,7 @@
 namespace sirtaki {
 
 // One (process set, kind, name) that is cached, in flight here, or both.
-struct Operation {
+struct MemberOperation {
   enum class Phase : uint8_t { idle, queued, reported, reported_by_id };
 
   OperationKey key() const { return {process_set, kind, name}; }
@@ -40,7 +40,7 @@ struct MemberSet {
   std::vector<int32_t> members;
   size_t position = 0;               // of this rank among the members
   bool is_member = false;
-  std::vector<Operation*> queue;
+  std::vector<MemberOperation*> queue;
   int64_t queued_bytes = 0;
   Nanoseconds queued_since = never;
   bool is_flushed = false;
@@ -61,20 +61,20 @@ struct Member::State {
   MemberSet* find_set(int32_t number);
   bool is_withheld(const MemberSet& set) const { return set.unfinished_plans >= rule.plans_in_flight; }
 
-  Operation& find_or_create(const OperationKey& key);
-  Operation* find(const OperationKey& key);
-  void sweep_later(Operation& operation);
+  MemberOperation& find_or_create(const OperationKey& key);
+  MemberOperation* find(const OperationKey& key);
+  void sweep_later(MemberOperation& operation);
   void sweep();
-  Ticket take_ticket(Operation& operation);
+  Ticket take_ticket(MemberOperation& operation);
 
-  void report_operation(Operation& operation, const MemberSet& set);
+  void report_operation(MemberOperation& operation, const MemberSet& set);
   void report_queue(MemberSet& set);
 
   Status apply_plans(Outcome& outcome);
   Status apply_plan(const DecidedPlan& decided, uint64_t number, Outcome& outcome);
   Status look_up(PlanItem item, const MemberSet& set, PlannedTensor& tensor) const;
   Status take_part(PlanItem item, const MemberSet& set, PlannedTensor& tensor);
-  Operation* operation_of(PlanItem item) const;
+  MemberOperation* operation_of(PlanItem item) const;
   Status apply_refusals(Outcome& outcome);
   Status apply_cache_changes();
   Status apply_joins(Outcome& outcome);
@@ -83,18 +83,18 @@ struct Member::State {
 
   int32_t rank;
   ReportRule rule;
-  CacheTable<Operation> cache;
+  CacheTable<MemberOperation> cache;
   std::vector<std::unique_ptr<MemberSet>> sets;  // by number
-  std::unordered_map<OperationKey, std::unique_ptr<Operation>, OperationKeyHash> operations;
-  std::vector<Operation*> resend;          // reported by an id that was retired meanwhile
+  std::unordered_map<OperationKey, std::unique_ptr<MemberOperation>, OperationKeyHash> operations;
+  std::vector<MemberOperation*> resend;          // reported by an id that was retired meanwhile
   uint32_t lapsed = 0;
   uint64_t last_decision = 0;
   std::optional<Whereabouts> answer;       // to be reported
   std::vector<Reported> reported;
   Report report;                           // these four are kept for their memory
   Decision decision;
-  std::vector<Operation*> response_operations;
-  std::vector<Operation*> to_sweep;
+  std::vector<MemberOperation*> response_operations;
+  std::vector<MemberOperation*> to_sweep;
 };
 
 }  // namespace sirtaki
