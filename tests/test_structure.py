@@ -96,7 +96,9 @@ def test_each_type_of_the_core_has_a_name_of_its_own() -> None:
     declared: dict[str, list[str]] = {}
     for source in sources(".h", folders=("core",)):
         for name in re.findall(
-            r"^(?:struct|class) (?:alignas\([^)]*\) )?(\w+)[^;]*{", source.read_text(), re.MULTILINE
+            r"^(?:struct|class) (?:alignas\([^)]*\) )?(\w+)(?: final)?(?: : [^;{]*)? {",
+            source.read_text(),
+            re.MULTILINE,
         ):
             declared.setdefault(name, []).append(str(source.relative_to(ROOT)))
     assert len(declared) > 50  # they were found
