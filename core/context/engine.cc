@@ -203,8 +203,9 @@ bool Engine::take_submissions(Nanoseconds now) {
 void Engine::submit_to_member(Request request, Nanoseconds now) {
   Member& member = parts_.negotiation.member();
   const Signature& signature = *request.signature;
-  if (signature.kind == Kind::join) return member.join(signature.process_set, request.ticket, now);
-  if (member.members(signature.process_set)) return member.submit(std::move(request), now);
+  const bool is_there = member.members(signature.process_set) != nullptr;
+  if (is_there && signature.kind == Kind::join) return member.join(signature.process_set, request.ticket, now);
+  if (is_there) return member.submit(std::move(request), now);
   // Removed since the caller asked.
   const auto lock = parts_.handles.lock();
   const std::string text = format("process set %d was removed before '%s' took place", signature.process_set,
@@ -236,10 +237,7 @@ void Engine::act_on(News& news, Nanoseconds now) {
   if (news.abort) return fail(*news.abort, false, now);
   for (const Refusal& refusal : news.outcome.refusals) {
     const auto lock = parts_.handles.lock();
-    const HandleEntry* entry = parts_.handles.open_entry(refusal.ticket);
-    if (entry && entry->signature->kind == Kind::join)
-      if (KnownSet* set = parts_.sets.find(entry->signature->process_set)) set->is_joined = false;
-    parts_.handles.end(refusal.ticket, refusal.status);
+    end_refused(refusal.ticket, refusal.status);
   }
   for (const Plan& plan : news.outcome.plans) {
     const Status status = parts_.execution.start(plan, now);
@@ -353,7 +351,15 @@ void Engine::end_all_when_quiet() {
 void Engine::end_unplanned(const Status& status) {
   const auto lock = parts_.handles.lock();
   for (Ticket handle : parts_.handles.unfinished())
-    if (!parts_.handles.open_entry(handle)->planned) parts_.handles.end(handle, status);
+    if (!parts_.handles.open_entry(handle)->planned) end_refused(handle, status);
+}
+
+// The handle table's lock is held. After a join that is refused, this rank may submit again.
+void Engine::end_refused(Ticket ticket, const Status& status) {
+  const HandleEntry* entry = parts_.handles.open_entry(ticket);
+  if (entry && entry->signature->kind == Kind::join)
+    if (KnownSet* set = parts_.sets.find(entry->signature->process_set)) set->is_joined = false;
+  parts_.handles.end(ticket, status);
 }
 
 // What it says of itself when others wait for it. A program that is in no call of sirtaki's does not wait for what it

@@ -82,6 +82,7 @@ class Engine {
   void fail(const AbortNotice& notice, bool share, Nanoseconds now);
   void end_all_when_quiet();
   void end_unplanned(const Status& status);
+  void end_refused(Ticket ticket, const Status& status);
   AbortNotice own_failure(const Status& status) const;
 
   void serve_others(Nanoseconds deadline);

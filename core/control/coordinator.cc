@@ -56,6 +56,7 @@ Status Coordinator::State::submit_by_id(int32_t rank, CacheId id, bool absent, N
     return {};
   }
   if (!entry->set->has(rank)) return nonsense("a cache id of a process set that it is not a member of");
+  if (entry->kind == Kind::send && !is_of_pair(*entry->cached, rank, *entry->set)) return nonsense("a send of others");
   const size_t members = entry->set->members.size();
   const auto rows = rows_at(*entry->cached, entry->cached_rows, members, entry->set->position(rank));
   return submit(*entry, {rank, entry->cached, rows, absent}, now);
@@ -75,6 +76,7 @@ Status Coordinator::State::submit_in_full(int32_t rank, const Report::FullReques
     return nonsense("an all-to-all that does not say what each member gets");
   if (signature.kind == Kind::send && !is_of_pair(signature, rank, *set))
     return nonsense("a send between ranks of which it is none, or that are not members");
+  if (signature.kind == Kind::send && signature.group_id != 0) return nonsense("a send in a group of all members");
   Entry& entry = table.find_or_create(key_of(signature), *set);
   return submit(entry, {rank, request.signature, rows_of(signature), request.absent}, now);
 }
@@ -129,6 +131,10 @@ Status Coordinator::State::join(int32_t rank, int32_t process_set, Nanoseconds n
     return nonsense("it joins an unknown process set");
   }
   if (!set->has(rank) || set->joined.has(rank)) return nonsense("it joins a set twice, or one of others");
+  if (set->is_broken()) {
+    refuse_joins(*set, {rank});
+    return {};
+  }
   sets.join(*set, rank, now);
   groups.rank_joined(*set, rank);
   stalls.begun(now);
@@ -144,8 +150,16 @@ void Coordinator::State::finish(int32_t rank) {
     ++set->finished_count;
     set->has_changed = true;
     groups.drop_set(*set);
+    if (set->joined_count) refuse_joins(*set, set->joined.ranks());
+    sets.unjoin(*set);
   }
   sets_have_changed = true;
+}
+
+// Of a set that a rank has left. At once: to those that may still send to one another, nobody has joined any more.
+void Coordinator::State::refuse_joins(const ProcessSet& set, std::vector<int32_t> ranks) {
+  const Status status = peer_finished(set, "the join", names);
+  decision.refusals.push_back({set.number, Kind::barrier, "", std::move(ranks), status.code(), status.text()});
 }
 
 Coordinator::Coordinator(std::vector<std::string> rank_names, CoordinatorRules rules)

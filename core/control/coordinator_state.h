@@ -39,6 +39,7 @@ struct Coordinator::State {
   Status submit(Entry& entry, const Submission& submission, Nanoseconds now);
   Status join(int32_t rank, int32_t process_set, Nanoseconds now);
   void finish(int32_t rank);
+  void refuse_joins(const ProcessSet& set, std::vector<int32_t> ranks);
   void consider(Entry& entry);
 
   // Decisions go out.

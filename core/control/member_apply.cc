@@ -15,6 +15,27 @@ int64_t total_bytes(const Signature& signature, const std::vector<int64_t>& rows
   return __builtin_mul_overflow(total, signature.row_bytes(), &total) ? -1 : total;
 }
 
+bool has(const std::vector<int32_t>& ascending, int32_t rank) {
+  return std::binary_search(ascending.begin(), ascending.end(), rank);
+}
+
+// What one transfer moves has to be alike in all that the transfer takes from its first tensor.
+bool can_be_fused(const Signature& a, const Signature& b) {
+  if (a.kind != b.kind) return false;
+  if (a.kind == Kind::send) return std::minmax(a.root, a.destination) == std::minmax(b.root, b.destination);
+  return a.root == b.root && (!reduces(a.kind) || (a.dtype == b.dtype && a.reduce_op == b.reduce_op));
+}
+
+// Whether a rank that has joined can stand in with neutral elements: it has no rows, and nothing that others want.
+bool can_join_in(const PlannedTensor& tensor, const MemberSet& set, int32_t rank) {
+  const Signature& signature = *tensor.signature;
+  if (signature.kind == Kind::send) return false;
+  if (signature.kind == Kind::broadcast) return signature.root != rank;
+  if (!is_ragged(signature.kind)) return true;
+  const auto own = rows_at(signature, tensor.rows, set.members.size(), set.position);
+  return std::all_of(own.begin(), own.end(), [](int64_t rows) { return rows == 0; });
+}
+
 }  // namespace
 
 Status Member::State::apply_plans(Outcome& outcome) {
@@ -38,7 +59,11 @@ MemberOperation* Member::State::operation_of(PlanItem item) const {
 Status Member::State::apply_plan(const DecidedPlan& decided, uint64_t number, Outcome& outcome) {
   MemberSet* set = find_set(decided.process_set);
   if (!set || decided.items.empty()) return nonsense("a plan of an unknown process set, or an empty one");
+  if (number != last_plan + 1) return nonsense("a plan out of order");
+  last_plan = number;
   if (!set->is_member) return {};
+  if (decided.contributors < 1 || decided.contributors > static_cast<int32_t>(set->members.size()))
+    return nonsense("a plan of nobody, or of more ranks than its process set has");
   Plan plan;
   plan.number = number;
   plan.process_set = set->number;
@@ -48,17 +73,16 @@ Status Member::State::apply_plan(const DecidedPlan& decided, uint64_t number, Ou
   plan.tensors.resize(decided.items.size());
   for (size_t i = 0; i < decided.items.size(); ++i) {
     SIRTAKI_TRY(look_up(decided.items[i], *set, plan.tensors[i]));
-    const Signature& signature = *plan.tensors[i].signature;
-    if (i == 0) plan.kind = signature.kind;
-    if (signature.kind != plan.kind) return nonsense("a plan of two kinds");
-    if (plan.kind == Kind::send) {
-      if (rank != signature.root && rank != signature.destination) return {};
-      const auto [low, high] = std::minmax(signature.root, signature.destination);
-      if (i > 0 && plan.members != std::vector{low, high}) return nonsense("a plan of sends between different pairs");
-      plan.members = {low, high};
-    }
-    SIRTAKI_TRY(take_part(decided.items[i], *set, plan.tensors[i]));
+    if (!can_be_fused(*plan.tensors[0].signature, *plan.tensors[i].signature))
+      return nonsense("a plan of tensors that do not go together");
   }
+  const Signature& first = *plan.tensors[0].signature;
+  plan.kind = first.kind;
+  if (plan.kind == Kind::send) {
+    if (rank != first.root && rank != first.destination) return {};
+    plan.members = {std::min(first.root, first.destination), std::max(first.root, first.destination)};
+  }
+  for (size_t i = 0; i < decided.items.size(); ++i) SIRTAKI_TRY(take_part(decided.items[i], *set, plan.tensors[i]));
   outcome.plans.push_back(std::move(plan));
   ++set->unfinished_plans;
   return {};
@@ -73,6 +97,12 @@ Status Member::State::look_up(PlanItem item, const MemberSet& set, PlannedTensor
   tensor.signature = is_new ? response->signature : operation->cached;
   tensor.rows = is_new ? response->rows : operation->rows;
   const Signature& signature = *tensor.signature;
+  if (changes_process_sets(signature.kind)) return nonsense("a plan that changes process sets");
+  const bool has_root = signature.kind == Kind::broadcast || signature.kind == Kind::send;
+  if (has_root && !has(set.members, signature.root)) return nonsense("a plan whose root is not a member");
+  if (signature.kind == Kind::send &&
+      (!has(set.members, signature.destination) || signature.root == signature.destination))
+    return nonsense("a send to nobody");
   if (!is_ragged(signature.kind)) return {};
   const size_t expected = set.members.size() * row_counts_each(signature.kind, set.members.size());
   const bool is_sane =
@@ -80,12 +110,16 @@ Status Member::State::look_up(PlanItem item, const MemberSet& set, PlannedTensor
   return is_sane ? Status() : nonsense("a plan without the rows of each member");
 }
 
-// This rank's own request for it; none if it has joined.
+// This rank's own request for it, which the plan must fit: its memory is no larger. None if this rank has joined.
 Status Member::State::take_part(PlanItem item, const MemberSet& set, PlannedTensor& tensor) {
   MemberOperation& operation = *operation_of(item);
   if (operation.is_reported()) {
+    const Signature& own = *operation.request.signature;
+    const bool was_compared = operation.phase == MemberOperation::Phase::reported_by_id && !(item & is_response);
+    if (!was_compared && !answers(*tensor.signature, tensor.rows, own, set.members.size(), set.position))
+      return nonsense("a plan with another '" + operation.name + "' than this rank has submitted");
     tensor.ticket = take_ticket(operation);
-  } else if (!set.join_ticket || operation.phase != MemberOperation::Phase::idle) {
+  } else if (!set.join_ticket || operation.phase != MemberOperation::Phase::idle || !can_join_in(tensor, set, rank)) {
     return nonsense("a plan with '" + operation.name + "', which this rank has not submitted");
   }
   return {};
@@ -157,6 +191,10 @@ Status Member::State::apply_set_changes(Outcome& outcome) {
     if (is_added ? change.process_set <= sets.back()->number : !set || set->number == world_set) {
       return nonsense("a process set that it adds exists, or one that it removes does not");
     }
+    const auto& members = change.members;
+    if (!are_ranks(members) ||
+        std::adjacent_find(members.begin(), members.end(), std::greater_equal()) != members.end())
+      return nonsense("a process set of other ranks than there are");
     const Kind kind = is_added ? Kind::add_process_set : Kind::remove_process_set;
     MemberOperation* operation = find({world_set, kind, change.name});
     const Ticket ticket = operation && operation->is_reported() ? take_ticket(*operation) : 0;
@@ -166,6 +204,22 @@ Status Member::State::apply_set_changes(Outcome& outcome) {
     } else {
       remove_set(*set, outcome);
     }
+  }
+  return {};
+}
+
+bool Member::State::are_ranks(const std::vector<int32_t>& numbers) const {
+  const auto size = static_cast<int32_t>(sets.front()->members.size());
+  return std::all_of(numbers.begin(), numbers.end(), [&](int32_t number) { return number >= 0 && number < size; });
+}
+
+Status Member::State::apply_stalls(Outcome& outcome) {
+  for (Stall& stall : decision.stalls) {
+    std::vector<int32_t> told;
+    for (const Whereabouts& one : stall.whereabouts) told.push_back(one.rank);
+    if (!are_ranks(stall.missing) || !are_ranks(stall.waiting) || !are_ranks(told))
+      return nonsense("ranks that are late, but do not exist");
+    outcome.stalls.push_back(std::move(stall));
   }
   return {};
 }
@@ -202,7 +256,7 @@ Status Member::apply(std::span<const uint8_t> decision, Outcome& outcome) {
   SIRTAKI_TRY(state.apply_joins(outcome));
   SIRTAKI_TRY(state.apply_set_changes(outcome));
   state.sweep();
-  std::move(state.decision.stalls.begin(), state.decision.stalls.end(), std::back_inserter(outcome.stalls));
+  SIRTAKI_TRY(state.apply_stalls(outcome));
   const auto& asked = state.decision.asked;
   outcome.is_asked |= std::find(asked.begin(), asked.end(), state.rank) != asked.end();
   outcome.lateness.insert(outcome.lateness.end(), state.decision.lateness.begin(), state.decision.lateness.end());

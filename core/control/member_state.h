@@ -79,7 +79,9 @@ struct Member::State {
   Status apply_cache_changes();
   Status apply_joins(Outcome& outcome);
   Status apply_set_changes(Outcome& outcome);
+  Status apply_stalls(Outcome& outcome);
   void remove_set(MemberSet& set, Outcome& outcome);
+  bool are_ranks(const std::vector<int32_t>& numbers) const;
 
   int32_t rank;
   ReportRule rule;
@@ -89,6 +91,7 @@ struct Member::State {
   std::vector<MemberOperation*> resend;          // reported by an id that was retired meanwhile
   uint32_t lapsed = 0;
   uint64_t last_decision = 0;
+  uint64_t last_plan = 0;                  // of all process sets
   std::optional<Whereabouts> answer;       // to be reported
   std::vector<Reported> reported;
   Report report;                           // these four are kept for their memory

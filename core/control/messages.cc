@@ -57,11 +57,33 @@ bool is_printable(const std::string& text) {
 bool has_sane_shape(const Signature& signature) {
   if (changes_process_sets(signature.kind)) return true;
   if (signature.shape.size() > most_dimensions) return false;
+  const bool is_cut = is_ragged(signature.kind) || signature.kind == Kind::reducescatter;
+  if (is_cut && signature.shape.empty()) return false;
   int64_t bytes = static_cast<int64_t>(dtype_bytes(signature.dtype));
   for (int64_t extent : signature.shape) {
     if (extent < 0 || __builtin_mul_overflow(bytes, std::max<int64_t>(extent, 1), &bytes)) return false;
   }
   return true;
+}
+
+// As many rows as the tensor has, at most.
+bool has_sane_splits(const Signature& signature) {
+  if (signature.splits.size() > most_splits) return false;
+  if (signature.kind != Kind::alltoall) return true;
+  int64_t left = signature.shape.empty() ? 0 : signature.shape.front();
+  for (int64_t rows : signature.splits) {
+    if (rows < 0 || rows > left) return false;
+    left -= rows;
+  }
+  return true;
+}
+
+// There are kernels for it.
+bool has_sane_reduction(const Signature& signature) {
+  if (!reduces(signature.kind)) return true;
+  if (signature.kind == Kind::reducescatter && signature.reduce_op == ReduceOp::adasum) return false;
+  const srt_dtype* dtype = dtype_entry(static_cast<int>(signature.dtype));
+  return (dtype->reduce_ops >> static_cast<int>(signature.reduce_op) & 1) != 0;
 }
 
 std::string get_name(Reader& reader) {
@@ -89,9 +111,9 @@ SignaturePtr get_signature(Reader& reader) {
   signature->shape = reader.get_all<int64_t>();
   signature->splits = reader.get_all<int64_t>();
   const bool is_sane = !signature->name.empty() && std::isfinite(signature->prescale) &&
-                       std::isfinite(signature->postscale) && signature->splits.size() <= most_splits &&
+                       std::isfinite(signature->postscale) && has_sane_splits(*signature) &&
                        (signature->group_id == 0) == (signature->group_size == 0) && signature->group_size >= 0 &&
-                       has_sane_shape(*signature);
+                       has_sane_shape(*signature) && has_sane_reduction(*signature);
   if (!is_sane) reader.fail();
   return signature;
 }

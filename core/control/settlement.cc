@@ -121,23 +121,17 @@ PlanItem Coordinator::State::item_of(Entry& entry) {
   return is_response | (decision.responses.size() - 1);
 }
 
-// A join ends when all members have joined, or when one has left that never will.
+// A join ends when all members have joined.
 void Coordinator::State::settle_joins() {
   for (const auto& set : sets.all()) {
     if (!std::exchange(set->has_changed, false) || !set->joined_count) continue;
-    if (set->is_broken()) {
-      const Status status = peer_finished(*set, "the join", names);
-      decision.refusals.push_back({set->number, Kind::barrier, "", set->joined.ranks(), status.code(), status.text()});
-    } else if (set->joined_count < static_cast<int32_t>(set->members.size())) {
-      continue;
-    } else {
-      for (Entry& entry : table.pending()) {
-        if (entry.set != set.get() || entry.is_answered) continue;
-        constexpr char why[] = " belongs to a group that no rank has submitted whole, and all ranks have joined";
-        refuse(entry, Status(SRT_MISMATCH, quoted(entry.name) + why));
-      }
-      decision.joins.push_back({set->number, set->last_joined});
+    if (set->joined_count < static_cast<int32_t>(set->members.size())) continue;
+    for (Entry& entry : table.pending()) {
+      if (entry.set != set.get() || entry.is_answered) continue;
+      constexpr char why[] = " belongs to a group that no rank has submitted whole, and all ranks have joined";
+      refuse(entry, Status(SRT_MISMATCH, quoted(entry.name) + why));
     }
+    decision.joins.push_back({set->number, set->last_joined});
     sets.unjoin(*set);
   }
 }

@@ -19,6 +19,7 @@ struct Mix {
   bool sets = false;
   bool groups = false;
   bool ragged = false;
+  bool exchanges = false;              // reduce-scatters, all-to-alls, sends
   bool stalls = false;                 // waiting is reported soon
 };
 
@@ -66,7 +67,8 @@ class Program {
     if (mix_.joins && dice < 16) return add_join();
     if (mix_.groups && dice < 30) return add_group();
     Line line = new_line(pick_set());
-    fill(line, "t" + std::to_string(below(8)), pick_kind());
+    if (mix_.exchanges && line.members.size() > 1 && chance(20)) make_send(line);
+    else fill(line, "t" + std::to_string(below(8)), pick_kind());
     if (mix_.dissents && chance(15)) dissent(line);
     lines.push_back(std::move(line));
   }
@@ -75,6 +77,7 @@ class Program {
 
   Kind pick_kind() {
     if (mix_.ragged && chance(30)) return Kind::allgather;
+    if (mix_.exchanges && chance(40)) return chance(50) ? Kind::reducescatter : Kind::alltoall;
     const Kind kinds[] = {Kind::allreduce, Kind::allreduce, Kind::broadcast, Kind::barrier};
     return kinds[below(4)];
   }
@@ -98,6 +101,7 @@ class Program {
       signature.kind = kind;
       if (kind != Kind::barrier) signature.shape = {extent};
       if (kind == Kind::allgather) signature.shape = {chance(70) ? rank + 1 : static_cast<int32_t>(below(4)), extent};
+      if (kind == Kind::alltoall) signature = alltoall(name, pick_splits(rank, line.members.size()), extent);
       if (kind == Kind::broadcast) signature.root = line.members[0];
       signature.priority = static_cast<int32_t>(name.size() * 3 + name.back()) % 3;
     }
@@ -106,10 +110,33 @@ class Program {
     for (int32_t rank : line.members) line.absent[static_cast<size_t>(rank)] = on_all || chance(50);
   }
 
+  std::vector<int64_t> pick_splits(int32_t rank, size_t members) {
+    std::vector<int64_t> splits(members);
+    const bool is_usual = chance(70);
+    for (size_t to = 0; to < members; ++to) splits[to] = is_usual ? (static_cast<size_t>(rank) + to) % 3 : below(4);
+    return splits;
+  }
+
+  // From one of the set's members to another. As with callers' names, a pair's name is its own.
+  void make_send(Line& line) {
+    const size_t from = below(line.members.size());
+    const size_t to = (from + 1 + below(line.members.size() - 1)) % line.members.size();
+    const int32_t pair[] = {line.members[from], line.members[to]};
+    const std::string name = format("s%u (%d to %d)", below(2), pair[0], pair[1]);
+    line.takes_part.assign(static_cast<size_t>(size_), false);
+    for (int32_t rank : pair) {
+      line.signatures[static_cast<size_t>(rank)] = sending(name, pair[0], pair[1]);
+      line.takes_part[static_cast<size_t>(rank)] = true;
+    }
+  }
+
   void dissent(Line& line) {
     if (line.members.size() < 2) return;
-    Signature& odd = line.signatures[static_cast<size_t>(line.members[below(line.members.size())])];
-    if (chance(40)) {
+    std::vector<size_t> able;
+    for (size_t rank = 0; rank < line.takes_part.size(); ++rank)
+      if (line.takes_part[rank]) able.push_back(rank);
+    Signature& odd = line.signatures[able[below(able.size())]];
+    if (odd.kind != Kind::send && chance(40)) {
       odd.kind = odd.kind == Kind::barrier ? Kind::allreduce : Kind::barrier;
     } else if (chance(50)) {
       odd.dtype = DType::float64;
@@ -146,6 +173,12 @@ class Program {
     lines.insert(lines.end(), grouped.begin(), grouped.end());
   }
 
+  Kind pick_uneven_kind() {
+    if (mix_.ragged && chance(30)) return Kind::allgather;
+    if (mix_.exchanges && chance(40)) return chance(50) ? Kind::reducescatter : Kind::alltoall;
+    return Kind::allreduce;
+  }
+
   // Each rank has a different number of batches left; then it joins.
   void add_join() {
     const Set set = pick_set();
@@ -153,7 +186,7 @@ class Program {
     for (uint32_t& count : batches) count = below(4);
     for (uint32_t batch = 0; batch < 4; ++batch) {
       Line line = new_line(set);
-      fill(line, "u" + std::to_string(lines.size()), mix_.ragged && chance(30) ? Kind::allgather : Kind::allreduce);
+      fill(line, "u" + std::to_string(lines.size()), pick_uneven_kind());
       line.is_uneven = true;
       for (size_t rank = 0; rank < batches.size(); ++rank) {
         if (batches[rank] <= batch) line.takes_part[rank] = false;

@@ -29,12 +29,23 @@ void simulate_with_caches(Mix mix, uint32_t seed) {
 TEST(plain_programs) { simulate_with_caches({}, 100'000); }
 TEST(ragged_and_absent) { simulate_with_caches({.absents = true, .ragged = true}, 200'000); }
 TEST(disagreeing_ranks) { simulate_with_caches({.dissents = true, .ragged = true}, 300'000); }
+TEST(exchanging_ranks) { simulate_with_caches({.dissents = true, .exchanges = true}, 350'000); }
+TEST(exchanging_ranks_that_join) { simulate_with_caches({.joins = true, .exchanges = true}, 550'000); }
+TEST(exchanging_ranks_that_leave) {
+  simulate_with_caches({.goodbyes = true, .sets = true, .exchanges = true}, 750'000);
+}
 TEST(groups_whole_or_refused) { simulate_with_caches({.dissents = true, .groups = true}, 400'000); }
 TEST(joining_ranks) { simulate_with_caches({.absents = true, .joins = true, .ragged = true}, 500'000); }
 TEST(sets_coming_and_going) { simulate_with_caches({.sets = true, .ragged = true}, 600'000); }
 TEST(leaving_ranks) { simulate_with_caches({.goodbyes = true, .ragged = true}, 700'000); }
 TEST(everything_that_leaves_nobody) {
-  simulate_with_caches({.dissents = true, .absents = true, .joins = true, .sets = true, .groups = true, .ragged = true},
+  simulate_with_caches({.dissents = true,
+                        .absents = true,
+                        .joins = true,
+                        .sets = true,
+                        .groups = true,
+                        .ragged = true,
+                        .exchanges = true},
                        800'000);
 }
 TEST(everything) {
@@ -44,7 +55,8 @@ TEST(everything) {
                         .goodbyes = true,
                         .sets = true,
                         .groups = true,
-                        .ragged = true},
+                        .ragged = true,
+                        .exchanges = true},
                        900'000);
 }
 
@@ -57,6 +69,7 @@ TEST(everything_while_waiting_is_reported) {
                         .sets = true,
                         .groups = true,
                         .ragged = true,
+                        .exchanges = true,
                         .stalls = true},
                        1'000'000);
   Simulation waiting(4, {.stalls = true}, 7);

@@ -32,6 +32,30 @@ inline Signature allgather(const std::string& name, std::vector<int64_t> shape) 
   return signature;
 }
 
+inline Signature reducescatter(const std::string& name, std::vector<int64_t> shape = {4}) {
+  Signature signature = allreduce(name, std::move(shape));
+  signature.kind = Kind::reducescatter;
+  return signature;
+}
+
+// With as many rows as the splits have together.
+inline Signature alltoall(const std::string& name, std::vector<int64_t> splits, int64_t extent = 3) {
+  int64_t rows = 0;
+  for (int64_t count : splits) rows += count;
+  Signature signature = allreduce(name, {rows, extent});
+  signature.kind = Kind::alltoall;
+  signature.splits = std::move(splits);
+  return signature;
+}
+
+inline Signature sending(const std::string& name, int32_t from, int32_t to) {
+  Signature signature = allreduce(name);
+  signature.kind = Kind::send;
+  signature.root = from;
+  signature.destination = to;
+  return signature;
+}
+
 inline Signature barrier(const std::string& name) {
   Signature signature = allreduce(name, {});
   signature.kind = Kind::barrier;
