@@ -6,69 +6,12 @@
 #include <mutex>
 #include <set>
 
+#include "faulty_wire.h"
 #include "world.h"
 
 using namespace world;
 
 namespace {
-
-enum class Fault { delay, cut, corrupt, stall };
-
-// A wire between two sockets that misbehaves in one direction, after so many bytes.
-class Wire {
- public:
-  Wire(Fault fault, size_t after) : fault_(fault), left_(after) {
-    CHECK_EQUAL(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, near_), 0);
-    CHECK_EQUAL(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, far_), 0);
-    threads_.emplace_back([this] { carry(far_[0], near_[0], true); });
-    threads_.emplace_back([this] { carry(near_[0], far_[0], false); });
-  }
-  ~Wire() {
-    cut();
-    for (auto& thread : threads_) thread.join();
-    ::close(near_[0]);
-    ::close(far_[0]);
-  }
-  int victims_end() const { return near_[1]; }
-  int other_end() const { return far_[1]; }
-
- private:
-  void cut() const {
-    ::shutdown(near_[0], SHUT_RDWR);
-    ::shutdown(far_[0], SHUT_RDWR);
-  }
-
-  void carry(int from, int to, bool is_faulty) {
-    std::vector<uint8_t> bytes(65536);
-    for (;;) {
-      const size_t most = is_faulty && left_ ? std::min(left_, bytes.size()) : bytes.size();
-      const ssize_t count = ::recv(from, bytes.data(), most, 0);
-      if (count <= 0) break;
-      if (is_faulty && left_ == 0) {
-        if (fault_ == Fault::stall) continue;  // swallowed
-        if (fault_ == Fault::cut) break;
-        if (fault_ == Fault::corrupt) bytes[0] ^= 0xff;
-        if (fault_ == Fault::delay) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        left_ = SIZE_MAX;
-      } else if (is_faulty) {
-        left_ -= static_cast<size_t>(count);
-      }
-      for (ssize_t sent = 0; sent < count;) {
-        const ssize_t n = ::send(to, bytes.data() + sent, static_cast<size_t>(count - sent), MSG_NOSIGNAL);
-        if (n < 0) return cut();
-        sent += n;
-      }
-    }
-    // An end is passed on as an end, a cut breaks both ways.
-    if (is_faulty && left_ == 0 && fault_ == Fault::cut) cut();
-    else ::shutdown(to, SHUT_WR);
-  }
-
-  Fault fault_;
-  size_t left_;
-  int near_[2], far_[2];
-  std::vector<std::thread> threads_;
-};
 
 // Three ranks over sockets; what rank `victim` reads from rank `from` goes wrong after some bytes.
 struct Trouble {
@@ -101,40 +44,76 @@ struct Ending {
   std::string text;
 };
 
-// A few steps of training's traffic. What each rank's operations ended with.
-std::vector<Ending> suffer(const Trouble& trouble) {
+// What the ranks do: a few steps of training, or what else there is.
+enum class Traffic { training, exchanging };
+
+std::vector<srt_request> requests_of(Traffic traffic, int rank, std::vector<float>& data, std::vector<float>& output,
+                                     const int64_t& count) {
+  const auto with = [&](int32_t kind, const char* name) { return in_place(kind, name, data, count, DType::float32); };
+  if (traffic == Traffic::training)
+    return {with(SRT_ALLREDUCE, "gradient"), with(SRT_BROADCAST, "weights"),
+            world::request(SRT_BARRIER, "barrier", nullptr, 0)};
+  srt_request scatter = from_to(with(SRT_REDUCESCATTER, "scatter"), data, output);
+  scatter.reduce_op = SRT_MAX;
+  srt_request adasum = with(SRT_ALLREDUCE, "adasum"), mail = with(SRT_SEND, "mail");
+  adasum.reduce_op = SRT_ADASUM;
+  mail.root = rank;
+  mail.destination = (rank + 1) % 3;
+  srt_request from = from_to(mail, data, output);
+  from.root = (rank + 2) % 3;
+  from.destination = rank;
+  if (rank) std::swap(mail, from);  // 0 to 1, 1 to 2, 2 to 0
+  return {scatter, with(SRT_ALLTOALL, "exchange"), mail, from, adasum};
+}
+
+// The least that has to be right whenever an operation has ended well.
+bool is_right(const srt_request& request, int rank, Context& context, Ticket handle, const std::vector<float>& data,
+              const std::vector<float>& output) {
+  if (request.kind == SRT_BROADCAST) return data.back() == 0;
+  if (request.kind == SRT_REDUCESCATTER) return output[0] == 2;
+  if (request.kind == SRT_ALLTOALL) return output_of<float>(context, handle).back() == 2;
+  if (request.kind == SRT_SEND) return request.root == rank || output.back() == static_cast<float>(request.root);
+  if (request.kind == SRT_ALLREDUCE) return data.back() == (request.reduce_op == SRT_SUM ? 3.0f : 1.5f);
+  return true;
+}
+
+// What each rank's operations ended with.
+std::vector<Ending> suffer(const Trouble& trouble, Traffic traffic) {
   Wire wire(trouble.fault, trouble.after);
   World ranks(3, with_trouble(trouble, wire));
   std::vector<Ending> endings(3);
   ranks.run([&](int rank, Context& context) {
     Ending& ending = endings[static_cast<size_t>(rank)];
-    const int64_t count = 5000;
-    std::vector<float> data(static_cast<size_t>(count));
+    const int64_t count = 5001;
+    std::vector<float> data(static_cast<size_t>(count)), output(static_cast<size_t>(count));
     for (int step = 0; step < 3; ++step) {
-      for (int kind : {SRT_ALLREDUCE, SRT_BROADCAST, SRT_BARRIER}) {
+      for (const srt_request& request : requests_of(traffic, rank, data, output, count)) {
         std::fill(data.begin(), data.end(), static_cast<float>(rank));
-        srt_request request = in_place(kind,
-                                       kind == SRT_ALLREDUCE   ? "gradient"
-                                       : kind == SRT_BROADCAST ? "weights"
-                                                               : "barrier",
-                                       data, count, DType::float32);
-        if (kind == SRT_BARRIER) request = world::request(SRT_BARRIER, "barrier", nullptr, 0);
         Ticket handle = 0;
         Status status = context.enqueue(&request, 1, &handle);
         if (status.is_ok()) status = context.wait(&handle, 1, seconds(30));
         ending.codes.push_back(status.code());
         if (!status.is_ok()) ending.text = status.text();
+        if (status.is_ok() && trouble.fault != Fault::corrupt)
+          CHECK(is_right(request, rank, context, handle, data, output));
         if (handle) context.release(&handle, 1);
-        if (status.is_ok() && kind == SRT_ALLREDUCE) CHECK_EQUAL(data[4999], 3.0f);
       }
     }
   });
   return endings;
 }
 
-constexpr size_t points[] = {0, 1, 15, 16, 17, 40, 100, 200, 300, 500, 1000, 3000, 5000, 8000, 12'000, 20'000, 30'000};
+const std::vector<size_t> points{0,   1,    15,   16,   17,   40,     100,    200,   300,
+                                 500, 1000, 3000, 5000, 8000, 12'000, 20'000, 30'000};
 constexpr std::array<int, 2> links[] = {
     {0, 1}, {1, 0}, {1, 2}, {2, 1}};  // to and from the coordinator, and between others
+
+void on_each_trouble(Fault fault, const std::vector<size_t>& where,
+                     const std::function<void(const std::vector<Ending>&, size_t after)>& look) {
+  for (Traffic traffic : {Traffic::training, Traffic::exchanging})
+    for (const auto& [victim, from] : links)
+      for (size_t after : where) look(suffer({fault, after, victim, from}, traffic), after);
+}
 
 void expect_fatal(const std::vector<Ending>& endings, const std::set<srt_status>& allowed, const char* what,
                   size_t after) {
@@ -148,40 +127,35 @@ void expect_fatal(const std::vector<Ending>& endings, const std::set<srt_status>
 }  // namespace
 
 TEST(a_late_link_changes_nothing) {
-  for (const auto& [victim, from] : links)
-    for (size_t after : points)
-      for (const Ending& ending : suffer({Fault::delay, after, victim, from})) {
-        CHECK_EQUAL(ending.codes, std::vector<srt_status>(9, SRT_OK));
-        CHECK_EQUAL(ending.text, "");
-      }
+  on_each_trouble(Fault::delay, points, [](const std::vector<Ending>& endings, size_t) {
+    for (const Ending& ending : endings) {
+      CHECK_EQUAL(ending.codes, std::vector<srt_status>(ending.codes.size(), SRT_OK));
+      CHECK_EQUAL(ending.text, "");
+    }
+  });
 }
 
 TEST(a_broken_link_ends_every_rank) {
-  for (const auto& [victim, from] : links)
-    for (size_t after : points) {
-      const auto endings = suffer({Fault::cut, after, victim, from});
-      expect_fatal(endings, {SRT_PEER_LOST}, "a cut", after);
-      if (after > 1000) continue;  // later, the job may have ended before
-      for (const Ending& ending : endings) {
-        CHECK_EQUAL(ending.codes.back(), SRT_PEER_LOST);
-        CHECK(ending.text.find(" was lost") != std::string::npos);
-      }
+  on_each_trouble(Fault::cut, points, [](const std::vector<Ending>& endings, size_t after) {
+    expect_fatal(endings, {SRT_PEER_LOST}, "a cut", after);
+    if (after > 1000) return;  // later, the job may have ended before
+    for (const Ending& ending : endings) {
+      CHECK_EQUAL(ending.codes.back(), SRT_PEER_LOST);
+      CHECK(ending.text.find(" was lost") != std::string::npos);
     }
+  });
 }
 
 TEST(a_lying_link_is_named_and_kills_no_process) {
-  for (const auto& [victim, from] : links)
-    for (size_t after : points)
-      expect_fatal(suffer({Fault::corrupt, after, victim, from}),
-                   {SRT_PROTOCOL, SRT_MISMATCH, SRT_TIMEOUT, SRT_PEER_LOST, SRT_ABORTED}, "corruption", after);
+  on_each_trouble(Fault::corrupt, points, [](const std::vector<Ending>& endings, size_t after) {
+    expect_fatal(endings, {SRT_PROTOCOL, SRT_MISMATCH, SRT_TIMEOUT, SRT_PEER_LOST, SRT_ABORTED}, "corruption", after);
+  });
 }
 
 TEST(a_silent_link_is_given_up) {
-  for (const auto& [victim, from] : links)
-    for (size_t after : {size_t{0}, size_t{17}, size_t{300}, size_t{5000}}) {
-      const auto endings = suffer({Fault::stall, after, victim, from});
-      expect_fatal(endings, {SRT_TIMEOUT, SRT_PEER_LOST}, "silence", after);
-    }
+  on_each_trouble(Fault::stall, {0, 17, 300, 5000}, [](const std::vector<Ending>& endings, size_t after) {
+    expect_fatal(endings, {SRT_TIMEOUT, SRT_PEER_LOST}, "silence", after);
+  });
 }
 
 TEST(an_abort_reaches_every_rank_with_its_reason) {

@@ -133,6 +133,44 @@ srt_request in_place(int32_t kind, const char* name, std::vector<T>& data, const
   return made;
 }
 
+// Splits that lie elsewhere, one for each member.
+inline srt_request with_splits(srt_request request, const std::vector<int64_t>& splits) {
+  request.splits = splits.data();
+  request.split_count = static_cast<int32_t>(splits.size());
+  return request;
+}
+
+template <typename T>
+srt_request from_to(srt_request request, const std::vector<T>& input, std::vector<T>& output) {
+  request.input = reinterpret_cast<uintptr_t>(input.data());
+  request.output = reinterpret_cast<uintptr_t>(output.data());
+  return request;
+}
+
+// The elements of a finished handle's output.
+template <typename T>
+std::vector<T> output_of(Context& context, Ticket handle) {
+  srt_tensor output{};
+  if (!context.output(handle, output).is_ok() || !output.data) return {};
+  const auto* first = reinterpret_cast<const T*>(output.data);
+  return {first, first + output.bytes / sizeof(T)};
+}
+
+inline Options over(Over transport, std::vector<std::pair<std::string, std::string>> knobs = {}) {
+  return {transport, std::move(knobs), nullptr, true};
+}
+
+// Each variant of the data plane, with chunks so small that even small tensors take several rounds.
+inline void on_each(const std::vector<int>& sizes, const std::function<void(World&, int size)>& body) {
+  for (int size : sizes)
+    for (const Options& options : {over(Over::memory), over(Over::memory, {{"chunk_bytes", "4096"}}),
+                                   over(Over::sockets), over(Over::sockets, {{"chunk_bytes", "4096"}}),
+                                   over(Over::sockets, {{"cpu_algorithm", "ring"}, {"chunk_bytes", "4096"}})}) {
+      World ranks(size, options);
+      body(ranks, size);
+    }
+}
+
 inline Status run_one(Context& context, const srt_request& request, Ticket& handle, Nanoseconds timeout = seconds(30)) {
   Status status = context.enqueue(&request, 1, &handle);
   return status.is_ok() ? context.wait(&handle, 1, timeout) : status;

@@ -1,0 +1,75 @@
+// A wire between two ranks that misbehaves in one direction.
+#pragma once
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+
+namespace world {
+
+enum class Fault { delay, cut, corrupt, stall };
+
+// Between two sockets. It carries so many bytes faithfully before its fault shows.
+class Wire {
+ public:
+  Wire(Fault fault, size_t after) : fault_(fault), left_(after) {
+    CHECK_EQUAL(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, near_), 0);
+    CHECK_EQUAL(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, far_), 0);
+    threads_.emplace_back([this] { carry(far_[0], near_[0], true); });
+    threads_.emplace_back([this] { carry(near_[0], far_[0], false); });
+  }
+  ~Wire() {
+    cut();
+    for (auto& thread : threads_) thread.join();
+    ::close(near_[0]);
+    ::close(far_[0]);
+  }
+  int victims_end() const { return near_[1]; }
+  int other_end() const { return far_[1]; }
+
+ private:
+  void cut() const {
+    ::shutdown(near_[0], SHUT_RDWR);
+    ::shutdown(far_[0], SHUT_RDWR);
+  }
+
+  void carry(int from, int to, bool is_faulty) {
+    std::vector<uint8_t> bytes(65536);
+    for (;;) {
+      const size_t most = is_faulty && left_ ? std::min(left_, bytes.size()) : bytes.size();
+      const ssize_t count = ::recv(from, bytes.data(), most, 0);
+      if (count <= 0) break;
+      if (is_faulty && left_ == 0) {
+        if (fault_ == Fault::stall) continue;  // swallowed
+        if (fault_ == Fault::cut) break;
+        if (fault_ == Fault::corrupt) bytes[0] ^= 0xff;
+        if (fault_ == Fault::delay) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        left_ = SIZE_MAX;
+      } else if (is_faulty) {
+        left_ -= static_cast<size_t>(count);
+      }
+      for (ssize_t sent = 0; sent < count;) {
+        const ssize_t n = ::send(to, bytes.data() + sent, static_cast<size_t>(count - sent), MSG_NOSIGNAL);
+        if (n < 0) return cut();
+        sent += n;
+      }
+    }
+    // An end is passed on as an end, a cut breaks both ways.
+    if (is_faulty && left_ == 0 && fault_ == Fault::cut) cut();
+    else ::shutdown(to, SHUT_WR);
+  }
+
+  Fault fault_;
+  size_t left_;
+  int near_[2], far_[2];
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace world
