@@ -49,8 +49,8 @@ enum {
   SRT_REDUCESCATTER = 4,      /* dimension 0 is cut; the first shape[0] % size ranks get one row more */
   SRT_ALLTOALL = 5,           /* dimension 0 is cut as splits says */
   SRT_SEND = 6,               /* from root to destination; both ask for it, and no other rank does */
-  SRT_ADD_PROCESS_SET = 7,    /* shape holds its ranks, ascending; all ranks of the world ask. See srt_result_number */
-  SRT_REMOVE_PROCESS_SET = 8, /* root holds its number; all ranks of the world ask */
+  SRT_ADD_PROCESS_SET = 7,    /* shape holds its ranks, ascending; all ranks ask. See srt_result_number */
+  SRT_REMOVE_PROCESS_SET = 8, /* root holds its number; all ranks ask */
   SRT_JOIN = 9                /* this rank has no more data for the process set: until all its members have joined,
                                  it takes part in their operations with neutral elements. See srt_result_number */
 };
