@@ -2,14 +2,9 @@
 
 #include <unistd.h>
 
-namespace sirtaki {
+#include <string>
 
-std::string printable(std::string_view text, size_t limit) {
-  std::string clean(text.substr(0, limit));
-  for (char& c : clean)
-    if ((static_cast<unsigned char>(c) < 0x20 && c != '\n') || c == 0x7f) c = '?';
-  return clean;
-}
+namespace sirtaki {
 
 void Log::line(std::string_view text) const {
   if (descriptor_ < 0) return;

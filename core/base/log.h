@@ -1,8 +1,9 @@
 // Log lines go straight to a descriptor, so that a stall report appears even while Python holds its lock.
 #pragma once
 
-#include <string>
 #include <string_view>
+
+#include "base/text.h"
 
 namespace sirtaki {
 
@@ -16,8 +17,5 @@ class Log {
  private:
   int descriptor_;
 };
-
-// What came from a peer is bounded and stripped of control characters before a person sees it.
-std::string printable(std::string_view text, size_t limit);
 
 }  // namespace sirtaki

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "base/log.h"
+#include "base/text.h"
 
 namespace sirtaki {
 namespace {
@@ -12,32 +12,14 @@ Status refuse(const std::string& name, const std::string& reason, srt_status cod
   return {code, format("'%s': %s", printable(name, 200).c_str(), reason.c_str())};
 }
 
-// The length of the UTF-8 sequence at `at`, 0 if it is malformed or a control character.
-size_t utf8_length(std::string_view text, size_t at) {
-  const auto byte = static_cast<uint8_t>(text[at]);
-  if (byte < 0x80) return byte >= 0x20 && byte != 0x7f ? 1 : 0;
-  const size_t length = byte >= 0xf0 && byte < 0xf5   ? 4
-                        : byte >= 0xe0 && byte < 0xf0 ? 3
-                        : byte >= 0xc2 && byte < 0xe0 ? 2
-                                                      : 0;
-  if (length == 0 || at + length > text.size()) return 0;
-  for (size_t i = 1; i < length; ++i)
-    if ((static_cast<uint8_t>(text[at + i]) & 0xc0) != 0x80) return 0;
-  return length;
-}
-
 Status check_name(std::string_view name) {
   if (name.empty() || name.size() > longest_name)
     return {SRT_INVALID_ARGUMENT,
             format("a tensor's name must have 1 to %zu bytes, this one has %zu", longest_name, name.size())};
-  for (size_t at = 0; at < name.size();) {
-    const size_t length = utf8_length(name, at);
-    if (length == 0)
-      return {SRT_INVALID_ARGUMENT,
-              format("the tensor name '%s' has a control character, or bytes that are not UTF-8, at byte %zu",
-                     printable(name, 100).c_str(), at)};
-    at += length;
-  }
+  if (const size_t at = find_unprintable(name); at != std::string_view::npos)
+    return {SRT_INVALID_ARGUMENT,
+            format("the tensor name '%s' has a control character, or bytes that are not UTF-8, at byte %zu",
+                   printable(name, 100).c_str(), at)};
   return Status::ok();
 }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/log.h"
+#include "base/text.h"
 
 namespace sirtaki {
 namespace {
@@ -49,10 +49,6 @@ void put_signature(Writer& writer, const Signature& signature) {
   put_list(writer, signature.splits);
 }
 
-bool is_printable(const std::string& text) {
-  return std::none_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
-}
-
 // So that elements() and bytes() cannot overflow.
 bool has_sane_shape(const Signature& signature) {
   if (changes_process_sets(signature.kind)) return true;
@@ -88,9 +84,12 @@ bool has_sane_reduction(const Signature& signature) {
 
 std::string get_name(Reader& reader) {
   std::string name = reader.get_text(longest_name);
-  if (!is_printable(name)) reader.fail();
+  if (find_unprintable(name) != std::string::npos) reader.fail();
   return name;
 }
+
+// What a person will read.
+std::string get_printable(Reader& reader, size_t limit) { return printable(reader.get_text(limit), limit); }
 
 SignaturePtr get_signature(Reader& reader) {
   auto signature = std::make_shared<Signature>();
@@ -140,8 +139,8 @@ void get_whereabouts(Reader& reader, Whereabouts& whereabouts) {
   whereabouts.answers = reader.get<uint8_t>() != 0;
   whereabouts.waits_for = get_name(reader);
   get_each(reader, whereabouts.frames, [&](StackFrame& frame) {
-    frame.function = printable(reader.get_text(longest_frame_text), longest_frame_text);
-    frame.file = printable(reader.get_text(longest_frame_text), longest_frame_text);
+    frame.function = get_printable(reader, longest_frame_text);
+    frame.file = get_printable(reader, longest_frame_text);
     frame.line = reader.get<int32_t>();
   });
   if (whereabouts.frames.size() > most_frames) reader.fail();
@@ -236,7 +235,7 @@ void get_endings(Reader& reader, Decision& decision) {
     refusal.name = get_name(reader);
     refusal.ranks = reader.get_all<int32_t>();
     refusal.code = get_status(reader);
-    refusal.text = reader.get_text(longest_text);
+    refusal.text = get_printable(reader, longest_text);
   });
   get_each(reader, decision.joins, [&](DecidedJoin& join) {
     join.process_set = reader.get<int32_t>();
@@ -340,7 +339,7 @@ bool decode(std::span<const uint8_t> bytes, Decision& decision) {
   get_each(reader, decision.stalls, [&](Stall& stall) { get_stall(reader, stall); });
   get_each(reader, decision.lateness, [&](RankLateness& late) { get_lateness(reader, late); });
   decision.fatal = get_status(reader);
-  decision.fatal_text = reader.get_text(longest_text);
+  decision.fatal_text = get_printable(reader, longest_text);
   return reader.ok() && reader.at_end();
 }
 

@@ -3,29 +3,9 @@
 #include <cmath>
 
 #include "base/status.h"
+#include "base/text.h"
 
 namespace sirtaki {
-namespace {
-
-// The length of the UTF-8 sequence at `at`; 0 if it is none.
-size_t utf8_length(std::string_view text, size_t at) {
-  const auto byte = static_cast<uint8_t>(text[at]);
-  const size_t length = byte < 0x80                   ? 1
-                        : byte >= 0xc2 && byte < 0xe0 ? 2
-                        : byte >= 0xe0 && byte < 0xf0 ? 3
-                        : byte >= 0xf0 && byte < 0xf5 ? 4
-                                                      : 0;
-  if (length == 0 || at + length > text.size()) return 0;
-  for (size_t i = 1; i < length; ++i)
-    if ((static_cast<uint8_t>(text[at + i]) & 0xc0) != 0x80) return 0;
-  // The second byte has bounds of its own: no overlong forms, surrogates, or what lies beyond the last character.
-  const auto second = length > 1 ? static_cast<uint8_t>(text[at + 1]) : 0;
-  const bool is_wrong = (byte == 0xe0 && second < 0xa0) || (byte == 0xed && second >= 0xa0) ||
-                        (byte == 0xf0 && second < 0x90) || (byte == 0xf4 && second >= 0x90);
-  return is_wrong ? 0 : length;
-}
-
-}  // namespace
 
 JsonWriter& JsonWriter::key(std::string_view name) {
   separate();

@@ -1,10 +1,9 @@
 // What a rank or the coordinator must not get away with: requests and plans that fit nobody, rows that were never
 // brought, ranks that do not exist. All of it is told from the truth before anything of it is used.
 #include <functional>
-#include <map>
 #include <random>
 
-#include "control_world.h"
+#include "control_belief.h"
 
 using namespace sirtaki;
 
@@ -260,20 +259,6 @@ void falsify(Decision& decision, std::mt19937& random) {
   response.signature = shared(signature);
 }
 
-// Whatever a rank believes, it can be carried out with the memory of what it asked for.
-void check_believed(const Plan& plan, int32_t rank, const std::map<Ticket, Signature>& asked) {
-  CHECK(std::binary_search(plan.members.begin(), plan.members.end(), rank));
-  CHECK(plan.members.front() >= 0 && plan.members.back() < 3);
-  CHECK(plan.contributors >= 1 && plan.contributors <= 3);
-  for (const PlannedTensor& tensor : plan.tensors) {
-    const Signature& own = asked.at(tensor.ticket);
-    CHECK_EQUAL(own.name, tensor.signature->name);
-    CHECK(own.kind == plan.kind && agree(own, *tensor.signature));
-    if (is_ragged(plan.kind)) CHECK_EQUAL(tensor.rows.size(), 3 * row_counts_each(plan.kind, 3));
-    else CHECK_EQUAL(own.shape, tensor.signature->shape);
-  }
-}
-
 }  // namespace
 
 TEST(falsified_decisions_are_refused_or_harmless) {
@@ -281,7 +266,7 @@ TEST(falsified_decisions_are_refused_or_harmless) {
   for (uint32_t seed = 0; seed < 10'000; ++seed) {
     std::mt19937 random(seed);
     World world(3);
-    std::map<Ticket, Signature> asked;
+    Asked asked;
     for (int32_t rank : {0, 1, 2}) {
       for (const Signature& signature : {allreduce("a"), reducescatter("r"), alltoall("e", {rank, 1, 2}),
                                          allgather("g", {rank, 2}), broadcast("b", 1), sending("s", 0, 2)})

@@ -1,68 +1,11 @@
 // Reports and Decisions as bytes: everything arrives as it was, and nonsense is refused without harm.
 #include <random>
 
-#include "control_world.h"
+#include "control_messages.h"
 
 using namespace sirtaki;
 
 namespace {
-
-Signature rich_signature() {
-  Signature signature = in_group(in_set(allgather("grad.w\xc3\xa9", {3, 5}), 4), -9, 2);
-  signature.dtype = DType::bfloat16;
-  signature.reduce_op = ReduceOp::product;
-  signature.device = 3;
-  signature.priority = -7;
-  signature.root = 2;
-  signature.layout = 77;
-  signature.prescale = 0.5;
-  signature.postscale = -2.0;
-  signature.splits = {1, 2, 0};
-  return signature;
-}
-
-Whereabouts rich_whereabouts() {
-  return {1, true, "other", {{"evaluate", "train.py", 88}, {"main", "/home/user/train.py", 120}}};
-}
-
-Report rich_report() {
-  Report report;
-  report.last_decision = 12;
-  report.goodbye = true;
-  report.lapsed = 3;
-  report.present = {CacheId{5} << 24, (CacheId{6} << 24) + 1};
-  report.absent = {CacheId{7} << 24};
-  report.full_requests = {{std::make_shared<Signature>(rich_signature()), true},
-                          {std::make_shared<Signature>(add_set({0, 1, 2})), false}};
-  report.joined = {0, 4};
-  report.whereabouts = rich_whereabouts();
-  return report;
-}
-
-Decision rich_decision() {
-  Decision decision;
-  decision.number = 13;
-  decision.first_plan = 40;
-  decision.plans = {{4, 2, true, {CacheId{5} << 24, is_response}}};
-  decision.responses = {{std::make_shared<Signature>(rich_signature()), {3, 0, 9}, CacheId{8} << 24}};
-  decision.refusals = {{0, Kind::broadcast, "x", {0, 2}, SRT_MISMATCH, "ranks disagree"}};
-  decision.retired = {CacheId{1} << 24};
-  decision.joins = {{4, 1}};
-  decision.set_changes = {{5, "add", {0, 1}}, {4, "remove", {}}};
-  decision.asked = {1, 2};
-  decision.stalls = {{0, {"x", "y"}, 3, {1}, {0, 2}, 5, {rich_whereabouts()}}};
-  decision.lateness = {{1, {4, 5'000, 3'000}}, {0, {1, 2, 2}}};
-  decision.fatal = SRT_TIMEOUT;
-  decision.fatal_text = "too late";
-  return decision;
-}
-
-template <typename Message>
-Bytes bytes_of(const Message& message) {
-  Bytes bytes;
-  encode(message, bytes);
-  return bytes;
-}
 
 // What decodes also encodes to bytes that decode to the same again; the rest is refused.
 template <typename Message>
@@ -183,6 +126,18 @@ TEST(unreasonable_whereabouts_are_refused) {
   report.whereabouts = Whereabouts{0, true, {}, {{"f\x1b[2J", "train.py", 1}}};
   REQUIRE(decode(bytes_of(report), report));
   CHECK_EQUAL(report.whereabouts->frames[0].function, "f?[2J");
+}
+
+TEST(texts_that_a_terminal_would_obey_are_not_shown) {
+  Decision decision;
+  decision.refusals = {{0, Kind::broadcast, "x", {0}, SRT_MISMATCH, "ranks\x1b[2J disagree\xc2\x9b"}};
+  decision.fatal = SRT_TIMEOUT;
+  decision.fatal_text = "too late\x07\xff";
+  REQUIRE(decode(bytes_of(decision), decision));
+  CHECK_EQUAL(decision.refusals[0].text, "ranks?[2J disagree?");
+  CHECK_EQUAL(decision.fatal_text, "too late??");
+  decision.refusals[0].name = "a\xc2\x9b";
+  CHECK(!decode(bytes_of(decision), decision));
 }
 
 TEST(long_lists_cost_nothing_before_they_are_there) {

@@ -1,0 +1,65 @@
+// Messages in which every field says something.
+#pragma once
+
+#include "control_world.h"
+
+namespace sirtaki {
+
+template <typename Message>
+Bytes bytes_of(const Message& message) {
+  Bytes bytes;
+  encode(message, bytes);
+  return bytes;
+}
+
+inline Signature rich_signature() {
+  Signature signature = in_group(in_set(allgather("grad.w\xc3\xa9", {3, 5}), 4), -9, 2);
+  signature.dtype = DType::bfloat16;
+  signature.reduce_op = ReduceOp::product;
+  signature.device = 3;
+  signature.priority = -7;
+  signature.root = 2;
+  signature.layout = 77;
+  signature.prescale = 0.5;
+  signature.postscale = -2.0;
+  signature.splits = {1, 2, 0};
+  return signature;
+}
+
+inline Whereabouts rich_whereabouts() {
+  return {1, true, "other", {{"evaluate", "train.py", 88}, {"main", "/home/user/train.py", 120}}};
+}
+
+inline Report rich_report() {
+  Report report;
+  report.last_decision = 12;
+  report.goodbye = true;
+  report.lapsed = 3;
+  report.present = {CacheId{5} << 24, (CacheId{6} << 24) + 1};
+  report.absent = {CacheId{7} << 24};
+  report.full_requests = {{std::make_shared<Signature>(rich_signature()), true},
+                          {std::make_shared<Signature>(add_set({0, 1, 2})), false}};
+  report.joined = {0, 4};
+  report.whereabouts = rich_whereabouts();
+  return report;
+}
+
+inline Decision rich_decision() {
+  Decision decision;
+  decision.number = 13;
+  decision.first_plan = 40;
+  decision.plans = {{4, 2, true, {CacheId{5} << 24, is_response}}};
+  decision.responses = {{std::make_shared<Signature>(rich_signature()), {3, 0, 9}, CacheId{8} << 24}};
+  decision.refusals = {{0, Kind::broadcast, "x", {0, 2}, SRT_MISMATCH, "ranks disagree"}};
+  decision.retired = {CacheId{1} << 24};
+  decision.joins = {{4, 1}};
+  decision.set_changes = {{5, "add", {0, 1}}, {4, "remove", {}}};
+  decision.asked = {1, 2};
+  decision.stalls = {{0, {"x", "y"}, 3, {1}, {0, 2}, 5, {rich_whereabouts()}}};
+  decision.lateness = {{1, {4, 5'000, 3'000}}, {0, {1, 2, 2}}};
+  decision.fatal = SRT_TIMEOUT;
+  decision.fatal_text = "too late";
+  return decision;
+}
+
+}  // namespace sirtaki
