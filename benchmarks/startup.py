@@ -5,8 +5,11 @@ Usage: python benchmarks/startup.py [--rounds 7] [--json FILE]
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -137,23 +140,26 @@ def measure_lost_rank() -> float:
         key.touch(mode=0o600)
         key.write_text(secrets.token_hex(32))
         address = f"127.0.0.1:{free_port()}"
+        results = [Path(folder, f"rank{rank}.json") for rank in range(RANKS)]
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-m", "workers.lost_rank", str(rank), str(RANKS), address],
+                [sys.executable, "-m", "workers.lost_rank", str(rank), str(RANKS), address, results[rank]],
                 env={**environment(), "SIRTAKI_KEY_FILE": str(key)},
-                stdout=subprocess.PIPE,
-                text=True,
+                start_new_session=True,
             )
             for rank in range(RANKS)
         ]
         try:
-            moments = [
-                json.loads(process.communicate(timeout=LIMIT_SECONDS)[0]) for process in reversed(ranks)
-            ]
-        finally:
             for process in ranks:
-                process.kill()
-    return moments[1]["raised"] - moments[0]["killed"]
+                process.wait(LIMIT_SECONDS)
+        finally:
+            for (
+                process
+            ) in ranks:  # with the DataLoader's workers, which notice by themselves only after seconds
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        raised, killed = (json.loads(result.read_text()) for result in results)
+    return raised["raised"] - killed["killed"]
 
 
 def free_port() -> int:

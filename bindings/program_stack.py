@@ -1,7 +1,8 @@
-"""Lets the core see where the program is while other ranks wait for it, without the interpreter's lock.
+"""Lets the core see where the program is while other ranks wait for it.
 
-faulthandler writes the stacks of all threads to a file without a name when a signal comes that nobody else
-uses. The core's own thread raises that signal for itself and reads the file: the program is not interrupted.
+A thread answers the core's questions with the main thread's stack; it sleeps in the kernel until one comes.
+For a program that keeps the interpreter's lock, faulthandler writes the stacks to a file without a name when
+a signal comes that nobody else uses. `core/observe/program_stack.h` says when which of the two may be used.
 """
 
 from __future__ import annotations
@@ -9,43 +10,84 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import socket
+import sys
 import tempfile
 import threading
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import FrameType
 
 from sirtaki._core.context import Context
 from sirtaki._core.errors import error_of
 from sirtaki._core.library import ffi, lib, text
 
-_OWN_FOLDER = str(Path(__file__).parents[1])
+_OWN_FOLDER = os.fsencode(Path(__file__).parents[1])
+_QUESTION_BYTES = 4
+_MOST_FRAMES = 100
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where stacks come from in this process."""
+
+    signal_number: int
+    file: int
+    questions: socket.socket  # the core's end
+    main_thread: int
 
 
 def show_to(context: Context) -> None:
     """Before `context.start()`: lets the context see this process's stack, where that is possible."""
-    number, descriptor = _registered()
-    thread = threading.main_thread().ident
-    if not number or thread is None:
+    source = _source()
+    if source is None:
         return
-    error = ffi.new("srt_error *")
-    folder = os.fsencode(_OWN_FOLDER)
-    status = lib.srt_watch_stack(context.pointer, descriptor, number, thread, folder, error)
+    error, folder = ffi.new("srt_error *"), ffi.new("char[]", _OWN_FOLDER)
+    described = ffi.new("srt_stack_source *")
+    described.interpreter_fd, described.file_fd = source.questions.fileno(), source.file
+    described.signal_number, described.thread = source.signal_number, source.main_thread
+    described.own_folder = folder
+    status = lib.srt_watch_stack(context.pointer, described, error)
     if status != lib.SRT_OK:
         raise error_of(status, text(error.text))
 
 
 @cache
-def _registered() -> tuple[int, int]:
-    """The signal and the descriptor, once a process; (0, -1) where there is none."""
-    number = _free_signal()
-    if not number:
-        return 0, -1
+def _source() -> _Source | None:
+    """Made once a process; None where there can be none."""
+    number, main = _free_signal(), threading.main_thread().ident
+    if not number or main is None:
+        return None
     try:
-        descriptor = _nameless_file()
-        faulthandler.register(number, file=descriptor, all_threads=True, chain=False)
+        file = _nameless_file()
+        faulthandler.register(number, file=file, all_threads=True, chain=False)
+        asking, answering = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        threading.Thread(
+            target=_answer_questions, args=(answering, main), name="sirtaki stack", daemon=True
+        ).start()
     except (OSError, RuntimeError, ValueError):
-        return 0, -1
-    return number, descriptor
+        return None
+    return _Source(number, file, asking, main)
+
+
+def _answer_questions(answering: socket.socket, thread: int) -> None:
+    while question := answering.recv(_QUESTION_BYTES):
+        frame = sys._current_frames().get(thread)
+        try:
+            answering.send(question + _written(thread, frame).encode(errors="replace"))
+        except OSError:
+            return
+
+
+def _written(thread: int, frame: FrameType | None) -> str:
+    """A thread's stack as faulthandler writes it, innermost frame first."""
+    lines = [f"Thread 0x{thread:016x} (most recent call first):"]
+    while frame is not None and len(lines) <= _MOST_FRAMES:
+        code = frame.f_code
+        lines.append(f'  File "{code.co_filename}", line {frame.f_lineno or 0} in {code.co_name}')
+        frame = frame.f_back
+    return "\n".join(lines) + "\n"
 
 
 def _free_signal() -> int:

@@ -6,6 +6,7 @@ of JSON. While it waits, a rank sleeps in the kernel and costs the other job not
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -30,12 +31,14 @@ def hvdrun(size: int) -> list[str]:
 
 
 def mpirun(size: int) -> list[str] | None:
-    """The same with Open MPI: the system's, else that of PyPI beside this Python. None without both."""
+    """The same with Open MPI: the system's, else that of PyPI beside this Python. None without both, or
+    mpi4py.
+    """
     beside = Path(sys.executable).with_name("mpirun")
     path = shutil.which("mpirun", path="/usr/bin:/usr/local/bin") or (
         str(beside) if beside.exists() else None
     )
-    if path is None:
+    if path is None or importlib.util.find_spec("mpi4py") is None:
         return None
     return [path, "--allow-run-as-root", "--oversubscribe", "-np", str(size)]
 

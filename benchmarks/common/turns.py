@@ -101,7 +101,9 @@ def turns(ranks: int, native: Path) -> Iterator[Turns]:
         jobs = [stack.enter_context(Job(hvdrun(ranks), ranks, WORKER, "hvdrun", str(native)))]
         launcher = mpirun(ranks)
         if launcher is None:
-            print("no mpirun here: MPI is left out (on Debian: apt install openmpi-bin; pip install mpi4py)")
+            print(
+                "no mpirun with mpi4py: MPI is left out (Debian: apt install openmpi-bin; pip install mpi4py)"
+            )
         else:
             jobs.append(stack.enter_context(Job(launcher, ranks, WORKER, "mpirun", str(native))))
         yield Turns(jobs, ranks)

@@ -1,9 +1,9 @@
 """A rank of the measurement with a dead rank: the last one is killed while its DataLoader's workers live.
 
-    python -m workers.lost_rank RANK SIZE ADDRESS
+    python -m workers.lost_rank RANK SIZE ADDRESS FILE
 
-Started without a launcher, which would end the others itself. The key comes from SIRTAKI_KEY_FILE. What
-it prints is JSON, {"killed": t} or {"raised": t, "text": …}, in seconds of the clock that all share.
+Started without a launcher, which would end the others itself. The key comes from SIRTAKI_KEY_FILE. What it
+writes into FILE is JSON, {"killed": t} or {"raised": t, "text": …}, in seconds of the clock that all share.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -24,7 +25,7 @@ DATA_WORKERS = 2
 
 
 def main() -> None:
-    rank, size, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    rank, size, address, result = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
     hvd.init(rank=rank, size=size, address=address)
     batches = iter(DataLoader(TensorDataset(torch.zeros(10_000, 8)), 4, num_workers=DATA_WORKERS))
     next(batches)  # the workers are alive, and have inherited the rank's descriptors
@@ -33,10 +34,10 @@ def main() -> None:
         for step in range(1_000_000):
             hvd.allreduce_(gradient, name="gradient")
             if step == STEPS_BEFORE and rank == size - 1:
-                print(json.dumps({"killed": time.monotonic()}), flush=True)
+                result.write_text(json.dumps({"killed": time.monotonic()}))
                 os.kill(os.getpid(), signal.SIGKILL)
     except hvd.HorovodInternalError as error:
-        print(json.dumps({"raised": time.monotonic(), "text": str(error)}), flush=True)
+        result.write_text(json.dumps({"raised": time.monotonic(), "text": str(error)}))
     os._exit(0)
 
 

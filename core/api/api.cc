@@ -182,9 +182,8 @@ srt_status srt_stats(srt_context* c, srt_statistics* out, srt_lateness* by_rank)
   return SRT_OK;
 }
 
-srt_status srt_watch_stack(srt_context* c, int32_t fd, int32_t signal_number, uint64_t thread, const char* own_folder,
-                           srt_error* error) {
-  return guarded(error, [&] { return c->context->watch_stack(fd, signal_number, thread, own_folder); });
+srt_status srt_watch_stack(srt_context* c, const srt_stack_source* source, srt_error* error) {
+  return guarded(error, [&] { return c->context->watch_stack(*source); });
 }
 
 srt_status srt_timeline_start(srt_context* c, const char* path, int32_t marks_decisions, srt_error* error) {

@@ -73,9 +73,9 @@ Status Context::link_memory(const srt_memory& memory) {
   return Status::ok();
 }
 
-Status Context::watch_stack(int fd, int signal_number, uint64_t thread, const char* own_folder) {
+Status Context::watch_stack(const srt_stack_source& source) {
   if (engine_) return {SRT_INVALID_ARGUMENT, "the stack is watched from before srt_start on"};
-  return program_stack_.open(fd, signal_number, thread, own_folder ? own_folder : "");
+  return program_stack_.open(source);
 }
 
 Status Context::start() {

@@ -20,7 +20,7 @@ class Context {
   Status link_socket(int32_t peer, int fd);
   Status link_memory(const srt_memory& memory);
   void add_backend(std::unique_ptr<Backend> backend) { extra_backends_.push_back(std::move(backend)); }
-  Status watch_stack(int fd, int signal_number, uint64_t thread, const char* own_folder);
+  Status watch_stack(const srt_stack_source& source);
   Status start();
 
   // A caller that waits at once needs neither timer nor thread.

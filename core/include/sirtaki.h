@@ -239,11 +239,18 @@ typedef struct srt_lateness {
 /* by_rank: NULL, or room for one a rank; alike on all ranks, and told to them at most twice a second. */
 srt_status srt_stats(srt_context *, srt_statistics *out, srt_lateness *by_rank);
 
-/* Before srt_start: how to see where the program is while others wait for it. Python's faulthandler writes the stacks
- * of all threads to fd when this signal comes; thread is the main thread (pthread_self), own_folder where sirtaki's
- * own Python files lie. */
-srt_status srt_watch_stack(srt_context *, int32_t fd, int32_t signal_number, uint64_t thread, const char *own_folder,
-                           srt_error *);
+/* How to see where the program is while others wait for it. Both sources write what Python's faulthandler does. */
+typedef struct srt_stack_source {
+  int32_t interpreter_fd;     /* a SOCK_SEQPACKET socket: a question of 4 bytes gets them back, followed by the main
+                                 thread's stack, unless nobody can have the interpreter's lock */
+  int32_t file_fd;            /* when this signal comes, the stacks of all threads are written here */
+  int32_t signal_number;
+  uint64_t thread;            /* the main thread: pthread_self() */
+  const char *own_folder;     /* where sirtaki's own Python files lie */
+} srt_stack_source;
+
+/* Before srt_start. */
+srt_status srt_watch_stack(srt_context *, const srt_stack_source *, srt_error *);
 
 /* A timeline of this rank's operations, in Chrome's trace format. Starting ends one that is being written; stopping
  * does nothing if there is none. srt_shutdown stops it. */

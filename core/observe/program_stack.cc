@@ -1,15 +1,21 @@
 #include "observe/program_stack.h"
 
+#include <poll.h>
 #include <signal.h>
+#include <sys/socket.h>
 
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 
+#include "base/clock.h"
 #include "base/log.h"
 
 namespace sirtaki {
 namespace {
 
 constexpr size_t longest_dump = 256 << 10;
+constexpr Nanoseconds patience = milliseconds(300);  // many times as long as Python code keeps its lock
 
 std::string_view take_line(std::string_view& text) {
   const std::string_view line = text.substr(0, text.find('\n'));
@@ -71,22 +77,26 @@ void put_stack(JsonWriter& json, const std::vector<StackFrame>& frames) {
   json.end_array();
 }
 
-Status ProgramStack::open(int descriptor, int signal_number, uint64_t thread, std::string own_folder) {
-  if (signal_number < 1 || signal_number > SIGRTMAX)
-    return {SRT_INVALID_ARGUMENT, format("there is no signal %d", signal_number)};
-  Descriptor duplicate = Descriptor::duplicate(descriptor);
-  if (!duplicate.is_open()) return {SRT_INVALID_ARGUMENT, format("descriptor %d is not open", descriptor)};
-  descriptor_ = std::move(duplicate);
-  signal_ = signal_number;
-  thread_ = thread;
-  own_folder_ = std::move(own_folder);
+Status ProgramStack::open(const srt_stack_source& source) {
+  if (source.signal_number < 1 || source.signal_number > SIGRTMAX)
+    return {SRT_INVALID_ARGUMENT, format("there is no signal %d", source.signal_number)};
+  Descriptor interpreter = Descriptor::duplicate(source.interpreter_fd), file = Descriptor::duplicate(source.file_fd);
+  if (!interpreter.is_open() || !file.is_open())
+    return {SRT_INVALID_ARGUMENT, format("descriptor %d or %d is not open", source.interpreter_fd, source.file_fd)};
+  interpreter_ = std::move(interpreter);
+  file_ = std::move(file);
+  signal_ = source.signal_number;
+  thread_ = source.thread;
+  own_folder_ = source.own_folder ? source.own_folder : "";
   return Status::ok();
 }
 
 StackSample ProgramStack::sample() {
   StackSample found;
-  if (!descriptor_.is_open()) return found;
-  std::vector<StackFrame> frames = parse_stack(read_dump(), thread_);
+  if (!file_.is_open()) return found;
+  std::string dump = ask_interpreter();
+  if (dump.empty()) dump = read_dump();
+  std::vector<StackFrame> frames = parse_stack(dump, thread_);
   found.is_known = !frames.empty();
   found.is_in_sirtaki = found.is_known && lies_in(frames.front(), own_folder_);
   std::erase_if(frames, [this](const StackFrame& frame) { return lies_in(frame, own_folder_); });
@@ -94,11 +104,28 @@ StackSample ProgramStack::sample() {
   return found;
 }
 
+// The answer repeats the number of the question: one that comes too late is not taken for that to the next.
+std::string ProgramStack::ask_interpreter() {
+  const uint32_t number = ++question_;
+  if (::send(interpreter_.get(), &number, sizeof number, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) return {};
+  std::string answer(longest_dump, '\0');
+  for (const Nanoseconds until = now() + patience;;) {
+    const ssize_t count = ::recv(interpreter_.get(), answer.data(), answer.size(), MSG_DONTWAIT);
+    if (count >= static_cast<ssize_t>(sizeof number) && std::memcmp(answer.data(), &number, sizeof number) == 0)
+      return answer.substr(sizeof number, static_cast<size_t>(count) - sizeof number);
+    if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) return {};
+    const Nanoseconds left = until - now();
+    if (left <= 0) return {};
+    pollfd answers{interpreter_.get(), POLLIN, 0};
+    ::poll(&answers, 1, static_cast<int>(left / milliseconds(1)) + 1);
+  }
+}
+
 std::string ProgramStack::read_dump() {
   struct sigaction handler;
   if (::sigaction(signal_, nullptr, &handler) != 0 || handler.sa_handler == SIG_DFL || handler.sa_handler == SIG_IGN)
     return {};
-  if (::ftruncate(descriptor_.get(), 0) != 0 || ::lseek(descriptor_.get(), 0, SEEK_SET) != 0) return {};
+  if (::ftruncate(file_.get(), 0) != 0 || ::lseek(file_.get(), 0, SEEK_SET) != 0) return {};
   sigset_t wanted, before;
   sigemptyset(&wanted);
   sigaddset(&wanted, signal_);
@@ -106,7 +133,7 @@ std::string ProgramStack::read_dump() {
   ::raise(signal_);  // the handler has run when this returns
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   std::string dump(longest_dump, '\0');
-  const ssize_t count = ::pread(descriptor_.get(), dump.data(), dump.size(), 0);
+  const ssize_t count = ::pread(file_.get(), dump.data(), dump.size(), 0);
   dump.resize(count > 0 ? static_cast<size_t>(count) : 0);
   return dump;
 }

@@ -1,9 +1,12 @@
-// Where the program is: the Python frames of its main thread, taken without the interpreter's lock, so that it can be
-// told even of a program that holds the lock and never lets go of it.
+// Where the program is: the Python frames of its main thread, told even of a program that holds the interpreter's lock
+// and never lets go of it.
 //
-// Python's faulthandler installs a signal handler that writes all threads' stacks to a descriptor
-// (https://docs.python.org/3/library/faulthandler.html). The thread that wants to know raises that signal for itself:
-// the handler runs in it at once, and no other thread is interrupted.
+// First a Python thread that waits for nothing else is asked, over a socket: it needs the lock, and frames do not
+// change while it has it. If it does not answer in time, then whoever holds the lock executes no Python code, since
+// that would give the lock away every few milliseconds; so frames do not change now either, and can be read without it:
+// Python's faulthandler (https://docs.python.org/3/library/faulthandler.html) has installed a signal handler that
+// writes all threads' stacks to a file. The thread that wants to know raises that signal for itself, so no other is
+// interrupted. (Frames that do change must not be read in this way: that would crash the program, sooner or later.)
 #pragma once
 
 #include <cstdint>
@@ -43,17 +46,20 @@ struct StackSample {
 
 class ProgramStack {
  public:
-  // The descriptor is duplicated. `thread` is the main thread as pthread_self() names it, `own_folder` where
-  // sirtaki's own Python files lie.
-  Status open(int descriptor, int signal_number, uint64_t thread, std::string own_folder);
+  // The descriptors are duplicated: the interpreter's end of a sequenced-packet socket, and the file that the handler
+  // of the signal writes to. `thread` is the main thread as pthread_self() names it, `own_folder` where sirtaki's own
+  // Python files lie.
+  Status open(const srt_stack_source& source);
 
   // Not known where there is no Python, or its handler is gone.
   StackSample sample();
 
  private:
+  std::string ask_interpreter();
   std::string read_dump();
 
-  Descriptor descriptor_;
+  Descriptor interpreter_, file_;
+  uint32_t question_ = 0;  // the number of the last one
   int signal_ = 0;
   uint64_t thread_ = 0;
   std::string own_folder_;

@@ -68,9 +68,12 @@ def every_operation_goes_on_without_rank_0() -> None:
     assert hvd.allreduce(np.ones(()), op=hvd.Sum) == size
 
 
-@case(least=2)
+@case(least=3)
 def a_joined_rank_submits_nothing() -> None:
+    pair = hvd.add_process_set([0, 1])
     if hvd.rank():
+        if hvd.rank() == 1:
+            hvd.barrier(process_set=pair)
         hvd.join()
         return
     context, joining = current(), Batch(1)
@@ -79,6 +82,7 @@ def a_joined_rank_submits_nothing() -> None:
     for call in (lambda: hvd.allreduce(np.ones(2)), lambda: hvd.barrier(), lambda: hvd.join()):
         with pytest.raises(ValueError, match=r"has called join\(\)"):
             call()
+    hvd.barrier(process_set=pair)  # until here rank 1 has not joined, so nobody's join is over
     context.wait(joining)
     context.release(joining)
 

@@ -1,7 +1,10 @@
 // What the flight recorder keeps, and what becomes of old records and long names.
 #include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <random>
+#include <thread>
 
 #include "check.h"
 #include "observe/json.h"
@@ -138,12 +141,43 @@ TEST(damaged_stacks_do_no_harm) {
 }
 
 TEST(a_program_without_a_handler_is_not_sampled) {
+  int ends[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
   ProgramStack stack;
   CHECK(!stack.sample().is_known);
-  CHECK(!stack.open(0, 0, 1, "").is_ok());
-  CHECK(!stack.open(-1, SIGRTMAX, 1, "").is_ok());
-  CHECK(stack.open(0, SIGRTMAX, 1, "").is_ok());
+  CHECK(!stack.open({ends[0], 0, 0, 1, ""}).is_ok());
+  CHECK(!stack.open({ends[0], -1, SIGRTMAX, 1, ""}).is_ok());
+  CHECK(!stack.open({-1, 0, SIGRTMAX, 1, ""}).is_ok());
+  CHECK(stack.open({ends[0], 0, SIGRTMAX, 1, nullptr}).is_ok());
   CHECK(!stack.sample().is_known);  // raising the signal would end the process
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
+
+// The interpreter's side: it answers the first question only when the second one is there.
+TEST(an_answer_that_comes_too_late_is_not_taken_for_another) {
+  int ends[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
+  ProgramStack stack;
+  REQUIRE(stack.open({ends[0], 0, SIGRTMAX, 1, "/own"}).is_ok());
+  std::thread interpreter([&] {
+    std::string questions[2] = {std::string(4, '\0'), std::string(4, '\0')};
+    for (std::string& question : questions) CHECK_EQUAL(::recv(ends[1], question.data(), 4, 0), 4);
+    const std::string header = "Thread 0x1 (most recent call first):\n";
+    const std::string answers[2] = {
+        questions[0] + header + "  File \"old.py\", line 1 in f\n",
+        questions[1] + header + "  File \"/own/a.py\", line 2 in wait\n" + "  File \"new.py\", line 3 in g\n"};
+    for (const std::string& answer : answers)
+      CHECK_EQUAL(::send(ends[1], answer.data(), answer.size(), 0), static_cast<ssize_t>(answer.size()));
+  });
+  CHECK(!stack.sample().is_known);
+  const StackSample second = stack.sample();
+  interpreter.join();
+  CHECK(second.is_known && second.is_in_sirtaki);
+  REQUIRE(second.frames.size() == 1);
+  CHECK(second.frames[0] == (StackFrame{"g", "new.py", 3}));
+  ::close(ends[0]);
+  ::close(ends[1]);
 }
 
 TEST(json_is_valid_whatever_the_text) {
