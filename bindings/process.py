@@ -18,6 +18,7 @@ from typing import Any
 
 from sirtaki._core import current, observe
 from sirtaki._core.bootstrap.handshake import BootstrapError, BootstrapTimeout, Identity
+from sirtaki._core.bootstrap.interfaces import chosen_interfaces
 from sirtaki._core.bootstrap.join import Join, join_alone, settings_of
 from sirtaki._core.bootstrap.providers import World, find_world
 from sirtaki._core.bootstrap.store import StoreClient, StoreServer
@@ -47,6 +48,7 @@ def start(
     size: int | None = None,
     address: str | None = None,
     key: bytes | str | None = None,
+    comm: Any = None,
 ) -> None:
     """Makes this process a rank of its world; does nothing if it is one already. All ranks must call it.
 
@@ -59,7 +61,7 @@ def start(
         return
     where = socket.gethostname()
     try:
-        world = find_world(rank, size, address, key)
+        world = find_world(rank, size, address, key, comm)
         _refuse_children(world)
         where = f"rank {world.rank} on {where}"
         context = _join(world)
@@ -94,15 +96,28 @@ def _join(world: World) -> Context:
         return join_alone(config)
     _rank.generation += 1
     _rank.aborted = False
-    if world.serves and _rank.server is None:
-        _rank.server = StoreServer(world.address, world.job, world.start_timeout).start()
+    address = _rendezvous(world)
     mine = Identity(world.rank, _rank.generation)
-    _rank.client = StoreClient.connect(world.address, world.job, mine, world.start_timeout)
+    _rank.client = StoreClient.connect(address, world.job, mine, world.start_timeout)
     try:
         return Join(world, _rank.generation, _rank.client, config).run()
     except BaseException:
         _close_client("")
         raise
+
+
+def _rendezvous(world: World) -> str:
+    """Where the rendezvous is. Rank 0 serves it, unless a launcher does."""
+    address = world.address
+    if world.serves:
+        if _rank.server is not None and _rank.server.job != world.job:
+            _rank.server.close()
+            _rank.server = None
+        if _rank.server is None:
+            interfaces = chosen_interfaces()
+            _rank.server = StoreServer(address, world.job, world.start_timeout, interfaces=interfaces).start()
+        address = _rank.server.address
+    return world.announce(address) if world.announce else address
 
 
 def _close_client(event: str) -> None:

@@ -32,6 +32,7 @@ class RankEnvironment:
         environment = {"PYTHONUNBUFFERED": "1", **base, **self.additions}
         for name, value in places.items():
             environment[f"SIRTAKI_{name}"] = environment[f"HOROVOD_{name}"] = str(value)
+        environment["SIRTAKI_LAUNCHER"] = "hvdrun"
         environment["SIRTAKI_JOB"] = self.job
         environment["SIRTAKI_RENDEZVOUS"] = self.rendezvous
         environment["SIRTAKI_KEY_FILE"] = self.key_file

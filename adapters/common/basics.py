@@ -53,11 +53,13 @@ def init(
 ) -> None:
     """Makes this process a rank. All ranks must call it, before anything else; a second call does nothing.
 
-    Without arguments the world is the one that hvdrun made, or this process alone. Without hvdrun, start
-    `size` processes and give each its `rank`, and the `address` ("host:port") at which rank 0 is to listen.
+    Without arguments the world is the one that a launcher has made (hvdrun, mpirun, srun, torchrun,
+    Kubernetes or TF_CONFIG; docs/launching.md says how each is recognised), or this process alone. Without a
+    launcher, start `size` processes and give each its `rank`, and the `address` ("host:port") at which rank 0
+    is to listen.
 
     Args:
-        comm: Horovod's; only None is accepted.
+        comm: a communicator of mpi4py, whose processes become the world. All of them must call init.
         process_sets: sets to add at once, the same on all ranks, as by `add_process_set`. The text "dynamic",
             by which Horovod allows sets to be added later, is accepted: they always can be.
         rank: this process's number, from 0 to size - 1.
@@ -72,17 +74,16 @@ def init(
         DeadlineError: a rank did not come in time; the text names it.
         InitializationError: the ranks do not fit together, or this process is a child of a rank.
     """
-    if comm is not None:
-        raise ValueError(
-            "init(comm=...) is not supported: start the ranks with hvdrun, or give rank, size and address"
-        )
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise ValueError(f'process_sets is {process_sets!r}; it takes a list of process sets, or "dynamic"')
     if is_initialized():
         return
-    process.start(rank, size, address, key)
+    process.start(rank, size, address, key, comm)
     for process_set in [] if process_sets is None or isinstance(process_sets, str) else process_sets:
-        add_process_set(process_set)
+        try:
+            add_process_set(process_set)
+        except ValueError as error:
+            raise ValueError(f"init(process_sets=...): {error}") from None
 
 
 def shutdown() -> None:

@@ -1,57 +1,47 @@
-"""Where the rendezvous is: "unix:@name" (an abstract Unix socket) or "host:port"."""
+"""Where something listens, as text: "unix:@name" (an abstract Unix socket), "host:port" or "[IPv6
+address]:port".
+
+Several addresses of one and the same listener are separated by commas: whoever connects tries all of them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
-import time
+from collections.abc import Sequence
 
-from .handshake import BootstrapError, BootstrapTimeout
+from .handshake import BootstrapError
+from .interfaces import local_addresses
 
 _UNIX = "unix:@"
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between attempts to reach who is not listening yet
+_BACKLOG = 512
+_KEY_ADVICE = (
+    "write one with `python -c 'import secrets; print(secrets.token_hex(32))' > key && chmod 600 key` and "
+    "set SIRTAKI_KEY_FILE=key for every rank"
+)
 
 
-def listen_at(address: str, key: bytes) -> socket.socket:
-    """A listening socket at `address`; port 0 lets the operating system choose.
-
-    Raises BootstrapError if the address cannot be used, or if it is not loopback and there is no key.
-    """
-    if address.startswith(_UNIX):
-        return _listen(address, socket.AF_UNIX, "\0" + address[len(_UNIX) :])
-    host, port = split_address(address)
-    family, place = _resolve(host, port)
-    if not key and not ipaddress.ip_address(place[0].split("%")[0]).is_loopback:
-        raise BootstrapError(
-            f"{address} can be reached from other machines, so the ranks need a common key: write one with "
-            "`python -c 'import secrets; print(secrets.token_hex(32))' > key && chmod 600 key` and set "
-            "SIRTAKI_KEY_FILE=key for every rank"
-        )
-    return _listen(address, family, place)
+def split_addresses(addresses: str) -> list[str]:
+    """Splits "a:1,b:2" and checks each; raises ValueError for what is no address, or nothing."""
+    found = [address.strip() for address in addresses.split(",") if address.strip()]
+    for address in found or [addresses]:
+        if not is_unix(address):
+            split_address(address)
+    return found
 
 
-def connect_to(address: str, deadline: float) -> socket.socket:
-    """A socket connected to `address`. A "host:port" where nobody listens yet is tried again until the
-    deadline.
-    """
-    if address.startswith(_UNIX):
-        return _connect_unix(address)
-    host, port = split_address(address)
-    pause = _FIRST_PAUSE
-    while True:
-        try:
-            connection = socket.create_connection(
-                (host, port), timeout=max(deadline - time.monotonic(), 0.001)
-            )
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return connection
-        except socket.gaierror as error:
-            raise _unknown_host(host, error) from None
-        except OSError as error:
-            if time.monotonic() + pause >= deadline:
-                raise BootstrapTimeout(f"nobody answers at {address}: {error.strerror or error}") from None
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+def is_unix(address: str) -> bool:
+    return address.startswith(_UNIX)
+
+
+def unix_address(name: str) -> str:
+    return _UNIX + name
+
+
+def unix_path(address: str) -> str:
+    """What the socket functions call an abstract Unix socket."""
+    return "\0" + address[len(_UNIX) :]
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -62,46 +52,101 @@ def split_address(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def address_of(listening: socket.socket) -> str:
-    """The address that reaches a socket of `listen_at`."""
+def join_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a numerical address reaches this machine only."""
+    return ipaddress.ip_address(host.split("%")[0]).is_loopback
+
+
+def listen_at(address: str, key: bytes) -> socket.socket:
+    """A listening socket at `address`; port 0 lets the operating system choose, "*" means all addresses.
+
+    A host name need not mean to this machine what it means to others: a loopback address (as "127.0.1.1" does
+    on Debian), or one of which this machine knows nothing. Then it listens on all addresses, if there is a
+    key.
+
+    Raises BootstrapError if the address cannot be used, or if it is not loopback and there is no key.
+    """
+    if is_unix(address):
+        return _listen(address, socket.AF_UNIX, unix_path(address))
+    host, port = split_address(address)
+    family, place = _resolve("0.0.0.0" if host == "*" else host, port)
+    if not key and not is_loopback(place[0]):
+        raise BootstrapError(
+            f"{address} can be reached from other machines, so the ranks need a common key: {_KEY_ADVICE}"
+        )
+    is_name = host not in (place[0], "localhost", "*")
+    if host == "*" or (is_name and key and not _is_reached_at(family, place[0])):
+        return listen_everywhere(port)
+    return _listen(address, family, place)
+
+
+def listen_everywhere(port: int = 0) -> socket.socket:
+    """A listening socket on all addresses of this machine, of both kinds where there are both."""
+    with contextlib.suppress(BootstrapError):
+        return _listen(f"[::]:{port}", socket.AF_INET6, ("::", port))
+    return _listen(f"0.0.0.0:{port}", socket.AF_INET, ("0.0.0.0", port))
+
+
+def addresses_of(listening: socket.socket, interfaces: Sequence[str] = ()) -> list[str]:
+    """The addresses that reach a listening socket; if it listens on all of them, those of the interfaces
+    (without any: of all).
+    """
     name = listening.getsockname()
     if listening.family == socket.AF_UNIX:
-        return _UNIX + bytes(name).decode().removeprefix("\0")
-    return f"[{name[0]}]:{name[1]}" if listening.family == socket.AF_INET6 else f"{name[0]}:{name[1]}"
+        return [unix_address(bytes(name).decode().removeprefix("\0"))]
+    host, port = name[0], name[1]
+    if not ipaddress.ip_address(host).is_unspecified:
+        return [join_address(host, port)]
+    found = local_addresses(interfaces)
+    if listening.family == socket.AF_INET:
+        found = [one for one in found if ":" not in one]
+    return [join_address(one, port) for one in found] or [join_address("127.0.0.1", port)]
 
 
-def _connect_unix(address: str) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.connect("\0" + address[len(_UNIX) :])
-    except OSError as error:
-        connection.close()
-        raise BootstrapError(
-            f"the launcher (hvdrun) of this job is gone: nobody listens at {address} ({error.strerror})"
-        ) from None
-    return connection
+def resolve_all(host: str, port: int) -> list[tuple[int, tuple[str, int]]]:
+    """What a host's name means: (family, place) each. Raises socket.gaierror."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(family, (str(place[0]), int(place[1]))) for family, _, _, _, place in found]
+
+
+def unknown_host(host: str, error: socket.gaierror) -> BootstrapError:
+    return BootstrapError(f"there is no host {host!r}: {error.strerror}")
 
 
 def _resolve(host: str, port: int) -> tuple[int, tuple[str, int]]:
     try:
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return resolve_all(host, port)[0]
     except socket.gaierror as error:
-        raise _unknown_host(host, error) from None
-    return family, (str(place[0]), int(place[1]))
+        raise unknown_host(host, error) from None
+
+
+def _is_reached_at(family: int, host: str) -> bool:
+    """Whether a numerical address is one of this machine's that others may know it by."""
+    with socket.socket(family) as trial:
+        try:
+            trial.bind((host, 0))
+        except OSError:
+            return False
+    return not is_loopback(host)
 
 
 def _listen(address: str, family: int, place: str | tuple[str, int]) -> socket.socket:
-    listening = socket.socket(family)
+    try:
+        listening = socket.socket(family)
+    except OSError as error:
+        raise BootstrapError(f"cannot listen at {address}: {error.strerror}") from None
     try:
         if family != socket.AF_UNIX:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listening.bind(place)
-        listening.listen(512)
+        listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
         raise BootstrapError(f"cannot listen at {address}: {error.strerror}") from None
     return listening
-
-
-def _unknown_host(host: str, error: socket.gaierror) -> BootstrapError:
-    return BootstrapError(f"there is no host {host!r}: {error.strerror}")

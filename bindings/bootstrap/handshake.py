@@ -2,9 +2,9 @@
 
 Each side sends a hello of fixed size; then the side that connected proves that it knows the job's key, then
 the other side does. A proof is an HMAC-SHA256 over both hellos, and so over role, job, rank, kind of link,
-generation, protocol and library version, and both nonces: it fits this one connection and this direction
-only. Nothing but the fixed hello is looked at before the proof has been checked. Afterwards both sides
-exchange length-prefixed frames.
+generation, channel, protocol and library version, and both nonces: it fits this one connection and this
+direction only. Nothing but the fixed hello is looked at before the proof has been checked. Afterwards both
+sides exchange length-prefixed frames.
 
 Every deadline here is a moment of `time.monotonic()`, in seconds.
 """
@@ -21,13 +21,14 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
-PROTOCOL = 1
+PROTOCOL = 2
 STORE_RANK = -1  # what the rendezvous gives as its rank
 
+HANDSHAKE_SECONDS = 10.0  # for one connection, so that a slow stranger does not use up a whole deadline
+
 _MAGIC = b"sirtaki\0"
-_HELLO = struct.Struct(
-    "!8sHBBiI16s32s32s"
-)  # magic, protocol, role, kind, rank, generation, job, version, nonce
+# magic, protocol, role, kind, rank, generation, channel, job, version, nonce
+_HELLO = struct.Struct("!8sHBBiIH16s32s32s")
 _PROOF_BYTES = hashlib.sha256().digest_size
 _LENGTH = struct.Struct("!I")
 
@@ -70,10 +71,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Identity:
-    """One side of a connection: its rank, and the how-many-th init of its process this is."""
+    """One side of a connection: its rank, the how-many-th init of its process this is, and which of several
+    connections between the same two it is.
+    """
 
     rank: int
     generation: int = 0
+    channel: int = 0
 
     @property
     def name(self) -> str:
@@ -96,6 +100,7 @@ def converse(job: Job, mine: Identity, kind: LinkKind, role: Role) -> Conversati
         kind,
         mine.rank,
         mine.generation,
+        mine.channel,
         _job_hash(job),
         job.version.encode(),
         os.urandom(32),
@@ -145,7 +150,9 @@ def shake_hands(
 def _checked_hello(
     hello: bytes, job: Job, mine: Identity, kind: LinkKind, role: Role
 ) -> tuple[Identity, str]:
-    magic, protocol, their_role, their_kind, rank, generation, job_hash, version, _ = _HELLO.unpack(hello)
+    magic, protocol, their_role, their_kind, rank, generation, channel, job_hash, version, _ = _HELLO.unpack(
+        hello
+    )
     if magic != _MAGIC:
         raise HandshakeError("the other side is not a process of sirtaki")
     if protocol != PROTOCOL:
@@ -157,7 +164,7 @@ def _checked_hello(
         raise HandshakeError(f"the other side belongs to another job than {mine.name}")
     if their_kind != kind or their_role == role:
         raise HandshakeError("the other side wants another kind of connection")
-    return Identity(rank, generation), printable(version.rstrip(b"\0").decode(errors="replace"))
+    return Identity(rank, generation, channel), printable(version.rstrip(b"\0").decode(errors="replace"))
 
 
 def _job_hash(job: Job) -> bytes:

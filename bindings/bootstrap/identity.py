@@ -1,4 +1,6 @@
-"""Who the ranks are: what each says of itself in the first all-gather, and whether that fits together."""
+"""Who the ranks are, and how they can be reached: what each says of itself in the first two all-gathers, and
+whether that fits together.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from ..context import Peer, Topology
+from .address import split_address
 from .handshake import BootstrapError, printable
 
 
@@ -23,7 +26,6 @@ class Member:
         pid: its process number there.
         listens_at: name of its abstract Unix socket.
         settings: its values of the settings that must be alike.
-        no_memory: why it cannot make shared memory; "" if it can or need not.
     """
 
     host: str
@@ -31,7 +33,6 @@ class Member:
     pid: int
     listens_at: str
     settings: Mapping[str, str]
-    no_memory: str
 
     def pack(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -49,7 +50,6 @@ def unpack(payload: bytes) -> Member:
             int(member.pid),
             str(member.listens_at),
             settings,
-            printable(str(member.no_memory), 500),
         )
     except (ValueError, TypeError, KeyError):
         raise BootstrapError("a rank introduced itself in a way that makes no sense") from None
@@ -61,20 +61,43 @@ def host_identity() -> str:
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
-def introduce(listens_at: str, settings: Mapping[str, str], no_memory: str) -> Member:
+def introduce(listens_at: str, settings: Mapping[str, str]) -> Member:
     """This process as a member."""
-    return Member(host_identity(), socket.gethostname(), os.getpid(), listens_at, settings, no_memory)
+    return Member(host_identity(), socket.gethostname(), os.getpid(), listens_at, settings)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """How a rank can be reached, once it is known who shares a host with whom.
+
+    Attributes:
+        addresses: where ranks of other hosts can try to connect to it; empty if there are none.
+        no_memory: why its host has no shared memory; "" if it has, or if another rank of the host will say.
+    """
+
+    addresses: Sequence[str]
+    no_memory: str
+
+    def pack(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+
+def unpack_offer(payload: bytes) -> Offer:
+    """An offer as it came from its (authenticated) process; BootstrapError if it makes no sense."""
+    try:
+        values = json.loads(payload)
+        addresses = [str(address) for address in list(values["addresses"])]
+        for address in addresses:
+            split_address(address)
+        return Offer(addresses, printable(str(values["no_memory"]), 500))
+    except (ValueError, TypeError, KeyError):
+        raise BootstrapError("a rank said in a way that makes no sense how it can be reached") from None
 
 
 def check_agreement(members: Sequence[Member]) -> None:
     """Raises BootstrapError, with both values, if ranks differ in what must be alike."""
     first = members[0]
     for rank, member in enumerate(members):
-        if member.host != first.host:
-            raise BootstrapError(
-                f"rank 0 is on host {first.hostname}, rank {rank} on {member.hostname} (or in another "
-                "network namespace of it): this version serves one host, so start all ranks on one"
-            )
         for name in sorted(first.settings.keys() | member.settings.keys()):
             ours, theirs = first.settings.get(name), member.settings.get(name)
             if ours != theirs:
@@ -83,6 +106,11 @@ def check_agreement(members: Sequence[Member]) -> None:
                     f"the setting {name} is {ours} on rank 0 and {theirs} on rank {rank}: "
                     f"set {variable} to one value for all ranks"
                 )
+
+
+def ranks_of_host(rank: int, members: Sequence[Member]) -> list[int]:
+    """The ranks that share a host with this one, ascending, and itself."""
+    return [other for other, member in enumerate(members) if member.host == members[rank].host]
 
 
 def topology_of(rank: int, members: Sequence[Member]) -> Topology:

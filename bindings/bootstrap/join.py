@@ -6,16 +6,27 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .. import program_stack
 from ..context import Config, Context
 from ..library import knobs
 from .handshake import BootstrapError, Identity, printable
-from .identity import Member, check_agreement, introduce, topology_of, unpack
-from .links import Listener, Meeting, MemoryLinks, connect_all, create_memory, link_sockets
+from .identity import (
+    Member,
+    Offer,
+    check_agreement,
+    introduce,
+    ranks_of_host,
+    topology_of,
+    unpack,
+    unpack_offer,
+)
+from .links import Whereabouts, close_all, connect_all, link_sockets
+from .memory import MemoryLinks, create_memory
 from .providers import World
+from .reception import Meeting, Reception
 from .store import StoreClient
 
 
@@ -33,7 +44,7 @@ def settings_of(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def join_alone(config: Config) -> Context:
     """A running world of one."""
-    context = Context(topology_of(0, [introduce("", {}, "")]), config)
+    context = Context(topology_of(0, [introduce("", {})]), config)
     context.start()
     return context
 
@@ -54,60 +65,93 @@ class Join:
             BootstrapError: ranks contradict each other, or one failed.
             BootstrapTimeout: a rank did not come in time.
         """
-        memory, no_memory = self._memory()
         try:
-            context = self._linked(memory, no_memory)
+            context = self._linked()
         except Exception as error:
             with contextlib.suppress(BootstrapError):
                 self._confirm(printable(str(error), 1000) or type(error).__name__)
             raise
-        finally:
-            if memory >= 0:
-                os.close(memory)
         self._confirm("")
         program_stack.show_to(context)
         context.start()
         return context
 
-    def _memory(self) -> tuple[int, str]:
-        transport = self.config.get("transport")
-        if self.world.rank != 0 or self.world.job.size == 1 or transport == "socket":
-            return -1, ""
-        number, refusal = create_memory(self.config, self.world.job.size)
-        if refusal and transport == "shm":
-            raise BootstrapError(f"transport is shm, but there is no shared memory here: {refusal}")
-        return number, refusal
-
-    def _linked(self, memory: int, no_memory: str) -> Context:
+    def _linked(self) -> Context:
         world = self.world
-        with Listener() as listener:
-            members = self._introduce(listener.name, no_memory)
+        with Reception() as reception, contextlib.ExitStack() as at_the_end:
+            members = self._introduce(reception.name)
             context = Context(topology_of(world.rank, members), self.config)
             if len(members) == 1:
                 return context
+            locals_ = ranks_of_host(world.rank, members)
+            memory, no_memory = self._memory(locals_)
+            at_the_end.callback(_close, memory)
+            spans_hosts = len(locals_) < len(members)
+            addresses = reception.open_to_hosts(self.client.own_addresses()) if spans_hosts else []
+            offers = self._exchange_offers(Offer(addresses, no_memory))
             deadline = time.monotonic() + world.start_timeout
             meeting = Meeting(world.job, Identity(world.rank, self.generation), deadline)
-            sockets = connect_all(listener, [member.listens_at for member in members], meeting)
-        refusal = members[0].no_memory
-        if refusal and world.rank == 0:
-            sys.stderr.write(
-                f"sirtaki: no shared memory here ({refusal}); the ranks exchange data over sockets\n"
-            )
-        if refusal or self.config.get("transport") == "socket":
-            link_sockets(context, sockets)
-        else:
-            MemoryLinks(context, sockets).exchange(memory, deadline)
-        return context
+            connections = connect_all(reception, self._whereabouts(members, offers), meeting)
+            at_the_end.callback(close_all, connections)
+            if self._uses_memory(locals_, offers):
+                local = {rank: connections[rank, 0] for rank in locals_ if rank != world.rank}
+                MemoryLinks(context, local, keeps_sockets=spans_hosts).exchange(memory, deadline)
+                if not spans_hosts:
+                    return context
+            link_sockets(context, connections)
+            return context
 
-    def _introduce(self, listens_at: str, no_memory: str) -> list[Member]:
+    def _introduce(self, listens_at: str) -> list[Member]:
         agreed = {knob.name: self.config.get(knob.name) for knob in knobs() if knob.agreed}
-        mine = introduce(listens_at, agreed, no_memory)
+        mine = introduce(listens_at, agreed)
         members = [unpack(payload) for payload in self.client.all_gather(mine.pack())]
         check_agreement(members)
         return members
+
+    def _memory(self, locals_: Sequence[int]) -> tuple[int, str]:
+        """Memory for the ranks of this host, which the lowest of them makes: (descriptor or -1, why not)."""
+        transport = self.config.get("transport")
+        if self.world.rank != locals_[0] or len(locals_) == 1 or transport == "socket":
+            return -1, ""
+        number, refusal = create_memory(self.config, len(locals_))
+        if refusal and transport == "shm":
+            raise BootstrapError(f"transport is shm, but there is no shared memory here: {refusal}")
+        if refusal:
+            sys.stderr.write(
+                f"sirtaki: no shared memory here ({refusal}); the ranks exchange data over sockets\n"
+            )
+        return number, refusal
+
+    def _uses_memory(self, locals_: Sequence[int], offers: Sequence[Offer]) -> bool:
+        refused = offers[locals_[0]].no_memory or self.config.get("transport") == "socket"
+        return len(locals_) > 1 and not refused
+
+    def _exchange_offers(self, mine: Offer) -> list[Offer]:
+        return [unpack_offer(payload) for payload in self.client.all_gather(mine.pack())]
+
+    def _whereabouts(self, members: Sequence[Member], offers: Sequence[Offer]) -> dict[int, Whereabouts]:
+        """How this rank reaches each other one."""
+        here = members[self.world.rank].host
+        channels = int(self.config.get("sockets_per_link"))
+        found = {}
+        for rank, (member, offer) in enumerate(zip(members, offers, strict=True)):
+            name = f"rank {rank} (pid {member.pid} on {member.hostname})"
+            if member.host == here:
+                found[rank] = Whereabouts(name, [member.listens_at])
+            elif not offer.addresses:
+                raise BootstrapError(f"{name} has no network address that other hosts could reach it at")
+            else:
+                found[rank] = Whereabouts(name, list(offer.addresses), channels)
+        del found[self.world.rank]
+        return found
 
     def _confirm(self, failure: str) -> None:
         """Tells the others whether this rank has its links; raises if another has not."""
         for rank, text in enumerate(self.client.all_gather(failure.encode())):
             if text and not failure:
                 raise BootstrapError(f"rank {rank} could not link to the others: {printable(text.decode())}")
+
+
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)

@@ -11,8 +11,10 @@ from __future__ import annotations
 import socket
 import time
 
-from .address import connect_to
+from .address import is_unix, split_addresses
+from .dial import dial
 from .handshake import (
+    HANDSHAKE_SECONDS,
     BootstrapError,
     BootstrapTimeout,
     Identity,
@@ -24,6 +26,7 @@ from .handshake import (
     send_frame,
     shake_hands,
 )
+from .interfaces import source_towards
 from .messages import (
     GATHER,
     GATHERED,
@@ -59,15 +62,15 @@ class StoreClient:
 
     @classmethod
     def connect(cls, address: str, job: Job, mine: Identity, start_timeout: float = 120.0) -> StoreClient:
-        """Connects, proves that this is rank `mine.rank` of `job`, and joins; `start_timeout` is in seconds.
+        """Connects to one of the addresses, proves that this is rank `mine.rank` of `job`, and joins;
+        `start_timeout` is in seconds.
 
         Raises BootstrapError with the server's reason if it refuses, BootstrapTimeout if nobody answers in
         time.
         """
         deadline = time.monotonic() + start_timeout
-        client = cls(connect_to(address, deadline), job, start_timeout)
+        client = cls(_connected(split_addresses(address), job, mine, deadline), job, start_timeout)
         try:
-            shake_hands(client._connection, job, mine, LinkKind.STORE, Role.CONNECTS, deadline)
             client._send(JOIN + NUMBER.pack(job.size), deadline)
             client._receive(WELCOME, deadline, REQUEST_LIMIT)
         except BaseException:
@@ -108,6 +111,10 @@ class StoreClient:
     def fileno(self) -> int:
         return self._connection.fileno()
 
+    def own_addresses(self) -> list[str]:
+        """This machine's address on the way to the rendezvous; [] if that is on this machine."""
+        return source_towards(self._connection)
+
     def _send(self, payload: bytes, deadline: float) -> None:
         try:
             send_frame(self._connection, payload, deadline)
@@ -124,3 +131,16 @@ class StoreClient:
             return body
         text = printable(body.decode(errors="replace"))
         raise BootstrapTimeout(text) if kind == TIMED_OUT else BootstrapError(text)
+
+
+def _connected(addresses: list[str], job: Job, mine: Identity, deadline: float) -> socket.socket:
+    def greet(connection: socket.socket) -> Identity:
+        patience = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
+        return shake_hands(connection, job, mine, LinkKind.STORE, Role.CONNECTS, patience)
+
+    try:
+        return dial(addresses, greet, deadline)[0]
+    except BootstrapTimeout as error:
+        if all(map(is_unix, addresses)):
+            raise BootstrapError(f"the launcher (hvdrun) of this job is gone: {error}") from None
+        raise

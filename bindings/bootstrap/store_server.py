@@ -9,11 +9,14 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import cast
 
-from .address import address_of, listen_at
+from .address import addresses_of, listen_at, split_addresses
+from .arrival import Arrival
 from .handshake import (
+    HANDSHAKE_SECONDS,
     STORE_RANK,
     BootstrapError,
     Conversation,
@@ -45,64 +48,32 @@ from .messages import (
 )
 from .rounds import Answer, Rounds
 
-_STRANGER_SECONDS = 10.0  # the time to prove who one is
 _STRANGER_LIMIT = 128  # so many may be at it at once; the next one displaces the oldest
-_READ_BYTES = 64 * 1024
+_BELL_BYTES = 64 * 1024
 
 
-class _Connection:
-    """One client: bytes in, bytes out, without waiting."""
+class _Connection(Arrival):
+    """One client."""
 
     def __init__(self, client: socket.socket, conversation: Conversation, patience_ends: float) -> None:
-        self.socket = client
-        self.patience_ends = patience_ends  # until it has joined
-        self.peer: Identity | None = None  # who it has proved to be
+        super().__init__(client, conversation, patience_ends)
         self.joined = False
         self.last_words = ""  # how it said that it ended
         self.closing = False  # once everything is sent
-        self.incoming = bytearray()
-        self.outgoing = bytearray()
-        self._conversation = conversation
-        hello, self._wanted = next(conversation)
-        self.outgoing += hello
-
-    def receive(self) -> bool:
-        """Reads what is there; False at the end of the stream."""
-        try:
-            data = self.socket.recv(_READ_BYTES)
-        except BlockingIOError:
-            return True
-        self.incoming += data
-        return bool(data)
-
-    def send(self) -> None:
-        """Writes what fits."""
-        try:
-            del self.outgoing[: self.socket.send(self.outgoing)]
-        except BlockingIOError:
-            return
-
-    def recognise(self) -> None:
-        """Goes on with the handshake as far as the bytes reach. Raises HandshakeError."""
-        while self.peer is None and len(self.incoming) >= self._wanted:
-            answer = bytes(self.incoming[: self._wanted])
-            del self.incoming[: self._wanted]
-            try:
-                data, self._wanted = self._conversation.send(answer)
-                self.outgoing += data
-            except StopIteration as finished:
-                self.peer = finished.value
 
     def next_message(self) -> bytes | None:
         return None if self.peer is None else take_frame(self.incoming, REQUEST_LIMIT)
 
 
 class StoreServer:
-    """Serves the all-gathers of `job` at `address` until it is closed.
+    """Serves the all-gathers of `job` until it is closed, at one address or at several (separated by commas).
+
+    Port 0 lets the operating system choose. `address` is where others find it: of all interfaces if it
+    listens on all, or of the `interfaces` that are named.
 
     It listens from the constructor on, so that a launcher can fork its ranks before there is a thread; the
     thread runs from `start()` to `close()`. `on_event` is called from that thread. An all-gather fails
-    `start_timeout` seconds after its first rank came. Raises BootstrapError if it cannot listen at `address`.
+    `start_timeout` seconds after its first rank came. Raises BootstrapError if it cannot listen there.
     """
 
     def __init__(
@@ -111,20 +82,23 @@ class StoreServer:
         job: Job,
         start_timeout: float = 120.0,
         on_event: Callable[[StoreEvent], None] = lambda event: None,
+        interfaces: Sequence[str] = (),
     ) -> None:
-        self._job = job
+        self.job = job
         self._on_event = on_event
         self._rounds = Rounds(job.size, start_timeout)
-        self._listening = listen_at(address, job.key)
-        self._listening.setblocking(False)
-        self.address = address_of(self._listening)
+        self._listening = [listen_at(one, job.key) for one in split_addresses(address)]
+        reached_at = [one for listening in self._listening for one in addresses_of(listening, interfaces)]
+        self.address = ",".join(dict.fromkeys(reached_at))
         self._strangers: dict[_Connection, None] = {}  # who has not joined yet, oldest first
         self._ranks: dict[tuple[int, int], _Connection] = {}  # who has, by generation and rank
         self._tasks: deque[Callable[[], None]] = deque()  # from other threads
         self._bell, self._bell_rope = socket.socketpair()
         self._bell.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
+        for listening in self._listening:
+            listening.setblocking(False)
+            self._selector.register(listening, selectors.EVENT_READ, partial(self._accept, listening))
         self._selector.register(self._bell, selectors.EVENT_READ, self._run_tasks)
         self._open = True
         self._thread = threading.Thread(target=self._serve, name="sirtaki rendezvous", daemon=True)
@@ -162,7 +136,7 @@ class StoreServer:
         self._bell_rope.send(b"\0")
 
     def _run_tasks(self) -> None:
-        self._bell.recv(_READ_BYTES)
+        self._bell.recv(_BELL_BYTES)
         while self._tasks:
             self._tasks.popleft()()
 
@@ -179,7 +153,7 @@ class StoreServer:
             now = time.monotonic()
             self._give(self._rounds.expire(now))
             for stranger in [s for s in self._strangers if s.patience_ends <= now]:
-                self._turn_away(stranger, f"it did not prove who it is within {_STRANGER_SECONDS:g} s")
+                self._turn_away(stranger, f"it did not prove who it is within {HANDSHAKE_SECONDS:g} s")
 
     def _time_to_next_deadline(self) -> float | None:
         deadlines = [stranger.patience_ends for stranger in list(self._strangers)[:1]]
@@ -187,18 +161,17 @@ class StoreServer:
             deadlines.append(deadline)
         return max(min(deadlines) - time.monotonic(), 0) if deadlines else None
 
-    def _accept(self) -> None:
+    def _accept(self, listening: socket.socket) -> None:
         try:
-            client, _ = self._listening.accept()
+            client, _ = listening.accept()
         except OSError:  # it has gone again, or this process has too many files open: the others go on
             return
-        client.setblocking(False)
         if len(self._strangers) >= _STRANGER_LIMIT:
             self._turn_away(
                 next(iter(self._strangers)), "too many others came that did not prove who they are"
             )
-        conversation = converse(self._job, Identity(STORE_RANK), LinkKind.STORE, Role.ACCEPTS)
-        connection = _Connection(client, conversation, time.monotonic() + _STRANGER_SECONDS)
+        conversation = converse(self.job, Identity(STORE_RANK), LinkKind.STORE, Role.ACCEPTS)
+        connection = _Connection(client, conversation, time.monotonic() + HANDSHAKE_SECONDS)
         self._strangers[connection] = None
         self._selector.register(client, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
 
@@ -250,9 +223,9 @@ class StoreServer:
 
     def _join(self, connection: _Connection, size: int) -> None:
         rank, generation = _who(connection)
-        if size != self._job.size:
+        if size != self.job.size:
             raise BootstrapError(
-                f"rank {rank} says that the job has {size} ranks, but it has {self._job.size}"
+                f"rank {rank} says that the job has {size} ranks, but it has {self.job.size}"
             )
         if not 0 <= rank < size:
             raise BootstrapError(
@@ -311,8 +284,9 @@ class StoreServer:
         """Ends a connection with no word beyond the handshake."""
         with contextlib.suppress(OSError):
             connection.send()
+        origin = connection.origin
         self._drop(connection)
-        self._report_refusal(connection, reason)
+        self._report_refusal(connection, f"{reason} (it came from {origin})")
 
     def _report_refusal(self, connection: _Connection, reason: str) -> None:
         peer = connection.peer or Identity(STORE_RANK)

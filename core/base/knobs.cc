@@ -38,6 +38,8 @@ constexpr Row rows[] = {
       "how ranks of one host exchange data", agreed}, {}},
     {{"cpu_algorithm", "choice", "direct", "direct|ring",
       "all-reduce over sockets: direct gives the same bits every run, ring scales further", agreed}, {}},
+    {{"sockets_per_link", "integer", "1", "",
+      "connections between two ranks of different hosts", agreed}, {1, 16}},
     {{"chunk_bytes", "bytes", "512K", "",
       "the piece of a tensor that is in flight at a time", agreed}, {4096, 64 << 20}},
     {{"kernel", "choice", "auto", "auto|baseline|avx2",

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sirtaki._core.bootstrap.address import connect_to, split_address
+from sirtaki._core.bootstrap.address import split_address
 from sirtaki._core.bootstrap.handshake import (
     BootstrapError,
     BootstrapTimeout,
@@ -69,6 +69,11 @@ class Rendezvous:
         clients = [self.connect(rank, generation=generation) for rank in range(JOB.size)]
         answers = [self.gather(client, b"%d" % rank) for rank, client in enumerate(clients)]
         return all(answer.result(FAILSAFE_SECONDS) == [b"0", b"1", b"2"] for answer in answers)
+
+
+def connect(rendezvous: Rendezvous) -> socket.socket:
+    """A connection that has said nothing yet."""
+    return socket.create_connection(split_address(rendezvous.server.address), timeout=FAILSAFE_SECONDS)
 
 
 @pytest.fixture
@@ -223,7 +228,7 @@ def test_a_rank_that_has_given_its_payload_cannot_give_another(start: Callable[.
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_garbage_before_the_proof_harms_nobody(start: Callable[..., Rendezvous], garbage: bytes) -> None:
     rendezvous = start()
-    with connect_to(rendezvous.server.address, time.monotonic() + FAILSAFE_SECONDS) as stranger:
+    with connect(rendezvous) as stranger:
         with suppress(OSError):
             stranger.sendall(garbage)
         assert rendezvous.works()
@@ -236,7 +241,7 @@ def test_garbage_from_one_who_knows_the_key_ends_only_its_connection(
 ) -> None:
     rendezvous = start()
     deadline = time.monotonic() + FAILSAFE_SECONDS
-    with connect_to(rendezvous.server.address, deadline) as client:
+    with connect(rendezvous) as client:
         shake_hands(client, JOB, Identity(0, 1), LinkKind.STORE, Role.CONNECTS, deadline)
         with suppress(OSError):
             client.sendall(garbage)
@@ -246,7 +251,7 @@ def test_garbage_from_one_who_knows_the_key_ends_only_its_connection(
 def test_a_message_that_is_too_long_is_not_read(start: Callable[..., Rendezvous]) -> None:
     rendezvous = start()
     deadline = time.monotonic() + FAILSAFE_SECONDS
-    with connect_to(rendezvous.server.address, deadline) as client:
+    with connect(rendezvous) as client:
         shake_hands(client, JOB, Identity(0, 1), LinkKind.STORE, Role.CONNECTS, deadline)
         client.sendall(b"\xff\xff\xff\xff")
         with pytest.raises(EOFError):
@@ -257,8 +262,7 @@ def test_a_message_that_is_too_long_is_not_read(start: Callable[..., Rendezvous]
 
 def test_silent_and_slow_strangers_do_not_hold_up_the_ranks(start: Callable[..., Rendezvous]) -> None:
     rendezvous = start()
-    deadline = time.monotonic() + FAILSAFE_SECONDS
-    crowd = [connect_to(rendezvous.server.address, deadline) for _ in range(200)]
+    crowd = [connect(rendezvous) for _ in range(200)]
     for stranger in crowd:
         with suppress(OSError):
             stranger.send(b"sirtaki")
@@ -271,9 +275,9 @@ def test_silent_and_slow_strangers_do_not_hold_up_the_ranks(start: Callable[...,
 def test_who_never_proves_himself_is_turned_away(
     start: Callable[..., Rendezvous], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sirtaki._core.bootstrap.store_server._STRANGER_SECONDS", 0.1)
+    monkeypatch.setattr("sirtaki._core.bootstrap.store_server.HANDSHAKE_SECONDS", 0.1)
     rendezvous = start()
-    with connect_to(rendezvous.server.address, time.monotonic() + FAILSAFE_SECONDS) as stranger:
+    with connect(rendezvous) as stranger:
         stranger.settimeout(FAILSAFE_SECONDS)
         while stranger.recv(1000):
             pass

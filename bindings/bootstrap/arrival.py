@@ -1,0 +1,64 @@
+"""A connection whose other side has yet to prove who it is; nobody waits for it."""
+
+from __future__ import annotations
+
+import socket
+
+from .handshake import Conversation, Identity
+
+_READ_BYTES = 64 * 1024
+
+
+class Arrival:
+    """One accepted connection: bytes in, bytes out, without waiting.
+
+    Reads not a byte beyond the handshake until it is over: what follows may be for somebody else.
+    """
+
+    def __init__(self, connection: socket.socket, conversation: Conversation, patience_ends: float) -> None:
+        connection.setblocking(False)
+        self.socket = connection
+        self.patience_ends = patience_ends  # time.monotonic(), for the proof
+        self.peer: Identity | None = None  # who it has proved to be
+        self.incoming = bytearray()
+        self.outgoing = bytearray()
+        self._conversation = conversation
+        hello, self._wanted = next(conversation)
+        self.outgoing += hello
+
+    def receive(self) -> bool:
+        """Reads what is there; False at the end of the stream."""
+        wanted = _READ_BYTES if self.peer else self._wanted - len(self.incoming)
+        try:
+            data = self.socket.recv(wanted)
+        except BlockingIOError:
+            return True
+        self.incoming += data
+        return bool(data)
+
+    def send(self) -> None:
+        """Writes what fits."""
+        try:
+            del self.outgoing[: self.socket.send(self.outgoing)]
+        except BlockingIOError:
+            return
+
+    def recognise(self) -> None:
+        """Goes on with the handshake as far as the bytes reach. Raises HandshakeError."""
+        while self.peer is None and len(self.incoming) >= self._wanted:
+            answer = bytes(self.incoming[: self._wanted])
+            del self.incoming[: self._wanted]
+            try:
+                data, self._wanted = self._conversation.send(answer)
+                self.outgoing += data
+            except StopIteration as finished:
+                self.peer = finished.value
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, for messages."""
+        try:
+            name = self.socket.getpeername()
+        except OSError:
+            return "somewhere"
+        return f"{name[0]} port {name[1]}" if isinstance(name, tuple) else "this machine"

@@ -1,0 +1,52 @@
+"""Ranks that find their place in sirtaki's own variables: hvdrun's, or anybody's who can set three of them.
+
+hvdrun serves the rendezvous itself, and says so in SIRTAKI_LAUNCHER. Without that rank 0 serves it at
+SIRTAKI_RENDEZVOUS, and the rank may also be the index of a pod of an indexed Kubernetes job
+(https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..address import split_addresses
+from ..handshake import BootstrapError, Job
+from .world import VERSION, World, key_of, number_in, served_by_rank_0, start_timeout
+
+_POD = "JOB_COMPLETION_INDEX"
+
+
+def find(environment: Mapping[str, str]) -> World | None:
+    """The world that the variables describe; None without any of them."""
+    if not any(name in environment for name in ("SIRTAKI_RANK", "SIRTAKI_SIZE", "SIRTAKI_RENDEZVOUS")):
+        return None
+    rank = "SIRTAKI_RANK" if "SIRTAKI_RANK" in environment or _POD not in environment else _POD
+    for name in (rank, "SIRTAKI_SIZE", "SIRTAKI_RENDEZVOUS"):
+        if name not in environment:
+            raise BootstrapError(
+                f"{name} is not set: start the ranks with hvdrun, or set SIRTAKI_RANK, SIRTAKI_SIZE and "
+                "SIRTAKI_RENDEZVOUS (host:port, where rank 0 listens) for each"
+            )
+    number, size, address = number_in(environment, rank), number_in(environment, "SIRTAKI_SIZE"), ""
+    try:
+        address = ",".join(split_addresses(environment["SIRTAKI_RENDEZVOUS"]))
+    except ValueError as error:
+        raise BootstrapError(f"SIRTAKI_RENDEZVOUS: {error}") from None
+    if "SIRTAKI_LAUNCHER" not in environment:
+        return served_by_rank_0(number, size, address, "environment", environment)
+    if "SIRTAKI_JOB" not in environment:
+        raise BootstrapError("SIRTAKI_JOB is not set, which hvdrun sets: start the ranks with hvdrun")
+    job = Job(environment["SIRTAKI_JOB"], size, key_of(environment), VERSION)
+    return World(number, job, address, start_timeout(environment))
+
+
+def lonely(environment: Mapping[str, str]) -> str:
+    """What to say to a process that trains alone, though somebody seems to have started several; "" for
+    nothing.
+    """
+    if environment.get(_POD, "0") != "0":
+        return (
+            f"this is pod {environment[_POD]} of an indexed Kubernetes job, but it trains alone: set "
+            "SIRTAKI_SIZE and SIRTAKI_RENDEZVOUS to make the pods one world"
+        )
+    return ""

@@ -1,0 +1,193 @@
+"""Where the other ranks of a job find this one: it listens, and takes in who proves to be one of them.
+
+Ranks of this host come through an abstract Unix socket; those of other hosts through TCP, on a port that the
+operating system chooses.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import socket
+import struct
+import sys
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
+
+from .address import addresses_of, join_address, listen_everywhere, unix_address, unix_path
+from .arrival import Arrival
+from .handshake import (
+    HANDSHAKE_SECONDS,
+    BootstrapError,
+    BootstrapTimeout,
+    HandshakeError,
+    Identity,
+    Job,
+    LinkKind,
+    Role,
+    converse,
+    shake_hands,
+)
+from .interfaces import chosen_interfaces
+
+_CREDENTIALS = struct.Struct("3i")
+_STRANGER_LIMIT = 128  # so many may be proving themselves at once; the next one displaces the oldest
+
+Place = tuple[int, int]  # another rank, and which of the connections to it
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What it takes to meet the other ranks: the job, who this is, and until when (time.monotonic())."""
+
+    job: Job
+    mine: Identity
+    deadline: float
+
+    def greet(self, connection: socket.socket, rank: int, channel: int = 0) -> None:
+        """Makes sure that who answers is this rank. Raises BootstrapError if not."""
+        patience = min(self.deadline, time.monotonic() + HANDSHAKE_SECONDS)
+        mine = replace(self.mine, channel=channel)
+        peer = shake_hands(connection, self.job, mine, LinkKind.RANKS, Role.CONNECTS, patience)
+        if peer.rank != rank:
+            raise BootstrapError(f"{peer.name} answers where rank {rank} should be")
+
+
+class Reception:
+    """This rank's listening sockets; on TCP only once `open_to_hosts` is called."""
+
+    def __init__(self) -> None:
+        self.name = unix_address(f"sirtaki-{os.getpid()}-{secrets.token_hex(8)}")
+        self._selector = selectors.DefaultSelector()
+        self._arrivals: dict[Arrival, None] = {}  # oldest first
+        local = socket.socket(socket.AF_UNIX)
+        local.bind(unix_path(self.name))
+        local.listen(512)
+        self._listen(local)
+
+    def open_to_hosts(self, route: list[str]) -> list[str]:
+        """From now on ranks of other hosts may come, too: the addresses to try, the likeliest first.
+
+        `route` are addresses of this machine that are known to lead here.
+        """
+        listening = listen_everywhere()
+        self._listen(listening)
+        found = addresses_of(listening, chosen_interfaces())
+        likely = [join_address(address, listening.getsockname()[1]) for address in route]
+        return sorted(found, key=lambda address: address not in likely)
+
+    def accept(self, meeting: Meeting, wanted: set[Place]) -> dict[Place, socket.socket]:
+        """A connection of each of the `wanted`. Strangers are turned away, and nobody waits for them.
+
+        Raises BootstrapTimeout at the meeting's deadline.
+        """
+        found: dict[Place, socket.socket] = {}
+        try:
+            while missing := wanted - found.keys():
+                left = meeting.deadline - time.monotonic()
+                if left <= 0:
+                    ranks = {rank for rank, _ in missing}
+                    raise BootstrapTimeout(f"no connection came from {_ranks(ranks)} in time")
+                for key, _ in self._selector.select(min(left, self._patience())):
+                    if isinstance(key.data, Arrival):
+                        self._serve(key.data, meeting, missing, found)
+                    else:
+                        key.data(meeting)
+                self._lose_patience(meeting)
+        except BaseException:
+            for connection in found.values():
+                connection.close()
+            raise
+        return found
+
+    def __enter__(self) -> Reception:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for key in list((self._selector.get_map() or {}).values()):
+            cast(socket.socket, key.fileobj).close()
+        self._selector.close()
+
+    def _listen(self, listening: socket.socket) -> None:
+        listening.setblocking(False)
+        self._selector.register(listening, selectors.EVENT_READ, partial(self._take, listening))
+
+    def _take(self, listening: socket.socket, meeting: Meeting) -> None:
+        try:
+            connection, _ = listening.accept()
+        except OSError:  # it has gone again, or this process has too many files open: the others go on
+            return
+        if listening.family == socket.AF_UNIX and not is_ours(connection):
+            connection.close()
+            return
+        if len(self._arrivals) >= _STRANGER_LIMIT:
+            self._refuse(next(iter(self._arrivals)), meeting, "too many came that did not prove who they are")
+        conversation = converse(meeting.job, meeting.mine, LinkKind.RANKS, Role.ACCEPTS)
+        arrival = Arrival(connection, conversation, time.monotonic() + HANDSHAKE_SECONDS)
+        self._arrivals[arrival] = None
+        self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, arrival)
+
+    def _serve(
+        self, arrival: Arrival, meeting: Meeting, missing: set[Place], found: dict[Place, socket.socket]
+    ) -> None:
+        if arrival not in self._arrivals:  # displaced by one that came just now
+            return None
+        try:
+            alive = arrival.receive()
+            arrival.recognise()
+            if arrival.outgoing:
+                arrival.send()
+        except (HandshakeError, OSError) as error:
+            return self._refuse(arrival, meeting, str(error))
+        peer = arrival.peer
+        if peer is not None and not arrival.outgoing:
+            place = (peer.rank, peer.channel)
+            self._forget(arrival)
+            if place in missing and place not in found and peer.generation == meeting.mine.generation:
+                arrival.socket.setblocking(True)
+                if arrival.socket.family != socket.AF_UNIX:
+                    arrival.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                found[place] = arrival.socket
+            else:
+                arrival.socket.close()
+            return None
+        if not alive:  # it had several addresses to choose from, and another one was quicker
+            self._forget(arrival)
+            return arrival.socket.close()
+        interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if arrival.outgoing else 0)
+        self._selector.modify(arrival.socket, interest, arrival)
+        return None
+
+    def _patience(self) -> float:
+        """Seconds until somebody has been waited for long enough."""
+        ends = next((arrival.patience_ends for arrival in self._arrivals), time.monotonic() + 1)
+        return max(ends - time.monotonic(), 0)
+
+    def _lose_patience(self, meeting: Meeting) -> None:
+        now = time.monotonic()
+        for arrival in [one for one in self._arrivals if one.patience_ends <= now]:
+            self._refuse(arrival, meeting, f"it did not prove who it is within {HANDSHAKE_SECONDS:g} s")
+
+    def _refuse(self, arrival: Arrival, meeting: Meeting, reason: str) -> None:
+        sys.stderr.write(
+            f"sirtaki: {meeting.mine.name} refused a connection from {arrival.origin}: {reason}\n"
+        )
+        self._forget(arrival)
+        arrival.socket.close()
+
+    def _forget(self, arrival: Arrival) -> None:
+        del self._arrivals[arrival]
+        self._selector.unregister(arrival.socket)
+
+
+def is_ours(connection: socket.socket) -> bool:
+    """Whether the other side of a Unix socket runs as the same user, or as root."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(credentials)[1] in (os.getuid(), 0)
+
+
+def _ranks(ranks: set[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, sorted(ranks)))
