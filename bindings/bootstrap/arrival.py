@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 from .handshake import Conversation, Identity
+from .interfaces import plain
 
 _READ_BYTES = 64 * 1024
 
@@ -18,6 +19,7 @@ class Arrival:
     def __init__(self, connection: socket.socket, conversation: Conversation, patience_ends: float) -> None:
         connection.setblocking(False)
         self.socket = connection
+        self.origin = _origin(connection)  # for messages
         self.patience_ends = patience_ends  # time.monotonic(), for the proof
         self.peer: Identity | None = None  # who it has proved to be
         self.incoming = bytearray()
@@ -54,11 +56,10 @@ class Arrival:
             except StopIteration as finished:
                 self.peer = finished.value
 
-    @property
-    def origin(self) -> str:
-        """Where it comes from, for messages."""
-        try:
-            name = self.socket.getpeername()
-        except OSError:
-            return "somewhere"
-        return f"{name[0]} port {name[1]}" if isinstance(name, tuple) else "this machine"
+
+def _origin(connection: socket.socket) -> str:
+    try:
+        name = connection.getpeername()
+    except OSError:
+        return "somewhere"
+    return f"{plain(name[0])} port {name[1]}" if isinstance(name, tuple) else "this machine"

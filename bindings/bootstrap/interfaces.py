@@ -48,11 +48,11 @@ def source_towards(connection: socket.socket) -> list[str]:
     """
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return []
-    address = _plain(str(connection.getsockname()[0]))
+    address = plain(str(connection.getsockname()[0]))
     return [address] if _reaches_far(address) else []
 
 
-def _plain(address: str) -> str:
+def plain(address: str) -> str:
     """An IPv4 address that is written as an IPv6 one, as IPv4."""
     mapped = getattr(ipaddress.ip_address(address.split("%")[0]), "ipv4_mapped", None)
     return str(mapped) if mapped else address

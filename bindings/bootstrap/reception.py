@@ -140,8 +140,10 @@ class Reception:
             arrival.recognise()
             if arrival.outgoing:
                 arrival.send()
-        except (HandshakeError, OSError) as error:
+        except HandshakeError as error:
             return self._refuse(arrival, meeting, str(error))
+        except OSError:
+            alive = False
         peer = arrival.peer
         if peer is not None and not arrival.outgoing:
             place = (peer.rank, peer.channel)

@@ -284,9 +284,8 @@ class StoreServer:
         """Ends a connection with no word beyond the handshake."""
         with contextlib.suppress(OSError):
             connection.send()
-        origin = connection.origin
         self._drop(connection)
-        self._report_refusal(connection, f"{reason} (it came from {origin})")
+        self._report_refusal(connection, f"{reason} (it came from {connection.origin})")
 
     def _report_refusal(self, connection: _Connection, reason: str) -> None:
         peer = connection.peer or Identity(STORE_RANK)

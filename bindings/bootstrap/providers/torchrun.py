@@ -1,8 +1,9 @@
-"""Ranks that torchrun has started (https://docs.pytorch.org/docs/stable/elastic/run.html).
+"""Ranks that torchrun has started (https://docs.pytorch.org/docs/stable/elastic/run.html), or who else sets
+RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as Kubernetes' training operators do: then rank 0 listens
+there.
 
-MASTER_ADDR:MASTER_PORT is the store of torchrun's own agent: through it rank 0 tells the others where it
-listens. On one host it passes a key, too; over several hosts nobody else may know it, so the user has to give
-one.
+With torchrun that is the store of its own agent, through which rank 0 tells the others where it listens. On
+one host it passes a key, too; over several hosts nobody else may know it, so the user has to give one.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from ..address import join_address
 from ..handshake import BootstrapError, Job
 from ..key import KEY_BYTES
-from .world import VERSION, World, alone, key_of, number_in, start_timeout
+from .world import VERSION, World, alone, key_of, number_in, served_by_rank_0, start_timeout
 
 _KEY_ADVICE = (
     "torchrun has started ranks on several hosts, so they need a common key: write one with `python -c "
@@ -25,11 +27,14 @@ _KEY_ADVICE = (
 
 def find(environment: Mapping[str, str]) -> World | None:
     """The world of torchrun; None if it has not started this process."""
-    if "TORCHELASTIC_RUN_ID" not in environment or "WORLD_SIZE" not in environment:
+    if not all(name in environment for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         return None
     rank, size = number_in(environment, "RANK"), number_in(environment, "WORLD_SIZE")
     if size == 1:
         return alone()
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        address = join_address(environment["MASTER_ADDR"], number_in(environment, "MASTER_PORT"))
+        return served_by_rank_0(rank, size, address, "master", environment)
     is_one_host = environment.get("LOCAL_WORLD_SIZE") == environment["WORLD_SIZE"]
     key = key_of(environment)
     if not key and not is_one_host:

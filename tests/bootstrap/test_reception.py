@@ -1,0 +1,151 @@
+"""The ranks that are wanted come in, whatever strangers do meanwhile."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from sirtaki._core.bootstrap.address import is_loopback, split_address, unix_path
+from sirtaki._core.bootstrap.dial import dial
+from sirtaki._core.bootstrap.handshake import BootstrapError, BootstrapTimeout, Identity, Job
+from sirtaki._core.bootstrap.interfaces import local_addresses
+from sirtaki._core.bootstrap.reception import Meeting, Place, Reception
+
+JOB = Job("job", 4, b"k" * 32, "1.0")
+FAILSAFE_SECONDS = 30.0
+
+
+def meeting(rank: int, job: Job = JOB, seconds: float = FAILSAFE_SECONDS, generation: int = 1) -> Meeting:
+    return Meeting(job, Identity(rank, generation), time.monotonic() + seconds)
+
+
+@pytest.fixture
+def reception() -> Iterator[Reception]:
+    with Reception() as one:
+        yield one
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as one:
+        yield one
+
+
+def come(addresses: list[str], mine: Meeting, channel: int = 0) -> socket.socket:
+    return dial(addresses, lambda connection: mine.greet(connection, 0, channel), mine.deadline)[0]
+
+
+def test_ranks_come_through_both_doors(reception: Reception, pool: ThreadPoolExecutor) -> None:
+    far = reception.open_to_hosts([])
+    wanted: set[Place] = {(1, 0), (2, 0), (2, 1)}
+    accepted = pool.submit(reception.accept, meeting(0), wanted)
+    came = [
+        pool.submit(come, [reception.name], meeting(1)),
+        pool.submit(come, far, meeting(2)),
+        pool.submit(come, far, meeting(2), 1),
+    ]
+    ours = accepted.result(FAILSAFE_SECONDS)
+    theirs = dict(zip([(1, 0), (2, 0), (2, 1)], [one.result(FAILSAFE_SECONDS) for one in came], strict=True))
+    assert ours.keys() == wanted
+    for place, connection in ours.items():
+        connection.sendall(repr(place).encode())
+        assert theirs[place].recv(100) == repr(place).encode()
+        connection.close()
+        theirs[place].close()
+
+
+def test_what_follows_the_handshake_is_left_in_the_socket(
+    reception: Reception, pool: ThreadPoolExecutor
+) -> None:
+    def come_and_speak() -> socket.socket:
+        connection = come([reception.name], meeting(1))
+        connection.sendall(b"first words")
+        return connection
+
+    came = pool.submit(come_and_speak)
+    connection = reception.accept(meeting(0), {(1, 0)})[1, 0]
+    assert connection.recv(100) == b"first words"
+    connection.close()
+    came.result(FAILSAFE_SECONDS).close()
+
+
+def test_strangers_are_turned_away_and_nobody_waits_for_them(
+    reception: Reception, pool: ThreadPoolExecutor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    far = reception.open_to_hosts([])
+    place = split_address(far[0])
+    silent = [socket.create_connection(place, FAILSAFE_SECONDS) for _ in range(20)]
+    rude = socket.create_connection(place, FAILSAFE_SECONDS)
+    rude.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(200))
+    others = [replace(JOB, key=b"x" * 32), replace(JOB, id="another"), replace(JOB, version="2.0")]
+
+    def come_in_vain(job: Job) -> None:
+        with suppress(BootstrapError):
+            come(far, meeting(1, job)).close()
+
+    def come_from_another_generation() -> None:
+        come(far, meeting(1, generation=2)).close()
+
+    def come_all() -> socket.socket:
+        for job in others:
+            come_in_vain(job)
+        come_from_another_generation()
+        come(far, meeting(3)).close()  # a rank, but not one that is wanted
+        return come(far, meeting(1))
+
+    came = pool.submit(come_all)
+    connection = reception.accept(meeting(0), {(1, 0)})[1, 0]
+    with came.result(FAILSAFE_SECONDS) as theirs, connection:
+        connection.sendall(b"well")
+        assert theirs.recv(10) == b"well"
+    said = capsys.readouterr().err
+    for words in ("is not a process of sirtaki", "does not know the key", "another job", "sirtaki 2.0"):
+        assert words in said, said
+    assert f"refused a connection from {place[0]} port" in said
+    for one in [*silent, rude]:
+        one.close()
+
+
+def test_who_does_not_come_is_named(reception: Reception) -> None:
+    with pytest.raises(BootstrapTimeout, match="no connection came from ranks 1, 3 in time"):
+        reception.accept(meeting(0, seconds=0.2), {(1, 0), (3, 0), (3, 1)})
+
+
+def test_a_crowd_of_strangers(reception: Reception, pool: ThreadPoolExecutor) -> None:
+    def crowd() -> None:
+        for _ in range(300):
+            with socket.socket(socket.AF_UNIX) as one, suppress(OSError):
+                one.settimeout(FAILSAFE_SECONDS)
+                one.connect(unix_path(reception.name))
+                strangers.append(one.dup())
+
+    strangers: list[socket.socket] = []
+    thread = threading.Thread(target=crowd)
+    thread.start()
+    came = pool.submit(come, [reception.name], meeting(1))
+    reception.accept(meeting(0), {(1, 0)})[1, 0].close()
+    came.result(FAILSAFE_SECONDS).close()
+    thread.join(FAILSAFE_SECONDS)
+    for one in strangers:
+        one.close()
+
+
+def test_other_hosts_are_offered_no_loopback(reception: Reception) -> None:
+    offered = [split_address(address)[0] for address in reception.open_to_hosts([])]
+    if local_addresses():
+        assert offered
+        assert not any(is_loopback(host) for host in offered)
+    route = local_addresses()[-1:]
+    assert [split_address(one)[0] for one in reception.open_to_hosts(route)][:1] == (route or ["127.0.0.1"])
+
+
+def test_interfaces_that_do_not_exist() -> None:
+    with pytest.raises(BootstrapError, match=r"no network interface 'nonsense0' on .*: there are .*lo"):
+        local_addresses(["nonsense0"])
