@@ -1,0 +1,99 @@
+"""Other launchers over several hosts: the real mpirun and torchrun, and what Slurm and Kubernetes set."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from .network import Network, finish, python
+
+WORLD = """
+import numpy as np, sirtaki.numpy as hvd
+hvd.init()
+assert hvd.allreduce(np.ones(1000), op=hvd.Sum).tolist() == [hvd.size()] * 1000
+places = hvd.allgather_object((hvd.local_rank(), hvd.cross_rank()))
+if hvd.rank() == 0:
+    print(places)
+"""
+TWO_HOSTS = str([(0, 0), (0, 1)])
+
+
+def start_two(network: Network, *variables: Mapping[str, str]) -> None:
+    """Starts a rank on each of two hosts, with its variables, and expects them to meet."""
+    hosts = network.hosts[:2]
+    ended = finish([host.start(*python(WORLD), **own) for host, own in zip(hosts, variables, strict=True)])
+    for code, _, errors in ended:
+        assert code == 0, errors
+    assert ended[0][1].strip() == TWO_HOSTS
+
+
+def test_slurms_variables(network: Network, key_file: Path) -> None:
+    def task(number: int) -> dict[str, str]:
+        return {
+            "SLURM_PROCID": str(number),
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_JOB_ID": "77",
+            "SLURM_STEP_ID": "0",
+            "SLURM_STEP_NODELIST": ",".join(host.name for host in network.hosts[:2]),
+            "SIRTAKI_KEY_FILE": str(key_file),
+        }
+
+    start_two(network, task(0), task(1))
+
+
+def test_an_indexed_job_of_kubernetes(network: Network, key_file: Path) -> None:
+    def pod(index: int) -> dict[str, str]:
+        return {
+            "JOB_COMPLETION_INDEX": str(index),
+            "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+            "SIRTAKI_SIZE": "2",
+            "SIRTAKI_RENDEZVOUS": f"{network.hosts[0].name}:29410",
+            "SIRTAKI_KEY": key_file.read_text(),
+        }
+
+    start_two(network, pod(0), pod(1))
+
+
+def test_mpirun(network: Network, tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    path = shutil.which("mpirun", path="/usr/bin:/usr/local/bin")
+    if path is None:
+        pytest.skip("there is no mpirun (on Debian: apt install openmpi-bin)")
+    script = tmp_path / "world.py"
+    script.write_text(WORLD)
+    hosts = ",".join(host.address for host in network.hosts[:2])
+    subnet = ["--mca", "btl_tcp_if_include", "10.77.0.0/24", "--mca", "oob_tcp_if_include", "10.77.0.0/24"]
+    flags = ["--allow-run-as-root", "--mca", "plm_rsh_agent", "ssh", *subnet, "-np", "2", "-H", hosts]
+    code, output, errors = network.hosts[0].run(path, *flags, sys.executable, script)
+    assert code == 0, errors
+    assert output.strip() == TWO_HOSTS
+
+
+def test_torchrun(network: Network, key_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "world.py"
+    script.write_text(WORLD)
+    hosts = network.hosts[:2]
+    flags = [
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "1",
+        "--master-addr",
+        hosts[0].address,
+        "--master-port",
+        "29420",
+    ]
+    command = [sys.executable, "-m", "torch.distributed.run", *flags]
+    started = [
+        host.start(*command, "--node-rank", str(number), script, SIRTAKI_KEY_FILE=str(key_file))
+        for number, host in enumerate(hosts)
+    ]
+    ended = finish(started)
+    for code, _, errors in ended:
+        assert code == 0, errors
+    assert ended[0][1].strip() == TWO_HOSTS
