@@ -56,7 +56,7 @@ Status Context::link_socket(int32_t peer, int fd) {
   if (engine_) return {SRT_INVALID_ARGUMENT, "links are added before srt_start"};
   if (peer < 0 || peer >= size_ || peer == rank_ || fd < 0)
     return {SRT_INVALID_ARGUMENT, format("there can be no link to rank %d over descriptor %d", peer, fd)};
-  links_.add(peer, std::make_unique<SocketPipe>(Descriptor(fd)));
+  links_.add_socket(peer, std::make_unique<SocketPipe>(Descriptor(fd)));
   return Status::ok();
 }
 
@@ -69,7 +69,7 @@ Status Context::link_memory(const srt_memory& memory) {
   SIRTAKI_TRY(Neighbours::open(config_, memory, neighbours_));
   for (int slot = 0; slot < memory.slot_count; ++slot)
     if (slot != memory.slot && (slot == 0 || memory.slot == 0))
-      links_.add(memory.ranks[slot], std::make_unique<RingPipe>(neighbours_->region(), memory.slot, slot));
+      links_.add_ring(memory.ranks[slot], std::make_unique<RingPipe>(neighbours_->region(), memory.slot, slot));
   return Status::ok();
 }
 
@@ -81,7 +81,7 @@ Status Context::watch_stack(const srt_stack_source& source) {
 Status Context::start() {
   if (engine_) return {SRT_INVALID_ARGUMENT, "the context is started already"};
   for (int32_t peer = 0; peer < size_; ++peer)
-    if (peer != rank_ && (peer == coordinator_rank || rank_ == coordinator_rank) && !links_.to(peer))
+    if (peer != rank_ && (peer == coordinator_rank || rank_ == coordinator_rank) && !links_.control(peer))
       return {SRT_INVALID_ARGUMENT, format("the link to rank %d is missing", peer)};
   negotiation_ = std::make_unique<Negotiation>(rank_, names_, config_, links_, neighbours_.get());
   execution_ = std::make_unique<Execution>(rank_, handles_, negotiation_->member(),
@@ -97,9 +97,10 @@ Status Context::start() {
   if (neighbours_) executor.add_backend(std::make_unique<MemoryBackend>(*neighbours_, kernels_));
   const LinkSetting setting{links_, kernels_, names_, config_.integer(Knob::chunk_bytes) / 4096 * 4096};
   executor.add_backend(std::make_unique<LinkBackend>(setting, config_.text(Knob::cpu_algorithm) == "ring"));
-  engine_ = std::make_unique<Engine>(EngineParts{handles_, sets_, *negotiation_, *execution_, *sleeper_, *watch_,
-                                                 *failure_report_, program_stack_, neighbours_.get(), names_, rank_},
-                                     config_, static_cast<int>(local_ranks_.size()));
+  engine_ =
+      std::make_unique<Engine>(EngineParts{handles_, sets_, links_, *negotiation_, *execution_, *sleeper_, *watch_,
+                                           *failure_report_, program_stack_, neighbours_.get(), names_, rank_},
+                               config_, static_cast<int>(local_ranks_.size()));
   if (size_ > 1) std::call_once(thread_started_, [this] { engine_->start_thread(); });
   return Status::ok();
 }
@@ -283,7 +284,7 @@ void Context::fork_child() {
   timeline_.forked();
   if (sleeper_) sleeper_->close();
   if (neighbours_) neighbours_->close();
-  for (int32_t peer = 0; peer < size_; ++peer) links_.remove(peer);
+  links_.close();
 }
 
 Status Context::start_timeline(const char* path, bool marks_decisions) {

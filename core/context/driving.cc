@@ -57,7 +57,7 @@ Nanoseconds Engine::next_due(Nanoseconds moment) const {
   Nanoseconds due = std::min(parts_.negotiation.next_due(), moment + longest_sleep);
   if (suspect_ >= 0 && !is_dead()) due = std::min(due, suspect_until_);
   // A full ring tells nobody when it has room again; sockets do.
-  if (parts_.neighbours && parts_.negotiation.has_outbound()) due = std::min(due, moment + milliseconds(1));
+  if (parts_.links.rings_have_outbound()) due = std::min(due, moment + milliseconds(1));
   return due;
 }
 
@@ -65,7 +65,7 @@ Nanoseconds Engine::next_due(Nanoseconds moment) const {
 bool Engine::must_not_sleep() {
   if (has_submissions_.load(std::memory_order_seq_cst) || flush_wanted_.load(std::memory_order_seq_cst)) return true;
   if (abort_wanted_.load(std::memory_order_seq_cst) && !is_dead()) return true;
-  if (parts_.neighbours && parts_.negotiation.has_inbound()) return true;
+  if (parts_.links.has_inbound()) return true;
   return pass(now());
 }
 
@@ -74,9 +74,8 @@ void Engine::leave() {
   if (parts_.neighbours) parts_.neighbours->ring_all();
   const bool busy = !parts_.execution.executor().is_idle();
   parts_.sleeper.set_attention(busy ? Attention::engine_sleeps : Attention::idle);
-  const bool work_left = busy || parts_.negotiation.member().report_due() <= now() ||
-                         parts_.negotiation.has_inbound() || parts_.negotiation.has_outbound() ||
-                         flush_wanted_.load(std::memory_order_seq_cst) ||
+  const bool work_left = busy || parts_.negotiation.member().report_due() <= now() || parts_.links.has_inbound() ||
+                         parts_.links.has_outbound() || flush_wanted_.load(std::memory_order_seq_cst) ||
                          has_submissions_.load(std::memory_order_seq_cst);
   driver_.unlock();
   parts_.sleeper.rearm();

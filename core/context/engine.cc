@@ -120,10 +120,11 @@ void Engine::shutdown(Nanoseconds deadline) {
   if (!is_dead()) {
     if (parts_.neighbours) parts_.neighbours->say_goodbye();
     parts_.negotiation.say_goodbye(now());
-    fail({{SRT_SHUT_DOWN, "sirtaki was shut down on this rank before the operation ended"}, parts_.rank}, false, now());
+    fail({{SRT_SHUT_DOWN, "sirtaki was shut down on this rank before the operation ended"}, parts_.rank}, Tell::nobody,
+         now());
   }
   // What peers have not taken yet is theirs to read: until it is gone, or time is up.
-  while ((parts_.negotiation.has_outbound() || !all_ended_) && now() < last_call) {
+  while ((parts_.links.has_outbound() || !all_ended_) && now() < last_call) {
     pass(now());
     sched_yield();
   }
@@ -155,13 +156,13 @@ bool Engine::pass(Nanoseconds now) {
   if (!is_dead()) {
     news_ = {};
     const Status status = parts_.negotiation.pass(now, news_);
-    if (!status.is_ok()) fail(own_failure(status), true, now);
+    if (!status.is_ok()) fail(own_failure(status), Tell::everyone, now);
     else act_on(news_, now);
     moved |= news_.moved;
   }
   if (!is_dead()) {
     const Status status = parts_.execution.advance(now, moved);
-    if (!status.is_ok()) fail(own_failure(status), true, now);
+    if (!status.is_ok()) fail(own_failure(status), Tell::everyone, now);
   }
   if (now >= next_look_) look_around(now);
   if (is_dead()) {
@@ -234,19 +235,19 @@ void Engine::settle_sets(const Outcome& outcome) {
 
 void Engine::act_on(News& news, Nanoseconds now) {
   if (news.has_reported || news.has_decided) observe(news, now);
-  if (news.abort) return fail(*news.abort, false, now);
+  if (news.abort) return fail(*news.abort, Tell::host, now);
   for (const Refusal& refusal : news.outcome.refusals) {
     const auto lock = parts_.handles.lock();
     end_refused(refusal.ticket, refusal.status);
   }
   for (const Plan& plan : news.outcome.plans) {
     const Status status = parts_.execution.start(plan, now);
-    if (!status.is_ok()) return fail(own_failure(status), true, now);
+    if (!status.is_ok()) return fail(own_failure(status), Tell::everyone, now);
   }
   settle_sets(news.outcome);
   for (const Stall& stall : news.outcome.stalls) parts_.watch.say(stall);
   if (news.outcome.is_asked) parts_.negotiation.member().answer(whereabouts());
-  if (!news.outcome.fatal.is_ok()) return fail({news.outcome.fatal, coordinator_rank}, true, now);
+  if (!news.outcome.fatal.is_ok()) return fail({news.outcome.fatal, coordinator_rank}, Tell::everyone, now);
   if (news.coordinator_finished) {
     coordinator_finished_ = true;
     end_unplanned({SRT_PEER_FINISHED, parts_.names[coordinator_rank] + " has finished and cannot take part"});
@@ -275,10 +276,10 @@ void Engine::look_for_abort(Nanoseconds now) {
       reason = abort_reason_;
     }
     return fail({{SRT_ABORTED, parts_.names[static_cast<size_t>(parts_.rank)] + " gave up: " + reason}, parts_.rank},
-                true, now);
+                Tell::everyone, now);
   }
   const Abort abort = parts_.neighbours ? parts_.neighbours->read_abort() : Abort{};
-  if (abort.is_there) fail({{abort.status, printable(abort.text, abort.text.size())}, abort.rank}, true, now);
+  if (abort.is_there) fail({{abort.status, printable(abort.text, abort.text.size())}, abort.rank}, Tell::everyone, now);
 }
 
 // Deadlines and deaths: looked at now and then while busy, and always before sleep.
@@ -290,25 +291,36 @@ void Engine::look_around(Nanoseconds now) {
     const std::string& who = parts_.names[static_cast<size_t>(suspect_)];
     constexpr char how[] =
         "its process ended, or the connection to it broke, without a goodbye. Its own output says why";
-    return fail({{SRT_PEER_LOST, format("%s was lost: %s", who.c_str(), how)}, suspect_}, true, now);
+    return fail({{SRT_PEER_LOST, format("%s was lost: %s", who.c_str(), how)}, suspect_}, Tell::everyone, now);
   }
-  std::vector<int32_t> late;
-  if (parts_.execution.executor().stuck(late))
-    for (int32_t rank : late)
-      if (parts_.negotiation.has_finished(rank)) lose(rank, now);
+  if (const int32_t gone = finished_but_awaited(); gone >= 0) lose(gone, now);
   const Status status = parts_.watch.check(now, parts_.execution, parts_.execution.executor(), parts_.negotiation,
                                            [this] { return oldest_waiting(); });
-  if (!status.is_ok()) fail({status, parts_.rank}, true, now);
+  if (!status.is_ok()) fail({status, parts_.rank}, Tell::everyone, now);
 }
 
-// A rank that fails tells why before it goes, so its last words are awaited for a moment: through shared memory
-// they are there already, over a socket they may still be on their way from another rank.
+// A rank that has said goodbye without the bytes that are waited for; -1: none. Those that it has sent just before are
+// here once the goodbye is seen, so they are looked for once more.
+int32_t Engine::finished_but_awaited() const {
+  const Executor& executor = parts_.execution.executor();
+  std::vector<int32_t> late, still_late;
+  if (!executor.stuck(late)) return -1;
+  std::erase_if(late, [&](int32_t rank) { return !parts_.negotiation.has_finished(rank); });
+  if (late.empty() || !executor.stuck(still_late)) return -1;
+  for (int32_t rank : late)
+    if (std::find(still_late.begin(), still_late.end(), rank) != still_late.end()) return rank;
+  return -1;
+}
+
+// A rank that fails tells why before it goes, so its last words are awaited for a moment: in this host's shared memory
+// they are there already, from another host they may still be on their way.
 void Engine::lose(int32_t rank, Nanoseconds now) {
   if (is_dead() || suspect_ >= 0) return;
   look_for_abort(now);
   if (is_dead()) return;
   suspect_ = rank;
-  suspect_until_ = parts_.neighbours ? now : now + last_words;
+  const bool is_neighbour = parts_.neighbours && parts_.neighbours->slot_of(rank) >= 0;
+  suspect_until_ = is_neighbour ? now : now + last_words;
   next_look_ = std::min(next_look_, suspect_until_);
 }
 
@@ -318,10 +330,11 @@ AbortNotice Engine::own_failure(const Status& status) const {
       parts_.rank};
 }
 
-void Engine::fail(const AbortNotice& notice, bool share, Nanoseconds now) {
+void Engine::fail(const AbortNotice& notice, Tell whom, Nanoseconds now) {
   if (is_dead()) return;
   AbortNotice first = notice;
-  if (share && parts_.neighbours) {
+  const bool tells_host = whom != Tell::nobody && parts_.neighbours;
+  if (tells_host) {
     // Another rank may have been quicker: then its words count.
     parts_.neighbours->write_abort({true, notice.status.code(), notice.origin, notice.status.text()});
     const Abort abort = parts_.neighbours->read_abort();
@@ -333,8 +346,8 @@ void Engine::fail(const AbortNotice& notice, bool share, Nanoseconds now) {
   }
   dead_.store(true, std::memory_order_release);
   parts_.execution.executor().cancel();
-  if (share) parts_.negotiation.send_abort(first, now);
-  if (share && parts_.neighbours) parts_.neighbours->wake_everyone();
+  if (whom == Tell::everyone) parts_.negotiation.send_abort(first, now);
+  if (tells_host) parts_.neighbours->wake_everyone();
   if (parts_.failure_report.is_wanted() && first.status.code() != SRT_SHUT_DOWN)
     parts_.failure_report.write(first.status, parts_.program_stack.sample(), parts_.handles);
   end_all_when_quiet();

@@ -27,6 +27,7 @@ namespace sirtaki {
 struct EngineParts {
   HandleTable& handles;
   KnownSets& sets;
+  const Links& links;
   Negotiation& negotiation;
   Execution& execution;
   Sleeper& sleeper;
@@ -78,8 +79,12 @@ class Engine {
   void submit_to_member(Request request, Nanoseconds now);
   void look_for_abort(Nanoseconds now);
   void look_around(Nanoseconds now);
+  int32_t finished_but_awaited() const;
   void lose(int32_t rank, Nanoseconds now);
-  void fail(const AbortNotice& notice, bool share, Nanoseconds now);
+
+  // Whom a failure is told: nobody, if this rank leaves in good order; its host, if all ranks hear of it anyhow.
+  enum class Tell { nobody, host, everyone };
+  void fail(const AbortNotice& notice, Tell whom, Nanoseconds now);
   void end_all_when_quiet();
   void end_unplanned(const Status& status);
   void end_refused(Ticket ticket, const Status& status);

@@ -42,21 +42,19 @@ Negotiation::Negotiation(int32_t rank, const RankNames& names, const Config& con
   member_ = std::make_unique<Member>(rank, size, report_rule(config),
                                      static_cast<uint32_t>(config.integer(Knob::cache_capacity)));
   if (rank == coordinator_rank) coordinator_ = std::make_unique<Coordinator>(names, coordinator_rules(config));
-  for (int32_t peer = 0; peer < size; ++peer)
-    if (links.to(peer)) peers_.push_back(peer);
 }
 
 Status Negotiation::pass(Nanoseconds now, News& news) {
-  for (int32_t peer : peers_) SIRTAKI_TRY(take_frames(peer, now, news));
+  for (const Links::Entry& entry : links_.all()) SIRTAKI_TRY(take_frames(entry, now, news));
   SIRTAKI_TRY(report(now, news));
   SIRTAKI_TRY(decide(now, news));
   send_out(now, news);
   return Status::ok();
 }
 
-Status Negotiation::take_frames(int32_t peer, Nanoseconds now, News& news) {
-  Link& link = *links_.to(peer);
-  if (link.descriptor() < 0 && !link.readable()) return Status::ok();
+Status Negotiation::take_frames(const Links::Entry& entry, Nanoseconds now, News& news) {
+  Link& link = *entry.link;
+  if (entry.is_ring && !link.readable()) return Status::ok();
   for (;;) {
     const Frame* frame = nullptr;
     SIRTAKI_TRY(link.front(frame));
@@ -65,19 +63,20 @@ Status Negotiation::take_frames(int32_t peer, Nanoseconds now, News& news) {
       continue;
     }
     if (frame->header.kind == FrameKind::data) break;  // for the operation that runs, or will
-    SIRTAKI_TRY(take_frame(peer, *frame, now, news));
+    SIRTAKI_TRY(take_frame(entry, *frame, now, news));
     link.pop();
     news.moved = true;
   }
-  const auto index = static_cast<size_t>(peer);
-  if (link.is_ended() && !finished_[index] && !lost_[index]) {
+  const auto index = static_cast<size_t>(entry.peer);
+  if (link.is_ended() && !has_finished(entry.peer) && !lost_[index]) {
     lost_[index] = true;
-    news.lost.push_back(peer);
+    news.lost.push_back(entry.peer);
   }
   return Status::ok();
 }
 
-Status Negotiation::take_frame(int32_t peer, const Frame& frame, Nanoseconds now, News& news) {
+Status Negotiation::take_frame(const Links::Entry& entry, const Frame& frame, Nanoseconds now, News& news) {
+  const int32_t peer = entry.peer;
   const bool is_coordinator = peer == coordinator_rank;
   switch (frame.header.kind) {
     case FrameKind::report:
@@ -95,8 +94,9 @@ Status Negotiation::take_frame(int32_t peer, const Frame& frame, Nanoseconds now
       }
       break;
     case FrameKind::goodbye:
-      finished_[static_cast<size_t>(peer)] = true;
-      if (is_coordinator) news.coordinator_finished = true;
+      // Each counts on the link of what comes before it: its data, its Decisions.
+      if (!entry.is_ring || !links_.data(peer)) finished_[static_cast<size_t>(peer)] = true;
+      if (is_coordinator && entry.link.get() == links_.control(peer)) news.coordinator_finished = true;
       return Status::ok();
     case FrameKind::data: break;
   }
@@ -111,7 +111,7 @@ Status Negotiation::report(Nanoseconds now, News& news) {
   news.moved = news.has_reported = true;
   if (coordinator_) return coordinator_->merge(rank_, scratch_, now);
   reported_ = now;
-  links_.to(coordinator_rank)->send({.kind = FrameKind::report}, scratch_);
+  links_.control(coordinator_rank)->send({.kind = FrameKind::report}, scratch_);
   return Status::ok();
 }
 
@@ -119,18 +119,18 @@ Status Negotiation::decide(Nanoseconds now, News& news) {
   if (!coordinator_) return Status::ok();
   scratch_.clear();
   if (!coordinator_->decide(now, scratch_)) return Status::ok();
-  for (int32_t peer : peers_) links_.to(peer)->send({.kind = FrameKind::decision}, scratch_);
+  for (const Links::Entry& entry : links_.all())
+    if (entry.link.get() == links_.control(entry.peer)) entry.link->send({.kind = FrameKind::decision}, scratch_);
   news.moved = news.has_decided = true;
   heard_ = now;
   return member_->apply(scratch_, news.outcome);
 }
 
 void Negotiation::send_out(Nanoseconds now, News& news) {
-  for (int32_t peer : peers_) {
-    Link& link = *links_.to(peer);
-    if (!link.unsent() || !link.flush()) continue;
+  for (const Links::Entry& entry : links_.all()) {
+    if (!entry.link->unsent() || !entry.link->flush()) continue;
     news.moved = true;
-    if (neighbours_ && link.descriptor() < 0) neighbours_->frames_sent(neighbours_->slot_of(peer), now);
+    if (entry.is_ring) neighbours_->frames_sent(neighbours_->slot_of(entry.peer), now);
   }
 }
 
@@ -140,24 +140,13 @@ void Negotiation::flush_links(Nanoseconds now) {
 }
 
 bool Negotiation::has_finished(int32_t rank) const {
+  if (finished_[static_cast<size_t>(rank)] || links_.data(rank)) return finished_[static_cast<size_t>(rank)];
   const int slot = neighbours_ ? neighbours_->slot_of(rank) : -1;
-  return finished_[static_cast<size_t>(rank)] || (slot >= 0 && neighbours_->has_finished(slot));
+  return slot >= 0 && neighbours_->has_finished(slot);
 }
 
 Nanoseconds Negotiation::next_due() const {
   return coordinator_ ? std::min(member_->report_due(), coordinator_->next_deadline()) : member_->report_due();
-}
-
-bool Negotiation::has_inbound() const {
-  for (int32_t peer : peers_)
-    if (links_.to(peer)->readable()) return true;
-  return false;
-}
-
-bool Negotiation::has_outbound() const {
-  for (int32_t peer : peers_)
-    if (links_.to(peer)->unsent()) return true;
-  return false;
 }
 
 void Negotiation::leave(Nanoseconds now) {
@@ -169,17 +158,15 @@ void Negotiation::leave(Nanoseconds now) {
 void Negotiation::say_goodbye(Nanoseconds now) {
   scratch_.clear();
   member_->goodbye(scratch_);
-  for (int32_t peer : peers_) {
-    if (peer == coordinator_rank) links_.to(peer)->send({.kind = FrameKind::report}, scratch_);
-    links_.to(peer)->send({.kind = FrameKind::goodbye}, {});
-  }
+  if (!coordinator_) links_.control(coordinator_rank)->send({.kind = FrameKind::report}, scratch_);
+  for (const Links::Entry& entry : links_.all()) entry.link->send({.kind = FrameKind::goodbye}, {});
   flush_links(now);
 }
 
 void Negotiation::send_abort(const AbortNotice& notice, Nanoseconds now) {
   scratch_.clear();
   encode_abort(notice, scratch_);
-  for (int32_t peer : peers_) links_.to(peer)->send({.kind = FrameKind::abort}, scratch_);
+  for (const Links::Entry& entry : links_.all()) entry.link->send({.kind = FrameKind::abort}, scratch_);
   flush_links(now);
 }
 

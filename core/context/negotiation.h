@@ -45,8 +45,6 @@ class Negotiation {
   // When pass() has to be called though nothing arrives.
   Nanoseconds next_due() const;
 
-  bool has_inbound() const;                    // shared memory: frames wait to be read
-  bool has_outbound() const;                   // bytes that a peer has not taken yet
   void flush_links(Nanoseconds now);
   bool has_finished(int32_t rank) const;       // it has said goodbye
   void say_goodbye(Nanoseconds now);
@@ -58,8 +56,8 @@ class Negotiation {
   Nanoseconds reported() const { return reported_; }
 
  private:
-  Status take_frames(int32_t peer, Nanoseconds now, News& news);
-  Status take_frame(int32_t peer, const Frame& frame, Nanoseconds now, News& news);
+  Status take_frames(const Links::Entry& entry, Nanoseconds now, News& news);
+  Status take_frame(const Links::Entry& entry, const Frame& frame, Nanoseconds now, News& news);
   Status report(Nanoseconds now, News& news);
   Status decide(Nanoseconds now, News& news);
   void send_out(Nanoseconds now, News& news);
@@ -69,7 +67,6 @@ class Negotiation {
   Neighbours* neighbours_;  // nullptr without shared memory
   std::unique_ptr<Member> member_;
   std::unique_ptr<Coordinator> coordinator_;  // on the coordinator's rank only
-  std::vector<int32_t> peers_;                // ranks with a link
   std::vector<bool> finished_, lost_;         // by rank
   Bytes scratch_;
   Nanoseconds heard_ = 0, reported_ = 0;

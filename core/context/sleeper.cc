@@ -51,10 +51,10 @@ Status Sleeper::open() {
       add(engine_.get(), sources_.get(), EPOLLIN | EPOLLONESHOT, 1) && add(waiter_.get(), sources_.get(), EPOLLIN, 1);
   if (!added) return refused("epoll_ctl");
   SIRTAKI_TRY(watch(timer_.get(), EPOLLIN, tag_timer));
-  for (int32_t peer = 0; peer < links_.size(); ++peer)
-    if (links_.to(peer) && links_.to(peer)->descriptor() >= 0)
-      SIRTAKI_TRY(watch(links_.to(peer)->descriptor(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
-                        tag_link | static_cast<uint32_t>(peer)));
+  for (const Links::Entry& entry : links_.all())
+    if (!entry.is_ring)
+      SIRTAKI_TRY(watch(entry.link->descriptor(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
+                        tag_link | static_cast<uint32_t>(entry.peer)));
   for (int slot = 0; neighbours_ && slot < neighbours_->slot_count(); ++slot)
     for (int fd : {neighbours_->process_descriptor(slot), neighbours_->socket_descriptor(slot)})
       if (fd >= 0) SIRTAKI_TRY(watch(fd, EPOLLIN | EPOLLRDHUP, tag_neighbour | static_cast<uint32_t>(slot)));

@@ -29,10 +29,10 @@ Status Executor::start_what_can(Nanoseconds now, std::vector<uint64_t>& finished
     const auto backend =
         std::find_if(backends_.begin(), backends_.end(), [&](const auto& b) { return b->serves(next); });
     if (backend == backends_.end()) return {SRT_INTERNAL, "no backend can run an operation that was agreed on"};
-    if ((*backend)->is_serial() && is_busy(backend->get())) break;
+    if (is_taken((*backend)->needs())) break;
     if (next.times) next.times->started = now;
     if (auto operation = (*backend)->start(queue_.front()))
-      active_.push_back({queue_.front(), std::move(operation), backend->get()});
+      active_.push_back({queue_.front(), std::move(operation), (*backend)->needs()});
     else finished.push_back(next.plan);
     queue_.pop_front();
     moved = true;
@@ -41,8 +41,8 @@ Status Executor::start_what_can(Nanoseconds now, std::vector<uint64_t>& finished
   return Status::ok();
 }
 
-bool Executor::is_busy(const Backend* backend) const {
-  return std::any_of(active_.begin(), active_.end(), [&](const Active& a) { return a.backend == backend; });
+bool Executor::is_taken(unsigned needs) const {
+  return std::any_of(active_.begin(), active_.end(), [&](const Active& a) { return (a.needs & needs) != 0; });
 }
 
 const Transfer* Executor::stuck(std::vector<int32_t>& waits_for) const {

@@ -34,11 +34,11 @@ class Executor {
   struct Active {
     std::shared_ptr<const Transfer> transfer;
     std::unique_ptr<Operation> operation;
-    const Backend* backend;
+    unsigned needs;
   };
 
   Status start_what_can(Nanoseconds now, std::vector<uint64_t>& finished, bool& moved);
-  bool is_busy(const Backend* backend) const;
+  bool is_taken(unsigned needs) const;
 
   std::vector<std::unique_ptr<Backend>> backends_;
   std::deque<std::shared_ptr<const Transfer>> queue_;

@@ -87,7 +87,7 @@ Status LinkOperation::arrived(size_t member, int64_t tag, int64_t bytes, std::sp
 bool LinkBackend::serves(const Transfer& transfer) const {
   if (transfer.device >= 0) return false;
   for (size_t member = 0; member < transfer.members.size(); ++member)
-    if (member != transfer.own && !setting_.links.to(transfer.members[member])) return false;
+    if (member != transfer.own && !setting_.links.data(transfer.members[member])) return false;
   return true;
 }
 

@@ -53,7 +53,7 @@ class LinkOperation : public Operation {
 
  private:
   bool measures() const { return transfer_->times && transfer_->times->are_measured; }
-  Link& link(size_t member) const { return *setting_.links.to(transfer_->members[member]); }
+  Link& link(size_t member) const { return *setting_.links.data(transfer_->members[member]); }
 
   LinkSetting setting_;
   std::shared_ptr<const Transfer> transfer_;
@@ -67,6 +67,7 @@ class LinkBackend final : public Backend {
   LinkBackend(const LinkSetting& setting, bool ring) : setting_(setting), ring_(ring) {}
   bool serves(const Transfer& transfer) const override;
   std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) override;
+  unsigned needs() const override { return needs_links; }
 
  private:
   LinkSetting setting_;

@@ -60,14 +60,16 @@ class Operation {
   virtual std::vector<int32_t> waits_for() const { return {}; }
 };
 
+// What an operation has to itself while it runs, as a set of bits. Operations that need the same run one after
+// another, others side by side.
+enum Needs : unsigned { needs_nothing = 0, needs_slots = 1, needs_links = 2 };  // slots of the shared memory
+
 class Backend {
  public:
   virtual ~Backend() = default;
   virtual bool serves(const Transfer& transfer) const = 0;
   virtual std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) = 0;
-
-  // Operations that share links or slots run one after another; others may run side by side.
-  virtual bool is_serial() const { return true; }
+  virtual unsigned needs() const = 0;
 };
 
 }  // namespace sirtaki

@@ -1,4 +1,6 @@
-// This rank's links, by peer.
+// This rank's links. Data goes over sockets: to ranks of other hosts, and inside a host where there is no shared
+// memory. Control frames between the first rank of a host and the others go through rings in shared memory, if there
+// is any; so two such ranks of a job on several hosts have two links.
 #pragma once
 
 #include <memory>
@@ -10,17 +12,56 @@ namespace sirtaki {
 
 class Links {
  public:
-  explicit Links(int32_t size) : links_(static_cast<size_t>(size)) {}
+  struct Entry {
+    int32_t peer;
+    bool is_ring;  // in shared memory: doorbells tell of its frames
+    std::unique_ptr<Link> link;
+  };
 
-  void add(int32_t peer, std::unique_ptr<BytePipe> pipe) {
-    links_[static_cast<size_t>(peer)] = std::make_unique<Link>(std::move(pipe));
+  explicit Links(int32_t size) : data_(static_cast<size_t>(size)), control_(static_cast<size_t>(size)) {}
+
+  void add_ring(int32_t peer, std::unique_ptr<BytePipe> pipe) {
+    control_[static_cast<size_t>(peer)] = add(peer, true, std::move(pipe));
   }
-  void remove(int32_t peer) { links_[static_cast<size_t>(peer)].reset(); }
-  Link* to(int32_t peer) const { return links_[static_cast<size_t>(peer)].get(); }
-  int32_t size() const { return static_cast<int32_t>(links_.size()); }
+  void add_socket(int32_t peer, std::unique_ptr<BytePipe> pipe) {
+    Link*& control = control_[static_cast<size_t>(peer)];
+    Link* added = data_[static_cast<size_t>(peer)] = add(peer, false, std::move(pipe));
+    if (!control) control = added;
+  }
+  void close() {
+    all_.clear();
+    data_.assign(data_.size(), nullptr);
+    control_.assign(control_.size(), nullptr);
+  }
+
+  // nullptr where there is none. Both are the same link where there is only one.
+  Link* data(int32_t peer) const { return data_[static_cast<size_t>(peer)]; }
+  Link* control(int32_t peer) const { return control_[static_cast<size_t>(peer)]; }
+
+  const std::vector<Entry>& all() const { return all_; }
+
+  // Have rings frames to be read, or links bytes that nobody has taken yet?
+  bool has_inbound() const {
+    for (const Entry& entry : all_)
+      if (entry.link->readable()) return true;
+    return false;
+  }
+  bool has_outbound() const { return has_unsent(true) || has_unsent(false); }
+  bool rings_have_outbound() const { return has_unsent(true); }
 
  private:
-  std::vector<std::unique_ptr<Link>> links_;  // nullptr where there is none
+  Link* add(int32_t peer, bool is_ring, std::unique_ptr<BytePipe> pipe) {
+    all_.push_back({peer, is_ring, std::make_unique<Link>(std::move(pipe))});
+    return all_.back().link.get();
+  }
+  bool has_unsent(bool of_rings) const {
+    for (const Entry& entry : all_)
+      if (entry.is_ring == of_rings && entry.link->unsent()) return true;
+    return false;
+  }
+
+  std::vector<Entry> all_;
+  std::vector<Link*> data_, control_;  // by peer
 };
 
 }  // namespace sirtaki

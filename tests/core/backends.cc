@@ -124,7 +124,7 @@ class DeviceBackend final : public Backend {
   std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) override {
     return std::make_unique<DeviceOperation>(device_, std::move(transfer));
   }
-  bool is_serial() const override { return false; }
+  unsigned needs() const override { return needs_nothing; }
 
  private:
   Device& device_;

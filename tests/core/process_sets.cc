@@ -68,9 +68,9 @@ struct Sum {
   std::vector<int32_t> data;
 };
 
-void on_both(int size, const std::function<void(World&)>& body, const Options& options = {}) {
-  for (Over transport : {Over::memory, Over::sockets}) {
-    World ranks(size, {transport, options.knobs, nullptr, true});
+void on_all(int size, const std::function<void(World&)>& body, const Options& given = {}) {
+  for (const Options& options : everywhere(size, given.knobs)) {
+    World ranks(size, options);
     body(ranks);
   }
 }
@@ -79,9 +79,9 @@ void on_both(int size, const std::function<void(World&)>& body, const Options& o
 
 TEST(sets_that_overlap_under_random_timing) {
   const std::vector<std::vector<int64_t>> members{{0, 1, 2, 3}, {0, 1}, {1, 2}, {0, 2}, {0, 1, 3}, {3}};
-  for (Over transport : {Over::memory, Over::sockets}) {
-    const int rounds = transport == Over::memory ? 2'000 : 500;
-    World ranks(4, over(transport));
+  for (const Options& options : everywhere(4)) {
+    const int rounds = options.over == Over::memory && options.hosts.empty() ? 2'000 : 500;
+    World ranks(4, options);
     ranks.run([&](int rank, Context& context) {
       std::mt19937 random(static_cast<uint32_t>(rank));
       std::vector<int32_t> numbers{0};
@@ -116,7 +116,7 @@ TEST(sets_that_overlap_under_random_timing) {
 }
 
 TEST(a_set_knows_its_members_until_it_is_removed) {
-  on_both(3, [](World& ranks) {
+  on_all(3, [](World& ranks) {
     ranks.run([](int rank, Context& context) {
       int32_t known[3] = {};
       CHECK_EQUAL(context.process_set(0, known, 3), 3);
@@ -140,7 +140,7 @@ TEST(a_set_knows_its_members_until_it_is_removed) {
 
 // What both members have submitted before the removal takes place or is refused, but alike on both.
 TEST(sets_come_and_go_while_operations_are_in_flight_in_them) {
-  on_both(3, [](World& ranks) {
+  on_all(3, [](World& ranks) {
     constexpr int rounds = 60, sums_each = 6;
     std::vector<std::vector<srt_status>> ends(3);
     ranks.run([&](int rank, Context& context) {
@@ -176,7 +176,7 @@ TEST(sets_come_and_go_while_operations_are_in_flight_in_them) {
 }
 
 TEST(what_is_left_in_a_removed_set_ends_with_its_name) {
-  on_both(3, [](World& ranks) {
+  on_all(3, [](World& ranks) {
     ranks.run([](int rank, Context& context) {
       const int32_t set = add_set(context, {0, 1});
       Sum alone("grad.w", 8);
@@ -198,7 +198,7 @@ TEST(what_is_left_in_a_removed_set_ends_with_its_name) {
 
 // Whatever a rank submits at the moment at which the set goes, is refused or ends.
 TEST(submitting_to_a_set_while_it_goes_leaves_nothing_open) {
-  on_both(2, [](World& ranks) {
+  on_all(2, [](World& ranks) {
     ranks.run([](int rank, Context& context) {
       for (int round = 0; round < 100; ++round) {
         const int32_t set = add_set(context, {0});
@@ -267,7 +267,7 @@ void go_on_without_rank_0(Context& context, int rank, int size) {
 
 TEST(every_kind_goes_on_without_those_that_have_joined) {
   for (int size : {3, 4})
-    on_both(size, [size](World& ranks) {
+    on_all(size, [size](World& ranks) {
       ranks.run([size](int rank, Context& context) {
         for (int epoch = 0; epoch < 5; ++epoch) {
           if (rank) {
@@ -288,7 +288,7 @@ TEST(every_kind_goes_on_without_those_that_have_joined) {
 }
 
 TEST(a_joined_rank_neither_gives_nor_takes) {
-  on_both(3, [](World& ranks) {
+  on_all(3, [](World& ranks) {
     ranks.run([&](int rank, Context& context) {
       if (rank == 2) {
         const srt_request join = join_of(0);
@@ -321,7 +321,7 @@ TEST(a_joined_rank_neither_gives_nor_takes) {
 
 TEST(a_join_ends_when_a_rank_leaves_and_says_who) {
   for (int leaver : {0, 1, 2})
-    on_both(3, [leaver](World& ranks) {
+    on_all(3, [leaver](World& ranks) {
       std::atomic<int> joining{0}, done{0};
       ranks.run([&](int rank, Context& context) {
         Sum sum("x", 4);
@@ -351,7 +351,7 @@ TEST(a_join_ends_when_a_rank_leaves_and_says_who) {
 }
 
 TEST(a_set_outlives_a_rank_that_is_not_its_member) {
-  on_both(3, [](World& ranks) {
+  on_all(3, [](World& ranks) {
     std::atomic<int> done{0};
     ranks.run([&](int rank, Context& context) {
       const int32_t set = add_set(context, {0, 1});
@@ -368,7 +368,7 @@ TEST(a_set_outlives_a_rank_that_is_not_its_member) {
 }
 
 TEST(a_pair_sends_on_when_another_rank_has_left) {
-  on_both(3, [](World& ranks) {
+  on_all(3, [](World& ranks) {
     std::atomic<int> done{0};
     ranks.run([&](int rank, Context& context) {
       if (rank == 2) return;

@@ -1,11 +1,15 @@
 // N ranks as threads of one process, over one shared mapping or over socket pairs: the real contexts, as users'
-// processes have them, but within the sanitizers' sight.
+// processes have them, but within the sanitizers' sight. They may be told that they live on several hosts: then they
+// share a mapping with those of their host only, and are linked with all others, to other hosts by TCP.
 #pragma once
 
+#include <arpa/inet.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -27,21 +31,39 @@ struct Options {
   std::function<void(int rank, Context&)> prepare;  // before start
   bool shut_down = true;                            // each rank, after its body
   std::function<bool(int a, int b, int* ends)> connect = nullptr;  // sockets: makes the pair between two ranks
+  std::vector<int> hosts = {};                      // by rank, numbered by their lowest rank; empty: all on one
 };
+
+// Two ends of a TCP connection over loopback.
+inline bool tcp_pair(int* ends) {
+  const Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  socklen_t length = sizeof address;
+  ends[0] = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (::bind(listener.get(), generic, length) != 0 || ::listen(listener.get(), 1) != 0 ||
+      ::getsockname(listener.get(), generic, &length) != 0 || ::connect(ends[0], generic, length) != 0)
+    return false;
+  ends[1] = ::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC);
+  return ends[1] >= 0;
+}
 
 class World {
  public:
   World(int size, Options options) : size_(size), options_(std::move(options)) {
     for (const auto& [name, value] : options_.knobs)
       if (!config_.set(name, value).is_ok()) check::fail(__FILE__, __LINE__, "no such knob: " + name);
+    options_.hosts.resize(static_cast<size_t>(size), 0);
     for (int rank = 0; rank < size; ++rank) {
-      peers_.push_back({"here", 100 + rank, 0});
-      ranks_.push_back(rank);
+      peers_.push_back({"here", 100 + rank, host_of(rank)});
+      hosts_[host_of(rank)].ranks.push_back(rank);
       engine_bells_.push_back(::eventfd(0, EFD_NONBLOCK));
       waiter_bells_.push_back(::eventfd(0, EFD_NONBLOCK));
     }
     for (int rank = 0; rank < size; ++rank) make(rank);
-    if (options_.over == Over::sockets) connect_pairs();
+    if (options_.over == Over::sockets || hosts_.size() > 1) connect_pairs();
     for (auto& context : contexts_)
       if (const Status status = context->start(); !status.is_ok()) check::fail(__FILE__, __LINE__, status.text());
   }
@@ -66,48 +88,69 @@ class World {
   }
 
  private:
+  // What the ranks of one host share.
+  struct Host {
+    std::vector<int32_t> ranks;
+    std::unique_ptr<uint8_t, void (*)(uint8_t*)> region{nullptr, [](uint8_t* memory) { std::free(memory); }};
+  };
+
+  int host_of(int rank) const { return options_.hosts[static_cast<size_t>(rank)]; }
+
   void make(int rank) {
-    srt_topology topology{sizeof topology, rank, size_, rank, size_, 0, 1, peers_.data()};
+    Host& host = hosts_[host_of(rank)];
+    const auto slots = static_cast<int32_t>(host.ranks.size());
+    const auto slot = static_cast<int32_t>(std::find(host.ranks.begin(), host.ranks.end(), rank) - host.ranks.begin());
+    srt_topology topology{sizeof topology, rank, size_, slot, slots, host_of(rank), static_cast<int32_t>(hosts_.size()),
+                          peers_.data()};
     std::unique_ptr<Context> context;
     if (const Status status = Context::create(config_, topology, context); !status.is_ok())
       check::fail(__FILE__, __LINE__, status.text());
-    if (options_.over == Over::memory && size_ > 1) {
-      // Zeroed by calloc, aligned by hand: what a fresh memfd mapping is.
-      if (!region_)
-        region_.reset(static_cast<uint8_t*>(
-            std::calloc(1, static_cast<size_t>(SharedRegion::bytes_needed(config_, size_)) + 4096)));
-      const auto base = (reinterpret_cast<uintptr_t>(region_.get()) + 4095) / 4096 * 4096;
-      srt_memory memory{sizeof memory,        -1,      base,   rank, size_, ranks_.data(), engine_bells_.data(),
-                        waiter_bells_.data(), nullptr, nullptr};
-      if (const Status status = context->link_memory(memory); !status.is_ok())
-        check::fail(__FILE__, __LINE__, status.text());
-    }
+    if (options_.over == Over::memory && slots > 1) link_memory(*context, host, slot);
     if (options_.prepare) options_.prepare(rank, *context);
     contexts_.push_back(std::move(context));
+  }
+
+  void link_memory(Context& context, Host& host, int32_t slot) {
+    // Zeroed by calloc, aligned by hand: what a fresh memfd mapping is.
+    const auto slots = static_cast<int32_t>(host.ranks.size());
+    if (!host.region)
+      host.region.reset(static_cast<uint8_t*>(
+          std::calloc(1, static_cast<size_t>(SharedRegion::bytes_needed(config_, slots)) + 4096)));
+    const auto base = (reinterpret_cast<uintptr_t>(host.region.get()) + 4095) / 4096 * 4096;
+    std::vector<int32_t> engine_bells, waiter_bells;
+    for (int32_t rank : host.ranks) {
+      engine_bells.push_back(engine_bells_[static_cast<size_t>(rank)]);
+      waiter_bells.push_back(waiter_bells_[static_cast<size_t>(rank)]);
+    }
+    const srt_memory memory{sizeof memory,       -1,      base,   slot, slots, host.ranks.data(), engine_bells.data(),
+                            waiter_bells.data(), nullptr, nullptr};
+    if (const Status status = context.link_memory(memory); !status.is_ok())
+      check::fail(__FILE__, __LINE__, status.text());
+  }
+
+  bool connect(int a, int b, int* ends) const {
+    if (options_.connect) return options_.connect(a, b, ends);
+    if (host_of(a) != host_of(b)) return tcp_pair(ends);
+    return ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
   }
 
   void connect_pairs() {
     for (int a = 0; a < size_; ++a)
       for (int b = a + 1; b < size_; ++b) {
         int ends[2];
-        const bool made = options_.connect ? options_.connect(a, b, ends)
-                                           : ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
+        const bool made = connect(a, b, ends);
         if (!made) check::fail(__FILE__, __LINE__, "no socket pair");
         std::ignore = (*this)[a].link_socket(b, ends[0]);
         std::ignore = (*this)[b].link_socket(a, ends[1]);
       }
   }
 
-  struct Free {
-    void operator()(uint8_t* memory) const { std::free(memory); }
-  };
-
   int size_;
   Options options_;
   Config config_;
   std::vector<srt_peer> peers_;
-  std::vector<int32_t> ranks_, engine_bells_, waiter_bells_;
-  std::unique_ptr<uint8_t, Free> region_;
+  std::vector<int32_t> engine_bells_, waiter_bells_;
+  std::map<int, Host> hosts_;
   std::vector<std::unique_ptr<Context>> contexts_;
 };
 
@@ -160,6 +203,20 @@ inline Options over(Over transport, std::vector<std::pair<std::string, std::stri
   return {transport, std::move(knobs), nullptr, true};
 }
 
+// Where ranks live, by rank: even hosts, uneven ones, ranks dealt out in turn, and one rank a host.
+inline const std::vector<std::vector<int>> placements{{0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 0, 1, 0}, {0, 1, 2}};
+
+inline Options on_hosts(const std::vector<int>& hosts, std::vector<std::pair<std::string, std::string>> knobs = {}) {
+  return {Over::memory, std::move(knobs), nullptr, true, nullptr, hosts};
+}
+
+// The same ranks through shared memory, over sockets, and on two hosts.
+inline std::vector<Options> everywhere(int size, const std::vector<std::pair<std::string, std::string>>& knobs = {}) {
+  std::vector<int> halves;
+  for (int rank = 0; rank < size; ++rank) halves.push_back(rank < (size + 1) / 2 ? 0 : 1);
+  return {over(Over::memory, knobs), over(Over::sockets, knobs), on_hosts(halves, knobs)};
+}
+
 // Each variant of the data plane, with chunks so small that even small tensors take several rounds.
 inline void on_each(const std::vector<int>& sizes, const std::function<void(World&, int size)>& body) {
   for (int size : sizes)
@@ -169,6 +226,11 @@ inline void on_each(const std::vector<int>& sizes, const std::function<void(Worl
       World ranks(size, options);
       body(ranks, size);
     }
+  if (std::find_if(sizes.begin(), sizes.end(), [](int size) { return size > 1; }) == sizes.end()) return;
+  for (const std::vector<int>& hosts : placements) {
+    World ranks(static_cast<int>(hosts.size()), on_hosts(hosts, {{"chunk_bytes", "4096"}}));
+    body(ranks, static_cast<int>(hosts.size()));
+  }
 }
 
 inline Status run_one(Context& context, const srt_request& request, Ticket& handle, Nanoseconds timeout = seconds(30)) {

@@ -1,0 +1,132 @@
+// Worlds of several hosts: failures on one of them end what all others do, with the same words; what belongs to one
+// host goes on beside what crosses hosts.
+#include <atomic>
+
+#include "faulty_wire.h"
+#include "world.h"
+
+using namespace world;
+
+namespace {
+
+const std::vector<std::pair<std::string, std::string>> quiet{{"log_descriptor", "-1"}, {"chunk_bytes", "4096"}};
+
+void expect_ok(const Status& status) { CHECK_EQUAL(std::string(status.text()), ""); }
+
+int32_t add_set(Context& context, const std::vector<int64_t>& ranks) {
+  Ticket handle = 0;
+  expect_ok(run_one(context, request(SRT_ADD_PROCESS_SET, nullptr, ranks.data(), static_cast<int32_t>(ranks.size())),
+                    handle));
+  const auto number = static_cast<int32_t>(context.result_number(handle));
+  context.release(&handle, 1);
+  return number;
+}
+
+// Sums until something fails; how that reads.
+Status sum_until_it_fails(Context& context, int64_t count) {
+  std::vector<float> data(static_cast<size_t>(count));
+  for (;;) {
+    Ticket handle = 0;
+    const Status status =
+        run_one(context, in_place(SRT_ALLREDUCE, "endless", data, count, DType::float32), handle, seconds(60));
+    if (handle) context.release(&handle, 1);
+    if (!status.is_ok()) return status;
+  }
+}
+
+}  // namespace
+
+TEST(an_abort_crosses_hosts_with_its_words) {
+  for (const std::vector<int>& hosts : placements)
+    for (int aborter = 0; aborter < std::ssize(hosts); ++aborter) {
+      const int size = static_cast<int>(hosts.size());
+      World ranks(size, on_hosts(hosts, quiet));
+      std::atomic<int> through{0};
+      ranks.run([&](int rank, Context& context) {
+        const int64_t count = 20'000;
+        std::vector<float> data(static_cast<size_t>(count));
+        Ticket handle = 0;
+        expect_ok(run_one(context, in_place(SRT_ALLREDUCE, "warm", data, count, DType::float32), handle));
+        context.release(&handle, 1);
+        for (++through; through < size;) std::this_thread::yield();
+        if (rank == aborter) context.abort("RuntimeError: loss is NaN");
+        else CHECK_EQUAL(sum_until_it_fails(context, count).code(), SRT_ABORTED);
+        CHECK(std::string(context.death_text()).find(format("rank %d (pid %d on ", aborter, 100 + aborter)) == 0);
+        CHECK(std::string(context.death_text()).find(" gave up: RuntimeError: loss is NaN") != std::string::npos);
+      });
+    }
+}
+
+TEST(a_connection_between_hosts_that_breaks_ends_every_rank) {
+  for (size_t after : {0, 100, 3'000, 100'000}) {
+    Wire wire(Fault::cut, after);
+    Options options = on_hosts({0, 0, 1, 1}, quiet);
+    options.connect = [&](int a, int b, int* ends) {
+      if (a != 1 || b != 2) return ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
+      ends[0] = wire.victims_end();
+      ends[1] = wire.other_end();
+      return true;
+    };
+    World ranks(4, std::move(options));
+    ranks.run([&](int, Context& context) {
+      const Status status = sum_until_it_fails(context, 20'000);
+      CHECK_EQUAL(status.code(), SRT_PEER_LOST);
+      CHECK(std::string(status.text()).find(" was lost: ") != std::string::npos);
+    });
+  }
+}
+
+TEST(a_rank_that_has_left_another_host_is_named) {
+  for (const std::vector<int>& hosts : placements)
+    for (int leaver = 0; leaver < std::ssize(hosts); ++leaver) {
+      const int size = static_cast<int>(hosts.size());
+      World ranks(size, on_hosts(hosts, quiet));
+      std::atomic<int> done{0};
+      ranks.run([&](int rank, Context& context) {
+        const int64_t count = 5'000;
+        std::vector<float> data(static_cast<size_t>(count));
+        const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, DType::float32);
+        Ticket handle = 0;
+        expect_ok(run_one(context, request, handle));
+        context.release(&handle, 1);
+        if (rank == leaver) return;
+        const Status status = run_one(context, request, handle);
+        CHECK_EQUAL(status.code(), SRT_PEER_FINISHED);
+        CHECK(std::string(status.text()).find(format("rank %d (pid %d on ", leaver, 100 + leaver)) !=
+              std::string::npos);
+        for (++done; done < size - 1;) std::this_thread::yield();
+      });
+    }
+}
+
+TEST(what_stays_on_a_host_goes_on_beside_what_crosses_hosts) {
+  World ranks(4, on_hosts({0, 0, 1, 1}, quiet));
+  ranks.run([](int rank, Context& context) {
+    const int32_t first = add_set(context, {0, 1}), second = add_set(context, {2, 3}),
+                  across = add_set(context, {1, 2});
+    const int32_t own = rank < 2 ? first : second;
+    const bool crosses = rank == 1 || rank == 2;
+    for (int step = 0; step < 50; ++step) {
+      const int64_t large = 100'000, small = 300;
+      std::vector<int32_t> world(static_cast<size_t>(large), rank + step),
+          local(static_cast<size_t>(small), rank + step), pair(static_cast<size_t>(small), rank + step);
+      std::vector<srt_request> requests{in_place(SRT_ALLREDUCE, "world", world, large, DType::int32),
+                                        in_place(SRT_ALLREDUCE, "local", local, small, DType::int32)};
+      requests[1].process_set = own;
+      if (crosses) {
+        requests.push_back(in_place(SRT_ALLREDUCE, "pair", pair, small, DType::int32));
+        requests[2].process_set = across;
+      }
+      std::vector<Ticket> handles(requests.size());
+      const auto many = static_cast<int32_t>(requests.size());
+      expect_ok(context.enqueue(requests.data(), many, handles.data()));
+      expect_ok(context.wait(handles.data(), many, seconds(60)));
+      context.release(handles.data(), many);
+      CHECK_EQUAL(std::count(world.begin(), world.end(), 6 + 4 * step), large);
+      CHECK_EQUAL(std::count(local.begin(), local.end(), (rank < 2 ? 1 : 5) + 2 * step), small);
+      if (crosses) CHECK_EQUAL(std::count(pair.begin(), pair.end(), 3 + 2 * step), small);
+    }
+  });
+}
+
+CHECK_MAIN()
