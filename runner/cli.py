@@ -1,27 +1,22 @@
-"""hvdrun's command line."""
+"""hvdrun: from the command line to a job, or to what else was asked for."""
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING
 
 from .command import find_program
-from .cores import usable_cores
-from .environment import thread_counts
 from .errors import LaunchError
+from .hosts import Host, means_this_host, merge_own, parse_hostfile, parse_hosts
+from .options import EXAMPLE, parse
 
-USAGE = "hvdrun -np N [options] command [arguments]"
-EXAMPLE = "for example: hvdrun -np 2 python train.py"
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise LaunchError(f"{message}\nUsage: {self.usage}; {EXAMPLE}")
+if TYPE_CHECKING:
+    from .launch import Settings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,86 +32,95 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    options, settings_of_core = _parse(arguments)
+    options, settings_of_core = parse(arguments)
     if options.version:
         from sirtaki._core._version import VERSION
 
         print(f"hvdrun (sirtaki) {VERSION}")
         return 0
+    if options.check_build:
+        from .build_check import check_build
+
+        return check_build()
     _refuse_inside_a_rank()
     if not options.command:
         raise LaunchError(f"say what to run, {EXAMPLE}")
-    if options.size is None:
-        raise LaunchError(f"say how many ranks to start with -np, {EXAMPLE}")
-    path, warning = find_program(options.command, options.size, os.environ)
-    cores = usable_cores()
-    threads = thread_counts(options.size, cores, os.environ)
+    settings = _settings(options, settings_of_core)
+    if options.dry_run:
+        from .dry_run import show
 
-    from .launch import Settings, run_job
+        return show(settings)
+    from .launch import run_job
 
-    settings = Settings(
+    return run_job(settings)
+
+
+def _settings(options: argparse.Namespace, settings_of_core: dict[str, str]) -> Settings:
+    hosts, notices = _hosts(options)
+    path, warning = find_program(options.command, options.size or len(hosts), os.environ)
+
+    from .launch import Settings
+    from .ssh import SshOptions
+
+    interfaces = [name.strip() for text in options.network_interfaces for name in text.split(",")]
+    identity = options.ssh_identity_file and options.ssh_identity_file.absolute()
+    return Settings(
+        hosts=hosts,
         size=options.size,
         command=[path, *options.command[1:]],
         start_timeout=options.start_timeout,
         output_folder=options.output_filename,
         verbose=options.verbose,
-        additions={**threads, **settings_of_core, **_timeline_environment(options)},
+        additions={
+            **settings_of_core,
+            **_timeline_environment(options),
+            **({"SIRTAKI_NETWORK_INTERFACES": ",".join(interfaces)} if interfaces else {}),
+        },
         timeline=_timeline_of(options),
-        notices=tuple(filter(None, (warning, _describe_threads(threads, options.size, cores)))),
+        notices=tuple(filter(None, (*notices, warning))),
+        ssh=SshOptions(options.ssh_port, identity, options.verbose),
+        interfaces=tuple(interfaces),
     )
-    return run_job(settings)
 
 
-def _parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """The options, and those among them that are settings of the core, as environment variables."""
-    parser = _Parser(
-        prog="hvdrun",
-        usage=USAGE,
-        description=f"Starts N ranks of a command on this machine, {EXAMPLE}",
-        add_help=False,
-        allow_abbrev=False,
-    )
-    _add_options(parser)
-    options, unknown = parser.parse_known_args(arguments)
-    if not unknown and not options.help:
-        return options, {}
-    from .knobs import add_knobs, knob_environment
-
-    knobs = add_knobs(parser)
-    if options.help:
-        parser.print_help()
-        sys.exit(0)
-    options = parser.parse_args(arguments)
-    return options, knob_environment(options, knobs)
+def _hosts(options: argparse.Namespace) -> tuple[list[Host], list[str]]:
+    """Where ranks may run, this machine as "localhost", and what the user should know about it."""
+    if options.hosts is not None and options.hostfile is not None:
+        raise LaunchError("--hosts and --hostfile say the same: use one of them")
+    if options.hosts is None and options.hostfile is None:
+        if options.size is None:
+            raise LaunchError(f"say how many ranks to start with -np, {EXAMPLE}")
+        return [Host("localhost", options.size)], []
+    notices: list[str] = []
+    if options.hosts is not None:
+        hosts = parse_hosts(options.hosts)
+    else:
+        hosts, notices = parse_hostfile(_read(options.hostfile), str(options.hostfile))
+    own_names = (socket.gethostname(), socket.getfqdn())
+    return merge_own(hosts, lambda name: means_this_host(name, own_names, _is_own_address)), notices
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("-h", "--help", action="store_true", help="show this text")
-    add("--version", action="store_true", help="show the version")
-    add("-np", "-n", "--num-proc", dest="size", metavar="N", type=_rank_count, help="how many ranks to start")
-    add(
-        "--output-filename",
-        metavar="DIR",
-        type=Path,
-        help="keep what each rank writes in DIR/rank.<number>/stdout and stderr, too",
-    )
-    add(
-        "--start-timeout",
-        metavar="SECONDS",
-        type=_seconds,
-        default=120.0,
-        help="how long a rank waits in hvd.init() for the others (120)",
-    )
-    add(
-        "--timeline-filename",
-        metavar="FILE",
-        type=Path,
-        help="write what becomes of each operation on each rank to FILE, for https://ui.perfetto.dev",
-    )
-    add("--timeline-mark-cycles", action="store_true", help="mark each Decision in the timeline, too")
-    add("--verbose", action="store_true", help="show what hvdrun does")
-    add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError as error:
+        raise LaunchError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _is_own_address(name: str) -> bool:
+    """Whether a name means an address of this machine: nothing can be bound to another one's."""
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):  # perhaps a name that only ssh knows
+        return False
+    for family, kind, protocol, _, place in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(place)
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def _timeline_of(options: argparse.Namespace) -> Path | None:
@@ -130,37 +134,12 @@ def _timeline_environment(options: argparse.Namespace) -> dict[str, str]:
     return {name: value for name, value in wanted.items() if value}
 
 
-def _rank_count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"it takes a whole number of at least 1, not '{text}'")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"it takes a number of seconds above 0, not '{text}'")
-    return seconds
-
-
 def _refuse_inside_a_rank() -> None:
     if "SIRTAKI_RANK" in os.environ and "SIRTAKI_JOB" in os.environ:
         raise LaunchError(
             f"this is rank {os.environ['SIRTAKI_RANK']} of a job that hvdrun has started already, "
             "and a rank cannot start a job of its own: run hvdrun once, outside"
         )
-
-
-def _describe_threads(threads: dict[str, str], size: int, cores: int) -> str:
-    if not threads:
-        return ""
-    name, count = next(iter(threads.items()))
-    ranks = "1 rank" if size == 1 else f"{size} ranks"
-    usable = "1 usable core" if cores == 1 else f"{cores} usable cores"
-    return f"{ranks} on {usable}: {name}={count} for each (set it yourself to change that)"
 
 
 def _open_standard_streams() -> None:

@@ -7,27 +7,43 @@ from dataclasses import dataclass
 
 from sirtaki._core.bootstrap.messages import StoreEvent
 
+from .progress import join_names
+
 
 @dataclass(frozen=True)
 class Ending:
-    """How a rank's process ended: its exit code, or the number of the signal that killed it (else 0)."""
+    """How a rank's process ended: its exit code, or the number of the signal that killed it (else 0).
+
+    `host` is where it ran, if that is another host than hvdrun's; `lost` is why nothing is known of its end.
+    """
 
     rank: int
     pid: int
     code: int
     killed_by: int
+    host: str = ""
+    lost: str = ""
 
     @property
     def failed(self) -> bool:
-        return self.code != 0 or self.killed_by != 0
+        return self.code != 0 or self.killed_by != 0 or self.lost != ""
+
+    @property
+    def died(self) -> bool:
+        """Whether it did not end by itself."""
+        return self.killed_by != 0 or self.lost != ""
 
     @property
     def exit_code(self) -> int:
         """As a shell would say it."""
+        if self.lost:
+            return 1
         return 128 + self.killed_by if self.killed_by else self.code
 
     def __str__(self) -> str:
-        who = f"rank {self.rank} (pid {self.pid})"
+        who = name_rank(self.rank, self.pid, self.host)
+        if self.lost:
+            return f"{who} was lost with its host: {self.lost}"
         if not self.killed_by:
             return f"{who} failed with exit code {self.code}"
         text = f"{who} was killed by signal {self.killed_by} ({signal_name(self.killed_by)})"
@@ -50,7 +66,7 @@ class Inquiry:
 
     def __init__(self, start_timeout: float) -> None:
         self._start_timeout = start_timeout
-        self._pids: dict[int, int] = {}
+        self._names: dict[int, str] = {}
         self._endings: dict[int, Ending] = {}  # in the order in which the ranks ended
         self._arrived: set[int] = set()  # have called init
         self._members: set[int] = set()  # have come to the end of init, and not to shutdown
@@ -59,8 +75,9 @@ class Inquiry:
         self._absent: tuple[int, ...] = ()  # for these others have waited in vain
         self._signals_sent: set[int] = set()
 
-    def note_start(self, rank: int, pid: int) -> None:
-        self._pids[rank] = pid
+    def note_start(self, rank: int, pid: int, host: str = "") -> None:
+        """A rank has been started; `pid` is 0 until that is known, `host` is another one than hvdrun's."""
+        self._names[rank] = name_rank(rank, pid, host)
 
     def note_ending(self, ending: Ending) -> None:
         self._endings[ending.rank] = ending
@@ -85,7 +102,7 @@ class Inquiry:
             self._abort = event
         elif event.kind == "overdue":
             self._absent = event.missing
-            self._innocent.update(self._pids.keys() - set(event.missing))
+            self._innocent.update(self._names.keys() - set(event.missing))
 
     def how_it_ended(self, rank: int) -> str:
         """What to tell the ranks that wait for one that has ended without an error."""
@@ -107,7 +124,7 @@ class Inquiry:
         if culprit is None:
             return False
         if self._abort is None:
-            return culprit.killed_by != 0
+            return culprit.died
         return culprit.rank == self._abort.rank
 
     def verdict(self) -> Verdict:
@@ -118,10 +135,17 @@ class Inquiry:
             who = self._name(self._abort.rank)
             return Verdict(1, f"{who} gave up: {self._abort.text or 'it named no reason'}", self._abort.rank)
         if culprit := self._culprit():
-            return Verdict(culprit.exit_code, str(culprit), culprit.rank)
+            return self._verdict_on_a_host(culprit) if culprit.lost else _verdict_on(culprit)
         if self._absent:
             return Verdict(1, self._who_did_not_come(), self._absent[0])
         return self._verdict_on_a_loss()
+
+    def _verdict_on_a_host(self, culprit: Ending) -> Verdict:
+        with_it = [
+            ending.rank for ending in self._endings.values() if ending.lost and ending.host == culprit.host
+        ]
+        who = join_names(f"rank {rank}" for rank in sorted(with_it))
+        return Verdict(1, f"the host {culprit.host} was lost, and {who} with it: {culprit.lost}")
 
     def _verdict_on_a_loss(self) -> Verdict:
         """Nobody is known to have failed but ranks that had lost another one, or that hvdrun itself ended."""
@@ -143,8 +167,8 @@ class Inquiry:
         ]
         if self._abort is not None and (origin := [e for e in suspects if e.rank == self._abort.rank]):
             return origin[0]
-        killed = [ending for ending in suspects if ending.killed_by]
-        return next(iter(killed or suspects), None)
+        died = [ending for ending in suspects if ending.died]
+        return next(iter(died or suspects), None)
 
     def _who_did_not_come(self) -> str:
         who = " and ".join(self._name(rank) for rank in self._absent)
@@ -157,7 +181,17 @@ class Inquiry:
         return f"{who} {have} not {what} hvd.init(); {waited}"
 
     def _name(self, rank: int) -> str:
-        return f"rank {rank} (pid {self._pids[rank]})"
+        return self._names[rank]
+
+
+def _verdict_on(ending: Ending) -> Verdict:
+    return Verdict(ending.exit_code, str(ending), ending.rank)
+
+
+def name_rank(rank: int, pid: int, host: str = "") -> str:
+    """ "rank 3 (pid 70)", "rank 3 (pid 70 on hostB)"."""
+    where = f"pid {pid}" * bool(pid) + " " * bool(pid and host) + f"on {host}" * bool(host)
+    return f"rank {rank} ({where})" if where else f"rank {rank}"
 
 
 def signal_name(number: int) -> str:

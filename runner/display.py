@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from .errors import LaunchError
-from .output import Sink, Stream
+from .output import Pipe, Sink, Stream
 
 STDOUT, STDERR = 1, 2
 _LAST_READS = 16  # more than a pipe holds
@@ -19,32 +19,52 @@ class Display:
     """The ranks' streams and where they are shown.
 
     A line that a rank writes to its standard output appears on hvdrun's, one to its standard error on
-    hvdrun's. `folder`: where to keep the exact bytes of each rank, too. Raises LaunchError if that cannot be
-    written.
+    hvdrun's.
     """
 
-    def __init__(
-        self, size: int, selector: selectors.BaseSelector, folder: Path | None = None, verbose: bool = False
-    ) -> None:
+    def __init__(self, selector: selectors.BaseSelector, verbose: bool = False) -> None:
         self._selector = selector
         self._verbose = verbose
         self._stdout = self._stderr = Sink(STDOUT, selector)
         if not os.path.sameopenfile(STDOUT, STDERR):  # if it is one file, one sink keeps its lines whole
             self._stderr = Sink(STDERR, selector)
-        self._colours = {sink: _rank_colours(size, sink.is_terminal) for sink in (self._stdout, self._stderr)}
-        self._files = [_open_files(folder, rank, size) for rank in range(size)]
+        self._sinks = {STDOUT: self._stdout, STDERR: self._stderr}
+        self._colours: dict[Sink, list[bytes]] = {}
         self._streams: dict[tuple[int, int], Stream] = {}  # by rank and number
-        self._open: set[Stream] = set()
-        self._reading: set[Stream] = set()
+        self._open: set[Pipe] = set()
+        self._reading: set[Pipe] = set()
 
-    def add_rank(self, rank: int, stdout: int, stderr: int) -> None:
+    def expect(self, size: int, folder: Path | None = None) -> None:
+        """Prepares for the ranks, before they start. `folder`: where to keep the exact bytes of each, too.
+
+        Raises LaunchError if that cannot be written.
+        """
+        self._colours = {sink: _rank_colours(size, sink.is_terminal) for sink in self._sinks.values()}
+        for rank in range(size):
+            files = _open_files(folder, rank, size)
+            for number, sink in self._sinks.items():
+                self._streams[rank, number] = Stream(self._colours[sink][rank], sink, files.get(number))
+
+    def read_rank(self, rank: int, stdout: int, stderr: int) -> None:
         """Shows what comes from these descriptors as what `rank` says, and closes them at their end."""
-        for number, descriptor, sink in ((STDOUT, stdout, self._stdout), (STDERR, stderr, self._stderr)):
-            file = self._files[rank].get(number)
-            stream = Stream(descriptor, self._colours[sink][rank], sink, file)
-            self._streams[rank, number] = stream
-            self._open.add(stream)
+        for number, descriptor in ((STDOUT, stdout), (STDERR, stderr)):
+            self._open.add(Pipe(descriptor, self._streams[rank, number]))
         self.balance()
+
+    def read_host(self, name: str, stderr: int) -> Stream:
+        """Shows what comes from this descriptor as what the connection to a host says."""
+        stream = Stream(f"[{name}] ".encode(), self._stderr)
+        self._open.add(Pipe(stderr, stream))
+        self.balance()
+        return stream
+
+    def take(self, rank: int, number: int, data: bytes) -> None:
+        """Shows what a rank has written to its standard output or error on another host."""
+        self._streams[rank, number].take(data)
+
+    def has_room(self, number: int) -> bool:
+        """Whether more can be shown of what ranks write to their standard output or error."""
+        return not self._sinks[number].full
 
     def say(self, text: str) -> None:
         """Shows a line of hvdrun's own."""
@@ -70,11 +90,11 @@ class Display:
 
     def balance(self) -> None:
         """Reads from those ranks whose lines can be shown; the others wait until there is room."""
-        ready = {stream for stream in self._open if not stream.sink.full}
-        for stream in self._reading - ready:
-            self._selector.unregister(stream.descriptor)
-        for stream in ready - self._reading:
-            self._selector.register(stream.descriptor, selectors.EVENT_READ, lambda s=stream: self._read(s))
+        ready = {pipe for pipe in self._open if not pipe.stream.sink.full}
+        for pipe in self._reading - ready:
+            self._selector.unregister(pipe.descriptor)
+        for pipe in ready - self._reading:
+            self._selector.register(pipe.descriptor, selectors.EVENT_READ, lambda p=pipe: self._read(p))
         self._reading = ready
 
     @property
@@ -88,27 +108,42 @@ class Display:
 
     def close_streams(self) -> None:
         """Takes what is still there, and waits for no more."""
-        for stream in list(self._open):
+        for pipe in list(self._open):
             for _ in range(_LAST_READS):
-                if not stream.read():
+                if not pipe.read():
                     break
-            self._close(stream)
+            self._close(pipe)
+        for stream in self._streams.values():
+            stream.close()
 
     def drop(self) -> None:
         """Forgets what has not been shown."""
         self._stdout.drop()
         self._stderr.drop()
 
-    def _read(self, stream: Stream) -> None:
-        if stream in self._open and stream.read() == b"":
-            self._close(stream)
+    def show_progress(self, text: str) -> None:
+        """Shows a line of hvdrun's own that the next line replaces on a terminal; "" removes it there."""
+        if not self._stderr.is_terminal:
+            if text:
+                self.say(text)
+        else:
+            self._stderr.write_line(b"", f"hvdrun: {text}\r".encode() if text else b"\r")
 
-    def _close(self, stream: Stream) -> None:
-        self._open.discard(stream)
-        if stream in self._reading:
-            self._reading.discard(stream)
-            self._selector.unregister(stream.descriptor)
-        stream.close()
+    @property
+    def refreshes(self) -> bool:
+        """Whether a line of progress replaces the one before."""
+        return self._stderr.is_terminal
+
+    def _read(self, pipe: Pipe) -> None:
+        if pipe in self._open and pipe.read() == b"":
+            self._close(pipe)
+
+    def _close(self, pipe: Pipe) -> None:
+        self._open.discard(pipe)
+        if pipe in self._reading:
+            self._reading.discard(pipe)
+            self._selector.unregister(pipe.descriptor)
+        pipe.close()
 
 
 def _rank_colours(size: int, is_terminal: bool) -> list[bytes]:

@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
+import fnmatch
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+
+from .hosts import Place
 
 THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+# What belongs to a login, a shell or one machine, and so does not go over to another.
+_STAYS = (
+    *("HOME", "LOGNAME", "USER", "USERNAME", "MAIL", "HOST", "HOSTNAME", "HOSTTYPE", "INVOCATION_ID"),
+    *("SHELL", "SHLVL", "PWD", "OLDPWD", "_", "ENV", "BASH_ENV", "BASH_FUNC_*"),
+    *("TTY", "TMUX", "TMUX_PANE", "STY", "WINDOWID", "DISPLAY", "XAUTHORITY", "WAYLAND_DISPLAY"),
+    *("SSH_*", "XDG_*", "DBUS_*", "JOURNAL_STREAM", "TMPDIR", "TMP", "TEMP"),
+    *("*CUDA_VISIBLE_DEVICES", "*ROCR_VISIBLE_DEVICES", "*HIP_VISIBLE_DEVICES"),
+    *("SIRTAKI_KEY", "SIRTAKI_KEY_FILE"),
+)
 
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """What the ranks of one job, all on this host, find in their environment."""
+    """What the ranks of one job find in their environment on one host."""
 
-    size: int
     job: str
     rendezvous: str
     key_file: str
     start_timeout: float
     additions: Mapping[str, str] = field(default_factory=dict)  # thread counts and knobs
 
-    def of(self, rank: int, base: Mapping[str, str]) -> dict[str, str]:
+    def of(self, place: Place, base: Mapping[str, str]) -> dict[str, str]:
         """The whole environment of one rank, on top of `base`."""
-        places = {
-            "RANK": rank,
-            "SIZE": self.size,
-            "LOCAL_RANK": rank,
-            "LOCAL_SIZE": self.size,
-            "CROSS_RANK": 0,
-            "CROSS_SIZE": 1,
-        }
         environment = {"PYTHONUNBUFFERED": "1", **base, **self.additions}
-        for name, value in places.items():
-            environment[f"SIRTAKI_{name}"] = environment[f"HOROVOD_{name}"] = str(value)
+        for name, value in asdict(place).items():
+            environment[f"SIRTAKI_{name.upper()}"] = environment[f"HOROVOD_{name.upper()}"] = str(value)
         environment["SIRTAKI_LAUNCHER"] = "hvdrun"
         environment["SIRTAKI_JOB"] = self.job
         environment["SIRTAKI_RENDEZVOUS"] = self.rendezvous
@@ -41,10 +46,30 @@ class RankEnvironment:
 
 
 def thread_counts(size: int, cores: int, user: Mapping[str, str]) -> dict[str, str]:
-    """The variables that share `cores` among `size` ranks; none that overrules what the user has set.
+    """The variables that share `cores` among the `size` ranks of a host; none that the user has set.
 
     The math libraries fall back to OMP_NUM_THREADS, so that one alone is the user's word for all of them.
     """
     if "OMP_NUM_THREADS" in user:
         return {}
     return {name: str(max(1, cores // size)) for name in THREAD_COUNTS if name not in user}
+
+
+def exported(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of hvdrun's environment goes over to other hosts."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in _STAYS)
+    }
+
+
+def arrived(sent: Mapping[str, str], login: Mapping[str, str]) -> dict[str, str]:
+    """What a rank on another host starts from: that host's own environment, and over it what was sent.
+
+    Programs are looked for where they are on hvdrun's host, then where that host's login looks for them.
+    """
+    environment = {**login, **sent}
+    folders = [*sent.get("PATH", "").split(os.pathsep), *login.get("PATH", "").split(os.pathsep)]
+    environment["PATH"] = os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))
+    return environment

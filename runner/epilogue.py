@@ -4,12 +4,14 @@ lines what each rank was doing when the job failed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .culprit import name_rank
 from .timeline import merge_timelines
 
 _MOST_LINES = 8
@@ -18,12 +20,31 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/pyth
 
 @dataclass(frozen=True)
 class Epilogue:
-    """`reports`: where ranks write what they did when the job failed; `keeps_reports`: for the user, too."""
+    """`reports`: where ranks write what they did when the job failed; `keeps_reports`: for the user, too.
+
+    What ranks of other hosts write comes over from there, and is kept beside the others'.
+    """
 
     size: int
     reports: Path
     keeps_reports: bool = False
     timeline: Path | None = None
+    names_hosts: bool = False
+
+    def keep_report(self, rank: int, content: bytes) -> None:
+        """Keeps what a rank of another host did when the job failed."""
+        file = self._file(rank)
+        with contextlib.suppress(OSError):  # then there is one line less
+            if not file.exists():  # hosts may share the folder
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(content)
+
+    def keep_timeline(self, rank: int, piece: bytes) -> None:
+        """Keeps a piece of the timeline of a rank of another host."""
+        if self.timeline is not None:
+            file = self.timeline.with_name(f"{self.timeline.name}.rank{rank}") if rank else self.timeline
+            with contextlib.suppress(OSError), open(file, "ab") as opened:  # merging will tell
+                opened.write(piece)
 
     def has_reports_of(self, ranks: Iterable[int]) -> bool:
         """Whether these ranks have written what they were doing."""
@@ -48,7 +69,7 @@ class Epilogue:
 
     def _what_ranks_did(self) -> list[str]:
         found = [self._read(rank) for rank in range(self.size)]
-        told = [describe(report) for report in found if report]
+        told = [describe(report, self.names_hosts) for report in found if report]
         if len(told) > _MOST_LINES:
             told[_MOST_LINES - 1 :] = [f"and {len(told) - _MOST_LINES + 1} ranks more"]
         if told:
@@ -67,7 +88,7 @@ class Epilogue:
             return {}
 
 
-def describe(report: Mapping[str, Any]) -> str:
+def describe(report: Mapping[str, Any], names_host: bool = False) -> str:
     """One rank's report in a line."""
     waiting = [one for one in report["unfinished"] if one["state"] in ("queued", "waiting for other ranks")]
     moving = [one for one in report["unfinished"] if one["state"] in ("agreed", "moving")]
@@ -77,7 +98,8 @@ def describe(report: Mapping[str, Any]) -> str:
         what = f"waited for other ranks to submit {_name(waiting)}"
     else:
         what = "had nothing in flight"
-    return f"  rank {report['rank']} (pid {report['pid']}) {what}{_place(report['stack'])}"
+    who = name_rank(report["rank"], report["pid"], report["host"] if names_host else "")
+    return f"  {who} {what}{_place(report['stack'])}"
 
 
 def _name(operations: Sequence[Mapping[str, Any]]) -> str:

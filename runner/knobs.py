@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .errors import LaunchError
+from .horovod_flags import add_translated_flags
 
 if TYPE_CHECKING:
     from sirtaki._core.library import Knob
@@ -33,6 +34,7 @@ def add_knobs(parser: argparse.ArgumentParser) -> Sequence[Knob]:
             metavar=value,
             help=f"{knob.help} ({knob.default})".replace("%", "%%"),
         )
+    add_translated_flags(group, lambda name: _PREFIX + name)
     return knobs()
 
 

@@ -1,45 +1,52 @@
-"""Sets up a job: the guard, the key, the rendezvous and the ranks; then the supervisor takes over."""
+"""Sets up a job: guard, hosts, key, rendezvous and ranks; then the supervisor takes over."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import secrets
 import selectors
+import socket
 import stat
 import struct
 import termios
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sirtaki._core._version import VERSION
 from sirtaki._core.bootstrap.handshake import Job
 from sirtaki._core.bootstrap.key import write_key
 from sirtaki._core.bootstrap.store_server import StoreServer
 
-from .command import NOT_EXECUTABLE
+from .cores import usable_cores
 from .culprit import Inquiry
 from .display import Display
-from .environment import RankEnvironment
+from .environment import RankEnvironment, exported, thread_counts
 from .epilogue import Epilogue
 from .errors import LaunchError
 from .guard import Guard
-from .process import RankProcess
+from .hosts import Host, Place, Share, fill, is_own_host, needed, places_of
+from .private_folder import make_private_folder
+from .process import Rank
+from .progress import Progress
+from .remote import RemoteHost, RemoteRank
 from .signals import Bell
+from .ssh import SshOptions
+from .start import REPORTS, start_ranks
 from .supervisor import Mailbox, Supervisor
 from .timeline import remove_timelines
-
-REPORTS = "SIRTAKI_DUMP_DIRECTORY"
 
 
 @dataclass(frozen=True)
 class Settings:
     """What the user asked for."""
 
-    size: int
+    hosts: Sequence[Host]  # this one is called "localhost"
+    size: int | None  # None: one rank for each slot
     command: Sequence[str]  # the path of a program, and its arguments
     start_timeout: float = 120.0  # seconds
     output_folder: Path | None = None
@@ -47,74 +54,171 @@ class Settings:
     additions: Mapping[str, str] = field(default_factory=dict)  # to the ranks' environment
     timeline: Path | None = None  # of all ranks
     notices: tuple[str, ...] = ()  # shown before anything else
+    ssh: SshOptions = field(default_factory=SshOptions)
+    interfaces: tuple[str, ...] = ()  # the only ones over which ranks reach each other; () for all
 
 
 def run_job(settings: Settings) -> int:
     """Runs a job to its end and returns hvdrun's exit code. Raises LaunchError if it cannot start."""
     with contextlib.closing(Bell()) as bell, Guard() as guard:
-        return _run_job(settings, bell, guard)
+        bell.hold_back()
+        return _Launch(settings, bell, guard).run()
 
 
-def _run_job(settings: Settings, bell: Bell, guard: Guard) -> int:
-    bell.hold_back()
-    mailbox = Mailbox(bell)
-    selector = selectors.PollSelector()  # epoll refuses regular files
-    display = Display(settings.size, selector, settings.output_folder, settings.verbose)
-    for notice in settings.notices:
-        display.say(notice)
-    key_file, key = _make_key(guard)
-    job = Job(secrets.token_hex(8), settings.size, key, VERSION)
-    server = StoreServer(f"unix:@sirtaki-{job.id}", job, settings.start_timeout, mailbox.put)
-    epilogue = _make_epilogue(settings, Path(key_file).parent)
-    additions = {**settings.additions, REPORTS: str(epilogue.reports)}
-    environment = RankEnvironment(
-        job.size, job.id, server.address, key_file, settings.start_timeout, additions
-    )
-    ranks = _start_ranks(settings.command, environment, guard)  # before there is a thread: it forks
-    server.start()
-    inquiry = Inquiry(settings.start_timeout)
-    for rank in ranks:
-        inquiry.note_start(rank.rank, rank.pid)
-        display.add_rank(rank.rank, rank.stdout, rank.stderr)
-        display.detail(f"rank {rank.rank} is pid {rank.pid}: {' '.join(settings.command)}")
-    if _input_is_lost():
-        display.say("standard input is not passed on: every rank reads /dev/null")
-    supervisor = Supervisor(ranks, display, selector, inquiry, server, epilogue)
-    return supervisor.run(bell, mailbox, guard)
+class _Launch:
+    """The way of one job from what the user asked for to the supervisor."""
+
+    def __init__(self, settings: Settings, bell: Bell, guard: Guard) -> None:
+        self._settings = settings
+        self._bell = bell
+        self._guard = guard
+        self._mailbox = Mailbox(bell)
+        self._selector = selectors.PollSelector()  # epoll refuses regular files
+        self._display = Display(self._selector, settings.verbose)
+
+    def run(self) -> int:
+        settings, display = self._settings, self._display
+        for notice in settings.notices:
+            display.say(notice)
+        remotes, shares = self._reach_hosts()
+        places = places_of(shares)
+        display.expect(len(places), settings.output_folder)
+        folder = Path(make_private_folder(self._guard))
+        key_file = str(folder / "key")
+        job = Job(secrets.token_hex(8), len(places), write_key(key_file), VERSION)
+        server = self._make_server(job, several_hosts=bool(remotes))
+        epilogue = self._make_epilogue(len(places), folder, bool(remotes))
+        self._inquiry = Inquiry(settings.start_timeout)
+        ranks: dict[int, Rank] = {}
+        for share in shares:  # before there is a thread: it forks
+            if is_own_host(share.host.name):
+                environment = self._environment_of(job, server.address, key_file, epilogue, share)
+                ranks |= self._start_here(environment, [places[rank] for rank in share.ranks])
+        for remote in remotes:
+            for share in (share for share in shares if share.host.name == remote.name):
+                values = self._start_values(job, server.address, [places[rank] for rank in share.ranks])
+                ranks |= self._start_there(remote, values, share.ranks, epilogue)
+        server.start()
+        if _input_is_lost():
+            display.say("standard input is not passed on: every rank reads /dev/null")
+        in_order = [ranks[rank] for rank in sorted(ranks)]
+        progress = self._progress(shares)
+        supervisor = Supervisor(
+            in_order, remotes, display, self._selector, self._inquiry, server, epilogue, progress
+        )
+        return supervisor.run(self._bell, self._mailbox, self._guard)
+
+    def _reach_hosts(self) -> tuple[list[RemoteHost], list[Share]]:
+        """The hosts besides this one, if there are any, and which ranks go where."""
+        settings = self._settings
+        hosts = needed(settings.hosts, settings.size)
+        shares = fill(hosts, settings.size) if all(host.slots for host in hosts) else []
+        if shares and all(is_own_host(share.host.name) for share in shares):
+            return [], shares
+        from .agent import count_gpus
+        from .connect import Connection, with_slots
+
+        connection = Connection(settings.ssh, self._selector, self._display)
+        remotes = connection.reach(hosts, settings.command[0], self._bell, self._guard)
+        return remotes, fill(with_slots(hosts, remotes, count_gpus()), settings.size)
+
+    def _make_server(self, job: Job, several_hosts: bool) -> StoreServer:
+        """Ranks of this host come over a Unix socket, others over any of this machine's addresses."""
+        address = f"unix:@sirtaki-{job.id}"
+        if several_hosts:
+            address += ",[::]:0" if socket.has_dualstack_ipv6() else ",0.0.0.0:0"
+        server = StoreServer(
+            address, job, self._settings.start_timeout, self._mailbox.put, self._settings.interfaces
+        )
+        if several_hosts and not addresses_for_others(server.address):
+            server.close()
+            raise LaunchError(
+                "this machine has no address at which other hosts could reach it, besides its loopback one", 1
+            )
+        return server
+
+    def _environment_of(
+        self, job: Job, rendezvous: str, key_file: str, epilogue: Epilogue, share: Share
+    ) -> RankEnvironment:
+        settings = self._settings
+        cores = usable_cores()
+        threads = thread_counts(len(share.ranks), cores, os.environ)
+        if threads:
+            self._display.say(_describe_threads(threads, len(share.ranks), cores))
+        additions = {**threads, **settings.additions, REPORTS: str(epilogue.reports)}
+        return RankEnvironment(job.id, rendezvous, key_file, settings.start_timeout, additions)
+
+    def _start_here(self, environment: RankEnvironment, places: Sequence[Place]) -> dict[int, Rank]:
+        command = self._settings.command
+        started = start_ranks(command, environment, places, self._guard)
+        for rank in started:
+            self._display.read_rank(rank.rank, rank.stdout, rank.stderr)
+            self._note_start("", rank.rank, rank.pid)
+        return {rank.rank: rank for rank in started}
+
+    def _start_values(self, job: Job, rendezvous: str, places: Sequence[Place]) -> dict[str, Any]:
+        """All that an agent needs to start its ranks: what `AgentJob` reads."""
+        settings = self._settings
+        additions = dict(settings.additions)
+        if folder := os.environ.get(REPORTS):
+            additions.setdefault(REPORTS, folder)
+        return {
+            "job": job.id,
+            "key": job.key.hex(),
+            "rendezvous": addresses_for_others(rendezvous),
+            "start_timeout": settings.start_timeout,
+            "command": [os.path.abspath(settings.command[0]), *settings.command[1:]],
+            "environment": exported(os.environ),
+            "additions": additions,
+            "places": [astuple(place) for place in places],
+        }
+
+    def _start_there(
+        self, remote: RemoteHost, values: dict[str, Any], numbers: range, epilogue: Epilogue
+    ) -> dict[int, Rank]:
+        from .remote import Job as RemoteJob
+
+        ranks = {rank: RemoteRank(rank, remote) for rank in numbers}
+        for rank in ranks:
+            self._inquiry.note_start(rank, 0, remote.name)
+        remote.start(
+            values, RemoteJob(ranks, epilogue, partial(self._note_start, remote.name), self._bell.ring)
+        )
+        return dict(ranks)
+
+    def _note_start(self, host: str, rank: int, pid: int) -> None:
+        self._inquiry.note_start(rank, pid, host)
+        where = f" on {host}" if host else ""
+        self._display.detail(f"rank {rank} is pid {pid}{where}: {' '.join(self._settings.command)}")
+
+    def _make_epilogue(self, size: int, private: Path, several_hosts: bool) -> Epilogue:
+        """Ranks write what they did when a job fails where the user says, else into the job's own folder."""
+        folder = self._settings.additions.get(REPORTS) or os.environ.get(REPORTS)
+        timeline = self._settings.timeline
+        if timeline is not None:
+            remove_timelines(timeline)
+        return Epilogue(size, Path(folder or private).absolute(), bool(folder), timeline, several_hosts)
+
+    def _progress(self, shares: Sequence[Share]) -> Progress:
+        names = {
+            rank: f"rank {rank}" + ("" if is_own_host(share.host.name) else f" ({share.host.name})")
+            for share in shares
+            for rank in share.ranks
+        }
+        return Progress("ranks are here", names, self._display.show_progress, self._display.refreshes)
 
 
-def _start_ranks(command: Sequence[str], environment: RankEnvironment, guard: Guard) -> list[RankProcess]:
-    ranks: list[RankProcess] = []
-    for rank in range(environment.size):
-        try:
-            ranks.append(RankProcess(rank, command, environment.of(rank, os.environ), guard))
-        except OSError as error:
-            reason = f"cannot start rank {rank}: {command[0]}: {error.strerror}"
-            if error.errno == errno.ENOEXEC:
-                reason = f"{command[0]} is neither a program nor a script that begins with '#!'"
-            raise LaunchError(reason, NOT_EXECUTABLE) from None
-    return ranks
+def addresses_for_others(rendezvous: str) -> str:
+    """Those of the rendezvous's addresses at which ranks of other hosts may find it."""
+    found = [one for one in rendezvous.split(",") if not one.startswith(("unix:", "127.", "[::1]"))]
+    return ",".join(found)
 
 
-def _make_epilogue(settings: Settings, private: Path) -> Epilogue:
-    """Ranks write what they did when a job fails where the user says, else into the job's own folder."""
-    folder = settings.additions.get(REPORTS) or os.environ.get(REPORTS)
-    if settings.timeline is not None:
-        remove_timelines(settings.timeline)
-    return Epilogue(settings.size, Path(folder or private).absolute(), bool(folder), settings.timeline)
-
-
-def _make_key(guard: Guard) -> tuple[str, bytes]:
-    """The job's key, and its file in a new folder that only this user may open and that the guard removes."""
-    name = f"sirtaki-{secrets.token_hex(8)}"
-    for parent in filter(None, (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", os.getcwd())):
-        path = os.path.join(os.path.abspath(parent), name)
-        guard.watch_directory(path)
-        with contextlib.suppress(OSError):
-            os.mkdir(path, 0o700)
-            key_file = os.path.join(path, "key")
-            return key_file, write_key(key_file)
-    raise LaunchError("there is no folder for temporary files: set TMPDIR to one that you may write to", 1)
+def _describe_threads(threads: Mapping[str, str], size: int, cores: int) -> str:
+    name, count = next(iter(threads.items()))
+    ranks = "1 rank" if size == 1 else f"{size} ranks"
+    usable = "1 usable core" if cores == 1 else f"{cores} usable cores"
+    return f"{ranks} on {usable}: {name}={count} for each (set it yourself to change that)"
 
 
 def _input_is_lost() -> bool:

@@ -69,11 +69,9 @@ class Sink:
 
 
 class Stream:
-    """The standard output or the standard error of one rank."""
+    """The standard output or the standard error of one rank, wherever its bytes come from."""
 
-    def __init__(self, descriptor: int, prefix: bytes, sink: Sink, file: BinaryIO | None) -> None:
-        os.set_blocking(descriptor, False)
-        self.descriptor = descriptor
+    def __init__(self, prefix: bytes, sink: Sink, file: BinaryIO | None = None) -> None:
         self.sink = sink
         self.file = file
         self.shown = True
@@ -81,14 +79,8 @@ class Stream:
         self._prefix = prefix
         self._rest = b""
 
-    def read(self) -> bytes | None:
-        """Takes what is there, at most one buffer full: b"" at the end of the stream, None if nothing is
-        there.
-        """
-        try:
-            data = os.read(self.descriptor, _READ_BYTES)
-        except BlockingIOError:
-            return None
+    def take(self, data: bytes) -> None:
+        """Shows the whole lines of what the rank has written since."""
         self._keep(data)
         lines = (self._rest + data).splitlines(keepends=True)
         # A carriage return at the end may be half of a line end: what follows decides.
@@ -98,12 +90,10 @@ class Stream:
             self._show(line)
         if len(self._rest) > _LONGEST_LINE:
             self._show_rest()
-        return data
 
     def close(self) -> None:
         if self._rest:
             self._show_rest()
-        os.close(self.descriptor)
         if self.file is not None:
             self.file.close()
 
@@ -127,3 +117,27 @@ class Stream:
             self.tail.append(line[-_TAIL_LINE_BYTES:])
         if self.shown:
             self.sink.write_line(self._prefix, line)
+
+
+class Pipe:
+    """Where a process of this host writes what a stream shows."""
+
+    def __init__(self, descriptor: int, stream: Stream) -> None:
+        os.set_blocking(descriptor, False)
+        self.descriptor = descriptor
+        self.stream = stream
+
+    def read(self) -> bytes | None:
+        """Takes what is there, at most one buffer full: b"" at the end of the stream, None if nothing is
+        there.
+        """
+        try:
+            data = os.read(self.descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return None
+        self.stream.take(data)
+        return data
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+        self.stream.close()

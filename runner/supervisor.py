@@ -15,7 +15,9 @@ from .culprit import Inquiry, Verdict
 from .display import Display
 from .epilogue import Epilogue
 from .guard import Guard
-from .process import RankProcess
+from .process import Rank
+from .progress import Progress
+from .remote import SILENCE_SECONDS, RemoteHost
 from .signals import Bell, stop_this_process
 
 INQUIRY_SECONDS = 0.5  # after the first failure, for the rank that caused it to be heard of
@@ -44,19 +46,23 @@ class Supervisor:
 
     def __init__(
         self,
-        ranks: Sequence[RankProcess],
+        ranks: Sequence[Rank],
+        hosts: Sequence[RemoteHost],
         display: Display,
         selector: selectors.BaseSelector,
         inquiry: Inquiry,
         server: StoreServer,
         epilogue: Epilogue,
+        progress: Progress,
     ) -> None:
         self._ranks = ranks
+        self._hosts = hosts  # other ones than this
         self._display = display
         self._selector = selector
         self._inquiry = inquiry
         self._server = server
         self._epilogue = epilogue
+        self._progress = progress
         self._verdict: Verdict | None = None  # once it is settled that the job does not end well
         self._decide_at: float | None = None
         self._kill_at: float | None = None
@@ -70,11 +76,14 @@ class Supervisor:
         self._turn_until(lambda: all(rank.ending for rank in self._ranks))
         self._server.close()
         self._conclude(mailbox)
+        self._part_with_hosts()
         for rank in self._ranks:
             rank.bury()
         last_words = self._epilogue.lines(failed=self._verdict is not None and self._inquiry.failed)
         guard.release()
         self._turn_until(lambda: guard.ended() or self._hurry)
+        for host in self._hosts:
+            host.close()
         self._display.close_streams()
         self._pronounce(last_words)
         self._turn_until(lambda: self._display.all_shown or self._hurry)
@@ -86,12 +95,24 @@ class Supervisor:
         if self._verdict is None and self._inquiry.failed:
             self._verdict = self._inquiry.verdict()
         self._decide_at = self._kill_at = None
+        self._progress.end()
+
+    def _part_with_hosts(self) -> None:
+        """Lets the agents send what their ranks have left, and end."""
+        for host in self._hosts:
+            host.finish()
+        self._turn_until(lambda: all(host.ended for host in self._hosts) or self._hurry)
+        for host in self._hosts:
+            if not (host.done or host.lost or self._hurry):
+                self._display.say(f"the last words of ranks on {host.name} may be missing: {host.failure}")
 
     def _turn_until(self, over: Callable[[], bool]) -> None:
         while not over():
             self._display.balance()
             for key, _ in self._selector.select(self._time_to_next_deadline()):
                 key.data()
+            for host in self._hosts:
+                host.tend()
             if error := self._display.reader_error:
                 self._lose_reader(error)
             self._meet_deadlines()
@@ -101,7 +122,9 @@ class Supervisor:
         return self._inquiry.conclusive and self._epilogue.has_reports_of(self._inquiry.survivors)
 
     def _time_to_next_deadline(self) -> float | None:
-        deadlines = [moment for moment in (self._decide_at, self._kill_at) if moment is not None]
+        moments = [self._decide_at, self._kill_at, self._progress.due]
+        moments += [host.deadline for host in self._hosts]
+        deadlines = [moment for moment in moments if moment is not None]
         if self._decide_at is not None and self._inquiry.conclusive:
             deadlines.append(time.monotonic() + REPORT_POLL_SECONDS)
         return max(min(deadlines) - time.monotonic(), 0) if deadlines else None
@@ -112,12 +135,17 @@ class Supervisor:
             self._end(self._inquiry.verdict(), signal.SIGTERM)
         if self._kill_at is not None and self._kill_at <= now:
             self._kill()
+        self._progress.meet(now)
+        for host in self._hosts:
+            if host.deadline is not None and host.deadline <= now:
+                host.give_up(f"its agent has not been heard of for {SILENCE_SECONDS:g} s")
 
     def _listen(self, bell: Bell, mailbox: Mailbox) -> None:
         numbers = bell.read()
         for event in mailbox.empty():
             self._display.detail(f"the rendezvous reports that {describe(event)}")
             self._inquiry.note_event(event)
+            self._note_arrival(event)
         for rank in self._ranks:
             if ending := rank.check():
                 self._inquiry.note_ending(ending)
@@ -126,8 +154,16 @@ class Supervisor:
                     self._server.rank_ended(ending.rank, self._inquiry.how_it_ended(ending.rank))
         if self._inquiry.failed and self._verdict is None and self._decide_at is None:
             self._decide_at = time.monotonic() + INQUIRY_SECONDS
+            self._progress.end()
+            for host in self._hosts:
+                host.collect()
         for number in numbers:
             self._obey(number)
+
+    def _note_arrival(self, event: StoreEvent) -> None:
+        if event.kind == "arrived" and event.generation <= 1:
+            self._progress.begin()
+            self._progress.note(event.rank)
 
     def _obey(self, number: int) -> None:
         if number in (signal.SIGINT, signal.SIGTERM):

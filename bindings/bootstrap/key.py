@@ -9,9 +9,9 @@ from .handshake import BootstrapError
 KEY_BYTES = 32
 
 
-def write_key(path: str) -> bytes:
-    """Makes a new key, writes it to a new file at `path` (mode 0600) and returns it."""
-    key = os.urandom(KEY_BYTES)
+def write_key(path: str, key: bytes | None = None) -> bytes:
+    """Writes a key, by default a new one, to a new file at `path` (mode 0600) and returns it."""
+    key = key or os.urandom(KEY_BYTES)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(key.hex() + "\n")
     return key

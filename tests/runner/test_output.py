@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sirtaki.runner import output
-from sirtaki.runner.output import Sink, Stream
+from sirtaki.runner.output import Pipe, Sink, Stream
 
 
 class RecordingSink(Sink):
@@ -28,13 +28,13 @@ def show(*parts: bytes) -> list[bytes]:
     """The lines that appear when a rank writes these parts, one after the other."""
     sink = RecordingSink()
     reading, writing = os.pipe()
-    stream = Stream(reading, b"[0] ", sink, None)
+    pipe = Pipe(reading, Stream(b"[0] ", sink))
     for part in parts:
         os.write(writing, part)
-        stream.read()
+        pipe.read()
     os.close(writing)
-    assert stream.read() == b""
-    stream.close()
+    assert pipe.read() == b""
+    pipe.close()
     return sink.lines
 
 
@@ -74,24 +74,24 @@ def test_an_endless_line_is_broken_rather_than_kept(monkeypatch: pytest.MonkeyPa
 
 def test_the_last_lines_are_remembered() -> None:
     reading, writing = os.pipe()
-    stream = Stream(reading, b"", RecordingSink(), None)
+    pipe = Pipe(reading, Stream(b"", RecordingSink()))
     os.write(writing, b"".join(b"line %d\n" % number for number in range(50)) + b"bar 1\rbar 2\rend")
     os.close(writing)
-    stream.read()
-    stream.close()
-    assert list(stream.tail) == [b"line %d\n" % number for number in range(31, 50)] + [b"end\n"]
+    pipe.read()
+    pipe.close()
+    assert list(pipe.stream.tail) == [b"line %d\n" % number for number in range(31, 50)] + [b"end\n"]
 
 
 def test_a_full_disk_is_told_once_and_the_rank_goes_on() -> None:
     sink = RecordingSink()
     reading, writing = os.pipe()
     with open("/dev/full", "wb", buffering=0) as full:
-        stream = Stream(reading, b"", sink, full)
+        pipe = Pipe(reading, Stream(b"", sink, full))
         for _ in range(3):
             os.write(writing, b"text\n")
-            stream.read()
+            pipe.read()
     os.close(writing)
-    stream.close()
+    pipe.close()
     assert sink.lines == [
         b"hvdrun: cannot write /dev/full: No space left on device; going on without it\n",
         *[b"text\n"] * 3,

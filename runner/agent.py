@@ -1,0 +1,236 @@
+"""The agent: what hvdrun starts on another host, over ssh, to run that host's ranks.
+
+It speaks with hvdrun over its standard input and output (`frames`). Its standard input is its lifeline, too:
+when that ends, hvdrun or the network is gone, and the agent's guard ends the ranks; so it does if the agent
+itself is killed. Nothing secret is in its arguments or its environment: the job's key comes as a message, and
+lies in a file of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from sirtaki._core._version import VERSION
+
+from .agent_job import AgentJob
+from .channel import Channel
+from .cores import usable_cores
+from .errors import LaunchError
+from .frames import ROOM, START_MARK, Frame, Kind, WireError
+from .guard import Guard
+from .signals import Bell
+
+ALIVE_SECONDS = 10.0  # between signs of life
+_COLLECT_SECONDS = 0.02  # nothing tells when a rank has written its report
+_MOST_BACKLOG = 1024 * 1024
+_READ_BYTES = 64 * 1024
+_LAST_READS = 16  # more than a pipe holds
+_STREAMS = {1: Kind.STDOUT, 2: Kind.STDERR}
+
+
+class Agent:
+    """One host's part of a job, from hvdrun's question to the end."""
+
+    def __init__(self, selector: selectors.BaseSelector, bell: Bell, guard: Guard) -> None:
+        self._selector = selector
+        self._bell = bell
+        self._guard = guard
+        self._job: AgentJob | None = None
+        self._folder = ""  # where the ranks are to run
+        self._room = dict.fromkeys(_STREAMS, ROOM)  # bytes that hvdrun will take
+        self._streams: dict[int, tuple[int, int]] = {}  # rank and number, by descriptor, while it is open
+        self._reading: set[int] = set()
+        self._collecting = False
+        self._leftovers: Iterator[Frame] | None = None  # once all ranks have ended
+        self._over = False
+        reading, writing = _take_standard_streams()
+        self._channel = Channel(reading, writing, selector, self._receive)
+        self._said_alive = time.monotonic()
+
+    def run(self) -> int:
+        """Returns the agent's exit code when it has left nothing behind, or hvdrun is gone."""
+        self._selector.register(self._bell, selectors.EVENT_READ, self._listen)
+        self._bell.listen()
+        self._channel.send_bytes(START_MARK)
+        while not self._over and not self._channel.ended:
+            self._turn(self._patience())
+        while self._channel.backlog and not self._channel.ended:
+            self._turn(ALIVE_SECONDS)
+        if self._channel.error:
+            print(f"sirtaki's agent: {self._channel.error}", file=sys.stderr)
+        return 0 if self._over and not self._channel.ended else 1
+
+    def _turn(self, patience: float) -> None:
+        self._balance()
+        for key, _ in self._selector.select(patience):
+            key.data()
+        if self._collecting:
+            self._send_reports()
+        self._finish_step()
+        if time.monotonic() - self._said_alive >= ALIVE_SECONDS:
+            self._said_alive = time.monotonic()
+            self._channel.send(Frame(Kind.ALIVE))
+
+    def _patience(self) -> float:
+        return _COLLECT_SECONDS if self._collecting else ALIVE_SECONDS
+
+    def _receive(self, frame: Frame) -> None:
+        if frame.kind == Kind.ASK:
+            self._answer(frame)
+        elif frame.kind == Kind.START and self._job is None:
+            self._start(frame)
+        elif frame.kind == Kind.SIGNAL and self._job is not None:
+            self._job.signal(frame.rank, frame.number)
+        elif frame.kind == Kind.GRANT and frame.rank in self._room:
+            self._room[frame.rank] = min(self._room[frame.rank] + frame.number, ROOM)
+        elif frame.kind == Kind.COLLECT:
+            self._collecting = True
+        elif frame.kind == Kind.FINISH:
+            self._finish()
+        else:
+            raise WireError(f"{frame.kind.name} makes no sense now")
+
+    def _answer(self, frame: Frame) -> None:
+        self._folder = str(frame.values.get("folder", ""))
+        answer = {
+            "version": VERSION,
+            "host": socket.gethostname(),
+            "gpus": count_gpus(),
+            "problem": _what_is_missing(self._folder, str(frame.values.get("program", ""))),
+        }
+        self._channel.send(Frame.of_values(Kind.ANSWER, answer))
+
+    def _start(self, frame: Frame) -> None:
+        self._bell.hold_back()
+        try:
+            self._job = AgentJob(frame.values, usable_cores(), self._guard)
+            self._job.start(self._channel.send)
+        except (LaunchError, KeyError, TypeError, ValueError) as error:
+            raise WireError(f"the ranks cannot be started: {error}") from None
+        finally:
+            self._bell.listen()
+        for rank in self._job.running:
+            for number, descriptor in ((1, rank.stdout), (2, rank.stderr)):
+                os.set_blocking(descriptor, False)
+                self._streams[descriptor] = rank.rank, number
+
+    def _listen(self) -> None:
+        numbers = self._bell.read()
+        if self._job is not None:
+            for ending in self._job.look():
+                values = {"code": ending.code, "killed_by": ending.killed_by}
+                self._channel.send(Frame.of_values(Kind.ENDED, values, ending.rank))
+        if any(number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) for number in numbers):
+            self._over = True
+
+    def _balance(self) -> None:
+        """Reads from those ranks whose output hvdrun can take; the others wait until there is room."""
+        ready = {one for one, (_, number) in self._streams.items() if self._room[number] > 0}
+        for descriptor in self._reading - ready:
+            self._selector.unregister(descriptor)
+        for descriptor in ready - self._reading:
+            self._selector.register(
+                descriptor, selectors.EVENT_READ, lambda one=descriptor: self._pass_on(one)
+            )
+        self._reading = ready
+
+    def _pass_on(self, descriptor: int) -> bool:
+        """Sends what a rank has written; False if there is nothing to send now, or no more will come."""
+        if descriptor not in self._streams:
+            return False
+        rank, number = self._streams[descriptor]
+        try:
+            data = os.read(descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._close(descriptor)
+            return False
+        self._room[number] -= len(data)
+        self._channel.send(Frame(_STREAMS[number], rank, data))
+        return True
+
+    def _close(self, descriptor: int) -> None:
+        del self._streams[descriptor]
+        if descriptor in self._reading:
+            self._reading.discard(descriptor)
+            self._selector.unregister(descriptor)
+        os.close(descriptor)
+
+    def _send_reports(self) -> None:
+        if self._job is not None:
+            for frame in self._job.new_reports():
+                self._channel.send(frame)
+
+    def _finish(self) -> None:
+        self._collecting = False
+        if self._job is not None:
+            self._job.bury()
+        self._send_reports()
+        self._leftovers = self._job.timelines() if self._job is not None else iter(())
+
+    def _finish_step(self) -> None:
+        """Sends more of what the ranks have left; then the guard ends their descendants; then all is said."""
+        while self._leftovers is not None and self._channel.backlog < _MOST_BACKLOG:
+            frame = next(self._leftovers, None)
+            if frame is not None:
+                self._channel.send(frame)
+                continue
+            self._guard.release()
+            if not self._guard.ended():  # its end rings the bell
+                return
+            for descriptor in list(self._streams):
+                for _ in range(_LAST_READS):
+                    if not self._pass_on(descriptor):
+                        break
+            self._channel.send(Frame(Kind.DONE))
+            self._leftovers = None
+            self._over = True
+
+
+def count_gpus(devices: Path = Path("/dev")) -> int:
+    """How many GPUs of NVIDIA this host has."""
+    return sum(1 for entry in devices.glob("nvidia[0-9]*") if re.fullmatch(r"nvidia\d+", entry.name))
+
+
+def _what_is_missing(folder: str, program: str) -> str:
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        reason = f"has no folder {folder} as hvdrun's host has ({error.strerror})"
+        return f"{reason}: start the job from one that all hosts have"
+    if not os.path.exists(program):
+        return f"has no program {program} as hvdrun's host has: install it there, in the same place"
+    if os.path.isdir(program) or not os.access(program, os.X_OK):
+        return f"has {program}, but may not run it: make it so with `chmod +x`"
+    return ""
+
+
+def _take_standard_streams() -> tuple[int, int]:
+    """The agent's input and output, which from here on nobody else reads from or writes to."""
+    reading, writing = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    os.close(null)
+    return reading, writing
+
+
+def main() -> int:
+    selector = selectors.PollSelector()
+    with contextlib.closing(Bell()) as bell, Guard() as guard:
+        bell.hold_back()
+        return Agent(selector, bell, guard).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

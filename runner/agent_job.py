@@ -1,0 +1,100 @@
+"""The ranks of one host as its agent runs them: started from one message; what they leave when they end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sirtaki._core.bootstrap.key import write_key
+
+from .culprit import Ending
+from .environment import RankEnvironment, arrived, thread_counts
+from .frames import LIMITS, Frame, Kind
+from .guard import Guard
+from .hosts import Place
+from .private_folder import make_private_folder
+from .process import RankProcess
+from .start import REPORTS, TIMELINE, why_not_started
+
+_PIECE_BYTES = 64 * 1024
+
+
+class AgentJob:
+    """The ranks of this host. `values`: those of START, which `start_values` writes."""
+
+    def __init__(self, values: Mapping[str, Any], cores: int, guard: Guard) -> None:
+        """Raises LaunchError, or KeyError, TypeError or ValueError if the values make no sense."""
+        self._guard = guard
+        self._folder = Path(make_private_folder(guard))
+        self._command = [str(one) for one in values["command"]]
+        self._places = [Place(*map(int, place)) for place in values["places"]]
+        self._base = arrived({str(k): str(v) for k, v in values["environment"].items()}, os.environ)
+        key_file = self._folder / "key"
+        write_key(str(key_file), bytes.fromhex(values["key"]))
+        additions = thread_counts(len(self._places), cores, self._base)
+        additions |= {str(k): str(v) for k, v in values["additions"].items()}
+        additions.setdefault(REPORTS, str(self._folder))
+        self._reports = Path(additions[REPORTS])
+        if TIMELINE in additions:
+            additions[TIMELINE] = str(self._folder / "timeline")
+        self._environment = RankEnvironment(
+            str(values["job"]),
+            str(values["rendezvous"]),
+            str(key_file),
+            float(values["start_timeout"]),
+            additions,
+        )
+        self._reported: set[int] = set()
+        self.running: list[RankProcess] = []
+
+    def start(self, say: Callable[[Frame], None]) -> None:
+        """Starts all ranks, and says of each its process, or why there is none."""
+        for place in self._places:
+            environment = self._environment.of(place, self._base)
+            try:
+                rank = RankProcess(place.rank, self._command, environment, self._guard)
+            except OSError as error:
+                text = why_not_started(place.rank, self._command, error)
+                say(Frame(Kind.REFUSED, place.rank, text.encode(errors="replace")))
+                continue
+            self.running.append(rank)
+            say(Frame.of_number(Kind.STARTED, place.rank, rank.pid))
+
+    def look(self) -> Iterator[Ending]:
+        """How those ranks ended that have ended since the last look."""
+        for rank in self.running:
+            if ending := rank.check():
+                yield ending
+
+    def signal(self, rank: int, number: int) -> None:
+        for one in self.running:
+            if one.rank == rank:
+                one.signal(number)
+
+    def bury(self) -> None:
+        for rank in self.running:
+            if rank.ending:
+                rank.bury()
+
+    def new_reports(self) -> Iterator[Frame]:
+        """What ranks have written since about the failure of the job."""
+        for place in self._places:
+            file = self._reports / f"rank{place.rank}.json"
+            if place.rank in self._reported or not file.is_file():
+                continue
+            self._reported.add(place.rank)
+            with open(file, "rb") as opened:
+                content = opened.read(LIMITS[Kind.REPORT] + 1)
+            if len(content) <= LIMITS[Kind.REPORT]:
+                yield Frame(Kind.REPORT, place.rank, content)
+
+    def timelines(self) -> Iterator[Frame]:
+        """The timelines of all ranks, in pieces."""
+        for place in self._places:
+            name = "timeline" if place.rank == 0 else f"timeline.rank{place.rank}"
+            if (self._folder / name).is_file():
+                with open(self._folder / name, "rb") as opened:
+                    while piece := opened.read(_PIECE_BYTES):
+                        yield Frame(Kind.TIMELINE, place.rank, piece)

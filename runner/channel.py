@@ -1,0 +1,113 @@
+"""One end of a connection that carries frames: two descriptors, neither of which is ever waited for."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections.abc import Callable
+
+from .frames import Frame, FrameReader, WireError
+
+_READ_BYTES = 256 * 1024
+
+
+class Channel:
+    """Reads frames from one descriptor and writes frames to another; owns both.
+
+    `receive` is called for each frame, from the selector's loop. When the other side has closed its end, or
+    has sent what makes no sense, `ended` is true and `error` says why.
+    """
+
+    def __init__(
+        self,
+        reading: int,
+        writing: int,
+        selector: selectors.BaseSelector,
+        receive: Callable[[Frame], None],
+        mark: bytes = b"",
+    ) -> None:
+        self.ended = False
+        self.error = ""
+        self.reader = FrameReader(mark)
+        self._reading = reading
+        self._writing = writing
+        self._selector = selector
+        self._receive = receive
+        self._outgoing = bytearray()
+        self._watched = False
+        for descriptor in (reading, writing):
+            os.set_blocking(descriptor, False)
+        selector.register(reading, selectors.EVENT_READ, self.read)
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that have not been written yet."""
+        return len(self._outgoing)
+
+    def send(self, frame: Frame) -> None:
+        """Writes as much as the other side takes now, and the rest later; nothing once it is closed."""
+        self.send_bytes(frame.pack())
+
+    def send_bytes(self, data: bytes) -> None:
+        if self._writing >= 0:
+            self._outgoing += data
+            self._write()
+
+    def read(self) -> bool:
+        """Takes what is there, at most one buffer full; False if nothing is there, or will be."""
+        if self.ended:
+            return False
+        try:
+            data = os.read(self._reading, _READ_BYTES)
+            for frame in self.reader.take(data):
+                self._receive(frame)
+        except BlockingIOError:
+            return False
+        except (OSError, WireError) as error:
+            self._end(str(error))
+            return False
+        if not data:
+            self._end("")
+        return bool(data)
+
+    def read_rest(self) -> None:
+        """Takes all that is there and ends: the other side has ended, whoever else has its end open."""
+        while self.read():
+            continue
+        self._end("")
+
+    def close_writing(self) -> None:
+        """Tells the other side that nothing more will come."""
+        if self._writing >= 0:
+            self._watch(False)
+            os.close(self._writing)
+            self._writing = -1
+
+    def close(self) -> None:
+        self._end("")
+        self.close_writing()
+
+    def _end(self, error: str) -> None:
+        if not self.ended:
+            self._selector.unregister(self._reading)
+            os.close(self._reading)
+            self.ended = True
+            self.error = error
+
+    def _write(self) -> None:
+        try:
+            del self._outgoing[: os.write(self._writing, self._outgoing)]
+        except BlockingIOError:
+            pass
+        except OSError:  # whoever reads has gone, which the other descriptor will tell
+            self.close_writing()
+            self._outgoing.clear()
+            return
+        self._watch(bool(self._outgoing))
+
+    def _watch(self, wanted: bool) -> None:
+        if wanted and not self._watched:
+            self._selector.register(self._writing, selectors.EVENT_WRITE, self._write)
+        elif self._watched and not wanted:
+            self._selector.unregister(self._writing)
+        self._watched = wanted

@@ -1,0 +1,41 @@
+"""--dry-run: what would run where. It starts nothing, asks no host, and shows nothing secret."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+
+from .agent import count_gpus
+from .connect import with_slots
+from .environment import exported
+from .hosts import fill, is_own_host, name_range, needed
+from .launch import Settings
+from .ssh import ssh_command
+
+
+def show(settings: Settings) -> int:
+    """Prints it and returns hvdrun's exit code. Raises LaunchError if there are too few slots."""
+    for line in describe(settings):
+        print(line)
+    return 0
+
+
+def describe(settings: Settings) -> Iterator[str]:
+    hosts = needed(settings.hosts, settings.size)
+    unknown = [host.name for host in hosts if host.slots is None and not is_own_host(host.name)]
+    yield from settings.notices
+    yield f"command: {shlex.join(settings.command)}"
+    yield f"folder: {os.getcwd()}"
+    for name, value in settings.additions.items():
+        yield f"setting: {name}={value}"
+    if any(not is_own_host(host.name) for host in hosts):
+        count = len(exported(os.environ))
+        yield f"to other hosts go {count} of this one's environment variables, through ssh's input"
+    for share in fill(with_slots(hosts, [], count_gpus()), settings.size):
+        name = share.host.name
+        yield f"{name}: {name_range(share.ranks)}" + (
+            " (if it has no GPUs; else one for each)" if name in unknown else ""
+        )
+        if not is_own_host(name):
+            yield f"  {shlex.join(ssh_command('ssh', name, settings.ssh))}"

@@ -1,0 +1,117 @@
+"""Options of horovodrun that hvdrun does not have by the same name: what each means here, or why nothing.
+
+`--cache-capacity`, `--hosts` and others are the same and need no mention.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .errors import LaunchError
+
+_NO_MPI = "there is no MPI here: leave it out"
+_NO_TUNING = "nothing is tuned, as there is little to tune: leave it out; hvdrun --help lists the settings"
+_NO_ELASTIC = "the number of ranks cannot change while a job runs"
+_NO_BINDING = "hvdrun binds no rank to cores: start the command through taskset or numactl"
+_NO_LEVELS = "there are no log levels: --verbose shows more, --log-descriptor -1 silences the ranks' core"
+
+# What can be said in other words. They take values or none; either way the reason is all that is said.
+REFUSED: dict[str, str] = {
+    "--disable-cache": "hvdrun remembers nothing between jobs: leave it out",
+    "--mpi": _NO_MPI,
+    "--jsrun": _NO_MPI,
+    "--mpi-args": _NO_MPI,
+    "--mpi-threads-disable": _NO_MPI,
+    "--tcp": "it is for MPI and NCCL; to keep NCCL off InfiniBand, set NCCL_IB_DISABLE=1",
+    "--cycle-time-ms": "there are no cycles; the nearest is --report-window SECONDS",
+    "--hierarchical-allgather": "all-gathers need no choice: leave it out",
+    "--torus-allreduce": "use --cpu-algorithm hierarchical",
+    "--autotune": _NO_TUNING,
+    "--autotune-log-file": _NO_TUNING,
+    "--autotune-warmup-samples": _NO_TUNING,
+    "--autotune-steps-per-sample": _NO_TUNING,
+    "--autotune-bayes-opt-max-samples": _NO_TUNING,
+    "--autotune-gaussian-process-noise": _NO_TUNING,
+    "--min-np": _NO_ELASTIC,
+    "--min-num-proc": _NO_ELASTIC,
+    "--max-np": _NO_ELASTIC,
+    "--max-num-proc": _NO_ELASTIC,
+    "--slots-per-host": _NO_ELASTIC,
+    "--elastic-timeout": _NO_ELASTIC,
+    "--reset-limit": _NO_ELASTIC,
+    "--blacklist-cooldown-range": _NO_ELASTIC,
+    "--host-discovery-script": f"{_NO_ELASTIC}: name the hosts with --hosts or --hostfile",
+    "--binding-args": _NO_BINDING,
+    "--thread-affinity": _NO_BINDING,
+    "--num-nccl-streams": "NCCL is not used",
+    "--gloo-timeout-seconds": "use --start-timeout for the start, --progress-deadline for what comes after",
+    "--log-level": _NO_LEVELS,
+    "--log-with-timestamp": _NO_LEVELS,
+    "--log-hide-timestamp": _NO_LEVELS,
+    "-prefix-timestamp": "pipe hvdrun's output through `ts` instead",
+    "--prefix-output-with-timestamp": "pipe hvdrun's output through `ts` instead",
+}
+# What asks for that which is so anyway.
+_ALREADY_SO = (
+    "--gloo",
+    "--no-autotune",
+    "--stall-check",
+    "--no-torus-allreduce",
+    "--no-hierarchical-allgather",
+    "--no-mpi-threads-disable",
+    "--log-without-timestamp",
+    "--no-log-hide-timestamp",
+)
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A flag that sets one of the core's settings: to its value, written in our way, or to a fixed one."""
+
+    knob: str
+    in_our_words: Callable[[str], str] | None = None
+    fixed: str = ""
+
+
+TRANSLATED = {
+    "--fusion-threshold-mb": Translation("fusion_threshold", lambda value: f"{value}M"),
+    "--hierarchical-allreduce": Translation("cpu_algorithm", fixed="hierarchical"),
+    "--no-hierarchical-allreduce": Translation("cpu_algorithm", fixed="direct"),
+    "--stall-check-warning-time-seconds": Translation("stall_report", str),
+    "--stall-check-shutdown-time-seconds": Translation("stall_deadline", str),
+    "--no-stall-check": Translation("stall_report", fixed="86400"),
+}
+
+
+class _Refuse(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
+        raise LaunchError(f"hvdrun does not take {option_string}: {REFUSED[option_string or '']}")
+
+
+def add_horovod_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds those that need not know the core's settings."""
+    for flag in REFUSED:
+        parser.add_argument(flag, nargs="?", action=_Refuse, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    for flag in _ALREADY_SO:
+        nothing = argparse.SUPPRESS
+        parser.add_argument(flag, action="store_true", dest=nothing, default=nothing, help=nothing)
+
+
+def add_translated_flags(group: argparse._ArgumentGroup, destination: Callable[[str], str]) -> None:
+    """Adds those that set one of the core's settings, where `destination` says."""
+    for flag, translation in TRANSLATED.items():
+        into = destination(translation.knob)
+        if translation.in_our_words is None:
+            group.add_argument(
+                flag, action="store_const", const=translation.fixed, dest=into, help=argparse.SUPPRESS
+            )
+        else:
+            group.add_argument(flag, type=translation.in_our_words, dest=into, help=argparse.SUPPRESS)

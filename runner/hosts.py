@@ -1,0 +1,198 @@
+"""Which hosts a job may use, as users write them, and which ranks go where. Nothing here asks the network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from .errors import LaunchError
+
+# A name or an address that ssh would not take for one of its options, with a user before it if need be.
+_NAME = r"(?:[\w.+-]+@)?(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<name>[\w][\w.-]*))"
+_ENTRY = re.compile(rf"(?P<whole>{_NAME})(?::(?P<slots>[0-9]+))?", re.ASCII)
+_MOST_SLOTS = 100_000
+_OWN_NAMES = ("localhost", "127.0.0.1", "::1")
+_SLOTS, _MOST = ("slots", "count"), ("max_slots", "max-slots", "slots_max", "slots-max", "count-max")
+_IGNORED = dict.fromkeys(_MOST, "hvdrun never starts more ranks on a host than it has slots") | {
+    "user": "write user@host instead",
+    "port": "use --ssh-port, or your ssh configuration",
+}
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host as the user named it, and how many ranks it takes (None: as many as it has GPUs, else one)."""
+
+    name: str
+    slots: int | None = None
+
+
+@dataclass(frozen=True)
+class Share:
+    """A host and its ranks, which are numbered without a gap."""
+
+    host: Host
+    ranks: range
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands. `cross`: among the ranks of all hosts that have the same local rank."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """The hosts of "a:2,b,[fe80::1]:4,10.0.0.2:1". Raises LaunchError."""
+    entries = [entry.strip() for entry in text.split(",")]
+    return add_up(_parse_entry(entry, f"--hosts {text}") for entry in entries)
+
+
+def parse_hostfile(text: str, name: str) -> tuple[list[Host], list[str]]:
+    """The hosts of a host file, and what of it is ignored, in words.
+
+    A line is `name`, `name slots=N` (Open MPI, Horovod) or `name:N` (MPICH), with a comment after '#' if need
+    be. A host that is named again adds slots, as with Open MPI. Raises LaunchError.
+    """
+    found: list[Host] = []
+    notices: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        where = f"{name}, line {number}"
+        entry, *settings = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split() or [""]
+        if not entry:
+            continue
+        host = _parse_entry(entry, where)
+        for setting in settings:
+            host = _apply(setting, host, where, notices)
+        found.append(host)
+    if not found:
+        raise LaunchError(f"{name} names no host: write one a line, for example 'hostA slots=4'")
+    return add_up(found), notices
+
+
+def add_up(hosts: Iterable[Host]) -> list[Host]:
+    """The same hosts, each once, with all its slots. A bare name that is repeated counts once each time."""
+    slots: dict[str, list[int | None]] = {}
+    for host in hosts:
+        slots.setdefault(host.name, []).append(host.slots)
+    return [
+        Host(name, each[0] if len(each) == 1 else sum(1 if one is None else one for one in each))
+        for name, each in slots.items()
+    ]
+
+
+def merge_own(hosts: Sequence[Host], is_own: Callable[[str], bool]) -> list[Host]:
+    """The same hosts, in which this machine has one name, "localhost", whatever it is called."""
+    return add_up(replace(host, name=_OWN_NAMES[0]) if is_own(host.name) else host for host in hosts)
+
+
+def is_own_host(name: str) -> bool:
+    return name == _OWN_NAMES[0]
+
+
+def means_this_host(name: str, own_names: Iterable[str], is_own_address: Callable[[str], bool]) -> bool:
+    """Whether a name that the user wrote means the machine that hvdrun runs on: then there is no need of ssh.
+
+    With a user before it, it never does: that user is to run the ranks.
+    """
+    return "@" not in name and (name in _OWN_NAMES or name in own_names or is_own_address(name))
+
+
+def needed(hosts: Sequence[Host], size: int | None) -> list[Host]:
+    """The first of the hosts, as many as a job of this size may need; each has at least one slot."""
+    if size is None:
+        return list(hosts)
+    chosen: list[Host] = []
+    for host in hosts:
+        if sum(1 if one.slots is None else one.slots for one in chosen) >= size:
+            break
+        chosen.append(host)
+    return chosen
+
+
+def fill(hosts: Sequence[Host], size: int | None) -> list[Share]:
+    """Gives each host its ranks, one host after the other; all slots if there is no `size`.
+
+    The slots of all hosts are known. Raises LaunchError if there are too few.
+    """
+    slots = [host.slots or 0 for host in hosts]
+    wanted = sum(slots) if size is None else size
+    if wanted > sum(slots):
+        raise LaunchError(_too_few(hosts, wanted))
+    shares = []
+    first = 0
+    for host, count in zip(hosts, slots, strict=True):
+        ranks = range(first, min(first + count, wanted))
+        first = ranks.stop
+        if ranks:
+            shares.append(Share(host, ranks))
+    return shares
+
+
+def places_of(shares: Sequence[Share]) -> list[Place]:
+    """The place of each rank, in the order of ranks."""
+    size = sum(len(share.ranks) for share in shares)
+    places = []
+    for share in shares:
+        for local_rank, rank in enumerate(share.ranks):
+            equals = [other for other in shares if len(other.ranks) > local_rank]
+            places.append(Place(rank, size, local_rank, len(share.ranks), equals.index(share), len(equals)))
+    return places
+
+
+def name_range(ranks: range) -> str:
+    """ "rank 3", "ranks 4 to 7"."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+
+
+def _parse_entry(entry: str, where: str) -> Host:
+    match = _ENTRY.fullmatch(entry)
+    if match is None:
+        raise LaunchError(f"{where}: {_what_is_wrong(entry)}")
+    name = match["whole"]
+    if match["ipv6"]:
+        name = name.replace(f"[{match['ipv6']}]", match["ipv6"])
+    return Host(name, None if match["slots"] is None else _checked_slots(match["slots"], name, where))
+
+
+def _what_is_wrong(entry: str) -> str:
+    if not entry:
+        return "there is nothing between two commas, or at an end: name a host there, or remove the comma"
+    if entry.count(":") > 1 and "[" not in entry:
+        return f"'{entry}' has more than one colon: write an IPv6 address in brackets, as in [fe80::1]:4"
+    if ":" in entry:
+        return f"'{entry}' is no host: write name:slots, for example hostA:4"
+    return f"'{entry}' is no host's name"
+
+
+def _checked_slots(text: str, name: str, where: str) -> int:
+    if not re.fullmatch("[0-9]+", text, re.ASCII) or not 1 <= int(text) <= _MOST_SLOTS:
+        raise LaunchError(f"{where}: {name} has to have 1 to {_MOST_SLOTS} slots, not '{text}'")
+    return int(text)
+
+
+def _apply(setting: str, host: Host, where: str, notices: list[str]) -> Host:
+    key, equals, value = setting.partition("=")
+    if equals and key in _SLOTS:
+        if host.slots is not None:
+            raise LaunchError(f"{where}: {host.name} has its slots twice")
+        return replace(host, slots=_checked_slots(value, host.name, where))
+    if equals and key in _IGNORED:
+        notices.append(f"{where}: {key} is ignored: {_IGNORED[key]}")
+        return host
+    raise LaunchError(f"{where}: '{setting}' is not understood: a line is 'name slots=N' or 'name:N'")
+
+
+def _too_few(hosts: Sequence[Host], wanted: int) -> str:
+    there = sum(host.slots or 0 for host in hosts)
+    each = ", ".join(f"{host.name} has {host.slots}" for host in hosts)
+    return (
+        f"{wanted} ranks need {wanted} slots, but there {'is' if there == 1 else 'are'} {there} ({each}): "
+        "name more hosts, or more slots for them, as in --hosts hostA:4,hostB:4"
+    )

@@ -1,0 +1,141 @@
+"""What hvdrun takes on its command line, and in a file with --config-file."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from .errors import LaunchError
+from .horovod_flags import add_horovod_flags
+
+USAGE = "hvdrun -np N [-H HOST:SLOTS,…] [options] command [arguments]"
+EXAMPLE = "for example: hvdrun -np 2 python train.py"
+_EXAMPLES = f"{EXAMPLE}, or over two hosts: hvdrun -np 8 -H hostA:4,hostB:4 python train.py"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise LaunchError(f"{message}\nUsage: {self.usage}; {EXAMPLE}")
+
+
+def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
+    """The options, and those among them that are settings of the core, as environment variables.
+
+    What a --config-file says comes first, so that the command line has the last word. Raises LaunchError.
+    """
+    parser = _Parser(
+        prog="hvdrun",
+        usage=USAGE,
+        description=f"Starts N ranks of a command, on this machine or over hosts, {_EXAMPLES}",
+        add_help=False,
+        allow_abbrev=False,
+    )
+    _add_options(parser)
+    _add_options_for_hosts(parser)
+    add_horovod_flags(parser)
+    options, unknown = parser.parse_known_args(arguments)
+    if not unknown and not options.help and options.config_file is None:
+        return options, {}
+    from .knobs import add_knobs, knob_environment
+
+    knobs = add_knobs(parser)
+    if options.help:
+        parser.print_help()
+        sys.exit(0)
+    options = parser.parse_args(arguments)
+    if options.config_file is not None:
+        from .config_file import config_arguments
+
+        options = parser.parse_args([*config_arguments(options.config_file), *arguments])
+    return options, knob_environment(options, knobs)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-h", "--help", action="store_true", help="show this text")
+    add("-v", "--version", action="store_true", help="show the version")
+    add("-cb", "--check-build", action="store_true", help="show what is installed here and whether it works")
+    add("-np", "-n", "--num-proc", dest="size", metavar="N", type=_whole_number, help="how many ranks")
+    add(
+        "--output-filename",
+        metavar="DIR",
+        type=Path,
+        help="keep what each rank writes in DIR/rank.<number>/stdout and stderr, too",
+    )
+    add(
+        "--start-timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        default=120.0,
+        help="how long a rank waits in hvd.init() for the others (120)",
+    )
+    add(
+        "--timeline-filename",
+        metavar="FILE",
+        type=Path,
+        help="write what becomes of each operation on each rank to FILE, for https://ui.perfetto.dev",
+    )
+    add("--timeline-mark-cycles", action="store_true", help="mark each Decision in the timeline, too")
+    add(
+        "--no-timeline-mark-cycles",
+        dest="timeline_mark_cycles",
+        action="store_false",
+        help=argparse.SUPPRESS,
+    )
+    add("--config-file", metavar="FILE", type=Path, help="take options from this YAML file, too")
+    add("--dry-run", action="store_true", help="show what would run where, and start nothing")
+    add("--verbose", action="store_true", help="show what hvdrun does")
+    add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def _add_options_for_hosts(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("several hosts, over ssh").add_argument
+    add(
+        "-H",
+        "--hosts",
+        metavar="HOST:SLOTS,…",
+        help="where ranks run, and how many on each; without :SLOTS as many as the host has GPUs, else one",
+    )
+    add(
+        "-hostfile",
+        "--hostfile",
+        metavar="FILE",
+        type=Path,
+        help="the same, one host a line: 'name slots=N' or 'name:N'",
+    )
+    add("-p", "--ssh-port", metavar="PORT", type=_port, help="where ssh listens on the hosts")
+    add("-i", "--ssh-identity-file", metavar="FILE", type=Path, help="the key with which ssh logs in")
+    add(
+        "--network-interfaces",
+        "--network-interface",
+        metavar="NAME,…",
+        action="append",
+        default=[],
+        help="the only network interfaces that ranks use to reach each other (all)",
+    )
+
+
+def _whole_number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"it takes a whole number of at least 1, not '{text}'")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"it takes a number from 1 to 65535, not '{text}'")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"it takes a number of seconds above 0, not '{text}'")
+    return seconds

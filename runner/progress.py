@@ -1,0 +1,74 @@
+"""Who is here and who is awaited: a line that a terminal refreshes, and that is repeated elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+FIRST_REFRESH_SECONDS = 1.0  # what is quicker needs no line
+FIRST_REPEAT_SECONDS = 5.0
+_MOST_NAMES = 4
+
+
+class Progress:
+    """Waits for each of `names`, by their keys. On a terminal the line is refreshed, elsewhere repeated
+    at doubling times. `show` is given the line, and "" when there is none any more.
+    """
+
+    def __init__(
+        self, what: str, names: Mapping[int, str], show: Callable[[str], None], refreshes: bool
+    ) -> None:
+        self._what = what
+        self._names = names
+        self._show = show
+        self._refreshes = refreshes
+        self._missing = set(names)
+        self._pause = FIRST_REFRESH_SECONDS if refreshes else FIRST_REPEAT_SECONDS
+        self._shown = False
+        self.due: float | None = None  # when there is something to show next (time.monotonic())
+
+    def begin(self) -> None:
+        """The wait begins now; nothing if it has begun, or if nobody is awaited."""
+        if self.due is None and self._missing:
+            self.due = time.monotonic() + self._pause
+
+    def note(self, key: int) -> None:
+        """This one is here."""
+        if key not in self._missing:
+            return
+        self._missing.discard(key)
+        if not self._missing:
+            self.end()
+        elif self._refreshes and self._shown:
+            self._show(self.line)
+
+    def meet(self, now: float) -> None:
+        """Shows what is due."""
+        if self.due is not None and self.due <= now:
+            self._show(self.line)
+            self._shown = True
+            self._pause *= 2
+            self.due = now + self._pause
+
+    def end(self) -> None:
+        """Nobody is awaited any more."""
+        self._missing = set()
+        self.due = None
+        if self._shown and self._refreshes:
+            self._show("")
+        self._shown = False
+
+    @property
+    def line(self) -> str:
+        """ "6 of 8 ranks are here; waiting for rank 3 (hostB)"."""
+        here = len(self._names) - len(self._missing)
+        awaited = join_names(self._names[key] for key in sorted(self._missing))
+        return f"{here} of {len(self._names)} {self._what}; waiting for {awaited}"
+
+
+def join_names(names: Iterable[str]) -> str:
+    """ "a", "a and b", "a, b, c and 5 more"."""
+    named = list(names)
+    if len(named) > _MOST_NAMES:
+        named[_MOST_NAMES - 1 :] = [f"{len(named) - _MOST_NAMES + 1} more"]
+    return named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"

@@ -1,0 +1,245 @@
+"""A host that is reached over ssh, and its ranks, as the supervisor sees them: hvdrun's side of an agent."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sirtaki._core._version import VERSION
+from sirtaki._core.bootstrap.handshake import printable
+
+from .channel import Channel
+from .command import NOT_EXECUTABLE
+from .culprit import Ending
+from .display import STDERR, STDOUT, Display
+from .frames import ROOM, START_MARK, Frame, Kind, WireError
+from .guard import Guard
+from .process import Process
+from .ssh import SshOptions, explain
+
+SILENCE_SECONDS = 60.0  # an agent says that it lives more often than that
+
+
+class RemoteRank:
+    """A rank on another host."""
+
+    def __init__(self, rank: int, host: RemoteHost) -> None:
+        self.rank = rank
+        self.pid = 0  # until the agent has told
+        self.ending: Ending | None = None
+        self._host = host
+        self._news: Ending | None = None
+
+    def check(self) -> Ending | None:
+        """How the rank ended, if it has ended since the last look."""
+        news, self._news = self._news, None
+        return news
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the rank and to all processes that it has started in its group."""
+        if self.ending is None:
+            self._host.send(Frame.of_number(Kind.SIGNAL, self.rank, number))
+
+    def bury(self) -> None:
+        """The agent does it."""
+
+    def note(self, ending: Ending) -> None:
+        if self.ending is None:
+            self.ending = self._news = ending
+
+
+class Keeper(Protocol):
+    """Who keeps what ranks of other hosts leave behind."""
+
+    def keep_report(self, rank: int, content: bytes) -> None: ...
+
+    def keep_timeline(self, rank: int, piece: bytes) -> None: ...
+
+
+@dataclass
+class Job:
+    """What a host's messages are about once its ranks are to start."""
+
+    ranks: Mapping[int, RemoteRank]
+    keeper: Keeper
+    on_start: Callable[[int, int], None]  # a rank and its process
+    on_ending: Callable[[], None]
+
+
+class RemoteHost:
+    """An ssh process, and what hvdrun and the agent behind it say to each other.
+
+    Its life: it is asked at once (`answer`, or `failure`: why it cannot take part); `start` starts its ranks;
+    `finish` has it send what is left and end; `ended`.
+    """
+
+    def __init__(
+        self, name: str, options: SshOptions, selector: selectors.BaseSelector, display: Display
+    ) -> None:
+        self.name = name
+        self.answer: Mapping[str, Any] | None = None
+        self.failure = ""
+        self.done = False  # it has told that it has left nothing behind
+        self.lost = False  # together with ranks
+        self.ended = False
+        self._options = options
+        self._selector = selector
+        self._display = display
+        self._owed = {STDOUT: 0, STDERR: 0}
+        self._job: Job | None = None
+        self._heard = time.monotonic()
+
+    def connect(self, command: Sequence[str], question: Mapping[str, str], guard: Guard) -> None:
+        """Starts ssh and asks. Raises OSError if ssh cannot be started."""
+        theirs_in, ours_in = os.pipe()
+        ours_out, theirs_out = os.pipe()
+        ours_err, theirs_err = os.pipe()
+        try:
+            self._ssh = Process(command, os.environ, guard, (theirs_in, theirs_out, theirs_err))
+        finally:
+            for descriptor in (theirs_in, theirs_out, theirs_err):
+                os.close(descriptor)
+        self._errors = self._display.read_host(self.name, ours_err)
+        self._channel = Channel(ours_out, ours_in, self._selector, self._receive, START_MARK)
+        self._channel.send(Frame.of_values(Kind.ASK, question))
+
+    def start(self, values: Mapping[str, Any], job: Job) -> None:
+        """Has the agent start its ranks."""
+        self._job = job
+        self.send(Frame.of_values(Kind.START, values))
+
+    def send(self, frame: Frame) -> None:
+        if not self.ended:
+            self._channel.send(frame)
+
+    def collect(self) -> None:
+        """The job has failed: what the ranks write about it is wanted as soon as it is there."""
+        self.send(Frame(Kind.COLLECT))
+
+    def finish(self) -> None:
+        """All ranks have ended: has the agent send what they have left, and end."""
+        self.send(Frame(Kind.FINISH))
+
+    def tend(self) -> None:
+        """Looks whether the connection has ended; lets the agent send more output, if it can be shown."""
+        if self.ended:
+            return
+        if result := self._ssh.look():
+            self._channel.read_rest()
+            self._end(*result)
+        elif self._channel.ended and not self.done:  # what came makes no sense, or the agent closed its end
+            self._ssh.signal(signal.SIGTERM)
+        for number, owed in self._owed.items():
+            if owed >= ROOM // 4 and self._display.has_room(number):
+                self._owed[number] = 0
+                self.send(Frame.of_number(Kind.GRANT, number, owed))
+
+    @property
+    def deadline(self) -> float | None:
+        """When to give up on an agent that says nothing."""
+        return None if self.ended else self._heard + SILENCE_SECONDS
+
+    def give_up(self, reason: str) -> None:
+        """Ends the connection: the agent will notice, and end its ranks."""
+        self.failure = self.failure or reason
+        self._ssh.signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Forgets the connection."""
+        self._channel.close()
+        self._ssh.signal(signal.SIGKILL)
+        self._ssh.bury()
+
+    def _receive(self, frame: Frame) -> None:
+        self._heard = time.monotonic()
+        if frame.kind == Kind.ANSWER:
+            self._take_answer(frame)
+        elif frame.kind == Kind.DONE:
+            self.done = True
+            self._channel.close_writing()
+        elif frame.kind == Kind.ALIVE:
+            return
+        elif self._job is None or frame.rank not in self._job.ranks:
+            raise WireError(f"{frame.kind.name} of rank {frame.rank} makes no sense")
+        else:
+            self._take(frame, self._job, self._job.ranks[frame.rank])
+
+    def _take_answer(self, frame: Frame) -> None:
+        answer = frame.values
+        version = printable(str(answer.get("version", "")), 50)
+        problem = printable(str(answer.get("problem", "")), 1000)
+        if version != VERSION:
+            problem = f"has sirtaki {version}, and this host {VERSION}: install the same version on both"
+        if problem:
+            self.failure = f"{self.name} {problem}"
+        gpus = answer.get("gpus")
+        self.answer = {"gpus": gpus if isinstance(gpus, int) and 0 <= gpus <= 1024 else 0}
+
+    def _take(self, frame: Frame, job: Job, rank: RemoteRank) -> None:
+        if frame.kind in (Kind.STDOUT, Kind.STDERR):
+            number = STDOUT if frame.kind == Kind.STDOUT else STDERR
+            self._owed[number] += len(frame.payload)
+            self._display.take(frame.rank, number, frame.payload)
+        elif frame.kind == Kind.STARTED:
+            rank.pid = frame.number
+            job.on_start(frame.rank, rank.pid)
+        elif frame.kind == Kind.REFUSED:
+            self._display.say(f"{self.name}: {printable(frame.payload.decode(errors='replace'), 1000)}")
+            self._note_ending(rank, NOT_EXECUTABLE, 0)
+        elif frame.kind == Kind.ENDED:
+            values = frame.values
+            self._note_ending(rank, _small(values.get("code")), _small(values.get("killed_by")))
+        elif frame.kind == Kind.REPORT:
+            job.keeper.keep_report(frame.rank, frame.payload)
+        elif frame.kind == Kind.TIMELINE:
+            job.keeper.keep_timeline(frame.rank, frame.payload)
+        else:
+            raise WireError(f"{frame.kind.name} makes no sense now")
+
+    def _note_ending(self, rank: RemoteRank, code: int, killed_by: int, lost: str = "") -> None:
+        rank.note(Ending(rank.rank, rank.pid, code, killed_by, self.name, lost))
+        if self._job is not None:
+            self._job.on_ending()
+
+    def _end(self, code: int, killed_by: int) -> None:
+        self.ended = True
+        self._channel.close_writing()
+        if self._job is None:
+            self.failure = self.failure or self._why_no_answer(code, killed_by)
+        elif not self.done:
+            self.failure = self.failure or self._why_lost(code, killed_by)
+            for rank in self._job.ranks.values():
+                if rank.ending is None:
+                    self.lost = True
+                    self._note_ending(rank, 0, 0, self.failure)
+
+    def _why_no_answer(self, code: int, killed_by: int) -> str:
+        if self._channel.error:
+            advice = "its login shell must print nothing where there is no terminal"
+            return f"{self.name}: {self._channel.error}: {advice}"
+        if killed_by:
+            return f"the ssh to {self.name} was killed by signal {killed_by}"
+        said = [line.decode(errors="replace") for line in self._errors.tail]
+        if code == 0 or not said:
+            said += self._channel.reader.before_mark.decode(errors="replace").splitlines()
+        return explain(self.name, self._options, code, said)
+
+    def _why_lost(self, code: int, killed_by: int) -> str:
+        if self._channel.error:
+            return f"what came from there made no sense ({self._channel.error})"
+        if killed_by:
+            return f"the ssh to it was killed by signal {killed_by}"
+        if code == 255:
+            return "the ssh connection to it broke (ssh ended with exit code 255)"
+        return f"hvdrun's agent there ended with exit code {code}"
+
+
+def _small(value: object) -> int:
+    if not isinstance(value, int) or not 0 <= value <= 255:
+        raise WireError("a rank cannot have ended like that")
+    return value

@@ -1,0 +1,99 @@
+"""How OpenSSH's client is called, and what its failures mean in plain words. Nothing here starts anything."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sirtaki._core._version import VERSION
+from sirtaki._core.bootstrap.handshake import printable
+
+AGENT = "sirtaki.runner.agent"
+CONNECT_SECONDS = 10
+_ALIVE_SECONDS, _ALIVE_COUNT = 15, 3  # ssh gives up on a network that has been silent for the product
+_LOST = 255  # ssh's exit code for an error of its own
+_NO_COMMAND = 127  # a shell's for a program that is not there
+
+
+@dataclass(frozen=True)
+class SshOptions:
+    """What the user said about ssh; all else is for the user's ssh configuration to say."""
+
+    port: int | None = None
+    identity: Path | None = None
+    verbose: bool = False
+
+    def arguments(self, port_flag: str = "-p") -> list[str]:
+        arguments = [] if self.port is None else [port_flag, str(self.port)]
+        return arguments if self.identity is None else [*arguments, "-i", str(self.identity)]
+
+
+def ssh_command(ssh: str, host: str, options: SshOptions, python: str = sys.executable) -> list[str]:
+    """The command that starts the agent on a host. Nothing in it is secret.
+
+    It never asks anything (BatchMode), and checks the host's key as the user's configuration says.
+    """
+    settings = {
+        "BatchMode": "yes",
+        "ConnectTimeout": CONNECT_SECONDS,
+        "ServerAliveInterval": _ALIVE_SECONDS,
+        "ServerAliveCountMax": _ALIVE_COUNT,
+    }
+    if not options.verbose:
+        settings["LogLevel"] = "ERROR"  # no banner for each host
+    arguments = [f"-o{name}={value}" for name, value in settings.items()]
+    return [ssh, "-T", *arguments, *options.arguments(), "--", host, agent_command(python)]
+
+
+def agent_command(python: str = sys.executable) -> str:
+    """What the shell on the other host is to run."""
+    return f"exec {shlex.quote(python)} -m {AGENT}"
+
+
+def explain(
+    host: str, options: SshOptions, code: int, said: Sequence[str], python: str = sys.executable
+) -> str:
+    """Why there is no agent on a host, and what to do, from how ssh ended and the last lines it wrote."""
+    text = "\n".join(said)
+    last = printable(next((line.strip() for line in reversed(said) if line.strip()), ""), 300)
+    if code == _LOST:
+        return _explain_ssh(host, options, text, last)
+    if code == _NO_COMMAND or (code == 126 and python in text):
+        return (
+            f"{host} has no Python in {python}, where it is on this host: install Python and sirtaki there, "
+            "in the same place, or start hvdrun from an environment that all hosts share"
+        )
+    if "No module named" in text and "sirtaki" in text:
+        command = f"{shlex.quote(python)} -m pip install sirtaki=={VERSION}"
+        install = shlex.join(["ssh", *options.arguments(), host, command])
+        return f"the Python of {host} ({python}) has no sirtaki {VERSION}: install it with `{install}`"
+    return f"{host}: what hvdrun runs there ended with exit code {code}" + (f": {last}" if last else "")
+
+
+def _explain_ssh(host: str, options: SshOptions, text: str, last: str) -> str:
+    log_in = shlex.join(["ssh", *options.arguments(), host])
+    if "REMOTE HOST IDENTIFICATION HAS CHANGED" in text:
+        name = host.rpartition("@")[2]
+        return (
+            f"{host} has another host key than when ssh last saw it: find out why, since somebody else may "
+            f"answer in its name; if it is right, `ssh-keygen -R {shlex.quote(name)}` forgets the old one"
+        )
+    if "Host key verification failed" in text or "host key is known" in text:
+        return (
+            f"ssh does not know the host key of {host} yet, and hvdrun cannot ask you: run `{log_in}` "
+            "once, compare the fingerprint it shows with that of the host, and answer yes"
+        )
+    if "Permission denied" in text or "Too many authentication failures" in text:
+        copy = shlex.join(["ssh-copy-id", *options.arguments(), host])
+        return (
+            f"{host} does not let you in without a password, which hvdrun cannot ask for: `{copy}` puts your "
+            f"key there (`ssh-keygen` makes one); `{log_in} true` has to work without a question"
+        )
+    if "Could not resolve hostname" in text:
+        return f"there is no host called {host}: check the name, or write its address ({last})"
+    if any(what in text for what in ("timed out", "refused", "No route to host", "unreachable")):
+        return f"{host} cannot be reached by ssh: check that it is up and that `{log_in} true` works ({last})"
+    return f"ssh to {host} failed: try `{log_in} true`" + (f" ({last})" if last else "")
