@@ -54,7 +54,7 @@ def _try_core() -> str:
 
 def _try_memory() -> str:
     try:
-        from sirtaki._core.bootstrap.links import create_memory
+        from sirtaki._core.bootstrap.memory import create_memory
         from sirtaki._core.context import Config
 
         descriptor, refusal = create_memory(Config({}), 2)

@@ -31,26 +31,30 @@ class RemoteRank:
     def __init__(self, rank: int, host: RemoteHost) -> None:
         self.rank = rank
         self.pid = 0  # until the agent has told
-        self.ending: Ending | None = None
+        self.ending: Ending | None = None  # once `check` has told
         self._host = host
-        self._news: Ending | None = None
+        self._noted: Ending | None = None
 
     def check(self) -> Ending | None:
         """How the rank ended, if it has ended since the last look."""
-        news, self._news = self._news, None
-        return news
+        if self.ending is None and self._noted is not None:
+            self.ending = self._noted
+            return self.ending
+        return None
 
     def signal(self, number: int) -> None:
         """Sends a signal to the rank and to all processes that it has started in its group."""
-        if self.ending is None:
+        if self._noted is None:
             self._host.send(Frame.of_number(Kind.SIGNAL, self.rank, number))
 
     def bury(self) -> None:
         """The agent does it."""
 
-    def note(self, ending: Ending) -> None:
-        if self.ending is None:
-            self.ending = self._news = ending
+    def note(self, ending: Ending) -> bool:
+        """Takes what has been heard of its end; False if that was known."""
+        is_news = self._noted is None
+        self._noted = self._noted or ending
+        return is_news
 
 
 class Keeper(Protocol):
@@ -201,10 +205,11 @@ class RemoteHost:
         else:
             raise WireError(f"{frame.kind.name} makes no sense now")
 
-    def _note_ending(self, rank: RemoteRank, code: int, killed_by: int, lost: str = "") -> None:
-        rank.note(Ending(rank.rank, rank.pid, code, killed_by, self.name, lost))
+    def _note_ending(self, rank: RemoteRank, code: int, killed_by: int, lost: str = "") -> bool:
+        is_news = rank.note(Ending(rank.rank, rank.pid, code, killed_by, self.name, lost))
         if self._job is not None:
             self._job.on_ending()
+        return is_news
 
     def _end(self, code: int, killed_by: int) -> None:
         self.ended = True
@@ -214,9 +219,7 @@ class RemoteHost:
         elif not self.done:
             self.failure = self.failure or self._why_lost(code, killed_by)
             for rank in self._job.ranks.values():
-                if rank.ending is None:
-                    self.lost = True
-                    self._note_ending(rank, 0, 0, self.failure)
+                self.lost |= self._note_ending(rank, 0, 0, self.failure)
 
     def _why_no_answer(self, code: int, killed_by: int) -> str:
         if self._channel.error:

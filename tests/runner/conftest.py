@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -80,3 +82,26 @@ def start_hvdrun(environment: dict[str, str]) -> Iterator[Callable[..., subproce
             process.send_signal(signal.SIGCONT)
             process.kill()
         process.communicate(timeout=FAILSAFE_SECONDS)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, environment: dict[str, str]) -> Callable[..., Path]:
+    """Puts a stand-in for ssh on the PATH (`ssh_stand_in.py` says how each host may behave).
+
+    Returns the folder in which each host has its home, named after it.
+    """
+    folder = tmp_path / "hosts"
+    (folder / "bin").mkdir(parents=True)
+    stand_in = folder / "bin" / "ssh"
+    stand_in.write_text(
+        f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("ssh_stand_in.py")} "$@"\n'
+    )
+    stand_in.chmod(0o755)
+    environment["PATH"] = f"{folder / 'bin'}:{environment.get('PATH', os.defpath)}"
+    environment["SSH_STAND_IN"] = str(folder / "hosts.json")
+
+    def write(**behaviours: object) -> Path:
+        (folder / "hosts.json").write_text(json.dumps(behaviours))
+        return folder
+
+    return write
