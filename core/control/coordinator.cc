@@ -13,78 +13,73 @@ bool is_of_pair(const Signature& signature, int32_t rank, const ProcessSet& set)
          (rank == signature.root || rank == signature.destination);
 }
 
-Status nonsense(const std::string& what) { return Status(SRT_PROTOCOL, "its report makes no sense here: " + what); }
-
 }  // namespace
 
 Coordinator::State::State(std::vector<std::string> rank_names, CoordinatorRules coordinator_rules)
     : names(std::move(rank_names)), rules(coordinator_rules), sets(static_cast<int32_t>(names.size())),
       table(static_cast<int32_t>(names.size()), rules.cache_capacity), stalls(rules.stall_report, rules.stall_deadline),
-      lateness(names.size()), reporters(names.size()) {}
+      lateness(names.size()), reporters(names.size()), speakers(static_cast<int32_t>(names.size())),
+      absentees(static_cast<int32_t>(names.size())) {}
 
 Status Coordinator::State::merge(int32_t rank, Nanoseconds now) {
-  Reporter& reporter = reporters[static_cast<size_t>(rank)];
-  if (reporter.has_finished) return nonsense("it has said goodbye before");
-  if (report.last_decision < reporter.last_decision || report.last_decision > decisions) {
-    return nonsense("it knows a decision that was never made, or has forgotten one");
-  }
-  reporter.last_decision = report.last_decision;
+  SIRTAKI_TRY(reach(rank, report.last_decision));
   for (CacheId id : report.present) SIRTAKI_TRY(submit_by_id(rank, id, false, now));
   for (CacheId id : report.absent) SIRTAKI_TRY(submit_by_id(rank, id, true, now));
   for (const Report::FullRequest& request : report.full_requests) SIRTAKI_TRY(submit_in_full(rank, request, now));
-  reporter.lapsed -= report.lapsed;
-  if (reporter.lapsed < 0) return nonsense("it counts more lapsed cache ids than there were");
-  reporter.waiting_joins.insert(reporter.waiting_joins.end(), report.joined.begin(), report.joined.end());
-  if (reporter.lapsed == 0) {
-    for (int32_t process_set : reporter.waiting_joins) SIRTAKI_TRY(join(rank, process_set, now));
-    reporter.waiting_joins.clear();
+  return take(rank, report, now);
+}
+
+Status Coordinator::State::reach(int32_t rank, uint64_t last_decision) {
+  Reporter& reporter = reporters[static_cast<size_t>(rank)];
+  if (reporter.has_finished) return nonsense_report("it has said goodbye before");
+  if (last_decision < reporter.last_decision || last_decision > decisions) {
+    return nonsense_report("it knows a decision that was never made, or has forgotten one");
   }
-  if (report.whereabouts) {
-    report.whereabouts->rank = rank;
-    stalls.answered(std::move(*report.whereabouts));
-  }
-  if (report.goodbye) finish(rank);
+  reporter.last_decision = last_decision;
   return {};
 }
 
 // An id that was retired is dropped: the Decision that retired it makes the rank ask again, in full.
-Status Coordinator::State::submit_by_id(int32_t rank, CacheId id, bool absent, Nanoseconds now) {
+Status Coordinator::State::submit_by_id(int32_t rank, CacheId id, bool absent, Nanoseconds moment) {
   Entry* entry = table.find(id);
   if (!entry) {
-    if (!table.was_issued(id)) return nonsense("an unknown cache id");
+    if (!table.was_issued(id)) return nonsense_report("an unknown cache id");
     ++reporters[static_cast<size_t>(rank)].lapsed;
     return {};
   }
-  if (!entry->set->has(rank)) return nonsense("a cache id of a process set that it is not a member of");
-  if (entry->kind == Kind::send && !is_of_pair(*entry->cached, rank, *entry->set)) return nonsense("a send of others");
+  if (!entry->set->has(rank)) return nonsense_report("a cache id of a process set that it is not a member of");
+  if (entry->kind == Kind::send && !is_of_pair(*entry->cached, rank, *entry->set))
+    return nonsense_report("a send of others");
   const size_t members = entry->set->members.size();
   const auto rows = rows_at(*entry->cached, entry->cached_rows, members, entry->set->position(rank));
-  return submit(*entry, {rank, entry->cached, rows, absent}, now);
+  return submit(*entry, {rank, entry->cached, rows, absent}, moment);
 }
 
-Status Coordinator::State::submit_in_full(int32_t rank, const Report::FullRequest& request, Nanoseconds now) {
+Status Coordinator::State::submit_in_full(int32_t rank, const Report::FullRequest& request, Nanoseconds moment) {
   const Signature& signature = *request.signature;
   ProcessSet* set = sets.find(signature.process_set);
   if (!set) {
     if (sets.was_removed(signature.process_set)) return {};  // the Decision that removed it answers
-    return nonsense("an unknown process set");
+    return nonsense_report("an unknown process set");
   }
-  if (!set->has(rank)) return nonsense("a process set that it is not a member of");
+  if (!set->has(rank)) return nonsense_report("a process set that it is not a member of");
   if (changes_process_sets(signature.kind) && set->number != world_set)
-    return nonsense("a process set is added to a set");
+    return nonsense_report("a process set is added to a set");
   if (is_ragged(signature.kind) && rows_of(signature).size() != row_counts_each(signature.kind, set->members.size()))
-    return nonsense("an all-to-all that does not say what each member gets");
+    return nonsense_report("an all-to-all that does not say what each member gets");
   if (signature.kind == Kind::send && !is_of_pair(signature, rank, *set))
-    return nonsense("a send between ranks of which it is none, or that are not members");
-  if (signature.kind == Kind::send && signature.group_id != 0) return nonsense("a send in a group of all members");
+    return nonsense_report("a send between ranks of which it is none, or that are not members");
+  if (signature.kind == Kind::send && signature.group_id != 0)
+    return nonsense_report("a send in a group of all members");
   Entry& entry = table.find_or_create(key_of(signature), *set);
-  return submit(entry, {rank, request.signature, rows_of(signature), request.absent}, now);
+  return submit(entry, {rank, request.signature, rows_of(signature), request.absent}, moment);
 }
 
-Status Coordinator::State::submit(Entry& entry, const Submission& submission, Nanoseconds now) {
+Status Coordinator::State::submit(Entry& entry, const Submission& submission, Nanoseconds moment) {
   const int32_t rank = submission.rank;
   const Signature& signature = *submission.signature;
-  if (entry.submitted.has(rank) || entry.set->joined.has(rank)) return nonsense("a request that it cannot make twice");
+  if (entry.submitted.has(rank) || entry.set->joined.has(rank))
+    return nonsense_report("a request that it cannot make twice");
   const bool is_grouped = signature.group_id != 0 && !changes_process_sets(entry.kind) && !entry.set->is_broken();
   if (is_grouped) {
     const Status refused = groups.submitted(*entry.set, rank, signature);
@@ -95,12 +90,7 @@ Status Coordinator::State::submit(Entry& entry, const Submission& submission, Na
     }
     groups.add(entry, signature.group_id);
   }
-  if (!entry.is_pending()) {
-    table.open(entry, submission.signature, now);
-    stalls.begun(now);
-  } else if (&signature != entry.proposed.get() && !agree(*entry.proposed, signature)) {
-    entry.dissents.push_back({rank, submission.signature});
-  }
+  if (!propose(entry, submission.signature, moment)) entry.dissents.push_back({rank, submission.signature});
   if (is_ragged(entry.kind)) {
     const auto first = static_cast<ptrdiff_t>(entry.set->position(rank) * submission.rows.size());
     std::copy(submission.rows.begin(), submission.rows.end(), entry.rows.begin() + first);
@@ -108,11 +98,27 @@ Status Coordinator::State::submit(Entry& entry, const Submission& submission, Na
   entry.submitted.add(rank);
   ++entry.submissions;
   entry.absences += submission.absent;
-  entry.priority = std::max(entry.priority, signature.priority);
-  if (entry.submissions > 1 && entry.is_complete()) lateness.was_last(rank, now - entry.latest);
-  entry.latest = now;
-  consider(entry);
+  arrive(entry, Arrivals::of(rank, moment));
   return {};
+}
+
+// Opens an entry with its first request; false if this is another that does not agree with it.
+bool Coordinator::State::propose(Entry& entry, const SignaturePtr& signature, Nanoseconds moment) {
+  if (!entry.is_pending()) {
+    table.open(entry, signature);
+    stalls.begun(moment);
+    return true;
+  }
+  entry.priority = std::max(entry.priority, signature->priority);
+  return signature == entry.proposed || agree(*entry.proposed, *signature);
+}
+
+// After the submissions that arrived then.
+void Coordinator::State::arrive(Entry& entry, const Arrivals& arrivals) {
+  entry.arrivals.merge(arrivals);
+  const Arrivals& all = entry.arrivals;
+  if (entry.submissions > 1 && entry.is_complete()) lateness.was_last(all.last_rank, all.latest - all.before_latest);
+  consider(entry);
 }
 
 // Remembers to look at an entry, if something may have become of it.
@@ -124,13 +130,32 @@ void Coordinator::State::consider(Entry& entry) {
   candidates.push_back(&entry);
 }
 
+// What a rank says besides its requests, after these.
+Status Coordinator::State::take(int32_t rank, Remarks& remarks, Nanoseconds now) {
+  Reporter& reporter = reporters[static_cast<size_t>(rank)];
+  if (reporter.has_finished) return nonsense_report("it has said goodbye before");
+  reporter.lapsed -= remarks.lapsed;
+  if (reporter.lapsed < 0) return nonsense_report("it counts more lapsed cache ids than there were");
+  reporter.waiting_joins.insert(reporter.waiting_joins.end(), remarks.joined.begin(), remarks.joined.end());
+  if (reporter.lapsed == 0) {
+    for (int32_t process_set : reporter.waiting_joins) SIRTAKI_TRY(join(rank, process_set, now));
+    reporter.waiting_joins.clear();
+  }
+  if (remarks.whereabouts) {
+    remarks.whereabouts->rank = rank;
+    stalls.answered(std::move(*remarks.whereabouts));
+  }
+  if (remarks.goodbye) finish(rank);
+  return {};
+}
+
 Status Coordinator::State::join(int32_t rank, int32_t process_set, Nanoseconds now) {
   ProcessSet* set = sets.find(process_set);
   if (!set) {
     if (sets.was_removed(process_set)) return {};
-    return nonsense("it joins an unknown process set");
+    return nonsense_report("it joins an unknown process set");
   }
-  if (!set->has(rank) || set->joined.has(rank)) return nonsense("it joins a set twice, or one of others");
+  if (!set->has(rank) || set->joined.has(rank)) return nonsense_report("it joins a set twice, or one of others");
   if (set->is_broken()) {
     refuse_joins(*set, {rank});
     return {};
@@ -172,6 +197,15 @@ Status Coordinator::merge(int32_t rank, std::span<const uint8_t> report, Nanosec
   if (!decode(report, state_->report)) return Status(SRT_PROTOCOL, name + " sent a report of malformed bytes");
   const Status status = state_->merge(rank, now);
   return status.is_ok() ? status : Status(status.code(), name + ": " + status.text());
+}
+
+Status Coordinator::merge_aggregate(int32_t leader, const RankBits& subtree, std::span<const uint8_t> aggregate,
+                                    Nanoseconds now) {
+  const std::string& name = state_->names[static_cast<size_t>(leader)];
+  if (!decode(aggregate, subtree, now, state_->aggregate))
+    return Status(SRT_PROTOCOL, name + " reported malformed bytes for its host, or for ranks that are not its own");
+  const Status status = state_->merge_many(now);
+  return status.is_ok() ? status : Status(status.code(), name + ", for the ranks below it: " + status.text());
 }
 
 bool Coordinator::decide(Nanoseconds now, Bytes& out) {

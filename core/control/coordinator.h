@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/codec.h"
 #include "base/status.h"
+#include "control/rank_bits.h"
 #include "plan/request.h"
 
 namespace sirtaki {
@@ -32,6 +33,10 @@ class Coordinator {
 
   // Takes one rank's Report in; SRT_PROTOCOL when its bytes make no sense.
   Status merge(int32_t rank, std::span<const uint8_t> report, Nanoseconds now);
+
+  // Takes in what a leader reports for the ranks of its subtree, as if each of them had reported; SRT_PROTOCOL when it
+  // makes no sense, or speaks for others.
+  Status merge_aggregate(int32_t leader, const RankBits& subtree, std::span<const uint8_t> aggregate, Nanoseconds now);
 
   // Appends a Decision if there is anything to say; false, and nothing appended, if not.
   bool decide(Nanoseconds now, Bytes& out);

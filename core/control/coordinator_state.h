@@ -1,6 +1,8 @@
-// The coordinator's inside, in two halves: reports come in (coordinator.cc), decisions go out (settlement.cc).
+// The coordinator's inside: reports come in (coordinator.cc), those of many ranks at once too (unrolling.cc), and
+// decisions go out (settlement.cc).
 #pragma once
 
+#include "control/aggregate.h"
 #include "control/coordinator.h"
 #include "control/fusion.h"
 #include "control/groups.h"
@@ -12,6 +14,10 @@
 #include "control/validation.h"
 
 namespace sirtaki {
+
+inline Status nonsense_report(const std::string& what) {
+  return Status(SRT_PROTOCOL, "its report makes no sense here: " + what);
+}
 
 struct Coordinator::State {
   // What is known of one rank.
@@ -34,13 +40,24 @@ struct Coordinator::State {
 
   // Reports come in.
   Status merge(int32_t rank, Nanoseconds now);
-  Status submit_by_id(int32_t rank, CacheId id, bool absent, Nanoseconds now);
-  Status submit_in_full(int32_t rank, const Report::FullRequest& request, Nanoseconds now);
-  Status submit(Entry& entry, const Submission& submission, Nanoseconds now);
+  Status reach(int32_t rank, uint64_t last_decision);
+  Status submit_by_id(int32_t rank, CacheId id, bool absent, Nanoseconds moment);
+  Status submit_in_full(int32_t rank, const Report::FullRequest& request, Nanoseconds moment);
+  Status submit(Entry& entry, const Submission& submission, Nanoseconds moment);
+  bool propose(Entry& entry, const SignaturePtr& signature, Nanoseconds moment);
+  void arrive(Entry& entry, const Arrivals& arrivals);
+  Status take(int32_t rank, Remarks& remarks, Nanoseconds now);
   Status join(int32_t rank, int32_t process_set, Nanoseconds now);
   void finish(int32_t rank);
   void refuse_joins(const ProcessSet& set, std::vector<int32_t> ranks);
   void consider(Entry& entry);
+
+  // Many ranks report at once.
+  Status merge_many(Nanoseconds now);
+  Status hear(const Aggregate::Speakers& by);
+  Status submit_batch(const Aggregate::Batch& batch);
+  Status submit_many_in_full(const Aggregate::FullRequest& request);
+  Status submit_alike(Entry& entry, const SignaturePtr& signature, const Aggregate::Speakers& by);
 
   // Decisions go out.
   bool has_work(Nanoseconds now) const;
@@ -75,8 +92,10 @@ struct Coordinator::State {
   std::vector<Entry*> agreed;              // go into plans
   std::vector<Entry*> set_changes;         // agreed requests to add or remove sets
   std::vector<Entry*> answered;
-  std::vector<ReadyEntry> ready;           // this and the report are kept for their memory
+  std::vector<ReadyEntry> ready;           // these are kept for their memory
   Report report;
+  Aggregate aggregate;
+  RankBits speakers, absentees;            // of the part of the aggregate that is merged
 };
 
 }  // namespace sirtaki

@@ -1,149 +1,16 @@
 #include "control/messages.h"
 
-#include <algorithm>
-#include <cmath>
-
-#include "base/text.h"
+#include "control/wire.h"
 
 namespace sirtaki {
 namespace {
 
-constexpr size_t most_splits = 1 << 20;
-constexpr size_t smallest_item = 4;  // bytes of anything that a list holds: keeps a lie about its length cheap
-constexpr uint8_t reports_goodbye = 1, reports_whereabouts = 2;  // flags of a report
-
-template <typename T>
-void put_list(Writer& writer, const std::vector<T>& values) {
-  writer.put_all(std::span<const T>(values));
-}
-
-template <typename T, typename Put>
-void put_each(Writer& writer, const std::vector<T>& values, Put put) {
-  writer.put(static_cast<uint32_t>(values.size()));
-  for (const T& value : values) put(value);
-}
-
-template <typename T, typename Get>
-void get_each(Reader& reader, std::vector<T>& values, Get get) {
-  const uint32_t count = reader.get_count(smallest_item);
-  values.clear();
-  for (uint32_t i = 0; i < count && reader.ok(); ++i) get(values.emplace_back());
-}
-
-void put_signature(Writer& writer, const Signature& signature) {
-  writer.put(signature.kind);
-  writer.put(signature.dtype);
-  writer.put(signature.reduce_op);
-  writer.put(signature.process_set);
-  writer.put(signature.root);
-  writer.put(signature.destination);
-  writer.put(signature.device);
-  writer.put(signature.priority);
-  writer.put(signature.group_size);
-  writer.put(signature.group_id);
-  writer.put(signature.layout);
-  writer.put(signature.prescale);
-  writer.put(signature.postscale);
-  writer.put_text(signature.name);
-  put_list(writer, signature.shape);
-  put_list(writer, signature.splits);
-}
-
-// So that elements() and bytes() cannot overflow.
-bool has_sane_shape(const Signature& signature) {
-  if (changes_process_sets(signature.kind)) return true;
-  if (signature.shape.size() > most_dimensions) return false;
-  const bool is_cut = is_ragged(signature.kind) || signature.kind == Kind::reducescatter;
-  if (is_cut && signature.shape.empty()) return false;
-  int64_t bytes = static_cast<int64_t>(dtype_bytes(signature.dtype));
-  for (int64_t extent : signature.shape) {
-    if (extent < 0 || __builtin_mul_overflow(bytes, std::max<int64_t>(extent, 1), &bytes)) return false;
-  }
-  return true;
-}
-
-// As many rows as the tensor has, at most.
-bool has_sane_splits(const Signature& signature) {
-  if (signature.splits.size() > most_splits) return false;
-  if (signature.kind != Kind::alltoall) return true;
-  int64_t left = signature.shape.empty() ? 0 : signature.shape.front();
-  for (int64_t rows : signature.splits) {
-    if (rows < 0 || rows > left) return false;
-    left -= rows;
-  }
-  return true;
-}
-
-// There are kernels for it.
-bool has_sane_reduction(const Signature& signature) {
-  if (!reduces(signature.kind)) return true;
-  if (signature.kind == Kind::reducescatter && signature.reduce_op == ReduceOp::adasum) return false;
-  const srt_dtype* dtype = dtype_entry(static_cast<int>(signature.dtype));
-  return (dtype->reduce_ops >> static_cast<int>(signature.reduce_op) & 1) != 0;
-}
-
-std::string get_name(Reader& reader) {
-  std::string name = reader.get_text(longest_name);
-  if (find_unprintable(name) != std::string::npos) reader.fail();
-  return name;
-}
-
-// What a person will read.
-std::string get_printable(Reader& reader, size_t limit) { return printable(reader.get_text(limit), limit); }
-
-SignaturePtr get_signature(Reader& reader) {
-  auto signature = std::make_shared<Signature>();
-  signature->kind = reader.get_enum(last_requested_kind);
-  signature->dtype = reader.get_enum(last_dtype);
-  signature->reduce_op = reader.get_enum(last_reduce_op);
-  signature->process_set = reader.get<int32_t>();
-  signature->root = reader.get<int32_t>();
-  signature->destination = reader.get<int32_t>();
-  signature->device = reader.get<int32_t>();
-  signature->priority = reader.get<int32_t>();
-  signature->group_size = reader.get<int32_t>();
-  signature->group_id = reader.get<int64_t>();
-  signature->layout = reader.get<uint64_t>();
-  signature->prescale = reader.get<double>();
-  signature->postscale = reader.get<double>();
-  signature->name = get_name(reader);
-  signature->shape = reader.get_all<int64_t>();
-  signature->splits = reader.get_all<int64_t>();
-  const bool is_sane = !signature->name.empty() && std::isfinite(signature->prescale) &&
-                       std::isfinite(signature->postscale) && has_sane_splits(*signature) &&
-                       (signature->group_id == 0) == (signature->group_size == 0) && signature->group_size >= 0 &&
-                       has_sane_shape(*signature) && has_sane_reduction(*signature);
-  if (!is_sane) reader.fail();
-  return signature;
-}
+constexpr uint8_t says_goodbye = 1, says_where = 2;  // flags of remarks
 
 srt_status get_status(Reader& reader) {
   const auto code = reader.get<srt_status>();
   if (!StatusTable::entry(code)) reader.fail();
   return code;
-}
-
-void put_whereabouts(Writer& writer, const Whereabouts& whereabouts) {
-  writer.put(whereabouts.rank);
-  writer.put<uint8_t>(whereabouts.answers);
-  writer.put_text(whereabouts.waits_for);
-  put_each(writer, whereabouts.frames, [&](const StackFrame& frame) {
-    writer.put_text(frame.function);
-    writer.put_text(frame.file);
-    writer.put(frame.line);
-  });
-}
-
-void get_whereabouts(Reader& reader, Whereabouts& whereabouts) {
-  whereabouts.rank = reader.get<int32_t>();
-  whereabouts.answers = reader.get<uint8_t>() != 0;
-  whereabouts.waits_for = get_name(reader);
-  get_each(reader, whereabouts.frames, [&](StackFrame& frame) {
-    frame.function = get_printable(reader, longest_frame_text);
-    frame.file = get_printable(reader, longest_frame_text);
-    frame.line = reader.get<int32_t>();
-  });
-  if (whereabouts.frames.size() > most_frames) reader.fail();
 }
 
 void put_stall(Writer& writer, const Stall& stall) {
@@ -250,47 +117,67 @@ void get_endings(Reader& reader, Decision& decision) {
 
 }  // namespace
 
-void Report::clear() {
-  last_decision = 0;
+void Remarks::clear() {
   goodbye = false;
   lapsed = 0;
+  joined.clear();
+  whereabouts.reset();
+}
+
+void Remarks::append(Remarks later) {
+  goodbye |= later.goodbye;
+  lapsed += later.lapsed;
+  joined.insert(joined.end(), later.joined.begin(), later.joined.end());
+  if (later.whereabouts) whereabouts = std::move(later.whereabouts);
+}
+
+void Report::clear() {
+  Remarks::clear();
+  last_decision = 0;
   present.clear();
   absent.clear();
   full_requests.clear();
-  joined.clear();
-  whereabouts.reset();
+}
+
+void put_remarks(Writer& writer, const Remarks& remarks) {
+  writer.put<uint8_t>((remarks.goodbye ? says_goodbye : 0) | (remarks.whereabouts ? says_where : 0));
+  writer.put(remarks.lapsed);
+  put_list(writer, remarks.joined);
+  if (remarks.whereabouts) put_whereabouts(writer, *remarks.whereabouts);
+}
+
+void get_remarks(Reader& reader, Remarks& remarks) {
+  const auto flags = reader.get<uint8_t>();
+  remarks.goodbye = flags & says_goodbye;
+  remarks.lapsed = reader.get<uint32_t>();
+  reader.get_all_into(remarks.joined);
+  remarks.whereabouts.reset();
+  if (flags & says_where) get_whereabouts(reader, remarks.whereabouts.emplace());
 }
 
 void encode(const Report& report, Bytes& out) {
   Writer writer(out);
   writer.put(report.last_decision);
-  writer.put<uint8_t>((report.goodbye ? reports_goodbye : 0) | (report.whereabouts ? reports_whereabouts : 0));
-  writer.put(report.lapsed);
   put_list(writer, report.present);
   put_list(writer, report.absent);
   put_each(writer, report.full_requests, [&](const Report::FullRequest& request) {
     put_signature(writer, *request.signature);
     writer.put<uint8_t>(request.absent);
   });
-  put_list(writer, report.joined);
-  if (report.whereabouts) put_whereabouts(writer, *report.whereabouts);
+  put_remarks(writer, report);
 }
 
 bool decode(std::span<const uint8_t> bytes, Report& report) {
   Reader reader(bytes);
   report.clear();
   report.last_decision = reader.get<uint64_t>();
-  const auto flags = reader.get<uint8_t>();
-  report.goodbye = flags & reports_goodbye;
-  report.lapsed = reader.get<uint32_t>();
   reader.get_all_into(report.present);
   reader.get_all_into(report.absent);
   get_each(reader, report.full_requests, [&](Report::FullRequest& request) {
     request.signature = get_signature(reader);
     request.absent = reader.get<uint8_t>() != 0;
   });
-  reader.get_all_into(report.joined);
-  if (flags & reports_whereabouts) get_whereabouts(reader, report.whereabouts.emplace());
+  get_remarks(reader, report);
   return reader.ok() && reader.at_end();
 }
 

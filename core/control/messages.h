@@ -1,5 +1,5 @@
-// The two messages of the negotiation, and their bytes. Decoding checks every bound: bytes that make no sense give
-// false, never a crash or a large allocation.
+// What ranks report and what they are told, and the bytes of it. Decoding checks every bound: bytes that make no sense
+// give false, never a crash or a large allocation.
 #pragma once
 
 #include <cstdint>
@@ -16,22 +16,30 @@ namespace sirtaki {
 
 constexpr size_t longest_text = 1'500;  // bytes of a status text in a Decision
 
-// From a rank to the coordinator.
-struct Report {
+// What a rank has to say besides its requests. It holds for what the rank has requested before.
+struct Remarks {
+  bool goodbye = false;
+  uint32_t lapsed = 0;               // ids reported earlier that were retired before they were merged: each of them
+                                     // was requested again in full, or its process set is gone
+  std::vector<int32_t> joined;       // process sets
+  std::optional<Whereabouts> whereabouts;  // the answer to Decision.asked
+
+  bool are_none() const { return !goodbye && !lapsed && joined.empty() && !whereabouts; }
+  void clear();
+  void append(Remarks later);        // the same rank's
+};
+
+// From a rank to the coordinator, or to the leader that reports for it.
+struct Report : Remarks {
   struct FullRequest {
     SignaturePtr signature;
     bool absent = false;
   };
 
   uint64_t last_decision = 0;        // the last one applied
-  bool goodbye = false;
-  uint32_t lapsed = 0;               // ids reported earlier that were retired before they were merged: each of them
-                                     // is in full_requests again, or its process set is gone
   std::vector<CacheId> present;
   std::vector<CacheId> absent;
   std::vector<FullRequest> full_requests;
-  std::vector<int32_t> joined;       // process sets
-  std::optional<Whereabouts> whereabouts;  // the answer to Decision.asked
 
   void clear();
 };
@@ -93,6 +101,9 @@ struct Decision {
   bool says_nothing() const;
   void clear();
 };
+
+void put_remarks(Writer& writer, const Remarks& remarks);
+void get_remarks(Reader& reader, Remarks& remarks);
 
 void encode(const Report& report, Bytes& out);
 void encode(const Decision& decision, Bytes& out);

@@ -37,8 +37,13 @@ const Signature& Entry::signature_of(int32_t rank) const {
   return *proposed;
 }
 
+Entry* EntryTable::find(const OperationKey& key) const {
+  const auto found = by_key_.find(key);
+  return found == by_key_.end() ? nullptr : found->second;
+}
+
 Entry& EntryTable::find_or_create(const OperationKey& key, ProcessSet& set) {
-  if (const auto found = by_key_.find(key); found != by_key_.end()) return *found->second;
+  if (Entry* found = find(key)) return *found;
   Entry& entry = idle_.emplace_front();
   entry.place = idle_.begin();
   entry.set = &set;
@@ -61,7 +66,7 @@ void EntryTable::drop_if_unused(Entry& entry) {
   if (!entry.is_pending() && !entry.id) erase(entry, idle_);
 }
 
-void EntryTable::open(Entry& entry, SignaturePtr proposed, Nanoseconds now) {
+void EntryTable::open(Entry& entry, SignaturePtr proposed) {
   pending_.splice(pending_.end(), idle_, entry.place);
   entry.priority = proposed->priority;
   if (is_ragged(entry.kind)) {
@@ -69,7 +74,7 @@ void EntryTable::open(Entry& entry, SignaturePtr proposed, Nanoseconds now) {
     entry.rows.assign(members * row_counts_each(entry.kind, members), 0);
   }
   entry.proposed = std::move(proposed);
-  entry.since = now;
+  entry.arrivals = {};
   entry.next_stall_report = 0;
 }
 

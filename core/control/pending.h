@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "control/arrivals.h"
 #include "control/process_sets.h"
 #include "control/rank_bits.h"
 #include "control/response_cache.h"
@@ -46,7 +47,7 @@ struct Entry {
   int32_t absences = 0;
   int32_t priority = 0;                 // the highest
   std::vector<int64_t> rows;            // of a ragged kind: row_counts_each() a member, in member order
-  Nanoseconds since = 0, latest = 0;    // the first and the last submission
+  Arrivals arrivals;                    // of the submissions
   Nanoseconds next_stall_report = 0;
   bool is_candidate = false;            // decide() will look at it
   bool is_agreed = false;               // all members agree; at most its group keeps it waiting
@@ -59,11 +60,12 @@ class EntryTable {
 
   Entry* find(CacheId id) const { return cache_.find(id); }
   bool was_issued(CacheId id) const { return ids_.was_issued(id); }
+  Entry* find(const OperationKey& key) const;
   Entry& find_or_create(const OperationKey& key, ProcessSet& set);
   void drop_if_unused(Entry& entry);    // neither pending nor cached
 
   // The first submission of a request that becomes pending.
-  void open(Entry& entry, SignaturePtr proposed, Nanoseconds now);
+  void open(Entry& entry, SignaturePtr proposed);
 
   // An answered entry: it stays only if it is cached.
   void close(Entry& entry);

@@ -25,7 +25,7 @@ void StallWatch::begun(Nanoseconds now) { next_report_ = std::min(next_report_, 
 
 Nanoseconds StallWatch::next(const EntryTable& table, const ProcessSets& sets) const {
   if (is_over_) return never;
-  Nanoseconds oldest = table.pending().empty() ? never : table.pending().front().since;
+  Nanoseconds oldest = table.pending().empty() ? never : table.pending().front().arrivals.first;
   if (sets.joining()) {
     for (const auto& set : sets.all()) {
       if (set->joined_count) oldest = std::min(oldest, set->join_waits_since);
@@ -90,8 +90,8 @@ std::vector<StallWatch::Cause> StallWatch::find_causes(EntryTable& table, const 
     auto cause = std::find_if(causes.begin(), causes.end(),
                               [&](const Cause& known) { return known.set == entry.set && known.missing == missing; });
     if (cause == causes.end()) {
-      cause = causes.insert(cause,
-                            {entry.set, std::move(missing), entry.submitted, {}, entry.since, entry.next_stall_report});
+      cause = causes.insert(
+          cause, {entry.set, std::move(missing), entry.submitted, {}, entry.arrivals.first, entry.next_stall_report});
     }
     cause->waiting |= entry.submitted;
     cause->entries.push_back(&entry);

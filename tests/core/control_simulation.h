@@ -1,22 +1,27 @@
 // Runs a program on every rank of a world, with reports and Decisions that take any time they like, and checks that
-// every request is answered once and alike everywhere.
+// every request is answered once and alike everywhere. Ranks report to rank 0, or through one another: in any tree.
 #pragma once
 
 #include <deque>
 #include <map>
 #include <set>
 
+#include "control/relay.h"
 #include "control_program.h"
+#include "control_text.h"
 
 namespace sirtaki {
 
 class Simulation {
  public:
-  Simulation(int32_t size, const Mix& mix, uint32_t seed)
+  // parents[r]: to whom rank r reports, a lower rank.
+  Simulation(int32_t size, const Mix& mix, uint32_t seed, const std::vector<int32_t>& parents = {})
       : mix_(mix), program_(size, mix, seed),
         rule_{.bytes = 64, .window = microseconds(50), .plans_in_flight = 1 + static_cast<int32_t>(seed % 3)},
         coordinator_(rank_names(size), rules()) {
     for (int32_t rank = 0; rank < size; ++rank) ranks_.push_back(std::make_unique<Rank>(rank, size, rule_, mix));
+    for (int32_t rank = 1; rank < size; ++rank) ranks_[0]->children.push_back(rank);
+    if (!parents.empty()) grow_tree(parents, microseconds(seed % 5 * 40));
     if (mix.goodbyes) {
       leaver_ = static_cast<int32_t>(program_.below(ranks_.size()));
       leaves_at_ = program_.below(program_.lines.size());
@@ -24,9 +29,35 @@ class Simulation {
   }
 
   void run() {
-    while (!is_over() && steps_ < 200'000) act(*ranks_[program_.below(ranks_.size())], program_.below(100));
+    while (!is_over() && steps_ < 400'000) {
+      act(*ranks_[program_.below(ranks_.size())], program_.below(100));
+      if (is_tree_ && program_.chance(30)) gather(*ranks_[program_.below(ranks_.size())]);
+    }
     CHECK(is_over());
     check_end();
+  }
+
+  // Rounds: every rank goes as far as it can, everything arrives, and one Decision follows. Says what each decided.
+  std::vector<std::string> run_in_rounds() {
+    std::vector<std::string> rounds;
+    while (!is_over() && steps_ < 10'000) {
+      for (auto& rank : ranks_) run_round(*rank);
+      for (auto rank = ranks_.rbegin(); rank != ranks_.rend(); ++rank) {  // children before their parents
+        now_ += milliseconds(1);                                          // nothing is held for so long
+        gather(**rank);
+        while (!(*rank)->up.empty()) arrive(**rank);
+      }
+      decided_.clear();
+      decide();
+      rounds.push_back(decided_);
+      for (auto& rank : ranks_) {
+        while (!rank->down.empty()) hear(*rank);
+        while (!rank->unfinished_plans.empty()) finish_plan(*rank);
+      }
+    }
+    CHECK(is_over());
+    check_end();
+    return rounds;
   }
 
   size_t steps() const { return steps_; }
@@ -51,6 +82,10 @@ class Simulation {
     Member member;
     size_t line = 0;                   // the next one
     bool has_left = false;
+    std::vector<int32_t> children;
+    int32_t parent = 0;
+    RankBits subtree;
+    std::unique_ptr<Relay> relay;      // of one that reports for others
     std::deque<Bytes> up, down;
     std::deque<int32_t> unfinished_plans;
     std::map<Ticket, size_t> in_flight;
@@ -67,8 +102,29 @@ class Simulation {
             .stall_report = mix_.stalls ? microseconds(100) : seconds(5)};
   }
 
+  void grow_tree(const std::vector<int32_t>& parents, Nanoseconds hold) {
+    is_tree_ = true;
+    ranks_[0]->children.clear();
+    std::vector<std::vector<int32_t>> subtrees(ranks_.size());
+    for (auto number = static_cast<int32_t>(ranks_.size()) - 1; number > 0; --number) {
+      Rank& rank = *ranks_[static_cast<size_t>(number)];
+      std::vector<int32_t>& own = subtrees[static_cast<size_t>(number)];
+      own.push_back(number);
+      std::sort(own.begin(), own.end());
+      rank.parent = parents[static_cast<size_t>(number)];
+      rank.subtree = RankBits(static_cast<int32_t>(ranks_.size()));
+      for (int32_t below : own) rank.subtree.add(below);
+      const auto size = static_cast<int32_t>(ranks_.size());
+      if (own.size() > 1) rank.relay = std::make_unique<Relay>(own, size, RelayRule{hold}, mix_.cache_capacity);
+      std::vector<int32_t>& above = subtrees[static_cast<size_t>(rank.parent)];
+      above.insert(above.end(), own.begin(), own.end());
+      ranks_[static_cast<size_t>(rank.parent)]->children.push_back(number);
+    }
+  }
+
   bool is_over() const {
     for (const auto& rank : ranks_) {
+      if (rank->relay && rank->relay->report_due() != never) return false;
       const bool is_idle = rank->has_left || (rank->line == program_.lines.size() && rank->in_flight.empty());
       if (!is_idle || !rank->up.empty() || !rank->down.empty() || !rank->unfinished_plans.empty()) return false;
     }
@@ -106,7 +162,9 @@ class Simulation {
   void leave(Rank& rank) {
     if (program_.chance(50) && !rank.in_flight.empty()) return;
     rank.has_left = true;
-    rank.member.goodbye(rank.up.emplace_back());
+    Bytes bytes;
+    rank.member.goodbye(bytes);
+    send(rank, std::move(bytes));
   }
 
   // What callers see to: one operation of a name at a time, nothing in a joined set, one use of a group id.
@@ -143,14 +201,46 @@ class Simulation {
   }
 
   void report(Rank& rank) {
-    if (!rank.has_left && rank.member.report_due() <= now_) rank.member.report(rank.up.emplace_back());
+    if (rank.has_left || rank.member.report_due() > now_) return;
+    Bytes bytes;
+    rank.member.report(bytes);
+    send(rank, std::move(bytes));
+  }
+
+  // A rank that reports for others takes in its own report first.
+  void send(Rank& rank, Bytes report) {
+    if (!rank.relay) return rank.up.push_back(std::move(report));
+    const Status status = rank.relay->merge(rank.number, report, now_);
+    CHECK_EQUAL(std::string(status.text()), "");
+  }
+
+  void gather(Rank& rank) {
+    if (rank.relay && rank.relay->report_due() <= now_) rank.relay->report(now_, rank.up.emplace_back());
   }
 
   void arrive(Rank& rank) {
     if (rank.up.empty()) return;
-    const Status status = coordinator_.merge(rank.number, rank.up.front(), now_);
+    const Status status = deliver(rank, rank.up.front());
     CHECK_EQUAL(std::string(status.text()), "");
     rank.up.pop_front();
+  }
+
+  Status deliver(const Rank& from, const Bytes& bytes) {
+    Rank& parent = *ranks_[static_cast<size_t>(from.parent)];
+    if (from.relay && parent.relay) return parent.relay->merge_aggregate(from.subtree, bytes, now_);
+    if (from.relay) return coordinator_.merge_aggregate(from.number, from.subtree, bytes, now_);
+    return parent.relay ? parent.relay->merge(from.number, bytes, now_) : coordinator_.merge(from.number, bytes, now_);
+  }
+
+  void run_round(Rank& rank) {
+    size_t line = 0;
+    do {
+      ++steps_;
+      line = rank.line;
+      advance(rank);
+    } while (rank.line != line);
+    rank.member.flush();
+    report(rank);
   }
 
   void decide() {
@@ -159,8 +249,14 @@ class Simulation {
     Decision decision;
     CHECK(decode(bytes, decision));
     CHECK_EQUAL(decision.number, ++decisions_);
+    decided_ = text_of(decision, cached_);
     check_cache(decision);
-    for (auto& rank : ranks_) rank->down.push_back(bytes);
+    ranks_[0]->down.push_back(bytes);
+    if (!is_tree_) pass_on(*ranks_[0], bytes);
+  }
+
+  void pass_on(const Rank& rank, const Bytes& bytes) {
+    for (int32_t child : rank.children) ranks_[static_cast<size_t>(child)]->down.push_back(bytes);
   }
 
   // A model of every rank's cache.
@@ -169,8 +265,7 @@ class Simulation {
     for (const Response& response : decision.responses) {
       if (!response.id) continue;
       CHECK(ids_seen_.insert(response.id).second);
-      const Signature& signature = *response.signature;
-      const std::string key = signature.name + "/" + kind_name(signature.kind) + std::to_string(signature.process_set);
+      const std::string key = key_text(*response.signature);
       for (const auto& [id, known] : cached_) CHECK(known != key);
       cached_[response.id] = key;
     }
@@ -180,6 +275,8 @@ class Simulation {
   void hear(Rank& rank) {
     if (rank.down.empty()) return;
     Outcome outcome;
+    if (is_tree_) pass_on(rank, rank.down.front());
+    if (rank.relay) CHECK_EQUAL(std::string(rank.relay->pass(rank.down.front()).text()), "");
     const Status status = rank.member.apply(rank.down.front(), outcome);
     CHECK_EQUAL(std::string(status.text()), "");
     rank.down.pop_front();
@@ -188,7 +285,7 @@ class Simulation {
     if (outcome.is_asked && !rank.has_left) {
       rank.member.answer({rank.number, true, "itself", {}});
       CHECK_EQUAL(rank.member.report_due(), 0);
-      rank.member.report(rank.up.emplace_back());
+      report(rank);
     }
     for (const Plan& plan : outcome.plans) hear_plan(rank, plan);
     for (const Refusal& refusal : outcome.refusals) {
@@ -321,6 +418,8 @@ class Simulation {
   std::vector<std::unique_ptr<Rank>> ranks_;
   int32_t leaver_ = nobody;
   size_t leaves_at_ = 0;
+  bool is_tree_ = false;
+  std::string decided_;
   size_t steps_ = 0;
   size_t stalls_ = 0;
   Nanoseconds now_ = seconds(1);

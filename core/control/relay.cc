@@ -1,0 +1,267 @@
+#include "control/relay.h"
+
+#include <algorithm>
+
+#include "control/relay_state.h"
+
+namespace sirtaki {
+namespace {
+
+Status nonsense(const std::string& what) { return Status(SRT_PROTOCOL, "its report makes no sense here: " + what); }
+
+}  // namespace
+
+Relay::State::State(const std::vector<int32_t>& subtree, int32_t world_size, RelayRule relay_rule,
+                    uint32_t cache_capacity)
+    : rule(relay_rule), ranks(subtree), place_by_rank(static_cast<size_t>(world_size), -1),
+      places(static_cast<int32_t>(subtree.size())), finished(places), cache(cache_capacity), reached(subtree.size()),
+      heard(places), one(places), batch(places) {
+  RelayedSet& world = sets.emplace_back(RelayedSet{world_set, RankBits(places), RankBits(places)});
+  for (int32_t place = 0; place < places; ++place) {
+    place_by_rank[static_cast<size_t>(ranks[static_cast<size_t>(place)])] = place;
+    world.members.add(place);
+  }
+}
+
+RelayedSet* Relay::State::find_set(int32_t number) {
+  if (number == world_set) return &sets.front();
+  const auto found = std::lower_bound(sets.begin(), sets.end(), number,
+                                      [](const RelayedSet& set, int32_t wanted) { return set.number < wanted; });
+  return found != sets.end() && found->number == number ? &*found : nullptr;
+}
+
+RelayedOperation* Relay::State::find(const OperationKey& key) const {
+  const auto found = operations.find(key);
+  return found == operations.end() ? nullptr : found->second;
+}
+
+RelayedOperation& Relay::State::find_or_create(const Signature& signature) {
+  if (RelayedOperation* found = find(key_of(signature))) return *found;
+  RelayedOperation& operation = others.emplace_front();
+  operation.place = others.begin();
+  operation.process_set = signature.process_set;
+  operation.kind = signature.kind;
+  operation.name = signature.name;
+  operation.by_id = HeldRequest(places);
+  operation.held = operation.forwarded = RankBits(places);
+  if (signature.kind == Kind::send) operation.pair = places_of({signature.root, signature.destination});
+  operations.emplace(operation.key(), &operation);
+  return operation;
+}
+
+void Relay::State::drop_if_unused(RelayedOperation& operation) {
+  const bool is_needed =
+      operation.id || operation.is_released || !operation.held.are_none() || !operation.forwarded.are_none();
+  if (is_needed) return;
+  operations.erase(operation.key());
+  others.erase(operation.place);
+}
+
+// ---- Reports come in ---------------------------------------------------------------------------------------
+
+// An id that was retired goes up as it is: the coordinator counts it, and the rank asks again in full.
+Status Relay::State::hold_by_id(CacheId id, const HeldRequest& request, Nanoseconds now) {
+  RelayedOperation* operation = cache.find(id);
+  if (!operation) {
+    lapsed.emplace_back(id, request);
+    return {};
+  }
+  if (operation->held.overlaps(request.by)) return nonsense("a request that it cannot make twice");
+  hold(*operation, operation->by_id, request, now);
+  return {};
+}
+
+// With a share for each rank, in their order, if it is of a ragged kind.
+Status Relay::State::hold_in_full(const SignaturePtr& signature, std::span<const RowShare> shares,
+                                  const HeldRequest& request, Nanoseconds now) {
+  RelayedOperation& operation = find_or_create(*signature);
+  if (operation.held.overlaps(request.by)) return nonsense("a request that it cannot make twice");
+  auto alike = std::find_if(operation.in_full.begin(), operation.in_full.end(), [&](const HeldFullRequest& known) {
+    return known.signature == signature || are_alike(*known.signature, *signature);
+  });
+  if (alike == operation.in_full.end()) alike = operation.in_full.emplace(alike, places, signature);
+  auto share = shares.begin();
+  if (!shares.empty()) request.by.for_each([&](int32_t place) { alike->shares[place] = *share++; });
+  hold(operation, *alike, request, now);
+  return {};
+}
+
+void Relay::State::hold(RelayedOperation& operation, HeldRequest& same, const HeldRequest& request, Nanoseconds now) {
+  if (operation.held.are_none()) held.splice(held.end(), others, operation.place);
+  same.by |= request.by;
+  same.absent |= request.absent;
+  same.arrivals.merge(request.arrivals);
+  operation.held |= request.by;
+  operation.oldest = std::min(operation.oldest, request.arrivals.first);
+  if (is_complete(operation) || now - operation.oldest >= rule.hold) release(operation);
+}
+
+// Whether nobody is missing here who could still ask for it.
+bool Relay::State::is_complete(const RelayedOperation& operation) {
+  const RelayedSet* set = find_set(operation.process_set);
+  if (!set) return true;
+  const RankBits& needed = operation.kind == Kind::send ? operation.pair : set->members;
+  return needed.are_within(operation.held, operation.forwarded, set->joined, finished);
+}
+
+void Relay::State::release(RelayedOperation& operation) {
+  if (std::exchange(operation.is_released, true)) return;
+  released.push_back(&operation);
+}
+
+void Relay::State::take(int32_t rank, Remarks said) {
+  if (said.are_none()) return;
+  for (int32_t number : said.joined)
+    if (RelayedSet* set = find_set(number)) set->joined.add(place_of(rank));
+  if (said.goodbye) finished.add(place_of(rank));
+  remarks[rank].append(std::move(said));
+}
+
+HeldRequest Relay::State::local(const Aggregate::Speakers& by) const {
+  HeldRequest request(places);
+  by.ranks.for_each([&](int32_t rank) { request.by.add(place_of(rank)); });
+  by.absent.for_each([&](int32_t rank) { request.absent.add(place_of(rank)); });
+  request.arrivals = by.arrivals;
+  return request;
+}
+
+Status Relay::State::merge(Nanoseconds now) {
+  for (const Aggregate::Reached& said : aggregate.reached)
+    said.ranks.for_each([&](int32_t rank) {
+      heard.add(place_of(rank));
+      reached[static_cast<size_t>(place_of(rank))] = said.decision;
+    });
+  for (const Aggregate::Batch& said : aggregate.batches) {
+    const HeldRequest request = local(said.by);
+    for (CacheId id : said.ids) SIRTAKI_TRY(hold_by_id(id, request, now));
+  }
+  for (const Aggregate::FullRequest& said : aggregate.full_requests)
+    SIRTAKI_TRY(hold_in_full(said.signature, said.shares, local(said.by), now));
+  for (Aggregate::Remarked& said : aggregate.remarks) take(said.rank, std::move(said.remarks));
+  return {};
+}
+
+Status Relay::State::merge_report(int32_t rank, Nanoseconds now) {
+  const int32_t place = place_of(rank);
+  heard.add(place);
+  reached[static_cast<size_t>(place)] = report.last_decision;
+  one.by.clear();
+  one.by.add(place);
+  one.absent.clear();
+  one.arrivals = Arrivals::of(rank, now);
+  for (CacheId id : report.present) SIRTAKI_TRY(hold_by_id(id, one, now));
+  HeldRequest absent = one;
+  absent.absent = one.by;
+  for (CacheId id : report.absent) SIRTAKI_TRY(hold_by_id(id, absent, now));
+  for (const Report::FullRequest& request : report.full_requests) {
+    std::vector<RowShare> shares;
+    if (is_ragged(request.signature->kind)) shares.push_back(share_of(*request.signature));
+    SIRTAKI_TRY(hold_in_full(request.signature, shares, request.absent ? absent : one, now));
+  }
+  take(rank, std::move(report));
+  return {};
+}
+
+// ---- They go up --------------------------------------------------------------------------------------------
+
+// What was held for long enough, and what a rank's remarks hold for, or change.
+void Relay::State::release_due(Nanoseconds now) {
+  if (remarks.empty() && (held.empty() || now - held.front().oldest < rule.hold)) return;
+  RankBits urgent(places);
+  for (const auto& [rank, said] : remarks) urgent.add(place_of(rank));
+  for (RelayedOperation& operation : held)
+    if (now - operation.oldest >= rule.hold || operation.held.overlaps(urgent) || is_complete(operation))
+      release(operation);
+}
+
+// Those of the subtree that have not asked for it yet are remembered to be missing.
+void Relay::State::give(RelayedOperation& operation) {
+  operation.is_released = false;
+  if (operation.held.are_none()) return drop_if_unused(operation);
+  if (!operation.by_id.by.are_none()) {
+    give_id(operation.id, operation.by_id);
+    operation.by_id.by.clear();
+    operation.by_id.absent.clear();
+    operation.by_id.arrivals = {};
+  }
+  for (HeldFullRequest& request : operation.in_full) {
+    Aggregate::FullRequest& given = aggregate.full_requests.emplace_back();
+    given.by = speakers(request);
+    given.signature = std::move(request.signature);
+    for (auto& [place, share] : request.shares) given.shares.push_back(std::move(share));
+  }
+  operation.in_full.clear();
+  operation.forwarded |= operation.held;
+  if (is_complete(operation)) operation.forwarded.clear();
+  operation.held.clear();
+  operation.oldest = never;
+  others.splice(others.begin(), held, operation.place);
+  drop_if_unused(operation);
+}
+
+// Ids that the same ranks have asked for at the same time share the rest.
+void Relay::State::give_id(CacheId id, const HeldRequest& request) {
+  const bool is_same = !aggregate.batches.empty() && request.by == batch.by && request.absent == batch.absent &&
+                       request.arrivals == batch.arrivals;
+  if (!is_same) {
+    batch = request;
+    aggregate.batches.push_back({speakers(request), {}});
+  }
+  aggregate.batches.back().ids.push_back(id);
+}
+
+Aggregate::Speakers Relay::State::speakers(const HeldRequest& request) const {
+  Aggregate::Speakers speakers;
+  request.by.for_each([&](int32_t place) { speakers.ranks.add(rank_in(place)); });
+  request.absent.for_each([&](int32_t place) { speakers.absent.add(rank_in(place)); });
+  speakers.arrivals = request.arrivals;
+  return speakers;
+}
+
+void Relay::State::give_reached() {
+  std::map<uint64_t, RankRuns> by_decision;
+  heard.for_each([&](int32_t place) { by_decision[reached[static_cast<size_t>(place)]].add(rank_in(place)); });
+  for (auto& [decision, who] : by_decision) aggregate.reached.push_back({decision, std::move(who)});
+  heard.clear();
+}
+
+Relay::Relay(const std::vector<int32_t>& subtree, int32_t world_size, RelayRule rule, uint32_t cache_capacity)
+    : state_(std::make_unique<State>(subtree, world_size, rule, cache_capacity)) {}
+
+Relay::~Relay() = default;
+
+Status Relay::merge(int32_t rank, std::span<const uint8_t> report, Nanoseconds now) {
+  if (!decode(report, state_->report)) return nonsense("its bytes are malformed");
+  return state_->merge_report(rank, now);
+}
+
+Status Relay::merge_aggregate(const RankBits& subtree, std::span<const uint8_t> aggregate, Nanoseconds now) {
+  if (!decode(aggregate, subtree, now, state_->aggregate))
+    return nonsense("its bytes are malformed, or speak for ranks that are not its own");
+  return state_->merge(now);
+}
+
+Nanoseconds Relay::report_due() const {
+  const State& state = *state_;
+  if (!state.released.empty() || !state.lapsed.empty() || !state.remarks.empty()) return 0;
+  return state.held.empty() ? never : state.held.front().oldest + state.rule.hold;
+}
+
+void Relay::report(Nanoseconds now, Bytes& out) {
+  State& state = *state_;
+  Aggregate& aggregate = state.aggregate;
+  aggregate.clear();
+  state.release_due(now);
+  state.give_reached();
+  for (RelayedOperation* operation : state.released) state.give(*operation);
+  state.released.clear();
+  for (const auto& [id, request] : state.lapsed) state.give_id(id, request);
+  state.lapsed.clear();
+  for (auto& [rank, remarks] : state.remarks) aggregate.remarks.push_back({rank, std::move(remarks)});
+  state.remarks.clear();
+  encode(aggregate, now, out);
+}
+
+void Relay::let_go() { state_->rule.hold = 0; }
+
+}  // namespace sirtaki

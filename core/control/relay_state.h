@@ -1,0 +1,117 @@
+// The inside of a Relay, in two halves: reports come in and go up (relay.cc), decisions pass (relay_pass.cc).
+//
+// Ranks are counted by their place in the subtree here, so that a set of those of one host is a single word.
+#pragma once
+
+#include <list>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "control/aggregate.h"
+#include "control/relay.h"
+
+namespace sirtaki {
+
+// Requests for one operation in the same words.
+struct HeldRequest {
+  explicit HeldRequest(int32_t places = 0) : by(places), absent(places) {}
+
+  RankBits by, absent;
+  Arrivals arrivals;
+};
+
+struct HeldFullRequest : HeldRequest {
+  HeldFullRequest(int32_t places, SignaturePtr request) : HeldRequest(places), signature(std::move(request)) {}
+
+  SignaturePtr signature;
+  std::map<int32_t, RowShare> shares;    // of a ragged kind, by place
+};
+
+// One (process set, kind, name) that is cached, held, or on its way up from a part of the subtree.
+struct RelayedOperation {
+  OperationKey key() const { return {process_set, kind, name}; }
+
+  int32_t process_set = world_set;
+  Kind kind = Kind::allreduce;
+  std::string name;
+  std::list<RelayedOperation>::iterator place;  // in one of the relay's two lists
+  CacheId id = 0;
+  RankBits pair;                         // of a send: who of the subtree takes part
+  HeldRequest by_id;
+  std::vector<HeldFullRequest> in_full;
+  RankBits held;                         // by whom
+  RankBits forwarded;                    // who has asked and is told of, while others of the subtree have not
+  Nanoseconds oldest = never;            // of what is held
+  bool is_released = false;
+};
+
+struct RelayedSet {
+  int32_t number;
+  RankBits members, joined;              // of the subtree
+};
+
+struct Relay::State {
+  State(const std::vector<int32_t>& subtree, int32_t world_size, RelayRule relay_rule, uint32_t cache_capacity);
+
+  // Reports come in.
+  Status hold_by_id(CacheId id, const HeldRequest& request, Nanoseconds now);
+  Status hold_in_full(const SignaturePtr& signature, std::span<const RowShare> shares, const HeldRequest& request,
+                      Nanoseconds now);
+  void hold(RelayedOperation& operation, HeldRequest& same, const HeldRequest& request, Nanoseconds now);
+  void take(int32_t rank, Remarks said);
+  Status merge_report(int32_t rank, Nanoseconds now);
+  Status merge(Nanoseconds now);
+  HeldRequest local(const Aggregate::Speakers& by) const;
+  bool is_complete(const RelayedOperation& operation);
+  void release(RelayedOperation& operation);
+
+  // They go up.
+  void release_due(Nanoseconds now);
+  void give(RelayedOperation& operation);
+  void give_id(CacheId id, const HeldRequest& request);
+  Aggregate::Speakers speakers(const HeldRequest& request) const;
+  void give_reached();
+
+  // Decisions pass.
+  void pass_plans();
+  void pass_refusals();
+  Status pass_cache_changes();
+  Status pass_set_changes();
+  void remove_set(int32_t number);
+  void lapse(RelayedOperation& operation, CacheId id);
+  RankBits places_of(const std::vector<int32_t>& ranks) const;
+
+  RelayedOperation* find(const OperationKey& key) const;
+  RelayedOperation& find_or_create(const Signature& signature);
+  RelayedSet* find_set(int32_t number);
+  void drop_if_unused(RelayedOperation& operation);
+  int32_t place_of(int32_t rank) const { return place_by_rank[static_cast<size_t>(rank)]; }
+  int32_t rank_in(int32_t place) const { return ranks[static_cast<size_t>(place)]; }
+
+  RelayRule rule;
+  std::vector<int32_t> ranks;            // by place
+  std::vector<int32_t> place_by_rank;    // -1: of another subtree
+  int32_t places;
+  RankBits finished;                     // have said goodbye
+  std::vector<RelayedSet> sets;          // by number
+  CacheTable<RelayedOperation> cache;
+  std::list<RelayedOperation> held;      // the oldest first
+  std::list<RelayedOperation> others;
+  std::unordered_map<OperationKey, RelayedOperation*, OperationKeyHash> operations;
+  std::vector<RelayedOperation*> released;       // go up with the next aggregate
+  std::vector<std::pair<CacheId, HeldRequest>> lapsed;  // ids that are retired: the coordinator counts them
+  std::map<int32_t, Remarks> remarks;    // by rank
+  std::vector<uint64_t> reached;         // by place: the last Decision that the rank has applied
+  RankBits heard;                        // who has reported since the last aggregate
+  Report report;                    // these are kept for their memory
+  Aggregate aggregate;
+  HeldRequest one;                       // of the rank whose report is merged
+  HeldRequest batch;                     // of the aggregate's last batch
+  Decision decision;
+};
+
+}  // namespace sirtaki
