@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ def hvdrun(ranks: int, *command: str | Path, **environment: str) -> list[str]:
 class ProcessWorld:
     """So many ranks, started once; `run` takes them through a case."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, launcher: Sequence[str] = ()) -> None:
+        """`launcher` starts the command that follows it as so many ranks; hvdrun, if none is given."""
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
         path = os.path.join(self._folder.name, "control")
@@ -35,7 +37,7 @@ class ProcessWorld:
         self._listening.bind(path)
         self._listening.listen(size)
         self._listening.settimeout(PATIENCE)
-        command = hvdrun(size, sys.executable, WORKER, path)
+        command = [*(launcher or hvdrun(size)), sys.executable, str(WORKER), path]
         self._output = open(os.path.join(self._folder.name, "output"), "w+")  # noqa: SIM115  # lives with the world
         self._process = subprocess.Popen(command, stdout=self._output, stderr=subprocess.STDOUT)
         self._ranks: list[Any] = []

@@ -223,6 +223,14 @@ def finish(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, s
             process.kill()
 
 
+def ranks_on(hosts: Sequence[Host], ranks_each: int, key_file: Path, port: int) -> list[str]:
+    """The start of a command that runs another one as ranks of these hosts, without a launcher."""
+    address = f"{hosts[0].address}:{port}"
+    where = [f"{host.name}/{host.namespace}/{host.interface}" for host in hosts]
+    start = Path(__file__).with_name("start.py")
+    return [sys.executable, str(start), address, str(key_file), str(ranks_each), *where, "--"]
+
+
 def python(script: str) -> list[str]:
     """The command that runs a script."""
     return [sys.executable, "-c", script]

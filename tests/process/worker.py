@@ -35,7 +35,7 @@ def main() -> None:
     with control.makefile("rw") as stream:
         for line in stream:
             error = attempt(json.loads(line))
-            stream.write(json.dumps({"rank": os.environ["HOROVOD_RANK"], "error": error}) + "\n")
+            stream.write(json.dumps({"rank": os.environ["SIRTAKI_RANK"], "error": error}) + "\n")
             stream.flush()
 
 
