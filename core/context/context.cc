@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "data/algorithm.h"
 #include "data/alone_backend.h"
+#include "data/hierarchical.h"
 #include "data/memory_operation.h"
 #include "transport/ring_pipe.h"
 #include "transport/socket_pipe.h"
@@ -46,6 +48,7 @@ Context::Context(const Config& config, const srt_topology& topology)
     const srt_peer& peer = topology.peers[rank];
     places_.push_back(place_of(peer));
     names_.push_back(name_of(rank, places_.back()));
+    host_of_.push_back(peer.host_index);
     if (peer.host_index == topology.peers[rank_].host_index) local_ranks_.push_back(rank);
   }
 }
@@ -91,18 +94,35 @@ Status Context::start() {
   watch_ = std::make_unique<Watch>(WatchParts{rank_, names_, places_, local_ranks_, log_}, config_);
   failure_report_ = std::make_unique<FailureReport>(rank_, places_, config_, log_);
   failure_report_->forget();
-  Executor& executor = execution_->executor();
-  for (auto& backend : extra_backends_) executor.add_backend(std::move(backend));
-  executor.add_backend(std::make_unique<AloneBackend>(kernels_));
-  if (neighbours_) executor.add_backend(std::make_unique<MemoryBackend>(*neighbours_, kernels_));
-  const LinkSetting setting{links_, kernels_, names_, config_.integer(Knob::chunk_bytes) / 4096 * 4096};
-  executor.add_backend(std::make_unique<LinkBackend>(setting, config_.text(Knob::cpu_algorithm) == "ring"));
+  add_backends();
   engine_ =
       std::make_unique<Engine>(EngineParts{handles_, sets_, links_, *negotiation_, *execution_, *sleeper_, *watch_,
                                            *failure_report_, program_stack_, neighbours_.get(), names_, rank_},
                                config_, static_cast<int>(local_ranks_.size()));
   if (size_ > 1) std::call_once(thread_started_, [this] { engine_->start_thread(); });
   return Status::ok();
+}
+
+// In the order in which they are asked.
+void Context::add_backends() {
+  Executor& executor = execution_->executor();
+  for (auto& backend : extra_backends_) executor.add_backend(std::move(backend));
+  executor.add_backend(std::make_unique<AloneBackend>(kernels_));
+  const std::string& wish = config_.text(Knob::cpu_algorithm);
+  const LinkSetting setting{links_, kernels_, names_, config_.integer(Knob::chunk_bytes) / 4096 * 4096};
+  auto over_links = std::make_unique<LinkBackend>(setting, host_of_, wish);
+  HierarchyParts hierarchy{{}, over_links.get(), host_of_, wish};
+  if (neighbours_) {
+    auto through_memory = std::make_unique<MemoryBackend>(*neighbours_, kernels_);
+    hierarchy.inside.push_back(through_memory.get());
+    executor.add_backend(std::move(through_memory));
+  }
+  hierarchy.inside.push_back(over_links.get());
+  executor.add_backend(std::make_unique<HierarchicalBackend>(std::move(hierarchy)));
+  executor.add_backend(std::move(over_links));
+  const std::vector<int> ranks_per_host = count_members(sets_.find(world_set)->members, host_of_);
+  if (rank_ == coordinator_rank && ranks_per_host.size() > 1)
+    log_.line(describe_algorithm(wish, ranks_per_host, config_.text(Knob::transport) != "socket"));
 }
 
 Status Context::usable() const {

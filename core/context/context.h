@@ -54,12 +54,14 @@ class Context {
   Status open_all(const srt_request* requests, int32_t count, Ticket* out, Engine::Nudge& nudge);
   Status open_one(const srt_request& request, Ticket& out);
   Status begin_join(const Signature& signature);
+  void add_backends();
   void take_back(const Ticket* handles, int32_t count);
 
   Config config_;
   int32_t rank_, size_;
   RankNames names_;
   std::vector<RankPlace> places_;
+  std::vector<int32_t> host_of_;  // by rank
   std::vector<int32_t> local_ranks_;
   Log log_;
   Links links_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "data/adasum.h"
+#include "data/algorithm.h"
 
 namespace sirtaki {
 namespace {
@@ -95,13 +96,20 @@ std::unique_ptr<Operation> LinkBackend::start(std::shared_ptr<const Transfer> tr
   switch (transfer->kind) {
     case Kind::allreduce:
       if (transfer->reduce_op == ReduceOp::adasum) return make_adasum(*this, setting_.kernels, std::move(transfer));
-      return ring_ ? make_ring_allreduce(setting_, std::move(transfer))
-                   : make_direct_allreduce(setting_, std::move(transfer));
+      return start_allreduce(std::move(transfer));
     case Kind::broadcast: return make_link_broadcast(setting_, std::move(transfer));
     case Kind::reducescatter: return make_link_reducescatter(setting_, std::move(transfer));
     case Kind::allgather:
     case Kind::alltoall: return make_link_exchange(setting_, std::move(transfer));
     default: return nullptr;  // a barrier is over once it is decided
+  }
+}
+
+std::unique_ptr<Operation> LinkBackend::start_allreduce(std::shared_ptr<const Transfer> transfer) const {
+  switch (choose_algorithm(wish_, count_members(transfer->members, host_of_), transfer->buffer.bytes())) {
+    case Algorithm::ring: return make_ring_allreduce(setting_, std::move(transfer));
+    case Algorithm::recursive_doubling: return make_recursive_doubling(setting_, std::move(transfer));
+    default: return make_direct_allreduce(setting_, std::move(transfer));
   }
 }
 

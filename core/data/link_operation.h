@@ -64,18 +64,25 @@ class LinkOperation : public Operation {
 
 class LinkBackend final : public Backend {
  public:
-  LinkBackend(const LinkSetting& setting, bool ring) : setting_(setting), ring_(ring) {}
+  // `host_of` is by rank of the world; `wish` is the knob cpu_algorithm.
+  LinkBackend(const LinkSetting& setting, std::vector<int32_t> host_of, std::string wish)
+      : setting_(setting), host_of_(std::move(host_of)), wish_(std::move(wish)) {}
   bool serves(const Transfer& transfer) const override;
   std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) override;
   unsigned needs() const override { return needs_links; }
 
  private:
+  std::unique_ptr<Operation> start_allreduce(std::shared_ptr<const Transfer> transfer) const;
+
   LinkSetting setting_;
-  bool ring_;
+  std::vector<int32_t> host_of_;
+  std::string wish_;
 };
 
 std::unique_ptr<Operation> make_direct_allreduce(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer);
 std::unique_ptr<Operation> make_ring_allreduce(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer);
+std::unique_ptr<Operation> make_recursive_doubling(const LinkSetting& setting,
+                                                   std::shared_ptr<const Transfer> transfer);
 std::unique_ptr<Operation> make_link_broadcast(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer);
 std::unique_ptr<Operation> make_link_reducescatter(const LinkSetting& setting,
                                                    std::shared_ptr<const Transfer> transfer);

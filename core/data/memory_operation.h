@@ -48,7 +48,8 @@ class MemoryOperation : public Operation {
   // Which of its slots a rank uses in a round; all members know. Plans of one size after another alternate, so that
   // none has to wait until the slot that was filled last has been read.
   uint64_t turn(int64_t round) const {
-    return (rounds % SharedRegion::slots_each ? transfer_->plan : 0) + static_cast<uint64_t>(round);
+    return (rounds % SharedRegion::slots_each ? transfer_->plan + static_cast<uint64_t>(transfer_->phase) : 0) +
+           static_cast<uint64_t>(round);
   }
 
   const Transfer& transfer() const { return *transfer_; }

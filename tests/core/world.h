@@ -207,6 +207,7 @@ inline Options over(Over transport, std::vector<std::pair<std::string, std::stri
 inline const std::vector<std::vector<int>> placements{{0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 0, 1, 0}, {0, 1, 2}};
 
 inline Options on_hosts(const std::vector<int>& hosts, std::vector<std::pair<std::string, std::string>> knobs = {}) {
+  knobs.emplace_back("log_descriptor", "-1");
   return {Over::memory, std::move(knobs), nullptr, true, nullptr, hosts};
 }
 
@@ -227,10 +228,12 @@ inline void on_each(const std::vector<int>& sizes, const std::function<void(Worl
       body(ranks, size);
     }
   if (std::find_if(sizes.begin(), sizes.end(), [](int size) { return size > 1; }) == sizes.end()) return;
-  for (const std::vector<int>& hosts : placements) {
-    World ranks(static_cast<int>(hosts.size()), on_hosts(hosts, {{"chunk_bytes", "4096"}}));
-    body(ranks, static_cast<int>(hosts.size()));
-  }
+  for (const std::vector<int>& hosts : placements)
+    for (const char* algorithm : {"auto", "direct", "recursive_doubling"}) {
+      World ranks(static_cast<int>(hosts.size()),
+                  on_hosts(hosts, {{"chunk_bytes", "4096"}, {"cpu_algorithm", algorithm}}));
+      body(ranks, static_cast<int>(hosts.size()));
+    }
 }
 
 inline Status run_one(Context& context, const srt_request& request, Ticket& handle, Nanoseconds timeout = seconds(30)) {

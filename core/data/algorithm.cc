@@ -1,0 +1,52 @@
+#include "data/algorithm.h"
+
+#include <algorithm>
+#include <map>
+
+#include "base/status.h"
+
+namespace sirtaki {
+namespace {
+
+constexpr int64_t few_bytes = 32 << 10;
+
+}  // namespace
+
+Algorithm choose_algorithm(std::string_view wish, const std::vector<int>& members_per_host, int64_t bytes) {
+  const bool is_spread = members_per_host.size() > 1;
+  const bool has_company = std::any_of(members_per_host.begin(), members_per_host.end(), [](int n) { return n > 1; });
+  if (wish == "direct") return Algorithm::direct;
+  if (wish == "ring") return Algorithm::ring;
+  if (wish == "recursive_doubling") return Algorithm::recursive_doubling;
+  // Between hosts every byte then travels once in each direction, however many members a host has.
+  if (is_spread && has_company) return Algorithm::hierarchical;
+  // Of two numbers there is one sum. Among more, the bits would depend on what a tensor is fused with, and so on when
+  // it was ready.
+  return members_per_host.size() == 2 && bytes <= few_bytes ? Algorithm::recursive_doubling : Algorithm::direct;
+}
+
+std::vector<int> count_members(const std::vector<int32_t>& members, const std::vector<int32_t>& host_of) {
+  std::map<int32_t, int> counts;
+  for (int32_t member : members) ++counts[host_of[static_cast<size_t>(member)]];
+  std::vector<int> numbers;
+  for (const auto& [host, count] : counts) numbers.push_back(count);
+  return numbers;
+}
+
+std::string describe_algorithm(std::string_view wish, const std::vector<int>& ranks_per_host, bool has_shared_memory) {
+  int ranks = 0;
+  for (int count : ranks_per_host) ranks += count;
+  std::string way;
+  switch (choose_algorithm(wish, ranks_per_host, INT64_MAX)) {
+    case Algorithm::direct: way = "over TCP between hosts (direct)"; break;
+    case Algorithm::ring: way = "over TCP between hosts (ring)"; break;
+    case Algorithm::recursive_doubling: way = "over TCP between hosts (recursive_doubling)"; break;
+    case Algorithm::hierarchical:
+      way = format("through %s inside a host and over TCP between hosts (hierarchical)",
+                   has_shared_memory ? "shared memory" : "Unix sockets");
+  }
+  return format("%d ranks on %zu hosts: all-reduce goes %s; SIRTAKI_CPU_ALGORITHM changes that", ranks,
+                ranks_per_host.size(), way.c_str());
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,118 @@
+#include "data/hierarchical.h"
+
+#include <algorithm>
+#include <map>
+
+#include "data/algorithm.h"
+
+namespace sirtaki {
+namespace {
+
+// A list made of another one's parts.
+template <typename Part>
+ScatterList map_parts(const ScatterList& list, Part&& part) {
+  ScatterList mapped;
+  list.visit(0, list.bytes(), [&](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) {
+    const auto [from, to] = part(input, output, bytes);
+    mapped.add(from, to, bytes);
+  });
+  return mapped;
+}
+
+using Ends = std::pair<const uint8_t*, uint8_t*>;
+
+}  // namespace
+
+bool HierarchicalBackend::serves(const Transfer& transfer) const {
+  const bool is_known = transfer.kind == Kind::allreduce
+                            ? transfer.reduce_op != ReduceOp::adasum
+                            : transfer.kind == Kind::broadcast || transfer.kind == Kind::allgather;
+  if (!is_known || !parts_.between->serves(transfer)) return false;
+  return choose_algorithm(parts_.wish, count_members(transfer.members, parts_.host_of), transfer.buffer.bytes()) ==
+         Algorithm::hierarchical;
+}
+
+std::unique_ptr<Operation> HierarchicalBackend::start(std::shared_ptr<const Transfer> transfer) {
+  switch (transfer->kind) {
+    case Kind::broadcast: return make_hierarchical_broadcast(parts_, std::move(transfer));
+    case Kind::allgather: return make_hierarchical_allgather(parts_, std::move(transfer));
+    default: return make_hierarchical_allreduce(parts_, std::move(transfer));
+  }
+}
+
+Hierarchical::Hierarchical(const HierarchyParts& parts, std::shared_ptr<const Transfer> whole)
+    : parts_(parts), whole_(std::move(whole)) {
+  std::map<int32_t, Members> by_host;
+  const auto host_of = [&](size_t member) { return parts_.host_of[static_cast<size_t>(whole_->members[member])]; };
+  for (size_t member = 0; member < whole_->members.size(); ++member) by_host[host_of(member)].push_back(member);
+  for (auto& [host, members] : by_host) {
+    if (host == host_of(whole_->own)) {
+      own_host_ = hosts_.size();
+      own_place_ = index_in(members, whole_->own);
+    }
+    hosts_.push_back(std::move(members));
+  }
+}
+
+std::shared_ptr<Transfer> Hierarchical::among(const Members& members, Kind kind) const {
+  auto transfer = std::make_shared<Transfer>();
+  transfer->plan = whole_->plan;
+  transfer->kind = kind;
+  transfer->dtype = whole_->dtype;
+  transfer->reduce_op = whole_->reduce_op;
+  transfer->times = whole_->times;
+  transfer->own = index_in(members, whole_->own);
+  for (size_t member : members) transfer->members.push_back(whole_->members[member]);
+  return transfer;
+}
+
+int Hierarchical::add_local(std::shared_ptr<Transfer> transfer, int after) {
+  const auto backend =
+      std::find_if(parts_.inside.begin(), parts_.inside.end(), [&](const Backend* b) { return b->serves(*transfer); });
+  return add(Lane::local, {std::move(transfer), *backend}, after);
+}
+
+int Hierarchical::add_between(std::shared_ptr<Transfer> transfer, int after) {
+  return add(Lane::between_hosts, {std::move(transfer), parts_.between}, after);
+}
+
+size_t Hierarchical::index_in(const Members& members, size_t member) {
+  return static_cast<size_t>(std::find(members.begin(), members.end(), member) - members.begin());
+}
+
+ScatterList Hierarchical::with_memory(const ScatterList& list) {
+  return map_parts(list, [&](const uint8_t* input, uint8_t* output, int64_t bytes) {
+    if (!output) {
+      memory_.push_back(std::make_unique_for_overwrite<uint8_t[]>(static_cast<size_t>(bytes)));
+      output = memory_.back().get();
+    }
+    return Ends(input, output);
+  });
+}
+
+ScatterList Hierarchical::in_place(const ScatterList& list) {
+  return map_parts(list, [](const uint8_t*, uint8_t* output, int64_t) { return Ends(output, output); });
+}
+
+ScatterList Hierarchical::inputs(const ScatterList& list) {
+  return map_parts(list, [](const uint8_t* input, uint8_t*, int64_t) { return Ends(input, nullptr); });
+}
+
+ScatterList Hierarchical::results(const ScatterList& list) {
+  return map_parts(list, [](const uint8_t*, uint8_t* output, int64_t) { return Ends(output, nullptr); });
+}
+
+ScatterList Hierarchical::outputs(const ScatterList& list) {
+  return map_parts(list, [](const uint8_t*, uint8_t* output, int64_t) { return Ends(nullptr, output); });
+}
+
+ScatterList Hierarchical::sizes(const ScatterList& list) {
+  return map_parts(list, [](const uint8_t*, uint8_t*, int64_t) { return Ends(nullptr, nullptr); });
+}
+
+int64_t Hierarchical::bytes_a_piece() const {
+  const int64_t least = (whole_->buffer.bytes() / most_pieces + 63) / 64 * 64;
+  return std::max(piece_bytes, least);
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,89 @@
+// All-reduce in three phases: a reduce-scatter inside each host, an all-reduce of each slice between its carriers, one
+// a host, and an all-gather inside. So each byte of the sum goes between two hosts once in each direction, and all
+// local ranks work on it. Hosts with more members than the smallest one has give to the carriers, and get from them.
+//
+// A large plan is cut into pieces, so that the network is busy with one while others go through shared memory.
+// What is added inside a host is in rank order, and so is what is added between them: the same bits every run as long
+// as the ranks live on the same hosts. Sums travel in the tensors' own dtype: 16-bit floats are rounded once inside a
+// host and once between them.
+#include <algorithm>
+
+#include "data/hierarchical.h"
+#include "data/packing.h"
+
+namespace sirtaki {
+namespace {
+
+class HierarchicalAllreduce final : public Hierarchical {
+ public:
+  HierarchicalAllreduce(const HierarchyParts& parts, std::shared_ptr<const Transfer> transfer)
+      : Hierarchical(parts, std::move(transfer)), carriers_(local().size()) {
+    for (const Members& members : hosts()) carriers_ = std::min(carriers_, members.size());
+    if (is_carrier()) {
+      for (const Members& members : hosts()) counterparts_.push_back(members[own_place()]);
+    }
+    const int64_t total = whole().buffer.bytes(), each = bytes_a_piece();
+    const int64_t pieces = (total + each - 1) / each;
+    summed_.resize(static_cast<size_t>(pieces), no_phase);
+    // The next piece is scattered before the one before is gathered, so that nobody waits for the network alone.
+    for (int64_t i = 0; i <= pieces; ++i) {
+      if (i < pieces) begin_piece(i);
+      if (i > 0 && !is_alone()) gather(i - 1);
+    }
+    results_.clear();
+  }
+
+ private:
+  bool is_carrier() const { return own_place() < carriers_; }
+
+  // Of the whole buffer; nothing for those who are no carriers.
+  ScatterList slice(int64_t piece, size_t place) const {
+    if (place >= carriers_) return {};
+    const int64_t begin = piece * bytes_a_piece();
+    const Slice part = slice_of(std::min(bytes_a_piece(), whole().buffer.bytes() - begin), carriers_, place);
+    return whole().buffer.part(begin + part.begin, begin + part.begin + part.bytes);
+  }
+
+  void begin_piece(int64_t piece) {
+    const ScatterList own = is_alone() ? slice(piece, 0) : with_memory(slice(piece, own_place()));
+    const int scattered = is_alone() ? no_phase : scatter(piece, own);
+    if (is_carrier()) {
+      auto transfer = among(counterparts_, Kind::allreduce);
+      if (is_alone()) transfer->prescale = whole().prescale;
+      transfer->postscale = whole().postscale;
+      transfer->buffer = is_alone() ? own : in_place(own);
+      summed_[static_cast<size_t>(piece)] = add_between(std::move(transfer), scattered);
+    }
+    results_.push_back(results(own));
+  }
+
+  int scatter(int64_t piece, const ScatterList& own) {
+    auto transfer = among(local(), Kind::reducescatter);
+    transfer->prescale = whole().prescale;
+    for (size_t place = 0; place < local().size(); ++place)
+      transfer->outgoing.push_back(place == own_place() ? own : slice(piece, place));
+    return add_local(std::move(transfer));
+  }
+
+  void gather(int64_t piece) {
+    auto transfer = among(local(), Kind::allgather);
+    transfer->buffer = results_[static_cast<size_t>(piece)];
+    for (size_t place = 0; place < local().size(); ++place)
+      transfer->incoming.push_back(place == own_place() ? sizes(transfer->buffer) : outputs(slice(piece, place)));
+    add_local(std::move(transfer), summed_[static_cast<size_t>(piece)]);
+  }
+
+  size_t carriers_;             // how many slices there are: what the smallest host can carry
+  Members counterparts_;        // this rank's, on all hosts: in the order of the hosts for every slice
+  std::vector<int> summed_;     // by piece: the phase that adds up this rank's slice
+  std::vector<ScatterList> results_;  // by piece: this rank's slice, to be read
+};
+
+}  // namespace
+
+std::unique_ptr<Operation> make_hierarchical_allreduce(const HierarchyParts& parts,
+                                                       std::shared_ptr<const Transfer> whole) {
+  return std::make_unique<HierarchicalAllreduce>(parts, std::move(whole));
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,119 @@
+// Broadcast and all-gather over several hosts: bytes go to one member of each other host, and from there to the others.
+#include <algorithm>
+
+#include "data/hierarchical.h"
+
+namespace sirtaki {
+namespace {
+
+// From the root to the first member of each other host; from these, piece by piece, to the others of their host.
+class HierarchicalBroadcast final : public Hierarchical {
+ public:
+  HierarchicalBroadcast(const HierarchyParts& parts, std::shared_ptr<const Transfer> transfer)
+      : Hierarchical(parts, std::move(transfer)) {
+    for (const Members& members : hosts()) {
+      const bool has_root = std::binary_search(members.begin(), members.end(), whole().root);
+      speakers_.push_back(has_root ? whole().root : members.front());
+    }
+    std::sort(speakers_.begin(), speakers_.end());
+    const int64_t total = whole().buffer.bytes(), each = bytes_a_piece();
+    for (int64_t begin = 0; begin < total; begin += each) add_piece(begin, std::min(begin + each, total));
+  }
+
+ private:
+  void add_piece(int64_t begin, int64_t end) {
+    const bool is_root = whole().own == whole().root;
+    const bool is_speaker = std::binary_search(speakers_.begin(), speakers_.end(), whole().own);
+    ScatterList own = whole().buffer.part(begin, end);
+    if (is_speaker && !is_root && !is_alone()) own = with_memory(own);
+    int arrived = no_phase;
+    if (is_speaker) {
+      auto transfer = among(speakers_, Kind::broadcast);
+      transfer->root = index_in(speakers_, whole().root);
+      transfer->buffer = own;
+      const int phase = add_between(std::move(transfer));
+      if (!is_root) arrived = phase;
+    }
+    if (is_alone()) return;
+    auto transfer = among(local(), Kind::broadcast);
+    transfer->root = index_in(local(), local_speaker());
+    transfer->buffer = is_root ? inputs(own) : is_speaker ? results(own) : own;
+    add_local(std::move(transfer), arrived);
+  }
+
+  size_t local_speaker() const {
+    const auto speaks = [&](size_t member) { return std::binary_search(speakers_.begin(), speakers_.end(), member); };
+    return *std::find_if(local().begin(), local().end(), speaks);
+  }
+
+  Members speakers_;  // one a host
+};
+
+// Each member's rows go to one member of each other host, in turn, and then everyone passes on what it has got.
+class HierarchicalAllgather final : public Hierarchical {
+ public:
+  HierarchicalAllgather(const HierarchyParts& parts, std::shared_ptr<const Transfer> transfer)
+      : Hierarchical(parts, std::move(transfer)) {
+    receivers_.resize(whole().members.size());
+    for (const Members& from : hosts())
+      for (size_t place = 0; place < from.size(); ++place)
+        for (const Members& to : hosts())
+          receivers_[from[place]].push_back(&from == &to ? from[place] : to[place % to.size()]);
+    ScatterList got;  // what this rank has for the others of its host
+    const int exchanged = add_exchange(got);
+    if (!is_alone()) add_gather(got, exchanged);
+  }
+
+ private:
+  bool goes_to(size_t from, size_t to) const {
+    return from != to && std::find(receivers_[from].begin(), receivers_[from].end(), to) != receivers_[from].end();
+  }
+
+  int add_exchange(ScatterList& got) {
+    Members all(whole().members.size());
+    for (size_t member = 0; member < all.size(); ++member) all[member] = member;
+    auto transfer = among(all, Kind::alltoall);
+    for (size_t from = 0; from < all.size(); ++from)
+      for (size_t to = 0; to < all.size(); ++to)
+        transfer->flows.push_back(goes_to(from, to) ? whole().incoming[from].bytes() : 0);
+    got = whole().buffer;
+    for (size_t member = 0; member < all.size(); ++member) {
+      transfer->outgoing.push_back(goes_to(whole().own, member) ? whole().buffer : ScatterList());
+      ScatterList& incoming = transfer->incoming.emplace_back();
+      if (member == whole().own && is_alone()) incoming = whole().incoming[member];
+      if (!goes_to(member, whole().own)) continue;
+      incoming = is_alone() ? whole().incoming[member] : with_memory(whole().incoming[member]);
+      got.append(results(incoming));
+    }
+    return add_between(std::move(transfer));
+  }
+
+  void add_gather(const ScatterList& got, int exchanged) {
+    auto transfer = among(local(), Kind::allgather);
+    transfer->buffer = got;
+    for (size_t place = 0; place < local().size(); ++place) {
+      const size_t via = local()[place];
+      ScatterList& incoming = transfer->incoming.emplace_back(whole().incoming[via]);
+      for (size_t from = 0; from < receivers_.size(); ++from)
+        if (goes_to(from, via))
+          incoming.append(place == own_place() ? sizes(whole().incoming[from]) : whole().incoming[from]);
+    }
+    add_local(std::move(transfer), exchanged);
+  }
+
+  std::vector<Members> receivers_;  // by member: who gets its rows from it, one a host
+};
+
+}  // namespace
+
+std::unique_ptr<Operation> make_hierarchical_broadcast(const HierarchyParts& parts,
+                                                       std::shared_ptr<const Transfer> whole) {
+  return std::make_unique<HierarchicalBroadcast>(parts, std::move(whole));
+}
+
+std::unique_ptr<Operation> make_hierarchical_allgather(const HierarchyParts& parts,
+                                                       std::shared_ptr<const Transfer> whole) {
+  return std::make_unique<HierarchicalAllgather>(parts, std::move(whole));
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,52 @@
+// An operation that is made of transfers of other backends: its phases. Those that go through the same medium run one
+// after another, in the same order on all who take part in them; what goes over links runs beside what goes through
+// shared memory.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "data/operation.h"
+
+namespace sirtaki {
+
+struct Phase {
+  std::shared_ptr<Transfer> transfer;
+  Backend* backend;
+};
+
+// The phases that one medium sees.
+enum class Lane { local, between_hosts };
+constexpr size_t lane_count = 2;
+
+class PhasedOperation : public Operation {
+ public:
+  static constexpr int no_phase = -1;
+
+  Status advance(Nanoseconds now, Progress& progress) final;
+  void cancel() final;
+  bool is_quiet() const final;
+  std::vector<int32_t> waits_for() const final;
+
+ protected:
+  // For the constructors of algorithms. Adds a phase behind those of its lane; it starts when phase `after` of the
+  // other lane has ended. Returns its index in its lane.
+  int add(Lane lane, Phase phase, int after = no_phase);
+
+ private:
+  struct Entry {
+    Phase phase;
+    int after;
+  };
+  struct LaneState {
+    std::vector<Entry> phases;
+    size_t ended = 0;
+    std::unique_ptr<Operation> running;
+  };
+
+  Status advance_lane(size_t index, Nanoseconds now, bool& moved);
+
+  std::array<LaneState, lane_count> lanes_;
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,164 @@
+// Which way an all-reduce goes, and that every way gives all ranks the same, right bits.
+#include "data/algorithm.h"
+
+#include <cmath>
+#include <random>
+
+#include "world.h"
+
+using namespace world;
+
+namespace {
+
+constexpr int64_t tiny = 64, huge = int64_t{1} << 30;
+
+void expect_ok(const Status& status) { CHECK_EQUAL(std::string(status.text()), ""); }
+
+// Numbers whose sum depends on the order in which they are added.
+std::vector<float> delicate(int rank, int64_t count) {
+  std::mt19937 random(static_cast<uint32_t>(rank));
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values)
+    value = std::ldexp(static_cast<float>(random() % 1'000'003), static_cast<int>(random() % 30));
+  return values;
+}
+
+// What an all-reduce gives each rank.
+std::vector<std::vector<float>> sums_of(const Options& options, int size, int64_t count) {
+  std::vector<std::vector<float>> results(static_cast<size_t>(size));
+  World ranks(size, options);
+  ranks.run([&](int rank, Context& context) {
+    std::vector<float> data = delicate(rank, count);
+    Ticket handle = 0;
+    expect_ok(run_one(context, in_place(SRT_ALLREDUCE, "delicate", data, count, DType::float32), handle));
+    results[static_cast<size_t>(rank)] = std::move(data);
+  });
+  return results;
+}
+
+}  // namespace
+
+TEST(small_sums_between_hosts_take_few_waits_and_large_ones_spread) {
+  CHECK(choose_algorithm("auto", {1, 1}, tiny) == Algorithm::recursive_doubling);
+  CHECK(choose_algorithm("auto", {1, 1}, huge) == Algorithm::direct);
+  CHECK(choose_algorithm("auto", {1, 1, 1}, tiny) == Algorithm::direct);
+  CHECK(choose_algorithm("auto", {1, 1, 1}, huge) == Algorithm::direct);
+  for (int64_t bytes : {tiny, huge}) {
+    CHECK(choose_algorithm("auto", {4, 4}, bytes) == Algorithm::hierarchical);
+    CHECK(choose_algorithm("auto", {3, 1}, bytes) == Algorithm::hierarchical);
+    CHECK(choose_algorithm("auto", {4}, bytes) == Algorithm::direct);
+  }
+}
+
+TEST(a_wish_counts_wherever_it_can) {
+  for (const std::vector<int>& members : {std::vector<int>{4, 4}, {1, 1}, {3}}) {
+    CHECK(choose_algorithm("direct", members, tiny) == Algorithm::direct);
+    CHECK(choose_algorithm("ring", members, tiny) == Algorithm::ring);
+    CHECK(choose_algorithm("recursive_doubling", members, huge) == Algorithm::recursive_doubling);
+  }
+  CHECK(choose_algorithm("hierarchical", {2, 1}, huge) == Algorithm::hierarchical);
+  CHECK(choose_algorithm("hierarchical", {1, 1}, huge) == Algorithm::direct);  // there is no inside
+}
+
+TEST(members_are_counted_by_host) {
+  const std::vector<int32_t> host_of{0, 1, 0, 1, 2, 0};
+  CHECK_EQUAL(count_members({0, 1, 2, 3, 4, 5}, host_of), (std::vector<int>{3, 2, 1}));
+  CHECK_EQUAL(count_members({1, 3}, host_of), std::vector<int>{2});
+  CHECK_EQUAL(count_members({2, 4}, host_of), (std::vector<int>{1, 1}));
+}
+
+TEST(a_world_says_what_it_uses) {
+  CHECK_EQUAL(describe_algorithm("auto", {4, 4}, true),
+              "8 ranks on 2 hosts: all-reduce goes through shared memory inside a host and over TCP between hosts "
+              "(hierarchical); SIRTAKI_CPU_ALGORITHM changes that");
+  CHECK_EQUAL(describe_algorithm("ring", {4, 4}, true),
+              "8 ranks on 2 hosts: all-reduce goes over TCP between hosts (ring); SIRTAKI_CPU_ALGORITHM changes that");
+}
+
+TEST(all_ranks_get_the_same_bits_in_each_run) {
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 0, 1, 0, 2}, {0, 1, 2}})
+    for (const char* algorithm : {"auto", "direct", "ring", "recursive_doubling", "hierarchical"})
+      for (int64_t count : {int64_t{1}, int64_t{77}, int64_t{60'001}}) {
+        const auto size = static_cast<int>(hosts.size());
+        const Options options = on_hosts(hosts, {{"cpu_algorithm", algorithm}, {"chunk_bytes", "4096"}});
+        const auto first = sums_of(options, size, count);
+        for (const auto& of_rank : first) CHECK(of_rank == first.front());
+        CHECK(sums_of(options, size, count) == first);
+      }
+}
+
+// What is fused with what depends on when it is ready, and must not be seen in the result.
+TEST(a_sum_does_not_depend_on_what_comes_behind_it) {
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 1}, {0, 1, 2, 3}, {0, 0, 1, 1, 2, 2}, {0, 1, 1, 2, 0, 2}}) {
+    const auto size = static_cast<int>(hosts.size());
+    const auto together = sums_of(on_hosts(hosts), size, 60'001).front();
+    const auto alone = sums_of(on_hosts(hosts), size, 1'000).front();
+    CHECK(std::equal(alone.begin(), alone.end(), together.begin()));
+  }
+}
+
+TEST(direct_gives_the_same_bits_wherever_ranks_live) {
+  for (int64_t count : {int64_t{5}, int64_t{60'001}}) {
+    const auto on_one = sums_of(over(Over::memory), 4, count);
+    for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 1, 1}, {0, 1, 0, 2}, {0, 0, 0, 0}})
+      CHECK(sums_of(on_hosts(hosts, {{"cpu_algorithm", "direct"}}), 4, count) == on_one);
+  }
+}
+
+// Large enough for several pieces; scaled, averaged, and with a rank that has joined.
+TEST(large_plans_between_hosts_are_cut_into_pieces) {
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 1, 1}}) {
+    World ranks(4, on_hosts(hosts));
+    ranks.run([&](int rank, Context& context) {
+      const int64_t count = 5'000'003;
+      for (int step = 0; step < 2; ++step) {
+        const bool is_away = step == 1 && rank == 3;
+        srt_request join = world::request(SRT_JOIN, nullptr, nullptr, 0);
+        Ticket joined = 0, handle = 0;
+        std::vector<int32_t> data(static_cast<size_t>(count));
+        for (int64_t i = 0; i < count; ++i) data[static_cast<size_t>(i)] = static_cast<int32_t>(i % 1'000) + rank;
+        srt_request request = in_place(SRT_ALLREDUCE, "large", data, count, DType::int32);
+        request.reduce_op = SRT_AVERAGE;
+        request.prescale = 2;
+        if (!is_away) {
+          expect_ok(run_one(context, request, handle, seconds(100)));
+          int64_t wrong = 0;
+          const int contributors = step ? 3 : 4, sum_of_ranks = step ? 3 : 6;
+          for (int64_t i = 0; i < count; ++i)
+            wrong += data[static_cast<size_t>(i)] != 2 * (i % 1'000 * contributors + sum_of_ranks) / 4;
+          CHECK_EQUAL(wrong, 0);
+        }
+        if (step == 1) expect_ok(run_one(context, join, joined, seconds(100)));
+      }
+    });
+  }
+}
+
+TEST(rows_cross_hosts_once_while_ranks_have_joined) {
+  for (const std::vector<int>& hosts : placements) {
+    const auto size = static_cast<int>(hosts.size());
+    World ranks(size, on_hosts(hosts, {{"chunk_bytes", "4096"}}));
+    ranks.run([&](int rank, Context& context) {
+      Ticket handle = 0;
+      if (rank != 0) {
+        const int64_t rows = rank * 500;
+        const std::vector<int32_t> part(static_cast<size_t>(rows), rank);
+        srt_request gather = world::request(SRT_ALLGATHER, "rows", &rows, 1, DType::int32);
+        gather.input = reinterpret_cast<uintptr_t>(part.data());
+        expect_ok(run_one(context, gather, handle));
+        std::vector<int32_t> expected;
+        for (int from = 1; from < size; ++from) expected.insert(expected.end(), static_cast<size_t>(from * 500), from);
+        CHECK(output_of<int32_t>(context, handle) == expected);
+        const int64_t count = 30'000;
+        std::vector<int32_t> data(static_cast<size_t>(count), rank);
+        srt_request broadcast = in_place(SRT_BROADCAST, "given", data, count, DType::int32);
+        broadcast.root = size - 1;
+        expect_ok(run_one(context, broadcast, handle));
+        CHECK_EQUAL(std::count(data.begin(), data.end(), size - 1), count);
+      }
+      expect_ok(run_one(context, world::request(SRT_JOIN, nullptr, nullptr, 0), handle));
+    });
+  }
+}
+
+CHECK_MAIN()
