@@ -1,6 +1,7 @@
 # make demo            trains on two ranks
 # make test            builds and tests everything
 # make test-sanitized  the core's tests with AddressSanitizer and UBSan, then with ThreadSanitizer
+# make fuzz            the core's decoders with libFuzzer, for FUZZ_SECONDS (60) in all; it needs clang
 # make lint            style and types
 # make wheel           builds dist/sirtaki-*.whl, and says how old a system it can be installed on
 # make test-wheel      installs it where there is no compiler, and sums over two ranks
@@ -9,6 +10,7 @@
 # Each makes its own set-up in .venv and build/, once; a second call is quick.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+FUZZ_SECONDS ?= 60
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := build/stamps
@@ -22,7 +24,7 @@ NATIVE := $(shell find core tests benchmarks -name '*.cc' -o -name '*.h')
 
 .DEFAULT_GOAL := help
 SANITIZED := test-asan test-tsan
-.PHONY: help demo test test-sanitized $(SANITIZED) lint wheel test-wheel clean check
+.PHONY: help demo test test-sanitized $(SANITIZED) fuzz lint wheel test-wheel clean check
 
 help:
 	@sed -n '/^#/!q; s/^# *//p' Makefile
@@ -75,6 +77,12 @@ $(SANITIZED): test-%: $(STAMPS)/test
 	cd core && $(CMAKE) --preset $*
 	$(CMAKE) --build build/$*
 	SIRTAKI_CORE_TESTS=$(CURDIR)/build/$* $(BIN)/python -m pytest tests/core
+
+fuzz: $(STAMPS)/test
+	@command -v clang++ >/dev/null || { echo "sirtaki: there is no clang++; on Debian: apt install clang"; exit 1; }
+	cd core && $(CMAKE) --preset fuzz
+	$(CMAKE) --build build/fuzz --target fuzz
+	$(BIN)/python tests/fuzz/run.py build/fuzz --seconds $(FUZZ_SECONDS)
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .

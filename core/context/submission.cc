@@ -1,5 +1,6 @@
 #include "context/submission.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -35,7 +36,7 @@ Status check_shape(const srt_request& request, Signature& signature) {
   int64_t bytes = static_cast<int64_t>(dtype_bytes(signature.dtype));
   for (int64_t extent : signature.shape) {
     if (extent < 0) return refuse(signature.name, "a dimension is negative");
-    if (extent > 0 && __builtin_mul_overflow(bytes, extent, &bytes))
+    if (__builtin_mul_overflow(bytes, std::max<int64_t>(extent, 1), &bytes))
       return refuse(signature.name, "the tensor is larger than memory can be");
   }
   return Status::ok();

@@ -38,7 +38,8 @@ bool fits_with(const Entry& a, const Entry& b) {
     return false;
   }
   if (a.kind == Kind::send) return are_of_one_pair(x, y);
-  if (!reduces(a.kind)) return x.root == y.root;
+  if (x.root != y.root) return false;  // also where it means nothing: members look at it, whatever the kind
+  if (!reduces(a.kind)) return true;
   return x.dtype == y.dtype && x.reduce_op == y.reduce_op && x.prescale == y.prescale && x.postscale == y.postscale;
 }
 

@@ -79,6 +79,7 @@ struct Signature {
   bool operator==(const Signature&) const = default;
 
   int64_t elements() const {
+    if (changes_process_sets(kind)) return 0;  // its shape is a list of ranks
     int64_t count = 1;
     for (int64_t extent : shape) count *= extent;
     return count;

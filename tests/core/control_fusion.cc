@@ -56,6 +56,7 @@ TEST(only_what_is_alike_fuses) {
   CHECK_EQUAL(fused({a, changed(b, [](Signature& s) { s.postscale = 2; })}), "a | b");
   CHECK_EQUAL(fused({a, changed(b, [](Signature& s) { s.device = 0; })}), "a | b");
   CHECK_EQUAL(fused({a, changed(b, [](Signature& s) { s.layout = 9; })}), "a b");
+  CHECK_EQUAL(fused({a, changed(b, [](Signature& s) { s.root = 1; })}), "a | b");  // it means nothing there
   CHECK_EQUAL(fused({a, broadcast("b")}), "a | b");
   CHECK_EQUAL(fused({broadcast("a", 0), broadcast("b", 1)}), "a | b");
   const Signature bytes = changed(broadcast("b", 1), [](Signature& s) { s.dtype = DType::int8; });

@@ -1,0 +1,10 @@
+// One target as a program of libFuzzer's (https://llvm.org/docs/LibFuzzer.html): a check that fails ends it.
+#include <cstdlib>
+
+#include "targets.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  sirtaki::fuzz::SIRTAKI_FUZZ_TARGET.run({data, size});
+  if (check::failures()) std::abort();
+  return 0;
+}
