@@ -28,10 +28,12 @@ def parse(arguments: list[str]) -> tuple[str, str]:
     return host, command
 
 
-def copy(source: int, target: int) -> None:
-    """Passes on what comes until it ends; then so does the target."""
+def copy(source: int, target: int, breaks_after: bytes = b"") -> None:
+    """Passes on what comes until it ends; then so does the target. Or breaks the connection when it sees this."""
     try:
         while data := os.read(source, 65536):
+            if breaks_after and breaks_after in data:
+                os._exit(255)
             view = memoryview(data)
             while view:
                 view = view[os.write(target, view) :]
@@ -40,21 +42,21 @@ def copy(source: int, target: int) -> None:
     os.close(target)
 
 
-def run(command: str, environment: dict[str, str], folder: str) -> int:
+def run(command: str, environment: dict[str, str], breaks_after: bytes) -> int:
     """Runs the command as a login shell of a host would, apart from this process's group."""
     child = subprocess.Popen(
         ["/bin/sh", "-c", command],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
-        cwd=folder,
+        cwd="/",
         start_new_session=True,
     )
     assert child.stdin is not None
     assert child.stdout is not None
     threading.Thread(target=copy, args=(0, os.dup(child.stdin.fileno())), daemon=True).start()
     child.stdin.close()
-    output = threading.Thread(target=copy, args=(child.stdout.fileno(), os.dup(1)), daemon=True)
+    output = threading.Thread(target=copy, args=(child.stdout.fileno(), os.dup(1), breaks_after), daemon=True)
     output.start()
     code = child.wait()
     output.join()
@@ -80,7 +82,8 @@ def main() -> int:
         return int(behaviour["exit_code"])
     before, after = behaviour.get("replace", ["", ""])
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "HOSTNAME": host, "TMPDIR": str(folder)}
-    return run(command.replace(before, after), {**environment, **behaviour.get("environment", {})}, "/")
+    environment |= behaviour.get("environment", {})
+    return run(command.replace(before, after), environment, behaviour.get("breaks_after", "").encode())
 
 
 if __name__ == "__main__":
