@@ -6,8 +6,7 @@ import signal
 from dataclasses import dataclass
 
 from sirtaki._core.bootstrap.messages import StoreEvent
-
-from .progress import join_names
+from sirtaki._core.bootstrap.rounds import name_ranks
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ class Inquiry:
         with_it = [
             ending.rank for ending in self._endings.values() if ending.lost and ending.host == culprit.host
         ]
-        who = join_names(f"rank {rank}" for rank in sorted(with_it))
+        who = name_ranks(tuple(sorted(with_it)))
         return Verdict(1, f"the host {culprit.host} was lost, and {who} with it: {culprit.lost}")
 
     def _verdict_on_a_loss(self) -> Verdict:

@@ -71,5 +71,6 @@ def arrived(sent: Mapping[str, str], login: Mapping[str, str]) -> dict[str, str]
     """
     environment = {**login, **sent}
     folders = [*sent.get("PATH", "").split(os.pathsep), *login.get("PATH", "").split(os.pathsep)]
-    environment["PATH"] = os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))
+    if path := os.pathsep.join(dict.fromkeys(folder for folder in folders if folder)):
+        environment["PATH"] = path
     return environment

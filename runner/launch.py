@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sirtaki._core._version import VERSION
-from sirtaki._core.bootstrap.handshake import Job
+from sirtaki._core.bootstrap.handshake import BootstrapError, Job
 from sirtaki._core.bootstrap.key import write_key
 from sirtaki._core.bootstrap.store_server import StoreServer
 
@@ -127,9 +127,11 @@ class _Launch:
         address = f"unix:@sirtaki-{job.id}"
         if several_hosts:
             address += ",[::]:0" if socket.has_dualstack_ipv6() else ",0.0.0.0:0"
-        server = StoreServer(
-            address, job, self._settings.start_timeout, self._mailbox.put, self._settings.interfaces
-        )
+        settings = self._settings
+        try:
+            server = StoreServer(address, job, settings.start_timeout, self._mailbox.put, settings.interfaces)
+        except BootstrapError as error:
+            raise LaunchError(str(error), 1) from None
         if several_hosts and not addresses_for_others(server.address):
             server.close()
             raise LaunchError(

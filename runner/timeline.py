@@ -5,15 +5,22 @@ hvdrun does this at the end of a job with --timeline-filename. For timelines tha
     python -m sirtaki.runner.timeline FILE
 
 A rank that was killed leaves a file without its end, and perhaps half a line: all whole lines are taken.
+Times are those of the monotonic clock of the first rank's host: those of other hosts are moved by what their
+wall clocks tell, and so are as exact as these agree.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+_HEAD_LINES = 16  # in which a rank tells how far its clocks are apart
+_ONE_HOST_NS = 20_000_000  # so far apart may ranks of one host have read the same two clocks
+_TIME = re.compile(rb'"ts":([0-9]+)\.([0-9]{3})')  # microseconds
 
 
 def merge_timelines(path: Path) -> int:
@@ -28,9 +35,11 @@ def merge_timelines(path: Path) -> int:
     with open(merged, "wb") as out:
         out.write(b"[\n")
         separator = b""
-        for part in parts:
+        clocks = [_wall_minus_monotonic(part) for part in parts]
+        for part, clock in zip(parts, clocks, strict=True):
+            later = _later_than(clocks[0], clock)
             for event in _events(part):
-                out.write(separator + event)
+                out.write(separator + (_moved(event, later) if later else event))
                 separator = b",\n"
         out.write(b"\n]\n")
     os.replace(merged, path)
@@ -62,6 +71,34 @@ def _events(part: Path) -> Iterator[bytes]:
             held = event
     if held is not None and _is_whole(held):
         yield held
+
+
+def _wall_minus_monotonic(part: Path) -> int | None:
+    """How far the clocks of a rank's host are apart, in nanoseconds; None if its file does not tell."""
+    for event, _ in zip(_events(part), range(_HEAD_LINES), strict=False):
+        if b'"clock"' in event:
+            try:
+                return int(json.loads(event)["args"]["wall_minus_monotonic_ns"])
+            except (ValueError, KeyError, TypeError):
+                return None
+    return None
+
+
+def _later_than(first: int | None, clock: int | None) -> int:
+    """How many nanoseconds to add to the times of a rank to have those of the first one's host."""
+    if first is None or clock is None or abs(clock - first) < _ONE_HOST_NS:
+        return 0
+    return clock - first
+
+
+def _moved(event: bytes, later: int) -> bytes:
+    """The event with all its times so many nanoseconds later."""
+
+    def move(match: re.Match[bytes]) -> bytes:
+        time = max(int(match[1] + match[2]) + later, 0)
+        return b'"ts":%d.%03d' % divmod(time, 1000)
+
+    return _TIME.sub(move, event)
 
 
 def _is_whole(event: bytes) -> bool:

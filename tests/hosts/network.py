@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -106,7 +107,7 @@ class Network:
     """Some hosts that reach each other, by name too, and over ssh."""
 
     def __init__(self, count: int) -> None:
-        self._prefix = f"srt{os.getpid()}"
+        self._prefix = f"srt{os.getpid()}-{secrets.token_hex(2)}"
         self._folder = Path(tempfile.mkdtemp(prefix="sirtaki-hosts-"))
         self._servers: list[subprocess.Popen[bytes]] = []
         self.hosts = [Host(number, self._prefix) for number in range(count)]

@@ -29,7 +29,7 @@ def parse(arguments: list[str]) -> tuple[str, str]:
 
 
 def copy(source: int, target: int, breaks_after: bytes = b"") -> None:
-    """Passes on what comes until it ends; then so does the target. Or breaks the connection when it sees this."""
+    """Passes on what comes until it ends; then so does the target. It may break when certain bytes come."""
     try:
         while data := os.read(source, 65536):
             if breaks_after and breaks_after in data:

@@ -135,8 +135,7 @@ def test_a_lost_connection_names_the_host_and_its_ranks(hvdrun: Run, hosts: Host
     assert result.returncode == 1
     why = "the ssh connection to it broke (ssh ended with exit code 255)"
     assert (
-        result.stderr.splitlines()[-1]
-        == f"hvdrun: the host hostB was lost, and rank 1 and rank 2 with it: {why}"
+        result.stderr.splitlines()[-1] == f"hvdrun: the host hostB was lost, and ranks 1 and 2 with it: {why}"
     )
 
 

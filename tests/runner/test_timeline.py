@@ -107,6 +107,20 @@ def test_half_a_line_is_dropped(tmp_path: Path) -> None:
     assert merge_timelines(tmp_path / "none.json") == 0
 
 
+def test_times_of_other_hosts_are_moved_to_the_first_ones_clock(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    for rank, (clock, time) in enumerate(
+        [(5_000_000_000, "7.250"), (5_000_000_900, "8.000"), (1_000_000_001, "4000009.001")]
+    ):
+        head = f'{{"ph":"M","name":"clock","pid":{rank},"args":{{"wall_minus_monotonic_ns":{clock}}}}}'
+        text = f'[\n{head},\n{{"ph":"i","name":"\\"ts\\":1.000","pid":{rank},"ts":{time}}}\n]\n'
+        (path.with_name(f"t.json.rank{rank}") if rank else path).write_text(text)
+    assert merge_timelines(path) == 3
+    events = [event for event in json.loads(path.read_text()) if event["ph"] == "i"]
+    assert [event["ts"] for event in events] == [7.25, 8.0, 9.002]
+    assert {event["name"] for event in events} == {'"ts":1.000'}
+
+
 def test_the_end_of_a_failed_job_tells_what_each_rank_was_doing(tmp_path: Path) -> None:
     ended = hvdrun(tmp_path, "fail(raise_error)")
     assert ended.returncode == 1, ended

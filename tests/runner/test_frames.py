@@ -1,0 +1,63 @@
+"""What hvdrun and an agent say to each other: whole frames or an error, whatever comes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sirtaki.runner.frames import LIMITS, MOST_BEFORE_MARK, START_MARK, Frame, FrameReader, Kind, WireError
+
+KINDS = st.sampled_from(list(Kind))
+FRAMES = st.builds(Frame, KINDS, st.integers(-1, 2**31 - 1), st.binary(max_size=200))
+
+
+def read(reader: FrameReader, data: bytes, step: int) -> list[Frame]:
+    """What the reader makes of these bytes when they come in pieces."""
+    return [frame for start in range(0, len(data), step) for frame in reader.take(data[start : start + step])]
+
+
+@given(st.lists(FRAMES, max_size=10), st.integers(1, 50), st.binary(max_size=100))
+def test_frames_come_out_as_they_went_in(frames: list[Frame], step: int, banner: bytes) -> None:
+    data = banner + START_MARK + b"".join(frame.pack() for frame in frames)
+    assert read(FrameReader(START_MARK), data, step) == frames
+
+
+@given(st.binary(max_size=300), st.integers(1, 50))
+def test_anything_else_is_an_error_or_nothing(data: bytes, step: int) -> None:
+    try:
+        read(FrameReader(), data, step)
+    except WireError:
+        return
+
+
+def test_the_login_may_not_print_without_end() -> None:
+    reader = FrameReader(START_MARK)
+    with pytest.raises(WireError, match="the login there has printed more than 65536 bytes"):
+        read(reader, b"x" * (MOST_BEFORE_MARK + 2), 1000)
+    assert not reader.started
+
+
+def test_a_length_beyond_the_limit_is_refused_before_it_is_read() -> None:
+    good = Frame(Kind.STDOUT, 0, b"x").pack()
+    for kind in Kind:
+        limit = LIMITS.get(kind, 64 * 1024 + 64)
+        header = good[:4] + bytes([kind]) + good[5:9] + (limit + 1).to_bytes(4, "big")
+        with pytest.raises(WireError, match=f"{kind.name} has {limit + 1} bytes where {limit} are allowed"):
+            list(FrameReader().take(header))
+        with pytest.raises(WireError, match=kind.name):
+            Frame(kind, 0, bytes(limit + 1)).pack()
+
+
+@pytest.mark.parametrize("payload", [b"", b"[]", b"3", b"\xff", b"{", b"[" * 10_000])
+def test_values_that_make_no_sense(payload: bytes) -> None:
+    with pytest.raises(WireError, match="ANSWER makes no sense"):
+        _ = Frame(Kind.ANSWER, 0, payload).values
+    with pytest.raises(WireError, match="GRANT has to have a number"):
+        _ = Frame(Kind.GRANT, 0, payload).number
+
+
+def test_values_and_numbers_come_out_as_they_went_in() -> None:
+    odd = {"PATH": "/\udcff\n", "é": "ü"}  # as os.environ has what is not UTF-8
+    assert Frame.of_values(Kind.START, odd).values == odd
+    assert Frame.of_number(Kind.GRANT, 1, 2**32 - 1).number == 2**32 - 1
