@@ -59,7 +59,7 @@ Status Context::link_socket(int32_t peer, int fd) {
   if (engine_) return {SRT_INVALID_ARGUMENT, "links are added before srt_start"};
   if (peer < 0 || peer >= size_ || peer == rank_ || fd < 0)
     return {SRT_INVALID_ARGUMENT, format("there can be no link to rank %d over descriptor %d", peer, fd)};
-  links_.add_socket(peer, std::make_unique<SocketPipe>(Descriptor(fd)));
+  sockets_[peer].emplace_back(fd);
   return Status::ok();
 }
 
@@ -83,6 +83,10 @@ Status Context::watch_stack(const srt_stack_source& source) {
 
 Status Context::start() {
   if (engine_) return {SRT_INVALID_ARGUMENT, "the context is started already"};
+  const Nanoseconds probes_after = Heartbeat::interval(config_.time(Knob::heartbeat));
+  for (auto& [peer, sockets] : sockets_)
+    links_.add_socket(peer, std::make_unique<SocketPipe>(std::move(sockets), probes_after));
+  sockets_.clear();
   for (int32_t peer = 0; peer < size_; ++peer)
     if (peer != rank_ && (peer == coordinator_rank || rank_ == coordinator_rank) && !links_.control(peer))
       return {SRT_INVALID_ARGUMENT, format("the link to rank %d is missing", peer)};
@@ -92,13 +96,14 @@ Status Context::start() {
   sleeper_ = std::make_unique<Sleeper>(neighbours_.get(), links_);
   SIRTAKI_TRY(sleeper_->open());
   watch_ = std::make_unique<Watch>(WatchParts{rank_, names_, places_, local_ranks_, log_}, config_);
+  heartbeat_ = std::make_unique<Heartbeat>(links_, names_, config_.time(Knob::heartbeat));
   failure_report_ = std::make_unique<FailureReport>(rank_, places_, config_, log_);
   failure_report_->forget();
   add_backends();
-  engine_ =
-      std::make_unique<Engine>(EngineParts{handles_, sets_, links_, *negotiation_, *execution_, *sleeper_, *watch_,
-                                           *failure_report_, program_stack_, neighbours_.get(), names_, rank_},
-                               config_, static_cast<int>(local_ranks_.size()));
+  engine_ = std::make_unique<Engine>(
+      EngineParts{handles_, sets_, links_, *negotiation_, *execution_, *sleeper_, *watch_, *heartbeat_,
+                  *failure_report_, program_stack_, neighbours_.get(), names_, rank_},
+      config_, static_cast<int>(local_ranks_.size()));
   if (size_ > 1) std::call_once(thread_started_, [this] { engine_->start_thread(); });
   return Status::ok();
 }
@@ -304,6 +309,7 @@ void Context::fork_child() {
   timeline_.forked();
   if (sleeper_) sleeper_->close();
   if (neighbours_) neighbours_->close();
+  sockets_.clear();
   links_.close();
 }
 

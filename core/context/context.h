@@ -1,6 +1,7 @@
 // One rank: owns every part, and nothing else does. Parts get the parts they need, never the Context.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -64,6 +65,7 @@ class Context {
   std::vector<int32_t> host_of_;  // by rank
   std::vector<int32_t> local_ranks_;
   Log log_;
+  std::map<int32_t, std::vector<Descriptor>> sockets_;  // by peer, before start
   Links links_;
   const Kernels& kernels_;
   Timeline timeline_;
@@ -77,6 +79,7 @@ class Context {
   std::unique_ptr<Sleeper> sleeper_;
   ProgramStack program_stack_;
   std::unique_ptr<Watch> watch_;
+  std::unique_ptr<Heartbeat> heartbeat_;
   std::unique_ptr<FailureReport> failure_report_;
   std::unique_ptr<Engine> engine_;  // nullptr before start
   std::once_flag thread_started_;

@@ -11,7 +11,8 @@ namespace sirtaki {
 namespace {
 
 constexpr Nanoseconds between_looks = milliseconds(50);     // at deadlines and neighbours, while busy
-constexpr Nanoseconds last_words = milliseconds(200);       // how long a lost rank's own reason is awaited
+constexpr Nanoseconds longest_delivery = seconds(1);  // of goodbyes, to machines that may not be there any more
+constexpr Nanoseconds last_words = milliseconds(200);  // how long a lost rank's own reason is awaited
 
 }  // namespace
 
@@ -128,8 +129,16 @@ void Engine::shutdown(Nanoseconds deadline) {
     pass(now());
     sched_yield();
   }
+  deliver(last_call);
   if (parts_.neighbours) parts_.neighbours->wake_everyone();
   run_completions();
+}
+
+// A connection that is closed with unread bytes in it forgets what has not arrived yet.
+void Engine::deliver(Nanoseconds deadline) {
+  parts_.links.end_writing();
+  deadline = std::min(deadline, now() + longest_delivery);
+  while (!parts_.links.are_delivered() && now() < deadline) std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
 // Process sets that the coordinator's rank does not belong to may go on without it, but not without its decisions.
@@ -294,6 +303,7 @@ void Engine::look_around(Nanoseconds now) {
     return fail({{SRT_PEER_LOST, format("%s was lost: %s", who.c_str(), how)}, suspect_}, Tell::everyone, now);
   }
   if (const int32_t gone = finished_but_awaited(); gone >= 0) lose(gone, now);
+  if (const auto silent = parts_.heartbeat.check(now)) return fail(*silent, Tell::everyone, now);
   const Status status = parts_.watch.check(now, parts_.execution, parts_.execution.executor(), parts_.negotiation,
                                            [this] { return oldest_waiting(); });
   if (!status.is_ok()) fail({status, parts_.rank}, Tell::everyone, now);

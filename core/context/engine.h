@@ -17,6 +17,7 @@
 #include "context/execution.h"
 #include "context/failure_report.h"
 #include "context/handle_table.h"
+#include "context/heartbeat.h"
 #include "context/known_sets.h"
 #include "context/negotiation.h"
 #include "context/sleeper.h"
@@ -27,11 +28,12 @@ namespace sirtaki {
 struct EngineParts {
   HandleTable& handles;
   KnownSets& sets;
-  const Links& links;
+  Links& links;
   Negotiation& negotiation;
   Execution& execution;
   Sleeper& sleeper;
   Watch& watch;
+  Heartbeat& heartbeat;
   FailureReport& failure_report;
   ProgramStack& program_stack;
   Neighbours* neighbours;  // nullptr without shared memory
@@ -91,6 +93,7 @@ class Engine {
   AbortNotice own_failure(const Status& status) const;
 
   void serve_others(Nanoseconds deadline);
+  void deliver(Nanoseconds deadline);
   bool drive(const std::function<bool()>& done, Nanoseconds deadline, bool is_engine);
   bool must_not_sleep();
   bool has_work_left();

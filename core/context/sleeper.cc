@@ -52,9 +52,8 @@ Status Sleeper::open() {
   if (!added) return refused("epoll_ctl");
   SIRTAKI_TRY(watch(timer_.get(), EPOLLIN, tag_timer));
   for (const Links::Entry& entry : links_.all())
-    if (!entry.is_ring)
-      SIRTAKI_TRY(watch(entry.link->descriptor(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
-                        tag_link | static_cast<uint32_t>(entry.peer)));
+    for (int fd : entry.link->descriptors())
+      SIRTAKI_TRY(watch(fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, tag_link | static_cast<uint32_t>(entry.peer)));
   for (int slot = 0; neighbours_ && slot < neighbours_->slot_count(); ++slot)
     for (int fd : {neighbours_->process_descriptor(slot), neighbours_->socket_descriptor(slot)})
       if (fd >= 0) SIRTAKI_TRY(watch(fd, EPOLLIN | EPOLLRDHUP, tag_neighbour | static_cast<uint32_t>(slot)));

@@ -16,7 +16,7 @@ class DirectAllreduce final : public LinkOperation {
     round_bytes_ = chunk_bytes() * static_cast<int64_t>(member_count());
     rounds_ = (transfer().buffer.bytes() + round_bytes_ - 1) / round_bytes_;
     steps = rounds_ ? 4 * (rounds_ + 2) : 0;
-    sources_.resize(member_count());
+    bodies_.resize(member_count());
     got_.resize(member_count());
   }
 
@@ -48,7 +48,7 @@ class DirectAllreduce final : public LinkOperation {
     for (size_t member = 0; member < member_count(); ++member) {
       if (member == transfer().own) continue;
       const Slice part = slice(member, round);
-      pack_bytes(transfer().buffer, part.begin, part.begin + part.bytes, compose(member, 2 * round, part.bytes).data());
+      send_inputs(member, 2 * round, transfer().buffer, part.begin, part.begin + part.bytes);
     }
     return true;
   }
@@ -62,20 +62,13 @@ class DirectAllreduce final : public LinkOperation {
       if (member == transfer().own) continue;
       std::span<const uint8_t> body;
       SIRTAKI_TRY(arrived(member, 2 * round, part.bytes, body));
-      sources_[member] = body.data();
+      bodies_[member] = body.data();
       if (!body.data()) all_here = false;
     }
     if (!all_here) return Status::ok();
-    const auto bytes = static_cast<size_t>(part.bytes);
-    own_.resize(bytes);
-    reduced_.resize(bytes);
-    pack_bytes(transfer().buffer, part.begin, part.begin + part.bytes, own_.data());
-    sources_[transfer().own] = own_.data();
-    reduce_kernel()(reduced_.data(), sources_.data(), static_cast<int>(member_count()),
-                    bytes / transfer().element_bytes(), transfer().postscale);
+    reduce(bodies_, transfer().buffer, part.begin, part.begin + part.bytes, scratch_);
     for (size_t member = 0; member < member_count(); ++member)
       if (member != transfer().own) consume(member);
-    unpack(transfer().buffer, part.begin, part.begin + part.bytes, reduced_.data());
     finished = true;
     return Status::ok();
   }
@@ -83,11 +76,10 @@ class DirectAllreduce final : public LinkOperation {
   bool send_result(int64_t round) {
     if (!is_round(round)) return true;
     if (!all_have_room()) return false;
-    for (size_t member = 0; member < member_count(); ++member) {
-      if (member == transfer().own) continue;
-      const std::span<uint8_t> body = compose(member, 2 * round + 1, static_cast<int64_t>(reduced_.size()));
-      std::copy(reduced_.begin(), reduced_.end(), body.begin());
-    }
+    const Slice part = slice(transfer().own, round);
+    for (size_t member = 0; member < member_count(); ++member)
+      if (member != transfer().own)
+        send_results(member, 2 * round + 1, transfer().buffer, part.begin, part.begin + part.bytes, scratch_.data());
     return true;
   }
 
@@ -97,23 +89,19 @@ class DirectAllreduce final : public LinkOperation {
     for (size_t member = 0; member < member_count(); ++member) {
       if (member == transfer().own || got_[member] > round) continue;
       const Slice part = slice(member, round);
-      std::span<const uint8_t> body;
-      SIRTAKI_TRY(arrived(member, 2 * round + 1, part.bytes, body));
-      if (!body.data()) {
-        finished = false;
-        continue;
-      }
-      unpack(transfer().buffer, part.begin, part.begin + part.bytes, body.data());
-      consume(member);
+      bool is_here = false;
+      SIRTAKI_TRY(take(member, 2 * round + 1, transfer().buffer, part.begin, part.begin + part.bytes, is_here));
+      finished &= is_here;
+      if (!is_here) continue;
       got_[member] = round + 1;
     }
     return Status::ok();
   }
 
   int64_t round_bytes_ = 0, rounds_ = 0;
-  std::vector<const void*> sources_;
+  std::vector<const uint8_t*> bodies_;  // by member
   std::vector<int64_t> got_;            // by member: rounds whose result is here
-  std::vector<uint8_t> own_, reduced_;
+  std::vector<uint8_t> scratch_;        // of this rank's slice, where it has no memory of its own
 };
 
 }  // namespace

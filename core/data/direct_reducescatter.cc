@@ -14,7 +14,7 @@ class DirectReducescatter final : public LinkOperation {
     int64_t most = 0;
     for (const ScatterList& part : transfer().outgoing) most = std::max(most, part.bytes());
     steps = 2 * ((most + chunk_bytes() - 1) / chunk_bytes());
-    sources_.resize(member_count());
+    bodies_.resize(member_count());
   }
 
  private:
@@ -25,8 +25,7 @@ class DirectReducescatter final : public LinkOperation {
     finished = all_have_room();
     for (size_t member = 0; finished && member < member_count(); ++member) {
       const auto [begin, end] = range(member, round);
-      if (member != transfer().own && begin < end)
-        pack_bytes(transfer().outgoing[member], begin, end, compose(member, round, end - begin).data());
+      if (member != transfer().own && begin < end) send_inputs(member, round, transfer().outgoing[member], begin, end);
     }
     return Status::ok();
   }
@@ -41,18 +40,13 @@ class DirectReducescatter final : public LinkOperation {
       if (member == transfer().own) continue;
       std::span<const uint8_t> body;
       SIRTAKI_TRY(arrived(member, round, end - begin, body));
-      sources_[member] = body.data();
+      bodies_[member] = body.data();
       if (!body.data()) all_here = false;
     }
     if (!all_here) return Status::ok();
-    own_.resize(static_cast<size_t>(end - begin));
-    pack_bytes(list, begin, end, own_.data());
-    sources_[transfer().own] = own_.data();
-    reduce_kernel()(own_.data(), sources_.data(), static_cast<int>(member_count()),
-                    own_.size() / transfer().element_bytes(), transfer().postscale);
+    reduce(bodies_, list, begin, end, scratch_);
     for (size_t member = 0; member < member_count(); ++member)
       if (member != transfer().own) consume(member);
-    unpack(list, begin, end, own_.data());
     finished = true;
     return Status::ok();
   }
@@ -62,8 +56,8 @@ class DirectReducescatter final : public LinkOperation {
     return {std::min(bytes, round * chunk_bytes()), std::min(bytes, (round + 1) * chunk_bytes())};
   }
 
-  std::vector<const void*> sources_;
-  std::vector<uint8_t> own_;
+  std::vector<const uint8_t*> bodies_;  // by member
+  std::vector<uint8_t> scratch_;
 };
 
 }  // namespace

@@ -21,22 +21,13 @@ class LinkBroadcast final : public LinkOperation {
       if (finished) send(round, begin, end);
       return Status::ok();
     }
-    std::span<const uint8_t> body;
-    SIRTAKI_TRY(arrived(transfer().root, round, end - begin, body));
-    if (!body.data()) return Status::ok();
-    unpack(transfer().buffer, begin, end, body.data());
-    consume(transfer().root);
-    finished = true;
-    return Status::ok();
+    return take(transfer().root, round, transfer().buffer, begin, end, finished);
   }
 
   void send(int64_t round, int64_t begin, int64_t end) {
     for (size_t member = 0; member < member_count(); ++member)
-      if (member != transfer().own)
-        pack_bytes(transfer().buffer, begin, end, compose(member, round, end - begin).data());
-    transfer().buffer.visit(begin, end, [](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) {
-      if (output && output != input) std::memcpy(output, input, static_cast<size_t>(bytes));
-    });
+      if (member != transfer().own) send_inputs(member, round, transfer().buffer, begin, end);
+    copy_own(transfer().buffer, begin, end);
   }
 };
 
@@ -63,7 +54,7 @@ class LinkExchange final : public LinkOperation {
       if (member == transfer().own) continue;
       const ScatterList& list = transfer().kind == Kind::alltoall ? transfer().outgoing[member] : transfer().buffer;
       const int64_t begin = round * chunk_bytes(), bytes = bytes_of(list, round);
-      if (bytes) pack_bytes(list, begin, begin + bytes, compose(member, round, bytes).data());
+      if (bytes) send_inputs(member, round, list, begin, begin + bytes);
     }
     const ScatterList& own = transfer().incoming[transfer().own];
     if (round == 0) copy_own(own, 0, own.bytes());
@@ -79,15 +70,11 @@ class LinkExchange final : public LinkOperation {
     for (size_t member = 0; member < member_count(); ++member) {
       const int64_t bytes = bytes_of(transfer().incoming[member], round);
       if (member == transfer().own || got_[member] > round || bytes == 0) continue;
-      std::span<const uint8_t> body;
-      SIRTAKI_TRY(arrived(member, round, bytes, body));
-      if (!body.data()) {
-        finished = false;
-        continue;
-      }
-      unpack(transfer().incoming[member], round * chunk_bytes(), round * chunk_bytes() + bytes, body.data());
-      consume(member);
-      got_[member] = round + 1;
+      const int64_t begin = round * chunk_bytes();
+      bool is_here = false;
+      SIRTAKI_TRY(take(member, round, transfer().incoming[member], begin, begin + bytes, is_here));
+      if (is_here) got_[member] = round + 1;
+      finished &= is_here;
     }
     return Status::ok();
   }

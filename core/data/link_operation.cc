@@ -10,14 +10,17 @@ namespace {
 
 constexpr int steps_a_call = 8;           // then negotiation has its turn
 constexpr size_t most_unsent = 2 << 20;   // bytes that may pile up on a link before packing waits
+constexpr int64_t worth_referring = 8 << 10;  // less is copied sooner than sent by itself
 
 }  // namespace
 
 LinkOperation::LinkOperation(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer)
-    : setting_(setting), transfer_(std::move(transfer)), kernels_(setting.kernels.of(transfer_->dtype)) {}
+    : setting_(setting), transfer_(std::move(transfer)), kernels_(setting.kernels.of(transfer_->dtype)),
+      sources_(transfer_->members.size()) {}
 
 Status LinkOperation::advance(Nanoseconds, Progress& progress) {
   progress = Progress::blocked;
+  received_ = false;
   for (int budget = steps_a_call; budget > 0 && next_ < steps; --budget) {
     awaited_.clear();
     bool finished = false;
@@ -28,6 +31,7 @@ Status LinkOperation::advance(Nanoseconds, Progress& progress) {
     ++next_;
     progress = Progress::moved;
   }
+  if (received_) progress = Progress::moved;
   bool sent = true;
   for (size_t member = 0; member < member_count(); ++member) {
     if (member == transfer_->own) continue;
@@ -54,19 +58,80 @@ bool LinkOperation::all_have_room() const {
   return true;
 }
 
+FrameHeader LinkOperation::header(int64_t tag, int64_t bytes) const {
+  return {static_cast<uint32_t>(bytes), FrameKind::data, static_cast<uint16_t>(tag), transfer_->plan};
+}
+
 std::span<uint8_t> LinkOperation::compose(size_t member, int64_t tag, int64_t bytes) {
-  FrameHeader header;
-  header.length = static_cast<uint32_t>(bytes);
-  header.step = static_cast<uint16_t>(tag);
-  header.plan = transfer_->plan;
-  return link(member).compose(header);
+  return link(member).compose(header(tag, bytes));
+}
+
+void LinkOperation::send_inputs(size_t member, int64_t tag, const ScatterList& list, int64_t begin, int64_t end) {
+  Link& to = link(member);
+  to.begin(header(tag, end - begin));
+  list.visit(begin, end, [&](const uint8_t* input, uint8_t*, int64_t offset, int64_t bytes) {
+    const auto count = static_cast<size_t>(bytes);
+    if (input && transfer_->prescale.is_one() && bytes >= worth_referring) to.add_elsewhere({input, count});
+    else pack_bytes(list, begin + offset, begin + offset + bytes, to.add(count).data());
+  });
+}
+
+void LinkOperation::send_results(size_t member, int64_t tag, const ScatterList& list, int64_t begin, int64_t end,
+                                 const uint8_t* scratch) {
+  Link& to = link(member);
+  to.begin(header(tag, end - begin));
+  list.visit(begin, end, [&](const uint8_t*, const uint8_t* output, int64_t offset, int64_t bytes) {
+    const auto count = static_cast<size_t>(bytes);
+    if (output && bytes >= worth_referring) to.add_elsewhere({output, count});
+    else std::copy_n(output ? output : scratch + offset, count, to.add(count).begin());
+  });
+}
+
+Status LinkOperation::take(size_t member, int64_t tag, const ScatterList& list, int64_t begin, int64_t end,
+                           bool& finished) {
+  const std::span<uint8_t> place = list.output_of(begin, end);
+  if (place.data()) link(member).place(header(tag, end - begin), place);
+  std::span<const uint8_t> body;
+  SIRTAKI_TRY(arrived(member, tag, end - begin, body));
+  finished = body.data() != nullptr;
+  if (!finished) return Status::ok();
+  if (body.data() != place.data()) unpack(list, begin, end, body.data());
+  consume(member);
+  return Status::ok();
+}
+
+void LinkOperation::reduce(std::span<const uint8_t* const> bodies, const ScatterList& list, int64_t begin, int64_t end,
+                           std::vector<uint8_t>& scratch) {
+  bool is_in_place = transfer_->prescale.is_one();
+  list.visit(begin, end,
+             [&](const uint8_t* input, const uint8_t* output, int64_t, int64_t) { is_in_place &= input && output; });
+  if (!is_in_place) {
+    scratch.resize(static_cast<size_t>(end - begin));
+    pack_bytes(list, begin, end, scratch.data());
+  }
+  list.visit(begin, end, [&](const uint8_t* input, uint8_t* output, int64_t offset, int64_t bytes) {
+    for (size_t member = 0; member < member_count(); ++member)
+      if (member != transfer_->own) sources_[member] = bodies[member] + offset;
+    sources_[transfer_->own] = is_in_place ? input : scratch.data() + offset;
+    reduce_kernel()(output ? output : scratch.data() + offset, sources_.data(), static_cast<int>(member_count()),
+                    static_cast<size_t>(bytes) / transfer_->element_bytes(), transfer_->postscale);
+  });
+}
+
+// The memory of tensors goes back to their owners.
+void LinkOperation::cancel() {
+  for (size_t member = 0; member < member_count(); ++member)
+    if (member != transfer_->own) link(member).let_go();
 }
 
 Status LinkOperation::arrived(size_t member, int64_t tag, int64_t bytes, std::span<const uint8_t>& body) {
   body = {};
   const Frame* frame = nullptr;
   SIRTAKI_TRY(link(member).front(frame));
-  if (!frame && link(member).receive()) SIRTAKI_TRY(link(member).front(frame));
+  while (!frame && link(member).receive()) {
+    received_ = true;
+    SIRTAKI_TRY(link(member).front(frame));
+  }
   if (!frame || frame->header.kind != FrameKind::data) {
     awaited_.push_back(transfer_->members[member]);
     return Status::ok();

@@ -26,6 +26,7 @@ class LinkOperation : public Operation {
   LinkOperation(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer);
 
   Status advance(Nanoseconds now, Progress& progress) final;
+  void cancel() final;
   std::vector<int32_t> waits_for() const final { return awaited_; }
 
  protected:
@@ -48,11 +49,26 @@ class LinkOperation : public Operation {
   Status arrived(size_t member, int64_t tag, int64_t bytes, std::span<const uint8_t>& body);
   void consume(size_t member) { link(member).pop(); }
 
+  // Sends a list's bytes [begin, end): inputs, prescaled, or results, which lie in `scratch` where the list has no
+  // output. What lies ready in the users' memory is not copied.
+  void send_inputs(size_t member, int64_t tag, const ScatterList& list, int64_t begin, int64_t end);
+  void send_results(size_t member, int64_t tag, const ScatterList& list, int64_t begin, int64_t end,
+                    const uint8_t* scratch);
+
+  // Puts the frame that must come next from a member into a list's outputs.
+  Status take(size_t member, int64_t tag, const ScatterList& list, int64_t begin, int64_t end, bool& finished);
+
+  // Reduces the bodies of all members' frames (the own one's is ignored) and a list's inputs into its outputs, or into
+  // the scratch memory, which grows as it has to.
+  void reduce(std::span<const uint8_t* const> bodies, const ScatterList& list, int64_t begin, int64_t end,
+              std::vector<uint8_t>& scratch);
+
   // A list's bytes [begin, end), prescaled.
   void pack_bytes(const ScatterList& list, int64_t begin, int64_t end, uint8_t* out) const;
 
  private:
   bool measures() const { return transfer_->times && transfer_->times->are_measured; }
+  FrameHeader header(int64_t tag, int64_t bytes) const;
   Link& link(size_t member) const { return *setting_.links.data(transfer_->members[member]); }
 
   LinkSetting setting_;
@@ -60,6 +76,8 @@ class LinkOperation : public Operation {
   const DTypeKernels* kernels_;
   int64_t next_ = 0;
   std::vector<int32_t> awaited_;
+  std::vector<const void*> sources_;
+  bool received_ = false;
 };
 
 class LinkBackend final : public Backend {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace sirtaki {
@@ -29,6 +30,15 @@ class ScatterList {
     visit(begin, end,
           [&](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) { list.add(input, output, bytes); });
     return list;
+  }
+
+  // The output of the bytes [begin, end) if they lie in one place, else nothing.
+  std::span<uint8_t> output_of(int64_t begin, int64_t end) const {
+    std::span<uint8_t> found;
+    visit(begin, end, [&](const uint8_t*, uint8_t* output, int64_t, int64_t bytes) {
+      if (output && bytes == end - begin) found = {output, static_cast<size_t>(bytes)};
+    });
+    return found;
   }
 
   // Calls visit(input, output, offset from begin, bytes) for each contiguous part of [begin, end).

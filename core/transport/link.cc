@@ -6,46 +6,15 @@
 namespace sirtaki {
 namespace {
 
-constexpr size_t read_ahead = 256 << 10;  // bytes taken in beyond the frame that is awaited
+// Bytes taken in beyond a header. A longer body is then read to its end and no further, so that of those that are
+// read straight to their place little has to be copied.
+constexpr size_t read_ahead = 16 << 10;
 
 }  // namespace
 
-void ByteQueue::consume(size_t count) {
-  begin_ += count;
-  if (begin_ == end_) begin_ = end_ = 0;
-}
-
-std::span<uint8_t> ByteQueue::extend(size_t count) {
-  const std::span<uint8_t> space = room(count).first(count);
-  commit(count);
-  return space;
-}
-
-std::span<uint8_t> ByteQueue::room(size_t at_least) {
-  if (capacity_ - end_ < at_least) make_room(at_least);
-  return {bytes_.get() + end_, capacity_ - end_};
-}
-
-void ByteQueue::make_room(size_t count) {
-  const size_t used = size();
-  if (capacity_ - used >= count && begin_ >= used) {  // moving is cheap: the halves do not overlap
-    std::memcpy(bytes_.get(), bytes_.get() + begin_, used);
-  } else {
-    capacity_ = std::max({2 * capacity_, used + count, size_t{4096}});
-    auto bigger = std::make_unique_for_overwrite<uint8_t[]>(capacity_);
-    if (used) std::memcpy(bigger.get(), bytes_.get() + begin_, used);
-    bytes_ = std::move(bigger);
-  }
-  begin_ = 0;
-  end_ = used;
-}
-
 std::span<uint8_t> Link::compose(FrameHeader header) {
-  const std::span<uint8_t> space = out_.extend(sizeof header + padded(header.length));
-  std::memcpy(space.data(), &header, sizeof header);
-  const std::span<uint8_t> body = space.subspan(sizeof header);
-  std::fill(body.begin() + header.length, body.end(), uint8_t{0});
-  return body.first(header.length);
+  begin(header);
+  return add(header.length);
 }
 
 void Link::send(FrameHeader header, std::span<const uint8_t> body) {
@@ -54,13 +23,34 @@ void Link::send(FrameHeader header, std::span<const uint8_t> body) {
   if (!body.empty()) std::memcpy(space.data(), body.data(), body.size());
 }
 
+void Link::begin(FrameHeader header) {
+  std::memcpy(out_.extend(sizeof header).data(), &header, sizeof header);
+  missing_ = header.length;
+  padding_ = padded(header.length) - header.length;
+}
+
+std::span<uint8_t> Link::add(size_t bytes) {
+  missing_ -= bytes;
+  const size_t padding = missing_ ? 0 : padding_;
+  const std::span<uint8_t> space = out_.extend(bytes + padding);
+  std::fill_n(space.data() + bytes, padding, uint8_t{0});
+  return space.first(bytes);
+}
+
+void Link::add_elsewhere(std::span<const uint8_t> bytes) {
+  out_.refer(bytes);
+  missing_ -= bytes.size();
+  if (!missing_ && padding_) std::ranges::fill(out_.extend(padding_), uint8_t{0});
+}
+
 bool Link::flush() {
   bool moved = false;
   while (out_.size()) {
-    const ptrdiff_t written = unwritable_ ? -1 : pipe_->write(out_.front());
+    const std::span<const uint8_t> part = out_.front();
+    const ptrdiff_t written = unwritable_ ? -1 : pipe_->write(part, part.size() < out_.size());
     if (written < 0) {  // reading will tell what happened, and bring the last words
       unwritable_ = true;
-      out_.consume(out_.size());
+      out_.clear();
     }
     if (written <= 0) break;
     out_.consume(static_cast<size_t>(written));
@@ -73,26 +63,60 @@ bool Link::receive() {
   // Bytes are left in the pipe while a whole frame waits here: that holds back a peer that is ahead.
   const Frame* ready = nullptr;
   if (ended_ || !front(ready).is_ok() || ready) return false;
+  if (is_placing_) return receive_placed();
   const size_t frame_bytes = in_.size() >= sizeof(FrameHeader) ? sizeof(FrameHeader) + padded(frame_.header.length) : 0;
-  const size_t wanted = std::max(frame_bytes > in_.size() ? frame_bytes - in_.size() : 0, read_ahead);
-  const ptrdiff_t count = pipe_->read(in_.room(wanted));
+  const size_t wanted = frame_bytes > in_.size() ? std::max(frame_bytes - in_.size(), read_ahead) : read_ahead;
+  const std::span<uint8_t> room = in_.room(wanted).first(wanted);
+  const ptrdiff_t count = pipe_->read(room);
   if (count < 0) ended_ = true;
   if (count <= 0) return false;
   in_.commit(static_cast<size_t>(count));
   return true;
 }
 
+bool Link::receive_placed() {
+  const ptrdiff_t count = pipe_->read(place_.subspan(placed_));
+  if (count < 0) ended_ = true;
+  if (count <= 0) return false;
+  placed_ += static_cast<size_t>(count);
+  return true;
+}
+
+void Link::place(const FrameHeader& header, std::span<uint8_t> where) {
+  if (has_frame_ || is_placing_ || padded(header.length) != header.length) return;
+  placed_header_ = header;
+  place_ = where;
+}
+
+// The header has come, and the body not yet, or not all of it.
+bool Link::begins_placed_frame() {
+  if (place_.empty() || std::memcmp(&frame_.header, &placed_header_, sizeof(FrameHeader)) != 0) return false;
+  const std::span<const uint8_t> here = in_.front().subspan(sizeof(FrameHeader));
+  if (here.size() >= place_.size()) return false;
+  std::copy(here.begin(), here.end(), place_.begin());
+  placed_ = here.size();
+  in_.consume(sizeof(FrameHeader) + placed_);
+  return is_placing_ = true;
+}
+
 Status Link::front(const Frame*& out) {
   out = nullptr;
-  if (!has_frame_) {
+  if (!has_frame_ && !is_placing_) {
     if (in_.size() < sizeof(FrameHeader)) return Status::ok();
     std::memcpy(&frame_.header, in_.front().data(), sizeof(FrameHeader));
     const auto kind = static_cast<uint16_t>(frame_.header.kind);
     if (frame_.header.length > longest_frame || kind < static_cast<uint16_t>(FrameKind::report) ||
         kind > static_cast<uint16_t>(FrameKind::data))
       return {SRT_PROTOCOL, "a frame with an impossible header arrived"};
-    if (in_.size() < sizeof(FrameHeader) + padded(frame_.header.length)) return Status::ok();
-    frame_.body = in_.front().subspan(sizeof(FrameHeader), frame_.header.length);
+    if (!begins_placed_frame()) {
+      if (in_.size() < sizeof(FrameHeader) + padded(frame_.header.length)) return Status::ok();
+      frame_.body = in_.front().subspan(sizeof(FrameHeader), frame_.header.length);
+      has_frame_ = true;
+    }
+  }
+  if (is_placing_) {
+    if (placed_ < place_.size()) return Status::ok();
+    frame_.body = place_;
     has_frame_ = true;
   }
   out = &frame_;
@@ -100,8 +124,21 @@ Status Link::front(const Frame*& out) {
 }
 
 void Link::pop() {
-  in_.consume(sizeof(FrameHeader) + padded(frame_.header.length));
-  has_frame_ = false;
+  if (!is_placing_) in_.consume(sizeof(FrameHeader) + padded(frame_.header.length));
+  has_frame_ = is_placing_ = false;
+  place_ = {};
+}
+
+void Link::let_go() {
+  out_.keep();
+  if (is_placing_) ended_ = true;  // the rest of that body has no place any more
+  is_placing_ = has_frame_ = false;
+  place_ = {};
+}
+
+void Link::end_writing() {
+  flush();
+  if (!unsent()) pipe_->end_writing();
 }
 
 }  // namespace sirtaki

@@ -1,5 +1,5 @@
-// A Link carries frames to and from one peer, in order, and never blocks. What a Link is made of (a socket, a
-// ring in shared memory) is a BytePipe; framing, bounds and queues are the same for all.
+// A Link carries frames to and from one peer, in order, and never blocks. What a Link is made of (sockets, a ring in
+// shared memory) is a BytePipe; framing, bounds and queues are the same for all.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,9 @@
 #include <span>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/status.h"
+#include "transport/byte_queue.h"
 #include "transport/frame.h"
 
 namespace sirtaki {
@@ -17,29 +19,15 @@ class BytePipe {
  public:
   virtual ~BytePipe() = default;
 
-  // How many bytes moved, 0 if none can now, -1 if the other end is gone.
-  virtual ptrdiff_t write(std::span<const uint8_t> bytes) = 0;
+  // How many bytes moved, 0 if none can now, -1 if the other end is gone. With `more`, others follow at once.
+  virtual ptrdiff_t write(std::span<const uint8_t> bytes, bool more) = 0;
   virtual ptrdiff_t read(std::span<uint8_t> bytes) = 0;
 
-  virtual bool readable() const { return false; }  // shared memory: bytes wait to be read
-  virtual int descriptor() const { return -1; }    // to sleep on; -1: a doorbell is rung instead
-};
-
-// A queue of bytes whose front is consumed and whose end is filled in place.
-class ByteQueue {
- public:
-  std::span<const uint8_t> front() const { return {bytes_.get() + begin_, end_ - begin_}; }
-  size_t size() const { return end_ - begin_; }
-  void consume(size_t count);
-  std::span<uint8_t> extend(size_t count);      // uninitialised space at the end, part of the queue at once
-  std::span<uint8_t> room(size_t at_least);     // free space behind the end; commit() makes it part of the queue
-  void commit(size_t count) { end_ += count; }
-
- private:
-  void make_room(size_t count);
-
-  std::unique_ptr<uint8_t[]> bytes_;
-  size_t capacity_ = 0, begin_ = 0, end_ = 0;
+  virtual bool readable() const { return false; }               // shared memory: bytes wait to be read
+  virtual std::vector<int> descriptors() const { return {}; }   // to sleep on; none: a doorbell is rung instead
+  virtual void end_writing() {}                                 // the other end reads an end behind what was written
+  virtual bool is_delivered() const { return true; }            // what was written has reached the other machine
+  virtual Nanoseconds silence() const { return 0; }             // how long that machine has owed an answer
 };
 
 class Link {
@@ -50,9 +38,15 @@ class Link {
   std::span<uint8_t> compose(FrameHeader header);
   void send(FrameHeader header, std::span<const uint8_t> body);
 
+  // Queues a frame in parts: its header, then parts that make up its length. A part is space to be filled before the
+  // next call, or memory elsewhere, which is not copied: it stays as it is until unsent() is 0, or let_go().
+  void begin(FrameHeader header);
+  std::span<uint8_t> add(size_t bytes);
+  void add_elsewhere(std::span<const uint8_t> bytes);
+
   size_t unsent() const { return out_.size(); }
   bool readable() const { return pipe_->readable(); }
-  int descriptor() const { return pipe_->descriptor(); }
+  std::vector<int> descriptors() const { return pipe_->descriptors(); }
   bool is_ended() const { return ended_; }  // the other end is gone, and everything that it had sent is read
 
   // Moves queued bytes on; true if any moved.
@@ -63,14 +57,40 @@ class Link {
   Status front(const Frame*& out);
   void pop();
 
+  // If the next frame has this header, its body is read straight to where it belongs. Only for bodies that need no
+  // padding; for others, and for a body that is here already, nothing changes. It holds until a frame is popped.
+  void place(const FrameHeader& header, std::span<uint8_t> where);
+
+  // In the end: memory of others is not touched any more, neither read nor written. Nothing can be received after it.
+  void let_go();
+
+  // This side has sent its last frame. Before that has arrived the link should not be destroyed.
+  void end_writing();
+  bool is_delivered() const { return !unsent() && pipe_->is_delivered(); }
+
+  // How long the peer's machine has been silent although it owes an answer; 0 if it owes none.
+  Nanoseconds silence() const { return pipe_->silence(); }
+
   Link(Link&&) = default;
 
  private:
+  void pad();
+  bool receive_placed();
+  bool begins_placed_frame();
+
   std::unique_ptr<BytePipe> pipe_;
-  ByteQueue out_, in_;
+  SendQueue out_;
+  size_t missing_ = 0, padding_ = 0;  // of the frame that is queued in parts
+  ByteQueue in_;
   Frame frame_;
   bool has_frame_ = false;
   bool ended_ = false, unwritable_ = false;
+
+  // Where the body of the next frame goes if it fits.
+  FrameHeader placed_header_;
+  std::span<uint8_t> place_;
+  size_t placed_ = 0;        // bytes that are there
+  bool is_placing_ = false;  // its header has come
 };
 
 }  // namespace sirtaki

@@ -28,6 +28,15 @@ class Links {
     Link* added = data_[static_cast<size_t>(peer)] = add(peer, false, std::move(pipe));
     if (!control) control = added;
   }
+  // After the last frames: peers read an end behind them.
+  void end_writing() {
+    for (const Entry& entry : all_) entry.link->end_writing();
+  }
+  bool are_delivered() const {
+    for (const Entry& entry : all_)
+      if (!entry.is_ring && !entry.link->is_delivered()) return false;
+    return true;
+  }
   void close() {
     all_.clear();
     data_.assign(data_.size(), nullptr);

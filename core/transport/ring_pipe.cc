@@ -10,7 +10,7 @@ constexpr uint64_t capacity = SharedRegion::ring_bytes;
 
 }  // namespace
 
-ptrdiff_t RingPipe::write(std::span<const uint8_t> bytes) {
+ptrdiff_t RingPipe::write(std::span<const uint8_t> bytes, bool) {
   const uint64_t written = out_.written.load(std::memory_order_relaxed);
   const uint64_t used = written - out_.consumed.load(std::memory_order_acquire);
   if (used > capacity) return -1;  // only a corrupted counter says so

@@ -12,7 +12,7 @@ class RingPipe final : public BytePipe {
       : out_(region.ring(own_slot, peer_slot)), in_(region.ring(peer_slot, own_slot)),
         out_data_(region.ring_data(own_slot, peer_slot)), in_data_(region.ring_data(peer_slot, own_slot)) {}
 
-  ptrdiff_t write(std::span<const uint8_t> bytes) override;
+  ptrdiff_t write(std::span<const uint8_t> bytes, bool more) override;
   ptrdiff_t read(std::span<uint8_t> bytes) override;
   bool readable() const override;
 

@@ -108,7 +108,7 @@ TEST(direct_gives_the_same_bits_wherever_ranks_live) {
 // Large enough for several pieces; scaled, averaged, and with a rank that has joined.
 TEST(large_plans_between_hosts_are_cut_into_pieces) {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 1, 1}}) {
-    World ranks(4, on_hosts(hosts));
+    World ranks(4, on_hosts(hosts, {{"sockets_per_link", "2"}}));
     ranks.run([&](int rank, Context& context) {
       const int64_t count = 5'000'003;
       for (int step = 0; step < 2; ++step) {

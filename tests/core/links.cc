@@ -1,4 +1,6 @@
 // Framing over a pipe that moves a few bytes at a time, and what a link does with bytes that make no sense.
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <deque>
 #include <random>
@@ -6,6 +8,8 @@
 #include "base/codec.h"
 #include "check.h"
 #include "transport/link.h"
+#include "transport/socket_pipe.h"
+#include "transport/tcp.h"
 
 using namespace sirtaki;
 
@@ -20,7 +24,7 @@ struct Channel {
 class DrippingPipe final : public BytePipe {
  public:
   DrippingPipe(Channel& out, Channel& in, unsigned seed) : out_(out), in_(in), random_(seed) {}
-  ptrdiff_t write(std::span<const uint8_t> bytes) override {
+  ptrdiff_t write(std::span<const uint8_t> bytes, bool) override {
     const size_t count = std::min<size_t>(bytes.size(), random_() % 40);
     out_.bytes.insert(out_.bytes.end(), bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(count));
     return static_cast<ptrdiff_t>(count);
@@ -121,6 +125,104 @@ TEST(a_queue_of_bytes_keeps_them_in_order) {
     for (uint8_t byte : queue.front().first(count)) CHECK_EQUAL(byte, next_out++);
     queue.consume(count);
   }
+}
+
+// A body that is large, or not, for a place of its own, in parts that are copied and others that are not.
+TEST(bodies_go_from_place_to_place) {
+  for (unsigned seed = 0; seed < 30; ++seed) {
+    Pair pair(seed);
+    std::mt19937 random(seed);
+    for (uint64_t number = 0; number < 60; ++number) {
+      const size_t length = random() % 20 * 16 + (random() % 4 ? 0 : 5), cut = length ? random() % length : 0;
+      Bytes body(length), place(length);
+      for (uint8_t& byte : body) byte = static_cast<uint8_t>(random());
+      const FrameHeader header{static_cast<uint32_t>(length), FrameKind::data, 7, number};
+      if (random() % 2) pair.a.send({.kind = FrameKind::decision}, Bytes(random() % 100, 1));
+      pair.a.begin(header);
+      std::copy_n(body.begin(), cut, pair.a.add(cut).begin());
+      pair.a.add_elsewhere(std::span(body).subspan(cut));
+      const Frame* frame = nullptr;
+      while (!frame || frame->header.kind != FrameKind::data) {
+        if (frame) pair.b.pop();
+        if (random() % 3) pair.b.place(header, place);
+        pair.a.flush();
+        pair.b.receive();
+        CHECK(pair.b.front(frame).is_ok());
+      }
+      CHECK_EQUAL(frame->header.plan, number);
+      CHECK(std::ranges::equal(frame->body, body));
+      pair.b.pop();
+      CHECK_EQUAL(pair.a.unsent(), size_t{0});
+    }
+  }
+}
+
+TEST(a_link_that_lets_go_touches_no_memory_of_others) {
+  Pair pair(11);
+  Bytes body(320, 9), place(320, 0);
+  const FrameHeader header{320, FrameKind::data, 1, 1};
+  pair.b.place(header, place);
+  pair.a.begin(header);
+  pair.a.add_elsewhere(body);
+  while (pair.a.unsent() > 100) pair.a.flush();
+  for (int i = 0; i < 3; ++i) pair.b.receive();
+  pair.a.let_go();
+  pair.b.let_go();
+  const Bytes before = place;
+  std::ranges::fill(body, uint8_t{0});
+  while (pair.a.unsent()) pair.a.flush();
+  for (int i = 0; i < 50; ++i) pair.b.receive();
+  CHECK(place == before);
+}
+
+TEST(a_stream_over_several_sockets_keeps_its_order) {
+  for (size_t sockets : {1, 2, 3, 5}) {
+    std::vector<Descriptor> near, far;
+    for (size_t i = 0; i < sockets; ++i) {
+      int ends[2];
+      REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+      near.emplace_back(ends[0]);
+      far.emplace_back(ends[1]);
+    }
+    SocketPipe out(std::move(near), 0), in(std::move(far), 0);
+    CHECK_EQUAL(in.descriptors().size(), sockets);
+    std::mt19937 random(1);
+    constexpr size_t total = 3 << 20;
+    Bytes sent(total), got(total);
+    for (uint8_t& byte : sent) byte = static_cast<uint8_t>(random());
+    size_t written = 0, read = 0;
+    while (read < total) {
+      const size_t some = std::min<size_t>(total - written, random() % 200'000);
+      const ptrdiff_t out_now = out.write(std::span(sent).subspan(written, some), random() % 2 != 0);
+      REQUIRE(out_now >= 0);
+      written += static_cast<size_t>(out_now);
+      if (written == total) out.end_writing();
+      const ptrdiff_t in_now =
+          in.read(std::span(got).subspan(read, std::min<size_t>(total - read, random() % 200'000)));
+      REQUIRE(in_now >= 0 || read == total);
+      read += static_cast<size_t>(in_now);
+    }
+    CHECK(sent == got);
+    uint8_t more;
+    CHECK_EQUAL(in.read({&more, 1}), -1);
+  }
+}
+
+TEST(a_machine_is_silent_only_while_it_owes_an_answer) {
+  tcp_info info{};
+  info.tcpi_last_ack_recv = info.tcpi_last_data_recv = 20'000;
+  CHECK_EQUAL(silence_of(info), 0);  // idle
+  for (auto owed : {&tcp_info::tcpi_retransmits, &tcp_info::tcpi_probes}) {
+    tcp_info asked = info;
+    asked.*owed = 1;
+    CHECK_EQUAL(silence_of(asked), seconds(20));
+    asked.tcpi_last_ack_recv = 30;  // it has no room, but says so: its process is late
+    CHECK_EQUAL(silence_of(asked), milliseconds(30));
+  }
+  info.tcpi_unacked = 3;
+  CHECK_EQUAL(silence_of(info), seconds(20));
+  info.tcpi_last_data_recv = 100;  // it talks, if not of what it has got
+  CHECK_EQUAL(silence_of(info), milliseconds(100));
 }
 
 CHECK_MAIN()

@@ -138,10 +138,12 @@ class World {
     for (int a = 0; a < size_; ++a)
       for (int b = a + 1; b < size_; ++b) {
         int ends[2];
-        const bool made = connect(a, b, ends);
-        if (!made) check::fail(__FILE__, __LINE__, "no socket pair");
-        std::ignore = (*this)[a].link_socket(b, ends[0]);
-        std::ignore = (*this)[b].link_socket(a, ends[1]);
+        const bool crosses = host_of(a) != host_of(b);
+        for (int64_t i = 0; i < (crosses ? config_.integer(Knob::sockets_per_link) : 1); ++i) {
+          if (!connect(a, b, ends)) check::fail(__FILE__, __LINE__, "no socket pair");
+          std::ignore = (*this)[a].link_socket(b, ends[0]);
+          std::ignore = (*this)[b].link_socket(a, ends[1]);
+        }
       }
   }
 

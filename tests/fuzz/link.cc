@@ -12,7 +12,7 @@ class MemoryPipe final : public BytePipe {
  public:
   MemoryPipe(Input input, size_t piece, Bytes* written = nullptr) : rest_(input), piece_(piece), written_(written) {}
 
-  ptrdiff_t write(std::span<const uint8_t> bytes) override {
+  ptrdiff_t write(std::span<const uint8_t> bytes, bool) override {
     const size_t count = std::min(bytes.size(), piece_);
     if (written_) written_->insert(written_->end(), bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(count));
     return static_cast<ptrdiff_t>(count);

@@ -1,0 +1,54 @@
+// Bytes on their way in and out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+
+namespace sirtaki {
+
+// A queue of bytes whose front is consumed and whose end is filled in place.
+class ByteQueue {
+ public:
+  std::span<const uint8_t> front() const { return {bytes_.get() + begin_, end_ - begin_}; }
+  size_t size() const { return end_ - begin_; }
+  void consume(size_t count);
+  std::span<uint8_t> extend(size_t count);      // uninitialised space at the end, part of the queue at once
+  std::span<uint8_t> room(size_t at_least);     // free space behind the end; commit() makes it part of the queue
+  void commit(size_t count) { end_ += count; }
+
+ private:
+  void make_room(size_t count);
+
+  std::unique_ptr<uint8_t[]> bytes_;
+  size_t capacity_ = 0, begin_ = 0, end_ = 0;
+};
+
+// A queue of the queue's own bytes and of others that lie elsewhere, in order.
+class SendQueue {
+ public:
+  std::span<uint8_t> extend(size_t count);
+  void refer(std::span<const uint8_t> bytes);
+
+  size_t size() const { return size_; }
+  std::span<const uint8_t> front() const;  // a part of it, not empty unless the queue is
+  void consume(size_t count);
+  void clear();
+
+  // Copies what lies elsewhere: its owner wants it back.
+  void keep();
+
+ private:
+  struct Part {
+    const uint8_t* elsewhere;  // nullptr: in own_
+    size_t bytes;
+  };
+
+  ByteQueue own_;
+  std::deque<Part> parts_;
+  size_t size_ = 0;
+};
+
+}  // namespace sirtaki
