@@ -1,0 +1,196 @@
+// All-reduce between two hosts, beside what the same kind of connection carries: two processes that are told to live on
+// two hosts, linked by TCP over loopback, and in turn a plain stream both ways (a thread a direction, 1 MiB at a time).
+//
+//   between [NAME=VALUE ...] [BYTES ...]     settings by name, as in sockets_per_link=2
+//
+// Prints one JSON object a size: times in microseconds as rank 0 saw them, and "ratios", the stream's time over
+// sirtaki's, block by block.
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "sirtaki.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Times = std::vector<double>;
+
+constexpr size_t write_bytes = 1 << 20;
+constexpr size_t bytes_a_block = 64 << 20;  // so much is moved for each size in a block, within these bounds
+constexpr int most_calls = 200;
+constexpr int blocks = 7;
+
+void must(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "between: %s\n", what);
+  std::_Exit(1);
+}
+
+double median(Times times) {
+  std::nth_element(times.begin(), times.begin() + static_cast<ptrdiff_t>(times.size() / 2), times.end());
+  return times[times.size() / 2];
+}
+
+struct Connection {
+  int ends[2];
+};
+
+Connection connect_over_loopback() {
+  Connection made;
+  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  socklen_t length = sizeof address;
+  made.ends[0] = ::socket(AF_INET, SOCK_STREAM, 0);
+  must(::bind(listener, generic, length) == 0 && ::listen(listener, 1) == 0 &&
+           ::getsockname(listener, generic, &length) == 0 && ::connect(made.ends[0], generic, length) == 0,
+       "no connection over loopback");
+  made.ends[1] = ::accept(listener, nullptr, nullptr);
+  ::close(listener);
+  return made;
+}
+
+void send_all(int socket, const char* from, size_t bytes) {
+  while (bytes) {
+    const ssize_t count = ::send(socket, from, std::min(bytes, write_bytes), MSG_NOSIGNAL);
+    must(count > 0, "the plain stream broke");
+    bytes -= static_cast<size_t>(count);
+  }
+}
+
+void receive_all(int socket, char* to, size_t bytes) {
+  while (bytes) {
+    const ssize_t count = ::recv(socket, to, std::min(bytes, write_bytes), 0);
+    must(count > 0, "the plain stream broke");
+    bytes -= static_cast<size_t>(count);
+  }
+}
+
+class Rank {
+ public:
+  Rank(int rank, srt_config* config, const std::vector<Connection>& links, const Connection& stream)
+      : rank_(rank), stream_(stream.ends[rank]), out_(write_bytes), in_(write_bytes) {
+    const srt_peer peers[] = {{"first", 0, 0}, {"second", 0, 1}};
+    const srt_topology topology{sizeof topology, rank, 2, 0, 1, rank, 2, peers};
+    srt_error error{};
+    must(srt_create(config, &topology, &context_, &error) == SRT_OK, error.text);
+    for (const Connection& link : links)
+      must(srt_link_socket(context_, 1 - rank, link.ends[rank], &error) == SRT_OK, error.text);
+    must(srt_start(context_, &error) == SRT_OK, error.text);
+  }
+  ~Rank() {
+    srt_shutdown(context_, 10'000);
+    srt_destroy(context_);
+  }
+
+  void measure(size_t bytes) {
+    data_.assign(std::max<size_t>(bytes / sizeof(float), 1), 1.0f);
+    reduce();
+    must(std::all_of(data_.begin(), data_.end(), [](float x) { return x == 2; }), "the sum is wrong");
+    std::fill(data_.begin(), data_.end(), 0.0f);
+    Times core, stream, ratios;
+    for (int i = 0; i <= blocks; ++i) {
+      const double there = timed(bytes, [&] { exchange(bytes); }), here = timed(bytes, [&] { reduce(); });
+      if (i == 0) continue;  // warms up
+      core.push_back(here);
+      stream.push_back(there);
+      ratios.push_back(there / here);
+    }
+    if (rank_ == 0) print(bytes, core, stream, ratios);
+  }
+
+ private:
+  // Microseconds a call, of a block of them.
+  template <typename Call>
+  double timed(size_t bytes, Call&& call) {
+    const int calls = static_cast<int>(std::clamp<size_t>(bytes_a_block / bytes, 1, most_calls));
+    exchange(1);  // begin together
+    const auto start = Clock::now();
+    for (int i = 0; i < calls; ++i) call();
+    return std::chrono::duration<double, std::micro>(Clock::now() - start).count() / calls;
+  }
+
+  void exchange(size_t bytes) {
+    std::thread sender([&] { send_all(stream_, out_.data(), bytes); });
+    receive_all(stream_, in_.data(), bytes);
+    sender.join();
+  }
+
+  void reduce() {
+    const auto count = static_cast<int64_t>(data_.size());
+    srt_request request{};
+    request.struct_size = sizeof request;
+    request.kind = SRT_ALLREDUCE;
+    request.dtype = 10;  // float32
+    request.device = -1;
+    request.name = "between";
+    request.dimensions = 1;
+    request.shape = &count;
+    request.prescale = request.postscale = 1.0;
+    request.input = request.output = reinterpret_cast<uintptr_t>(data_.data());
+    srt_handle handle = 0;
+    srt_error error{};
+    must(srt_run(context_, &request, 1, 60'000, &handle, &error) == SRT_OK, error.text);
+    srt_release(context_, &handle, 1);
+  }
+
+  static void print(size_t bytes, const Times& core, const Times& stream, const Times& ratios) {
+    std::printf("{\"bytes\": %zu, \"sirtaki_us\": %.1f, \"stream_us\": %.1f, \"ratio\": %.3f, \"ratios\": [", bytes,
+                median(core), median(stream), median(ratios));
+    for (size_t i = 0; i < ratios.size(); ++i) std::printf("%s%.3f", i ? ", " : "", ratios[i]);
+    std::printf("]}\n");
+    std::fflush(stdout);
+  }
+
+  int rank_, stream_;
+  std::vector<char> out_, in_;
+  srt_context* context_ = nullptr;
+  std::vector<float> data_;
+};
+
+}  // namespace
+
+int main(int argument_count, char** arguments) {
+  srt_config* config = srt_config_create();
+  must(srt_config_set(config, "log_descriptor", "-1", nullptr) == SRT_OK, "no such setting");
+  std::vector<size_t> sizes;
+  for (int i = 1; i < argument_count; ++i) {
+    const std::string argument = arguments[i];
+    const size_t equals = argument.find('=');
+    srt_error error{};
+    if (equals == std::string::npos) sizes.push_back(std::strtoull(arguments[i], nullptr, 10));
+    else
+      must(srt_config_set(config, argument.substr(0, equals).c_str(), arguments[i] + equals + 1, &error) == SRT_OK,
+           error.text);
+  }
+  if (sizes.empty()) sizes = {1024, 65536, 1 << 20, 16 << 20, 64 << 20};
+  must(*std::min_element(sizes.begin(), sizes.end()) >= sizeof(float), "a size has 4 bytes at least");
+  char count[16] = "";
+  must(srt_config_get(config, "sockets_per_link", count, sizeof count) == SRT_OK, "no such setting");
+  std::vector<Connection> links(static_cast<size_t>(std::atoi(count)));
+  for (Connection& link : links) link = connect_over_loopback();
+  const Connection stream = connect_over_loopback();
+  const int rank = ::fork() == 0 ? 1 : 0;
+  {
+    Rank own(rank, config, links, stream);
+    for (size_t bytes : sizes) own.measure(bytes);
+  }
+  if (rank == 1) std::_Exit(0);
+  int status = 0;
+  ::wait(&status);
+  srt_config_destroy(config);
+  return status ? 1 : 0;
+}
