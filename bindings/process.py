@@ -20,6 +20,7 @@ from sirtaki._core import current, observe
 from sirtaki._core.bootstrap.handshake import BootstrapError, BootstrapTimeout, Identity
 from sirtaki._core.bootstrap.interfaces import chosen_interfaces
 from sirtaki._core.bootstrap.join import Join, join_alone, settings_of
+from sirtaki._core.bootstrap.messages import StoreEvent, describe
 from sirtaki._core.bootstrap.providers import World, find_world
 from sirtaki._core.bootstrap.store import StoreClient, StoreServer
 from sirtaki._core.context import Config, Context
@@ -115,9 +116,15 @@ def _rendezvous(world: World) -> str:
             _rank.server = None
         if _rank.server is None:
             interfaces = chosen_interfaces()
-            _rank.server = StoreServer(address, world.job, world.start_timeout, interfaces=interfaces).start()
+            server = StoreServer(address, world.job, world.start_timeout, _tell_refusals, interfaces)
+            _rank.server = server.start()
         address = _rank.server.address
     return world.announce(address) if world.announce else address
+
+
+def _tell_refusals(event: StoreEvent) -> None:
+    if event.kind == "refused":
+        sys.stderr.write(f"sirtaki: the rendezvous of rank 0 reports that {describe(event)}\n")
 
 
 def _close_client(event: str) -> None:

@@ -143,7 +143,8 @@ class Supervisor:
     def _listen(self, bell: Bell, mailbox: Mailbox) -> None:
         numbers = bell.read()
         for event in mailbox.empty():
-            self._display.detail(f"the rendezvous reports that {describe(event)}")
+            tell = self._display.say if event.kind == "refused" else self._display.detail
+            tell(f"the rendezvous reports that {describe(event)}")
             self._inquiry.note_event(event)
             self._note_arrival(event)
         for rank in self._ranks:

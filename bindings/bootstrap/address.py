@@ -12,11 +12,11 @@ import socket
 from collections.abc import Sequence
 
 from .handshake import BootstrapError
-from .interfaces import local_addresses
+from .interfaces import local_addresses, plain
 
 _UNIX = "unix:@"
 _BACKLOG = 512
-_KEY_ADVICE = (
+KEY_ADVICE = (
     "write one with `python -c 'import secrets; print(secrets.token_hex(32))' > key && chmod 600 key` and "
     "set SIRTAKI_KEY_FILE=key for every rank"
 )
@@ -61,6 +61,18 @@ def is_loopback(host: str) -> bool:
     return ipaddress.ip_address(host.split("%")[0]).is_loopback
 
 
+def refuse_without_key(connection: socket.socket, key: bytes) -> None:
+    """Without a key nobody can prove anything, so a connection then has to stay on this machine.
+
+    Raises BootstrapError if it does not.
+    """
+    if key or connection.family == socket.AF_UNIX:
+        return
+    other = plain(str(connection.getpeername()[0]))
+    if not is_loopback(other):
+        raise BootstrapError(f"{other} is another machine, so the ranks need a common key: {KEY_ADVICE}")
+
+
 def listen_at(address: str, key: bytes) -> socket.socket:
     """A listening socket at `address`; port 0 lets the operating system choose, "*" means all addresses.
 
@@ -76,7 +88,7 @@ def listen_at(address: str, key: bytes) -> socket.socket:
     family, place = _resolve("0.0.0.0" if host == "*" else host, port)
     if not key and not is_loopback(place[0]):
         raise BootstrapError(
-            f"{address} can be reached from other machines, so the ranks need a common key: {_KEY_ADVICE}"
+            f"{address} can be reached from other machines, so the ranks need a common key: {KEY_ADVICE}"
         )
     is_name = host not in (place[0], "localhost", "*")
     if host == "*" or (is_name and key and not _is_reached_at(family, place[0])):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import struct
 
 from .handshake import Conversation, Identity
 from .interfaces import plain
 
 _READ_BYTES = 64 * 1024
+_CREDENTIALS = struct.Struct("3i")
 
 
 class Arrival:
@@ -19,7 +22,7 @@ class Arrival:
     def __init__(self, connection: socket.socket, conversation: Conversation, patience_ends: float) -> None:
         connection.setblocking(False)
         self.socket = connection
-        self.origin = _origin(connection)  # for messages
+        self.source, self.origin = _origin(connection)  # the machine; with its port, for messages
         self.patience_ends = patience_ends  # time.monotonic(), for the proof
         self.peer: Identity | None = None  # who it has proved to be
         self.incoming = bytearray()
@@ -57,9 +60,17 @@ class Arrival:
                 self.peer = finished.value
 
 
-def _origin(connection: socket.socket) -> str:
+def is_ours(connection: socket.socket) -> bool:
+    """Whether the other side of a Unix socket runs as the same user, or as root."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(credentials)[1] in (os.getuid(), 0)
+
+
+def _origin(connection: socket.socket) -> tuple[str, str]:
     try:
         name = connection.getpeername()
     except OSError:
-        return "somewhere"
-    return f"{plain(name[0])} port {name[1]}" if isinstance(name, tuple) else "this machine"
+        return "somewhere", "somewhere"
+    if not isinstance(name, tuple):
+        return "this machine", "this machine"
+    return plain(name[0]), f"{plain(name[0])} port {name[1]}"

@@ -4,16 +4,21 @@ whether that fits together.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..context import Peer, Topology
-from .address import split_address
+from .address import is_unix, split_address
 from .handshake import BootstrapError, printable
+
+_MOST_ADDRESSES = 64
+# What reading a value of the wrong type or size out of JSON may raise, nesting without end among it.
+_NONSENSE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -42,17 +47,21 @@ def unpack(payload: bytes) -> Member:
     """A member as it came from its (authenticated) process; BootstrapError if it makes no sense."""
     try:
         values = json.loads(payload)
-        member = Member(**{field.name: values[field.name] for field in fields(Member)})
-        settings = {str(name): printable(str(value), 200) for name, value in dict(member.settings).items()}
-        return Member(
-            str(member.host),
-            printable(str(member.hostname), 100),
-            int(member.pid),
-            str(member.listens_at),
-            settings,
+        settings = {_line(name, 100): _line(value, 200) for name, value in dict(values["settings"]).items()}
+        listens_at = str(values["listens_at"])
+        member = Member(
+            str(values["host"]), _line(values["hostname"], 100), int(values["pid"]), listens_at, settings
         )
-    except (ValueError, TypeError, KeyError):
+    except _NONSENSE:
         raise BootstrapError("a rank introduced itself in a way that makes no sense") from None
+    is_address = is_unix(listens_at) and listens_at.isascii() and listens_at.isprintable()
+    if not 0 < member.pid < 1 << 31 or not (listens_at == "" or (is_address and len(listens_at) <= 100)):
+        raise BootstrapError("a rank introduced itself in a way that makes no sense")
+    return member
+
+
+def _line(value: object, limit: int) -> str:
+    return printable(str(value), limit).replace("\n", "?")
 
 
 def host_identity() -> str:
@@ -87,10 +96,12 @@ def unpack_offer(payload: bytes) -> Offer:
     try:
         values = json.loads(payload)
         addresses = [str(address) for address in list(values["addresses"])]
+        if len(addresses) > _MOST_ADDRESSES:
+            raise ValueError
         for address in addresses:
-            split_address(address)
-        return Offer(addresses, printable(str(values["no_memory"]), 500))
-    except (ValueError, TypeError, KeyError):
+            ipaddress.ip_address(split_address(address)[0])
+        return Offer(addresses, _line(values["no_memory"], 500))
+    except _NONSENSE:
         raise BootstrapError("a rank said in a way that makes no sense how it can be reached") from None
 
 

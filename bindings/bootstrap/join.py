@@ -87,7 +87,7 @@ class Join:
             memory, no_memory = self._memory(locals_)
             at_the_end.callback(_close, memory)
             spans_hosts = len(locals_) < len(members)
-            addresses = reception.open_to_hosts(self.client.own_addresses()) if spans_hosts else []
+            addresses = self._open_to_hosts(reception) if spans_hosts else []
             offers = self._exchange_offers(Offer(addresses, no_memory))
             deadline = time.monotonic() + world.start_timeout
             meeting = Meeting(world.job, Identity(world.rank, self.generation), deadline)
@@ -100,6 +100,9 @@ class Join:
                     return context
             link_sockets(context, connections)
             return context
+
+    def _open_to_hosts(self, reception: Reception) -> list[str]:
+        return reception.open_to_hosts(self.client.own_addresses(), self.world.job.key)
 
     def _introduce(self, listens_at: str) -> list[Member]:
         agreed = {knob.name: self.config.get(knob.name) for knob in knobs() if knob.agreed}
@@ -149,7 +152,8 @@ class Join:
         """Tells the others whether this rank has its links; raises if another has not."""
         for rank, text in enumerate(self.client.all_gather(failure.encode())):
             if text and not failure:
-                raise BootstrapError(f"rank {rank} could not link to the others: {printable(text.decode())}")
+                reason = printable(text.decode(errors="replace"))
+                raise BootstrapError(f"rank {rank} could not link to the others: {reason}")
 
 
 def _close(descriptor: int) -> None:

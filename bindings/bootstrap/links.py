@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from ..context import Context
 from .address import is_unix
+from .arrival import is_ours
 from .dial import dial
 from .handshake import BootstrapError, BootstrapTimeout
-from .reception import Meeting, Place, Reception, is_ours
+from .reception import Meeting, Place, Reception
 
 _DIAL_SECONDS = 30.0  # everybody listens before anybody connects: who does not answer will not
 

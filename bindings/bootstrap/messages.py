@@ -8,6 +8,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from .handshake import BootstrapError
+
 # From a rank: the job's size; a round and a payload; an event and its text.
 JOIN, GATHER, REPORT = b"J", b"G", b"R"
 # To a rank: nothing; the payloads of all ranks; why not.
@@ -59,14 +61,19 @@ def pack_payloads(payloads: tuple[bytes, ...]) -> bytes:
     return GATHERED + b"".join(NUMBER.pack(len(payload)) + payload for payload in payloads)
 
 
-def unpack_payloads(body: bytes) -> list[bytes]:
-    payloads = []
+def unpack_payloads(body: bytes, count: int) -> list[bytes]:
+    """The payloads of `count` ranks. Raises BootstrapError if these bytes are something else."""
+    payloads: list[bytes] = []
     position = 0
-    while position < len(body):
+    while len(payloads) < count and len(body) - position >= NUMBER.size:
         (length,) = NUMBER.unpack_from(body, position)
         position += NUMBER.size
+        if length > len(body) - position:
+            break
         payloads.append(body[position : position + length])
         position += length
+    if len(payloads) != count or position != len(body):
+        raise BootstrapError("the rendezvous gave an answer that makes no sense")
     return payloads
 
 

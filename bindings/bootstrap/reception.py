@@ -10,15 +10,22 @@ import os
 import secrets
 import selectors
 import socket
-import struct
 import sys
 import time
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
-from .address import addresses_of, join_address, listen_everywhere, unix_address, unix_path
-from .arrival import Arrival
+from .address import (
+    KEY_ADVICE,
+    addresses_of,
+    join_address,
+    listen_everywhere,
+    refuse_without_key,
+    unix_address,
+    unix_path,
+)
+from .arrival import Arrival, is_ours
 from .handshake import (
     HANDSHAKE_SECONDS,
     BootstrapError,
@@ -32,9 +39,7 @@ from .handshake import (
     shake_hands,
 )
 from .interfaces import chosen_interfaces
-
-_CREDENTIALS = struct.Struct("3i")
-_STRANGER_LIMIT = 128  # so many may be proving themselves at once; the next one displaces the oldest
+from .strangers import TOO_SLOW, Complaints, Strangers
 
 Place = tuple[int, int]  # another rank, and which of the connections to it
 
@@ -49,11 +54,17 @@ class Meeting:
 
     def greet(self, connection: socket.socket, rank: int, channel: int = 0) -> None:
         """Makes sure that who answers is this rank. Raises BootstrapError if not."""
+        refuse_without_key(connection, self.job.key)
         patience = min(self.deadline, time.monotonic() + HANDSHAKE_SECONDS)
         mine = replace(self.mine, channel=channel)
         peer = shake_hands(connection, self.job, mine, LinkKind.RANKS, Role.CONNECTS, patience)
         if peer.rank != rank:
             raise BootstrapError(f"{peer.name} answers where rank {rank} should be")
+        if peer.generation != self.mine.generation:
+            raise BootstrapError(
+                f"{peer.name} is at its init number {peer.generation}, but {self.mine.name} at number "
+                f"{self.mine.generation}: every rank has to call init() as often as the others"
+            )
 
 
 class Reception:
@@ -62,17 +73,22 @@ class Reception:
     def __init__(self) -> None:
         self.name = unix_address(f"sirtaki-{os.getpid()}-{secrets.token_hex(8)}")
         self._selector = selectors.DefaultSelector()
-        self._arrivals: dict[Arrival, None] = {}  # oldest first
+        self._name = "a rank"
+        self._strangers: Strangers[Arrival] = Strangers(self._refuse)
+        self._complaints = Complaints(lambda text: print(f"sirtaki: {text}", file=sys.stderr))
         local = socket.socket(socket.AF_UNIX)
         local.bind(unix_path(self.name))
         local.listen(512)
         self._listen(local)
 
-    def open_to_hosts(self, route: list[str]) -> list[str]:
+    def open_to_hosts(self, route: list[str], key: bytes) -> list[str]:
         """From now on ranks of other hosts may come, too: the addresses to try, the likeliest first.
 
-        `route` are addresses of this machine that are known to lead here.
+        `route` are addresses of this machine that are known to lead here. Raises BootstrapError without a
+        key.
         """
+        if not key:
+            raise BootstrapError(f"ranks of several hosts need a common key: {KEY_ADVICE}")
         listening = listen_everywhere()
         self._listen(listening)
         found = addresses_of(listening, chosen_interfaces())
@@ -84,6 +100,7 @@ class Reception:
 
         Raises BootstrapTimeout at the meeting's deadline.
         """
+        self._name = meeting.mine.name
         found: dict[Place, socket.socket] = {}
         try:
             while missing := wanted - found.keys():
@@ -96,7 +113,7 @@ class Reception:
                         self._serve(key.data, meeting, missing, found)
                     else:
                         key.data(meeting)
-                self._lose_patience(meeting)
+                self._strangers.lose_patience(time.monotonic(), TOO_SLOW)
         except BaseException:
             for connection in found.values():
                 connection.close()
@@ -116,24 +133,21 @@ class Reception:
         self._selector.register(listening, selectors.EVENT_READ, partial(self._take, listening))
 
     def _take(self, listening: socket.socket, meeting: Meeting) -> None:
-        try:
-            connection, _ = listening.accept()
-        except OSError:  # it has gone again, or this process has too many files open: the others go on
+        connection = self._strangers.accept(listening)
+        if connection is None:
             return
         if listening.family == socket.AF_UNIX and not is_ours(connection):
             connection.close()
             return
-        if len(self._arrivals) >= _STRANGER_LIMIT:
-            self._refuse(next(iter(self._arrivals)), meeting, "too many came that did not prove who they are")
         conversation = converse(meeting.job, meeting.mine, LinkKind.RANKS, Role.ACCEPTS)
         arrival = Arrival(connection, conversation, time.monotonic() + HANDSHAKE_SECONDS)
-        self._arrivals[arrival] = None
+        self._strangers.add(arrival)
         self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, arrival)
 
     def _serve(
         self, arrival: Arrival, meeting: Meeting, missing: set[Place], found: dict[Place, socket.socket]
     ) -> None:
-        if arrival not in self._arrivals:  # displaced by one that came just now
+        if arrival not in self._strangers:  # displaced by one that came just now
             return None
         try:
             alive = arrival.receive()
@@ -141,7 +155,7 @@ class Reception:
             if arrival.outgoing:
                 arrival.send()
         except HandshakeError as error:
-            return self._refuse(arrival, meeting, str(error))
+            return self._refuse(arrival, str(error))
         except OSError:
             alive = False
         peer = arrival.peer
@@ -165,30 +179,17 @@ class Reception:
 
     def _patience(self) -> float:
         """Seconds until somebody has been waited for long enough."""
-        ends = next((arrival.patience_ends for arrival in self._arrivals), time.monotonic() + 1)
-        return max(ends - time.monotonic(), 0)
+        ends = self._strangers.patience_ends
+        return 1.0 if ends is None else max(ends - time.monotonic(), 0)
 
-    def _lose_patience(self, meeting: Meeting) -> None:
-        now = time.monotonic()
-        for arrival in [one for one in self._arrivals if one.patience_ends <= now]:
-            self._refuse(arrival, meeting, f"it did not prove who it is within {HANDSHAKE_SECONDS:g} s")
-
-    def _refuse(self, arrival: Arrival, meeting: Meeting, reason: str) -> None:
-        sys.stderr.write(
-            f"sirtaki: {meeting.mine.name} refused a connection from {arrival.origin}: {reason}\n"
-        )
+    def _refuse(self, arrival: Arrival, reason: str) -> None:
+        self._complaints.add(f"{self._name} refused a connection from {arrival.origin}: {reason}")
         self._forget(arrival)
         arrival.socket.close()
 
     def _forget(self, arrival: Arrival) -> None:
-        del self._arrivals[arrival]
+        self._strangers.discard(arrival)
         self._selector.unregister(arrival.socket)
-
-
-def is_ours(connection: socket.socket) -> bool:
-    """Whether the other side of a Unix socket runs as the same user, or as root."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(credentials)[1] in (os.getuid(), 0)
 
 
 def _ranks(ranks: set[int]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket
 import time
 
-from .address import is_unix, split_addresses
+from .address import is_unix, refuse_without_key, split_addresses
 from .dial import dial
 from .handshake import (
     HANDSHAKE_SECONDS,
@@ -90,7 +90,8 @@ class StoreClient:
         deadline = time.monotonic() + self._start_timeout + _SLACK_SECONDS
         self._send(GATHER + NUMBER.pack(self._round) + payload, deadline)
         self._round += 1
-        return unpack_payloads(self._receive(GATHERED, deadline, gathered_limit(self._job.size)))
+        body = self._receive(GATHERED, deadline, gathered_limit(self._job.size))
+        return unpack_payloads(body, self._job.size)
 
     def report(self, event: str, text: str = "") -> None:
         """Tells the launcher how this rank fares: an event of REPORTS, with the error's text for a failure.
@@ -135,6 +136,7 @@ class StoreClient:
 
 def _connected(addresses: list[str], job: Job, mine: Identity, deadline: float) -> socket.socket:
     def greet(connection: socket.socket) -> Identity:
+        refuse_without_key(connection, job.key)
         patience = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
         return shake_hands(connection, job, mine, LinkKind.STORE, Role.CONNECTS, patience)
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import cast
 
 from .address import addresses_of, listen_at, split_addresses
-from .arrival import Arrival
+from .arrival import Arrival, is_ours
 from .handshake import (
     HANDSHAKE_SECONDS,
     STORE_RANK,
@@ -47,8 +47,8 @@ from .messages import (
     unpack_report,
 )
 from .rounds import Answer, Rounds
+from .strangers import TOO_SLOW, Complaints, Strangers
 
-_STRANGER_LIMIT = 128  # so many may be at it at once; the next one displaces the oldest
 _BELL_BYTES = 64 * 1024
 
 
@@ -58,6 +58,7 @@ class _Connection(Arrival):
     def __init__(self, client: socket.socket, conversation: Conversation, patience_ends: float) -> None:
         super().__init__(client, conversation, patience_ends)
         self.joined = False
+        self.rounds = 0  # all-gathers that it has taken part in
         self.last_words = ""  # how it said that it ended
         self.closing = False  # once everything is sent
 
@@ -90,7 +91,8 @@ class StoreServer:
         self._listening = [listen_at(one, job.key) for one in split_addresses(address)]
         reached_at = [one for listening in self._listening for one in addresses_of(listening, interfaces)]
         self.address = ",".join(dict.fromkeys(reached_at))
-        self._strangers: dict[_Connection, None] = {}  # who has not joined yet, oldest first
+        self._strangers: Strangers[_Connection] = Strangers(self._turn_away)  # who has not joined yet
+        self._complaints = Complaints(lambda text: on_event(StoreEvent("refused", STORE_RANK, 0, text)))
         self._ranks: dict[tuple[int, int], _Connection] = {}  # who has, by generation and rank
         self._tasks: deque[Callable[[], None]] = deque()  # from other threads
         self._bell, self._bell_rope = socket.socketpair()
@@ -152,27 +154,23 @@ class StoreServer:
                     key.data()
             now = time.monotonic()
             self._give(self._rounds.expire(now))
-            for stranger in [s for s in self._strangers if s.patience_ends <= now]:
-                self._turn_away(stranger, f"it did not prove who it is within {HANDSHAKE_SECONDS:g} s")
+            self._strangers.lose_patience(now, TOO_SLOW)
 
     def _time_to_next_deadline(self) -> float | None:
-        deadlines = [stranger.patience_ends for stranger in list(self._strangers)[:1]]
-        if (deadline := self._rounds.next_deadline()) is not None:
-            deadlines.append(deadline)
+        moments = (self._strangers.patience_ends, self._rounds.next_deadline())
+        deadlines = [moment for moment in moments if moment is not None]
         return max(min(deadlines) - time.monotonic(), 0) if deadlines else None
 
     def _accept(self, listening: socket.socket) -> None:
-        try:
-            client, _ = listening.accept()
-        except OSError:  # it has gone again, or this process has too many files open: the others go on
+        client = self._strangers.accept(listening)
+        if client is None:
             return
-        if len(self._strangers) >= _STRANGER_LIMIT:
-            self._turn_away(
-                next(iter(self._strangers)), "too many others came that did not prove who they are"
-            )
+        if listening.family == socket.AF_UNIX and not is_ours(client):
+            client.close()
+            return
         conversation = converse(self.job, Identity(STORE_RANK), LinkKind.STORE, Role.ACCEPTS)
         connection = _Connection(client, conversation, time.monotonic() + HANDSHAKE_SECONDS)
-        self._strangers[connection] = None
+        self._strangers.add(connection)
         self._selector.register(client, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
 
     def _serve_client(self, connection: _Connection, events: int) -> None:
@@ -236,12 +234,19 @@ class StoreServer:
                 f"two processes claim to be rank {rank}: give each process a rank of its own"
             )
         connection.joined = True
-        del self._strangers[connection]
+        self._strangers.discard(connection)
         self._ranks[generation, rank] = connection
         connection.outgoing += pack_frame(WELCOME)
 
     def _gather(self, connection: _Connection, number: int, payload: bytes) -> None:
         rank, generation = _who(connection)
+        if number != connection.rounds:
+            raise BootstrapError(
+                f"two processes claim to be rank {rank}: give each process a rank of its own"
+                if number < connection.rounds
+                else "the rendezvous does not understand this message"
+            )
+        connection.rounds += 1
         answers = self._rounds.contribute((generation, number), rank, payload, time.monotonic())
         if number == 0:
             self._on_event(StoreEvent("arrived", rank, generation))
@@ -285,7 +290,11 @@ class StoreServer:
         with contextlib.suppress(OSError):
             connection.send()
         self._drop(connection)
-        self._report_refusal(connection, f"{reason} (it came from {connection.origin})")
+        text = f"{reason} (it came from {connection.origin})"
+        if connection.peer is None:
+            self._complaints.add(text)
+        else:
+            self._report_refusal(connection, text)
 
     def _report_refusal(self, connection: _Connection, reason: str) -> None:
         peer = connection.peer or Identity(STORE_RANK)
@@ -296,7 +305,7 @@ class StoreServer:
             return
         self._selector.unregister(connection.socket)
         connection.socket.close()
-        self._strangers.pop(connection, None)
+        self._strangers.discard(connection)
         if connection.joined:
             rank, generation = _who(connection)
             del self._ranks[generation, rank]

@@ -43,7 +43,7 @@ def come(addresses: list[str], mine: Meeting, channel: int = 0) -> socket.socket
 
 
 def test_ranks_come_through_both_doors(reception: Reception, pool: ThreadPoolExecutor) -> None:
-    far = reception.open_to_hosts([])
+    far = reception.open_to_hosts([], JOB.key)
     wanted: set[Place] = {(1, 0), (2, 0), (2, 1)}
     accepted = pool.submit(reception.accept, meeting(0), wanted)
     came = [
@@ -79,7 +79,7 @@ def test_what_follows_the_handshake_is_left_in_the_socket(
 def test_strangers_are_turned_away_and_nobody_waits_for_them(
     reception: Reception, pool: ThreadPoolExecutor, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    far = reception.open_to_hosts([])
+    far = reception.open_to_hosts([], JOB.key)
     place = split_address(far[0])
     silent = [socket.create_connection(place, FAILSAFE_SECONDS) for _ in range(20)]
     rude = socket.create_connection(place, FAILSAFE_SECONDS)
@@ -91,7 +91,8 @@ def test_strangers_are_turned_away_and_nobody_waits_for_them(
             come(far, meeting(1, job)).close()
 
     def come_from_another_generation() -> None:
-        come(far, meeting(1, generation=2)).close()
+        with pytest.raises(BootstrapError, match="rank 0 is at its init number 1, but rank 1 at number 2"):
+            come(far, meeting(1, generation=2))
 
     def come_all() -> socket.socket:
         for job in others:
@@ -138,12 +139,13 @@ def test_a_crowd_of_strangers(reception: Reception, pool: ThreadPoolExecutor) ->
 
 
 def test_other_hosts_are_offered_no_loopback(reception: Reception) -> None:
-    offered = [split_address(address)[0] for address in reception.open_to_hosts([])]
+    offered = [split_address(address)[0] for address in reception.open_to_hosts([], JOB.key)]
     if local_addresses():
         assert offered
         assert not any(is_loopback(host) for host in offered)
     route = local_addresses()[-1:]
-    assert [split_address(one)[0] for one in reception.open_to_hosts(route)][:1] == (route or ["127.0.0.1"])
+    offered = [split_address(address)[0] for address in reception.open_to_hosts(route, JOB.key)]
+    assert offered[:1] == (route or ["127.0.0.1"])
 
 
 def test_interfaces_that_do_not_exist() -> None:

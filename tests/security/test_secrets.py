@@ -49,7 +49,13 @@ def job(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A running job that tells all it can and whose two ranks have found each other."""
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "temporary").mkdir()
-    told = ("--verbose", "--timeline-filename", tmp_path / "timeline", "--output-filename", tmp_path / "output")
+    told = (
+        "--verbose",
+        "--timeline-filename",
+        tmp_path / "timeline",
+        "--output-filename",
+        tmp_path / "output",
+    )
     options = (*told, "--dump-directory", tmp_path / "dumps", "--stall-report-file", tmp_path / "stalls")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SIRTAKI_")}
     with (tmp_path / "log").open("wb") as log:
