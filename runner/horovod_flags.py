@@ -105,13 +105,14 @@ def add_horovod_flags(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, action="store_true", dest=nothing, default=nothing, help=nothing)
 
 
-def add_translated_flags(group: argparse._ArgumentGroup, destination: Callable[[str], str]) -> None:
+def add_translated_flags(parser: argparse.ArgumentParser, destination: Callable[[str], str]) -> None:
     """Adds those that set one of the core's settings, where `destination` says."""
+    group = parser.add_argument_group("the same in Horovod's words")
     for flag, translation in TRANSLATED.items():
-        into = destination(translation.knob)
+        into, ours = destination(translation.knob), f"--{translation.knob.replace('_', '-')}"
         if translation.in_our_words is None:
-            group.add_argument(
-                flag, action="store_const", const=translation.fixed, dest=into, help=argparse.SUPPRESS
-            )
+            text = f"{ours} {translation.fixed}"
+            group.add_argument(flag, action="store_const", const=translation.fixed, dest=into, help=text)
         else:
-            group.add_argument(flag, type=translation.in_our_words, dest=into, help=argparse.SUPPRESS)
+            words = translation.in_our_words
+            group.add_argument(flag, type=words, dest=into, metavar="N", help=f"{ours} {words('N')}")

@@ -34,7 +34,7 @@ def add_knobs(parser: argparse.ArgumentParser) -> Sequence[Knob]:
             metavar=value,
             help=f"{knob.help} ({knob.default})".replace("%", "%%"),
         )
-    add_translated_flags(group, lambda name: _PREFIX + name)
+    add_translated_flags(parser, lambda name: _PREFIX + name)
     return knobs()
 
 

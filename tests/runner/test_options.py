@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -138,6 +139,13 @@ def test_mistakes_in_a_config_file_are_explained(config: Callable[[str], Path], 
 def test_a_config_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"cannot read .*none.yaml: No such file"):
         parse(["--config-file", str(tmp_path / "none.yaml"), "true"])
+
+
+def test_every_option_on_the_page_about_launching_is_there(hvdrun: Run) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "launching.md").read_text()
+    mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page))
+    assert len(mentioned) > 5
+    assert mentioned <= set(re.findall(r"--[a-z][a-z-]+", hvdrun("--help").stdout))
 
 
 def test_check_build_tells_what_works_here(hvdrun: Run) -> None:
