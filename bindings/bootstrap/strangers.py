@@ -8,6 +8,7 @@ ranks waiting, use up memory or files, or fill a log.
 from __future__ import annotations
 
 import errno
+import resource
 import socket
 import time
 from collections import Counter
@@ -18,7 +19,8 @@ from .arrival import Arrival
 from .handshake import HANDSHAKE_SECONDS
 
 TOO_SLOW = f"it did not prove who it is within {HANDSHAKE_SECONDS:g} s"
-LIMIT = 128  # so many may be at it at once
+LIMIT = 128  # so many may be at it at once, but
+_SHARE_OF_FILES = 8  # no more than this part of the files that a process may have open
 _NO_FILES_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _WAIT_FOR_FILES = 0.02  # seconds, when nobody could be sent away to make room
 _LINES_AT_ONCE = 8
@@ -36,6 +38,8 @@ class Strangers(Generic[Stranger]):
     def __init__(self, send_away: Callable[[Stranger, str], None]) -> None:
         self._send_away = send_away
         self._all: dict[Stranger, None] = {}
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._limit = LIMIT if files < 0 else max(1, min(LIMIT, files // _SHARE_OF_FILES))
 
     def accept(self, listening: socket.socket) -> socket.socket | None:
         """The next connection, for which there is room now; None if there is none after all."""
@@ -45,7 +49,7 @@ class Strangers(Generic[Stranger]):
             if error.errno in _NO_FILES_LEFT and not self._make_room("this process has too many files open"):
                 time.sleep(_WAIT_FOR_FILES)
             return None
-        if len(self._all) >= LIMIT:
+        if len(self._all) >= self._limit:
             self._make_room("too many others came that did not prove who they are")
         return connection
 
