@@ -1,0 +1,238 @@
+"""Any bytes, from strangers and from ranks: told in words; no other exception, no wait without end."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from sirtaki._core.bootstrap.address import split_address
+from sirtaki._core.bootstrap.handshake import (
+    BootstrapError,
+    HandshakeError,
+    Identity,
+    Job,
+    LinkKind,
+    Role,
+    converse,
+    pack_frame,
+    printable,
+    shake_hands,
+    take_frame,
+)
+from sirtaki._core.bootstrap.identity import (
+    Member,
+    Offer,
+    check_agreement,
+    topology_of,
+    unpack,
+    unpack_offer,
+)
+from sirtaki._core.bootstrap.messages import (
+    GATHER,
+    GATHERED,
+    JOIN,
+    NUMBER,
+    PAYLOAD_LIMIT,
+    REPORT,
+    gathered_limit,
+    pack_payloads,
+    unpack_payloads,
+    unpack_report,
+)
+from sirtaki._core.bootstrap.rounds import Rounds
+from sirtaki._core.bootstrap.store import StoreClient, StoreServer
+
+JOB = Job("job", 2, b"k" * 32, "1.0")
+FAILSAFE_SECONDS = 30.0
+TRUE_MEMBER = Member("boot/1", "hostA", 70, "unix:@sirtaki-70", {"fusion": "64"})
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def almost(true: dict[str, Any]) -> st.SearchStrategy[bytes]:
+    """What is true, but for some of its values."""
+    changed = st.fixed_dictionaries({}, optional=dict.fromkeys(true, json_values))
+    return changed.map(lambda lies: json.dumps({**true, **lies}).encode())
+
+
+@given(payload=st.binary(max_size=300) | almost(json.loads(TRUE_MEMBER.pack())))
+@example(payload=b"[" * PAYLOAD_LIMIT)
+@example(payload=TRUE_MEMBER.pack().replace(b"70,", b"1e999,"))
+@example(payload=TRUE_MEMBER.pack().replace(b"70,", b"9" * 5000 + b","))
+@example(payload=TRUE_MEMBER.pack().replace(b"unix:@sirtaki-70", b"unix:@\\ud800"))
+@settings(deadline=None)
+def test_what_a_rank_says_of_itself(payload: bytes) -> None:
+    try:
+        member = unpack(payload)
+    except BootstrapError:
+        return
+    shown = [member.hostname, *member.settings, *member.settings.values()]
+    assert all(text.isprintable() and len(text) <= 200 for text in shown)
+    member.listens_at.encode()
+    with suppress(BootstrapError):
+        check_agreement([TRUE_MEMBER, member])
+    peer = topology_of(0, [TRUE_MEMBER, member]).peers[1]
+    assert 0 < peer.pid < 1 << 31
+
+
+@given(payload=st.binary(max_size=300) | almost({"addresses": ["10.0.0.2:80"], "no_memory": ""}))
+@example(payload=Offer(["10.0.0.2:80"] * 10_000, "").pack())
+@example(payload=Offer(["evil.example:80"], "").pack())
+@settings(deadline=None)
+def test_what_a_rank_offers(payload: bytes) -> None:
+    try:
+        offer = unpack_offer(payload)
+    except BootstrapError:
+        return
+    assert len(offer.addresses) <= 64
+    assert offer.no_memory.isprintable()
+
+
+@given(body=st.binary(max_size=100), count=st.integers(0, 5))
+@example(body=NUMBER.pack(0xFFFFFFFF), count=1)
+@example(body=NUMBER.pack(1), count=1)
+def test_what_the_rendezvous_answers(body: bytes, count: int) -> None:
+    try:
+        payloads = unpack_payloads(body, count)
+    except BootstrapError:
+        return
+    assert pack_payloads(tuple(payloads)) == GATHERED + body
+
+
+@given(payloads=st.lists(st.binary(max_size=50), max_size=5))
+def test_payloads_survive_the_wire(payloads: list[bytes]) -> None:
+    packed = pack_payloads(tuple(payloads))
+    assert unpack_payloads(packed[1:], len(payloads)) == payloads
+    assert len(packed) <= gathered_limit(len(payloads))
+
+
+@given(pieces=st.lists(st.binary(max_size=40), max_size=8), limit=st.integers(0, 60))
+def test_frames_out_of_any_bytes(pieces: list[bytes], limit: int) -> None:
+    buffer = bytearray()
+    for piece in pieces:
+        buffer += piece
+        with suppress(HandshakeError):
+            while (payload := take_frame(buffer, limit)) is not None:
+                assert len(payload) <= limit
+
+
+@given(body=st.binary(max_size=200))
+def test_reports_out_of_any_bytes(body: bytes) -> None:
+    event, text = unpack_report(body)
+    assert all(printable(one, 100).replace("\n", "").isprintable() for one in (event, text))
+
+
+@given(
+    hello=st.binary(min_size=136, max_size=136)
+    | st.just(next(converse(JOB, Identity(1), LinkKind.STORE, Role.ACCEPTS))[0]),
+    proof=st.binary(min_size=32, max_size=32),
+    role=st.sampled_from(Role),
+)
+def test_a_handshake_with_any_bytes(hello: bytes, proof: bytes, role: Role) -> None:
+    conversation = converse(JOB, Identity(0), LinkKind.STORE, role)
+    _, wanted = next(conversation)
+
+    def go_on() -> None:
+        conversation.send(hello[:wanted].ljust(wanted, b"\0"))
+        conversation.send(proof)
+
+    with pytest.raises(HandshakeError) as refused:
+        go_on()
+    assert str(refused.value).isprintable()
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 2), st.sampled_from("gdx")),
+        max_size=30,
+    )
+)
+def test_rounds_answer_everybody_once(steps: list[tuple[int, int, int, str]]) -> None:
+    """Whatever ranks do in whatever order: who waits is answered, at the latest by the deadline."""
+    rounds = Rounds(3, timeout=5.0)
+    waiting: set[tuple[int, int, int]] = set()
+    now = 0.0
+    for generation, number, rank, what in steps:
+        now += 1.0
+        answers = rounds.expire(now)
+        if what == "d":
+            answers += rounds.depart(rank, generation, "has gone")
+        elif what == "g" and (generation, number, rank) not in waiting:
+            waiting.add((generation, number, rank))
+            answers += rounds.contribute((generation, number), rank, b"x", now)
+        for answer in answers:
+            for one in answer.waiting:
+                waiting.remove((*answer.place, one))
+    for answer in rounds.expire(now + 6.0):
+        for one in answer.waiting:
+            waiting.remove((*answer.place, one))
+    assert not waiting
+    assert rounds.next_deadline() is None
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[StoreServer]:
+    with StoreServer("127.0.0.1:0", JOB, FAILSAFE_SECONDS) as one:
+        yield one
+
+
+generations = iter(range(1, 1 << 30))
+
+
+def works(server: StoreServer) -> bool:
+    generation = next(generations)
+    clients = [
+        StoreClient.connect(server.address, JOB, Identity(rank, generation), FAILSAFE_SECONDS)
+        for rank in range(2)
+    ]
+    try:
+        deadline = time.monotonic() + FAILSAFE_SECONDS
+        for client in clients:
+            client._send(GATHER + NUMBER.pack(0), deadline)
+        return all(
+            unpack_payloads(client._receive(GATHERED, deadline, 100), 2) == [b"", b""] for client in clients
+        )
+    finally:
+        for client in clients:
+            client.close()
+
+
+messages = st.one_of(
+    st.builds(lambda size: JOIN + NUMBER.pack(size), st.integers(0, 3)),
+    st.builds(
+        lambda number, payload: GATHER + NUMBER.pack(number) + payload,
+        st.integers(0, 3) | st.just(0xFFFFFFFF),
+        st.binary(max_size=20),
+    ),
+    st.builds(lambda body: REPORT + body, st.sampled_from([b"finished\0", b"aborted\0\x1b[2J", b"x", b""])),
+    st.binary(max_size=20),
+)
+
+
+@given(said=st.lists(messages, max_size=6), rank=st.integers(-2, 3), last=st.binary(max_size=8))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_rank_that_says_anything_in_any_order(
+    server: StoreServer, said: list[bytes], rank: int, last: bytes
+) -> None:
+    """It is answered or sent away, and the honest ranks are served."""
+    deadline = time.monotonic() + FAILSAFE_SECONDS
+    mine = Identity(rank, next(generations))
+    with socket.create_connection(split_address(server.address), FAILSAFE_SECONDS) as connection:
+        shake_hands(connection, JOB, mine, LinkKind.STORE, Role.CONNECTS, deadline)
+        with suppress(OSError):
+            for message in said:
+                connection.sendall(pack_frame(message))
+            connection.sendall(last)
+        assert works(server)
