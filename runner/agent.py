@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import selectors
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from sirtaki._core._version import VERSION
 
 from .agent_job import AgentJob
 from .channel import Channel
-from .cores import usable_cores
+from .cores import count_gpus, usable_cores
 from .errors import LaunchError
 from .frames import ROOM, START_MARK, Frame, Kind, WireError
 from .guard import Guard
@@ -195,11 +193,6 @@ class Agent:
             self._channel.send(Frame(Kind.DONE))
             self._leftovers = None
             self._over = True
-
-
-def count_gpus(devices: Path = Path("/dev")) -> int:
-    """How many GPUs of NVIDIA this host has."""
-    return sum(1 for entry in devices.glob("nvidia[0-9]*") if re.fullmatch(r"nvidia\d+", entry.name))
 
 
 def _what_is_missing(folder: str, program: str) -> str:

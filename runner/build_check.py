@@ -12,8 +12,7 @@ from collections.abc import Iterator
 
 from sirtaki._core._version import VERSION
 
-from .agent import count_gpus
-from .cores import usable_cores
+from .cores import count_gpus, usable_cores
 
 _ADAPTERS = {"numpy": "sirtaki.numpy", "torch": "sirtaki.torch"}
 _LAUNCHERS = {"ssh": "ranks on several hosts", "mpirun": "ranks as MPI's", "srun": "ranks as Slurm's"}

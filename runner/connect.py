@@ -33,6 +33,8 @@ class Connection:
     def reach(self, hosts: Sequence[Host], program: str, bell: Bell, guard: Guard) -> list[RemoteHost]:
         """Asks all hosts but this one, and returns them when all have answered. Raises LaunchError."""
         names = [host.name for host in hosts if not is_own_host(host.name)]
+        if not names:
+            return []
         ssh = shutil.which("ssh")
         if ssh is None:
             raise LaunchError(

@@ -1,8 +1,11 @@
-"""How many cores this process may really use: what its affinity allows, and its control groups' quotas."""
+"""How many cores this process may really use: what its affinity allows, and its control groups' quotas; how
+many GPUs there are.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +14,11 @@ def usable_cores(root: Path = Path("/")) -> int:
     """The number of cores, at least 1. `root` is where proc and sys are looked for."""
     cores = float(len(os.sched_getaffinity(0)))
     return max(1, int(min([cores, *_quotas(root)])))
+
+
+def count_gpus(root: Path = Path("/")) -> int:
+    """How many GPUs of NVIDIA this host has."""
+    return sum(1 for device in (root / "dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", device.name))
 
 
 def _quotas(root: Path) -> Iterator[float]:

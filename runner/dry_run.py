@@ -6,8 +6,8 @@ import os
 import shlex
 from collections.abc import Iterator
 
-from .agent import count_gpus
 from .connect import with_slots
+from .cores import count_gpus
 from .environment import exported
 from .hosts import fill, is_own_host, name_range, needed
 from .launch import Settings

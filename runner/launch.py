@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sirtaki._core._version import VERSION
 from sirtaki._core.bootstrap.handshake import BootstrapError, Job
@@ -33,12 +33,14 @@ from .hosts import Host, Place, Share, fill, is_own_host, needed, places_of
 from .private_folder import make_private_folder
 from .process import Rank
 from .progress import Progress
-from .remote import RemoteHost, RemoteRank
 from .signals import Bell
 from .ssh import SshOptions
 from .start import REPORTS, start_ranks
 from .supervisor import Mailbox, Supervisor
 from .timeline import remove_timelines
+
+if TYPE_CHECKING:  # it is not needed on one host
+    from .remote import RemoteHost
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,8 @@ class _Launch:
         shares = fill(hosts, settings.size) if all(host.slots for host in hosts) else []
         if shares and all(is_own_host(share.host.name) for share in shares):
             return [], shares
-        from .agent import count_gpus
         from .connect import Connection, with_slots
+        from .cores import count_gpus
 
         connection = Connection(settings.ssh, self._selector, self._display)
         remotes = connection.reach(hosts, settings.command[0], self._bell, self._guard)
@@ -178,7 +180,7 @@ class _Launch:
     def _start_there(
         self, remote: RemoteHost, values: dict[str, Any], numbers: range, epilogue: Epilogue
     ) -> dict[int, Rank]:
-        from .remote import Job as RemoteJob
+        from .remote import RemoteJob, RemoteRank
 
         ranks = {rank: RemoteRank(rank, remote) for rank in numbers}
         for rank in ranks:

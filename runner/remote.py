@@ -66,7 +66,7 @@ class Keeper(Protocol):
 
 
 @dataclass
-class Job:
+class RemoteJob:
     """What a host's messages are about once its ranks are to start."""
 
     ranks: Mapping[int, RemoteRank]
@@ -95,7 +95,7 @@ class RemoteHost:
         self._selector = selector
         self._display = display
         self._owed = {STDOUT: 0, STDERR: 0}
-        self._job: Job | None = None
+        self._job: RemoteJob | None = None
         self._heard = time.monotonic()
 
     def connect(self, command: Sequence[str], question: Mapping[str, str], guard: Guard) -> None:
@@ -112,7 +112,7 @@ class RemoteHost:
         self._channel = Channel(ours_out, ours_in, self._selector, self._receive, START_MARK)
         self._channel.send(Frame.of_values(Kind.ASK, question))
 
-    def start(self, values: Mapping[str, Any], job: Job) -> None:
+    def start(self, values: Mapping[str, Any], job: RemoteJob) -> None:
         """Has the agent start its ranks."""
         self._job = job
         self.send(Frame.of_values(Kind.START, values))
@@ -133,6 +133,9 @@ class RemoteHost:
         """Looks whether the connection has ended; lets the agent send more output, if it can be shown."""
         if self.ended:
             return
+        is_silent = self.answer is not None and self._heard + SILENCE_SECONDS <= time.monotonic()
+        if is_silent and not self._channel.read():  # it may be hvdrun that was stopped for a while
+            self.give_up(f"its agent has not been heard of for {SILENCE_SECONDS:g} s")
         if result := self._ssh.look():
             self._channel.read_rest()
             self._end(*result)
@@ -145,7 +148,7 @@ class RemoteHost:
 
     @property
     def deadline(self) -> float | None:
-        """When to give up on an agent that says nothing."""
+        """When to look whether the agent has said anything."""
         return None if self.ended else self._heard + SILENCE_SECONDS
 
     def give_up(self, reason: str) -> None:
@@ -184,7 +187,7 @@ class RemoteHost:
         gpus = answer.get("gpus")
         self.answer = {"gpus": gpus if isinstance(gpus, int) and 0 <= gpus <= 1024 else 0}
 
-    def _take(self, frame: Frame, job: Job, rank: RemoteRank) -> None:
+    def _take(self, frame: Frame, job: RemoteJob, rank: RemoteRank) -> None:
         if frame.kind in (Kind.STDOUT, Kind.STDERR):
             number = STDOUT if frame.kind == Kind.STDOUT else STDERR
             self._owed[number] += len(frame.payload)

@@ -7,6 +7,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from sirtaki._core.bootstrap.messages import StoreEvent, describe
 from sirtaki._core.bootstrap.store_server import StoreServer
@@ -17,8 +18,10 @@ from .epilogue import Epilogue
 from .guard import Guard
 from .process import Rank
 from .progress import Progress
-from .remote import SILENCE_SECONDS, RemoteHost
 from .signals import Bell, stop_this_process
+
+if TYPE_CHECKING:  # it is not needed on one host
+    from .remote import RemoteHost
 
 INQUIRY_SECONDS = 0.5  # after the first failure, for the rank that caused it to be heard of
 REPORT_POLL_SECONDS = 0.01  # nothing tells when a rank has written its report
@@ -136,9 +139,6 @@ class Supervisor:
         if self._kill_at is not None and self._kill_at <= now:
             self._kill()
         self._progress.meet(now)
-        for host in self._hosts:
-            if host.deadline is not None and host.deadline <= now:
-                host.give_up(f"its agent has not been heard of for {SILENCE_SECONDS:g} s")
 
     def _listen(self, bell: Bell, mailbox: Mailbox) -> None:
         numbers = bell.read()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sirtaki.runner.cores import usable_cores
+from sirtaki.runner.cores import count_gpus, usable_cores
 from sirtaki.runner.environment import thread_counts
 
 
@@ -71,3 +71,12 @@ def test_what_the_user_has_set_stands() -> None:
         "OMP_NUM_THREADS": "4",
         "OPENBLAS_NUM_THREADS": "4",
     }
+
+
+def test_gpus_are_counted(tmp_path: Path) -> None:
+    assert count_gpus(tmp_path) == 0
+    write(
+        tmp_path,
+        {f"dev/{name}": "" for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "null")},
+    )
+    assert count_gpus(tmp_path) == 3

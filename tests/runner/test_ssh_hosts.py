@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from launching import HVDRUN, read_terminal
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Script = Callable[[str], str]
@@ -193,3 +195,28 @@ def test_without_ssh(hvdrun: Run, environment: dict[str, str], tmp_path: Path) -
     result = hvdrun("-H", "hostB:1", "/bin/true", env={**environment, "PATH": str(tmp_path)})
     assert result.returncode == 2
     assert "there is no ssh on the PATH here: install OpenSSH's client" in result.stderr
+
+
+def test_who_is_awaited_is_told(hvdrun: Run, rank_script: Script, hosts: Hosts) -> None:
+    hosts(hostB={})
+    script = rank_script("if rank == 2: time.sleep(6)\ninit()")
+    result = hvdrun("-H", "localhost:1,hostB:2", "python", script)
+    assert result.returncode == 0, result.stderr
+    line = "hvdrun: 2 of 3 ranks are here; waiting for rank 2 (hostB)"
+    assert result.stderr.splitlines().count(line) == 1
+
+
+def test_a_terminal_shows_who_is_awaited_until_all_are_here(
+    rank_script: Script, hosts: Hosts, environment: dict[str, str]
+) -> None:
+    hosts(hostB={})
+    script = rank_script("if rank == 1: time.sleep(2)\ninit()\ntime.sleep(1)")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [*HVDRUN, "-H", "localhost:1,hostB:1", "python", script], environment)
+    shown = read_terminal(terminal)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown
+    line = b"hvdrun: 1 of 2 ranks are here; waiting for rank 1 (hostB)\r"
+    assert shown.count(line) == 1, shown
+    assert shown.partition(line)[2].startswith(b"\x1b[K"), shown
