@@ -173,7 +173,7 @@ bool Engine::pass(Nanoseconds now) {
     const Status status = parts_.execution.advance(now, moved);
     if (!status.is_ok()) fail(own_failure(status), Tell::everyone, now);
   }
-  if (now >= next_look_) look_around(now);
+  if (now >= next_look_) moved |= look_around(now);
   if (is_dead()) {
     end_all_when_quiet();
     parts_.negotiation.flush_links(now);
@@ -291,11 +291,17 @@ void Engine::look_for_abort(Nanoseconds now) {
   if (abort.is_there) fail({{abort.status, printable(abort.text, abort.text.size())}, abort.rank}, Tell::everyone, now);
 }
 
-// Deadlines and deaths: looked at now and then while busy, and always before sleep.
-void Engine::look_around(Nanoseconds now) {
+// Deadlines and deaths: looked at now and then while busy, and always before sleep. True if the links, which have been
+// read before, want to be read again.
+bool Engine::look_around(Nanoseconds now) {
   next_look_ = now + between_looks;
-  for (int slot : parts_.sleeper.dead_neighbours()) lose(parts_.neighbours->rank_in(slot), now);
-  if (is_dead()) return;
+  const Sleeper::Signs signs = parts_.sleeper.look();
+  for (int slot : signs.deaths) lose(parts_.neighbours->rank_in(slot), now);
+  if (!is_dead()) check_deadlines(now);
+  return signs.of_links;
+}
+
+void Engine::check_deadlines(Nanoseconds now) {
   if (suspect_ >= 0 && now >= suspect_until_) {
     const std::string& who = parts_.names[static_cast<size_t>(suspect_)];
     constexpr char how[] =

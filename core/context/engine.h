@@ -80,7 +80,8 @@ class Engine {
   void settle_sets(const Outcome& outcome);
   void submit_to_member(Request request, Nanoseconds now);
   void look_for_abort(Nanoseconds now);
-  void look_around(Nanoseconds now);
+  bool look_around(Nanoseconds now);
+  void check_deadlines(Nanoseconds now);
   int32_t finished_but_awaited() const;
   void lose(int32_t rank, Nanoseconds now);
 

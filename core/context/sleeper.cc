@@ -122,8 +122,8 @@ void Sleeper::set_timer(Nanoseconds delay) {
   ::timerfd_settime(timer_.get(), 0, &when, nullptr);
 }
 
-std::vector<int> Sleeper::dead_neighbours() {
-  std::vector<int> dead;
+Sleeper::Signs Sleeper::look() {
+  Signs signs;
   epoll_event events[16];
   const int count = ::epoll_wait(sources_.get(), events, 16, 0);
   for (int i = 0; i < count; ++i) {
@@ -136,10 +136,11 @@ std::vector<int> Sleeper::dead_neighbours() {
     if (kind == tag_neighbour) {
       const bool polite = neighbours_->has_finished(slot);
       neighbours_->stop_watching(slot);  // one of its two descriptors is enough to know
-      if (!polite) dead.push_back(slot);
+      if (!polite) signs.deaths.push_back(slot);
     }
+    if (kind == tag_link) signs.of_links = true;
   }
-  return dead;
+  return signs;
 }
 
 }  // namespace sirtaki

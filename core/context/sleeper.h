@@ -41,8 +41,12 @@ class Sleeper {
   // The report window: the engine wakes then. `never` disarms it.
   void set_timer(Nanoseconds delay);
 
-  // Looks which neighbours have died; cheap when none has.
-  std::vector<int> dead_neighbours();
+  // What the descriptors have told since the last look, cheap if nothing. They tell it once: whoever looks has to act.
+  struct Signs {
+    bool of_links = false;   // something may be there to be read, or room to write
+    std::vector<int> deaths;  // slots of neighbours
+  };
+  Signs look();
 
  private:
   Status watch(int fd, uint32_t events, uint64_t tag);
