@@ -17,7 +17,9 @@ struct Ends {
     int ends[2];
     CHECK(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
     far = ends[1];
-    links.add_socket(1, std::make_unique<SocketPipe>(Descriptor(ends[0])));
+    std::vector<Descriptor> sockets;
+    sockets.push_back(Descriptor(ends[0]));
+    links.add_socket(1, std::make_unique<SocketPipe>(std::move(sockets), 0));
   }
   ~Ends() { ::close(far); }
   void write() { CHECK_EQUAL(::write(far, "x", 1), 1); }
