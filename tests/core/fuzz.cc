@@ -33,6 +33,8 @@ void run(const fuzz::Target& target) {
 
 TEST(reports) { run(fuzz::report); }
 TEST(decisions) { run(fuzz::decision); }
+TEST(aggregates) { run(fuzz::aggregate); }
+TEST(relays) { run(fuzz::relay); }
 TEST(members) { run(fuzz::member); }
 TEST(coordinators) { run(fuzz::coordinator); }
 TEST(links) { run(fuzz::link); }

@@ -1,7 +1,8 @@
-// One rank of three tells the coordinator what it likes: its reports are refused, or the Decisions that follow make
-// sense to the two honest ranks.
+// One rank of three, a leader or not, tells the coordinator what it likes: its reports are refused, or the Decisions
+// that follow make sense to the two honest ranks.
 #include <algorithm>
 
+#include "control/relay.h"
 #include "control_belief.h"
 #include "targets.h"
 
@@ -11,7 +12,7 @@ namespace {
 constexpr int32_t liar = 2;
 
 // What a step of the input begins with; the rest of a step is a byte, or for `lie` a message.
-enum Step : uint8_t { lie, ask, join, decide, pass_time, count };
+enum Step : uint8_t { lie, ask, join, decide, pass_time, lead, count };
 
 std::vector<Signature> signatures(int32_t rank) {
   return {allreduce("a"),
@@ -41,6 +42,7 @@ class Court {
       case join: begin_join(slices.byte() % 2); return true;
       case decide: settle(); return true;
       case pass_time: world_.now += seconds(slices.byte()); return true;
+      case lead: return world_.coordinator.merge_aggregate(liar, subtree_, slices.message(), world_.now).is_ok();
       case count: break;
     }
     return true;
@@ -115,12 +117,19 @@ class Court {
     if (member.report_due() != never && !honest.is_dead) world_.report(rank);
   }
 
+  static RankBits only(int32_t rank) {
+    RankBits one(3);
+    one.add(rank);
+    return one;
+  }
+
   static void ended(Honest& honest, Ticket ticket) {
     honest.in_flight.erase(ticket);
     if (honest.join == ticket) honest.join = 0;
   }
 
   World world_{3};
+  RankBits subtree_ = only(liar);
   Honest honest_[2];
 };
 
@@ -132,17 +141,32 @@ void hold_court(Input input) {
   court.settle();
 }
 
+// What the liar would send up if it led a host of its own.
+Bytes relayed(const Bytes& report) {
+  Relay relay({liar}, 3, {0}, 64);
+  CHECK(relay.merge(liar, report, seconds(100)).is_ok());
+  Bytes aggregate;
+  relay.report(seconds(100), aggregate);
+  return aggregate;
+}
+
 // Everybody asks for the same things, and they are decided.
 std::vector<Bytes> seeds() {
   std::vector<Bytes> all;
   const std::vector<std::vector<size_t>> programs{{0, 1, 2, 3, 4, 5, 14}, {6, 7}, {8, 9}, {10, 12}, {11, 13}};
   for (const std::vector<size_t>& program : programs) {
-    Bytes& seed = all.emplace_back();
+    Bytes seed;
     for (size_t number : program)
       for (size_t rank : {0, 1}) seed.insert(seed.end(), {ask, static_cast<uint8_t>(2 * number + rank)});
+    const Bytes report = Court().true_report(program);
+    Bytes led = seed;
     seed.push_back(lie);
-    put_message(seed, Court().true_report(program));
+    put_message(seed, report);
     seed.push_back(decide);
+    led.push_back(lead);
+    put_message(led, relayed(report));
+    led.push_back(decide);
+    all.insert(all.end(), {seed, led});
   }
   Bytes& joining = all.emplace_back(Bytes{join, 0, join, 1, pass_time, 200, decide, lie});
   Report report;

@@ -19,8 +19,8 @@ struct Target {
   std::vector<Bytes> (*seeds)();  // what is true, to begin with
 };
 
-extern const Target report, decision, member, coordinator, link, request;
-inline const Target* const targets[] = {&report, &decision, &member, &coordinator, &link, &request};
+extern const Target report, decision, aggregate, member, relay, coordinator, link, request;
+inline const Target* const targets[] = {&report, &decision, &aggregate, &member, &relay, &coordinator, &link, &request};
 
 // Takes an input apart. At its end everything is zero, or empty.
 class Slices {
