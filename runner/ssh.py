@@ -26,8 +26,9 @@ class SshOptions:
     identity: Path | None = None
     verbose: bool = False
 
-    def arguments(self, port_flag: str = "-p") -> list[str]:
-        arguments = [] if self.port is None else [port_flag, str(self.port)]
+    def arguments(self) -> list[str]:
+        """As ssh and ssh-copy-id take them."""
+        arguments = [] if self.port is None else ["-p", str(self.port)]
         return arguments if self.identity is None else [*arguments, "-i", str(self.identity)]
 
 

@@ -169,6 +169,16 @@ def test_ctrl_z_and_fg_reach_all_hosts(
     wait_until_nothing_is_left(pids, homes)
 
 
+def test_a_reader_that_has_seen_enough_ends_the_job(start_hvdrun: Start, hosts: Hosts) -> None:
+    homes = hosts(hostB={})
+    process = start_hvdrun("-H", "localhost:1,hostB:1", "yes")
+    assert process.stdout is not None
+    assert process.stdout.read(100)
+    process.stdout.close()
+    assert process.wait(FAILSAFE_SECONDS) == 141
+    wait_until_nothing_is_left([], homes)
+
+
 def test_ctrl_c_while_hosts_are_awaited(start_hvdrun: Start, hosts: Hosts) -> None:
     homes = hosts(hostB={"hangs": True})
     process = start_hvdrun("-H", "hostB:1", "true")

@@ -1,0 +1,151 @@
+"""The agent alone, spoken to as hvdrun does: what it answers, how much it sends, and when it ends."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import FAILSAFE_SECONDS, is_running, wait_until
+
+from sirtaki._core._version import VERSION
+from sirtaki.runner.frames import ROOM, START_MARK, Frame, FrameReader, Kind
+
+KEY = bytes(range(32))
+
+
+class Conversation:
+    """hvdrun's side of an agent."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.process = process
+        self._input, self._output = process.stdin, process.stdout
+        self._frames = self._read()
+
+    def say(self, *frames: Frame) -> None:
+        self._input.write(b"".join(frame.pack() for frame in frames))
+        self._input.flush()
+
+    def next(self, kind: Kind) -> Frame:
+        """The next frame of a kind; output that comes before it is passed over."""
+        return next(frame for frame in self._frames if frame.kind == kind)
+
+    def until(self, kind: Kind) -> list[Frame]:
+        """What comes before the next frame of a kind."""
+        return list(itertools.takewhile(lambda frame: frame.kind != kind, self._frames))
+
+    def end(self) -> tuple[int, str]:
+        """Ends the agent's input: its exit code, and what it said."""
+        _, errors = self.process.communicate(timeout=FAILSAFE_SECONDS)
+        return self.process.returncode, errors.decode()
+
+    def _read(self) -> Iterator[Frame]:
+        reader = FrameReader(START_MARK)
+        while data := os.read(self._output.fileno(), 65536):
+            yield from reader.take(data)
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Callable[[], Conversation]]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> Conversation:
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        environment = {**os.environ, "TMPDIR": str(tmp_path)}
+        command = [sys.executable, "-m", "sirtaki.runner.agent"]
+        started.append(subprocess.Popen(command, env=environment, **pipes))
+        return Conversation(started[-1])
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate(timeout=FAILSAFE_SECONDS)
+
+
+def values(*command: str) -> dict[str, Any]:
+    """What START says for one rank."""
+    return {
+        "job": "j",
+        "key": KEY.hex(),
+        "rendezvous": "127.0.0.1:1",
+        "start_timeout": 5.0,
+        "command": command,
+        "environment": {},
+        "additions": {},
+        "places": [[0, 1, 0, 1, 0, 1]],
+    }
+
+
+def ask(program: str = sys.executable) -> Frame:
+    return Frame.of_values(Kind.ASK, {"folder": "/", "program": program})
+
+
+def test_it_answers_and_ends_with_its_input(agent: Callable[[], Conversation], tmp_path: Path) -> None:
+    talk = agent()
+    talk.say(ask())
+    answer = talk.next(Kind.ANSWER).values
+    assert (answer["version"], answer["problem"]) == (VERSION, "")
+    assert talk.end() == (1, "")  # hvdrun has not said that this is the end
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_makes_no_sense_ends_it(agent: Callable[[], Conversation]) -> None:
+    talk = agent()
+    talk.process.stdin.write(b"GET / HTTP/1.0\r\n\r\n")  # type: ignore[union-attr]
+    assert talk.end() == (1, "sirtaki's agent: something else writes into the connection\n")
+    talk = agent()
+    talk.say(Frame.of_number(Kind.SIGNAL, 0, signal.SIGTERM))
+    assert talk.end() == (1, "sirtaki's agent: SIGNAL makes no sense now\n")
+    talk = agent()
+    talk.say(Frame.of_values(Kind.START, {**values("/bin/true"), "places": "x"}))
+    exit_code, errors = talk.end()
+    assert exit_code == 1
+    assert errors.startswith("sirtaki's agent: the ranks cannot be started: ")
+    assert KEY.hex() not in errors
+
+
+def test_a_rank_from_its_start_to_its_end(agent: Callable[[], Conversation], tmp_path: Path) -> None:
+    talk = agent()
+    script = 'cat "$SIRTAKI_KEY_FILE"; sleep 300 & exit 3'
+    talk.say(ask(), Frame.of_values(Kind.START, values("/bin/sh", "-c", script)))
+    assert talk.next(Kind.STARTED).rank == 0
+    assert talk.next(Kind.STDOUT).payload == f"{KEY.hex()}\n".encode()
+    assert talk.next(Kind.ENDED).values == {"code": 3, "killed_by": 0}
+    talk.say(Frame(Kind.FINISH))
+    talk.next(Kind.DONE)
+    assert talk.end() == (0, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_more_output_comes_than_there_is_room_for_but_all_else_does(
+    agent: Callable[[], Conversation], tmp_path: Path
+) -> None:
+    talk = agent()
+    script = "echo $$ > $TMPDIR/pid; exec yes"
+    talk.say(ask(), Frame.of_values(Kind.START, values("/bin/sh", "-c", script)))
+    received = 0
+    while received < ROOM:
+        received += len(talk.next(Kind.STDOUT).payload)
+    assert sum(len(frame.payload) for frame in talk.until(Kind.ALIVE)) == 0
+    talk.say(Frame.of_number(Kind.GRANT, 1, 1000))
+    assert talk.next(Kind.STDOUT).payload
+    talk.say(Frame.of_number(Kind.SIGNAL, 0, signal.SIGKILL))
+    assert talk.next(Kind.ENDED).values == {"code": 0, "killed_by": signal.SIGKILL}
+
+
+def test_its_ranks_end_when_it_is_killed(agent: Callable[[], Conversation], tmp_path: Path) -> None:
+    talk = agent()
+    talk.say(ask(), Frame.of_values(Kind.START, values("/bin/sleep", "300")))
+    pid = talk.next(Kind.STARTED).number
+    assert is_running(pid)
+    talk.process.kill()
+    wait_until(lambda: not is_running(pid), "the rank has ended")
+    wait_until(lambda: not list(tmp_path.iterdir()), "the key has been removed")
