@@ -77,9 +77,12 @@ def test_grandchildren_end_with_the_job(start_hvdrun: Start, rank_script: Script
 
 
 def test_grandchildren_end_with_a_failure(start_hvdrun: Start, rank_script: Script, tmp_path: Path) -> None:
-    process = start_hvdrun(
-        "-np", "2", "python", rank_script(FAMILY + "if rank: sys.exit(9)\ntime.sleep(300)")
+    fail = (
+        "last = f'{folder}/child0.pid'\n"
+        "while rank and not (os.path.exists(last) and os.path.getsize(last)): time.sleep(0.01)\n"
+        "if rank: sys.exit(9)\n"
     )
+    process = start_hvdrun("-np", "2", "python", rank_script(FAMILY + fail + "time.sleep(300)"))
     pids = read_pids(tmp_path, 4)
     assert finish(process)[0] == 9
     assert not any(is_running(pid) for pid in pids)
