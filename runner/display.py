@@ -7,10 +7,13 @@ import selectors
 from pathlib import Path
 from typing import BinaryIO
 
+from sirtaki._core.bootstrap.handshake import printable
+
 from .errors import LaunchError
 from .output import Pipe, Sink, Stream
 
 STDOUT, STDERR = 1, 2
+_LONGEST_TEXT = 8000  # characters
 _LAST_READS = 16  # more than a pipe holds
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
@@ -67,8 +70,10 @@ class Display:
         return not self._sinks[number].full
 
     def say(self, text: str) -> None:
-        """Shows a line of hvdrun's own."""
-        self._stderr.write_line(b"", f"hvdrun: {text}\n".encode(errors="backslashreplace"))
+        """Shows a line of hvdrun's own. Some of it may be another process's words: a terminal must not obey
+        them.
+        """
+        self._stderr.write_line(b"", f"hvdrun: {printable(text, _LONGEST_TEXT)}\n".encode())
 
     def detail(self, text: str) -> None:
         """Shows a line of hvdrun's own to those who want to know everything."""

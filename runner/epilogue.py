@@ -69,7 +69,7 @@ class Epilogue:
 
     def _what_ranks_did(self) -> list[str]:
         found = [self._read(rank) for rank in range(self.size)]
-        told = [describe(report, self.names_hosts) for report in found if report]
+        told = [line for report in found if (line := self._described(report))]
         if len(told) > _MOST_LINES:
             told[_MOST_LINES - 1 :] = [f"and {len(told) - _MOST_LINES + 1} ranks more"]
         if told:
@@ -77,6 +77,12 @@ class Epilogue:
             if self.keeps_reports:
                 told[0] = f"what each rank was doing when the job failed ({self.reports} has more):"
         return told
+
+    def _described(self, report: Mapping[str, Any]) -> str:
+        try:
+            return describe(report, self.names_hosts) if report else ""
+        except (AttributeError, KeyError, TypeError, ValueError):  # it is no report, whoever wrote it
+            return ""
 
     def _file(self, rank: int) -> Path:
         return self.reports / f"rank{rank}.json"
