@@ -118,6 +118,8 @@ void Engine::shutdown(Nanoseconds deadline) {
   const std::lock_guard driver(driver_);
   if (!is_dead() && parts_.rank == coordinator_rank) serve_others(deadline);
   const Nanoseconds last_call = std::max(deadline, now() + milliseconds(200));
+  // A failure is told quickly or not at all: the machine that failed may take no byte any more.
+  const Nanoseconds end_of_words = is_dead() ? std::min(last_call, now() + longest_delivery) : last_call;
   if (!is_dead()) {
     if (parts_.neighbours) parts_.neighbours->say_goodbye();
     parts_.negotiation.say_goodbye(now());
@@ -125,11 +127,11 @@ void Engine::shutdown(Nanoseconds deadline) {
          now());
   }
   // What peers have not taken yet is theirs to read: until it is gone, or time is up.
-  while ((parts_.links.has_outbound() || !all_ended_) && now() < last_call) {
+  while ((parts_.links.has_outbound() && now() < end_of_words) || (!all_ended_ && now() < last_call)) {
     pass(now());
     sched_yield();
   }
-  deliver(last_call);
+  deliver(end_of_words);
   if (parts_.neighbours) parts_.neighbours->wake_everyone();
   run_completions();
 }

@@ -8,7 +8,7 @@
 namespace sirtaki {
 namespace {
 
-constexpr int64_t few_bytes = 32 << 10;
+constexpr int64_t few_bytes = 64 << 10;  // measured over loopback: even at 256 KiB, a seventh less time at 16 KiB
 
 }  // namespace
 
