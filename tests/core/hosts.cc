@@ -62,7 +62,7 @@ TEST(a_connection_between_hosts_that_breaks_ends_every_rank) {
     Wire wire(Fault::cut, after);
     Options options = on_hosts({0, 0, 1, 1}, quiet);
     options.connect = [&](int a, int b, int* ends) {
-      if (a != 1 || b != 2) return ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
+      if (a != 0 || b != 2) return ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
       ends[0] = wire.victims_end();
       ends[1] = wire.other_end();
       return true;
