@@ -1,6 +1,7 @@
 #include "context/heartbeat.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace sirtaki {
 namespace {
@@ -13,9 +14,12 @@ constexpr Nanoseconds least_limit = seconds(2);  // the system counts its probes
 std::optional<AbortNotice> Heartbeat::check(Nanoseconds now) {
   if (!limit_ || now < next_) return std::nullopt;
   next_ = now + between_looks;
+  const std::vector<int32_t> before = std::exchange(suspects_, {});
   for (const Links::Entry& entry : links_.all()) {
     const Nanoseconds silence = entry.link->silence();
     if (silence < std::max(limit_, least_limit)) continue;
+    suspects_.push_back(entry.peer);
+    if (std::find(before.begin(), before.end(), entry.peer) == before.end()) continue;
     constexpr char text[] =
         "%s was lost: its machine has not answered for %lld s, not even to say that the process is busy. Is it "
         "switched "

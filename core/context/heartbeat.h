@@ -18,13 +18,15 @@ class Heartbeat {
   // How often an idle machine is asked for a sign of life; 0: never.
   static Nanoseconds interval(Nanoseconds limit) { return limit / 3; }
 
-  // Whose machine has been silent for too long, looked for once a second.
+  // Whose machine has been silent for too long, looked for once a second. It has to be so twice in a row: a connection
+  // without room is probed at growing distances, and each time an answer is owed for as long as it travels.
   std::optional<AbortNotice> check(Nanoseconds now);
 
  private:
   const Links& links_;
   const RankNames& names_;
   Nanoseconds limit_, next_ = 0;
+  std::vector<int32_t> suspects_;  // who were too silent at the last look
 };
 
 }  // namespace sirtaki

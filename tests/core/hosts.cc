@@ -129,4 +129,44 @@ TEST(what_stays_on_a_host_goes_on_beside_what_crosses_hosts) {
   });
 }
 
+// A pipe whose other machine is as silent as it is told.
+class SilentPipe final : public BytePipe {
+ public:
+  explicit SilentPipe(const Nanoseconds& silence) : silence_(silence) {}
+  ptrdiff_t write(std::span<const uint8_t> bytes, bool) override { return static_cast<ptrdiff_t>(bytes.size()); }
+  ptrdiff_t read(std::span<uint8_t>) override { return 0; }
+  Nanoseconds silence() const override { return silence_; }
+
+ private:
+  const Nanoseconds& silence_;
+};
+
+TEST(a_machine_that_stays_silent_is_named_and_one_that_answers_late_is_not) {
+  Nanoseconds silence = 0;
+  Links links(2);
+  links.add_socket(1, std::make_unique<SilentPipe>(silence));
+  const RankNames names{"rank 0 (pid 1 on here)", "rank 1 (pid 2 on there)"};
+  Heartbeat heartbeat(links, names, seconds(15));
+  Nanoseconds now = seconds(100);
+  const auto look = [&](Nanoseconds silent) {
+    silence = silent;
+    return heartbeat.check(now += seconds(1));
+  };
+  CHECK(!look(seconds(14)));
+  for (int i = 0; i < 5; ++i) {  // it answers a probe a minute, and is looked at just then
+    CHECK(!look(seconds(60)));
+    CHECK(!look(0));
+  }
+  CHECK(!look(seconds(15)));
+  CHECK(!heartbeat.check(now + milliseconds(500)));  // that was no second look
+  const auto lost = look(seconds(16));
+  REQUIRE(lost.has_value());
+  CHECK_EQUAL(lost->origin, 1);
+  CHECK_EQUAL(lost->status.code(), SRT_PEER_LOST);
+  CHECK(std::string(lost->status.text())
+            .find("rank 1 (pid 2 on there) was lost: its machine has not answered for 16 s") == 0);
+  Heartbeat never(links, names, 0);
+  for (int i = 0; i < 3; ++i) CHECK(!never.check(now += seconds(1)));
+}
+
 CHECK_MAIN()
