@@ -54,7 +54,7 @@ def init(
     """Makes this process a rank. All ranks must call it, before anything else; a second call does nothing.
 
     Without arguments the world is the one that a launcher has made (hvdrun, mpirun, srun, torchrun,
-    Kubernetes or TF_CONFIG; docs/launching.md says how each is recognised), or this process alone. Without a
+    Kubernetes or TF_CONFIG; docs/clusters.md says how each is recognised), or this process alone. Without a
     launcher, start `size` processes and give each its `rank`, and the `address` ("host:port") at which rank 0
     is to listen.
 
