@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -135,3 +136,26 @@ def test_kill_9_of_hvdrun_leaves_no_process_on_any_host(fragile: Network, tmp_pa
     process.kill()  # hvdrun itself: all that led to it was replaced by it
     finish([process])
     wait_until(lambda: len(running()) == before, "all processes have ended")
+
+
+def test_kill_9_of_an_agent_ends_the_job_and_leaves_no_process(fragile: Network, tmp_path: Path) -> None:
+    def running() -> list[int]:
+        return [pid for host in fragile.hosts for pid in host.processes() if is_running(pid)]
+
+    before = len(running())
+    process = start_and_wait(fragile, tmp_path)
+    agents = [pid for pid in fragile.hosts[1].processes() if b"sirtaki.runner.agent" in command_line(pid)]
+    assert agents
+    for pid in agents:
+        os.kill(pid, signal.SIGKILL)
+    ((code, _, errors),) = finish([process])
+    assert code != 0
+    assert "hostb" in errors
+    wait_until(lambda: len(running()) == before, "all processes have ended")
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
