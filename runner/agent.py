@@ -137,17 +137,19 @@ class Agent:
             self._selector.unregister(descriptor)
         for descriptor in ready - self._reading:
             self._selector.register(
-                descriptor, selectors.EVENT_READ, lambda one=descriptor: self._pass_on(one)
+                descriptor, selectors.EVENT_READ, lambda one=descriptor: self._pass_on_within_room(one)
             )
         self._reading = ready
 
-    def _pass_on(self, descriptor: int) -> bool:
-        """Sends what a rank has written; False if there is nothing to send now, or no more will come."""
-        if descriptor not in self._streams:
-            return False
+    def _pass_on_within_room(self, descriptor: int) -> None:
+        if descriptor in self._streams and (room := self._room[self._streams[descriptor][1]]) > 0:
+            self._pass_on(descriptor, min(room, _READ_BYTES))
+
+    def _pass_on(self, descriptor: int, most: int) -> bool:
+        """Sends what a rank has written, so many bytes at most; False if there is nothing, or will be."""
         rank, number = self._streams[descriptor]
         try:
-            data = os.read(descriptor, _READ_BYTES)
+            data = os.read(descriptor, most)
         except BlockingIOError:
             return False
         if not data:
@@ -188,7 +190,7 @@ class Agent:
                 return
             for descriptor in list(self._streams):
                 for _ in range(_LAST_READS):
-                    if not self._pass_on(descriptor):
+                    if not self._pass_on(descriptor, _READ_BYTES):
                         break
             self._channel.send(Frame(Kind.DONE))
             self._leftovers = None

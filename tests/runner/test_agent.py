@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,9 @@ class Conversation:
 
     def _read(self) -> Iterator[Frame]:
         reader = FrameReader(START_MARK)
+        deadline = time.monotonic() + FAILSAFE_SECONDS
         while data := os.read(self._output.fileno(), 65536):
+            assert time.monotonic() < deadline, "the agent did not send what was awaited"
             yield from reader.take(data)
 
 
@@ -134,9 +137,10 @@ def test_no_more_output_comes_than_there_is_room_for_but_all_else_does(
     received = 0
     while received < ROOM:
         received += len(talk.next(Kind.STDOUT).payload)
+    assert received == ROOM
     assert sum(len(frame.payload) for frame in talk.until(Kind.ALIVE)) == 0
     talk.say(Frame.of_number(Kind.GRANT, 1, 1000))
-    assert talk.next(Kind.STDOUT).payload
+    assert sum(len(frame.payload) for frame in talk.until(Kind.ALIVE)) == 1000
     talk.say(Frame.of_number(Kind.SIGNAL, 0, signal.SIGKILL))
     assert talk.next(Kind.ENDED).values == {"code": 0, "killed_by": signal.SIGKILL}
 
