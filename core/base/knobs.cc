@@ -32,6 +32,8 @@ constexpr Row rows[] = {
       "negotiate at the latest this long after the first queued tensor", 0}, {0, 10}},
     {{"plans_in_flight", "integer", "2", "",
       "while so many operations of a process set move, what becomes ready is gathered", 0}, {1, 64}},
+    {{"control_fan_out", "integer", "16", "",
+      "of so many other hosts a host gathers the reports before it passes them on", agreed}, {1, 4096}},
     {{"join_average", "choice", "all", "all|contributors",
       "what an average divides by while ranks have joined: all ranks, or those that still contribute", agreed}, {}},
     {{"transport", "choice", "auto", "auto|shm|socket",

@@ -87,10 +87,12 @@ Status Context::start() {
   for (auto& [peer, sockets] : sockets_)
     links_.add_socket(peer, std::make_unique<SocketPipe>(std::move(sockets), probes_after));
   sockets_.clear();
+  ControlTree tree(host_of_, static_cast<int32_t>(config_.integer(Knob::control_fan_out)));
   for (int32_t peer = 0; peer < size_; ++peer)
-    if (peer != rank_ && (peer == coordinator_rank || rank_ == coordinator_rank) && !links_.control(peer))
+    if ((peer == tree.parent(rank_) || rank_ == tree.parent(peer)) && !links_.control(peer))
       return {SRT_INVALID_ARGUMENT, format("the link to rank %d is missing", peer)};
-  negotiation_ = std::make_unique<Negotiation>(rank_, names_, config_, links_, neighbours_.get());
+  negotiation_ = std::make_unique<Negotiation>(
+      NegotiationParts{rank_, names_, std::move(tree), links_, neighbours_.get()}, config_);
   execution_ = std::make_unique<Execution>(rank_, handles_, negotiation_->member(),
                                            config_.text(Knob::join_average) == "contributors");
   sleeper_ = std::make_unique<Sleeper>(neighbours_.get(), links_);

@@ -77,7 +77,9 @@ void Engine::leave() {
   const bool work_left = busy || parts_.negotiation.member().report_due() <= now() || parts_.links.has_inbound() ||
                          parts_.links.has_outbound() || flush_wanted_.load(std::memory_order_seq_cst) ||
                          has_submissions_.load(std::memory_order_seq_cst);
+  const Nanoseconds relay_due = parts_.negotiation.relay_due();  // held for ranks that are late
   driver_.unlock();
+  if (relay_due != never) parts_.sleeper.set_timer(std::max<Nanoseconds>(relay_due - now(), 1));
   parts_.sleeper.rearm();
   const auto lock = parts_.handles.lock();
   parts_.handles.wake_waiters();

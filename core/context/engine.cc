@@ -116,7 +116,7 @@ void Engine::shutdown(Nanoseconds deadline) {
   parts_.sleeper.ring_engine();
   if (thread_.joinable()) thread_.join();
   const std::lock_guard driver(driver_);
-  if (!is_dead() && parts_.rank == coordinator_rank) serve_others(deadline);
+  if (!is_dead()) serve_others(deadline);
   const Nanoseconds last_call = std::max(deadline, now() + milliseconds(200));
   // A failure is told quickly or not at all: the machine that failed may take no byte any more.
   const Nanoseconds end_of_words = is_dead() ? std::min(last_call, now() + longest_delivery) : last_call;
@@ -143,20 +143,26 @@ void Engine::deliver(Nanoseconds deadline) {
   while (!parts_.links.are_delivered() && now() < deadline) std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
-// Process sets that the coordinator's rank does not belong to may go on without it, but not without its decisions.
+// Process sets that this rank does not belong to may go on without it, but not without the Decisions that it makes or
+// passes on.
 void Engine::serve_others(Nanoseconds deadline) {
   std::vector<int32_t> others;
   {
     const auto lock = parts_.handles.lock();
     others = parts_.sets.ranks_without(parts_.rank);
   }
+  const std::vector<int32_t>& below = parts_.negotiation.subtree();
+  std::erase_if(others, [&](int32_t rank) { return !std::binary_search(below.begin(), below.end(), rank); });
   if (others.empty()) return;
   parts_.negotiation.leave(now());
   const auto all_have_finished = [&] {
     return std::all_of(others.begin(), others.end(), [&](int32_t r) { return parts_.negotiation.has_finished(r); });
   };
-  while (!is_dead() && !all_have_finished() && now() < deadline)
-    if (!pass(now())) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  while (!is_dead() && finished_above_ < 0 && !all_have_finished() && now() < deadline) {
+    const bool moved = pass(now());
+    if (parts_.neighbours) parts_.neighbours->ring_all();  // they may sleep until they hear something
+    if (!moved) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
 }
 
 // ---- The driver --------------------------------------------------------------------------------------------
@@ -204,8 +210,7 @@ bool Engine::take_submissions(Nanoseconds now) {
         requests.push_back({entry->signature, handle, entry->absent});
   }
   if (is_dead()) return true;
-  if (coordinator_finished_)
-    end_unplanned({SRT_PEER_FINISHED, parts_.names[coordinator_rank] + " has finished and cannot take part"});
+  if (finished_above_ >= 0) end_unplanned(nothing_is_decided());
   else
     for (Request& request : requests) submit_to_member(std::move(request), now);
   if (flush) parts_.negotiation.member().flush();
@@ -259,9 +264,9 @@ void Engine::act_on(News& news, Nanoseconds now) {
   for (const Stall& stall : news.outcome.stalls) parts_.watch.say(stall);
   if (news.outcome.is_asked) parts_.negotiation.member().answer(whereabouts());
   if (!news.outcome.fatal.is_ok()) return fail({news.outcome.fatal, coordinator_rank}, Tell::everyone, now);
-  if (news.coordinator_finished) {
-    coordinator_finished_ = true;
-    end_unplanned({SRT_PEER_FINISHED, parts_.names[coordinator_rank] + " has finished and cannot take part"});
+  if (news.finished_above >= 0) {
+    finished_above_ = news.finished_above;
+    end_unplanned(nothing_is_decided());
   }
   for (int32_t rank : news.lost) lose(rank, now);
 }
@@ -340,6 +345,11 @@ void Engine::lose(int32_t rank, Nanoseconds now) {
   const bool is_neighbour = parts_.neighbours && parts_.neighbours->slot_of(rank) >= 0;
   suspect_until_ = is_neighbour ? now : now + last_words;
   next_look_ = std::min(next_look_, suspect_until_);
+}
+
+Status Engine::nothing_is_decided() const {
+  const std::string& who = parts_.names[static_cast<size_t>(finished_above_)];
+  return {SRT_PEER_FINISHED, who + " has finished and cannot take part"};
 }
 
 AbortNotice Engine::own_failure(const Status& status) const {

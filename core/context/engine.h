@@ -95,6 +95,7 @@ class Engine {
 
   void serve_others(Nanoseconds deadline);
   void deliver(Nanoseconds deadline);
+  Status nothing_is_decided() const;
   bool drive(const std::function<bool()>& done, Nanoseconds deadline, bool is_engine);
   bool must_not_sleep();
   bool has_work_left();
@@ -130,7 +131,8 @@ class Engine {
   Nanoseconds next_look_ = 0;
   int32_t suspect_ = -1;          // a rank whose link broke: its own words are awaited until suspect_until_
   Nanoseconds suspect_until_ = 0;
-  bool all_ended_ = false, coordinator_finished_ = false;
+  bool all_ended_ = false;
+  int32_t finished_above_ = -1;   // a rank through which this one negotiated: nothing is decided any more
 };
 
 }  // namespace sirtaki

@@ -1,5 +1,7 @@
 #include "context/negotiation.h"
 
+#include <algorithm>
+
 #include "base/log.h"
 
 namespace sirtaki {
@@ -35,18 +37,25 @@ std::optional<AbortNotice> decode_abort(std::span<const uint8_t> bytes) {
 
 }  // namespace
 
-Negotiation::Negotiation(int32_t rank, const RankNames& names, const Config& config, Links& links,
-                         Neighbours* neighbours)
-    : rank_(rank), links_(links), neighbours_(neighbours), finished_(names.size()), lost_(names.size()) {
-  const auto size = static_cast<int32_t>(names.size());
-  member_ = std::make_unique<Member>(rank, size, report_rule(config),
-                                     static_cast<uint32_t>(config.integer(Knob::cache_capacity)));
-  if (rank == coordinator_rank) coordinator_ = std::make_unique<Coordinator>(names, coordinator_rules(config));
+Negotiation::Negotiation(NegotiationParts parts, const Config& config)
+    : rank_(parts.rank), names_(parts.names), links_(parts.links), neighbours_(parts.neighbours),
+      parent_rank_(parts.tree.parent(rank_)), subtree_(parts.tree.subtree(rank_)), finished_(parts.names.size()),
+      lost_(parts.names.size()) {
+  const auto size = static_cast<int32_t>(names_.size());
+  const auto cache_capacity = static_cast<uint32_t>(config.integer(Knob::cache_capacity));
+  member_ = std::make_unique<Member>(rank_, size, report_rule(config), cache_capacity);
+  if (rank_ == coordinator_rank) coordinator_ = std::make_unique<Coordinator>(names_, coordinator_rules(config));
+  else parent_ = links_.control(parent_rank_);
+  for (int32_t below : parts.tree.children(rank_))
+    children_.push_back({below, links_.control(below), parts.tree.subtree_bits(below)});
+  if (!coordinator_ && !children_.empty())
+    relay_ = std::make_unique<Relay>(subtree_, size, RelayRule{}, cache_capacity);
 }
 
 Status Negotiation::pass(Nanoseconds now, News& news) {
   for (const Links::Entry& entry : links_.all()) SIRTAKI_TRY(take_frames(entry, now, news));
   SIRTAKI_TRY(report(now, news));
+  relay(now, news);
   SIRTAKI_TRY(decide(now, news));
   send_out(now, news);
   return Status::ok();
@@ -77,31 +86,76 @@ Status Negotiation::take_frames(const Links::Entry& entry, Nanoseconds now, News
 
 Status Negotiation::take_frame(const Links::Entry& entry, const Frame& frame, Nanoseconds now, News& news) {
   const int32_t peer = entry.peer;
-  const bool is_coordinator = peer == coordinator_rank;
+  const bool is_parent = entry.link.get() == parent_;
   switch (frame.header.kind) {
     case FrameKind::report:
-      if (coordinator_) return coordinator_->merge(peer, frame.body, now);
+    case FrameKind::aggregate:
+      if (child(peer)) return take_report(peer, frame, now);
       break;
     case FrameKind::decision:
-      if (!is_coordinator) break;
-      heard_ = now;
-      news.has_decided = true;
-      return member_->apply(frame.body, news.outcome);
+      if (is_parent) return take_decision(frame.body, now, news);
+      break;
     case FrameKind::abort:
       if (auto notice = decode_abort(frame.body)) {
         if (!news.abort) news.abort = std::move(notice);
         return Status::ok();
       }
       break;
-    case FrameKind::goodbye:
-      // Each counts on the link of what comes before it: its data, its Decisions.
-      if (!entry.is_ring || !links_.data(peer)) finished_[static_cast<size_t>(peer)] = true;
-      if (is_coordinator && entry.link.get() == links_.control(peer)) news.coordinator_finished = true;
+    case FrameKind::goodbye: take_goodbye(entry, news); return Status::ok();
+    case FrameKind::cut_off:
+      if (!is_parent || frame.body.size() != sizeof(int32_t)) break;
+      news.finished_above = Reader(frame.body).get<int32_t>();
+      if (news.finished_above < 0 || static_cast<size_t>(news.finished_above) >= names_.size()) break;
+      tell_children(FrameKind::cut_off, frame.body);
       return Status::ok();
     case FrameKind::data: break;
   }
   return {SRT_PROTOCOL,
           format("rank %d sent a frame of kind %d that it may not send", peer, static_cast<int>(frame.header.kind))};
+}
+
+// Only those that others report to report for them.
+Status Negotiation::take_report(int32_t peer, const Frame& frame, Nanoseconds now) {
+  const Child& from = *child(peer);
+  const bool is_aggregate = frame.header.kind == FrameKind::aggregate;
+  if (coordinator_)
+    return is_aggregate ? coordinator_->merge_aggregate(peer, from.subtree, frame.body, now)
+                        : coordinator_->merge(peer, frame.body, now);
+  const Status status =
+      is_aggregate ? relay_->merge_aggregate(from.subtree, frame.body, now) : relay_->merge(peer, frame.body, now);
+  if (status.is_ok()) return status;
+  return {status.code(), format("%s: %s", names_[static_cast<size_t>(peer)].c_str(), status.text())};
+}
+
+// It is passed on first: those below wait for it, too.
+Status Negotiation::take_decision(std::span<const uint8_t> decision, Nanoseconds now, News& news) {
+  heard_ = now;
+  news.has_decided = true;
+  if (relay_) {
+    tell_children(FrameKind::decision, decision);
+    SIRTAKI_TRY(relay_->pass(decision));
+  }
+  return member_->apply(decision, news.outcome);
+}
+
+// Each counts on the link of what comes before it: its data, its Decisions.
+void Negotiation::take_goodbye(const Links::Entry& entry, News& news) {
+  if (!entry.is_ring || !links_.data(entry.peer)) finished_[static_cast<size_t>(entry.peer)] = true;
+  if (entry.link.get() != parent_) return;
+  news.finished_above = entry.peer;
+  scratch_.clear();
+  Writer(scratch_).put(entry.peer);
+  tell_children(FrameKind::cut_off, scratch_);
+}
+
+void Negotiation::tell_children(FrameKind kind, std::span<const uint8_t> body) {
+  for (const Child& below : children_) below.link->send({.kind = kind}, body);
+}
+
+const Negotiation::Child* Negotiation::child(int32_t rank) const {
+  const auto found = std::lower_bound(children_.begin(), children_.end(), rank,
+                                      [](const Child& below, int32_t wanted) { return below.rank < wanted; });
+  return found != children_.end() && found->rank == rank ? &*found : nullptr;
 }
 
 Status Negotiation::report(Nanoseconds now, News& news) {
@@ -111,16 +165,25 @@ Status Negotiation::report(Nanoseconds now, News& news) {
   news.moved = news.has_reported = true;
   if (coordinator_) return coordinator_->merge(rank_, scratch_, now);
   reported_ = now;
-  links_.control(coordinator_rank)->send({.kind = FrameKind::report}, scratch_);
+  if (relay_) return relay_->merge(rank_, scratch_, now);
+  parent_->send({.kind = FrameKind::report}, scratch_);
   return Status::ok();
+}
+
+// What this rank reports for those below it.
+void Negotiation::relay(Nanoseconds now, News& news) {
+  if (!relay_ || relay_->report_due() > now) return;
+  scratch_.clear();
+  relay_->report(now, scratch_);
+  parent_->send({.kind = FrameKind::aggregate}, scratch_);
+  news.moved = true;
 }
 
 Status Negotiation::decide(Nanoseconds now, News& news) {
   if (!coordinator_) return Status::ok();
   scratch_.clear();
   if (!coordinator_->decide(now, scratch_)) return Status::ok();
-  for (const Links::Entry& entry : links_.all())
-    if (entry.link.get() == links_.control(entry.peer)) entry.link->send({.kind = FrameKind::decision}, scratch_);
+  tell_children(FrameKind::decision, scratch_);
   news.moved = news.has_decided = true;
   heard_ = now;
   return member_->apply(scratch_, news.outcome);
@@ -146,19 +209,26 @@ bool Negotiation::has_finished(int32_t rank) const {
 }
 
 Nanoseconds Negotiation::next_due() const {
-  return coordinator_ ? std::min(member_->report_due(), coordinator_->next_deadline()) : member_->report_due();
+  return std::min(member_->report_due(), coordinator_ ? coordinator_->next_deadline() : relay_due());
 }
 
+// The bytes are of our own making, so merging them succeeds.
 void Negotiation::leave(Nanoseconds now) {
+  if (std::exchange(has_left_, true)) return;
   scratch_.clear();
   member_->goodbye(scratch_);
-  std::ignore = coordinator_->merge(rank_, scratch_, now);  // bytes of our own making
+  if (coordinator_) std::ignore = coordinator_->merge(rank_, scratch_, now);
+  else if (relay_) std::ignore = relay_->merge(rank_, scratch_, now);
+  else parent_->send({.kind = FrameKind::report}, scratch_);
 }
 
 void Negotiation::say_goodbye(Nanoseconds now) {
-  scratch_.clear();
-  member_->goodbye(scratch_);
-  if (!coordinator_) links_.control(coordinator_rank)->send({.kind = FrameKind::report}, scratch_);
+  leave(now);
+  if (relay_) {
+    relay_->let_go();
+    News unused;
+    relay(now, unused);
+  }
   for (const Links::Entry& entry : links_.all()) entry.link->send({.kind = FrameKind::goodbye}, {});
   flush_links(now);
 }

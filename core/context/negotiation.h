@@ -1,4 +1,5 @@
-// Ties the negotiation's state machines to the links: reports go up to the coordinator, Decisions come down.
+// Ties the negotiation's state machines to the links: reports go up to the coordinator, through leaders where ranks are
+// on several hosts, and Decisions come down.
 #pragma once
 
 #include <memory>
@@ -8,6 +9,8 @@
 #include "base/knobs.h"
 #include "control/coordinator.h"
 #include "control/member.h"
+#include "control/relay.h"
+#include "control/tree.h"
 #include "data/link_operation.h"
 #include "transport/links.h"
 #include "transport/neighbours.h"
@@ -26,48 +29,80 @@ struct AbortNotice {
 struct News {
   Outcome outcome;
   std::optional<AbortNotice> abort;
-  std::vector<int32_t> lost;       // ranks whose link ended without a goodbye
-  bool coordinator_finished = false;
-  bool has_reported = false;       // the member says of what
-  bool has_decided = false;        // a Decision was applied
+  std::vector<int32_t> lost;  // ranks whose link ended without a goodbye
+  int32_t finished_above = -1;  // a rank through which this one negotiates, the coordinator at last: it has left
+  bool has_reported = false;  // the member says of what
+  bool has_decided = false;  // a Decision was applied
   bool moved = false;
+};
+
+struct NegotiationParts {
+  int32_t rank;
+  const RankNames& names;
+  ControlTree tree;
+  Links& links;
+  Neighbours* neighbours;  // nullptr without shared memory
 };
 
 class Negotiation {
  public:
-  Negotiation(int32_t rank, const RankNames& names, const Config& config, Links& links, Neighbours* neighbours);
+  Negotiation(NegotiationParts parts, const Config& config);
 
   Member& member() { return *member_; }
 
   // Frames in, reports and Decisions made and applied, frames out. Never blocks.
   Status pass(Nanoseconds now, News& news);
 
-  // When pass() has to be called though nothing arrives.
+  // When pass() has to be called though nothing arrives; and when for the sake of what is held for other ranks.
   Nanoseconds next_due() const;
+  Nanoseconds relay_due() const { return relay_ ? relay_->report_due() : never; }
 
   void flush_links(Nanoseconds now);
-  bool has_finished(int32_t rank) const;       // it has said goodbye
+  bool has_finished(int32_t rank) const;  // it has said goodbye
   void say_goodbye(Nanoseconds now);
 
-  // On the coordinator's rank: takes part in nothing any more, but goes on deciding.
+  // The ranks that hear of Decisions through this one, itself among them.
+  const std::vector<int32_t>& subtree() const { return subtree_; }
+
+  // Takes part in nothing any more, but goes on for the ranks of its subtree.
   void leave(Nanoseconds now);
   void send_abort(const AbortNotice& notice, Nanoseconds now);
   Nanoseconds heard_from_coordinator() const { return heard_; }
   Nanoseconds reported() const { return reported_; }
 
  private:
+  // A rank that reports here.
+  struct Child {
+    int32_t rank;
+    Link* link;
+    RankBits subtree;
+  };
+
   Status take_frames(const Links::Entry& entry, Nanoseconds now, News& news);
   Status take_frame(const Links::Entry& entry, const Frame& frame, Nanoseconds now, News& news);
+  Status take_report(int32_t peer, const Frame& frame, Nanoseconds now);
+  Status take_decision(std::span<const uint8_t> decision, Nanoseconds now, News& news);
+  void take_goodbye(const Links::Entry& entry, News& news);
   Status report(Nanoseconds now, News& news);
+  void relay(Nanoseconds now, News& news);
   Status decide(Nanoseconds now, News& news);
+  void tell_children(FrameKind kind, std::span<const uint8_t> body);
+  const Child* child(int32_t rank) const;
   void send_out(Nanoseconds now, News& news);
 
   int32_t rank_;
+  const RankNames& names_;
   Links& links_;
-  Neighbours* neighbours_;  // nullptr without shared memory
+  Neighbours* neighbours_;
+  Link* parent_ = nullptr;  // nullptr: this is the coordinator
+  int32_t parent_rank_;
+  std::vector<Child> children_;  // by rank
+  std::vector<int32_t> subtree_;
   std::unique_ptr<Member> member_;
   std::unique_ptr<Coordinator> coordinator_;  // on the coordinator's rank only
-  std::vector<bool> finished_, lost_;         // by rank
+  std::unique_ptr<Relay> relay_;  // on other ranks with children
+  std::vector<bool> finished_, lost_;  // by rank
+  bool has_left_ = false;
   Bytes scratch_;
   Nanoseconds heard_ = 0, reported_ = 0;
 };

@@ -7,7 +7,8 @@
 
 namespace sirtaki {
 
-enum class FrameKind : uint16_t { report = 1, decision, abort, goodbye, data };
+// aggregate: a leader's report for all ranks below it. cut_off: someone above has left, so that no more Decisions come.
+enum class FrameKind : uint16_t { report = 1, aggregate, decision, abort, goodbye, cut_off, data };
 
 struct FrameHeader {
   uint32_t length = 0;
