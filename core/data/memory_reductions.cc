@@ -135,6 +135,10 @@ class MemoryReducescatter final : public MemoryOperation {
     rounds = rounds_for(most, share_);
     steps = 2 * rounds;
     sources_.resize(member_count());
+    const ScatterList& own = transfer().outgoing[transfer().own];
+    is_read_in_place_ = transfer().prescale.is_one();
+    own.visit(0, own.bytes(),
+              [&](const uint8_t* input, const uint8_t*, int64_t, int64_t) { is_read_in_place_ &= input != nullptr; });
   }
 
  private:
@@ -144,8 +148,7 @@ class MemoryReducescatter final : public MemoryOperation {
     if (!may_write(round)) return false;
     for (size_t member = 0; member < member_count(); ++member) {
       const auto [begin, end] = range(member, round);
-      const bool is_read_in_place = member == transfer().own && transfer().prescale.is_one();
-      if (begin < end && !is_read_in_place)
+      if (begin < end && !(is_read_in_place_ && member == transfer().own))
         pack_chunk(transfer().outgoing[member], begin, end, round, place_of(member));
     }
     lend(round, index + 1);
@@ -157,13 +160,12 @@ class MemoryReducescatter final : public MemoryOperation {
     const size_t own = transfer().own;
     const auto kernel = arithmetic().reduce[static_cast<int>(transfer().reduce_op)];
     const auto [begin, end] = range(own, round);
-    const bool raw = transfer().prescale.is_one();
     transfer().outgoing[own].visit(begin, end,
                                    [&](const uint8_t* input, uint8_t* output, int64_t offset, int64_t bytes) {
       if (!output) return;
       for (size_t member = 0; member < member_count(); ++member)
         sources_[member] = chunk(member, round) + place_of(own) + offset;
-      if (raw) sources_[own] = input;
+      if (is_read_in_place_) sources_[own] = input;
       kernel(output, sources_.data(), static_cast<int>(member_count()),
              static_cast<size_t>(bytes) / transfer().element_bytes(), transfer().postscale);
     });
@@ -178,6 +180,7 @@ class MemoryReducescatter final : public MemoryOperation {
   }
 
   int64_t share_ = 0;
+  bool is_read_in_place_ = false;      // what this rank has for itself; a joined rank has nothing
   std::vector<const void*> sources_;
 };
 
