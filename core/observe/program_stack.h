@@ -28,7 +28,7 @@ struct StackFrame {
   int32_t line = 0;
 };
 
-constexpr size_t most_frames = 12;          // the innermost ones are kept
+constexpr size_t most_frames = 12;  // the innermost ones are kept
 constexpr size_t longest_frame_text = 240;  // bytes of a function's name, or a file's
 
 // The frames of one thread in what faulthandler writes, innermost first.
@@ -40,8 +40,8 @@ void put_stack(JsonWriter& json, const std::vector<StackFrame>& frames);
 // What it finds of the program's stack.
 struct StackSample {
   bool is_known = false;
-  bool is_in_sirtaki = false;               // the program waits in a call of sirtaki's
-  std::vector<StackFrame> frames;           // without sirtaki's own, innermost first
+  bool is_in_sirtaki = false;  // the program waits in a call of sirtaki's
+  std::vector<StackFrame> frames;  // without sirtaki's own, innermost first
 };
 
 class ProgramStack {
