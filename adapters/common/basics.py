@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sirtaki._core import process
 from sirtaki._core.context import Topology
 from sirtaki._core.current import current, find
 from sirtaki._core.errors import HorovodInternalError, MismatchError, PeerLostError
@@ -78,6 +77,8 @@ def init(
         raise ValueError(f'process_sets is {process_sets!r}; it takes a list of process sets, or "dynamic"')
     if is_initialized():
         return
+    from sirtaki._core import process  # it finds worlds: a third of what importing sirtaki.torch would take
+
     process.start(rank, size, address, key, comm)
     for process_set in [] if process_sets is None or isinstance(process_sets, str) else process_sets:
         try:
@@ -91,7 +92,10 @@ def shutdown() -> None:
 
     Does nothing in a process that is not initialised.
     """
-    process.stop()
+    if is_initialized():
+        from sirtaki._core import process
+
+        process.stop()
 
 
 def is_initialized() -> bool:

@@ -8,6 +8,8 @@
 namespace sirtaki {
 namespace {
 
+constexpr int64_t least_bytes = 4 << 20, bytes_a_member = 1 << 20, most_pieces = 100;  // of pieces
+
 // A list made of another one's parts.
 template <typename Part>
 ScatterList map_parts(const ScatterList& list, Part&& part) {
@@ -110,9 +112,13 @@ ScatterList Hierarchical::sizes(const ScatterList& list) {
   return map_parts(list, [](const uint8_t*, uint8_t*, int64_t) { return Ends(nullptr, nullptr); });
 }
 
+// Large enough for several rounds of chunks to overlap in one phase, or the network idles at each one's end. Not a
+// quarter of the plan, or it idles while everything goes through shared memory. Alike on all ranks.
 int64_t Hierarchical::bytes_a_piece() const {
-  const int64_t least = (whole_->buffer.bytes() / most_pieces + 63) / 64 * 64;
-  return std::max(piece_bytes, least);
+  const int64_t total = whole_->buffer.bytes();
+  const int64_t wanted = bytes_a_member * static_cast<int64_t>(whole_->members.size());
+  const int64_t bytes = std::max(std::min(wanted, total / 4), std::max(least_bytes, total / most_pieces));
+  return (bytes + 63) / 64 * 64;
 }
 
 }  // namespace sirtaki

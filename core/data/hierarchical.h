@@ -58,8 +58,7 @@ class Hierarchical : public PhasedOperation {
   static ScatterList outputs(const ScatterList& list);
   static ScatterList sizes(const ScatterList& list);
 
-  static constexpr int64_t piece_bytes = 4 << 20;  // so much of a plan is in one phase, and others meanwhile elsewhere
-  static constexpr int64_t most_pieces = 100;
+  // So much of a plan is in one phase, and others meanwhile elsewhere.
   int64_t bytes_a_piece() const;
 
  private:

@@ -7,7 +7,9 @@
 namespace sirtaki {
 namespace {
 
-constexpr Nanoseconds grace = microseconds(10);
+// Before a doorbell rings. Who is idle may be between two calls: if its engine's thread woke, the next call would find
+// the engine driven already, on the program's own core, and pay for two switches of threads.
+constexpr Nanoseconds grace = microseconds(10), grace_of_idle = microseconds(50);
 
 }  // namespace
 
@@ -42,10 +44,13 @@ Attention Neighbours::attention_of(int slot) const {
 
 void Neighbours::want(int slot, Attention least, Nanoseconds now) {
   Bells& bells = bells_[static_cast<size_t>(slot)];
-  if (attention_of(slot) < least) return;
+  const Attention attention = attention_of(slot);
+  if (attention < least) return;
+  const Nanoseconds due = now + (attention == Attention::idle ? grace_of_idle : grace);
   bells.least = bells.wanted ? std::min(bells.least, least) : least;
+  bells.due = bells.wanted ? std::min(bells.due, due) : due;
   bells.wanted = true;
-  next_ring_ = std::min(next_ring_, now + grace);
+  next_ring_ = std::min(next_ring_, due);
 }
 
 void Neighbours::publish(Milestone milestone, Nanoseconds now) {
@@ -61,7 +66,13 @@ void Neighbours::ring_due(Nanoseconds now) {
   next_ring_ = never;
   for (int slot = 0; slot < slot_count(); ++slot) {
     Bells& bells = bells_[static_cast<size_t>(slot)];
-    if (std::exchange(bells.wanted, false) && attention_of(slot) >= bells.least) ring(slot);
+    if (!bells.wanted) continue;
+    if (now < bells.due) {
+      next_ring_ = std::min(next_ring_, bells.due);
+      continue;
+    }
+    bells.wanted = false;
+    if (attention_of(slot) >= bells.least) ring(slot);
   }
 }
 

@@ -72,6 +72,7 @@ class Neighbours {
   struct Bells {
     Descriptor engine, waiter, process, socket;
     bool wanted = false;           // it slept when we had something for it
+    Nanoseconds due = 0;           // when it rings then
     Attention least = Attention::idle;  // how deep a sleep our news is worth interrupting
   };
 

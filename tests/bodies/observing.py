@@ -88,6 +88,7 @@ def a_timeline_shows_what_was_done_between_start_and_stop() -> None:
         hvd.start_timeline(path, mark_cycles=True)
         for _ in range(3):
             hvd.allreduce(np.ones(300_000, np.float32), name="gradient")
+        hvd.allreduce(np.ones(10), name="bias")
         hvd.barrier()
         hvd.stop_timeline()
         hvd.allreduce(np.ones(10), name="after")
@@ -96,7 +97,9 @@ def a_timeline_shows_what_was_done_between_start_and_stop() -> None:
     assert names.count("all-reduce") == 3
     assert names[:2] == ["all-reduce", "NEGOTIATE"]
     if hvd.size() > 1:
-        assert names.count("PACK") == names.count("TRANSFER") == names.count("UNPACK") == 3
+        assert names.count("TRANSFER") == names.count("UNPACK") == 3
+        assert names.count("PACK") in (0, 3)  # a socket takes large tensors from where they lie
+        assert slices_named(events, "bias") == ["all-reduce", "NEGOTIATE", "PACK", "TRANSFER", "UNPACK"]
     assert not slices_named(events, "before") + slices_named(events, "after")
     assert sum(event["name"] == "DECISION" for event in events) >= 4
     assert {event["pid"] for event in events} == {hvd.rank()}
