@@ -9,7 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launching import is_running, wait_until
+from key_search import SCRIPT, processes, secrets_in
+from launching import FAILSAFE_SECONDS, is_running, wait_until
 from timelines import read_trace, slices_named
 
 from .network import Network, finish
@@ -159,3 +160,24 @@ def command_line(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def test_the_key_is_on_no_command_line_of_any_host(network: Network, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    arguments = ["--verbose", "-H", "hosta:1,hostb:1", "python", tmp_path / "script.py", tmp_path]
+    hvdrun = network.hosts[0].start(sys.executable, "-m", "sirtaki.runner", *arguments)
+    try:
+        ready = [tmp_path / f"ready{rank}" for rank in range(2)]
+        wait_until(lambda: all(file.exists() and file.read_text() for file in ready), "both ranks are ready")
+        keys = {bytes.fromhex(Path(file.read_text()).read_text()) for file in ready}
+        looked_at = dict(processes())  # those of all hosts, which are this machine
+        (tmp_path / "go").touch()
+        said = "".join(hvdrun.communicate(timeout=FAILSAFE_SECONDS)).encode()
+    finally:
+        hvdrun.kill()
+    assert len(keys) == 1
+    commands = [data for path, data in looked_at.items() if path.name == "cmdline"]
+    assert any(b"ssh" in line and b"hostb" in line for line in commands)
+    assert not [path for path, data in looked_at.items() if any(secrets_in(data, key) for key in keys)]
+    assert b"ValueError: enough" in said
+    assert not any(secrets_in(said, key) for key in keys)
