@@ -158,8 +158,9 @@ const Negotiation::Child* Negotiation::child(int32_t rank) const {
   return found != children_.end() && found->rank == rank ? &*found : nullptr;
 }
 
+// A question that crossed this rank's goodbye is not answered any more.
 Status Negotiation::report(Nanoseconds now, News& news) {
-  if (member_->report_due() > now) return Status::ok();
+  if (has_left_ || member_->report_due() > now) return Status::ok();
   scratch_.clear();
   member_->report(scratch_);
   news.moved = news.has_reported = true;

@@ -7,6 +7,8 @@
 namespace sirtaki {
 namespace {
 
+constexpr int32_t own_place = 0;  // children are higher than their parents
+
 Status nonsense(const std::string& what) { return Status(SRT_PROTOCOL, "its report makes no sense here: " + what); }
 
 }  // namespace
@@ -262,6 +264,18 @@ void Relay::report(Nanoseconds now, Bytes& out) {
   encode(aggregate, now, out);
 }
 
-void Relay::let_go() { state_->rule.hold = 0; }
+void Relay::let_go() {
+  State& state = *state_;
+  state.rule.hold = 0;
+  RankBits cut_off(state.places);
+  for (const RelayedSet& set : state.sets)
+    if (!set.members.has(own_place)) cut_off |= set.members;
+  cut_off -= state.finished;
+  cut_off.for_each([&](int32_t place) {
+    Remarks goodbye;
+    goodbye.goodbye = true;
+    state.take(state.rank_in(place), std::move(goodbye));
+  });
+}
 
 }  // namespace sirtaki

@@ -45,7 +45,9 @@ class Relay {
   // Appends one aggregate with everything that need not be held any longer.
   void report(Nanoseconds now, Bytes& out);
 
-  // Nothing is held from now on.
+  // This rank leaves, and nobody relays in its place: nothing is held from now on, and whoever goes on without it in a
+  // set of their own is said to leave, too, for they will hear of nothing any more. Others could wait for them for
+  // long.
   void let_go();
 
  private:

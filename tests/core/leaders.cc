@@ -125,6 +125,84 @@ TEST(sets_go_on_below_a_leader_that_has_left) {
   }
 }
 
+// Leaders that are in no call relay all the same.
+TEST(ranks_below_two_leaders_go_on_while_these_do_something_else) {
+  for (const char* fan_out : {"1", "16"}) {
+    World ranks(6, in_shape({{0, 0, 1, 1, 2, 2}, fan_out}));
+    std::atomic<int> done{0};
+    ranks.run([&](int rank, Context& context) {
+      const int32_t across = add_set(context, {3, 5});
+      if (rank % 2 == 0 || rank == 1) {
+        while (done < 2) std::this_thread::yield();
+        return;
+      }
+      for (int step = 0; step < 50; ++step) sum(context, step % 10 ? "x" : "y", across, rank, 8);
+      ++done;
+    });
+  }
+}
+
+// It goes on for them up to the deadline of its shutdown. Who waits for them on another host must not do so for ever.
+TEST(ranks_below_a_leader_that_does_not_wait_for_them_can_take_part_in_nothing) {
+  Options options = in_shape({{0, 1, 1, 2}, "16"});
+  options.shut_down = false;
+  World ranks(4, std::move(options));
+  std::atomic<bool> has_left{false};
+  std::atomic<int> begun{0}, done{0};
+  ranks.run([&](int rank, Context& context) {
+    const int32_t across = add_set(context, {2, 3});
+    if (rank >= 2) sum(context, "x", across, rank, 5);
+    ++begun;
+    if (rank == 1) {
+      while (begun < 4) std::this_thread::yield();
+      context.shutdown(0);
+      has_left = true;
+      return;
+    }
+    if (rank >= 2) {
+      while (!has_left) std::this_thread::yield();
+      const int64_t count = 100;
+      std::vector<int32_t> data(100);
+      Ticket handle = 0;
+      const Status status =
+          run_one(context, in(across, in_place(SRT_ALLREDUCE, "x", data, count, DType::int32)), handle);
+      CHECK_EQUAL(status.code(), SRT_PEER_FINISHED);
+      CHECK(std::string(status.text()).find(format("rank %d (pid ", rank - 1)) != std::string::npos);
+      if (handle) context.release(&handle, 1);
+    }
+    for (++done; done < 3;) std::this_thread::yield();
+    context.shutdown(seconds(20));
+  });
+}
+
+// As if the leader's machine were gone, or its network; another leader is below it.
+TEST(a_leader_whose_links_break_ends_every_rank) {
+  constexpr int leader = 2;
+  std::vector<Descriptor> others_ends;
+  Options options = in_shape({{0, 0, 1, 1, 2}, "1"});
+  options.connect = [&](int a, int b, int* ends) {
+    if (!tcp_pair(ends)) return false;
+    if (a == leader || b == leader) others_ends.push_back(Descriptor::duplicate(ends[0]));
+    return true;
+  };
+  World ranks(5, std::move(options));
+  ranks.run([&](int rank, Context& context) {
+    const int64_t count = 100;
+    std::vector<int32_t> data(100);
+    Status status;
+    for (int step = 0; status.is_ok(); ++step) {
+      if (rank == leader && step == 20)
+        for (const Descriptor& end : others_ends) ::shutdown(end.get(), SHUT_RDWR);
+      Ticket handle = 0;
+      status = run_one(context, in_place(SRT_ALLREDUCE, "x", data, count, DType::int32), handle);
+      if (handle) context.release(&handle, 1);
+    }
+    CHECK_EQUAL(status.code(), SRT_PEER_LOST);
+    const bool is_elsewhere = rank != leader && rank != leader + 1;
+    if (is_elsewhere) CHECK(std::string(status.text()).find("rank 2 (pid 102 on here) was lost") != std::string::npos);
+  });
+}
+
 // Several hosts further up, and named to those who need it.
 TEST(whoever_has_left_above_is_named) {
   for (int leaver : {0, 1, 2}) {
