@@ -74,12 +74,14 @@ void Engine::leave() {
   if (parts_.neighbours) parts_.neighbours->ring_all();
   const bool busy = !parts_.execution.executor().is_idle();
   parts_.sleeper.set_attention(busy ? Attention::engine_sleeps : Attention::idle);
+  // What is held for ranks that are late wants the engine later. Whoever submits after the look at submissions below
+  // arms the timer anew.
+  if (parts_.negotiation.relay_due() != never)
+    parts_.sleeper.set_timer(std::max<Nanoseconds>(parts_.negotiation.next_due() - now(), 1));
   const bool work_left = busy || parts_.negotiation.member().report_due() <= now() || parts_.links.has_inbound() ||
                          parts_.links.has_outbound() || flush_wanted_.load(std::memory_order_seq_cst) ||
                          has_submissions_.load(std::memory_order_seq_cst);
-  const Nanoseconds relay_due = parts_.negotiation.relay_due();  // held for ranks that are late
   driver_.unlock();
-  if (relay_due != never) parts_.sleeper.set_timer(std::max<Nanoseconds>(relay_due - now(), 1));
   parts_.sleeper.rearm();
   const auto lock = parts_.handles.lock();
   parts_.handles.wake_waiters();
