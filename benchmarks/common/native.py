@@ -1,4 +1,4 @@
-"""Builds the native part: the driver of the bare call and the limit prototype."""
+"""Builds the native part: drivers in C++, and the limit prototype."""
 
 from __future__ import annotations
 

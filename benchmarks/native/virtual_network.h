@@ -1,0 +1,192 @@
+// A network in virtual time: what ranks write into it comes out at the other end later, and nobody waits.
+//
+// The model: a host has one cable out and one in, each of which carries one message after another at its bandwidth;
+// between two hosts lies a latency besides. Inside a host a message takes a fixed time. System calls cost nothing.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/codec.h"
+#include "transport/link.h"
+
+namespace virtual_network {
+
+using namespace sirtaki;
+
+struct Model {
+  int32_t ranks_a_host;
+  Nanoseconds latency;         // between two hosts
+  Nanoseconds latency_inside;  // of one
+  double gigabits;             // a second, of a host's cable in each direction
+};
+
+struct Traffic {
+  int64_t frames = 0, bytes = 0;
+
+  void add(const Bytes& message) {
+    for (size_t at = 0; at < message.size(); ++frames) {
+      FrameHeader header;
+      std::memcpy(&header, message.data() + at, sizeof header);
+      at += sizeof header + padded(header.length);
+    }
+    bytes += static_cast<int64_t>(message.size());
+  }
+};
+
+class Pipe;
+
+// What a rank writes to one peer in one go.
+struct Message {
+  Pipe* to = nullptr;
+  Bytes bytes;
+  Nanoseconds begun = 0;  // by the writer's processor_time()
+};
+
+// Of this thread: what else the machine does is not counted.
+inline Nanoseconds processor_time() {
+  timespec moment;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &moment);
+  return seconds(moment.tv_sec) + moment.tv_nsec;
+}
+
+// One end of a connection between two ranks; it belongs to a Link.
+class Pipe : public BytePipe {
+ public:
+  // What is written is left in the outbox, for the other end.
+  Pipe(int32_t owner, std::vector<Message>& outbox) : owner_(owner), outbox_(outbox) {}
+
+  static void join(Pipe& one, Pipe& other) {
+    one.other_ = &other;
+    other.other_ = &one;
+  }
+
+  int32_t owner() const { return owner_; }
+  void arrive(Bytes bytes) { inbox_.insert(inbox_.end(), bytes.begin(), bytes.end()); }
+
+  ptrdiff_t write(std::span<const uint8_t> bytes, bool) override {
+    const bool follows = !outbox_.empty() && outbox_.back().to == other_;
+    if (!follows) outbox_.push_back({other_, {}, processor_time()});
+    Bytes& message = outbox_.back().bytes;
+    message.insert(message.end(), bytes.begin(), bytes.end());
+    return static_cast<ptrdiff_t>(bytes.size());
+  }
+
+  ptrdiff_t read(std::span<uint8_t> bytes) override {
+    const size_t count = std::min(bytes.size(), inbox_.size() - taken_);
+    std::copy_n(inbox_.begin() + static_cast<ptrdiff_t>(taken_), count, bytes.begin());
+    taken_ += count;
+    if (taken_ == inbox_.size()) {
+      inbox_.clear();
+      taken_ = 0;
+    }
+    return static_cast<ptrdiff_t>(count);
+  }
+
+ private:
+  int32_t owner_;
+  std::vector<Message>& outbox_;
+  Pipe* other_ = nullptr;
+  Bytes inbox_;
+  size_t taken_ = 0;
+};
+
+// What happens when.
+class Network {
+ public:
+  Network(const Model& model, int32_t ranks)
+      : model_(model), cables_(static_cast<size_t>((ranks + model.ranks_a_host - 1) / model.ranks_a_host)) {}
+
+  struct Turn {
+    Nanoseconds at;
+    int32_t rank;
+  };
+
+  void wake(int32_t rank, Nanoseconds at) { push({at, Step::wakes, rank, {}}); }
+
+  void send(int32_t from, Message message, Nanoseconds at) {
+    ++under_way_;
+    push({at, Step::leaves, from, std::move(message)});
+  }
+
+  bool is_idle() const { return under_way_ == 0; }
+
+  // The next rank for which something has arrived, or that wakes up; false if nothing is to come before that moment.
+  bool next(Turn& turn, Nanoseconds before) {
+    while (!events_.empty() && events_.front().at < before) {
+      std::pop_heap(events_.begin(), events_.end(), is_later);
+      Event event = std::move(events_.back());
+      events_.pop_back();
+      if (event.step == Step::leaves) leave(std::move(event));
+      else if (event.step == Step::reaches) reach(std::move(event));
+      else {
+        turn = {event.at, event.rank};
+        if (event.step == Step::arrives) arrive(std::move(event));
+        return true;
+      }
+    }
+    return false;
+  }
+
+ private:
+  // A message leaves a rank, its first byte reaches another host, its last byte arrives.
+  enum class Step { leaves, reaches, arrives, wakes };
+
+  struct Event {
+    Nanoseconds at;
+    Step step;
+    int32_t rank;  // who has sent it, gets it, or wakes up
+    Message message;
+    uint64_t number = 0;
+  };
+
+  struct Cables {
+    Nanoseconds out_is_free = 0, in_is_free = 0;
+  };
+
+  static bool is_later(const Event& a, const Event& b) { return a.at != b.at ? a.at > b.at : a.number > b.number; }
+
+  void push(Event event) {
+    event.number = ++events_ever_;
+    events_.push_back(std::move(event));
+    std::push_heap(events_.begin(), events_.end(), is_later);
+  }
+
+  int32_t host_of(int32_t rank) const { return rank / model_.ranks_a_host; }
+  Cables& cables_of(int32_t rank) { return cables_[static_cast<size_t>(host_of(rank))]; }
+  Nanoseconds carrying(const Message& message) const {
+    return static_cast<Nanoseconds>(static_cast<double>(message.bytes.size()) * 8 / model_.gigabits);
+  }
+
+  void leave(Event event) {
+    const int32_t from = event.rank, to = event.message.to->owner();
+    if (host_of(from) == host_of(to))
+      return push({event.at + model_.latency_inside, Step::arrives, to, std::move(event.message)});
+    Nanoseconds& is_free = cables_of(from).out_is_free;
+    const Nanoseconds begun = std::max(event.at, is_free);
+    is_free = begun + carrying(event.message);
+    push({begun + model_.latency, Step::reaches, to, std::move(event.message)});
+  }
+
+  void reach(Event event) {
+    Nanoseconds& is_free = cables_of(event.rank).in_is_free;
+    is_free = std::max(event.at, is_free) + carrying(event.message);
+    push({is_free, Step::arrives, event.rank, std::move(event.message)});
+  }
+
+  void arrive(Event event) {
+    --under_way_;
+    event.message.to->arrive(std::move(event.message.bytes));
+  }
+
+  Model model_;
+  std::vector<Cables> cables_;
+  std::vector<Event> events_;  // a heap
+  uint64_t events_ever_ = 0;
+  size_t under_way_ = 0;
+};
+
+}  // namespace virtual_network
