@@ -133,6 +133,7 @@ Status Negotiation::take_decision(std::span<const uint8_t> decision, Nanoseconds
   news.has_decided = true;
   if (relay_) {
     tell_children(FrameKind::decision, decision);
+    send_out(now, news);
     SIRTAKI_TRY(relay_->pass(decision));
   }
   return member_->apply(decision, news.outcome);
@@ -185,6 +186,7 @@ Status Negotiation::decide(Nanoseconds now, News& news) {
   scratch_.clear();
   if (!coordinator_->decide(now, scratch_)) return Status::ok();
   tell_children(FrameKind::decision, scratch_);
+  send_out(now, news);
   news.moved = news.has_decided = true;
   heard_ = now;
   return member_->apply(scratch_, news.outcome);
