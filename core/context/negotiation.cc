@@ -19,6 +19,15 @@ ReportRule report_rule(const Config& config) {
           static_cast<int32_t>(config.integer(Knob::plans_in_flight))};
 }
 
+std::vector<int32_t> leaders(const ControlTree& tree) {
+  std::vector<int32_t> found;
+  for (int32_t rank = 0; rank < tree.size(); ++rank) {
+    const int32_t parent = tree.parent(rank);
+    found.push_back(parent == coordinator_rank ? -1 : parent);
+  }
+  return found;
+}
+
 void encode_abort(const AbortNotice& notice, Bytes& out) {
   Writer writer(out);
   writer.put(static_cast<int32_t>(notice.status.code()));
@@ -44,7 +53,8 @@ Negotiation::Negotiation(NegotiationParts parts, const Config& config)
   const auto size = static_cast<int32_t>(names_.size());
   const auto cache_capacity = static_cast<uint32_t>(config.integer(Knob::cache_capacity));
   member_ = std::make_unique<Member>(rank_, size, report_rule(config), cache_capacity);
-  if (rank_ == coordinator_rank) coordinator_ = std::make_unique<Coordinator>(names_, coordinator_rules(config));
+  if (rank_ == coordinator_rank)
+    coordinator_ = std::make_unique<Coordinator>(names_, coordinator_rules(config), leaders(parts.tree));
   else parent_ = links_.control(parent_rank_);
   for (int32_t below : parts.tree.children(rank_))
     children_.push_back({below, links_.control(below), parts.tree.subtree_bits(below)});

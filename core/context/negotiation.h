@@ -61,6 +61,9 @@ class Negotiation {
   bool has_finished(int32_t rank) const;  // it has said goodbye
   void say_goodbye(Nanoseconds now);
 
+  // To whom this rank reports; -1: it is the coordinator.
+  int32_t parent() const { return parent_rank_; }
+
   // The ranks that hear of Decisions through this one, itself among them.
   const std::vector<int32_t>& subtree() const { return subtree_; }
 

@@ -122,10 +122,17 @@ Status Watch::check_coordinator(Nanoseconds now, const Negotiation& negotiation,
   next_coordinator_line_ = 2 * silent;
   const std::string name = oldest_waiting();
   if (name.empty()) return Status::ok();
-  const std::string text = format("%s, which coordinates the job, has not answered for %lld s; '%s' is waiting for it",
-                                  parts_.names[coordinator_rank].c_str(), whole_seconds(silent), name.c_str());
+  const int32_t parent = negotiation.parent();
+  const std::string coordinator = parts_.names[coordinator_rank] + ", which coordinates the job,";
+  const bool has_leader = parent != coordinator_rank;
+  const std::string who = has_leader ? "neither " + parts_.names[static_cast<size_t>(parent)] +
+                                           ", which reports for this rank, nor " + coordinator + " has"
+                                     : coordinator + " has not";
+  const std::string text =
+      format("%s answered for %lld s; '%s' is waiting for it", who.c_str(), whole_seconds(silent), name.c_str());
   if (is_over) return {SRT_TIMEOUT, text};
-  if (speaks_for_host({coordinator_rank})) parts_.log.line(text + ". Is that process stopped?");
+  if (speaks_for_host({coordinator_rank, parent}))
+    parts_.log.line(text + (has_leader ? ". Is one of those processes stopped?" : ". Is that process stopped?"));
   return Status::ok();
 }
 

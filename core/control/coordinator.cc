@@ -15,10 +15,12 @@ bool is_of_pair(const Signature& signature, int32_t rank, const ProcessSet& set)
 
 }  // namespace
 
-Coordinator::State::State(std::vector<std::string> rank_names, CoordinatorRules coordinator_rules)
+Coordinator::State::State(std::vector<std::string> rank_names, CoordinatorRules coordinator_rules,
+                          std::vector<int32_t> leaders)
     : names(std::move(rank_names)), rules(coordinator_rules), sets(static_cast<int32_t>(names.size())),
-      table(static_cast<int32_t>(names.size()), rules.cache_capacity), stalls(rules.stall_report, rules.stall_deadline),
-      lateness(names.size()), reporters(names.size()), speakers(static_cast<int32_t>(names.size())),
+      table(static_cast<int32_t>(names.size()), rules.cache_capacity),
+      stalls(rules.stall_report, rules.stall_deadline, std::move(leaders)), lateness(names.size()),
+      reporters(names.size()), speakers(static_cast<int32_t>(names.size())),
       absentees(static_cast<int32_t>(names.size())) {}
 
 Status Coordinator::State::merge(int32_t rank, Nanoseconds now) {
@@ -143,6 +145,7 @@ Status Coordinator::State::take(int32_t rank, Remarks& remarks, Nanoseconds now)
   }
   if (remarks.whereabouts) {
     remarks.whereabouts->rank = rank;
+    remarks.whereabouts->leader = -1;
     stalls.answered(std::move(*remarks.whereabouts));
   }
   if (remarks.goodbye) finish(rank);
@@ -187,8 +190,8 @@ void Coordinator::State::refuse_joins(const ProcessSet& set, std::vector<int32_t
   decision.refusals.push_back({set.number, Kind::barrier, "", std::move(ranks), status.code(), status.text()});
 }
 
-Coordinator::Coordinator(std::vector<std::string> rank_names, CoordinatorRules rules)
-    : state_(std::make_unique<State>(std::move(rank_names), rules)) {}
+Coordinator::Coordinator(std::vector<std::string> rank_names, CoordinatorRules rules, std::vector<int32_t> leaders)
+    : state_(std::make_unique<State>(std::move(rank_names), rules, std::move(leaders))) {}
 
 Coordinator::~Coordinator() = default;
 

@@ -25,8 +25,9 @@ struct CoordinatorRules {
 
 class Coordinator {
  public:
-  // rank_names are how messages name each rank: "rank 2 (pid 71 on hostB)".
-  Coordinator(std::vector<std::string> rank_names, CoordinatorRules rules);
+  // rank_names are how messages name each rank: "rank 2 (pid 71 on hostB)". leaders: by rank, who reports for it; -1,
+  // or none at all: it does so itself.
+  Coordinator(std::vector<std::string> rank_names, CoordinatorRules rules, std::vector<int32_t> leaders = {});
   ~Coordinator();
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;

@@ -36,7 +36,7 @@ struct Coordinator::State {
     bool absent;
   };
 
-  State(std::vector<std::string> rank_names, CoordinatorRules coordinator_rules);
+  State(std::vector<std::string> rank_names, CoordinatorRules coordinator_rules, std::vector<int32_t> leaders);
 
   // Reports come in.
   Status merge(int32_t rank, Nanoseconds now);

@@ -216,7 +216,10 @@ bool Member::State::are_ranks(const std::vector<int32_t>& numbers) const {
 Status Member::State::apply_stalls(Outcome& outcome) {
   for (Stall& stall : decision.stalls) {
     std::vector<int32_t> told;
-    for (const Whereabouts& one : stall.whereabouts) told.push_back(one.rank);
+    for (const Whereabouts& one : stall.whereabouts) {
+      told.push_back(one.rank);
+      if (one.leader != -1) told.push_back(one.leader);
+    }
     if (!are_ranks(stall.missing) || !are_ranks(stall.waiting) || !are_ranks(told))
       return nonsense("ranks that are late, but do not exist");
     outcome.stalls.push_back(std::move(stall));

@@ -50,10 +50,14 @@ std::string name_place(const std::vector<StackFrame>& frames) {
 }
 
 // What becomes of "rank 1 has not submitted it …".
-std::string describe(const Whereabouts& whereabouts, bool are_several) {
-  if (!whereabouts.answers)
-    return are_several ? " and do not answer. Are those processes stopped?"
-                       : " and does not answer. Is that process stopped?";
+std::string describe(const Whereabouts& whereabouts, bool are_several, const RankNames& names) {
+  if (!whereabouts.answers) {
+    const std::string text = are_several ? " and do not answer. Are those processes stopped"
+                                         : " and does not answer. Is that process stopped";
+    if (whereabouts.leader < 0) return text + "?";
+    return text + ", or " + names[static_cast<size_t>(whereabouts.leader)] + ", which reports for " +
+           (are_several ? "them?" : "it?");
+  }
   const std::string place = whereabouts.frames.empty() ? "" : " " + name_place(whereabouts.frames);
   if (!whereabouts.waits_for.empty())
     return (are_several ? ": they wait for " : ": it waits for ") + quoted(whereabouts.waits_for) + place;
@@ -67,15 +71,16 @@ struct Group {
 };
 
 // Ranks that do the same are named together.
-std::vector<Group> group_missing(const Stall& stall) {
+std::vector<Group> group_missing(const Stall& stall, const RankNames& names) {
   std::vector<Group> groups;
   for (int32_t rank : stall.missing) {
     const auto told = std::find_if(stall.whereabouts.begin(), stall.whereabouts.end(),
                                    [&](const Whereabouts& known) { return known.rank == rank; });
     const Whereabouts whereabouts = told == stall.whereabouts.end() ? Whereabouts{} : *told;
-    const std::string words = describe(whereabouts, false);
-    const auto group = std::find_if(groups.begin(), groups.end(),
-                                    [&](const Group& known) { return describe(known.whereabouts, false) == words; });
+    const std::string words = describe(whereabouts, false, names);
+    const auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& known) {
+      return describe(known.whereabouts, false, names) == words;
+    });
     if (group == groups.end()) groups.push_back({whereabouts, {rank}});
     else group->ranks.push_back(rank);
   }
@@ -98,10 +103,10 @@ std::string describe_stall(const Stall& stall, const RankNames& names) {
   const bool is_one = stall.names.size() + static_cast<size_t>(std::max(stall.more_names, 0)) == 1;
   std::string text = name_waiting(stall.waiting, names) + (stall.waiting.size() == 1 ? " waits for " : " wait for ") +
                      list_tensors(stall);
-  for (const Group& group : group_missing(stall)) {
+  for (const Group& group : group_missing(stall, names)) {
     const bool are_several = group.ranks.size() > 1;
     text += "; " + list_ranks(group.ranks, names) + (are_several ? " have" : " has") + " not submitted " +
-            (is_one ? "it" : "them") + describe(group.whereabouts, are_several);
+            (is_one ? "it" : "them") + describe(group.whereabouts, are_several, names);
   }
   return text + advise(stall);
 }

@@ -124,7 +124,8 @@ Stall StallWatch::describe(const Cause& cause, Nanoseconds now) const {
     const auto answer = std::find_if(inquiry_.answers.begin(), inquiry_.answers.end(), is_same);
     const bool was_asked = std::find(inquiry_.asked.begin(), inquiry_.asked.end(), rank) != inquiry_.asked.end();
     if (!was_asked || stall.whereabouts.size() == most_whereabouts) continue;
-    stall.whereabouts.push_back(answer == inquiry_.answers.end() ? Whereabouts{rank, false, {}, {}} : *answer);
+    const int32_t leader = leaders_.empty() ? -1 : leaders_[static_cast<size_t>(rank)];
+    stall.whereabouts.push_back(answer == inquiry_.answers.end() ? Whereabouts{rank, false, {}, {}, leader} : *answer);
   }
   return stall;
 }

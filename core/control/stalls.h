@@ -17,8 +17,9 @@ namespace sirtaki {
 
 class StallWatch {
  public:
-  // Zero for either: never.
-  StallWatch(Nanoseconds report_after, Nanoseconds deadline) : report_after_(report_after), deadline_(deadline) {}
+  // Zero for either: never. leaders: as in the coordinator.
+  StallWatch(Nanoseconds report_after, Nanoseconds deadline, std::vector<int32_t> leaders)
+      : report_after_(report_after), deadline_(deadline), leaders_(std::move(leaders)) {}
 
   // Something began to wait.
   void begun(Nanoseconds now);
@@ -61,6 +62,7 @@ class StallWatch {
 
   Nanoseconds report_after_;
   Nanoseconds deadline_;
+  std::vector<int32_t> leaders_;     // by rank
   Nanoseconds next_report_ = never;
   Inquiry inquiry_;
   bool is_over_ = false;             // the deadline has been told

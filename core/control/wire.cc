@@ -103,6 +103,7 @@ SignaturePtr get_signature(Reader& reader) {
 void put_whereabouts(Writer& writer, const Whereabouts& whereabouts) {
   writer.put(whereabouts.rank);
   writer.put<uint8_t>(whereabouts.answers);
+  writer.put(whereabouts.leader);
   writer.put_text(whereabouts.waits_for);
   put_each(writer, whereabouts.frames, [&](const StackFrame& frame) {
     writer.put_text(frame.function);
@@ -114,6 +115,7 @@ void put_whereabouts(Writer& writer, const Whereabouts& whereabouts) {
 void get_whereabouts(Reader& reader, Whereabouts& whereabouts) {
   whereabouts.rank = reader.get<int32_t>();
   whereabouts.answers = reader.get<uint8_t>() != 0;
+  whereabouts.leader = reader.get<int32_t>();
   whereabouts.waits_for = get_name(reader);
   get_each(reader, whereabouts.frames, [&](StackFrame& frame) {
     frame.function = get_printable(reader, longest_frame_text);

@@ -42,6 +42,7 @@ struct Whereabouts {
   bool answers = true;               // false: not even sirtaki's own thread there did
   std::string waits_for;             // the tensor that it waits for itself
   std::vector<StackFrame> frames;    // of its main thread, innermost first, without sirtaki's own
+  int32_t leader = -1;               // of one that does not answer: who reports for it; -1: nobody
 };
 
 // Who is late with what. The coordinator emits one a cause, and every rank hears of it.

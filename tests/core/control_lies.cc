@@ -225,6 +225,11 @@ TEST(ranks_that_do_not_exist_are_refused) {
       CHECK_EQUAL(listener.hear().code(), SRT_PROTOCOL);
     }
   }
+  for (int32_t wild : {3, -2, INT32_MAX}) {
+    Listener listener(allreduce("x"));
+    listener.decision.stalls = {Stall{0, {"x"}, 0, {1}, {0}, 5, {{1, false, "", {}, wild}}}};
+    CHECK_EQUAL(listener.hear().code(), SRT_PROTOCOL);
+  }
 }
 
 namespace {

@@ -222,6 +222,23 @@ TEST(zero_means_never) {
   CHECK(!world.decide());
 }
 
+// Its leader may be to blame for that, which then is named.
+TEST(who_reports_for_a_rank_that_does_not_answer_is_known) {
+  World world(4, {}, {}, {-1, -1, 1, 1});
+  world.submit(0, allreduce("x"));
+  world.round();
+  world.now += seconds(5);
+  CHECK(world.decide());
+  world.members[3]->answer({3, true, "y", {}});
+  world.report(3);
+  world.now += seconds(1);
+  CHECK(world.decide());
+  REQUIRE(world.outcome(0).stalls.size() == 1);
+  std::vector<int32_t> leaders;
+  for (const Whereabouts& one : world.outcome(0).stalls[0].whereabouts) leaders.push_back(one.leader);
+  CHECK_EQUAL(leaders, (std::vector<int32_t>{-1, 1, -1}));
+}
+
 // ---- In words -------------------------------------------------------------------------------------------------
 
 namespace {
@@ -260,6 +277,14 @@ TEST(words_group_ranks_that_do_the_same) {
               "rank 0 (pid 70 on hostA) waits for 'x'; rank 1 (pid 71 on hostA), rank 3 (pid 73 on hostA) have not "
               "submitted it and are in evaluate() at train.py:88; rank 2 (pid 72 on hostA) has not submitted it and "
               "does not answer. Is that process stopped?");
+}
+
+TEST(words_name_who_reports_for_those_that_do_not_answer) {
+  CHECK_EQUAL(
+      words({0, {"x"}, 0, {1, 2, 3}, {0}, 5, {{1, false, {}, {}}, {2, false, {}, {}, 1}, {3, false, {}, {}, 1}}}),
+      "rank 0 (pid 70 on hostA) waits for 'x'; rank 1 (pid 71 on hostA) has not submitted it and does not "
+      "answer. Is that process stopped?; rank 2 (pid 72 on hostA), rank 3 (pid 73 on hostA) have not submitted "
+      "it and do not answer. Are those processes stopped, or rank 1 (pid 71 on hostA), which reports for them?");
 }
 
 TEST(words_ask_where_nothing_is_known) {

@@ -95,8 +95,9 @@ inline std::vector<std::string> rank_names(int32_t size) {
 }
 
 struct World {
-  explicit World(int32_t size, CoordinatorRules rules = {}, ReportRule report_rule = {})
-      : coordinator(rank_names(size), rules), outcomes(static_cast<size_t>(size)) {
+  explicit World(int32_t size, CoordinatorRules rules = {}, ReportRule report_rule = {},
+                 std::vector<int32_t> leaders = {})
+      : coordinator(rank_names(size), rules, std::move(leaders)), outcomes(static_cast<size_t>(size)) {
     for (int32_t rank = 0; rank < size; ++rank) {
       members.push_back(std::make_unique<Member>(rank, size, report_rule, rules.cache_capacity));
     }

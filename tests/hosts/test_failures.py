@@ -24,6 +24,20 @@ except hvd.HorovodInternalError as error:
     print(type(error).__name__, error)
 """
 
+# The leader of the second host stops when all it had to pass on is passed on.
+STOPPED_LEADER = """
+import os, signal
+import numpy as np, sirtaki.numpy as hvd
+hvd.init()
+hvd.barrier()
+if hvd.rank() == 2:
+    os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    hvd.allreduce(np.ones(4, np.float32), name="gradient")
+except hvd.HorovodInternalError as error:
+    print(type(error).__name__, error)
+"""
+
 
 def start_training(network: Network, key: Path, port: int, **settings: str) -> list[subprocess.Popen[str]]:
     """One rank on each host; returns when all are training."""
@@ -94,6 +108,26 @@ def test_a_stopped_host_is_late_before_it_is_lost(fragile: Network, key_file: Pa
     assert f"on {stopped.name})" in output
     ranks[1].kill()
     finish(ranks[1:])
+
+
+def test_a_stopped_leader_is_named_beside_the_ranks_it_reports_for(fragile: Network, key_file: Path) -> None:
+    settings = {"SIRTAKI_STALL_REPORT": "1", "SIRTAKI_STALL_DEADLINE": "8"}
+    address = f"{fragile.hosts[0].address}:29443"
+    ranks = [
+        host.start(*python(STOPPED_LEADER), **variables, **settings)
+        for host, variables in places(fragile.hosts, 2, address, key_file)
+    ]
+    stopped = ranks.pop(2)
+    leader = f"rank 2 (pid {stopped.pid} on {fragile.hosts[1].name})"
+    ended = finish(ranks)
+    stopped.kill()
+    stopped.communicate()
+    for code, output, errors in ended:
+        assert code == 0, errors
+        assert output.startswith("DeadlineError"), output
+        assert f"{leader} has not submitted it and does not answer. Is that process stopped?" in output
+        assert f"does not answer. Is that process stopped, or {leader}, which reports for it?" in output
+    assert f"neither {leader}, which reports for this rank, nor rank 0 (pid " in ended[2][2]
 
 
 def test_a_host_that_goes_on_in_time_is_not_lost(fragile: Network, key_file: Path) -> None:
