@@ -22,6 +22,7 @@ constexpr srt_status_entry table[] = {
     {SRT_SYSTEM, "system", 1},
     {SRT_FORKED, "forked", 0},
     {SRT_INTERNAL, "internal", 1},
+    {SRT_DEVICE, "device", 1},
 };
 
 }  // namespace

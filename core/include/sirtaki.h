@@ -38,7 +38,8 @@ enum {
   SRT_PROTOCOL = 11,          /* malformed bytes came from a peer; the context is dead */
   SRT_SYSTEM = 12,            /* the operating system refused something */
   SRT_FORKED = 13,            /* called in a forked child */
-  SRT_INTERNAL = 14           /* a mistake in sirtaki */
+  SRT_INTERNAL = 14,          /* a mistake in sirtaki */
+  SRT_DEVICE = 15             /* a GPU, or NCCL, failed; the context is dead */
 };
 
 enum {
@@ -139,7 +140,7 @@ typedef struct srt_request {
   int32_t root;               /* broadcast, send: a rank of the world */
   int32_t destination;        /* send: a rank of the world */
   int32_t process_set;        /* 0: all ranks */
-  int32_t device;             /* -1: the CPU */
+  int32_t device;             /* -1: the CPU; else the GPU that the memory is on. A rank works on one GPU */
   int32_t priority;           /* higher leaves first */
   uint32_t flags;             /* SRT_REQUEST_*. An absent one joins in with its input as it is, or with
                                  neutral elements without one (all-reduce), unless it is absent on all
@@ -156,6 +157,7 @@ typedef struct srt_request {
   uintptr_t input;
   uintptr_t output;           /* may be the input. All-gather, all-to-all: 0, the core allocates. Reduce-scatter:
                                  this rank's rows */
+  uintptr_t stream;           /* on a GPU: the CUDA stream in which what it holds now makes the input */
   srt_complete_hook on_complete;   /* native callers only, else NULL */
   srt_allocate_hook allocate;      /* native callers only, else NULL */
   void *user;
@@ -202,6 +204,9 @@ void srt_flush(srt_context *);                                /* do not wait for
 srt_status srt_poll(srt_context *, srt_handle);               /* SRT_IN_PROGRESS, or how it ended */
 /* Waits for all of them; the status is that of the first handle that failed. */
 srt_status srt_wait(srt_context *, const srt_handle *, int32_t count, int32_t timeout_ms);
+/* For tensors on a GPU: returns when the operations are on their way; from then on the CUDA stream waits for them, and
+ * the host does not. A failure after that ends the context, and shows in the next call. */
+srt_status srt_wait_on_stream(srt_context *, const srt_handle *, int32_t count, uintptr_t stream, int32_t timeout_ms);
 srt_status srt_output(srt_context *, srt_handle, srt_tensor *out);  /* valid until the handle is released */
 uint32_t srt_result(srt_context *, srt_handle);               /* SRT_RESULT_* of a finished handle */
 /* Of a finished join: the rank that joined last. Of a set that was added: its number. */
@@ -213,6 +218,16 @@ int32_t srt_process_set(srt_context *, int32_t number, int32_t *out, int32_t cap
 const char *srt_handle_error(srt_context *, srt_handle);      /* "" if none; valid until it is released */
 const char *srt_context_error(srt_context *);                 /* why the context is dead; "" if it lives */
 void srt_release(srt_context *, const srt_handle *, int32_t count); /* an unfinished one is released when it ends */
+
+/* A library that is opened when the first tensor on a GPU comes. */
+typedef struct srt_gpu_library {
+  int32_t version;            /* libcuda: 12080 is 12.8; libnccl: 22803 is 2.28.3; 0: it cannot be used */
+  char path[1024];            /* the file; "" if there is none */
+  char text[3064];            /* one line: what was found, or what was looked for, where, and why it did not do */
+} srt_gpu_library;
+
+/* Looks for both libraries, and counts the GPUs, without taking any into use. */
+srt_status srt_gpu_libraries(const srt_config *, srt_gpu_library *cuda, srt_gpu_library *nccl, int32_t *devices);
 
 /* What this rank has done so far. Times are in seconds. */
 typedef struct srt_statistics {

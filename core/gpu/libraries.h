@@ -1,0 +1,47 @@
+// libcuda and libnccl, opened at run time: first what the program (a framework) has loaded already, then the folders of
+// the knob gpu_libraries, then the system's. Found once; never closed, as their threads may live on.
+#pragma once
+
+#include <string>
+
+#include "base/knobs.h"
+#include "base/status.h"
+#include "gpu/cuda.h"
+#include "gpu/nccl.h"
+
+namespace sirtaki {
+
+// What was found of one library.
+struct LibraryFound {
+  int version = 0;    // as the library counts; 0: it cannot be used
+  std::string path;   // of the file; empty: none
+  std::string text;   // one line: "libnccl 2.28.3 from /...", or what was looked for, where, and why it did not do
+};
+
+class GpuLibraries {
+ public:
+  // Does not fail: what cannot be used says so. Opening libcuda initialises the driver, and creates nothing on a GPU.
+  explicit GpuLibraries(const Config& config);
+
+  const LibraryFound& found_cuda() const { return found_cuda_; }
+  const LibraryFound& found_nccl() const { return found_nccl_; }
+  bool has_cuda() const { return found_cuda_.version > 0; }
+  bool has_nccl() const { return has_cuda() && found_nccl_.version > 0; }
+  int device_count() const { return device_count_; }
+
+  // Valid with has_cuda(), has_nccl().
+  const CudaFunctions& cuda() const { return cuda_; }
+  const NcclFunctions& nccl() const { return nccl_; }
+
+  // Ok, or SRT_DEVICE (SRT_OUT_OF_MEMORY where memory was lacking) with what was attempted and the library's own words.
+  Status check(CudaResult result, const char* attempt) const;
+  Status check_nccl(NcclResult result, const char* attempt, NcclCommunicator communicator = nullptr) const;
+
+ private:
+  CudaFunctions cuda_;
+  NcclFunctions nccl_;
+  LibraryFound found_cuda_, found_nccl_;
+  int device_count_ = 0;
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,68 @@
+// Of NCCL's API, what is used: own declarations, so that nothing of NCCL is needed to build. Names and meanings are
+// those of NVIDIA's "NCCL API" reference; tests/gpu/headers compares them with the real header.
+#pragma once
+
+#include <climits>
+#include <cstddef>
+
+#include "gpu/cuda.h"
+
+namespace sirtaki {
+
+using NcclResult = int;
+using NcclCommunicator = struct NcclCommunicatorTag*;
+using NcclDataType = int;
+using NcclReduceOp = int;
+
+constexpr NcclResult nccl_success = 0, nccl_in_progress = 7;
+constexpr int oldest_nccl = 21900;  // 2.19.0
+
+struct NcclUniqueId {
+  char bytes[128];
+};
+
+// The layout of NCCL 2.19; the library reads `size` and `version`, and takes the rest as not set.
+struct NcclConfig {
+  static constexpr int not_set = INT_MIN;
+  size_t size = sizeof(NcclConfig);
+  unsigned magic = 0xcafebeef;
+  unsigned version = oldest_nccl;
+  int blocking = 0;
+  int cga_cluster_size = not_set, least_ctas = not_set, most_ctas = not_set;
+  const char* network = nullptr;
+  int split_share = not_set;
+};
+
+// X(member, symbol, parameters): each returns an NcclResult.
+#define SIRTAKI_NCCL_FUNCTIONS(X)                                                                              \
+  X(version, ncclGetVersion, (int* version))                                                                   \
+  X(unique_id, ncclGetUniqueId, (NcclUniqueId*))                                                               \
+  X(init, ncclCommInitRankConfig, (NcclCommunicator*, int size, NcclUniqueId, int rank, NcclConfig*))          \
+  X(finalize, ncclCommFinalize, (NcclCommunicator))                                                            \
+  X(destroy, ncclCommDestroy, (NcclCommunicator))                                                              \
+  X(abort, ncclCommAbort, (NcclCommunicator))                                                                  \
+  X(async_error, ncclCommGetAsyncError, (NcclCommunicator, NcclResult*))                                       \
+  X(create_scaled_sum, ncclRedOpCreatePreMulSum,                                                               \
+    (NcclReduceOp*, void* factor, NcclDataType, int residence, NcclCommunicator))                              \
+  X(destroy_operator, ncclRedOpDestroy, (NcclReduceOp, NcclCommunicator))                                      \
+  X(group_start, ncclGroupStart, ())                                                                           \
+  X(group_end, ncclGroupEnd, ())                                                                               \
+  X(allreduce, ncclAllReduce,                                                                                  \
+    (const void* input, void* output, size_t count, NcclDataType, NcclReduceOp, NcclCommunicator, CudaStream)) \
+  X(broadcast, ncclBroadcast,                                                                                  \
+    (const void* input, void* output, size_t count, NcclDataType, int root, NcclCommunicator, CudaStream))     \
+  X(reduce, ncclReduce,                                                                                        \
+    (const void* input, void* output, size_t count, NcclDataType, NcclReduceOp, int root, NcclCommunicator,    \
+     CudaStream))                                                                                              \
+  X(send, ncclSend, (const void* input, size_t count, NcclDataType, int peer, NcclCommunicator, CudaStream))   \
+  X(receive, ncclRecv, (void* output, size_t count, NcclDataType, int peer, NcclCommunicator, CudaStream))
+
+struct NcclFunctions {
+#define SIRTAKI_MEMBER(member, symbol, parameters) NcclResult(*member) parameters = nullptr;
+  SIRTAKI_NCCL_FUNCTIONS(SIRTAKI_MEMBER)
+#undef SIRTAKI_MEMBER
+  const char* (*error_string)(NcclResult) = nullptr;             // ncclGetErrorString
+  const char* (*last_error)(NcclCommunicator) = nullptr;         // ncclGetLastError
+};
+
+}  // namespace sirtaki
