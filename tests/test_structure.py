@@ -24,8 +24,9 @@ BELOW = {
     "transport": {"base", "observe"},
     "control": {"base", "observe", "plan", "transport"},
     "data": {"base", "observe", "plan", "transport"},
-    "context": {"base", "observe", "plan", "transport", "control", "data"},
-    "api": {"base", "observe", "plan", "transport", "control", "data", "context"},
+    "gpu": {"base", "observe", "plan", "transport", "data"},
+    "context": {"base", "observe", "plan", "transport", "control", "data", "gpu"},
+    "api": {"base", "observe", "plan", "transport", "control", "data", "gpu", "context"},
 }
 # The same for Python: the packages of sirtaki that each folder may import, besides itself.
 IMPORTS = {

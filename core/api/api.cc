@@ -3,6 +3,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <new>
@@ -10,6 +11,7 @@
 #include "base/knobs.h"
 #include "context/context.h"
 #include "data/kernels/kernels.h"
+#include "gpu/libraries.h"
 #include "sirtaki.h"
 #include "transport/shared_region.h"
 
@@ -59,6 +61,21 @@ int32_t give_descriptor(int fd, const char* what, srt_error* error) {
 }
 
 const Ticket* tickets(const srt_handle* handles) { return reinterpret_cast<const Ticket*>(handles); }
+
+// As much of a text as there is room for.
+template <size_t capacity>
+void copy_text(const std::string& text, char (&out)[capacity]) {
+  const size_t length = std::min(text.size(), capacity - 1);
+  std::memcpy(out, text.data(), length);
+  std::memset(out + length, 0, capacity - length);
+}
+
+void describe_library(const LibraryFound& found, srt_gpu_library* out) {
+  if (!out) return;
+  out->version = found.version;
+  copy_text(found.path, out->path);
+  copy_text(found.text, out->text);
+}
 
 Nanoseconds from_milliseconds(int32_t time) { return time < 0 ? -1 : milliseconds(time); }
 
@@ -174,6 +191,16 @@ const char* srt_handle_error(srt_context* c, srt_handle handle) {
 const char* srt_context_error(srt_context* c) { return c->context->death_text(); }
 void srt_release(srt_context* c, const srt_handle* handles, int32_t count) {
   c->context->release(tickets(handles), count);
+}
+
+srt_status srt_gpu_libraries(const srt_config* config, srt_gpu_library* cuda, srt_gpu_library* nccl, int32_t* devices) {
+  return guarded(nullptr, [&] {
+    const GpuLibraries found(config->config);
+    describe_library(found.found_cuda(), cuda);
+    describe_library(found.found_nccl(), nccl);
+    if (devices) *devices = found.device_count();
+    return Status::ok();
+  });
 }
 
 srt_status srt_stats(srt_context* c, srt_statistics* out, srt_lateness* by_rank) {

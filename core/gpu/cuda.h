@@ -5,12 +5,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <string>
-
-#include "base/knobs.h"
-#include "base/status.h"
 
 namespace sirtaki {
 
@@ -27,30 +21,30 @@ constexpr unsigned cuda_event_disable_timing = 2;
 constexpr unsigned cuda_memory_host_portable = 1;  // pinned for all contexts
 
 // X(member, symbol, parameters): each returns a CudaResult. Opened by their symbols' newest ABI.
-#define SIRTAKI_CUDA_FUNCTIONS(X)                                                                   \
-  X(init, cuInit, (unsigned flags))                                                                 \
-  X(driver_version, cuDriverGetVersion, (int* version))                                             \
-  X(error_string, cuGetErrorString, (CudaResult, const char** text))                                \
-  X(device_count, cuDeviceGetCount, (int* count))                                                   \
-  X(device, cuDeviceGet, (CudaDevice*, int ordinal))                                                \
-  X(device_bus_id, cuDeviceGetPCIBusId, (char* text, int capacity, CudaDevice))                     \
-  X(context_retain, cuDevicePrimaryCtxRetain, (CudaContext*, CudaDevice))                           \
-  X(context_release, cuDevicePrimaryCtxRelease_v2, (CudaDevice))                                    \
-  X(context_push, cuCtxPushCurrent_v2, (CudaContext))                                               \
-  X(context_pop, cuCtxPopCurrent_v2, (CudaContext*))                                                \
-  X(priority_range, cuCtxGetStreamPriorityRange, (int* least, int* greatest))                       \
-  X(stream_create, cuStreamCreateWithPriority, (CudaStream*, unsigned flags, int priority))         \
-  X(stream_destroy, cuStreamDestroy_v2, (CudaStream))                                               \
-  X(stream_wait_event, cuStreamWaitEvent, (CudaStream, CudaEvent, unsigned flags))                  \
-  X(event_create, cuEventCreate, (CudaEvent*, unsigned flags))                                      \
-  X(event_destroy, cuEventDestroy_v2, (CudaEvent))                                                  \
-  X(event_record, cuEventRecord, (CudaEvent, CudaStream))                                           \
-  X(event_query, cuEventQuery, (CudaEvent))                                                         \
-  X(memory_allocate, cuMemAlloc_v2, (CudaMemory*, size_t bytes))                                    \
-  X(memory_free, cuMemFree_v2, (CudaMemory))                                                        \
-  X(host_allocate, cuMemHostAlloc, (void** address, size_t bytes, unsigned flags))                  \
-  X(host_free, cuMemFreeHost, (void* address))                                                      \
-  X(copy, cuMemcpyAsync, (CudaMemory to, CudaMemory from, size_t bytes, CudaStream))                \
+#define SIRTAKI_CUDA_FUNCTIONS(X)                                                           \
+  X(init, cuInit, (unsigned flags))                                                         \
+  X(driver_version, cuDriverGetVersion, (int* version))                                     \
+  X(error_string, cuGetErrorString, (CudaResult, const char** text))                        \
+  X(device_count, cuDeviceGetCount, (int* count))                                           \
+  X(device, cuDeviceGet, (CudaDevice*, int ordinal))                                        \
+  X(device_bus_id, cuDeviceGetPCIBusId, (char* text, int capacity, CudaDevice))             \
+  X(context_retain, cuDevicePrimaryCtxRetain, (CudaContext*, CudaDevice))                   \
+  X(context_release, cuDevicePrimaryCtxRelease_v2, (CudaDevice))                            \
+  X(context_push, cuCtxPushCurrent_v2, (CudaContext))                                       \
+  X(context_pop, cuCtxPopCurrent_v2, (CudaContext*))                                        \
+  X(priority_range, cuCtxGetStreamPriorityRange, (int* least, int* greatest))               \
+  X(stream_create, cuStreamCreateWithPriority, (CudaStream*, unsigned flags, int priority)) \
+  X(stream_destroy, cuStreamDestroy_v2, (CudaStream))                                       \
+  X(stream_wait_event, cuStreamWaitEvent, (CudaStream, CudaEvent, unsigned flags))          \
+  X(event_create, cuEventCreate, (CudaEvent*, unsigned flags))                              \
+  X(event_destroy, cuEventDestroy_v2, (CudaEvent))                                          \
+  X(event_record, cuEventRecord, (CudaEvent, CudaStream))                                   \
+  X(event_query, cuEventQuery, (CudaEvent))                                                 \
+  X(memory_allocate, cuMemAlloc_v2, (CudaMemory*, size_t bytes))                            \
+  X(memory_free, cuMemFree_v2, (CudaMemory))                                                \
+  X(host_allocate, cuMemHostAlloc, (void** address, size_t bytes, unsigned flags))          \
+  X(host_free, cuMemFreeHost, (void* address))                                              \
+  X(copy, cuMemcpyAsync, (CudaMemory to, CudaMemory from, size_t bytes, CudaStream))        \
   X(fill, cuMemsetD8Async, (CudaMemory, unsigned char value, size_t count, CudaStream))
 
 struct CudaFunctions {

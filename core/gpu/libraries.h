@@ -13,9 +13,9 @@ namespace sirtaki {
 
 // What was found of one library.
 struct LibraryFound {
-  int version = 0;    // as the library counts; 0: it cannot be used
-  std::string path;   // of the file; empty: none
-  std::string text;   // one line: "libnccl 2.28.3 from /...", or what was looked for, where, and why it did not do
+  int version = 0;  // as the library counts; 0: it cannot be used
+  std::string path;  // of the file; empty: none
+  std::string text;  // one line: "libnccl 2.28.3 from /...", or what was looked for, where, and why it did not do
 };
 
 class GpuLibraries {
@@ -34,10 +34,14 @@ class GpuLibraries {
   const NcclFunctions& nccl() const { return nccl_; }
 
   // Ok, or SRT_DEVICE (SRT_OUT_OF_MEMORY where memory was lacking) with what was attempted and the library's own words.
+  // That NCCL goes on in the background (nccl_in_progress) is no failure.
   Status check(CudaResult result, const char* attempt) const;
   Status check_nccl(NcclResult result, const char* attempt, NcclCommunicator communicator = nullptr) const;
 
  private:
+  void open_cuda(const std::string& folders);
+  void open_nccl(const std::string& folders);
+
   CudaFunctions cuda_;
   NcclFunctions nccl_;
   LibraryFound found_cuda_, found_nccl_;

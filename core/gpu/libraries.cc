@@ -1,0 +1,183 @@
+#include "gpu/libraries.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+#include <tuple>
+
+#include "base/text.h"
+
+namespace sirtaki {
+namespace {
+
+constexpr CudaResult cuda_no_device = 100;
+constexpr size_t longest_words = 600;  // of a library's or the loader's own
+
+std::string one_line(std::string_view words) {
+  std::string line = printable(words, longest_words);
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  while (!line.empty() && line.back() == ' ') line.pop_back();
+  return line;
+}
+
+std::string loader_words() {
+  const char* words = ::dlerror();
+  return one_line(words ? words : "no reason was given");
+}
+
+std::string path_of(void* handle, const std::string& opened_as) {
+  link_map* map = nullptr;
+  if (::dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map && map->l_name && *map->l_name) return map->l_name;
+  return opened_as;
+}
+
+// One library on its way from a name to its functions.
+class Library {
+ public:
+  Library(const char* name, const std::string& folders) : name_(name) {
+    if (open(name, RTLD_NOLOAD)) return;
+    std::ignore = ::dlerror();
+    for (size_t begin = 0; begin < folders.size() && !handle_;) {
+      const size_t end = std::min(folders.find(':', begin), folders.size());
+      if (end > begin) try_folder(folders.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    if (!handle_ && !open(name, 0)) looked_for_ += ", and the system says: " + loader_words();
+  }
+
+  bool is_open() const { return handle_ != nullptr; }
+  const std::string& path() const { return path_; }
+  // Where it was looked for in vain.
+  std::string absence() const { return name_ + " was not found: this program has not loaded it" + looked_for_; }
+
+  template <typename Function>
+  void find(const char* symbol, Function*& out) {
+    out = reinterpret_cast<Function*>(::dlsym(handle_, symbol));
+    if (!out) missing_ += (missing_.empty() ? "" : ", ") + std::string(symbol);
+  }
+  const std::string& missing() const { return missing_; }
+  std::string incompleteness() const { return path_ + " cannot be used: it has no " + missing_; }
+
+ private:
+  bool open(const std::string& file, int more_flags) {
+    handle_ = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | more_flags);
+    if (handle_) path_ = path_of(handle_, file);
+    return handle_ != nullptr;
+  }
+
+  void try_folder(const std::string& folder) {
+    const std::string file = folder + "/" + name_;
+    if (open(file, 0)) return;
+    const std::string words = loader_words();
+    looked_for_ += ", " + (::access(file.c_str(), F_OK) == 0 ? words : "it is not in " + folder);
+  }
+
+  std::string name_, path_, looked_for_, missing_;
+  void* handle_ = nullptr;
+};
+
+void find_functions(Library& library, CudaFunctions& functions) {
+#define SIRTAKI_FIND(member, symbol, parameters) library.find(#symbol, functions.member);
+  SIRTAKI_CUDA_FUNCTIONS(SIRTAKI_FIND)
+}
+
+void find_functions(Library& library, NcclFunctions& functions) {
+  SIRTAKI_NCCL_FUNCTIONS(SIRTAKI_FIND)
+#undef SIRTAKI_FIND
+  library.find("ncclGetErrorString", functions.error_string);
+  library.find("ncclGetLastError", functions.last_error);
+}
+
+std::string cuda_version_text(const LibraryFound& found) {
+  const int code = found.version;
+  return "libcuda " + std::to_string(code / 1000) + "." + std::to_string(code % 1000 / 10) + " from " + found.path;
+}
+
+// Since 2.9 a number has two digits for the minor version.
+std::string nccl_version_text(const LibraryFound& found) {
+  const int code = found.version, major = code < 10'000 ? 1000 : 10'000;
+  return format("libnccl %d.%d.%d from ", code / major, code % major / 100, code % 100) + found.path;
+}
+
+std::string cuda_words(const CudaFunctions& cuda, CudaResult result) {
+  const char* words = nullptr;
+  if (cuda.error_string(result, &words) != cuda_success || !words) words = "an error without a name";
+  return one_line(words) + " (error " + std::to_string(result) + ")";
+}
+
+// Turns what was opened into something that cannot be used, for a reason.
+void refuse(LibraryFound& found, const std::string& text) {
+  found.version = 0;
+  found.text = text;
+}
+
+constexpr const char* cuda_advice = "; it comes with NVIDIA's driver";
+constexpr const char* nccl_advice =
+    "; install the package nvidia-nccl-cu12 (CUDA 13: nvidia-nccl-cu13), or name the folder of NCCL 2.19 or later with "
+    "the setting gpu_libraries";
+
+}  // namespace
+
+GpuLibraries::GpuLibraries(const Config& config) {
+  open_cuda(config.text(Knob::gpu_libraries));
+  open_nccl(config.text(Knob::gpu_libraries));
+}
+
+void GpuLibraries::open_cuda(const std::string& folders) {
+  Library library("libcuda.so.1", folders);
+  LibraryFound& found = found_cuda_;
+  found.path = library.path();
+  if (!library.is_open()) return refuse(found, library.absence() + cuda_advice);
+  find_functions(library, cuda_);
+  if (!library.missing().empty()) return refuse(found, library.incompleteness() + cuda_advice);
+  CudaResult result = cuda_.driver_version(&found.version);
+  const std::string name = result == cuda_success ? cuda_version_text(found) : "libcuda from " + found.path;
+  if (result == cuda_success) result = cuda_.init(0);
+  if (result == cuda_success) result = cuda_.device_count(&device_count_);
+  if (result == cuda_success && device_count_ == 0) result = cuda_no_device;
+  if (result == cuda_success) {
+    found.text = name;
+    return;
+  }
+  device_count_ = 0;
+  const char* visible = result == cuda_no_device ? std::getenv("CUDA_VISIBLE_DEVICES") : nullptr;
+  refuse(found, name + ", but no GPU: " + cuda_words(cuda_, result) +
+                    (visible ? "; CUDA_VISIBLE_DEVICES is '" + one_line(visible) + "'" : ""));
+}
+
+void GpuLibraries::open_nccl(const std::string& folders) {
+  Library library("libnccl.so.2", folders);
+  LibraryFound& found = found_nccl_;
+  found.path = library.path();
+  if (!library.is_open()) return refuse(found, library.absence() + nccl_advice);
+  find_functions(library, nccl_);
+  if (nccl_.version && nccl_.version(&found.version) != nccl_success) found.version = 0;
+  // An old one lacks functions as well: its age says more.
+  if (found.version > 0 && found.version < oldest_nccl)
+    return refuse(found, nccl_version_text(found) + " is too old" + nccl_advice);
+  if (!library.missing().empty()) return refuse(found, library.incompleteness() + nccl_advice);
+  if (found.version == 0) return refuse(found, found.path + " does not tell its version" + nccl_advice);
+  found.text = nccl_version_text(found);
+}
+
+Status GpuLibraries::check(CudaResult result, const char* attempt) const {
+  if (result == cuda_success) return Status::ok();
+  const auto code = result == cuda_out_of_memory ? SRT_OUT_OF_MEMORY : SRT_DEVICE;
+  return {code, std::string(attempt) + " failed; CUDA says: " + cuda_words(cuda_, result)};
+}
+
+Status GpuLibraries::check_nccl(NcclResult result, const char* attempt, NcclCommunicator communicator) const {
+  if (result == nccl_success || result == nccl_in_progress) return Status::ok();
+  const char* words = nccl_.error_string(result);
+  const char* more = nccl_.last_error(communicator);
+  std::string text = std::string(attempt) + " failed; NCCL says: " + one_line(words ? words : "") + " (result " +
+                     std::to_string(result) + ")";
+  if (more && *more) text += ": " + one_line(more);
+  return {SRT_DEVICE, std::move(text)};
+}
+
+}  // namespace sirtaki

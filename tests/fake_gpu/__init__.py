@@ -1,0 +1,53 @@
+"""The fake libcuda.so.1 and libnccl.so.2, from Python; control.h says what they can be made to do."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[2] / "build" / "tests"
+FOLDER = Path(os.environ.get("SIRTAKI_CORE_TESTS", TESTS)) / "fake_gpu"
+
+
+needs_fake = pytest.mark.skipif(
+    not FOLDER.is_dir(), reason="the fake libraries are not built here; make test builds them"
+)
+
+
+class FakeGpu:
+    """The fakes of this process. They are loaded thereby, so that the core finds them before any others."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(str(FOLDER / "libcuda.so.1"))
+        self._nccl = ctypes.CDLL(str(FOLDER / "libnccl.so.2"))
+        self._library.fake_gpu_misuse.restype = ctypes.c_char_p
+
+    def set(self, setting: str, value: int) -> None:
+        self._library.fake_gpu_set(setting.encode(), value)
+
+    def fail(self, function: str, nth: int, result: int) -> None:
+        self._library.fake_gpu_fail(function.encode(), nth, result)
+
+    def calls(self, function: str) -> int:
+        return int(self._library.fake_gpu_calls(function.encode()))
+
+    def hold(self, stream: int, held: bool) -> None:
+        self._library.fake_gpu_hold(ctypes.c_void_p(stream), int(held))
+
+    def lend(self, address: int, size: int, device: int) -> None:
+        self._library.fake_gpu_lend(ctypes.c_void_p(address), ctypes.c_size_t(size), device)
+
+    def take_back(self, address: int) -> None:
+        self._library.fake_gpu_take_back(ctypes.c_void_p(address))
+
+    def misuse(self) -> str:
+        return str(self._library.fake_gpu_misuse().decode())
+
+    def alive(self) -> int:
+        return int(self._library.fake_gpu_alive())
+
+    def reset(self) -> None:
+        self._library.fake_gpu_reset()

@@ -1,0 +1,131 @@
+// Settings, failures that tests ask for, and what was done wrong.
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <random>
+
+#include "fake_gpu/fake.h"
+
+namespace {
+
+const std::map<std::string, int> defaults = {{"devices", 2},
+                                             {"cuda_version", 12080},
+                                             {"nccl_version", 22803},
+                                             {"init_result", 0},
+                                             {"delay", 50},
+                                             {"seed", 1},
+                                             {"polls", 3},
+                                             {"hang", 0}};
+
+struct Failure {
+  std::string function;
+  int calls_until;
+  int result;
+};
+
+struct Control {
+  Control() { reset(); }
+
+  void reset() {
+    failures.clear();
+    calls.clear();
+    misuse.clear();
+    broken = 0;
+    for (const auto& [name, value] : defaults) {
+      std::string variable = "SIRTAKI_FAKE_" + name;
+      std::transform(variable.begin(), variable.end(), variable.begin(),
+                     [](unsigned char c) { return std::toupper(c); });
+      const char* given = std::getenv(variable.c_str());
+      values[name] = given ? std::atoi(given) : value;
+    }
+    if (const char* given = std::getenv("SIRTAKI_FAKE_FAIL")) {
+      const std::string text = given;
+      const size_t first = text.find(':'), second = text.find(':', first + 1);
+      if (second != std::string::npos)
+        failures.push_back({text.substr(0, first), std::atoi(&text[first + 1]), std::atoi(&text[second + 1])});
+    }
+    random.seed(static_cast<unsigned>(values["seed"]));
+  }
+
+  std::mutex mutex;
+  std::map<std::string, int> values, calls;
+  std::vector<Failure> failures;
+  std::string misuse;
+  std::mt19937 random;
+  int broken = 0;  // what every function of CUDA's returns from now on
+};
+
+// Never destroyed: threads of streams live on while the process ends.
+Control& control() {
+  static Control* all = new Control;
+  return *all;
+}
+
+bool breaks_the_context(int result) { return result >= 700 && result < 720; }
+
+}  // namespace
+
+namespace fake {
+
+int setting(const std::string& name) {
+  const std::lock_guard lock(control().mutex);
+  return control().values.at(name);
+}
+
+int random_up_to(int most) {
+  const std::lock_guard lock(control().mutex);
+  return most > 0 ? static_cast<int>(control().random() % static_cast<unsigned>(most + 1)) : 0;
+}
+
+int enter(const char* function) {
+  const std::lock_guard lock(control().mutex);
+  ++control().calls[function];
+  const bool is_cuda = std::string_view(function).starts_with("cu");
+  if (is_cuda && control().broken) return control().broken;
+  for (Failure& failure : control().failures)
+    if (failure.function == function && --failure.calls_until == 0) {
+      if (is_cuda && breaks_the_context(failure.result)) control().broken = failure.result;
+      return failure.result;
+    }
+  return 0;
+}
+
+int misuse(const char* function, const std::string& what, int result) {
+  const std::lock_guard lock(control().mutex);
+  if (control().misuse.empty()) control().misuse = std::string(function) + ": " + what;
+  return result;
+}
+
+}  // namespace fake
+
+extern "C" {
+
+void fake_gpu_set(const char* setting, int value) {
+  const std::lock_guard lock(control().mutex);
+  control().values.at(setting) = value;
+  control().random.seed(static_cast<unsigned>(control().values["seed"]));
+}
+
+void fake_gpu_fail(const char* function, int nth, int result) {
+  const std::lock_guard lock(control().mutex);
+  control().failures.push_back({function, nth, result});
+}
+
+int fake_gpu_calls(const char* function) {
+  const std::lock_guard lock(control().mutex);
+  return control().calls[function];
+}
+
+const char* fake_gpu_misuse() {
+  const std::lock_guard lock(control().mutex);
+  return control().misuse.c_str();
+}
+
+void fake_gpu_reset() {
+  const std::lock_guard lock(control().mutex);
+  control().reset();
+}
+
+}  // extern "C"

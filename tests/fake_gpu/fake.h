@@ -1,0 +1,54 @@
+// What the two fakes share. libnccl.so.2 uses libcuda.so.1's, as the real one does.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "fake_gpu/control.h"
+#include "gpu/cuda.h"
+#include "gpu/nccl.h"
+
+#define FAKE_GPU_EXPORTED __attribute__((visibility("default")))
+
+// The functions are declared from the core's tables: a definition with other parameters does not compile.
+#define FAKE_GPU_DECLARE(member, symbol, parameters) extern "C" FAKE_GPU_EXPORTED int symbol parameters;
+namespace sirtaki {
+SIRTAKI_CUDA_FUNCTIONS(FAKE_GPU_DECLARE)
+SIRTAKI_NCCL_FUNCTIONS(FAKE_GPU_DECLARE)
+}  // namespace sirtaki
+#define FAKE_GPU_DECLARE_CONTROL(member, symbol, result, parameters) \
+  extern "C" FAKE_GPU_EXPORTED result symbol parameters;
+FAKE_GPU_CONTROLS(FAKE_GPU_DECLARE_CONTROL)
+
+namespace fake {
+
+constexpr int most_devices = 16;
+
+int setting(const std::string& name) FAKE_GPU_EXPORTED;
+int random_up_to(int most) FAKE_GPU_EXPORTED;
+
+// At the beginning of each function: counts the call. Anything but 0 is a failure that a test asked for.
+int enter(const char* function) FAKE_GPU_EXPORTED;
+
+// Writes down what the real library forbids, and returns the result that it would return.
+int misuse(const char* function, const std::string& what, int result) FAKE_GPU_EXPORTED;
+
+struct Range {
+  const void* address;
+  size_t bytes;
+};
+
+// A task of a stream: it may use the memory until it has ended.
+struct Task {
+  std::vector<Range> ranges;
+  std::function<void()> work;
+};
+
+int current_device() FAKE_GPU_EXPORTED;  // -1: there is no current context
+bool is_on_device(Range, int device) FAKE_GPU_EXPORTED;
+bool is_stream_of(sirtaki::CudaStream, int device) FAKE_GPU_EXPORTED;
+void submit(sirtaki::CudaStream, int device, Task) FAKE_GPU_EXPORTED;
+void count_alive(int change) FAKE_GPU_EXPORTED;
+
+}  // namespace fake

@@ -1,0 +1,359 @@
+// A libnccl.so.2 over the fake libcuda.so.1: communicators, groups, and kernels that run in streams. It goes on in the
+// background only while ncclCommGetAsyncError is called; what is launched before that says "success" is not in the
+// stream yet.
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "fake_gpu/fake.h"
+#include "fake_gpu/kernel.h"
+#include "fake_gpu/reduction.h"
+
+namespace sirtaki {
+
+struct NcclCommunicatorTag {
+  struct Launch {
+    CudaStream stream;
+    std::vector<fake::Call> calls;
+  };
+  enum class Stage { joining, ready, launching, finalizing, finalized };
+
+  std::shared_ptr<fake::Room> room;
+  int rank, device;
+  bool is_blocking;
+  Stage stage = Stage::joining;
+  int polls_left = 0;
+  int error = 0;
+  std::vector<Launch> launches = {};                   // of the group that is under way
+  std::vector<std::vector<char>> factors = {};         // of the operators that the user made; empty: destroyed
+  std::shared_ptr<fake::Fate> fate = std::make_shared<fake::Fate>();
+};
+
+}  // namespace sirtaki
+
+namespace {
+
+using namespace sirtaki;
+using fake::Call;
+using fake::Kind;
+using Stage = NcclCommunicatorTag::Stage;
+
+constexpr NcclResult system_error = 2, invalid_argument = 4, invalid_usage = 5;
+constexpr int shares_gpus = 23003;  // the oldest version that has NCCL_MULTI_RANK_GPU_ENABLE
+constexpr int user_operators = 100;
+
+struct Nccl {
+  std::mutex mutex;
+  std::set<NcclCommunicator> communicators;
+  std::string last_error;
+};
+
+Nccl& nccl() {
+  static Nccl* all = new Nccl;
+  return *all;
+}
+
+struct Group {
+  int depth = 0;
+  NcclResult error = nccl_success;
+  std::vector<NcclCommunicator> order;  // of the first call of each
+};
+thread_local Group group;
+
+NcclResult misuse(const char* function, const std::string& what, NcclResult result = invalid_argument) {
+  nccl().last_error = what;
+  return fake::misuse(function, what, result);
+}
+
+// What the user has to put right, and may do on purpose: no misuse.
+NcclResult refuse(const std::string& what, NcclResult result) {
+  nccl().last_error = what;
+  return result;
+}
+
+bool is_alive(NcclCommunicator communicator) { return nccl().communicators.count(communicator) != 0; }
+
+void take_polls(NcclCommunicator communicator) {
+  communicator->polls_left = fake::random_up_to(fake::setting("polls"));
+}
+
+void submit_launches(NcclCommunicator communicator) {
+  for (auto& launch : communicator->launches) {
+    ++communicator->fate->running;
+    auto ranges = fake::ranges_of(launch.calls);
+    auto work = [room = communicator->room, rank = communicator->rank, fate = communicator->fate,
+                 calls = std::move(launch.calls)] {
+      fake::run_kernel(*room, rank, *fate, calls);
+      --fate->running;
+    };
+    fake::submit(launch.stream, communicator->device, {std::move(ranges), std::move(work)});
+  }
+  communicator->launches.clear();
+}
+
+// When all have come: whether they can work together.
+NcclResult check_seats(NcclCommunicator communicator) {
+  fake::Room& room = *communicator->room;
+  const char* enabled = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  const bool may_share = fake::setting("nccl_version") >= shares_gpus && enabled && std::strcmp(enabled, "1") == 0;
+  std::set<int> devices;
+  for (int rank = 0; rank < room.size(); ++rank) {
+    if (room.seat(rank).version != room.seat(0).version) return refuse("mismatched versions of NCCL", invalid_usage);
+    if (!devices.insert(room.seat(rank).device).second && !may_share)
+      return refuse("Duplicate GPU detected", invalid_usage);
+  }
+  return nccl_success;
+}
+
+// What the real library does in a thread of its own.
+void go_on(NcclCommunicator communicator) {
+  using Seat = fake::Room::Seat;
+  fake::Room& room = *communicator->room;
+  if (communicator->stage == Stage::finalizing && communicator->fate->running == 0)
+    room.seat(communicator->rank).is_leaving = true;
+  const bool waits = (communicator->stage == Stage::joining && !room.all(&Seat::is_taken)) ||
+                     (communicator->stage == Stage::finalizing && !room.all(&Seat::is_leaving));
+  if (waits || --communicator->polls_left >= 0) return;
+  if (communicator->stage == Stage::joining) communicator->error = check_seats(communicator);
+  if (communicator->stage == Stage::launching) submit_launches(communicator);
+  communicator->stage = communicator->stage == Stage::finalizing ? Stage::finalized : Stage::ready;
+}
+
+NcclResult state_of(NcclCommunicator communicator) {
+  if (communicator->error) return communicator->error;
+  if (communicator->fate->error) return refuse("ranks made calls that do not fit together", communicator->fate->error);
+  const bool is_idle = communicator->stage == Stage::ready || communicator->stage == Stage::finalized;
+  return is_idle ? nccl_success : nccl_in_progress;
+}
+
+// The result of a call that goes on in the background.
+NcclResult start(NcclCommunicator communicator, Stage stage, std::unique_lock<std::mutex>& lock) {
+  communicator->stage = stage;
+  take_polls(communicator);
+  if (communicator->polls_left == 0 && stage == Stage::launching) go_on(communicator);
+  while (communicator->is_blocking && state_of(communicator) == nccl_in_progress) {
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    lock.lock();
+    go_on(communicator);
+  }
+  return state_of(communicator);
+}
+
+NcclResult end_group(std::unique_lock<std::mutex>& lock) {
+  const Group ended = std::exchange(group, Group());
+  NcclResult result = ended.error;
+  for (NcclCommunicator communicator : ended.order) {
+    if (ended.error) communicator->launches.clear();
+    else if (const NcclResult one = start(communicator, Stage::launching, lock); one) result = one;
+  }
+  return result;
+}
+
+// What is wrong with a call; it loses memory that its rank does not use.
+NcclResult check_call(const char* function, NcclCommunicator communicator, Call& call, CudaStream stream) {
+  if (!is_alive(communicator)) return misuse(function, "there is no such communicator");
+  if (communicator->stage != Stage::ready) return misuse(function, "the communicator is not ready", invalid_usage);
+  if (call.kind == Kind::reduce && call.peer != communicator->rank) call.output = nullptr;
+  if (call.kind == Kind::broadcast && call.peer != communicator->rank) call.input = nullptr;
+  if (call.peer < 0 || call.peer >= communicator->room->size()) return misuse(function, "there is no such rank");
+  if (fake::size_of(call.type) == 0) return misuse(function, "there is no such type");
+  if (!fake::is_stream_of(stream, communicator->device)) return misuse(function, "this is no stream of that GPU");
+  const auto ranges = fake::ranges_of({call});
+  const bool on_device = std::all_of(ranges.begin(), ranges.end(), [&](const fake::Range& range) {
+    return fake::is_on_device(range, communicator->device);
+  });
+  return on_device ? nccl_success : misuse(function, "this memory is not on that GPU");
+}
+
+NcclResult find_operator(const char* function, NcclCommunicator communicator, Call& call) {
+  if (call.operation < fake::built_in_operators) return nccl_success;
+  const auto index = static_cast<size_t>(call.operation - user_operators);
+  if (!is_alive(communicator) || index >= communicator->factors.size() || communicator->factors[index].empty())
+    return misuse(function, "there is no such operator");
+  call.operation = fake::scaled_sum;
+  call.factor = communicator->factors[index];
+  if (call.factor.size() != fake::size_of(call.type)) return misuse(function, "the operator is for another type");
+  return nccl_success;
+}
+
+// A call outside of a group is a group of its own.
+NcclResult add(const char* function, NcclCommunicator communicator, Call call, CudaStream stream) {
+  std::unique_lock lock(nccl().mutex);
+  NcclResult result = fake::enter(function);
+  if (!result) result = find_operator(function, communicator, call);
+  if (!result) result = check_call(function, communicator, call, stream);
+  if (result) {
+    if (group.depth > 0) group.error = result;
+    return result;
+  }
+  auto& launches = communicator->launches;
+  if (launches.empty()) group.order.push_back(communicator);
+  if (launches.empty() || launches.back().stream != stream) launches.push_back({stream, {}});
+  launches.back().calls.push_back(std::move(call));
+  return group.depth > 0 ? nccl_success : end_group(lock);
+}
+
+const char* bytes_of(const void* memory) { return static_cast<const char*>(memory); }
+
+// Frees what is known of a communicator.
+NcclResult forget(NcclCommunicator communicator) {
+  nccl().communicators.erase(communicator);
+  delete communicator;
+  fake::count_alive(-1);
+  return nccl_success;
+}
+
+}  // namespace
+
+#define FAKE_NCCL_ENTER(communicator)                                                           \
+  std::unique_lock lock(nccl().mutex);                                                          \
+  if (const int failure = fake::enter(__func__)) return refuse("a test asked for it", failure); \
+  if (!is_alive(communicator)) return misuse(__func__, "there is no such communicator")
+
+namespace sirtaki {
+
+int ncclGetVersion(int* version) {
+  *version = fake::setting("nccl_version");
+  return fake::enter(__func__);
+}
+
+int ncclGetUniqueId(NcclUniqueId* out) {
+  if (const int failure = fake::enter(__func__)) return failure;
+  return fake::Room::make_id(*out) ? nccl_success : system_error;
+}
+
+int ncclCommInitRankConfig(NcclCommunicator* out, int size, NcclUniqueId id, int rank, NcclConfig* config) {
+  std::unique_lock lock(nccl().mutex);
+  *out = nullptr;
+  if (const int failure = fake::enter(__func__)) return refuse("a test asked for it", failure);
+  const int device = fake::current_device();
+  if (device < 0) return misuse(__func__, "there is no current context");
+  if (rank < 0 || rank >= size || size > 64) return misuse(__func__, "there is no such rank");
+  if (config->size != sizeof(NcclConfig) || config->magic != NcclConfig().magic || config->version < oldest_nccl)
+    return misuse(__func__, "the configuration was not initialised");
+  auto room = fake::Room::enter(id, size);
+  if (!room) return refuse("the rank that made the unique id is gone", system_error);
+  *out = new NcclCommunicatorTag{std::move(room), rank, device, config->blocking != 0};
+  nccl().communicators.insert(*out);
+  fake::count_alive(+1);
+  fake::Room::Seat& seat = (*out)->room->seat(rank);
+  seat.device = device;
+  seat.version = fake::setting("nccl_version");
+  if (seat.is_taken.exchange(true)) (*out)->error = misuse(__func__, "the rank is there already");
+  return start(*out, Stage::joining, lock);
+}
+
+int ncclCommGetAsyncError(NcclCommunicator communicator, NcclResult* state) {
+  const std::lock_guard lock(nccl().mutex);
+  if (!is_alive(communicator)) return misuse(__func__, "there is no such communicator");
+  if (const int failure = fake::enter(__func__)) communicator->error = refuse("a test asked for it", failure);
+  if (!communicator->error && state_of(communicator) == nccl_in_progress) go_on(communicator);
+  *state = state_of(communicator);
+  return nccl_success;
+}
+
+int ncclCommFinalize(NcclCommunicator communicator) {
+  FAKE_NCCL_ENTER(communicator);
+  if (communicator->stage != Stage::ready) return misuse(__func__, "the communicator is not ready", invalid_usage);
+  return start(communicator, Stage::finalizing, lock);
+}
+
+int ncclCommDestroy(NcclCommunicator communicator) {
+  FAKE_NCCL_ENTER(communicator);
+  if (communicator->stage != Stage::finalized)
+    return misuse(__func__, "the communicator is not finalized", invalid_usage);
+  return forget(communicator);
+}
+
+int ncclCommAbort(NcclCommunicator communicator) {
+  FAKE_NCCL_ENTER(communicator);
+  communicator->fate->is_aborted = true;
+  return forget(communicator);
+}
+
+int ncclRedOpCreatePreMulSum(NcclReduceOp* out, void* factor, NcclDataType type, int residence,
+                             NcclCommunicator communicator) {
+  FAKE_NCCL_ENTER(communicator);
+  if (residence != 1) return misuse(__func__, "the fake knows factors in the host's memory only");
+  communicator->factors.emplace_back(bytes_of(factor), bytes_of(factor) + fake::size_of(type));
+  *out = user_operators + static_cast<int>(communicator->factors.size()) - 1;
+  return nccl_success;
+}
+
+int ncclRedOpDestroy(NcclReduceOp operation, NcclCommunicator communicator) {
+  FAKE_NCCL_ENTER(communicator);
+  const auto index = static_cast<size_t>(operation - user_operators);
+  if (index >= communicator->factors.size() || communicator->factors[index].empty())
+    return misuse(__func__, "there is no such operator");
+  communicator->factors[index].clear();
+  return nccl_success;
+}
+
+int ncclGroupStart() {
+  const int failure = fake::enter(__func__);
+  if (!failure) ++group.depth;
+  return failure;
+}
+
+int ncclGroupEnd() {
+  std::unique_lock lock(nccl().mutex);
+  if (group.depth == 0) return misuse(__func__, "there is no group", invalid_usage);
+  if (const int failure = fake::enter(__func__)) group.error = refuse("a test asked for it", failure);
+  return --group.depth > 0 ? nccl_success : end_group(lock);
+}
+
+int ncclAllReduce(const void* input, void* output, size_t count, NcclDataType type, NcclReduceOp operation,
+                  NcclCommunicator communicator, CudaStream stream) {
+  return add(__func__, communicator,
+             {Kind::allreduce, bytes_of(input), static_cast<char*>(output), count, type, operation, 0, {}}, stream);
+}
+
+int ncclBroadcast(const void* input, void* output, size_t count, NcclDataType type, int root,
+                  NcclCommunicator communicator, CudaStream stream) {
+  return add(__func__, communicator,
+             {Kind::broadcast, bytes_of(input), static_cast<char*>(output), count, type, fake::sum, root, {}}, stream);
+}
+
+int ncclReduce(const void* input, void* output, size_t count, NcclDataType type, NcclReduceOp operation, int root,
+               NcclCommunicator communicator, CudaStream stream) {
+  return add(__func__, communicator,
+             {Kind::reduce, bytes_of(input), static_cast<char*>(output), count, type, operation, root, {}}, stream);
+}
+
+int ncclSend(const void* input, size_t count, NcclDataType type, int peer, NcclCommunicator communicator,
+             CudaStream stream) {
+  return add(__func__, communicator, {Kind::send, bytes_of(input), nullptr, count, type, fake::sum, peer, {}}, stream);
+}
+
+int ncclRecv(void* output, size_t count, NcclDataType type, int peer, NcclCommunicator communicator,
+             CudaStream stream) {
+  return add(__func__, communicator,
+             {Kind::receive, nullptr, static_cast<char*>(output), count, type, fake::sum, peer, {}}, stream);
+}
+
+extern "C" FAKE_GPU_EXPORTED const char* ncclGetErrorString(NcclResult result) {
+  static const char* const texts[] = {"no error",
+                                      "unhandled cuda error",
+                                      "unhandled system error",
+                                      "internal error",
+                                      "invalid argument",
+                                      "invalid usage",
+                                      "remote process exited or there was a network error",
+                                      "NCCL operation in progress"};
+  return result >= 0 && static_cast<size_t>(result) < std::size(texts) ? texts[result] : "unknown result code";
+}
+
+extern "C" FAKE_GPU_EXPORTED const char* ncclGetLastError(NcclCommunicator) {
+  thread_local std::string words;
+  const std::lock_guard lock(nccl().mutex);
+  words = nccl().last_error;
+  return words.c_str();
+}
+
+}  // namespace sirtaki
