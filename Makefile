@@ -11,6 +11,7 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 FUZZ_SECONDS ?= 60
+TEST_EXTRAS ?= test
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := build/stamps
@@ -52,7 +53,7 @@ $(STAMPS)/demo: $(STAMPS)/torch $(SOURCES)
 
 $(STAMPS)/test: $(STAMPS)/torch $(SOURCES)
 	$(PIP) install --quiet cmake ninja
-	$(INSTALL) '.[test]'
+	$(INSTALL) '.[$(TEST_EXTRAS)]'
 	touch $@
 
 $(STAMPS)/wheel: $(STAMPS)/venv

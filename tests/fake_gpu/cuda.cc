@@ -37,6 +37,12 @@ struct CudaEventTag {
 
 namespace {
 
+// At the beginning of each function.
+#define FAKE_GPU_ENTER() \
+  if (const int failure = fake::enter(__func__)) return failure
+#define FAKE_GPU_REQUIRE(condition, what, result) \
+  if (!(condition)) return misuse(__func__, what, result)
+
 using namespace sirtaki;
 using fake::misuse;
 using fake::Range;
@@ -212,11 +218,6 @@ void count_alive(int change) {
 }
 
 }  // namespace fake
-
-#define FAKE_GPU_ENTER() \
-  if (const int failure = fake::enter(__func__)) return failure
-#define FAKE_GPU_REQUIRE(condition, what, result) \
-  if (!(condition)) return misuse(__func__, what, result)
 
 namespace sirtaki {
 

@@ -38,6 +38,12 @@ struct NcclCommunicatorTag {
 
 namespace {
 
+// At the beginning of a function of a communicator's.
+#define FAKE_NCCL_ENTER(communicator)                                                           \
+  std::unique_lock lock(nccl().mutex);                                                          \
+  if (const int failure = fake::enter(__func__)) return refuse("a test asked for it", failure); \
+  if (!is_alive(communicator)) return misuse(__func__, "there is no such communicator")
+
 using namespace sirtaki;
 using fake::Call;
 using fake::Kind;
@@ -210,11 +216,6 @@ NcclResult forget(NcclCommunicator communicator) {
 }
 
 }  // namespace
-
-#define FAKE_NCCL_ENTER(communicator)                                                           \
-  std::unique_lock lock(nccl().mutex);                                                          \
-  if (const int failure = fake::enter(__func__)) return refuse("a test asked for it", failure); \
-  if (!is_alive(communicator)) return misuse(__func__, "there is no such communicator")
 
 namespace sirtaki {
 

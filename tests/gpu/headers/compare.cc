@@ -1,0 +1,81 @@
+// Compiles if our declarations of CUDA's and NCCL's functions, constants and structures are those of the real headers.
+#include <cuda.h>
+#include <nccl.h>
+
+#include <cstddef>
+#include <cstdio>
+#include <type_traits>
+
+#include "gpu/cuda.h"
+#include "gpu/nccl.h"
+
+namespace {
+
+// Whether one type can be passed as the other: pointers point to the same; numbers and enumerations have one size.
+template <typename Ours, typename Theirs>
+constexpr bool fits() {
+  if constexpr (std::is_const_v<Ours> != std::is_const_v<Theirs>) {
+    return false;
+  } else if constexpr (std::is_pointer_v<Ours> && std::is_pointer_v<Theirs>) {
+    return fits<std::remove_pointer_t<Ours>, std::remove_pointer_t<Theirs>>();
+  } else if constexpr (std::is_class_v<Ours> || std::is_class_v<Theirs>) {
+    return std::is_class_v<Ours> && std::is_class_v<Theirs>;  // handles' are incomplete
+  } else if constexpr (std::is_void_v<Ours> || std::is_void_v<Theirs>) {
+    return std::is_void_v<Ours> && std::is_void_v<Theirs>;
+  } else {
+    constexpr bool numbers =
+        (std::is_integral_v<Ours> || std::is_enum_v<Ours>) && (std::is_integral_v<Theirs> || std::is_enum_v<Theirs>);
+    return numbers && sizeof(Ours) == sizeof(Theirs);
+  }
+}
+
+template <typename OurResult, typename... Ours, typename TheirResult, typename... Theirs>
+constexpr bool same_calls(OurResult (*)(Ours...), TheirResult (*)(Theirs...)) {
+  if constexpr (sizeof...(Ours) != sizeof...(Theirs)) return false;
+  else return fits<OurResult, TheirResult>() && (fits<Ours, Theirs>() && ...);
+}
+
+constexpr sirtaki::CudaFunctions cuda;
+constexpr sirtaki::NcclFunctions nccl;
+
+#define COMPARE_CUDA(member, symbol, parameters) \
+  static_assert(same_calls(cuda.member, decltype (&::symbol)()), #symbol " is declared differently");
+#define COMPARE_NCCL(member, symbol, parameters) \
+  static_assert(same_calls(nccl.member, decltype (&::symbol)()), #symbol " is declared differently");
+SIRTAKI_CUDA_FUNCTIONS(COMPARE_CUDA)
+SIRTAKI_NCCL_FUNCTIONS(COMPARE_NCCL)
+static_assert(same_calls(nccl.error_string, decltype (&::ncclGetErrorString)()));
+static_assert(same_calls(nccl.last_error, decltype (&::ncclGetLastError)()));
+
+static_assert(sirtaki::cuda_success == CUDA_SUCCESS && sirtaki::cuda_not_ready == CUDA_ERROR_NOT_READY);
+static_assert(sirtaki::cuda_out_of_memory == CUDA_ERROR_OUT_OF_MEMORY);
+static_assert(sirtaki::cuda_stream_non_blocking == CU_STREAM_NON_BLOCKING);
+static_assert(sirtaki::cuda_event_disable_timing == CU_EVENT_DISABLE_TIMING);
+static_assert(sirtaki::cuda_memory_host_portable == CU_MEMHOSTALLOC_PORTABLE);
+
+static_assert(sirtaki::nccl_success == ncclSuccess && sirtaki::nccl_in_progress == ncclInProgress);
+static_assert(sizeof(sirtaki::NcclUniqueId) == sizeof(ncclUniqueId));
+static_assert(sirtaki::NcclConfig::not_set == NCCL_CONFIG_UNDEF_INT);
+static_assert(NCCL_VERSION_CODE >= sirtaki::oldest_nccl);
+
+constexpr ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
+static_assert(sirtaki::NcclConfig().magic == theirs.magic);
+static_assert(sizeof(sirtaki::NcclConfig) <= sizeof(ncclConfig_t));  // newer ones have more at their end
+
+#define COMPARE_FIELD(ours, theirs)                                                      \
+  static_assert(offsetof(sirtaki::NcclConfig, ours) == offsetof(ncclConfig_t, theirs) && \
+                fits<decltype(sirtaki::NcclConfig::ours), decltype(ncclConfig_t::theirs)>())
+COMPARE_FIELD(size, size);
+COMPARE_FIELD(magic, magic);
+COMPARE_FIELD(version, version);
+COMPARE_FIELD(blocking, blocking);
+COMPARE_FIELD(cga_cluster_size, cgaClusterSize);
+COMPARE_FIELD(least_ctas, minCTAs);
+COMPARE_FIELD(most_ctas, maxCTAs);
+COMPARE_FIELD(network, netName);
+COMPARE_FIELD(split_share, splitShare);
+
+}  // namespace
+
+// Says what was compared with.
+int main() { std::printf("CUDA %d, NCCL %d\n", CUDA_VERSION, NCCL_VERSION_CODE); }
