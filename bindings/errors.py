@@ -64,6 +64,10 @@ class ForkedError(HorovodInternalError):
     """The call came from a forked child; only the process that called init() can exchange data."""
 
 
+class DeviceError(HorovodInternalError):
+    """A GPU, or NCCL, failed; the text has CUDA's or NCCL's own words."""
+
+
 class InternalError(HorovodInternalError):
     """A mistake in sirtaki itself."""
 
@@ -83,6 +87,7 @@ CLASSES: dict[str, type[Exception]] = {
     "system": SystemRefusedError,
     "forked": ForkedError,
     "internal": InternalError,
+    "device": DeviceError,
 }
 
 

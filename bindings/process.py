@@ -25,6 +25,7 @@ from sirtaki._core.bootstrap.providers import World, find_world
 from sirtaki._core.bootstrap.store import StoreClient, StoreServer
 from sirtaki._core.context import Config, Context
 from sirtaki._core.errors import AbortedError, DeadlineError, InitializationError, PeerLostError
+from sirtaki._core.gpu import with_packages
 
 # Set while this process is a rank: "job:rank:pid". A child that inherits it can be told what it is.
 _MARK = "SIRTAKI_INITIALISED_BY"
@@ -92,7 +93,7 @@ def stop() -> None:
 
 
 def _join(world: World) -> Context:
-    config = Config(settings_of())
+    config = Config(with_packages(settings_of()))
     if not world.address:
         return join_alone(config)
     _rank.generation += 1

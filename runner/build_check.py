@@ -8,7 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from sirtaki._core._version import VERSION
 
@@ -16,19 +16,28 @@ from .cores import count_gpus, usable_cores
 
 _ADAPTERS = {"numpy": "sirtaki.numpy", "torch": "sirtaki.torch"}
 _LAUNCHERS = {"ssh": "ranks on several hosts", "mpirun": "ranks as MPI's", "srun": "ranks as Slurm's"}
-_IMPORT_SECONDS = 120.0
+_PATIENCE = 120.0  # seconds
+_FIND_GPU_LIBRARIES = """
+from sirtaki._core.gpu import find_libraries
+found = find_libraries()
+for library in (found.cuda, found.nccl):
+    print("works:" if library.version else "no:", library.text)
+"""
 
 
-def check_build() -> int:
-    """Prints it, one line for each, and returns 0, or 1 if sirtaki itself does not work here."""
+def check_build(settings_of_core: Mapping[str, str]) -> int:
+    """Prints it, one line for each, and returns 0, or 1 if sirtaki itself does not work here.
+
+    The settings are environment variables, as ranks would get them.
+    """
     works = True
-    for name, value, is_needed in _findings():
+    for name, value, is_needed in _findings({**os.environ, **settings_of_core}):
         works = works and not (is_needed and value.startswith("no:"))
         print(f"{name:<16} {value}")
     return 0 if works else 1
 
 
-def _findings() -> Iterator[tuple[str, str, bool]]:
+def _findings(environment: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
     """What was looked for, what was found ("no: " and why), and whether nothing works without it."""
     yield "sirtaki", VERSION, True
     yield "Python", f"{platform.python_version()} in {sys.executable}", True
@@ -36,6 +45,7 @@ def _findings() -> Iterator[tuple[str, str, bool]]:
     yield "cores, GPUs", f"{usable_cores()} usable cores, {count_gpus()} GPUs", True
     yield "core", _try_core(), True
     yield "shared memory", _try_memory(), False
+    yield from ((name, value, False) for name, value in _try_gpu_libraries(environment))
     for framework, adapter in _ADAPTERS.items():
         yield f"sirtaki.{framework}", _try_adapter(framework, adapter), False
     for program, purpose in _LAUNCHERS.items():
@@ -65,24 +75,37 @@ def _try_memory() -> str:
     return "works"
 
 
+def _try_gpu_libraries(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Opens them in a process of its own, which a broken driver may bring down."""
+    code, out, error = _try_python(_FIND_GPU_LIBRARIES, environment)
+    lines = out.splitlines() if code == 0 else []
+    for name in ("libcuda", "libnccl"):
+        yield name, lines.pop(0) if lines else f"no: {error}"
+
+
 def _try_adapter(framework: str, adapter: str) -> str:
     """Imports it in a process of its own, which a broken framework may bring down."""
     try:
         version = importlib.metadata.version(framework)
     except importlib.metadata.PackageNotFoundError:
         return f"no: {framework} is not installed"
+    code, _, error = _try_python(f"import {adapter}", os.environ)
+    return f"no: {framework} {version}: {error}" if code else f"works with {framework} {version}"
+
+
+def _try_python(script: str, environment: Mapping[str, str]) -> tuple[int, str, str]:
+    """Its exit code, what it printed, and the last line of what it complained of."""
     try:
         result = subprocess.run(
-            [sys.executable, "-c", f"import {adapter}"],
+            [sys.executable, "-c", script],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_IMPORT_SECONDS,
+            timeout=_PATIENCE,
+            env=environment,
         )
     except subprocess.TimeoutExpired:
-        return f"no: {framework} {version} could not be imported in {_IMPORT_SECONDS:g} s"
-    if result.returncode:
-        last = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
-        return f"no: {framework} {version}: {last}"
-    return f"works with {framework} {version}"
+        return 1, "", f"it was not done in {_PATIENCE:g} s"
+    last = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
+    return result.returncode, result.stdout, last

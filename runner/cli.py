@@ -41,7 +41,7 @@ def _run(arguments: list[str]) -> int:
     if options.check_build:
         from .build_check import check_build
 
-        return check_build()
+        return check_build(settings_of_core)
     _refuse_inside_a_rank()
     if not options.command:
         raise LaunchError(f"say what to run, {EXAMPLE}")

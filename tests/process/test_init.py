@@ -95,7 +95,7 @@ import sirtaki.numpy as hvd
 hvd.init()
 assert (hvd.rank(), hvd.size(), hvd.local_size(), hvd.cross_size()) == (0, 1, 1, 1)
 assert hvd.is_homogeneous() and hvd.allreduce(2.0) == 2.0
-assert not hvd.mpi_built() and hvd.nccl_built() == 0
+assert not hvd.mpi_built()
 import threading
 print(threading.active_count())
 """

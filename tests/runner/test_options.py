@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fake_gpu import FOLDER, needs_fake
 
 from sirtaki.runner.config_file import config_arguments
 from sirtaki.runner.errors import LaunchError
@@ -154,7 +155,14 @@ def test_check_build_tells_what_works_here(hvdrun: Run) -> None:
     found = dict(line.split(None, 1) for line in result.stdout.splitlines())
     assert found["core"].startswith("works: ")
     assert found["sirtaki.numpy"].startswith("works with numpy ")
-    assert {"sirtaki", "Python", "ssh", "mpirun", "srun"} <= found.keys()
+    assert {"sirtaki", "Python", "libcuda", "libnccl", "ssh", "mpirun", "srun"} <= found.keys()
+
+
+@needs_fake
+def test_check_build_tells_which_libraries_gpus_would_use(hvdrun: Run) -> None:
+    result = hvdrun("--check-build", "--gpu-libraries", f"/nowhere:{FOLDER}")
+    assert f"libcuda          works: libcuda 12.8 from {FOLDER}/libcuda.so.1\n" in result.stdout
+    assert f"libnccl          works: libnccl 2.28.3 from {FOLDER}/libnccl.so.2\n" in result.stdout
 
 
 def test_ranks_of_this_host_need_no_ssh(hvdrun: Run, environment: dict[str, str], tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""CUDA's driver and NCCL, as the core finds them in this process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from sirtaki._core.bootstrap.join import settings_of
+from sirtaki._core.context import Config
+from sirtaki._core.library import ffi, lib, text
+
+
+class GpuLibrary(NamedTuple):
+    """What was found of one library.
+
+    `version` is a number as the library counts (libcuda: 12080 is 12.8; libnccl: 22803 is 2.28.3), 0 if it
+    cannot be used. `path` is its file, "" if there is none. `text` says the same in a line, or what was
+    looked for where, and why it did not do.
+    """
+
+    version: int
+    path: str
+    text: str
+
+
+class GpuLibraries(NamedTuple):
+    """Both libraries, and how many GPUs this process sees."""
+
+    cuda: GpuLibrary
+    nccl: GpuLibrary
+    devices: int
+
+
+def find_libraries() -> GpuLibraries:
+    """Looks for both, with the settings of the environment. Nothing on a GPU is taken into use.
+
+    Raises:
+        ValueError: a setting in the environment has a wrong value.
+    """
+    config = Config(with_packages(settings_of()))
+    found, devices = ffi.new("srt_gpu_library[2]"), ffi.new("int32_t *")
+    lib.srt_gpu_libraries(config.pointer, found, found + 1, devices)
+    cuda, nccl = (GpuLibrary(one.version, text(one.path), text(one.text)) for one in found)
+    return GpuLibraries(cuda, nccl, devices[0])
+
+
+def with_packages(settings: Mapping[str, str]) -> dict[str, str]:
+    """Settings of the core's in which NCCL is also looked for where PyPI's packages put it.
+
+    Those are nvidia-nccl-cu12 and nvidia-nccl-cu13. What the user has named goes first.
+    """
+    folders = [settings.get("gpu_libraries", ""), *_package_folders()]
+    return {**settings, "gpu_libraries": ":".join(filter(None, folders))}
+
+
+def _package_folders() -> list[str]:
+    """Where they are, found without importing anything."""
+    folders = (Path(entry, "nvidia", "nccl", "lib") for entry in sys.path)
+    return [str(folder) for folder in folders if folder.is_dir() and ":" not in str(folder)]
