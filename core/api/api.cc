@@ -172,6 +172,12 @@ srt_status srt_poll(srt_context* c, srt_handle handle) {
 srt_status srt_wait(srt_context* c, const srt_handle* handles, int32_t count, int32_t timeout_ms) {
   return guarded(nullptr, [&] { return c->context->wait(tickets(handles), count, from_milliseconds(timeout_ms)); });
 }
+srt_status srt_wait_on_stream(srt_context* c, const srt_handle* handles, int32_t count, uintptr_t stream,
+                              int32_t timeout_ms) {
+  return guarded(nullptr, [&] {
+    return c->context->wait_on_stream(tickets(handles), count, stream, from_milliseconds(timeout_ms));
+  });
+}
 srt_status srt_output(srt_context* c, srt_handle handle, srt_tensor* out) {
   return guarded(nullptr, [&] { return c->context->output(static_cast<Ticket>(handle), *out); });
 }

@@ -3,13 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "data/algorithm.h"
-#include "data/alone_backend.h"
-#include "data/hierarchical.h"
-#include "data/memory_operation.h"
-#include "transport/ring_pipe.h"
-#include "transport/socket_pipe.h"
-
 namespace sirtaki {
 namespace {
 
@@ -19,7 +12,14 @@ int32_t give(const std::vector<T>& values, T* out, int32_t capacity) {
   return static_cast<int32_t>(values.size());
 }
 
+constexpr Nanoseconds longest_farewell = seconds(2);  // of communicators, to ranks that shut down later
+
 RankPlace place_of(const srt_peer& peer) { return {printable(peer.host ? peer.host : "?", 64), peer.pid}; }
+
+bool has_memory_on_gpu(const srt_request& request) {
+  return request.struct_size >= sizeof request && request.device >= 0 && request.kind <= SRT_SEND &&
+         request.kind != SRT_BARRIER;
+}
 
 std::string name_of(int32_t rank, const RankPlace& place) {
   return format("rank %d (pid %d on %s)", rank, place.pid, place.host.c_str());
@@ -43,7 +43,7 @@ Context::Context(const Config& config, const srt_topology& topology)
       kernels_(choose_kernels(config.text(Knob::kernel))),
       timeline_(rank_, name_of(rank_, place_of(topology.peers[rank_])), log_),
       observer_(topology.size, static_cast<size_t>(config.integer(Knob::recorder_operations)), timeline_),
-      handles_(observer_), sets_(topology.size) {
+      gpu_(config_), handles_(observer_), sets_(topology.size) {
   for (int32_t rank = 0; rank < size_; ++rank) {
     const srt_peer& peer = topology.peers[rank];
     places_.push_back(place_of(peer));
@@ -54,83 +54,6 @@ Context::Context(const Config& config, const srt_topology& topology)
 }
 
 Context::~Context() = default;
-
-Status Context::link_socket(int32_t peer, int fd) {
-  if (engine_) return {SRT_INVALID_ARGUMENT, "links are added before srt_start"};
-  if (peer < 0 || peer >= size_ || peer == rank_ || fd < 0)
-    return {SRT_INVALID_ARGUMENT, format("there can be no link to rank %d over descriptor %d", peer, fd)};
-  sockets_[peer].emplace_back(fd);
-  return Status::ok();
-}
-
-Status Context::link_memory(const srt_memory& memory) {
-  if (engine_ || neighbours_) return {SRT_INVALID_ARGUMENT, "the shared memory is linked once, before srt_start"};
-  const bool fits = memory.struct_size >= sizeof(srt_memory) && memory.slot_count > 1 && memory.slot >= 0 &&
-                    memory.slot < memory.slot_count && memory.ranks && memory.engine_doorbells &&
-                    memory.waiter_doorbells && memory.ranks[memory.slot] == rank_;
-  if (!fits) return {SRT_INVALID_ARGUMENT, "srt_memory is incomplete, or its slot is not this rank's"};
-  SIRTAKI_TRY(Neighbours::open(config_, memory, neighbours_));
-  for (int slot = 0; slot < memory.slot_count; ++slot)
-    if (slot != memory.slot && (slot == 0 || memory.slot == 0))
-      links_.add_ring(memory.ranks[slot], std::make_unique<RingPipe>(neighbours_->region(), memory.slot, slot));
-  return Status::ok();
-}
-
-Status Context::watch_stack(const srt_stack_source& source) {
-  if (engine_) return {SRT_INVALID_ARGUMENT, "the stack is watched from before srt_start on"};
-  return program_stack_.open(source);
-}
-
-Status Context::start() {
-  if (engine_) return {SRT_INVALID_ARGUMENT, "the context is started already"};
-  const Nanoseconds probes_after = Heartbeat::interval(config_.time(Knob::heartbeat));
-  for (auto& [peer, sockets] : sockets_)
-    links_.add_socket(peer, std::make_unique<SocketPipe>(std::move(sockets), probes_after));
-  sockets_.clear();
-  ControlTree tree(host_of_, static_cast<int32_t>(config_.integer(Knob::control_fan_out)));
-  for (int32_t peer = 0; peer < size_; ++peer)
-    if ((peer == tree.parent(rank_) || rank_ == tree.parent(peer)) && !links_.control(peer))
-      return {SRT_INVALID_ARGUMENT, format("the link to rank %d is missing", peer)};
-  negotiation_ = std::make_unique<Negotiation>(
-      NegotiationParts{rank_, names_, std::move(tree), links_, neighbours_.get()}, config_);
-  execution_ = std::make_unique<Execution>(rank_, handles_, negotiation_->member(),
-                                           config_.text(Knob::join_average) == "contributors");
-  sleeper_ = std::make_unique<Sleeper>(neighbours_.get(), links_);
-  SIRTAKI_TRY(sleeper_->open());
-  watch_ = std::make_unique<Watch>(WatchParts{rank_, names_, places_, local_ranks_, log_}, config_);
-  heartbeat_ = std::make_unique<Heartbeat>(links_, names_, config_.time(Knob::heartbeat));
-  failure_report_ = std::make_unique<FailureReport>(rank_, places_, config_, log_);
-  failure_report_->forget();
-  add_backends();
-  engine_ = std::make_unique<Engine>(
-      EngineParts{handles_, sets_, links_, *negotiation_, *execution_, *sleeper_, *watch_, *heartbeat_,
-                  *failure_report_, program_stack_, neighbours_.get(), names_, rank_},
-      config_, static_cast<int>(local_ranks_.size()));
-  if (size_ > 1) std::call_once(thread_started_, [this] { engine_->start_thread(); });
-  return Status::ok();
-}
-
-// In the order in which they are asked.
-void Context::add_backends() {
-  Executor& executor = execution_->executor();
-  for (auto& backend : extra_backends_) executor.add_backend(std::move(backend));
-  executor.add_backend(std::make_unique<AloneBackend>(kernels_));
-  const std::string& wish = config_.text(Knob::cpu_algorithm);
-  const LinkSetting setting{links_, kernels_, names_, config_.integer(Knob::chunk_bytes) / 4096 * 4096};
-  auto over_links = std::make_unique<LinkBackend>(setting, host_of_, wish);
-  HierarchyParts hierarchy{{}, over_links.get(), host_of_, wish};
-  if (neighbours_) {
-    auto through_memory = std::make_unique<MemoryBackend>(*neighbours_, kernels_);
-    hierarchy.inside.push_back(through_memory.get());
-    executor.add_backend(std::move(through_memory));
-  }
-  hierarchy.inside.push_back(over_links.get());
-  executor.add_backend(std::make_unique<HierarchicalBackend>(std::move(hierarchy)));
-  executor.add_backend(std::move(over_links));
-  const std::vector<int> ranks_per_host = count_members(sets_.find(world_set)->members, host_of_);
-  if (rank_ == coordinator_rank && ranks_per_host.size() > 1)
-    log_.line(describe_algorithm(wish, ranks_per_host, config_.text(Knob::transport) != "socket"));
-}
 
 Status Context::usable() const {
   if (forked_)
@@ -145,8 +68,10 @@ Status Context::enqueue(const srt_request* requests, int32_t count, Ticket* out,
   if (count < 1 || !requests || !out) return {SRT_INVALID_ARGUMENT, "a batch has at least one request"};
   out[0] = 0;
   SIRTAKI_TRY(usable());
+  Inputs inputs;
+  SIRTAKI_TRY(mark_inputs(requests, count, inputs));
   Engine::Nudge nudge = Engine::Nudge::none;
-  SIRTAKI_TRY(open_all(requests, count, out, nudge));
+  SIRTAKI_TRY(open_all(requests, count, std::move(inputs), out, nudge));
   // A hook is called by the engine's thread, which a world of one starts only now.
   const bool has_hook = std::any_of(requests, requests + count,
                                     [](const srt_request& request) { return request.on_complete != nullptr; });
@@ -155,13 +80,39 @@ Status Context::enqueue(const srt_request* requests, int32_t count, Ticket* out,
   return Status::ok();
 }
 
-Status Context::open_all(const srt_request* requests, int32_t count, Ticket* out, Engine::Nudge& nudge) {
+// One event serves what comes from one stream.
+Status Context::mark_inputs(const srt_request* requests, int32_t count, Inputs& inputs) {
+  if (!gpu_backend_) return Status::ok();
+  for (int32_t i = 0; i < count; ++i) {
+    const srt_request& request = requests[i];
+    if (!has_memory_on_gpu(request)) continue;
+    SIRTAKI_TRY(gpu_.choose(request.device));
+    inputs.resize(static_cast<size_t>(count));
+    const auto stream = reinterpret_cast<CudaStream>(request.stream);
+    GpuEventPtr& input = inputs[static_cast<size_t>(i)];
+    const auto known = std::find_if(inputs.begin(), inputs.begin() + i,
+                                    [&](const GpuEventPtr& other) { return other && other->stream() == stream; });
+    if (known != inputs.begin() + i) input = *known;
+    else if (const Status status = gpu_.gpu()->events().record(stream, input); !status.is_ok()) return give_up(status);
+  }
+  return Status::ok();
+}
+
+// A GPU that has failed under the caller fails the rank.
+Status Context::give_up(const Status& status) {
+  engine_->abort(status.text());
+  return status;
+}
+
+Status Context::open_all(const srt_request* requests, int32_t count, Inputs inputs, Ticket* out,
+                         Engine::Nudge& nudge) {
+  inputs.resize(static_cast<size_t>(count));
   const auto lock = handles_.lock();
   observer_.set_moment(now());
   int32_t opened = 0;
   Status status;
   for (; opened < count && status.is_ok(); ++opened) {
-    status = open_one(requests[opened], out[opened]);
+    status = open_one(requests[opened], std::move(inputs[static_cast<size_t>(opened)]), out[opened]);
     if (!status.is_ok()) break;
   }
   if (!status.is_ok()) {
@@ -173,9 +124,10 @@ Status Context::open_all(const srt_request* requests, int32_t count, Ticket* out
   return Status::ok();
 }
 
-Status Context::open_one(const srt_request& request, Ticket& out) {
+Status Context::open_one(const srt_request& request, GpuEventPtr input, Ticket& out) {
   HandleEntry entry;
   SIRTAKI_TRY(make_entry(request, {rank_, size_, sets_, handles_}, entry));
+  entry.ready = std::move(input);
   const std::string name = printable(entry.signature->name, 200);
   if (handles_.is_name_taken(*entry.signature) && request.name && !(request.flags & SRT_REQUEST_QUEUE_SAME_NAME))
     return {SRT_INVALID_ARGUMENT,
@@ -216,15 +168,19 @@ void Context::take_back(const Ticket* handles, int32_t count) {
 }
 
 Status Context::wait(const Ticket* handles, int32_t count, Nanoseconds timeout) {
-  int32_t finished = 0;
+  return await(handles, count, Until::finished, timeout);
+}
+
+Status Context::await(const Ticket* handles, int32_t count, Until until, Nanoseconds timeout) {
+  int32_t over = 0;
   Status first;
   const auto done = [&] {
-    for (; finished < count; ++finished) {
-      HandleEntry* entry = handles_.find(handles[finished]);
+    for (; over < count; ++over) {
+      HandleEntry* entry = handles_.find(handles[over]);
       if (!entry) {
         if (first.is_ok()) first = {SRT_INVALID_ARGUMENT, "there is no such handle; was it released?"};
       } else if (!entry->finished) {
-        return false;
+        if (until == Until::finished || !entry->launched) return false;
       } else if (first.is_ok() && !entry->status.is_ok()) {
         first = entry->status;
       }
@@ -238,6 +194,28 @@ Status Context::wait(const Ticket* handles, int32_t count, Nanoseconds timeout) 
   if (forked_) return usable();
   const bool all = engine_->wait(done, timeout < 0 ? never : now() + timeout);
   return all ? first : Status(SRT_IN_PROGRESS, "still in flight");
+}
+
+// For the caller everything that it adds to the stream from now on comes after the operations.
+Status Context::wait_on_stream(const Ticket* handles, int32_t count, uintptr_t stream, Nanoseconds timeout) {
+  SIRTAKI_TRY(await(handles, count, Until::launched, timeout));
+  const auto cuda_stream = reinterpret_cast<CudaStream>(stream);
+  std::vector<GpuEventPtr> events;
+  {
+    const auto lock = handles_.lock();
+    for (int32_t i = 0; i < count; ++i) {
+      HandleEntry* entry = handles_.find(handles[i]);
+      if (!entry) continue;
+      if (entry->gpu_output) entry->gpu_output->used_on(cuda_stream);
+      if (entry->finished) continue;
+      if (events.empty() || events.back() != entry->launched) events.push_back(entry->launched);
+    }
+  }
+  for (const GpuEventPtr& event : events)
+    if (const Status status = event->hold_back(cuda_stream); !status.is_ok()) return give_up(status);
+  const auto lock = handles_.lock();
+  for (int32_t i = 0; i < count; ++i) handles_.let_go(handles[i]);
+  return Status::ok();
 }
 
 Status Context::poll(Ticket handle) {
@@ -257,7 +235,7 @@ Status Context::output(Ticket handle, srt_tensor& out) {
   const auto lock = handles_.lock();
   const HandleEntry* entry = handles_.find(handle);
   if (!entry) return {SRT_INVALID_ARGUMENT, "there is no such handle; was it released?"};
-  if (!entry->finished) return {SRT_IN_PROGRESS, "still in flight"};
+  if (!entry->finished && !entry->launched) return {SRT_IN_PROGRESS, "still in flight"};
   out = entry->described;
   return entry->status;
 }
@@ -300,7 +278,10 @@ void Context::release(const Ticket* handles, int32_t count) {
 
 void Context::shutdown(Nanoseconds timeout) {
   if (forked_ || !engine_) return;
-  engine_->shutdown(now() + timeout);
+  const Nanoseconds deadline = now() + timeout;
+  engine_->shutdown(deadline);
+  const bool in_good_order = engine_->death().code() == SRT_SHUT_DOWN;
+  if (gpu_backend_ && in_good_order) gpu_backend_->finish(std::min(deadline, now() + longest_farewell));
   timeline_.stop();
 }
 
@@ -308,6 +289,7 @@ void Context::shutdown(Nanoseconds timeout) {
 void Context::fork_child() {
   forked_ = true;
   if (engine_) engine_->forked();
+  gpu_.forked();
   timeline_.forked();
   if (sleeper_) sleeper_->close();
   if (neighbours_) neighbours_->close();

@@ -9,6 +9,7 @@
 #include "context/engine.h"
 #include "context/submission.h"
 #include "data/operation.h"
+#include "gpu/gpu_backend.h"
 
 namespace sirtaki {
 
@@ -27,6 +28,7 @@ class Context {
   // A caller that waits at once needs neither timer nor thread.
   Status enqueue(const srt_request* requests, int32_t count, Ticket* out, bool waits_at_once = false);
   Status wait(const Ticket* handles, int32_t count, Nanoseconds timeout);
+  Status wait_on_stream(const Ticket* handles, int32_t count, uintptr_t stream, Nanoseconds timeout);
   Status poll(Ticket handle);
   Status output(Ticket handle, srt_tensor& out);
   uint32_t result(Ticket handle);
@@ -52,8 +54,14 @@ class Context {
 
  private:
   Context(const Config& config, const srt_topology& topology);
-  Status open_all(const srt_request* requests, int32_t count, Ticket* out, Engine::Nudge& nudge);
-  Status open_one(const srt_request& request, Ticket& out);
+  enum class Until { finished, launched };
+  Status await(const Ticket* handles, int32_t count, Until until, Nanoseconds timeout);
+  // By request: behind what makes its input on a GPU; empty if all are on the CPU.
+  using Inputs = std::vector<GpuEventPtr>;
+  Status give_up(const Status& status);
+  Status mark_inputs(const srt_request* requests, int32_t count, Inputs& inputs);
+  Status open_all(const srt_request* requests, int32_t count, Inputs inputs, Ticket* out, Engine::Nudge& nudge);
+  Status open_one(const srt_request& request, GpuEventPtr input, Ticket& out);
   Status begin_join(const Signature& signature);
   void add_backends();
   void take_back(const Ticket* handles, int32_t count);
@@ -70,10 +78,12 @@ class Context {
   const Kernels& kernels_;
   Timeline timeline_;
   Observer observer_;
+  GpuChoice gpu_;
   HandleTable handles_;
   KnownSets sets_;
   std::unique_ptr<Neighbours> neighbours_;
   std::vector<std::unique_ptr<Backend>> extra_backends_;
+  GpuBackend* gpu_backend_ = nullptr;  // nullptr where another backend was added for GPUs
   std::unique_ptr<Negotiation> negotiation_;
   std::unique_ptr<Execution> execution_;
   std::unique_ptr<Sleeper> sleeper_;

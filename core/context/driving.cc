@@ -11,6 +11,12 @@ namespace {
 constexpr Nanoseconds longest_sleep = seconds(1);  // deadlines are looked at this often at least
 constexpr Nanoseconds crowded_spin = microseconds(100);
 constexpr Nanoseconds pure_spin = microseconds(4);  // what a peer on another core answers within
+constexpr Nanoseconds shortest_look = microseconds(50), longest_look = milliseconds(1);  // between looks at a GPU
+
+// It rings no bell, so it is looked at: what has taken long may take a sixteenth longer.
+Nanoseconds between_looks_at_device(Nanoseconds idle_for) {
+  return std::clamp(idle_for / 16, shortest_look, longest_look);
+}
 
 }  // namespace
 
@@ -30,7 +36,8 @@ bool Engine::drive(const std::function<bool()>& done, Nanoseconds deadline, bool
     if (moment >= deadline) return false;
     if (parts_.neighbours) parts_.neighbours->ring_due(moment);
     const bool worth_polling = !is_engine || !parts_.execution.executor().is_idle();
-    if (busy_at == moment || (worth_polling && moment - busy_at < patience)) {
+    const bool is_for_device = awaits_device() && moment - moved_at_ >= patience;
+    if (!is_for_device && (busy_at == moment || (worth_polling && moment - busy_at < patience))) {
       relax(moment - busy_at);
       continue;
     }
@@ -55,10 +62,15 @@ void Engine::relax(Nanoseconds idle_for) const {
 
 Nanoseconds Engine::next_due(Nanoseconds moment) const {
   Nanoseconds due = std::min(parts_.negotiation.next_due(), moment + longest_sleep);
+  if (awaits_device()) due = std::min(due, moment + between_looks_at_device(moment - moved_at_));
   if (suspect_ >= 0 && !is_dead()) due = std::min(due, suspect_until_);
   // A full ring tells nobody when it has room again; sockets do.
   if (parts_.links.rings_have_outbound()) due = std::min(due, moment + milliseconds(1));
   return due;
+}
+
+bool Engine::awaits_device() const {
+  return !readiness_.is_empty() || parts_.execution.executor().must_be_polled();
 }
 
 // What a peer may have done between the last pass and the note that this rank sleeps.
@@ -72,7 +84,7 @@ bool Engine::must_not_sleep() {
 // Gives the role up. Someone goes on with what is left: another caller that waits, else the engine's thread.
 void Engine::leave() {
   if (parts_.neighbours) parts_.neighbours->ring_all();
-  const bool busy = !parts_.execution.executor().is_idle();
+  const bool busy = !parts_.execution.executor().is_idle() || !readiness_.is_empty();
   parts_.sleeper.set_attention(busy ? Attention::engine_sleeps : Attention::idle);
   // What is held for ranks that are late wants the engine later. Whoever submits after the look at submissions below
   // arms the timer anew.

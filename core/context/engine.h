@@ -20,6 +20,7 @@
 #include "context/heartbeat.h"
 #include "context/known_sets.h"
 #include "context/negotiation.h"
+#include "context/readiness.h"
 #include "context/sleeper.h"
 #include "context/watch.h"
 
@@ -75,6 +76,8 @@ class Engine {
   // One round of the loop. True if anything moved. Driver only, like all below it.
   bool pass(Nanoseconds now);
   bool take_submissions(Nanoseconds now);
+  bool take_ready(Nanoseconds now);
+  void flush_all();
   void act_on(News& news, Nanoseconds now);
   void observe(const News& news, Nanoseconds now);
   void settle_sets(const Outcome& outcome);
@@ -98,6 +101,7 @@ class Engine {
   Status nothing_is_decided() const;
   bool drive(const std::function<bool()>& done, Nanoseconds deadline, bool is_engine);
   bool must_not_sleep();
+  bool awaits_device() const;
   bool has_work_left();
   void leave();
   void relax(Nanoseconds idle_for) const;
@@ -127,8 +131,9 @@ class Engine {
 
   // The driver's.
   std::vector<Ticket> taken_;
+  Readiness readiness_;
   News news_;
-  Nanoseconds next_look_ = 0;
+  Nanoseconds next_look_ = 0, moved_at_ = 0;
   int32_t suspect_ = -1;          // a rank whose link broke: its own words are awaited until suspect_until_
   Nanoseconds suspect_until_ = 0;
   bool all_ended_ = false;

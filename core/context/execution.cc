@@ -24,14 +24,26 @@ Status Execution::start(const Plan& plan, Nanoseconds now) {
 
 Status Execution::advance(Nanoseconds now, bool& moved) {
   if (executor_.is_idle()) return Status::ok();
-  finished_.clear();
-  const Status status = executor_.advance(now, finished_, moved);
-  const Nanoseconds moment = finished_.empty() ? now : sirtaki::now();
-  for (uint64_t number : finished_) {
+  changes_ = {};
+  const Status status = executor_.advance(now, changes_);
+  moved |= changes_.moved;
+  if (!changes_.launched.empty()) note_launches();
+  const Nanoseconds moment = changes_.finished.empty() ? now : sirtaki::now();
+  for (uint64_t number : changes_.finished) {
     const auto record = records_.extract(number);
     finish(record.mapped(), 0, moment);
   }
+  if (status.code() == SRT_DEVICE) return {SRT_DEVICE, format("'%s': %s", tensor_of(changes_.failed).c_str(), status.text())};
   return status;
+}
+
+// Whoever waits on a stream need not wait for more.
+void Execution::note_launches() {
+  const auto lock = handles_.lock();
+  for (const auto& [plan, event] : changes_.launched)
+    for (Ticket ticket : records_.at(plan).tickets)
+      if (HandleEntry* entry = handles_.open_entry(ticket)) entry->launched = event;
+  handles_.wake_waiters();
 }
 
 void Execution::finish(const Record& record, uint32_t result, Nanoseconds moment) {

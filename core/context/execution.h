@@ -14,8 +14,8 @@ namespace sirtaki {
 class Execution {
  public:
   // An average divides by the members of the process set, or only by those that have not joined.
-  Execution(int32_t rank, HandleTable& handles, Member& member, bool averages_contributors)
-      : handles_(handles), member_(member), maker_(rank, handles, averages_contributors) {}
+  Execution(int32_t rank, HandleTable& handles, Member& member, const GpuChoice& gpu, bool averages_contributors)
+      : handles_(handles), member_(member), maker_(rank, handles, gpu, averages_contributors) {}
 
   Executor& executor() { return executor_; }
 
@@ -34,6 +34,7 @@ class Execution {
     TransferTimes times = {};
   };
 
+  void note_launches();
   void finish(const Record& record, uint32_t result, Nanoseconds moment);
 
   HandleTable& handles_;
@@ -41,7 +42,7 @@ class Execution {
   TransferMaker maker_;
   Executor executor_;
   std::unordered_map<uint64_t, Record> records_;  // by plan number
-  std::vector<uint64_t> finished_;
+  Executor::Changes changes_;
 };
 
 }  // namespace sirtaki

@@ -3,7 +3,6 @@
 #include <chrono>
 
 namespace sirtaki {
-namespace {}  // namespace
 
 size_t HandleTable::NameHash::operator()(const NameKey& key) const {
   const size_t scope = static_cast<size_t>(key.process_set) * 31 + static_cast<size_t>(key.kind);
@@ -57,10 +56,20 @@ void HandleTable::end(Ticket handle, const Status& status) {
   observer_.ended(entry.record, entry.planned, status.code());
   if (!status.is_ok()) entry.error = format("'%s': %s", entry.signature->name.c_str(), status.text());
   if (entry.on_complete) completions_.push_back({entry.on_complete, entry.user, status, entry.error});
-  memory_.remove(handle, entry.memory_use());
-  pass_name_on(entry, handle);
+  let_go_of(entry, handle);
   if (waiters_) changed_.notify_all();
   if (entry.released) discard(handle);
+}
+
+void HandleTable::let_go(Ticket handle) {
+  if (HandleEntry* entry = find(handle)) let_go_of(*entry, handle);
+}
+
+void HandleTable::let_go_of(HandleEntry& entry, Ticket handle) {
+  if (entry.has_let_go) return;
+  entry.has_let_go = true;
+  memory_.remove(handle, entry.memory_use());
+  pass_name_on(entry, handle);
 }
 
 void HandleTable::release(Ticket handle) {

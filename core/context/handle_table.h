@@ -16,6 +16,7 @@
 
 #include "base/status.h"
 #include "context/memory_ranges.h"
+#include "gpu/gpu.h"
 #include "observe/observer.h"
 #include "plan/request.h"
 
@@ -41,6 +42,7 @@ struct HandleEntry {
   uint64_t record = 0;          // of the observer
   bool has_turn = false;        // it holds its name; else it waits for another of the same name
   bool planned = false, finished = false, released = false;
+  bool has_let_go = false;      // of its name and memory
   Status status;
   std::string error;            // the status' text, with this operation's name
   uint32_t result = 0;          // SRT_RESULT_*
@@ -48,6 +50,11 @@ struct HandleEntry {
   std::vector<int64_t> received;  // of an all-to-all: rows from each member
   srt_tensor described{};       // the output, once finished
   AlignedMemory memory;
+
+  // On a GPU only.
+  GpuEventPtr ready;            // once it has fired, the input is there
+  GpuEventPtr launched;         // once it has fired, the operation is over; nullptr until everything is on its way
+  std::unique_ptr<GpuOutput> gpu_output;
 };
 
 // A native caller's completion, to be run by the engine's own thread.
@@ -75,6 +82,8 @@ class HandleTable {
   HandleEntry* find(Ticket handle);                     // nullptr: never opened, or released
   HandleEntry* open_entry(Ticket handle);               // also a released one that has not ended
   void end(Ticket handle, const Status& status);  // idempotent; wakes waiters, and lets go of name and memory
+  // A caller whose stream waits for it may use its name and memory again before it has ended.
+  void let_go(Ticket handle);
   void release(Ticket handle);
   std::vector<Ticket> unfinished() const;
   bool any_unfinished() const { return unfinished_ > 0; }
@@ -119,6 +128,7 @@ class HandleTable {
 
   static NameKey key_of(const Signature& signature) { return {signature.process_set, signature.kind, signature.name}; }
   Place* place_of(Ticket handle);
+  void let_go_of(HandleEntry& entry, Ticket handle);
   void pass_name_on(const HandleEntry& entry, Ticket handle);
   void discard(Ticket handle);
 

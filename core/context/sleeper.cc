@@ -1,5 +1,6 @@
 #include "context/sleeper.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/timerfd.h>
@@ -79,11 +80,18 @@ Attention Sleeper::attention() const {
                      : static_cast<Attention>(own_attention_.load(std::memory_order_seq_cst));
 }
 
+// epoll_wait counts in milliseconds.
 void Sleeper::sleep(int epoll, int bell, Nanoseconds until) {
   int timeout = -1;
   if (until != never) {
     const Nanoseconds left = std::max<Nanoseconds>(until - now(), 0);
     timeout = static_cast<int>(std::min<Nanoseconds>((left + milliseconds(1) - 1) / milliseconds(1), 60'000));
+    if (left < milliseconds(1)) {
+      const timespec precisely{0, left};
+      pollfd one{epoll, POLLIN, 0};
+      ::ppoll(&one, 1, &precisely, nullptr);
+      timeout = 0;
+    }
   }
   epoll_event events[2];
   const int count = ::epoll_wait(epoll, events, 2, timeout);

@@ -92,17 +92,27 @@ Status TransferMaker::allocate(const Share& share, int64_t rows) {
   if (!share.entry) return Status::ok();
   HandleEntry& entry = *share.entry;
   describe_rows(*share.tensor.signature, rows, 0, entry.described);
-  if (entry.allocate) {
-    entry.described.data = entry.allocate(entry.user, &entry.described);
-  } else {
-    entry.memory.reset(::operator new(std::max<size_t>(entry.described.bytes, 1), std::align_val_t{64}, std::nothrow));
-    entry.described.data = reinterpret_cast<uintptr_t>(entry.memory.get());
-  }
+  const Status status = allocate_memory(entry);
   entry.output = entry.described.data;
   if (entry.output) return Status::ok();
   return {SRT_OUT_OF_MEMORY,
-          format("there is no memory for the %llu bytes that '%s' returns",
-                 static_cast<unsigned long long>(entry.described.bytes), share.tensor.signature->name.c_str())};
+          format("there is no memory for the %llu bytes that '%s' returns%s%s",
+                 static_cast<unsigned long long>(entry.described.bytes), share.tensor.signature->name.c_str(),
+                 status.is_ok() ? "" : ": ", status.text())};
+}
+
+Status TransferMaker::allocate_memory(HandleEntry& entry) const {
+  const size_t bytes = std::max<size_t>(entry.described.bytes, 1);
+  if (entry.allocate) {
+    entry.described.data = entry.allocate(entry.user, &entry.described);
+  } else if (Gpu* gpu = gpu_.gpu(); gpu && entry.signature->device >= 0) {
+    SIRTAKI_TRY(GpuOutput::allocate(*gpu, bytes, entry.gpu_output));
+    entry.described.data = reinterpret_cast<uintptr_t>(entry.gpu_output->data());
+  } else {
+    entry.memory.reset(::operator new(bytes, std::align_val_t{64}, std::nothrow));
+    entry.described.data = reinterpret_cast<uintptr_t>(entry.memory.get());
+  }
+  return Status::ok();
 }
 
 Status TransferMaker::add_gathered(const Share& share, Transfer& transfer) {

@@ -9,8 +9,8 @@ namespace sirtaki {
 
 class TransferMaker {
  public:
-  TransferMaker(int32_t rank, HandleTable& handles, bool averages_contributors)
-      : rank_(rank), handles_(handles), averages_contributors_(averages_contributors) {}
+  TransferMaker(int32_t rank, HandleTable& handles, const GpuChoice& gpu, bool averages_contributors)
+      : rank_(rank), handles_(handles), gpu_(gpu), averages_contributors_(averages_contributors) {}
 
   // Not ok when this rank cannot take part (no memory): the context is dead then.
   Status make(const Plan& plan, Transfer& transfer);
@@ -31,9 +31,11 @@ class TransferMaker {
   Status add_gathered(const Share& share, Transfer& transfer);
   Status add_exchanged(const Share& share, Transfer& transfer);
   Status allocate(const Share& share, int64_t rows);
+  Status allocate_memory(HandleEntry& entry) const;
 
   int32_t rank_;
   HandleTable& handles_;
+  const GpuChoice& gpu_;
   bool averages_contributors_;  // else all members of the set, joined or not
 };
 

@@ -91,17 +91,23 @@ Status Watch::check(Nanoseconds now, const Execution& execution, Executor& execu
 Status Watch::check_progress(Nanoseconds now, const Execution& execution, const Executor& executor) {
   std::vector<int32_t> late;
   const Transfer* stuck = executor.stuck(late);
-  if (!stuck || late.empty()) return Status::ok();
+  const bool waits_for_gpu = late.empty() && executor.must_be_polled();
+  if (!stuck || (late.empty() && !waits_for_gpu)) return Status::ok();
   const Nanoseconds silent = now - executor.last_moved();
   if (stuck->plan != stuck_plan_) {
     stuck_plan_ = stuck->plan;
     next_progress_line_ = stall_report_;
   }
   if (silent < std::min(next_progress_line_, progress_deadline_)) return Status::ok();
-  const std::string text = format(
-      "no byte of '%s' has moved for %lld s: %s has not sent its part. Is that process stopped, or its machine "
-      "overloaded?",
-      execution.tensor_of(stuck->plan).c_str(), whole_seconds(silent), name_all(late).c_str());
+  const std::string name = execution.tensor_of(stuck->plan);
+  const std::string text =
+      waits_for_gpu
+          ? format("'%s' has not ended on the GPUs of %s for %lld s. Is one of these processes stopped, or its GPU busy "
+                   "with something that does not end?",
+                   name.c_str(), name_all(stuck->members).c_str(), whole_seconds(silent))
+          : format("no byte of '%s' has moved for %lld s: %s has not sent its part. Is that process stopped, or its "
+                   "machine overloaded?",
+                   name.c_str(), whole_seconds(silent), name_all(late).c_str());
   if (silent >= progress_deadline_) return {SRT_TIMEOUT, text};
   if (speaks_for_host(late)) parts_.log.line(text);
   next_progress_line_ = 2 * std::max(silent, stall_report_);

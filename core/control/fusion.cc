@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "control/response_cache.h"
+
 namespace sirtaki {
 namespace {
 
@@ -33,7 +35,7 @@ bool is_untouched(const Entry& entry) { return entry.absences == entry.submissio
 bool fits_with(const Entry& a, const Entry& b) {
   const Signature& x = *a.proposed;
   const Signature& y = *b.proposed;
-  if (a.set != b.set || a.kind != b.kind || x.device != y.device || a.submissions != b.submissions ||
+  if (a.set != b.set || a.kind != b.kind || !same_kind_of_device(x, y) || a.submissions != b.submissions ||
       is_untouched(a) != is_untouched(b)) {
     return false;
   }

@@ -55,8 +55,8 @@ class Adasum final : public Operation {
     if (phase_ > last_phase()) return false;
     auto transfer = std::make_shared<Transfer>();
     transfer->plan = whole_->plan;
-    transfer->phase = phase_;
-    transfer->is_last_phase = phase_ == last_phase();
+    transfer->phase = whole_->phase + phase_;
+    transfer->is_last_phase = phase_ == last_phase() && whole_->is_last_phase;
     transfer->dtype = whole_->dtype;
     transfer->members = whole_->members;
     transfer->own = whole_->own;

@@ -10,7 +10,7 @@ class AloneBackend final : public Backend {
   explicit AloneBackend(const Kernels& kernels) : kernels_(kernels) {}
   bool serves(const Transfer& transfer) const override { return transfer.device < 0 && transfer.members.size() == 1; }
   std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) override;
-  unsigned needs() const override { return needs_nothing; }
+  unsigned needs(const Transfer&) const override { return needs_nothing; }
 
  private:
   const Kernels& kernels_;

@@ -4,45 +4,66 @@
 
 namespace sirtaki {
 
-Status Executor::advance(Nanoseconds now, std::vector<uint64_t>& finished, bool& moved) {
-  SIRTAKI_TRY(start_what_can(now, finished, moved));
+Status Executor::advance(Nanoseconds now, Changes& changes) {
+  SIRTAKI_TRY(start_what_can(now, changes));
   for (size_t i = 0; i < active_.size();) {
-    Progress progress = Progress::blocked;
-    SIRTAKI_TRY(active_[i].operation->advance(now, progress));
-    if (progress != Progress::blocked) {
-      moved = true;
-      last_moved_ = now;
-    }
-    if (progress == Progress::done) {
-      finished.push_back(active_[i].transfer->plan);
-      active_.erase(active_.begin() + static_cast<ptrdiff_t>(i));
-    } else {
-      ++i;
+    bool is_done = false;
+    SIRTAKI_TRY(advance_one(active_[i], now, changes, is_done));
+    if (is_done) active_.erase(active_.begin() + static_cast<ptrdiff_t>(i));
+    else ++i;
+  }
+  return Status::ok();
+}
+
+Status Executor::advance_one(Active& active, Nanoseconds now, Changes& changes, bool& is_done) {
+  Progress progress = Progress::blocked;
+  if (Status status = active.operation->advance(now, progress); !status.is_ok()) {
+    changes.failed = active.transfer->plan;
+    return status;
+  }
+  if (progress != Progress::blocked) {
+    changes.moved = true;
+    last_moved_ = now;
+  }
+  is_done = progress == Progress::done;
+  if (is_done) {
+    changes.finished.push_back(active.transfer->plan);
+  } else if (!active.is_launched) {
+    if (auto event = active.operation->launched()) {
+      active.is_launched = true;
+      changes.launched.push_back({active.transfer->plan, std::move(event)});
     }
   }
   return Status::ok();
 }
 
-Status Executor::start_what_can(Nanoseconds now, std::vector<uint64_t>& finished, bool& moved) {
+Status Executor::start_what_can(Nanoseconds now, Changes& changes) {
   while (!queue_.empty()) {
     const Transfer& next = *queue_.front();
     const auto backend =
         std::find_if(backends_.begin(), backends_.end(), [&](const auto& b) { return b->serves(next); });
     if (backend == backends_.end()) return {SRT_INTERNAL, "no backend can run an operation that was agreed on"};
-    if (is_taken((*backend)->needs())) break;
+    const unsigned needs = (*backend)->needs(next);
+    if (is_taken(needs)) break;
     if (next.times) next.times->started = now;
     if (auto operation = (*backend)->start(queue_.front()))
-      active_.push_back({queue_.front(), std::move(operation), (*backend)->needs()});
-    else finished.push_back(next.plan);
+      active_.push_back({queue_.front(), std::move(operation), needs});
+    else changes.finished.push_back(next.plan);
     queue_.pop_front();
-    moved = true;
+    changes.moved = true;
     last_moved_ = now;
   }
   return Status::ok();
 }
 
 bool Executor::is_taken(unsigned needs) const {
-  return std::any_of(active_.begin(), active_.end(), [&](const Active& a) { return (a.needs & needs) != 0; });
+  return std::any_of(active_.begin(), active_.end(), [&](const Active& active) {
+    return (active.operation->still_needs(active.needed_at_start) & needs) != 0;
+  });
+}
+
+bool Executor::must_be_polled() const {
+  return std::any_of(active_.begin(), active_.end(), [](const Active& a) { return a.operation->must_be_polled(); });
 }
 
 const Transfer* Executor::stuck(std::vector<int32_t>& waits_for) const {

@@ -17,11 +17,24 @@ class Executor {
   // Transfers come in ascending plan order.
   void add(std::shared_ptr<const Transfer> transfer) { queue_.push_back(std::move(transfer)); }
 
-  // Does some work. Appends the numbers of plans that have finished.
-  Status advance(Nanoseconds now, std::vector<uint64_t>& finished, bool& moved);
+  // What has become of plans, by their numbers.
+  struct Changes {
+    struct Launch {
+      uint64_t plan;
+      std::shared_ptr<GpuEvent> event;
+    };
+    std::vector<Launch> launched;  // on a device: it is over after the event
+    std::vector<uint64_t> finished;
+    uint64_t failed = 0;               // the plan whose operation ended all with a status that is not ok
+    bool moved = false;
+  };
+
+  // Does some work.
+  Status advance(Nanoseconds now, Changes& changes);
 
   bool is_idle() const { return queue_.empty() && active_.empty(); }
   Nanoseconds last_moved() const { return last_moved_; }
+  bool must_be_polled() const;  // something waits for a device
 
   // What the oldest unfinished plan waits for; nullptr if there is none.
   const Transfer* stuck(std::vector<int32_t>& waits_for) const;
@@ -34,10 +47,12 @@ class Executor {
   struct Active {
     std::shared_ptr<const Transfer> transfer;
     std::unique_ptr<Operation> operation;
-    unsigned needs;
+    unsigned needed_at_start;
+    bool is_launched = false;
   };
 
-  Status start_what_can(Nanoseconds now, std::vector<uint64_t>& finished, bool& moved);
+  Status start_what_can(Nanoseconds now, Changes& changes);
+  Status advance_one(Active& active, Nanoseconds now, Changes& changes, bool& is_done);
   bool is_taken(unsigned needs) const;
 
   std::vector<std::unique_ptr<Backend>> backends_;

@@ -43,7 +43,7 @@ std::unique_ptr<Operation> HierarchicalBackend::start(std::shared_ptr<const Tran
 }
 
 Hierarchical::Hierarchical(const HierarchyParts& parts, std::shared_ptr<const Transfer> whole)
-    : parts_(parts), whole_(std::move(whole)) {
+    : PhasedOperation(*whole), parts_(parts), whole_(std::move(whole)) {
   std::map<int32_t, Members> by_host;
   const auto host_of = [&](size_t member) { return parts_.host_of[static_cast<size_t>(whole_->members[member])]; };
   for (size_t member = 0; member < whole_->members.size(); ++member) by_host[host_of(member)].push_back(member);

@@ -22,7 +22,7 @@ class HierarchicalBackend final : public Backend {
   explicit HierarchicalBackend(HierarchyParts parts) : parts_(std::move(parts)) {}
   bool serves(const Transfer& transfer) const override;
   std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) override;
-  unsigned needs() const override { return needs_slots | needs_links; }
+  unsigned needs(const Transfer&) const override { return needs_slots | needs_links; }
 
  private:
   HierarchyParts parts_;

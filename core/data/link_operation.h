@@ -87,7 +87,7 @@ class LinkBackend final : public Backend {
       : setting_(setting), host_of_(std::move(host_of)), wish_(std::move(wish)) {}
   bool serves(const Transfer& transfer) const override;
   std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) override;
-  unsigned needs() const override { return needs_links; }
+  unsigned needs(const Transfer&) const override { return needs_links; }
 
  private:
   std::unique_ptr<Operation> start_allreduce(std::shared_ptr<const Transfer> transfer) const;

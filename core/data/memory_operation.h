@@ -100,7 +100,7 @@ class MemoryBackend final : public Backend {
   MemoryBackend(Neighbours& neighbours, const Kernels& kernels);
   bool serves(const Transfer& transfer) const override;
   std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) override;
-  unsigned needs() const override { return needs_slots; }
+  unsigned needs(const Transfer&) const override { return needs_slots; }
 
  private:
   Neighbours& neighbours_;

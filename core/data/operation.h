@@ -20,7 +20,7 @@ namespace sirtaki {
 // A Plan with this rank's memory filled in; or a phase of one, where an algorithm is made of several transfers.
 struct Transfer {
   uint64_t plan = 0;
-  int32_t phase = 0;                 // those of a plan run one after another
+  int32_t phase = 0;                 // those of a plan run one after another, and may consist of phases themselves
   bool is_last_phase = true;
   Kind kind = Kind::allreduce;
   DType dtype = DType::float32;
@@ -45,6 +45,17 @@ struct Transfer {
 
 enum class Progress { blocked, moved, done };
 
+// What an operation has to itself while it runs, as a set of bits. Operations that need the same run one after
+// another, others side by side.
+enum Needs : unsigned {
+  needs_nothing = 0,
+  needs_slots = 1,    // of the shared memory
+  needs_links = 2,
+  needs_launches = 4  // the order in which work is launched on the GPU
+};
+
+class GpuEvent;  // of core/gpu
+
 class Operation {
  public:
   virtual ~Operation() = default;
@@ -58,18 +69,23 @@ class Operation {
 
   // The ranks whose bytes it waits for, for messages.
   virtual std::vector<int32_t> waits_for() const { return {}; }
-};
 
-// What an operation has to itself while it runs, as a set of bits. Operations that need the same run one after
-// another, others side by side.
-enum Needs : unsigned { needs_nothing = 0, needs_slots = 1, needs_links = 2 };  // slots of the shared memory
+  // It waits for a device, which rings no bell: somebody has to look.
+  virtual bool must_be_polled() const { return false; }
+
+  // What it needs by now of what it needed to start: less and less.
+  virtual unsigned still_needs(unsigned needed_at_start) const { return needed_at_start; }
+
+  // Once everything is on its way on a device: the event after which it is over there.
+  virtual std::shared_ptr<GpuEvent> launched() const { return nullptr; }
+};
 
 class Backend {
  public:
   virtual ~Backend() = default;
   virtual bool serves(const Transfer& transfer) const = 0;
   virtual std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) = 0;
-  virtual unsigned needs() const = 0;
+  virtual unsigned needs(const Transfer& transfer) const = 0;  // to start it
 };
 
 }  // namespace sirtaki

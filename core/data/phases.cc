@@ -4,8 +4,8 @@ namespace sirtaki {
 
 int PhasedOperation::add(Lane lane, Phase phase, int after) {
   std::vector<Entry>& phases = lanes_[static_cast<size_t>(lane)].phases;
-  phase.transfer->phase = static_cast<int32_t>(phases.size());
-  phase.transfer->is_last_phase = true;
+  phase.transfer->phase = first_phase_ + static_cast<int32_t>(phases.size());
+  phase.transfer->is_last_phase = ends_plan_;
   if (!phases.empty()) phases.back().phase.transfer->is_last_phase = false;
   phases.push_back({std::move(phase), after});
   return static_cast<int>(phases.size()) - 1;

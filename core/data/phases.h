@@ -23,6 +23,9 @@ class PhasedOperation : public Operation {
  public:
   static constexpr int no_phase = -1;
 
+  // Its phases take the place of one phase of the plan, `whole`.
+  explicit PhasedOperation(const Transfer& whole) : first_phase_(whole.phase), ends_plan_(whole.is_last_phase) {}
+
   Status advance(Nanoseconds now, Progress& progress) final;
   void cancel() final;
   bool is_quiet() const final;
@@ -46,6 +49,8 @@ class PhasedOperation : public Operation {
 
   Status advance_lane(size_t index, Nanoseconds now, bool& moved);
 
+  const int32_t first_phase_;
+  const bool ends_plan_;
   std::array<LaneState, lane_count> lanes_;
 };
 

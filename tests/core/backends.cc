@@ -110,6 +110,7 @@ class DeviceOperation final : public Operation {
   }
   void cancel() override { device_.cancel(*job_); }
   bool is_quiet() const override { return device_.is_finished(*job_); }
+  bool must_be_polled() const override { return true; }
 
  private:
   Device& device_;
@@ -124,7 +125,7 @@ class DeviceBackend final : public Backend {
   std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) override {
     return std::make_unique<DeviceOperation>(device_, std::move(transfer));
   }
-  unsigned needs() const override { return needs_nothing; }
+  unsigned needs(const Transfer&) const override { return needs_nothing; }
 
  private:
   Device& device_;

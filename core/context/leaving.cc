@@ -1,0 +1,123 @@
+// How a rank's part in the job ends: in good order, or with a failure that everybody has to hear of.
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "context/engine.h"
+
+namespace sirtaki {
+namespace {
+
+constexpr Nanoseconds longest_delivery = seconds(1);  // of goodbyes, to machines that may not be there any more
+
+}  // namespace
+
+void Engine::shutdown(Nanoseconds deadline) {
+  if (shut_down_.exchange(true)) return;
+  if (!is_dead()) wait([this] { return !parts_.handles.any_unfinished(); }, deadline);
+  stopping_ = true;
+  parts_.sleeper.ring_engine();
+  if (thread_.joinable()) thread_.join();
+  const std::lock_guard driver(driver_);
+  if (!is_dead()) serve_others(deadline);
+  const Nanoseconds last_call = std::max(deadline, now() + milliseconds(200));
+  // A failure is told quickly or not at all: the machine that failed may take no byte any more.
+  const Nanoseconds end_of_words = is_dead() ? std::min(last_call, now() + longest_delivery) : last_call;
+  if (!is_dead()) {
+    if (parts_.neighbours) parts_.neighbours->say_goodbye();
+    parts_.negotiation.say_goodbye(now());
+    fail({{SRT_SHUT_DOWN, "sirtaki was shut down on this rank before the operation ended"}, parts_.rank}, Tell::nobody,
+         now());
+  }
+  // What peers have not taken yet is theirs to read: until it is gone, or time is up.
+  while ((parts_.links.has_outbound() && now() < end_of_words) || (!all_ended_ && now() < last_call)) {
+    pass(now());
+    sched_yield();
+  }
+  deliver(end_of_words);
+  if (parts_.neighbours) parts_.neighbours->wake_everyone();
+  run_completions();
+}
+
+// A connection that is closed with unread bytes in it forgets what has not arrived yet.
+void Engine::deliver(Nanoseconds deadline) {
+  parts_.links.end_writing();
+  deadline = std::min(deadline, now() + longest_delivery);
+  while (!parts_.links.are_delivered() && now() < deadline) std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
+
+// Process sets that this rank does not belong to may go on without it, but not without the Decisions that it makes or
+// passes on.
+void Engine::serve_others(Nanoseconds deadline) {
+  std::vector<int32_t> others;
+  {
+    const auto lock = parts_.handles.lock();
+    others = parts_.sets.ranks_without(parts_.rank);
+  }
+  const std::vector<int32_t>& below = parts_.negotiation.subtree();
+  std::erase_if(others, [&](int32_t rank) { return !std::binary_search(below.begin(), below.end(), rank); });
+  if (others.empty()) return;
+  parts_.negotiation.leave(now());
+  const auto all_have_finished = [&] {
+    return std::all_of(others.begin(), others.end(), [&](int32_t r) { return parts_.negotiation.has_finished(r); });
+  };
+  while (!is_dead() && finished_above_ < 0 && !all_have_finished() && now() < deadline) {
+    const bool moved = pass(now());
+    if (parts_.neighbours) parts_.neighbours->ring_all();  // they may sleep until they hear something
+    if (!moved) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+AbortNotice Engine::own_failure(const Status& status) const {
+  return {
+      {status.code(), format("%s failed: %s", parts_.names[static_cast<size_t>(parts_.rank)].c_str(), status.text())},
+      parts_.rank};
+}
+
+void Engine::fail(const AbortNotice& notice, Tell whom, Nanoseconds now) {
+  if (is_dead()) return;
+  AbortNotice first = notice;
+  const bool tells_host = whom != Tell::nobody && parts_.neighbours;
+  if (tells_host) {
+    // Another rank may have been quicker: then its words count.
+    parts_.neighbours->write_abort({true, notice.status.code(), notice.origin, notice.status.text()});
+    const Abort abort = parts_.neighbours->read_abort();
+    if (abort.is_there) first = {{abort.status, printable(abort.text, abort.text.size())}, abort.rank};
+  }
+  {
+    const auto lock = parts_.handles.lock();
+    death_ = first;
+  }
+  dead_.store(true, std::memory_order_release);
+  parts_.execution.executor().cancel();
+  if (whom == Tell::everyone) parts_.negotiation.send_abort(first, now);
+  if (tells_host) parts_.neighbours->wake_everyone();
+  if (parts_.failure_report.is_wanted() && first.status.code() != SRT_SHUT_DOWN)
+    parts_.failure_report.write(first.status, parts_.program_stack.sample(), parts_.handles);
+  end_all_when_quiet();
+}
+
+void Engine::end_all_when_quiet() {
+  if (!parts_.execution.executor().is_quiet()) return;
+  const auto lock = parts_.handles.lock();
+  for (Ticket handle : parts_.handles.unfinished()) parts_.handles.end(handle, death_.status);
+  submissions_.clear();
+  all_ended_ = true;
+}
+
+void Engine::end_unplanned(const Status& status) {
+  const auto lock = parts_.handles.lock();
+  for (Ticket handle : parts_.handles.unfinished())
+    if (!parts_.handles.open_entry(handle)->planned) end_refused(handle, status);
+}
+
+// The handle table's lock is held. After a join that is refused, this rank may submit again.
+void Engine::end_refused(Ticket ticket, const Status& status) {
+  const HandleEntry* entry = parts_.handles.open_entry(ticket);
+  if (entry && entry->signature->kind == Kind::join)
+    if (KnownSet* set = parts_.sets.find(entry->signature->process_set)) set->is_joined = false;
+  parts_.handles.end(ticket, status);
+}
+
+}  // namespace sirtaki

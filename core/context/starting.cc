@@ -1,0 +1,102 @@
+// From a context to a rank that works: its links, its parts, and how it moves data.
+#include <algorithm>
+
+#include "context/context.h"
+#include "data/algorithm.h"
+#include "data/alone_backend.h"
+#include "data/hierarchical.h"
+#include "data/memory_operation.h"
+#include "transport/ring_pipe.h"
+#include "transport/socket_pipe.h"
+
+namespace sirtaki {
+
+Status Context::link_socket(int32_t peer, int fd) {
+  if (engine_) return {SRT_INVALID_ARGUMENT, "links are added before srt_start"};
+  if (peer < 0 || peer >= size_ || peer == rank_ || fd < 0)
+    return {SRT_INVALID_ARGUMENT, format("there can be no link to rank %d over descriptor %d", peer, fd)};
+  sockets_[peer].emplace_back(fd);
+  return Status::ok();
+}
+
+Status Context::link_memory(const srt_memory& memory) {
+  if (engine_ || neighbours_) return {SRT_INVALID_ARGUMENT, "the shared memory is linked once, before srt_start"};
+  const bool fits = memory.struct_size >= sizeof(srt_memory) && memory.slot_count > 1 && memory.slot >= 0 &&
+                    memory.slot < memory.slot_count && memory.ranks && memory.engine_doorbells &&
+                    memory.waiter_doorbells && memory.ranks[memory.slot] == rank_;
+  if (!fits) return {SRT_INVALID_ARGUMENT, "srt_memory is incomplete, or its slot is not this rank's"};
+  SIRTAKI_TRY(Neighbours::open(config_, memory, neighbours_));
+  for (int slot = 0; slot < memory.slot_count; ++slot)
+    if (slot != memory.slot && (slot == 0 || memory.slot == 0))
+      links_.add_ring(memory.ranks[slot], std::make_unique<RingPipe>(neighbours_->region(), memory.slot, slot));
+  return Status::ok();
+}
+
+Status Context::watch_stack(const srt_stack_source& source) {
+  if (engine_) return {SRT_INVALID_ARGUMENT, "the stack is watched from before srt_start on"};
+  return program_stack_.open(source);
+}
+
+Status Context::start() {
+  if (engine_) return {SRT_INVALID_ARGUMENT, "the context is started already"};
+  const Nanoseconds probes_after = Heartbeat::interval(config_.time(Knob::heartbeat));
+  for (auto& [peer, sockets] : sockets_)
+    links_.add_socket(peer, std::make_unique<SocketPipe>(std::move(sockets), probes_after));
+  sockets_.clear();
+  ControlTree tree(host_of_, static_cast<int32_t>(config_.integer(Knob::control_fan_out)));
+  for (int32_t peer = 0; peer < size_; ++peer)
+    if ((peer == tree.parent(rank_) || rank_ == tree.parent(peer)) && !links_.control(peer))
+      return {SRT_INVALID_ARGUMENT, format("the link to rank %d is missing", peer)};
+  negotiation_ = std::make_unique<Negotiation>(
+      NegotiationParts{rank_, names_, std::move(tree), links_, neighbours_.get()}, config_);
+  execution_ = std::make_unique<Execution>(rank_, handles_, negotiation_->member(), gpu_,
+                                           config_.text(Knob::join_average) == "contributors");
+  sleeper_ = std::make_unique<Sleeper>(neighbours_.get(), links_);
+  SIRTAKI_TRY(sleeper_->open());
+  watch_ = std::make_unique<Watch>(WatchParts{rank_, names_, places_, local_ranks_, log_}, config_);
+  heartbeat_ = std::make_unique<Heartbeat>(links_, names_, config_.time(Knob::heartbeat));
+  failure_report_ = std::make_unique<FailureReport>(rank_, places_, config_, log_);
+  failure_report_->forget();
+  add_backends();
+  engine_ = std::make_unique<Engine>(
+      EngineParts{handles_, sets_, links_, *negotiation_, *execution_, *sleeper_, *watch_, *heartbeat_,
+                  *failure_report_, program_stack_, neighbours_.get(), names_, rank_},
+      config_, static_cast<int>(local_ranks_.size()));
+  if (size_ > 1) std::call_once(thread_started_, [this] { engine_->start_thread(); });
+  return Status::ok();
+}
+
+// In the order in which they are asked.
+void Context::add_backends() {
+  Executor& executor = execution_->executor();
+  const bool others_serve_gpus = !extra_backends_.empty();
+  for (auto& backend : extra_backends_) executor.add_backend(std::move(backend));
+  GpuParts gpu{gpu_, kernels_, log_, names_, host_of_, rank_, {}};
+  const auto add = [&](std::unique_ptr<Backend> backend) {
+    gpu.on_cpu.push_back(backend.get());
+    executor.add_backend(std::move(backend));
+  };
+  add(std::make_unique<AloneBackend>(kernels_));
+  const std::string& wish = config_.text(Knob::cpu_algorithm);
+  const LinkSetting setting{links_, kernels_, names_, config_.integer(Knob::chunk_bytes) / 4096 * 4096};
+  auto over_links = std::make_unique<LinkBackend>(setting, host_of_, wish);
+  HierarchyParts hierarchy{{}, over_links.get(), host_of_, wish};
+  if (neighbours_) {
+    auto through_memory = std::make_unique<MemoryBackend>(*neighbours_, kernels_);
+    hierarchy.inside.push_back(through_memory.get());
+    add(std::move(through_memory));
+  }
+  hierarchy.inside.push_back(over_links.get());
+  add(std::make_unique<HierarchicalBackend>(std::move(hierarchy)));
+  add(std::move(over_links));
+  if (!others_serve_gpus) {
+    auto on_gpus = std::make_unique<GpuBackend>(std::move(gpu), config_);
+    gpu_backend_ = on_gpus.get();
+    executor.add_backend(std::move(on_gpus));
+  }
+  const std::vector<int> ranks_per_host = count_members(sets_.find(world_set)->members, host_of_);
+  if (rank_ == coordinator_rank && ranks_per_host.size() > 1)
+    log_.line(describe_algorithm(wish, ranks_per_host, config_.text(Knob::transport) != "socket"));
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,37 @@
+// What a transfer becomes for NCCL. Large pieces of its tensors go as they are. Small ones are copied side by side into
+// scratch memory on the GPU, go in one call, and are copied back. What is large depends on sizes alone, so that all
+// ranks make the same calls.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "data/operation.h"
+
+namespace sirtaki {
+
+struct NcclAssembly {
+  struct Call {
+    const uint8_t* input;
+    uint8_t* output;
+    int64_t bytes;
+    size_t member;  // who gives (broadcast), gets (reduce), or is at the other end (send, receive)
+  };
+  struct Copy {
+    uint8_t* to;
+    const uint8_t* from;  // nullptr: neutral elements
+    int64_t bytes;
+  };
+
+  std::vector<Copy> before, after;
+  std::vector<Call> calls;     // all-reduce; broadcasts; reductions to one member
+  std::vector<Call> sends, receives;
+};
+
+constexpr int64_t large_piece = 64 << 10;  // bytes from which a call of its own costs less than two copies
+
+// Scratch memory that a transfer's assembly takes, in bytes.
+size_t scratch_needed(const Transfer& transfer);
+NcclAssembly assemble(const Transfer& transfer, uint8_t* scratch);
+
+}  // namespace sirtaki

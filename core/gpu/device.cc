@@ -1,0 +1,35 @@
+#include "gpu/device.h"
+
+#include <tuple>
+
+namespace sirtaki {
+
+Status GpuDevice::open(const GpuLibraries& libraries, int ordinal, std::unique_ptr<GpuDevice>& out) {
+  std::unique_ptr<GpuDevice> device(new GpuDevice(libraries, ordinal));
+  SIRTAKI_TRY(device->retain());
+  out = std::move(device);
+  return Status::ok();
+}
+
+Status GpuDevice::retain() {
+  char bus_id[32] = {};
+  SIRTAKI_TRY(check(cuda().device(&device_, ordinal_), "cuDeviceGet"));
+  SIRTAKI_TRY(check(cuda().device_bus_id(bus_id, sizeof bus_id - 1, device_), "cuDeviceGetPCIBusId"));
+  bus_id_ = bus_id;
+  return check(cuda().context_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
+}
+
+GpuDevice::~GpuDevice() {
+  if (context_) std::ignore = cuda().context_release(device_);
+}
+
+GpuDevice::Scope::Scope(const GpuDevice* device) : device_(device) {
+  if (device_ && device_->cuda().context_push(device_->context_) != cuda_success) device_ = nullptr;
+}
+
+GpuDevice::Scope::~Scope() {
+  CudaContext popped;
+  if (device_) std::ignore = device_->cuda().context_pop(&popped);
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,48 @@
+// One GPU as one rank uses it: the primary context, which it shares with the frameworks in its process.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "gpu/libraries.h"
+
+namespace sirtaki {
+
+class GpuDevice {
+ public:
+  // Retains the primary context of the GPU with this number.
+  static Status open(const GpuLibraries& libraries, int ordinal, std::unique_ptr<GpuDevice>& out);
+  ~GpuDevice();
+
+  int ordinal() const { return ordinal_; }
+  const std::string& bus_id() const { return bus_id_; }  // tells it from the other GPUs of the host
+  const GpuLibraries& libraries() const { return libraries_; }
+  const CudaFunctions& cuda() const { return libraries_.cuda(); }
+  Status check(CudaResult result, const char* attempt) const { return libraries_.check(result, attempt); }
+
+  // While it lives, the calling thread's calls are for this GPU, and afterwards for what they were for before. Where
+  // that is refused, so are the calls.
+  class Scope {
+   public:
+    explicit Scope(const GpuDevice* device);  // nullptr: nothing
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    const GpuDevice* device_;
+  };
+
+ private:
+  GpuDevice(const GpuLibraries& libraries, int ordinal) : libraries_(libraries), ordinal_(ordinal) {}
+  Status retain();
+
+  const GpuLibraries& libraries_;
+  const int ordinal_;
+  CudaDevice device_ = 0;
+  CudaContext context_ = nullptr;
+  std::string bus_id_;
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,80 @@
+// The GPU that a rank works on, and what the rank has there: two streams, events and memory.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "base/knobs.h"
+#include "gpu/memory.h"
+
+namespace sirtaki {
+
+class Gpu {
+ public:
+  static Status open(const GpuLibraries& libraries, int ordinal, std::unique_ptr<Gpu>& out);
+  ~Gpu();
+
+  const GpuDevice& device() const { return *device_; }
+  EventPool& events() { return events_; }
+  MemoryPool& memory() { return memory_; }
+  MemoryPool& pinned() { return pinned_; }
+  CudaStream launches() const { return launches_; }  // all that waits for other ranks' GPUs, in the order of plans
+  CudaStream copies() const { return copies_; }      // to and from the host, beside that
+
+  // Adds a copy to a stream; each end may be on the GPU or pinned on the host.
+  Status copy(uint8_t* to, const uint8_t* from, int64_t bytes, CudaStream stream) const;
+
+ private:
+  explicit Gpu(std::unique_ptr<GpuDevice> device);
+  Status create_streams();
+
+  std::unique_ptr<GpuDevice> device_;
+  EventPool events_;
+  MemoryPool memory_, pinned_;
+  CudaStream launches_ = nullptr, copies_ = nullptr;
+};
+
+// An output that the core allocates on the GPU. Once released it is used again only when the stream that has waited
+// for it last is past that point; without one, its owner has to be done with it.
+class GpuOutput {
+ public:
+  static Status allocate(Gpu& gpu, size_t bytes, std::unique_ptr<GpuOutput>& out);
+  ~GpuOutput();
+
+  uint8_t* data() const { return block_.data(); }
+  void used_on(CudaStream stream) {
+    stream_ = stream;
+    is_used_ = true;
+  }
+
+ private:
+  explicit GpuOutput(Gpu& gpu) : gpu_(gpu) {}
+
+  Gpu& gpu_;
+  MemoryBlock block_;
+  CudaStream stream_ = nullptr;  // which is the default stream
+  bool is_used_ = false;
+};
+
+// The libraries are opened and a GPU is taken into use when the first request for one comes, and not before.
+class GpuChoice {
+ public:
+  explicit GpuChoice(const Config& config) : config_(config) {}
+
+  // Ok when the rank works on this GPU, from now on if not before. In any thread.
+  Status choose(int32_t ordinal);
+
+  Gpu* gpu() const { return chosen_.load(std::memory_order_acquire); }  // nullptr before
+
+  void forked();  // in a forked child the GPU is its parent's
+
+ private:
+  const Config& config_;
+  std::mutex mutex_;
+  std::unique_ptr<GpuLibraries> libraries_;
+  std::unique_ptr<Gpu> gpu_;
+  std::atomic<Gpu*> chosen_{nullptr};
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,79 @@
+#include "gpu/gpu_backend.h"
+
+#include <algorithm>
+
+#include "gpu/gpu_operation.h"
+#include "gpu/reduction.h"
+
+namespace sirtaki {
+
+GpuBackend::GpuBackend(GpuParts parts, const Config& config)
+    : parts_(std::move(parts)), wish_(config.text(Knob::gpu_backend)) {}
+
+std::unique_ptr<Operation> GpuBackend::start(std::shared_ptr<const Transfer> transfer) {
+  std::unique_ptr<GpuGroup>& group = groups_[transfer->members];
+  if (!group) group = std::make_unique<GpuGroup>();
+  if (is_alone(*transfer) || wish_ == "staged") group->has_agreed = true;
+  return std::make_unique<GpuOperation>(*this, *group, std::move(transfer));
+}
+
+const GpuGroup* GpuBackend::find(const Transfer& transfer) const {
+  const auto found = groups_.find(transfer.members);
+  return found == groups_.end() ? nullptr : found->second.get();
+}
+
+// Until its members have agreed, and connected, a group keeps everything to itself: whatever comes later, here and at
+// the other members, comes in the order of plans.
+unsigned GpuBackend::needs(const Transfer& transfer) const {
+  const GpuGroup* group = find(transfer);
+  const bool has_agreed = (group && group->has_agreed) || is_alone(transfer) || wish_ == "staged";
+  if (!has_agreed) return needs_slots | needs_links | needs_launches;
+  if (group && goes_through_nccl(*group, transfer)) return needs_launches;
+  const Backend* on_cpu = backend_on_cpu(transfer);
+  return on_cpu ? on_cpu->needs(transfer) | needs_launches : needs_launches;
+}
+
+bool GpuBackend::goes_through_nccl(const GpuGroup& group, const Transfer& transfer) const {
+  if (is_alone(transfer)) return is_identity(transfer);  // only copies, for which it needs no NCCL
+  return group.uses_nccl && nccl_reduction(transfer).has_value();
+}
+
+Backend* GpuBackend::backend_on_cpu(const Transfer& transfer) const {
+  Transfer there;  // what backends look at
+  there.kind = transfer.kind;
+  there.dtype = transfer.dtype;
+  there.reduce_op = transfer.reduce_op;
+  there.members = transfer.members;
+  there.own = transfer.own;
+  there.buffer.add(nullptr, nullptr, transfer.buffer.bytes());
+  const auto found =
+      std::find_if(parts_.on_cpu.begin(), parts_.on_cpu.end(), [&](const Backend* b) { return b->serves(there); });
+  return found == parts_.on_cpu.end() ? nullptr : *found;
+}
+
+Status GpuBackend::decide(const Transfer& transfer, const std::vector<GpuFacts>& facts, GpuGroup& group) {
+  RankNames names;
+  for (int32_t member : transfer.members) names.push_back(parts_.names[static_cast<size_t>(member)]);
+  const std::string obstacle = obstacle_to_nccl(facts, names);
+  group.has_agreed = true;
+  group.uses_nccl = obstacle.empty();
+  group.id = facts.front().id;
+  if (!group.uses_nccl && wish_ == "nccl")
+    return {SRT_DEVICE, "the setting gpu_backend is nccl, but " + obstacle};
+  if (transfer.own != 0) return Status::ok();
+  if (group.uses_nccl) {
+    parts_.log.line(format("GPUs of %zu ranks: %s", facts.size(),
+                           parts_.choice.gpu()->device().libraries().found_nccl().text.c_str()));
+  } else if (!has_warned_) {
+    has_warned_ = true;
+    parts_.log.line("tensors on GPUs go through the memory of the host, which is slow: " + obstacle);
+  }
+  return Status::ok();
+}
+
+void GpuBackend::finish(Nanoseconds deadline) {
+  for (const auto& [members, group] : groups_)
+    if (group->communicator) group->communicator->finish(deadline);
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,93 @@
+#include "gpu/memory.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace sirtaki {
+namespace {
+
+constexpr size_t smallest_block = 4 << 10, exact_from = 8 << 20;
+
+// Few sizes, so that blocks fit again: powers of two, and where those would waste much, whole units.
+size_t capacity_for(size_t bytes) {
+  if (bytes <= exact_from) return std::bit_ceil(std::max(bytes, smallest_block));
+  return (bytes + exact_from - 1) / exact_from * exact_from;
+}
+
+}  // namespace
+
+void MemoryBlock::give_back(GpuEventPtr after) {
+  if (pool_) pool_->put_back(data_, capacity_, std::move(after));
+  pool_ = nullptr;
+}
+
+MemoryPool::~MemoryPool() {
+  const GpuDevice::Scope scope(&device_);
+  collect();
+  free_all();
+}
+
+Status MemoryPool::take(size_t bytes, MemoryBlock& out) {
+  const std::lock_guard lock(mutex_);
+  const size_t capacity = capacity_for(bytes);
+  collect();
+  if (take_free(bytes, capacity, out)) return Status::ok();
+  const GpuDevice::Scope scope(&device_);
+  uint8_t* data = nullptr;
+  CudaResult result = allocate(capacity, data);
+  if (result == cuda_out_of_memory) {
+    free_all();
+    result = allocate(capacity, data);
+  }
+  const char* what = place_ == Place::device ? "allocating memory on the GPU" : "allocating pinned memory on the host";
+  SIRTAKI_TRY(device_.check(result, format("%s (%zu bytes)", what, capacity).c_str()));
+  out = MemoryBlock(*this, data, capacity);
+  return Status::ok();
+}
+
+bool MemoryPool::take_free(size_t bytes, size_t capacity, MemoryBlock& out) {
+  const auto found = free_.lower_bound(bytes);
+  if (found == free_.end() || found->first > 2 * capacity) return false;
+  out = MemoryBlock(*this, found->second, found->first);
+  free_.erase(found);
+  return true;
+}
+
+CudaResult MemoryPool::allocate(size_t bytes, uint8_t*& data) {
+  if (place_ == Place::device) {
+    CudaMemory address = 0;
+    const CudaResult result = device_.cuda().memory_allocate(&address, bytes);
+    data = reinterpret_cast<uint8_t*>(address);
+    return result;
+  }
+  void* address = nullptr;
+  const CudaResult result = device_.cuda().host_allocate(&address, bytes, cuda_memory_host_portable);
+  data = static_cast<uint8_t*>(address);
+  return result;
+}
+
+void MemoryPool::put_back(uint8_t* data, size_t capacity, GpuEventPtr after) {
+  const std::lock_guard lock(mutex_);
+  if (after) waiting_.push_back({data, capacity, std::move(after)});
+  else free_.emplace(capacity, data);
+}
+
+// Blocks whose events have fired become free. On a GPU that has failed they never do.
+void MemoryPool::collect() {
+  std::erase_if(waiting_, [&](Waiting& block) {
+    bool has_fired = false;
+    if (!block.after->look(has_fired).is_ok() || !has_fired) return false;
+    free_.emplace(block.capacity, block.data);
+    return true;
+  });
+}
+
+void MemoryPool::free_all() {
+  for (const auto& [capacity, data] : free_) {
+    if (place_ == Place::device) std::ignore = device_.cuda().memory_free(reinterpret_cast<CudaMemory>(data));
+    else std::ignore = device_.cuda().host_free(data);
+  }
+  free_.clear();
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,78 @@
+// Memory on a GPU, or on the host and pinned (so that a GPU copies by itself), used again and again: to allocate it
+// may wait for everything that the GPU does.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "gpu/events.h"
+
+namespace sirtaki {
+
+class MemoryPool;
+
+// A piece of a pool, which goes back to it; empty without one.
+class MemoryBlock {
+ public:
+  MemoryBlock() = default;
+  MemoryBlock(MemoryPool& pool, uint8_t* data, size_t capacity) : pool_(&pool), data_(data), capacity_(capacity) {}
+  MemoryBlock(MemoryBlock&& other) noexcept { swap(other); }
+  MemoryBlock& operator=(MemoryBlock&& other) noexcept {
+    MemoryBlock(std::move(other)).swap(*this);
+    return *this;
+  }
+  ~MemoryBlock() { give_back(nullptr); }
+
+  uint8_t* data() const { return data_; }
+
+  // It is used again once the event has fired.
+  void give_back(GpuEventPtr after);
+  // It is never used again, nor freed: a GPU that has failed may still write it.
+  void abandon() { pool_ = nullptr; }
+
+ private:
+  void swap(MemoryBlock& other) noexcept {
+    std::swap(pool_, other.pool_);
+    std::swap(data_, other.data_);
+    std::swap(capacity_, other.capacity_);
+  }
+
+  MemoryPool* pool_ = nullptr;
+  uint8_t* data_ = nullptr;
+  size_t capacity_ = 0;
+};
+
+class MemoryPool {
+ public:
+  enum class Place { device, host };
+
+  MemoryPool(const GpuDevice& device, Place place) : device_(device), place_(place) {}
+  ~MemoryPool();
+
+  // At least so many bytes, aligned to 256. The pool has to outlive the block.
+  Status take(size_t bytes, MemoryBlock& out);
+
+ private:
+  friend class MemoryBlock;
+  struct Waiting {
+    uint8_t* data;
+    size_t capacity;
+    GpuEventPtr after;
+  };
+
+  void put_back(uint8_t* data, size_t capacity, GpuEventPtr after);
+  bool take_free(size_t bytes, size_t capacity, MemoryBlock& out);
+  void collect();
+  void free_all();
+  CudaResult allocate(size_t bytes, uint8_t*& data);
+
+  const GpuDevice& device_;
+  const Place place_;
+  std::mutex mutex_;
+  std::multimap<size_t, uint8_t*> free_;  // by capacity
+  std::vector<Waiting> waiting_;
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,128 @@
+#include "gpu/nccl_operation.h"
+
+namespace sirtaki {
+
+NcclOperation::~NcclOperation() {
+  if (is_quiet()) return;
+  scratch_.abandon();
+  for (MemoryBlock& block : neutral_) block.abandon();
+}
+
+// The communicator may go on with a call by itself, and takes the next one when it is over.
+Status NcclOperation::advance(Nanoseconds, Progress& progress) {
+  progress = Progress::blocked;
+  bool is_free = true;
+  if (communicator_) SIRTAKI_TRY(communicator_->poll(is_free));
+  if (step_ == Step::launched) {
+    bool is_over = false;
+    SIRTAKI_TRY(launched_->look(is_over));
+    if (is_over) progress = Progress::done;
+    return Status::ok();
+  }
+  if (!is_free) return Status::ok();
+  progress = Progress::moved;
+  switch (step_) {
+    case Step::prepare: step_ = Step::call; return prepare();
+    case Step::call: step_ = Step::calling; return call();
+    default: step_ = Step::launched; return finish_launch();
+  }
+}
+
+Status NcclOperation::prepare() {
+  if (const size_t needed = scratch_needed(*transfer_)) SIRTAKI_TRY(gpu_.memory().take(needed, scratch_));
+  assembly_ = assemble(*transfer_, scratch_.data());
+  for (const NcclAssembly::Copy& one : assembly_.before) SIRTAKI_TRY(copy(one));
+  return reduction_.has_factor && communicator_ ? make_operator() : Status::ok();
+}
+
+Status NcclOperation::copy(const NcclAssembly::Copy& copy) {
+  return copy.from ? gpu_.copy(copy.to, copy.from, copy.bytes, gpu_.launches()) : fill_with_neutral(copy);
+}
+
+Status NcclOperation::fill_with_neutral(const NcclAssembly::Copy& copy) {
+  MemoryBlock& block = neutral_.emplace_back();
+  SIRTAKI_TRY(gpu_.pinned().take(static_cast<size_t>(copy.bytes), block));
+  const FillKernel fill = kernels_.of(transfer_->dtype)->fill[static_cast<int>(transfer_->reduce_op)];
+  fill(block.data(), static_cast<size_t>(copy.bytes) / transfer_->element_bytes());
+  return gpu_.copy(copy.to, block.data(), copy.bytes, gpu_.launches());
+}
+
+Status NcclOperation::make_operator() {
+  alignas(8) uint8_t factor[8];
+  kernels_.of(reduction_.factor_dtype)->from_double(factor, &reduction_.factor, 1);
+  constexpr int in_host_memory = 1;  // ncclScalarHostImmediate: it is read at once
+  const NcclFunctions& nccl = communicator_->nccl();
+  SIRTAKI_TRY(communicator_->check(
+      nccl.create_scaled_sum(&reduction_.op, factor, reduction_.type, in_host_memory, communicator_->get()),
+      "ncclRedOpCreatePreMulSum"));
+  has_operator_ = true;
+  return Status::ok();
+}
+
+void NcclOperation::destroy_operator() {
+  if (has_operator_) std::ignore = communicator_->nccl().destroy_operator(reduction_.op, communicator_->get());
+  has_operator_ = false;
+}
+
+// All of it is one group, so that pieces go side by side and exchanges cannot wait for one another.
+Status NcclOperation::call() {
+  if (assembly_.calls.empty() && assembly_.sends.empty() && assembly_.receives.empty()) return Status::ok();
+  const NcclFunctions& nccl = communicator_->nccl();
+  SIRTAKI_TRY(communicator_->check(nccl.group_start(), "ncclGroupStart"));
+  const Status called = call_each();
+  const Status ended = communicator_->check(nccl.group_end(), "ncclGroupEnd");  // also where a call failed
+  return called.is_ok() ? ended : called;
+}
+
+Status NcclOperation::call_each() {
+  const NcclFunctions& nccl = communicator_->nccl();
+  NcclCommunicator end = communicator_->get();
+  const auto [type, element_bytes, op] = std::tuple(reduction_.type, reduction_.element_bytes, reduction_.op);
+  for (const auto& [input, output, bytes, member] : assembly_.calls) {
+    const auto count = static_cast<size_t>(bytes / element_bytes);
+    const auto peer = static_cast<int>(member);
+    switch (transfer_->kind) {
+      case Kind::allreduce:
+        SIRTAKI_TRY(communicator_->check(nccl.allreduce(input, output, count, type, op, end, gpu_.launches()),
+                                         "ncclAllReduce"));
+        break;
+      case Kind::reducescatter:
+        SIRTAKI_TRY(communicator_->check(nccl.reduce(input, output, count, type, op, peer, end, gpu_.launches()),
+                                         "ncclReduce"));
+        break;
+      default:
+        SIRTAKI_TRY(communicator_->check(nccl.broadcast(input, output, count, type, peer, end, gpu_.launches()),
+                                         "ncclBroadcast"));
+    }
+  }
+  for (const auto& [input, output, bytes, member] : assembly_.sends)
+    SIRTAKI_TRY(communicator_->check(nccl.send(input, static_cast<size_t>(bytes), nccl_bytes, static_cast<int>(member),
+                                               end, gpu_.launches()),
+                                     "ncclSend"));
+  for (const auto& [input, output, bytes, member] : assembly_.receives)
+    SIRTAKI_TRY(communicator_->check(nccl.receive(output, static_cast<size_t>(bytes), nccl_bytes,
+                                                  static_cast<int>(member), end, gpu_.launches()),
+                                     "ncclRecv"));
+  return Status::ok();
+}
+
+Status NcclOperation::finish_launch() {
+  destroy_operator();
+  for (const NcclAssembly::Copy& one : assembly_.after) SIRTAKI_TRY(copy(one));
+  return gpu_.events().record(gpu_.launches(), launched_);
+}
+
+// What is on the stream already is waited for all the same.
+void NcclOperation::cancel() {
+  has_operator_ = false;  // it goes with the communicator
+  if (communicator_) communicator_->abort();
+  if (step_ != Step::prepare && !launched_) std::ignore = gpu_.events().record(gpu_.launches(), launched_);
+}
+
+// A GPU that does not answer any more does nothing any more.
+bool NcclOperation::is_quiet() const {
+  bool is_over = true;
+  return !launched_ || !launched_->look(is_over).is_ok() || is_over;
+}
+
+}  // namespace sirtaki

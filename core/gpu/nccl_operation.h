@@ -1,0 +1,53 @@
+// One transfer through NCCL: launched on the rank's stream for launches, then only looked at until it is over.
+#pragma once
+
+#include "data/kernels/kernels.h"
+#include "gpu/assembly.h"
+#include "gpu/communicator.h"
+#include "gpu/gpu.h"
+#include "gpu/reduction.h"
+
+namespace sirtaki {
+
+class NcclOperation final : public Operation {
+ public:
+  // Without a communicator it only copies, among one.
+  NcclOperation(Gpu& gpu, Communicator* communicator, const Kernels& kernels, std::shared_ptr<const Transfer> transfer,
+                const NcclReduction& reduction)
+      : gpu_(gpu), communicator_(communicator), kernels_(kernels), transfer_(std::move(transfer)),
+        reduction_(reduction) {}
+  ~NcclOperation() override;
+
+  Status advance(Nanoseconds now, Progress& progress) override;
+  void cancel() override;
+  bool is_quiet() const override;
+  bool must_be_polled() const override { return true; }
+  unsigned still_needs(unsigned) const override { return launched_ ? needs_nothing : needs_launches; }
+  GpuEventPtr launched() const override { return launched_; }
+
+ private:
+  enum class Step { prepare, call, calling, launched };
+
+  Status prepare();
+  Status call();
+  Status call_each();
+  Status finish_launch();
+  Status copy(const NcclAssembly::Copy& copy);
+  Status fill_with_neutral(const NcclAssembly::Copy& copy);
+  Status make_operator();
+  void destroy_operator();
+
+  Gpu& gpu_;
+  Communicator* communicator_;
+  const Kernels& kernels_;
+  std::shared_ptr<const Transfer> transfer_;
+  NcclReduction reduction_;
+  Step step_ = Step::prepare;
+  bool has_operator_ = false;
+  NcclAssembly assembly_;
+  MemoryBlock scratch_;
+  std::vector<MemoryBlock> neutral_;  // on the host, on their way
+  GpuEventPtr launched_;
+};
+
+}  // namespace sirtaki

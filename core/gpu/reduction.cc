@@ -1,0 +1,70 @@
+#include "gpu/reduction.h"
+
+namespace sirtaki {
+namespace {
+
+struct NcclType {
+  DType dtype;
+  NcclDataType type;
+  DType part;  // what an element consists of
+  bool takes_factors;
+};
+
+// The numbers are those of ncclDataType_t. Minimum, maximum and product of booleans (0 and 1) are those of bytes.
+constexpr NcclType types[] = {
+    {DType::int8, 0, DType::int8, false},          {DType::uint8, 1, DType::uint8, false},
+    {DType::boolean, 1, DType::uint8, false},      {DType::int32, 2, DType::int32, false},
+    {DType::uint32, 3, DType::uint32, false},      {DType::int64, 4, DType::int64, false},
+    {DType::uint64, 5, DType::uint64, false},      {DType::float16, 6, DType::float16, true},
+    {DType::complex32, 6, DType::float16, true},   {DType::float32, 7, DType::float32, true},
+    {DType::complex64, 7, DType::float32, true},   {DType::float64, 8, DType::float64, true},
+    {DType::complex128, 8, DType::float64, true},  {DType::bfloat16, 9, DType::bfloat16, true},
+};
+
+// Of ncclRedOp_t.
+constexpr NcclReduceOp nccl_sum = 0, nccl_product = 1, nccl_max = 2, nccl_min = 3, nccl_average = 4;
+
+double whole_factor(const Transfer& transfer) { return transfer.prescale.factor * transfer.postscale.factor; }
+
+bool choose_operator(const Transfer& transfer, bool takes_factors, NcclReduction& out) {
+  const double factor = whole_factor(transfer);
+  const int64_t divisor = transfer.postscale.divisor;
+  switch (transfer.reduce_op) {
+    case ReduceOp::min: out.op = nccl_min; return factor == 1.0;
+    case ReduceOp::max: out.op = nccl_max; return factor == 1.0;
+    case ReduceOp::product: out.op = nccl_product; return factor == 1.0;
+    case ReduceOp::adasum: return false;
+    default: break;
+  }
+  if (factor == 1.0 && (divisor == 1 || divisor == static_cast<int64_t>(transfer.members.size()))) {
+    out.op = divisor == 1 ? nccl_sum : nccl_average;
+    return true;
+  }
+  out.has_factor = true;
+  out.factor = factor / static_cast<double>(divisor);
+  return takes_factors;
+}
+
+}  // namespace
+
+std::optional<NcclReduction> nccl_reduction(const Transfer& transfer) {
+  NcclReduction reduction;
+  if (!reduces(transfer.kind)) {
+    reduction.type = nccl_bytes;
+    return reduction;
+  }
+  for (const NcclType& known : types) {
+    if (known.dtype != transfer.dtype) continue;
+    reduction.type = known.type;
+    reduction.element_bytes = static_cast<int64_t>(dtype_bytes(known.part));
+    reduction.factor_dtype = known.part;
+    if (choose_operator(transfer, known.takes_factors, reduction)) return reduction;
+  }
+  return std::nullopt;
+}
+
+bool is_identity(const Transfer& transfer) {
+  return !reduces(transfer.kind) || (whole_factor(transfer) == 1.0 && transfer.postscale.divisor == 1);
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,50 @@
+// One transfer of tensors on GPUs over the data plane of the CPU: to pinned memory on the host, through an operation
+// there, and back. It needs nothing but the driver, and does every kind and dtype that the CPU does.
+#pragma once
+
+#include <map>
+
+#include "data/operation.h"
+#include "gpu/gpu.h"
+
+namespace sirtaki {
+
+class StagedOperation final : public Operation {
+ public:
+  // `gpu` is nullptr on a rank that has joined without having used one. `phase`: which of the plan this is.
+  StagedOperation(Gpu* gpu, Backend& backend, const Transfer& on_gpu, int32_t phase);
+  ~StagedOperation() override;
+
+  Status advance(Nanoseconds now, Progress& progress) override;
+  void cancel() override;
+  bool is_quiet() const override;
+  std::vector<int32_t> waits_for() const override;
+  bool must_be_polled() const override { return !inner_; }
+  unsigned still_needs(unsigned needed_at_start) const override;
+  GpuEventPtr launched() const override { return step_ == Step::copying_out ? copied_ : nullptr; }
+
+ private:
+  enum class Step { start, copying_in, moving, copying_out };
+  struct Copy {
+    uint8_t* to;
+    const uint8_t* from;
+    int64_t bytes;
+  };
+
+  Status mirror();
+  ScatterList mirror(const ScatterList& list, uint8_t*& free_memory);
+  Status copy(const std::vector<Copy>& copies);
+  Status look(bool& is_over) const;
+
+  Gpu* gpu_;
+  Backend& backend_;
+  std::shared_ptr<Transfer> transfer_;  // of the GPU's memory, then of the host's
+  std::vector<Copy> in_, out_;
+  std::map<std::pair<const uint8_t*, int64_t>, uint8_t*> mirrored_;  // inputs, which may be in several lists
+  MemoryBlock memory_;
+  GpuEventPtr copied_;
+  std::unique_ptr<Operation> inner_;
+  Step step_ = Step::start;
+};
+
+}  // namespace sirtaki
