@@ -1,0 +1,136 @@
+// Ranks whose tensors are on GPUs: those of the fake libraries, each rank with one of its own.
+#pragma once
+
+#include <cstring>
+
+#include "data/kernels/kernels.h"
+#include "fake_gpu/control.h"
+#include "gpu/gpu.h"
+#include "world.h"
+
+namespace world {
+
+using Knobs = std::vector<std::pair<std::string, std::string>>;
+
+inline const std::string fake_folder = SIRTAKI_FAKE_GPU;
+
+// The fake as it is in the beginning, with a GPU a rank; what was forbidden meanwhile fails the test.
+class Fake : public FakeGpu {
+ public:
+  explicit Fake(int devices = 4) : FakeGpu(fake_folder) {
+    reset();
+    set("devices", devices);
+    alive_before_ = alive();
+  }
+  ~Fake() {
+    CHECK_EQUAL(std::string(misuse()), "");
+    if (!is_broken_) CHECK_EQUAL(alive(), alive_before_);
+    reset();
+  }
+
+  // A GPU that has failed takes nothing back.
+  void is_to_break() { is_broken_ = true; }
+
+ private:
+  int alive_before_;
+  bool is_broken_ = false;
+};
+
+inline Options on_gpus(Knobs knobs = {}, Over transport = Over::memory) {
+  knobs.emplace_back("gpu_libraries", fake_folder);
+  knobs.emplace_back("log_descriptor", "-1");
+  return {transport, std::move(knobs), nullptr, true};
+}
+
+// Bytes that lie on a GPU, as far as the fake knows.
+class OnGpu {
+ public:
+  OnGpu(FakeGpu& fake, int device, std::vector<uint8_t> bytes) : fake_(fake), bytes_(std::move(bytes)) {
+    bytes_.resize(std::max<size_t>(bytes_.size(), 1));
+    fake_.lend(bytes_.data(), bytes_.size(), device);
+  }
+  OnGpu(OnGpu&& other) noexcept : fake_(other.fake_), bytes_(std::move(other.bytes_)) {}
+  ~OnGpu() {
+    if (!bytes_.empty()) fake_.take_back(bytes_.data());
+  }
+
+  uintptr_t address() const { return reinterpret_cast<uintptr_t>(bytes_.data()); }
+  std::vector<uint8_t>& bytes() { return bytes_; }
+
+ private:
+  FakeGpu& fake_;
+  std::vector<uint8_t> bytes_;
+};
+
+template <typename T>
+std::vector<uint8_t> bytes_of(const std::vector<T>& values) {
+  const auto* first = reinterpret_cast<const uint8_t*>(values.data());
+  return {first, first + values.size() * sizeof(T)};
+}
+
+template <typename T>
+std::vector<T> values_in(const std::vector<uint8_t>& bytes) {
+  std::vector<T> values(bytes.size() / sizeof(T));
+  std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
+  return values;
+}
+
+// A program's own stream on a GPU.
+class UserStream {
+ public:
+  UserStream(FakeGpu& fake, int device) : fake_(fake) {
+    std::ignore = config_.set("gpu_libraries", fake_folder);
+    libraries_ = std::make_unique<GpuLibraries>(config_);
+    if (const Status status = GpuDevice::open(*libraries_, device, device_); !status.is_ok())
+      check::fail(__FILE__, __LINE__, status.text());
+    const GpuDevice::Scope scope(device_.get());
+    CHECK_EQUAL(device_->cuda().stream_create(&stream_, cuda_stream_non_blocking, 0), cuda_success);
+  }
+  ~UserStream() {
+    hold(false);
+    finish();
+    const GpuDevice::Scope scope(device_.get());
+    CHECK_EQUAL(device_->cuda().stream_destroy(stream_), cuda_success);
+  }
+
+  CudaStream get() const { return stream_; }
+  const GpuDevice& device() const { return *device_; }
+  uintptr_t number() const { return reinterpret_cast<uintptr_t>(stream_); }
+  void hold(bool held) { fake_.hold(stream_, held); }
+
+  void copy(OnGpu& to, const OnGpu& from) {
+    const GpuDevice::Scope scope(device_.get());
+    CHECK_EQUAL(device_->cuda().copy(to.address(), from.address(), to.bytes().size(), stream_), cuda_success);
+  }
+
+  // Waits for everything in it.
+  void finish() {
+    EventPool events(*device_);
+    GpuEventPtr end;
+    CHECK(events.record(stream_, end).is_ok());
+    for (bool is_over = false; !is_over && end->look(is_over).is_ok();) std::this_thread::yield();
+  }
+
+ private:
+  FakeGpu& fake_;
+  Config config_;
+  std::unique_ptr<GpuLibraries> libraries_;
+  std::unique_ptr<GpuDevice> device_;
+  CudaStream stream_ = nullptr;
+};
+
+inline srt_request on_gpu(srt_request request, int device, uintptr_t stream = 0) {
+  request.device = device;
+  request.stream = stream;
+  return request;
+}
+
+// A float tensor on a GPU, reduced in place.
+inline srt_request in_place(int32_t kind, const char* name, const OnGpu& data, const int64_t& count, int device,
+                            uintptr_t stream = 0) {
+  srt_request made = on_gpu(request(kind, name, &count, 1), device, stream);
+  made.input = made.output = data.address();
+  return made;
+}
+
+}  // namespace world
