@@ -104,8 +104,7 @@ Status Context::give_up(const Status& status) {
   return status;
 }
 
-Status Context::open_all(const srt_request* requests, int32_t count, Inputs inputs, Ticket* out,
-                         Engine::Nudge& nudge) {
+Status Context::open_all(const srt_request* requests, int32_t count, Inputs inputs, Ticket* out, Engine::Nudge& nudge) {
   inputs.resize(static_cast<size_t>(count));
   const auto lock = handles_.lock();
   observer_.set_moment(now());

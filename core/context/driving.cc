@@ -69,9 +69,7 @@ Nanoseconds Engine::next_due(Nanoseconds moment) const {
   return due;
 }
 
-bool Engine::awaits_device() const {
-  return !readiness_.is_empty() || parts_.execution.executor().must_be_polled();
-}
+bool Engine::awaits_device() const { return !readiness_.is_empty() || parts_.execution.executor().must_be_polled(); }
 
 // What a peer may have done between the last pass and the note that this rank sleeps.
 bool Engine::must_not_sleep() {

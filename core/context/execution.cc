@@ -33,7 +33,8 @@ Status Execution::advance(Nanoseconds now, bool& moved) {
     const auto record = records_.extract(number);
     finish(record.mapped(), 0, moment);
   }
-  if (status.code() == SRT_DEVICE) return {SRT_DEVICE, format("'%s': %s", tensor_of(changes_.failed).c_str(), status.text())};
+  if (status.code() == SRT_DEVICE)
+    return {SRT_DEVICE, format("'%s': %s", tensor_of(changes_.failed).c_str(), status.text())};
   return status;
 }
 

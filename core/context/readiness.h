@@ -1,5 +1,5 @@
-// Requests whose input a GPU is still making. They are reported once it is there, so that what is agreed on can begin at
-// once: operations that wait for one another on the GPUs could do so for ever.
+// Requests whose input a GPU is still making. They are reported once it is there, so that what is agreed on can begin
+// at once: operations that wait for one another on the GPUs could do so for ever.
 #pragma once
 
 #include <vector>
@@ -18,7 +18,9 @@ struct Submission {
 class Readiness {
  public:
   // Does it have to wait? A change of a process set, or the end of this rank's data, overtakes nothing.
-  bool must_wait(const Submission& submission) const { return submission.ready || (!is_empty() && comes_last(submission)); }
+  bool must_wait(const Submission& submission) const {
+    return submission.ready || (!is_empty() && comes_last(submission));
+  }
 
   void add(Submission submission) { waiting_.push_back({std::move(submission), false}); }
   void flush();  // what waits now is not to wait any longer once it is ready

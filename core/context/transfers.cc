@@ -95,10 +95,9 @@ Status TransferMaker::allocate(const Share& share, int64_t rows) {
   const Status status = allocate_memory(entry);
   entry.output = entry.described.data;
   if (entry.output) return Status::ok();
-  return {SRT_OUT_OF_MEMORY,
-          format("there is no memory for the %llu bytes that '%s' returns%s%s",
-                 static_cast<unsigned long long>(entry.described.bytes), share.tensor.signature->name.c_str(),
-                 status.is_ok() ? "" : ": ", status.text())};
+  return {SRT_OUT_OF_MEMORY, format("there is no memory for the %llu bytes that '%s' returns%s%s",
+                                    static_cast<unsigned long long>(entry.described.bytes),
+                                    share.tensor.signature->name.c_str(), status.is_ok() ? "" : ": ", status.text())};
 }
 
 Status TransferMaker::allocate_memory(HandleEntry& entry) const {

@@ -102,12 +102,14 @@ Status Watch::check_progress(Nanoseconds now, const Execution& execution, const 
   const std::string name = execution.tensor_of(stuck->plan);
   const std::string text =
       waits_for_gpu
-          ? format("'%s' has not ended on the GPUs of %s for %lld s. Is one of these processes stopped, or its GPU busy "
-                   "with something that does not end?",
-                   name.c_str(), name_all(stuck->members).c_str(), whole_seconds(silent))
-          : format("no byte of '%s' has moved for %lld s: %s has not sent its part. Is that process stopped, or its "
-                   "machine overloaded?",
-                   name.c_str(), whole_seconds(silent), name_all(late).c_str());
+          ? format(
+                "'%s' has not ended on the GPUs of %s for %lld s. Is one of these processes stopped, or its GPU busy "
+                "with something that does not end?",
+                name.c_str(), name_all(stuck->members).c_str(), whole_seconds(silent))
+          : format(
+                "no byte of '%s' has moved for %lld s: %s has not sent its part. Is that process stopped, or its "
+                "machine overloaded?",
+                name.c_str(), whole_seconds(silent), name_all(late).c_str());
   if (silent >= progress_deadline_) return {SRT_TIMEOUT, text};
   if (speaks_for_host(late)) parts_.log.line(text);
   next_progress_line_ = 2 * std::max(silent, stall_report_);

@@ -49,7 +49,7 @@ enum class Progress { blocked, moved, done };
 // another, others side by side.
 enum Needs : unsigned {
   needs_nothing = 0,
-  needs_slots = 1,    // of the shared memory
+  needs_slots = 1,  // of the shared memory
   needs_links = 2,
   needs_launches = 4  // the order in which work is launched on the GPU
 };

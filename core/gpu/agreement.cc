@@ -36,9 +36,10 @@ std::string shared_gpu(const std::vector<GpuFacts>& facts, const RankNames& name
   for (size_t member = 0; member < facts.size(); ++member) {
     const auto [user, is_alone] = user_of.try_emplace({facts[member].host, get(facts[member].bus_id)}, member);
     if (is_alone) continue;
-    return format("%s and %s work on one GPU (%s), which NCCL allows from version 2.30.3 on, with "
-                  "NCCL_MULTI_RANK_GPU_ENABLE=1 on all ranks. torch.cuda.set_device(hvd.local_rank()) gives each its own",
-                  names[user->second].c_str(), names[member].c_str(), get(facts[member].bus_id).c_str());
+    return format(
+        "%s and %s work on one GPU (%s), which NCCL allows from version 2.30.3 on, with "
+        "NCCL_MULTI_RANK_GPU_ENABLE=1 on all ranks. torch.cuda.set_device(hvd.local_rank()) gives each its own",
+        names[user->second].c_str(), names[member].c_str(), get(facts[member].bus_id).c_str());
   }
   return {};
 }

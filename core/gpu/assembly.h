@@ -24,7 +24,7 @@ struct NcclAssembly {
   };
 
   std::vector<Copy> before, after;
-  std::vector<Call> calls;     // all-reduce; broadcasts; reductions to one member
+  std::vector<Call> calls;  // all-reduce; broadcasts; reductions to one member
   std::vector<Call> sends, receives;
 };
 

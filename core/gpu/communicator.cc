@@ -10,8 +10,7 @@ Communicator::~Communicator() { abort(); }
 Status Communicator::begin(const NcclUniqueId& id, size_t members, size_t own) {
   const GpuDevice::Scope scope(&device_);
   NcclConfig config;
-  const NcclResult result =
-      nccl().init(&communicator_, static_cast<int>(members), id, static_cast<int>(own), &config);
+  const NcclResult result = nccl().init(&communicator_, static_cast<int>(members), id, static_cast<int>(own), &config);
   return check(result, "ncclCommInitRankConfig");
 }
 

@@ -28,8 +28,8 @@ Status Gpu::create_streams() {
   int least = 0, greatest = 0;
   SIRTAKI_TRY(device_->check(cuda.priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange"));
   for (CudaStream* stream : {&launches_, &copies_})
-    SIRTAKI_TRY(device_->check(cuda.stream_create(stream, cuda_stream_non_blocking, greatest),
-                               "cuStreamCreateWithPriority"));
+    SIRTAKI_TRY(
+        device_->check(cuda.stream_create(stream, cuda_stream_non_blocking, greatest), "cuStreamCreateWithPriority"));
   return Status::ok();
 }
 
@@ -64,7 +64,8 @@ Status GpuChoice::choose(int32_t ordinal) {
   }
   if (!libraries_) libraries_ = std::make_unique<GpuLibraries>(config_);
   if (!libraries_->has_cuda())
-    return {SRT_UNSUPPORTED, format("a tensor on a GPU needs the CUDA driver: %s", libraries_->found_cuda().text.c_str())};
+    return {SRT_UNSUPPORTED,
+            format("a tensor on a GPU needs the CUDA driver: %s", libraries_->found_cuda().text.c_str())};
   if (ordinal >= libraries_->device_count())
     return {SRT_INVALID_ARGUMENT,
             format("there is no GPU %d; this process sees %d", ordinal, libraries_->device_count())};

@@ -58,8 +58,7 @@ Status GpuBackend::decide(const Transfer& transfer, const std::vector<GpuFacts>&
   group.has_agreed = true;
   group.uses_nccl = obstacle.empty();
   group.id = facts.front().id;
-  if (!group.uses_nccl && wish_ == "nccl")
-    return {SRT_DEVICE, "the setting gpu_backend is nccl, but " + obstacle};
+  if (!group.uses_nccl && wish_ == "nccl") return {SRT_DEVICE, "the setting gpu_backend is nccl, but " + obstacle};
   if (transfer.own != 0) return Status::ok();
   if (group.uses_nccl) {
     parts_.log.line(format("GPUs of %zu ranks: %s", facts.size(),

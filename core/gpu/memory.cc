@@ -2,10 +2,15 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
+#include <thread>
+
+#include "base/clock.h"
 
 namespace sirtaki {
 namespace {
 
+constexpr Nanoseconds longest_farewell = seconds(1);  // to streams that hold memory
 constexpr size_t smallest_block = 4 << 10, exact_from = 8 << 20;
 
 // Few sizes, so that blocks fit again: powers of two, and where those would waste much, whole units.
@@ -21,9 +26,12 @@ void MemoryBlock::give_back(GpuEventPtr after) {
   pool_ = nullptr;
 }
 
+// What a stream does not let go of in time is left to the end of the process.
 MemoryPool::~MemoryPool() {
   const GpuDevice::Scope scope(&device_);
-  collect();
+  const Nanoseconds deadline = now() + longest_farewell;
+  for (collect(); !waiting_.empty() && now() < deadline; collect())
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
   free_all();
 }
 

@@ -3,7 +3,8 @@
 namespace sirtaki {
 
 NcclOperation::~NcclOperation() {
-  if (is_quiet()) return;
+  const bool is_unmarked = step_ != Step::prepare && !launched_;
+  if (!is_unmarked && is_quiet()) return;
   scratch_.abandon();
   for (MemoryBlock& block : neutral_) block.abandon();
 }
@@ -96,13 +97,13 @@ Status NcclOperation::call_each() {
     }
   }
   for (const auto& [input, output, bytes, member] : assembly_.sends)
-    SIRTAKI_TRY(communicator_->check(nccl.send(input, static_cast<size_t>(bytes), nccl_bytes, static_cast<int>(member),
-                                               end, gpu_.launches()),
-                                     "ncclSend"));
+    SIRTAKI_TRY(communicator_->check(
+        nccl.send(input, static_cast<size_t>(bytes), nccl_bytes, static_cast<int>(member), end, gpu_.launches()),
+        "ncclSend"));
   for (const auto& [input, output, bytes, member] : assembly_.receives)
-    SIRTAKI_TRY(communicator_->check(nccl.receive(output, static_cast<size_t>(bytes), nccl_bytes,
-                                                  static_cast<int>(member), end, gpu_.launches()),
-                                     "ncclRecv"));
+    SIRTAKI_TRY(communicator_->check(
+        nccl.receive(output, static_cast<size_t>(bytes), nccl_bytes, static_cast<int>(member), end, gpu_.launches()),
+        "ncclRecv"));
   return Status::ok();
 }
 

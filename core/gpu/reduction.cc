@@ -12,13 +12,13 @@ struct NcclType {
 
 // The numbers are those of ncclDataType_t. Minimum, maximum and product of booleans (0 and 1) are those of bytes.
 constexpr NcclType types[] = {
-    {DType::int8, 0, DType::int8, false},          {DType::uint8, 1, DType::uint8, false},
-    {DType::boolean, 1, DType::uint8, false},      {DType::int32, 2, DType::int32, false},
-    {DType::uint32, 3, DType::uint32, false},      {DType::int64, 4, DType::int64, false},
-    {DType::uint64, 5, DType::uint64, false},      {DType::float16, 6, DType::float16, true},
-    {DType::complex32, 6, DType::float16, true},   {DType::float32, 7, DType::float32, true},
-    {DType::complex64, 7, DType::float32, true},   {DType::float64, 8, DType::float64, true},
-    {DType::complex128, 8, DType::float64, true},  {DType::bfloat16, 9, DType::bfloat16, true},
+    {DType::int8, 0, DType::int8, false},         {DType::uint8, 1, DType::uint8, false},
+    {DType::boolean, 1, DType::uint8, false},     {DType::int32, 2, DType::int32, false},
+    {DType::uint32, 3, DType::uint32, false},     {DType::int64, 4, DType::int64, false},
+    {DType::uint64, 5, DType::uint64, false},     {DType::float16, 6, DType::float16, true},
+    {DType::complex32, 6, DType::float16, true},  {DType::float32, 7, DType::float32, true},
+    {DType::complex64, 7, DType::float32, true},  {DType::float64, 8, DType::float64, true},
+    {DType::complex128, 8, DType::float64, true}, {DType::bfloat16, 9, DType::bfloat16, true},
 };
 
 // Of ncclRedOp_t.

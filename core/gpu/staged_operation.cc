@@ -25,7 +25,7 @@ StagedOperation::StagedOperation(Gpu* gpu, Backend& backend, const Transfer& on_
 }
 
 StagedOperation::~StagedOperation() {
-  if (!is_quiet()) memory_.abandon();
+  if (is_unmarked_ || !is_quiet()) memory_.abandon();
 }
 
 Status StagedOperation::advance(Nanoseconds now, Progress& progress) {
@@ -91,8 +91,15 @@ ScatterList StagedOperation::mirror(const ScatterList& list, uint8_t*& free_memo
 
 Status StagedOperation::copy(const std::vector<Copy>& copies) {
   if (copies.empty()) return Status::ok();
+  is_unmarked_ = true;
   for (const auto& [to, from, bytes] : copies) SIRTAKI_TRY(gpu_->copy(to, from, bytes, gpu_->copies()));
-  return gpu_->events().record(gpu_->copies(), copied_);
+  return mark();
+}
+
+Status StagedOperation::mark() {
+  SIRTAKI_TRY(gpu_->events().record(gpu_->copies(), copied_));
+  is_unmarked_ = false;
+  return Status::ok();
 }
 
 Status StagedOperation::look(bool& is_over) const {
@@ -101,6 +108,7 @@ Status StagedOperation::look(bool& is_over) const {
 }
 
 void StagedOperation::cancel() {
+  if (is_unmarked_) std::ignore = mark();
   if (inner_) inner_->cancel();
 }
 

@@ -34,6 +34,7 @@ class StagedOperation final : public Operation {
   Status mirror();
   ScatterList mirror(const ScatterList& list, uint8_t*& free_memory);
   Status copy(const std::vector<Copy>& copies);
+  Status mark();
   Status look(bool& is_over) const;
 
   Gpu* gpu_;
@@ -43,6 +44,7 @@ class StagedOperation final : public Operation {
   std::map<std::pair<const uint8_t*, int64_t>, uint8_t*> mirrored_;  // inputs, which may be in several lists
   MemoryBlock memory_;
   GpuEventPtr copied_;
+  bool is_unmarked_ = false;  // copies are on their way that no event is behind
   std::unique_ptr<Operation> inner_;
   Step step_ = Step::start;
 };

@@ -1,5 +1,5 @@
-// Tensors on GPUs, through NCCL and staged: the results are those of the CPU, whatever the kind, the dtype and the order
-// in which things become ready. The GPUs are fakes, which also tell what CUDA and NCCL forbid.
+// Tensors on GPUs, through NCCL and staged: the results are those of the CPU, whatever the kind, the dtype and the
+// order in which things become ready. The GPUs are fakes, which also tell what CUDA and NCCL forbid.
 #include <random>
 
 #include "gpu_world.h"
@@ -52,8 +52,9 @@ class Twice {
       check::fail(__FILE__, __LINE__, status.text());
       return -1;
     }
-    if (allocates) return release(context, handles, output_of<uint8_t>(context, handles[0]),
-                                  output_of<uint8_t>(context, handles[1]));
+    if (allocates)
+      return release(context, handles, output_of<uint8_t>(context, handles[0]),
+                     output_of<uint8_t>(context, handles[1]));
     return release(context, handles, output_, output.bytes());
   }
 
@@ -116,8 +117,8 @@ TEST(every_dtype_is_reduced_as_on_the_cpu) {
 TEST(factors_apply_as_on_the_cpu) {
   Fake fake;
   on_each_gpu(fake, {1, 2, 3}, [&](int rank, int, Context& context) {
-    for (DType dtype : {DType::float16, DType::bfloat16, DType::float32, DType::float64, DType::complex64,
-                        DType::int32, DType::int64})
+    for (DType dtype : {DType::float16, DType::bfloat16, DType::float32, DType::float64, DType::complex64, DType::int32,
+                        DType::int64})
       for (int op : {SRT_SUM, SRT_MAX})
         for (int64_t count : row_counts) {
           if (!(dtype_entry(static_cast<int>(dtype))->reduce_ops & 1 << op)) continue;
@@ -145,8 +146,8 @@ TEST(every_dtype_is_moved) {
       broadcast.root = size - 1;
       CHECK_EQUAL(difference(fake, context, rank, broadcast, row_counts[1]), 0);
       if (size == 1 || rank > 1) continue;
-      srt_request send = request(SRT_SEND, nullptr, &row_counts[static_cast<size_t>(dtype) % 2], 1,
-                                 static_cast<DType>(dtype));
+      srt_request send =
+          request(SRT_SEND, nullptr, &row_counts[static_cast<size_t>(dtype) % 2], 1, static_cast<DType>(dtype));
       send.root = dtype % 2;
       send.destination = 1 - send.root;
       CHECK_EQUAL(difference(fake, context, rank, send, rank == send.root ? 0 : *send.shape), 0);

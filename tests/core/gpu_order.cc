@@ -1,5 +1,5 @@
-// When things happen on GPUs: inputs that come late, streams that wait where the host does not, sets that overlap, ranks
-// that have joined, memory that is used again.
+// When things happen on GPUs: inputs that come late, streams that wait where the host does not, sets that overlap,
+// ranks that have joined, memory that is used again.
 #include <random>
 
 #include "gpu_world.h"
@@ -110,8 +110,8 @@ TEST(the_host_does_not_wait_for_the_gpus) {
   ranks.run([&](int rank, Context& context) {
     const int64_t count = 100;
     UserStream stream(fake, rank);
-    const srt_request request = in_place(SRT_ALLREDUCE, "x", *data[static_cast<size_t>(rank)], count, rank,
-                                         stream.number());
+    const srt_request request =
+        in_place(SRT_ALLREDUCE, "x", *data[static_cast<size_t>(rank)], count, rank, stream.number());
     Ticket handle;
     expect_ok(context.enqueue(&request, 1, &handle));
     expect_ok(context.wait_on_stream(&handle, 1, stream.number(), patience));
@@ -170,8 +170,8 @@ TEST(sets_that_overlap_under_random_timing) {
       std::vector<Ticket> handles;
       for (size_t i : mine) {
         data.emplace_back(fake, rank, floats(count, static_cast<float>(rank + 1)));
-        srt_request request = in_place(SRT_ALLREDUCE, "x", data.back(), count, rank,
-                                       (random() % 2 ? one : two).number());
+        srt_request request =
+            in_place(SRT_ALLREDUCE, "x", data.back(), count, rank, (random() % 2 ? one : two).number());
         request.process_set = sets[i];
         expect_ok(context.enqueue(&request, 1, &handles.emplace_back()));
         if (random() % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
@@ -203,8 +203,9 @@ TEST(a_rank_that_has_joined_gives_neutral_elements) {
         expect_ok(context.enqueue(requests.data(), 2, handles));
         expect_ok(context.wait(handles, 2, patience));
         const int left = 3 - step;
-        const float expected = op == SRT_SUM ? 2.0f * static_cast<float>(left)
-                                             : op == SRT_MIN ? 2.0f : static_cast<float>(1 << left);
+        const float expected = op == SRT_SUM   ? 2.0f * static_cast<float>(left)
+                               : op == SRT_MIN ? 2.0f
+                                               : static_cast<float>(1 << left);
         for (OnGpu& tensor : data) CHECK_EQUAL(wrong_in(tensor.bytes(), expected), 0);
         context.release(handles, 2);
       }
