@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <string_view>
-#include <tuple>
 
 #include "base/text.h"
 
@@ -35,12 +34,12 @@ std::string path_of(void* handle, const std::string& opened_as) {
   return opened_as;
 }
 
-// One library on its way from a name to its functions.
+// One library on its way from a name to its functions. It is never closed.
 class Library {
  public:
+  // A second copy beside the one that a framework uses would not know what that knows: what is loaded goes first.
   Library(const char* name, const std::string& folders) : name_(name) {
     if (open(name, RTLD_NOLOAD)) return;
-    std::ignore = ::dlerror();
     for (size_t begin = 0; begin < folders.size() && !handle_;) {
       const size_t end = std::min(folders.find(':', begin), folders.size());
       if (end > begin) try_folder(folders.substr(begin, end - begin));
@@ -80,17 +79,15 @@ class Library {
   void* handle_ = nullptr;
 };
 
-void find_functions(Library& library, CudaFunctions& functions) {
 #define SIRTAKI_FIND(member, symbol, parameters) library.find(#symbol, functions.member);
-  SIRTAKI_CUDA_FUNCTIONS(SIRTAKI_FIND)
-}
+void find_functions(Library& library, CudaFunctions& functions) { SIRTAKI_CUDA_FUNCTIONS(SIRTAKI_FIND) }
 
 void find_functions(Library& library, NcclFunctions& functions) {
   SIRTAKI_NCCL_FUNCTIONS(SIRTAKI_FIND)
-#undef SIRTAKI_FIND
   library.find("ncclGetErrorString", functions.error_string);
   library.find("ncclGetLastError", functions.last_error);
 }
+#undef SIRTAKI_FIND
 
 std::string cuda_version_text(const LibraryFound& found) {
   const int code = found.version;

@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <thread>
@@ -373,6 +374,41 @@ TEST(a_kernel_that_never_ends_ends_with_an_abort) {
     communicator.abort();
     gpu.wait(after);
     CHECK_EQUAL(array.get(), std::vector<float>({1}));
+  });
+}
+
+TEST(a_communicator_ends_when_all_ranks_let_it) {
+  Fakes fakes;
+  std::atomic<bool> may_leave = false;
+  run_ranks(fakes, 2, [&](int rank, Gpu&, Communicator& communicator) {
+    if (rank == 1) {
+      while (!may_leave) std::this_thread::yield();
+      return;  // leaves
+    }
+    CHECK_EQUAL(communicator.nccl.finalize(communicator.handle), nccl_in_progress);
+    NcclResult state = nccl_success;
+    for (int i = 0; i < 100; ++i) {
+      OK(communicator.nccl.async_error(communicator.handle, &state));
+      CHECK_EQUAL(state, nccl_in_progress);
+    }
+    may_leave = true;
+    OK(communicator.settle());
+    OK(communicator.nccl.destroy(communicator.handle));
+    communicator.handle = nullptr;
+  });
+}
+
+TEST(an_error_of_the_network_shows_in_the_state) {
+  Fakes fakes;
+  run_ranks(fakes, 1, [&](int, Gpu&, Communicator& communicator) {
+    fakes.control.fail("ncclCommGetAsyncError", 2, 6);
+    OK(communicator.settle());
+    NcclResult state = nccl_success;
+    OK(communicator.nccl.async_error(communicator.handle, &state));
+    CHECK_EQUAL(state, 6);
+    OK(communicator.nccl.async_error(communicator.handle, &state));
+    CHECK_EQUAL(state, 6);  // stays
+    communicator.abort();
   });
 }
 

@@ -71,6 +71,10 @@ struct Block {
 };
 
 struct Gpus {
+  Gpus() {
+    for (int device = 0; device < fake::most_devices; ++device) contexts[device].device = device;
+  }
+
   std::mutex mutex;
   std::condition_variable changed;
   CudaContextTag contexts[fake::most_devices];
@@ -262,7 +266,6 @@ int cuDevicePrimaryCtxRetain(CudaContext* out, CudaDevice device) {
   const std::lock_guard lock(gpus().mutex);
   FAKE_GPU_REQUIRE(device >= 0 && device < fake::most_devices, "there is no such GPU", invalid_device);
   *out = &gpus().contexts[device];
-  (*out)->device = device;
   ++(*out)->retained;
   return cuda_success;
 }
