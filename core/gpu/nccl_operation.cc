@@ -12,16 +12,21 @@ NcclOperation::~NcclOperation() {
 // The communicator may go on with a call by itself, and takes the next one when it is over.
 Status NcclOperation::advance(Nanoseconds, Progress& progress) {
   progress = Progress::blocked;
-  bool is_free = true;
-  if (communicator_) SIRTAKI_TRY(communicator_->poll(is_free));
-  if (step_ == Step::launched) {
-    bool is_over = false;
-    SIRTAKI_TRY(launched_->look(is_over));
-    if (is_over) progress = Progress::done;
-    return Status::ok();
+  for (;;) {
+    bool is_free = true;
+    if (communicator_) SIRTAKI_TRY(communicator_->poll(is_free));
+    if (step_ == Step::launched) break;
+    if (!is_free) return Status::ok();
+    progress = Progress::moved;
+    SIRTAKI_TRY(take_step());
   }
-  if (!is_free) return Status::ok();
-  progress = Progress::moved;
+  bool is_over = false;
+  SIRTAKI_TRY(launched_->look(is_over));
+  if (is_over) progress = Progress::done;
+  return Status::ok();
+}
+
+Status NcclOperation::take_step() {
   switch (step_) {
     case Step::prepare: step_ = Step::call; return prepare();
     case Step::call: step_ = Step::calling; return call();

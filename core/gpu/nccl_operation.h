@@ -28,6 +28,7 @@ class NcclOperation final : public Operation {
  private:
   enum class Step { prepare, call, calling, launched };
 
+  Status take_step();
   Status prepare();
   Status call();
   Status call_each();

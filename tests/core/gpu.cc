@@ -1,6 +1,6 @@
 // Tensors on GPUs, through NCCL and staged: the results are those of the CPU, whatever the kind, the dtype and the
 // order in which things become ready. The GPUs are fakes, which also tell what CUDA and NCCL forbid.
-#include <random>
+#include <barrier>
 
 #include "gpu_world.h"
 
@@ -152,6 +152,35 @@ TEST(every_dtype_is_moved) {
       send.destination = 1 - send.root;
       CHECK_EQUAL(difference(fake, context, rank, send, rank == send.root ? 0 : *send.shape), 0);
     }
+  });
+}
+
+TEST(only_what_nccl_cannot_do_goes_through_the_host) {
+  Fake fake;
+  World ranks(2, on_gpus());
+  std::barrier done(2);
+  ranks.run([&](int rank, Context& context) {
+    const auto calls_after = [&](const srt_request& request, const char* function) {
+      done.arrive_and_wait();
+      const int before = fake.calls(function);
+      done.arrive_and_wait();
+      CHECK_EQUAL(difference(fake, context, rank, request, row_counts[1]), 0);
+      done.arrive_and_wait();
+      return fake.calls(function) - before;
+    };
+    srt_request request = world::request(SRT_ALLREDUCE, nullptr, &row_counts[1], 1);
+    CHECK_EQUAL(calls_after(request, "ncclAllReduce"), 2);
+    CHECK_EQUAL(calls_after(request, "cuMemHostAlloc"), 0);
+    request.postscale = 0.5;
+    CHECK_EQUAL(calls_after(request, "ncclRedOpCreatePreMulSum"), 2);
+    request.dtype = static_cast<int32_t>(DType::int32);
+    CHECK_EQUAL(calls_after(request, "ncclAllReduce"), 0);
+    request.postscale = 1.0;
+    CHECK_EQUAL(calls_after(request, "ncclAllReduce"), 2);
+    request.dtype = static_cast<int32_t>(DType::int16);
+    CHECK_EQUAL(calls_after(request, "ncclAllReduce"), 0);
+    request.kind = SRT_BROADCAST;
+    CHECK_EQUAL(calls_after(request, "ncclBroadcast"), 2);
   });
 }
 

@@ -177,6 +177,30 @@ TEST(a_rank_that_gives_up_ends_what_is_on_the_gpus_of_others) {
   });
 }
 
+TEST(a_rank_that_is_lost_ends_what_waits_for_it_on_the_gpus_of_others) {
+  Fake fake;
+  fake.set("hang", 1);
+  fake.is_to_break();  // the lost rank takes nothing back
+  Options options = on_gpus({}, Over::sockets);
+  options.shut_down = false;
+  World ranks(2, options);
+  std::barrier launched(2);
+  ranks.run([&](int rank, Context& context) {
+    const int64_t count = 100;
+    OnGpu data(fake, rank, floats(count, 1));
+    UserStream stream(fake, rank);
+    const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
+    Ticket handle;
+    CHECK(context.enqueue(&request, 1, &handle).is_ok());
+    CHECK(context.wait_on_stream(&handle, 1, stream.number(), patience).is_ok());
+    launched.arrive_and_wait();
+    if (rank == 1) return ranks.lose(rank);
+    const Status ending = context.wait(&handle, 1, patience);
+    CHECK_EQUAL(ending.code(), SRT_PEER_LOST);
+    CHECK(contains(ending.text(), "rank 1"));
+  });
+}
+
 TEST(an_input_that_never_comes_ends_with_the_world) {
   Fake fake;
   World ranks(2, on_gpus());

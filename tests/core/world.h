@@ -76,6 +76,9 @@ class World {
 
   Context& operator[](int rank) { return *contexts_[static_cast<size_t>(rank)]; }
 
+  // The rank is gone, without a word.
+  void lose(int rank) { contexts_[static_cast<size_t>(rank)].reset(); }
+
   // Runs a body on each rank, and waits for all.
   void run(const std::function<void(int rank, Context&)>& body) {
     std::vector<std::thread> threads;
