@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from sirtaki._core.errors import error_of
 from sirtaki._core.library import ffi, lib, text
+from sirtaki._core.lingering import Lingering
 from sirtaki._core.request import Batch
 
 # Waits are cut into slices, so that Ctrl-C is noticed. It ends the wait, not the operation.
@@ -69,6 +70,15 @@ class Output(NamedTuple):
     shape: tuple[int, ...]
 
 
+class DeviceOutput(NamedTuple):
+    """A result that the core allocated on a GPU: its memory is the core's, until the request is forgotten."""
+
+    address: int
+    bytes: int
+    dtype: int
+    shape: tuple[int, ...]
+
+
 class Config:
     """The core's settings, by name."""
 
@@ -105,6 +115,10 @@ def check(status: int, error: Any) -> None:
         raise error_of(status, text(error.text))
 
 
+def _shape_of(tensor: Any) -> tuple[int, ...]:
+    return tuple(tensor.shape[0 : tensor.dimensions])
+
+
 class Context:
     """One rank: made, linked to its peers, started, used, shut down. Any number may live in one process.
 
@@ -115,7 +129,6 @@ class Context:
         self.topology = topology
         self.rank, self.size = topology.rank, topology.size
         self.is_shut_down = False
-        self._orphans: list[tuple[list[int], list[Any]]] = []
         self._numbers: Counter[str] = Counter()
         self._steps: deque[Callable[[], bool]] = deque()
         self._is_taking_steps = threading.Lock()
@@ -130,6 +143,7 @@ class Context:
         check(lib.srt_create(config.pointer, described, out, error), error)
         self._native = _Native(out[0])
         self._pointer = out[0]
+        self._lingering = Lingering(out[0])
         _live.add(self)
 
     def link_socket(self, peer: int, descriptor: int) -> None:
@@ -164,8 +178,8 @@ class Context:
 
         `batch.keep` stays alive until they end.
         """
-        if self._orphans:
-            self._sweep()
+        if self._lingering:
+            self._lingering.sweep()
         number = batch.count - start if count is None else count
         batch.context = self
         check(
@@ -175,8 +189,8 @@ class Context:
 
     def run(self, batch: Batch) -> None:
         """Queues a whole batch and waits for it. Afterwards `release` it, or take its outputs."""
-        if self._orphans:
-            self._sweep()
+        if self._lingering:
+            self._lingering.sweep()
         batch.context = self
         status = _srt_run(self._pointer, batch.requests, batch.count, SLICE_MS, batch.handles, batch.error)
         if status == _OK:
@@ -203,6 +217,24 @@ class Context:
                 self.release(batch, start, number)
                 raise failure
             self._take_steps()
+
+    def wait_in_stream(self, batch: Batch, stream: int, start: int = 0, count: int | None = None) -> None:
+        """As `wait`, for requests on a GPU: has a CUDA stream wait for them, and not the host.
+
+        Afterwards their results may be used in that stream; forget them with `let_go`.
+        """
+        number = batch.count - start if count is None else count
+        handles = batch.handles + start
+        while True:
+            if self._steps:
+                self._take_steps()
+            status = lib.srt_wait_on_stream(self._pointer, handles, number, stream, SLICE_MS)
+            if status == _OK:
+                return
+            if status != _IN_PROGRESS:
+                failure = self._failure(status, batch, start, number)
+                self.let_go(batch, start, number)
+                raise failure
 
     def follow(self, step: Callable[[], bool]) -> None:
         """Calls `step` now and then while this rank waits, whatever for, until it returns True.
@@ -232,10 +264,7 @@ class Context:
 
     def output(self, batch: Batch, index: int = 0) -> Output:
         """Takes over the result of request `index`, which the core allocated."""
-        handle, tensor = batch.handles[index], ffi.new("srt_tensor *")
-        status = lib.srt_output(self._pointer, handle, tensor)
-        if status != _OK:
-            raise error_of(status, text(lib.srt_handle_error(self._pointer, handle)))
+        handle, tensor = batch.handles[index], self._result(batch, index)
         batch.handles[index] = 0
         native = self._native
 
@@ -244,8 +273,19 @@ class Context:
                 _srt_release(native.pointer, ffi.new("srt_handle[]", [handle]), 1)
 
         memory = ffi.gc(ffi.cast("char *", tensor.data), release)
-        shape = tuple(tensor.shape[0 : tensor.dimensions])
-        return Output(ffi.buffer(memory, tensor.bytes), tensor.dtype, shape)
+        return Output(ffi.buffer(memory, tensor.bytes), tensor.dtype, _shape_of(tensor))
+
+    def device_output(self, batch: Batch, index: int = 0) -> DeviceOutput:
+        """The result of request `index`, which the core allocated on a GPU."""
+        tensor = self._result(batch, index)
+        return DeviceOutput(tensor.data, tensor.bytes, tensor.dtype, _shape_of(tensor))
+
+    def _result(self, batch: Batch, index: int) -> Any:
+        handle, tensor = batch.handles[index], ffi.new("srt_tensor *")
+        status = lib.srt_output(self._pointer, handle, tensor)
+        if status != _OK:
+            raise error_of(status, text(lib.srt_handle_error(self._pointer, handle)))
+        return tensor
 
     def result_number(self, batch: Batch, index: int = 0) -> int:
         """What request `index`, which has ended, was answered: a new set's number, the last rank to join."""
@@ -302,7 +342,7 @@ class Context:
         if not self.is_shut_down:
             self.is_shut_down = True
             lib.srt_shutdown(self._pointer, timeout_ms)
-            self._orphans.clear()
+            self._lingering.clear()
 
     @property
     def pointer(self) -> Any:
@@ -316,20 +356,17 @@ class Context:
 
     def adopt(self, batch: Batch) -> None:
         """Keeps what a dropped batch has in flight alive until it ends."""
-        handles = [handle for handle in batch.handles if handle]
-        if handles and not self.is_shut_down:
-            self._orphans.append((handles, batch.keep))
-            self._sweep()
+        if not self.is_shut_down:
+            self._lingering.add(batch.handles, batch.keep)
+            self._lingering.sweep()
 
-    def _sweep(self) -> None:
-        waiting = []
-        for _ in range(len(self._orphans)):
-            handles, keep = self._orphans.pop(0)
-            if any(_srt_poll(self._pointer, handle) == _IN_PROGRESS for handle in handles):
-                waiting.append((handles, keep))
-            else:
-                _srt_release(self._pointer, ffi.new("srt_handle[]", handles), len(handles))
-        self._orphans += waiting
+    def let_go(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
+        """Forgets requests that may still be in flight on a GPU; what they use stays alive until they end."""
+        number = batch.count - start if count is None else count
+        end = start + number
+        self._lingering.add(batch.handles[start:end], batch.keep[start:end])
+        batch.handles[start:end] = [0] * number
+        batch.keep[start:end] = [None] * number
 
     def _failure(self, status: int, batch: Batch, start: int, count: int) -> Exception:
         for handle in batch.handles[start : start + count]:

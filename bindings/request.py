@@ -21,6 +21,7 @@ _HALVES = _SIZE // 4
 _INPUT = ffi.offsetof("srt_request", "input") // 8
 _OUTPUT = ffi.offsetof("srt_request", "output") // 8
 _FLAGS = ffi.offsetof("srt_request", "flags") // 4
+_STREAM = ffi.offsetof("srt_request", "stream") // 8
 
 
 class Batch:
@@ -38,6 +39,7 @@ class Batch:
         "_words",
         "context",
         "count",
+        "devices",
         "error",
         "handles",
         "keep",
@@ -51,6 +53,7 @@ class Batch:
         self.handles: Any = ffi.new("srt_handle[]", count)
         self.error: Any = ffi.new("srt_error *")
         self.keep: list[Any] = [None] * count
+        self.devices = [CPU] * count  # of each request: CPU, or the number of a GPU
         self._names: list[Any] = [None] * count
         self._splits: list[Any] = [None] * count
         self._described: list[Any] = [None] * count
@@ -69,6 +72,11 @@ class Batch:
         if context is not None:
             context.adopt(self)
 
+    @property
+    def gpu(self) -> int:
+        """The GPU that its tensors are on, as far as they are on one (a rank works on one GPU); else CPU."""
+        return self.devices[0] if self.count == 1 else max(self.devices, default=CPU)
+
     def describe(
         self,
         index: int,
@@ -85,17 +93,20 @@ class Batch:
         prescale: float = 1.0,
         postscale: float = 1.0,
         process_set: int = 0,
+        device: int = CPU,
         priority: int = 0,
         flags: int = 0,
         group: tuple[int, int] = (0, 0),
     ) -> None:
         """Says what request `index` asks for; `group` is (id, number of members), `splits` an all-to-all's.
 
+        `device` is where its memory is: CPU, or the number of a GPU.
+
         Raises:
             ValueError: the tensor has more than 16 dimensions, or the name holds a NUL character.
         """
         cuts = None if splits is None else tuple(splits)
-        numbers = (kind, dtype, reduce_op, root, destination, layout, process_set, priority, flags)
+        numbers = (kind, dtype, reduce_op, root, destination, layout, process_set, device, priority, flags)
         described = (name, tuple(shape), numbers, cuts, prescale, postscale, group)
         if described == self._described[index]:
             self.flag(index, flags)
@@ -109,6 +120,7 @@ class Batch:
         request.destination = destination
         self._split(index, splits)
         request.process_set = process_set
+        request.device = self.devices[index] = device
         request.priority = priority
         request.flags = flags
         request.group_id, request.group_size = group
@@ -166,9 +178,15 @@ class Batch:
         first, end = start * _HALVES, (start + len(flags)) * _HALVES
         self._halves[first + _FLAGS : end : _HALVES] = memoryview(array("I", flags))
 
+    def stream_all(self, streams: Sequence[int], start: int = 0) -> None:
+        """Sets the CUDA streams in which the inputs of the requests from `start` on are made."""
+        first, end = start * _WORDS, (start + len(streams)) * _WORDS
+        self._words[first + _STREAM : end : _WORDS] = memoryview(array("Q", streams))
+
     def copy(self, index: int, other: Batch, source: int) -> None:
         """Makes request `index` what `other`'s request `source` is. Its name and shape stay `other`'s."""
         self._described[index] = None
+        self.devices[index] = other.devices[source]
         first, begin = index * _WORDS, source * _WORDS
         self._words[first : first + _WORDS] = other._words[begin : begin + _WORDS]
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from process_world import ProcessWorld
+from process_world import ProcessWorld, hvdrun
+
+RunCase = Callable[[int, str], None]
 
 
-@pytest.fixture(scope="session")
-def run_case() -> Iterator[Callable[[int, str], None]]:
-    """Runs a case on so many ranks. After a failure the next case gets new processes."""
+def _run_cases(**environment: str) -> Iterator[RunCase]:
     worlds: dict[int, ProcessWorld] = {}
 
     def run(size: int, name: str) -> None:
         if size not in worlds:
-            worlds[size] = ProcessWorld(size)
+            worlds[size] = ProcessWorld(size, hvdrun(size, **environment))
         try:
             worlds[size].run(name)
         except BaseException:
@@ -25,3 +25,15 @@ def run_case() -> Iterator[Callable[[int, str], None]]:
     yield run
     for world in worlds.values():
         world.close()
+
+
+@pytest.fixture(scope="session")
+def run_case() -> Iterator[RunCase]:
+    """Runs a case on so many ranks. After a failure the next case gets new processes."""
+    yield from _run_cases()
+
+
+@pytest.fixture(scope="session")
+def run_case_on_gpus() -> Iterator[RunCase]:
+    """As `run_case`; torch's tensors are on GPUs of the fake libcuda, through NCCL."""
+    yield from _run_cases(TORCH_TENSORS_ON_GPUS="2", SIRTAKI_GPU_BACKEND="nccl")

@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from sirtaki._core.context import Context
-from sirtaki._core.request import Batch
+from sirtaki._core.request import CPU, Batch
 
 T = TypeVar("T")
+
+
+class Streams(Protocol):
+    """What a framework knows about its streams: the queues of work for a GPU."""
+
+    def current_stream(self, gpu: int, /) -> int:
+        """The CUDA stream in which the calling thread queues work for this GPU."""
+        ...
+
+    def used_here(self, gpu: int, keep: Any, /) -> None:
+        """From now on work in that stream uses the tensors in `keep`, which were made in another one."""
+        ...
 
 
 @dataclass(slots=True)
@@ -20,12 +32,16 @@ class Operation(Generic[T]):
     Attributes:
         batch: its requests, described and pointed at their memory.
         keep: what has to stay alive until it has ended: the tensors that it reads and writes.
-        finish: makes the result, once it has ended well.
+        finish: makes the result, once it has ended well; on a GPU, once the current stream waits for it.
+        streams: the framework's; needed if a tensor is on a GPU.
+        stream: in which CUDA stream the inputs are made, once it has started.
     """
 
     batch: Batch
     keep: Any
     finish: Callable[[Context, Batch], T]
+    streams: Streams | None = None
+    stream: int = 0
 
 
 # Batches that are not in use, by their number of requests. Taking one and giving it back are atomic.
@@ -40,7 +56,10 @@ def spare_batch(count: int = 1) -> Batch:
 
 
 def _give_back(context: Context, batch: Batch) -> None:
-    context.release(batch)
+    if batch.gpu == CPU:
+        context.release(batch)
+    else:
+        context.let_go(batch)
     batch.context = None
     spare = _spare[batch.count]
     if len(spare) * batch.count < _MOST_SPARE_REQUESTS:
@@ -50,6 +69,8 @@ def _give_back(context: Context, batch: Batch) -> None:
 def run(context: Context, operation: Operation[T]) -> T:
     """Runs an operation and returns its result. All ranks must do so."""
     batch = operation.batch
+    if batch.gpu != CPU:
+        return start(context, operation).wait()
     batch.keep[:1] = [operation.keep]
     if batch.count:  # a group may be empty
         context.run(batch)
@@ -60,16 +81,34 @@ def run(context: Context, operation: Operation[T]) -> T:
 
 def start(context: Context, operation: Operation[T]) -> Handle[T]:
     """Queues an operation and returns at once. All ranks must do so."""
-    operation.batch.keep[:1] = [operation.keep]
-    if operation.batch.count:
-        context.enqueue(operation.batch)
+    batch = operation.batch
+    batch.keep[:1] = [operation.keep]
+    if batch.gpu != CPU and operation.streams is not None:
+        operation.stream = operation.streams.current_stream(batch.gpu)
+        batch.stream_all([operation.stream] * batch.count)
+    if batch.count:
+        context.enqueue(batch)
     return Handle(context, operation)
+
+
+def _wait(context: Context, operation: Operation[T]) -> None:
+    batch = operation.batch
+    if batch.gpu == CPU or operation.streams is None:
+        if batch.count:
+            context.wait(batch)
+        return
+    stream = operation.streams.current_stream(batch.gpu)
+    context.wait_in_stream(batch, stream)
+    if stream != operation.stream:
+        operation.streams.used_here(batch.gpu, operation.keep)
 
 
 class Handle(Generic[T]):
     """An operation in flight. `poll()` asks whether it has ended; `wait()` waits and returns its result.
 
-    The tensors it reads and writes stay alive until it has ended, even if the handle is dropped.
+    With tensors on a GPU, `wait()` returns when the operation is on its way there: the current CUDA stream
+    waits for it, and the host does not. The tensors it reads and writes stay alive until it has ended, even
+    if the handle is dropped.
     """
 
     __slots__ = ("_context", "_failure", "_operation", "_result")
@@ -101,8 +140,7 @@ class Handle(Generic[T]):
 
     def _settle(self, operation: Operation[T]) -> None:
         try:
-            if operation.batch.count:
-                self._context.wait(operation.batch)
+            _wait(self._context, operation)
         except Exception as error:
             self._failure = error
         else:

@@ -137,6 +137,7 @@ def _describe_reduction(
         group=call.group,
         reduce_op=how.op,
         layout=source.layout,
+        device=source.device,
         prescale=how.prescale,
         postscale=how.postscale,
     )
@@ -192,6 +193,7 @@ def _describe_movement(
         process_set=call.process_set,
         group=call.group,
         layout=view.layout,
+        device=view.device,
         **details,
     )
 
@@ -219,7 +221,8 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> i
     join_average=contributors, by those that have not joined. All ranks of the set must call it in the end.
 
     Args:
-        device: Horovod's; has no meaning here.
+        device: the GPU on which this rank takes part, if the others' tensors are on GPUs; -1: the one that
+            its own tensors have been on.
         process_set: where this rank has no more data.
 
     Returns:
@@ -230,6 +233,7 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> i
         PeerLostError: a rank died.
     """
     context, batch = current(), spare_batch()
-    batch.describe(0, core.JOIN, DTYPE_CODES["uint8"], (), process_set=process_set.number(context))
+    number = process_set.number(context)
+    batch.describe(0, core.JOIN, DTYPE_CODES["uint8"], (), process_set=number, device=device)
     batch.point(0, 0, 0)
     return run(context, Operation(batch, None, Context.result_number))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sirtaki._core.library import dtypes
+from sirtaki._core.request import CPU
 
 # Element types by name, as the core numbers them. A framework's adapter maps its own dtypes onto these.
 DTYPE_CODES: dict[str, int] = {dtype.name: dtype.code for dtype in dtypes()}
@@ -24,6 +25,7 @@ class TensorView(NamedTuple):
         dtype: the core's code of the element type.
         layout: ROW_MAJOR, or the number of another dense order (see `dense_layout`).
         owner: what keeps the memory alive.
+        device: where the memory is: CPU, or the number of a GPU.
     """
 
     pointer: int
@@ -31,6 +33,7 @@ class TensorView(NamedTuple):
     dtype: int
     layout: int
     owner: Any
+    device: int = CPU
 
 
 def dense_layout(shape: Sequence[int], strides: Sequence[int]) -> int | None:

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sirtaki._core.request import ABSENT, Batch
+from sirtaki._core.request import ABSENT, CPU, Batch
 from sirtaki.common.ops import Call, describe_allreduce
 from sirtaki.common.tensor import ROW_MAJOR
+from sirtaki.torch import device
 from sirtaki.torch.compression import NoneCompressor
 from sirtaki.torch.parameters import NamedParameter
 from sirtaki.torch.sparse_gradients import SparseGradients, Terms
@@ -47,6 +48,8 @@ class GradientExchange:
         self._groups = [group for _, _, group in named]
         self._dtypes = [parameter.dtype for parameter in self._parameters]
         self._sizes = [parameter.numel() for parameter in self._parameters]
+        self._devices = [device.ordinal(parameter) for parameter in self._parameters]
+        self._gpu = CPU  # the GPU that gradients are on, as soon as one was
         self._how = terms.how
         self._compression = terms.compression
         self._sparse = SparseGradients(terms, named)
@@ -114,8 +117,7 @@ class GradientExchange:
         if not self.is_open:
             return
         try:
-            if self._filled:
-                self._context.wait(self._batch, 0, self._filled)
+            self._wait()
             self._sparse.learn()
             count_write(self._in_place)
             with torch.no_grad():
@@ -129,9 +131,18 @@ class GradientExchange:
             raise
         self._forget()
 
+    def _wait(self) -> None:
+        if self._filled and self._gpu == CPU:
+            self._context.wait(self._batch, 0, self._filled)
+        elif self._filled:
+            stream = device.current_stream(self._gpu)
+            self._context.wait_in_stream(self._batch, stream, 0, self._filled)
+            device.used_here(self._gpu, [result.tensor for result in self._results])
+
     def _forget(self) -> None:
         if self._filled:
-            self._context.release(self._batch, 0, self._filled)
+            forget = self._context.release if self._gpu == CPU else self._context.let_go
+            forget(self._batch, 0, self._filled)
         self._sparse.forget()
         self._filled = 0
         self._in_place = []
@@ -141,11 +152,16 @@ class GradientExchange:
         return (
             self._unusual.isdisjoint(indices)
             and set(map(type, gradients)) == {Tensor}
-            and all(map(_is_cpu, gradients))
+            and self._are_where_described(indices, gradients)
             and all(map(Tensor.is_contiguous, gradients))
             and list(map(_dtype_of, gradients)) == [self._dtypes[index] for index in indices]
             and list(map(Tensor.numel, gradients)) == [self._sizes[index] for index in indices]
         )
+
+    def _are_where_described(self, indices: list[int], gradients: Sequence[Any]) -> bool:
+        if self._gpu == CPU:
+            return all(map(_is_cpu, gradients))
+        return [device.ordinal(one) for one in gradients] == [self._devices[index] for index in indices]
 
     def _each(self, indices: list[int], absent: bool) -> tuple[list[Tensor], list[_Result]]:
         """What is exchanged for these gradients, described; and which of it has to be put in place."""
@@ -168,7 +184,7 @@ class GradientExchange:
     def _describe(self, index: int, tensor: Tensor) -> Tensor:
         """Describes a gradient, unless it is as before; returns what is exchanged: the tensor or a copy."""
         view = reducible_view(tensor, self._names[index])
-        signature = (view.dtype, tuple(view.shape), view.layout)
+        signature = (view.dtype, tuple(view.shape), view.layout, view.device)
         if signature != self._signatures[index]:
             call = Call(self._names[index], self._set_number, self._groups[index])
             describe_allreduce(self._described, view, 0, self._how, call, index)
@@ -176,7 +192,9 @@ class GradientExchange:
             self._order = [-1] * len(self._order)
             parameter = self._parameters[index]
             self._dtypes[index], self._sizes[index] = parameter.dtype, parameter.numel()
-            usual = (CODES.get(parameter.dtype), tuple(parameter.shape), ROW_MAJOR)
+            self._devices[index] = device.ordinal(parameter)
+            self._gpu = max(self._gpu, view.device)
+            usual = (CODES.get(parameter.dtype), tuple(parameter.shape), ROW_MAJOR, self._devices[index])
             (self._unusual.discard if signature == usual else self._unusual.add)(index)
         return view.owner
 
@@ -196,6 +214,9 @@ class GradientExchange:
         batch.point_all(targets if sources is None else sources, targets, start)
         batch.flag_all([flags] * count, start)
         batch.keep[start : start + count] = tensors
+        if self._gpu != CPU:
+            device.refuse_capture()
+            batch.stream_all([device.current_stream(self._gpu)] * count, start)
         self._context.enqueue(batch, start, count)
         self._filled = start + count
 

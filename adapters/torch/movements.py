@@ -24,7 +24,7 @@ def allgather(
     """Concatenates the ranks' tensors along dimension 0, in their order. All ranks of the set must call it.
 
     Args:
-        tensor: a dense CPU tensor of one dimension at least and of any dtype in the core's table.
+        tensor: a dense tensor of one dimension at least and of any dtype in the core's table.
             Dimension 0 may differ between ranks (and be 0), the others may not.
         name: how the ranks recognise the operation.
         process_set: the ranks that take part.
@@ -80,7 +80,7 @@ def alltoall(
     All ranks of the set must call it.
 
     Args:
-        tensor: a dense CPU tensor of one dimension at least, of any dtype in the core's table; ranks may give
+        tensor: a dense tensor of one dimension at least, of any dtype in the core's table; ranks may give
             different numbers of rows, but of the same shape.
         splits: how many of the rows go to each rank, in their order, as an int32 tensor or a list; what is
             left over goes nowhere. None: as many to each.
@@ -126,7 +126,7 @@ def broadcast(
     """Copies rank `root_rank`'s tensor to all ranks of the set. All of them must call it.
 
     Args:
-        tensor: a dense CPU tensor of any dtype in the core's table, of one shape and dtype on all ranks.
+        tensor: a dense tensor of any dtype in the core's table, of one shape and dtype on all ranks.
         root_rank: whose tensor it is that all get: a rank of the world, also within a process set.
         name: how the ranks recognise the operation.
         process_set: the ranks that take part.
@@ -187,7 +187,7 @@ def send(
     first. Autograd does not follow what is sent.
 
     Args:
-        tensor: a dense CPU tensor of any dtype in the core's table.
+        tensor: a dense tensor of any dtype in the core's table.
         destination: a rank of the world.
         name: how the two ranks recognise the operation; without a name they are numbered for each pair.
         process_set: both belong to it.
@@ -219,7 +219,7 @@ def recv(
     """Overwrites a tensor with what rank `source` sends by `send`, and returns it.
 
     Args:
-        tensor: a dense CPU tensor of the shape and dtype of what is sent.
+        tensor: a dense tensor of the shape and dtype of what is sent.
         source: a rank of the world.
         name, process_set: as for `send`.
 

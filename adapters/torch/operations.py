@@ -14,6 +14,7 @@ from sirtaki.common import ops
 from sirtaki.common.handles import Operation, spare_batch
 from sirtaki.common.ops import Call, Reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.torch import device
 from sirtaki.torch.tensors import (
     from_output,
     like,
@@ -40,7 +41,7 @@ def single(
     """One tensor's operation."""
     batch = spare_batch()
     keep, finish = describe(batch, tensor, ops.call(context, name, process_set), 0)
-    return Operation(batch, keep, finish)
+    return Operation(batch, keep, finish, device)
 
 
 def grouped(
@@ -59,7 +60,7 @@ def grouped(
         for index, (tensor, call) in enumerate(zip(tensors, calls, strict=True))
     ]
     return Operation(
-        batch, [keep for keep, _ in parts], lambda *ended: [finish(*ended) for _, finish in parts]
+        batch, [keep for keep, _ in parts], lambda *ended: [finish(*ended) for _, finish in parts], device
     )
 
 
@@ -105,7 +106,7 @@ def allgather(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any
     """Into new tensors."""
     source = row_major_view(tensor, call.name)
     ops.describe_allgather(batch, source, call, index)
-    return source, lambda context, batch: from_output(context.output(batch, index))
+    return source, lambda context, batch: from_output(context, batch, index)
 
 
 def alltoall(splits: Sequence[int] | None) -> Describe:
@@ -117,7 +118,7 @@ def alltoall(splits: Sequence[int] | None) -> Describe:
 
         def finish(context: Context, batch: Batch) -> tuple[Tensor, Tensor]:
             received = torch.tensor(context.received_splits(batch, index), dtype=torch.int32)
-            return from_output(context.output(batch, index)), received
+            return from_output(context, batch, index), received
 
         return source, finish
 

@@ -19,6 +19,7 @@ from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.torch.adasum import with_adasum
 from sirtaki.torch.autograd import Where
 from sirtaki.torch.compression import Compression, Compressor
+from sirtaki.torch.device import warn_if_crowded
 from sirtaki.torch.parameters import Groups, check_groups, exchanged, names_of
 from sirtaki.torch.reducer import GradientReducer
 from sirtaki.torch.sparse_gradients import Terms
@@ -49,7 +50,8 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     parameter groups and whatever refers to it. In a world of one nothing is exchanged.
 
     Args:
-        optimizer: any torch optimizer over dense CPU parameters. It may have been used before.
+        optimizer: any torch optimizer over dense parameters, on one GPU or in the memory of the CPU. It may
+            have been used before.
         named_parameters: `model.named_parameters()`, so that messages can name gradients. All of the
             optimizer's parameters or none.
         compression: Compression.fp16 or Compression.bf16 to exchange gradients in 16 bits.
@@ -112,8 +114,9 @@ class _Settings:
         """A reducer for all parameters of the optimizer; for none if there is nobody to exchange with."""
         where = self.terms.where
         found = exchanged(optimizer, self.names, self.groups, f"{where.name}.") if not where.is_alone else []
-        for name, parameter, _ in found:
-            reducible_view(parameter, name)
+        views = [reducible_view(parameter, name) for name, parameter, _ in found]
+        if any(view.device >= 0 for view in views):
+            warn_if_crowded(where.context.topology)
         return GradientReducer(self.terms, found, self.passes)
 
 

@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from sirtaki._core import request as core
+from sirtaki.torch import device
 from sirtaki.torch.exchange import GradientExchange
 from sirtaki.torch.parameters import NamedParameter
 from sirtaki.torch.sparse_gradients import Terms
 
 _EARLY_BYTES = 1 << 20  # so much leaves while the pass goes on; handing over less costs more than it hides
 _NEVER = 1 << 62
+_NONE = -1
 
 _engine = torch.autograd.Variable._execution_engine
 _pass_id: Callable[[], int] = torch._C._current_graph_task_id
@@ -50,6 +52,7 @@ class GradientReducer:
         self._pass = -1  # the pass, possibly nested, that fired last
         self._passes: set[int] = set()  # those that have not ended
         self._passes_done = 0  # since the last round
+        self._stream = _NONE  # on a GPU: in which CUDA stream the pass has made its last gradient
         self._held = 0  # how many no_sync() there are around
         self._room = _NEVER  # bytes until gradients leave early
         self._may_leave_early = False  # once a whole pass without nested ones has been seen
@@ -110,11 +113,13 @@ class GradientReducer:
     # ---- During a pass ---------------------------------------------------------------------------------
 
     def _watch(self, index: int, parameter: Tensor) -> Any:
-        size = parameter.numel() * parameter.element_size()
+        size, gpu = parameter.numel() * parameter.element_size(), device.ordinal(parameter)
 
         def fired(_: Tensor) -> None:
             if _pass_id() != self._pass:
                 self._enter(_pass_id())
+            if gpu >= 0 and device.current_stream(gpu) != self._stream:
+                self._change_stream(device.current_stream(gpu))
             self._fired[index] = None
             self._room -= size
             if self._room <= 0:
@@ -131,7 +136,17 @@ class GradientReducer:
             self._passes.add(this_pass)
             _engine.queue_callback(_End(self._ended, self._guard))
         self._pass = this_pass
+        self._stream = _NONE
         self._room = _EARLY_BYTES if self._may_leave_early and not self._holds() else _NEVER
+
+    def _change_stream(self, stream: int) -> None:
+        """This gradient is made in another stream than the last one.
+
+        Only what the current stream makes can leave at once; when the pass ends, it waits for all others.
+        """
+        if self._stream != _NONE:
+            self._room = _NEVER
+        self._stream = stream
 
     def _ended(self) -> None:
         node = _current_node()

@@ -45,7 +45,7 @@ def allreduce(
     """Combines a tensor over all ranks of the set, element by element. All of them must call it.
 
     Args:
-        tensor: a dense CPU tensor of any shape, the same on every rank, of a numeric dtype; bool for Min,
+        tensor: a dense tensor of any shape, the same on every rank, of a numeric dtype; bool for Min,
             Max and Product; complex for Sum and Average.
         average: the older way to say op=Average (True) or op=Sum (False).
         name: how the ranks recognise the operation.
@@ -189,7 +189,7 @@ def reducescatter(
     """Combines a tensor over all ranks of the set, and gives each its part of the rows. All must call it.
 
     Args:
-        tensor: a dense CPU tensor of one dimension at least, of the same shape on every rank and of a dtype
+        tensor: a dense tensor of one dimension at least, of the same shape on every rank and of a dtype
             as for `allreduce`.
         name: how the ranks recognise the operation.
         compression: Compression.fp16 or Compression.bf16 to exchange floating elements in 16 bits.

@@ -1,8 +1,9 @@
 """All-reduce of sparse tensors, in two phases.
 
-First all ranks gather which rows each of them has. Then each knows the same, and they choose the same way for
-the rows themselves: where few are had by several ranks, they are gathered too and added up here ("gather");
-else a dense all-reduce of the rows that any rank has moves less ("reduce").
+First all ranks gather which rows each of them has (through the CPU: the program has to know). Then each knows
+the same, and they choose the same way for the rows themselves: where few are had by several ranks, they are
+gathered too and added up here ("gather"); else a dense all-reduce of the rows that any rank has moves less
+("reduce").
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sirtaki._core.errors import UnsupportedError
 from sirtaki.common.handles import Handle, start
 from sirtaki.common.ops import Average, Reduction, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.torch import operations
+from sirtaki.torch import device, operations
 from sirtaki.torch.autograd import Where
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.operations import single
@@ -51,7 +52,8 @@ class SparseReduction:
         self._where, self._how, self._compression = where, how, compression
         tensor = tensor.detach().coalesce()
         self._shape, self._dimensions = tensor.shape, tensor.sparse_dim()
-        self._own, self._values = self._numbered(tensor.indices()), tensor.values()
+        self._own, self._values = self._numbered(tensor.indices()).cpu(), tensor.values()
+        self._in_stream = device.this_stream(device.ordinal(self._values))
         self._lock = threading.Lock()
         self._is_waited_for = False
         self._rows: Handle[Any] | None = None
@@ -76,7 +78,7 @@ class SparseReduction:
         if self.chosen == "gather":
             rows = self._added_up(rows)
         shape = self._shape[: self._dimensions]
-        indices = torch.stack(torch.unravel_index(self._union, shape))
+        indices = torch.stack(torch.unravel_index(self._union, shape)).to(rows.device)
         return torch.sparse_coo_tensor(indices, rows, self._shape, is_coalesced=True, check_invariants=False)
 
     __call__ = wait
@@ -87,7 +89,7 @@ class SparseReduction:
 
     def _numbered(self, indices: Tensor) -> Tensor:
         """One number for each column of indices: its place in row-major order."""
-        numbers = torch.zeros(indices.shape[1], dtype=torch.int64)
+        numbers = indices.new_zeros(indices.shape[1])
         for extent, along in zip(self._shape, indices, strict=False):
             numbers = numbers * extent + along
         return numbers
@@ -99,7 +101,7 @@ class SparseReduction:
                 return True
             if not self._numbers.poll():
                 return False
-            with contextlib.suppress(Exception):  # whoever waits gets it, too
+            with contextlib.suppress(Exception), self._in_stream():  # whoever waits gets it, too
                 self._proceed()
             return True
 
@@ -117,14 +119,14 @@ class SparseReduction:
             self._rows = self._start(operations.allgather, values, "rows")
             return
         rows = values.new_zeros(len(self._union), *values.shape[1:])
-        rows[torch.searchsorted(self._union, self._own)] = values
+        rows[torch.searchsorted(self._union, self._own).to(values.device)] = values
         self._rows = self._start(operations.allreduce(self._how), rows, "rows")
 
     def _added_up(self, rows: Tensor) -> Tensor:
         """The sums or averages of the rows of the same number, in the order of ranks."""
         wide = rows.dtype if rows.element_size() > 2 else torch.float32
-        total = torch.zeros(len(self._union), *rows.shape[1:], dtype=wide)
-        total.index_add_(0, self._places, rows.to(wide) * self._how.prescale)
+        total = rows.new_zeros(len(self._union), *rows.shape[1:], dtype=wide)
+        total.index_add_(0, self._places.to(rows.device), rows.to(wide) * self._how.prescale)
         factor = self._how.postscale
         if self._how.op == core.AVERAGE:
             factor /= len(self._where.ranks)
@@ -138,10 +140,12 @@ def sparse_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> SparseReduction:
     """As `sparse_allreduce`, without waiting: calling what it returns waits, and returns the tensor."""
-    if not (isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo and tensor.is_cpu):
+    if not (
+        isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo and (tensor.is_cpu or tensor.is_cuda)
+    ):
         raise UnsupportedError(
-            "sparse_allreduce takes a sparse COO tensor in the memory of the CPU; use allreduce for dense "
-            "ones, and tensor.to_sparse_coo() for other layouts"
+            "sparse_allreduce takes a sparse COO tensor in the memory of the CPU or of a GPU of NVIDIA; use "
+            "allreduce for dense ones, and tensor.to_sparse_coo() for other layouts"
         )
     context = current()
     if name is None:
@@ -161,7 +165,7 @@ def sparse_allreduce(
     Only rows (slices of the dense dimensions) that a rank has travel. Autograd does not follow it.
 
     Args:
-        tensor: a sparse COO CPU tensor, of one shape, dtype and number of sparse dimensions on all ranks.
+        tensor: a sparse COO tensor, of one shape, dtype and number of sparse dimensions on all ranks.
         name: how the ranks recognise the operation.
         op: as of `allreduce`; what a rank does not have counts as zeros.
         process_set: the ranks that take part.

@@ -84,8 +84,8 @@ class SparseGradients:
         gradient = parameter.grad
         if gradient is not None:
             return gradient if gradient.is_sparse else gradient.detach().to_sparse(dimensions)
-        indices = torch.empty(dimensions, 0, dtype=torch.int64)
-        values = torch.empty(0, *parameter.shape[dimensions:], dtype=parameter.dtype)
+        indices = torch.empty(dimensions, 0, dtype=torch.int64, device=parameter.device)
+        values = parameter.new_empty(0, *parameter.shape[dimensions:])
         return torch.sparse_coo_tensor(
             indices, values, parameter.shape, is_coalesced=True, check_invariants=False
         )
@@ -95,6 +95,7 @@ class SparseGradients:
         if self._has_asked:
             return
         self._batch.flag(0, 0 if self._news.any() else ABSENT)
+        self._batch.keep[0] = self._news
         self._context.enqueue(self._batch)
         self._has_asked = True
 

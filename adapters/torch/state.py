@@ -12,9 +12,11 @@ from torch import Tensor
 from sirtaki._core.context import Context
 from sirtaki._core.current import current
 from sirtaki._core.request import Batch
+from sirtaki.common.handles import Operation, run
 from sirtaki.common.objects import broadcast_object
 from sirtaki.common.ops import call, describe_broadcast
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.torch import device
 from sirtaki.torch.tensors import code_of, refuse_overlap, view, written
 
 
@@ -67,7 +69,9 @@ def broadcast_all(
     """Broadcasts tensors in place, all in one go."""
     if not named:
         return
-    batch, owners, storages = Batch(len(named)), [], set()
+    batch = Batch(len(named))
+    owners: list[Tensor] = []
+    storages: set[int] = set()
     for index, (name, tensor) in enumerate(named):
         code_of(tensor, name)
         refuse_overlap(tensor, name)
@@ -76,12 +80,13 @@ def broadcast_all(
         source = view(tensor.detach().clone() if storage in storages else tensor, name)
         storages.add(storage)
         describe_broadcast(batch, source, source.pointer, root, call(context, name, process_set), index)
-        batch.keep[index] = source
         owners.append(source.owner)
-    context.run(batch)
-    for (_, tensor), owner in zip(named, owners, strict=True):
-        written(tensor, owner)
-    context.release(batch)
+
+    def finish(*ended: Any) -> None:
+        for (_, tensor), owner in zip(named, owners, strict=True):
+            written(tensor, owner)
+
+    run(context, Operation(batch, owners, finish, device))
 
 
 @dataclass(frozen=True)
@@ -91,16 +96,18 @@ class _Placeholder:
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    place: str  # "cpu" or "cuda"
 
     @classmethod
     def of(cls, tensor: Tensor) -> _Placeholder:
-        return cls(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
+        return cls(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.device.type)
 
-    def fill(self, own: Any) -> Tensor:
-        """This rank's own tensor if it fits, else a new one."""
-        if isinstance(own, Tensor) and own.device.type == "cpu" and _Placeholder.of(own) == self:
+    def fill(self, own: Any, gpu: torch.device | None) -> Tensor:
+        """This rank's own tensor if it fits, else a new one; `gpu` is this rank's, where a tensor may be."""
+        if isinstance(own, Tensor) and _Placeholder.of(own) == self:
             return own
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype)
+        where = gpu if self.place == "cuda" and gpu is not None else self.place
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=where)
 
 
 _Path = tuple[Any, ...]
@@ -140,6 +147,7 @@ def broadcast_optimizer_state(
     structure = _mapped(mine, (), lambda _, leaf: _Placeholder.of(leaf) if isinstance(leaf, Tensor) else leaf)
     structure = broadcast_object(structure, root_rank, "optimizer", process_set)
     _check_groups(context.rank, root_rank, structure["sizes"], mine["sizes"])
+    gpu = next((one.device for one in parameters if one.is_cuda), None)
     own: dict[_Path, Tensor] = {}
     _mapped(mine, (), own.__setitem__)
     tensors: list[tuple[str, Tensor]] = []
@@ -147,7 +155,7 @@ def broadcast_optimizer_state(
     def fill(path: _Path, leaf: Any) -> Any:
         if not isinstance(leaf, _Placeholder):
             return leaf
-        tensor = leaf.fill(own.get(path))
+        tensor = leaf.fill(own.get(path), gpu)
         tensors.append((".".join(map(str, ("optimizer", *path))), tensor))
         return tensor
 

@@ -110,25 +110,26 @@ def _wide(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _statistics(batch: Tensor, where: Where) -> tuple[Tensor, Tensor, float]:
-    """Mean and variance of each channel (float64), and the number of values a channel, over all ranks.
+def _statistics(batch: Tensor, where: Where) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance of each channel, and the number of values a channel, over all ranks; all in float64.
 
     They are combined from each rank's count, mean and sum of squared deviations: T. F. Chan, G. H. Golub and
     R. J. LeVeque, Updating formulae and a pairwise algorithm for computing sample variances, 1979.
     """
     channels = batch.shape[1]
     count = batch.numel() // channels if channels else 0
-    own = torch.zeros(1, 1 + 2 * channels, dtype=torch.float64)
+    own = torch.zeros(1, 1 + 2 * channels, dtype=torch.float64, device=batch.device)
     if count:
         variance, mean = torch.var_mean(batch.to(_wide(batch)), _over_rows(batch), correction=0)
-        own[0] = torch.cat([torch.tensor([count]), mean.double(), variance.double() * count])
+        own[0, 0] = count
+        own[0, 1:] = torch.cat([mean.double(), variance.double() * count])
     parts = AllGather(where).of(own)
     counts, means, squares = parts.split([1, channels, channels], dim=1)
-    total = float(counts.sum())
-    if total < 2:
+    total = counts.sum()
+    if count < 2 and float(total) < 2:  # asked only if it may be: the host would wait for a GPU
         raise ValueError(
             "batch normalisation needs 2 values a channel while training, and all ranks together have "
-            f"{total:.0f}"
+            f"{float(total):.0f}"
         )
     mean = (counts * means).sum(0) / total
     variance = (squares + counts * (means - mean).square()).sum(0) / total
@@ -141,12 +142,12 @@ class _Normalise(Function):
     @staticmethod
     def forward(
         ctx: Any, batch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, where: Where
-    ) -> tuple[Tensor, Tensor, Tensor, float]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         mean, variance, count = _statistics(batch, where)
-        ctx.where, ctx.count = where, count
+        ctx.where = where
         deviation = (variance + eps).rsqrt()
-        ctx.save_for_backward(batch, weight, mean, deviation)
-        ctx.mark_non_differentiable(mean, variance)
+        ctx.save_for_backward(batch, weight, mean, deviation, count)
+        ctx.mark_non_differentiable(mean, variance, count)
         scale = deviation if weight is None else deviation * weight
         result = (batch - _by_channel(mean, batch)) * _by_channel(scale, batch)
         if bias is not None:
@@ -156,12 +157,12 @@ class _Normalise(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
-        batch, weight, mean, deviation = ctx.saved_tensors
+        batch, weight, mean, deviation, count = ctx.saved_tensors
         rows, wide = _over_rows(batch), gradient.to(_wide(batch))
         centred = batch - _by_channel(mean, batch)
         sums = torch.stack([wide.sum(rows), (wide * centred).sum(rows)]).double()
         for_bias, for_weight = sums[0], sums[1] * deviation
-        mean_gradient, slope = AllReduce(ctx.where).of(sums) / ctx.count
+        mean_gradient, slope = AllReduce(ctx.where).of(sums) / count
         slope = slope * deviation.square()
         scale = deviation if weight is None else deviation * weight
         inner = wide - _by_channel(mean_gradient, batch) - centred * _by_channel(slope, batch)

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from sirtaki._core.context import Output
+from sirtaki._core.context import Context
 from sirtaki._core.errors import UnsupportedError
+from sirtaki._core.request import Batch
 from sirtaki.common.tensor import DTYPE_CODES, REDUCIBLE, ROW_MAJOR, TensorView, dense_layout
+from sirtaki.torch import device
 
 CODES: dict[torch.dtype, int] = {
     getattr(torch, name): code for name, code in DTYPE_CODES.items() if hasattr(torch, name)
@@ -37,7 +39,7 @@ def code_of(tensor: Tensor, name: str | None = None) -> int:
     """
     if (
         isinstance(tensor, Tensor)
-        and tensor.is_cpu
+        and (tensor.is_cpu or tensor.is_cuda)
         and tensor.layout is torch.strided
         and not is_lazy(tensor)
     ):
@@ -62,10 +64,10 @@ def _refusal(tensor: Any, what: str) -> Exception:
         )
     if tensor.is_meta:
         return UnsupportedError(f"{what} is on the device meta and has no data; load the weights first")
-    if not tensor.is_cpu:
+    if not (tensor.is_cpu or tensor.is_cuda):
         return UnsupportedError(
-            f"{what} is on the device {tensor.device}, and this build exchanges tensors in the memory of the "
-            "CPU only; move it with tensor.cpu() first"
+            f"{what} is on the device {tensor.device}, and only tensors on GPUs of NVIDIA and in the memory "
+            "of the CPU can be exchanged; move it with tensor.cpu() first"
         )
     known = ", ".join(plain_name(dtype) for dtype in CODES)
     return UnsupportedError(
@@ -87,7 +89,10 @@ def view(tensor: Tensor, name: str | None = None) -> TensorView:
         layout = dense_layout(tensor.shape, tensor.stride())
         if layout is None:
             tensor, layout = tensor.contiguous(), ROW_MAJOR
-    return TensorView(tensor.data_ptr(), tensor.shape, code, layout or ROW_MAJOR, tensor)
+    where = device.ordinal(tensor)
+    if where >= 0:
+        device.refuse_capture()
+    return TensorView(tensor.data_ptr(), tensor.shape, code, layout or ROW_MAJOR, tensor, where)
 
 
 def reducible_view(tensor: Tensor, name: str | None = None) -> TensorView:
@@ -130,12 +135,18 @@ def like(source: TensorView) -> tuple[Tensor, int]:
 
 def rows_like(source: TensorView, rows: int) -> tuple[Tensor, int]:
     """A new tensor of so many rows like the source's, and its address."""
-    result = torch.empty((rows, *source.shape[1:]), dtype=source.owner.dtype)
+    owner = source.owner
+    result = torch.empty((rows, *source.shape[1:]), dtype=owner.dtype, device=owner.device)
     return result, result.data_ptr()
 
 
-def from_output(output: Output) -> Tensor:
-    """The core's result as a tensor that owns it."""
+def from_output(context: Context, batch: Batch, index: int) -> Tensor:
+    """What the core allocated as the result of request `index`, as a tensor in the current stream."""
+    gpu = batch.devices[index]
+    if gpu >= 0:
+        found = context.device_output(batch, index)
+        return device.copy_of(found, gpu).view(_DTYPES[found.dtype]).view(found.shape)
+    output = context.output(batch, index)
     dtype = _DTYPES[output.dtype]
     if not output.buffer:
         return torch.empty(output.shape, dtype=dtype)

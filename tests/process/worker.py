@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -29,10 +30,20 @@ def attempt(name: str) -> str:
     return ""
 
 
+def tensors() -> contextlib.AbstractContextManager[object]:
+    """Where torch's tensors are: on so many GPUs of the fake libcuda, if a test says so."""
+    gpus = int(os.environ.get("TORCH_TENSORS_ON_GPUS", "0"))
+    if not gpus:
+        return contextlib.nullcontext()
+    from fake_gpu.tensors import FakeTensors
+
+    return FakeTensors(gpus)
+
+
 def main() -> None:
     control = socket.socket(socket.AF_UNIX)
     control.connect(sys.argv[1])
-    with control.makefile("rw") as stream:
+    with tensors(), control.makefile("rw") as stream:
         for line in stream:
             error = attempt(json.loads(line))
             stream.write(json.dumps({"rank": os.environ["SIRTAKI_RANK"], "error": error}) + "\n")

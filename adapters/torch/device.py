@@ -1,0 +1,95 @@
+"""What depends on the device that tensors are on. Nothing else in this package knows of CUDA.
+
+GPUs are known by their numbers, as torch counts them, and CUDA streams by their addresses.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sirtaki._core.context import DeviceOutput, Topology
+from sirtaki._core.errors import UnsupportedError
+
+
+def ordinal(tensor: Tensor) -> int:
+    """The number of the GPU that a tensor is on; -1: it is in the memory of the CPU."""
+    return tensor.get_device()
+
+
+def current_stream(gpu: int) -> int:
+    """The CUDA stream in which this thread queues work for a GPU."""
+    return torch._C._cuda_getCurrentRawStream(gpu)
+
+
+def refuse_capture() -> None:
+    """Raises UnsupportedError if the current stream is being captured in a CUDA graph."""
+    if torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(
+            "operations between ranks cannot be part of a CUDA graph: call them outside of torch.cuda.graph()"
+        )
+
+
+def used_here(gpu: int, keep: Any) -> None:
+    """Says that the current stream uses the tensors in `keep` (nested tuples and lists), made in another one.
+
+    torch gives a tensor's memory away when the stream that made it is done with it, unless it is told so.
+    """
+    if isinstance(keep, Tensor):
+        if ordinal(keep) == gpu:
+            keep.record_stream(torch.cuda.current_stream(gpu))
+    elif isinstance(keep, tuple | list):
+        for one in keep:
+            used_here(gpu, one)
+
+
+def this_stream(gpu: int) -> Callable[[], AbstractContextManager[Any]]:
+    """What takes any thread, for a `with`, into the stream that is the current one now."""
+    if gpu < 0:
+        return nullcontext
+    stream = torch.cuda.current_stream(gpu)
+    return lambda: torch.cuda.stream(stream)
+
+
+def copy_of(output: DeviceOutput, gpu: int) -> Tensor:
+    """A copy, in torch's own memory and as bytes, of a result that the core allocated on a GPU.
+
+    It is made in the current stream; the core keeps the result's memory until that is done.
+    """
+    place = torch.device("cuda", gpu)
+    if not output.bytes:
+        return torch.empty(0, dtype=torch.uint8, device=place)
+    return torch.as_tensor(_DeviceBytes(output), device=place).clone()
+
+
+class _DeviceBytes:
+    """Bytes on a GPU, as CUDA's array interface (version 3, by Numba) shows them."""
+
+    def __init__(self, output: DeviceOutput) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (output.bytes,),
+            "typestr": "|u1",
+            "data": (output.address, False),
+            "version": 3,
+        }
+
+
+def warn_if_crowded(topology: Topology) -> None:
+    """Says, on rank 0, if ranks have to share GPUs; not if which GPUs a rank may use is restricted."""
+    if topology.rank or "CUDA_VISIBLE_DEVICES" in os.environ:
+        return
+    gpus, ranks = torch.cuda.device_count(), max(Counter(peer.host_index for peer in topology.peers).values())
+    if ranks > gpus:
+        warnings.warn(
+            f"{ranks} ranks of this job run on one host, which has {gpus} GPU(s): ranks that share one wait "
+            "for each other there, and exchange tensors through the CPU. Start one rank for each GPU "
+            "(hvdrun -np), and call torch.cuda.set_device(hvd.local_rank()) in each",
+            stacklevel=3,
+        )

@@ -1,0 +1,54 @@
+"""Torch bodies on GPUs: the fakes', through NCCL and staged, with ranks as threads and as processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from fake_gpu import needs_fake
+
+torch = pytest.importorskip("torch")
+
+from bodies import TORCH_MODULES, Case, cases_for  # noqa: E402  # they import torch
+from fake_gpu.tensors import FakeTensors  # noqa: E402
+from world import world  # noqa: E402
+
+pytestmark = needs_fake
+ALL_KINDS = (
+    "torch_collectives",
+    "torch_more_collectives",
+    "torch_some_ranks",
+    "torch_state",
+    "torch_sync_batch_norm",
+)
+WORLDS = [
+    (2, "nccl", TORCH_MODULES),
+    *((size, backend, ALL_KINDS) for size, backend in ((1, "nccl"), (3, "nccl"), (2, "staged"))),
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Ranks that are threads get their parallelism from there."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("size", "backend", "case"),
+    [
+        pytest.param(size, backend, case, id=f"{size}-{backend}-{case.name}")
+        for size, backend, modules in WORLDS
+        for case in cases_for(size, modules)
+    ],
+)
+def test_as_threads(size: int, backend: str, case: Case) -> None:
+    with FakeTensors(size), world(size, gpu_backend=backend) as ranks:
+        ranks.run(case.body)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in cases_for(2, ALL_KINDS)])
+def test_as_processes(case: Case, run_case_on_gpus: Callable[[int, str], None]) -> None:
+    run_case_on_gpus(2, case.name)

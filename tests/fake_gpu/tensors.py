@@ -1,0 +1,133 @@
+"""torch's CPU tensors as if they were on GPUs: those of the fake libcuda, whose memory is the host's.
+
+What torch does with them, the host does at once, where a stream of a GPU would do it later. So the host waits
+wherever the real stream would.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fake_gpu import FOLDER, FakeGpu
+from sirtaki._core.context import Context, DeviceOutput
+from sirtaki._core.current import find
+from sirtaki._core.request import Batch
+from sirtaki.torch import device
+
+PATIENCE = 60.0  # seconds: far beyond anything that works
+NOT_READY = 600
+
+
+class Driver:
+    """What torch would ask of CUDA: a stream of its own on each GPU."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(str(FOLDER / "libcuda.so.1"))
+        self._contexts: dict[int, ctypes.c_void_p] = {}
+        self._streams: dict[int, int] = {}
+
+    def stream(self, gpu: int) -> int:
+        """This GPU's stream."""
+        if gpu not in self._streams:
+            self._streams[gpu] = self.new_stream(gpu)
+        return self._streams[gpu]
+
+    def new_stream(self, gpu: int) -> int:
+        """Another stream."""
+        made = ctypes.c_void_p()
+        self._call(gpu, "cuStreamCreateWithPriority", ctypes.byref(made), 1, 0)
+        return made.value or 0
+
+    def wait_for(self, gpu: int, stream: int) -> None:
+        """Waits for what is in a stream now."""
+        event = ctypes.c_void_p()
+        self._call(gpu, "cuEventCreate", ctypes.byref(event), 2)
+        self._call(gpu, "cuEventRecord", event, ctypes.c_void_p(stream))
+        deadline = time.monotonic() + PATIENCE
+        while self._call(gpu, "cuEventQuery", event, may_be=NOT_READY):
+            assert time.monotonic() < deadline, "the stream does not end"
+            time.sleep(20e-6)
+        self._call(gpu, "cuEventDestroy_v2", event)
+
+    def _call(self, gpu: int, function: str, *arguments: Any, may_be: int = 0) -> int:
+        if gpu not in self._contexts:
+            made = ctypes.c_void_p()
+            assert self._library.cuDevicePrimaryCtxRetain(ctypes.byref(made), gpu) == 0
+            self._contexts[gpu] = made
+        assert self._library.cuCtxPushCurrent_v2(self._contexts[gpu]) == 0
+        result = int(getattr(self._library, function)(*arguments))
+        assert self._library.cuCtxPopCurrent_v2(None) == 0
+        assert result in (0, may_be), f"{function} returned {result}"
+        return result
+
+
+class FakeTensors:
+    """Puts them in place of those of sirtaki.torch.device, for one test. Each rank has a GPU of its own."""
+
+    def __init__(self, gpus: int) -> None:
+        self.fake = FakeGpu()
+        self.fake.reset()
+        self.fake.set("devices", gpus)
+        self.driver = Driver()
+        self._gpus = gpus
+        self._lent: dict[int, Any] = {}  # storages, by their addresses: the fake knows them until the end
+        self._patch = pytest.MonkeyPatch()
+
+    def __enter__(self) -> FakeTensors:
+        for name in ("ordinal", "current_stream", "used_here", "this_stream", "copy_of"):
+            self._patch.setattr(device, name, getattr(self, name))
+        self._patch.setattr(torch.cuda, "device_count", lambda: self._gpus)
+        self._patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        enqueue, wait_in_stream = Context.enqueue, Context.wait_in_stream
+
+        def lend_first(context: Context, batch: Batch, start: int = 0, count: int | None = None) -> None:
+            self.lend(batch.keep, context.rank % self._gpus)
+            enqueue(context, batch, start, count)
+
+        def wait_there(context: Context, batch: Batch, stream: int, *which: Any) -> None:
+            wait_in_stream(context, batch, stream, *which)
+            self.driver.wait_for(batch.gpu, stream)
+
+        self._patch.setattr(Context, "enqueue", lend_first)
+        self._patch.setattr(Context, "wait_in_stream", wait_there)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
+        for address in self._lent:
+            self.fake.take_back(address)
+        assert self.fake.misuse() == ""
+
+    def lend(self, keep: Any, gpu: int) -> None:
+        """Says to the fake that the memory of these tensors is on a GPU."""
+        if isinstance(keep, Tensor):
+            memory = keep.untyped_storage()
+            if memory.nbytes():
+                self._lent[memory.data_ptr()] = memory
+                self.fake.lend(memory.data_ptr(), memory.nbytes(), gpu)
+        elif isinstance(keep, tuple | list):
+            for one in keep:
+                self.lend(one, gpu)
+
+    def ordinal(self, tensor: Tensor) -> int:
+        context = find()
+        return context.rank % self._gpus if tensor.is_cpu and context is not None else tensor.get_device()
+
+    def current_stream(self, gpu: int) -> int:
+        return self.driver.stream(gpu)
+
+    def used_here(self, gpu: int, keep: Any) -> None:
+        """Nothing: on the host memory is not used again as long as anybody refers to it."""
+
+    def this_stream(self, gpu: int) -> Any:
+        return nullcontext
+
+    def copy_of(self, output: DeviceOutput, gpu: int) -> Tensor:
+        return torch.tensor(bytearray(ctypes.string_at(output.address, output.bytes)), dtype=torch.uint8)
