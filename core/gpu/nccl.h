@@ -17,6 +17,11 @@ using NcclReduceOp = int;
 constexpr NcclResult nccl_success = 0, nccl_in_progress = 7;
 constexpr int oldest_nccl = 21900;  // 2.19.0
 
+constexpr NcclDataType nccl_int8 = 0, nccl_uint8 = 1, nccl_int32 = 2, nccl_uint32 = 3, nccl_int64 = 4, nccl_uint64 = 5,
+                       nccl_float16 = 6, nccl_float32 = 7, nccl_float64 = 8, nccl_bfloat16 = 9;
+constexpr NcclReduceOp nccl_sum = 0, nccl_product = 1, nccl_max = 2, nccl_min = 3, nccl_average = 4;
+constexpr int nccl_scalar_on_host = 1;  // it is read at once
+
 struct NcclUniqueId {
   char bytes[128];
 };

@@ -56,10 +56,9 @@ Status NcclOperation::fill_with_neutral(const NcclAssembly::Copy& copy) {
 Status NcclOperation::make_operator() {
   alignas(8) uint8_t factor[8];
   kernels_.of(reduction_.factor_dtype)->from_double(factor, &reduction_.factor, 1);
-  constexpr int in_host_memory = 1;  // ncclScalarHostImmediate: it is read at once
   const NcclFunctions& nccl = communicator_->nccl();
   SIRTAKI_TRY(communicator_->check(
-      nccl.create_scaled_sum(&reduction_.op, factor, reduction_.type, in_host_memory, communicator_->get()),
+      nccl.create_scaled_sum(&reduction_.op, factor, reduction_.type, nccl_scalar_on_host, communicator_->get()),
       "ncclRedOpCreatePreMulSum"));
   has_operator_ = true;
   return Status::ok();
@@ -103,11 +102,11 @@ Status NcclOperation::call_each() {
   }
   for (const auto& [input, output, bytes, member] : assembly_.sends)
     SIRTAKI_TRY(communicator_->check(
-        nccl.send(input, static_cast<size_t>(bytes), nccl_bytes, static_cast<int>(member), end, gpu_.launches()),
+        nccl.send(input, static_cast<size_t>(bytes), nccl_uint8, static_cast<int>(member), end, gpu_.launches()),
         "ncclSend"));
   for (const auto& [input, output, bytes, member] : assembly_.receives)
     SIRTAKI_TRY(communicator_->check(
-        nccl.receive(output, static_cast<size_t>(bytes), nccl_bytes, static_cast<int>(member), end, gpu_.launches()),
+        nccl.receive(output, static_cast<size_t>(bytes), nccl_uint8, static_cast<int>(member), end, gpu_.launches()),
         "ncclRecv"));
   return Status::ok();
 }

@@ -10,19 +10,23 @@ struct NcclType {
   bool takes_factors;
 };
 
-// The numbers are those of ncclDataType_t. Minimum, maximum and product of booleans (0 and 1) are those of bytes.
+// Minimum, maximum and product of booleans (0 and 1) are those of bytes.
 constexpr NcclType types[] = {
-    {DType::int8, 0, DType::int8, false},         {DType::uint8, 1, DType::uint8, false},
-    {DType::boolean, 1, DType::uint8, false},     {DType::int32, 2, DType::int32, false},
-    {DType::uint32, 3, DType::uint32, false},     {DType::int64, 4, DType::int64, false},
-    {DType::uint64, 5, DType::uint64, false},     {DType::float16, 6, DType::float16, true},
-    {DType::complex32, 6, DType::float16, true},  {DType::float32, 7, DType::float32, true},
-    {DType::complex64, 7, DType::float32, true},  {DType::float64, 8, DType::float64, true},
-    {DType::complex128, 8, DType::float64, true}, {DType::bfloat16, 9, DType::bfloat16, true},
+    {DType::int8, nccl_int8, DType::int8, false},
+    {DType::uint8, nccl_uint8, DType::uint8, false},
+    {DType::boolean, nccl_uint8, DType::uint8, false},
+    {DType::int32, nccl_int32, DType::int32, false},
+    {DType::uint32, nccl_uint32, DType::uint32, false},
+    {DType::int64, nccl_int64, DType::int64, false},
+    {DType::uint64, nccl_uint64, DType::uint64, false},
+    {DType::float16, nccl_float16, DType::float16, true},
+    {DType::complex32, nccl_float16, DType::float16, true},
+    {DType::float32, nccl_float32, DType::float32, true},
+    {DType::complex64, nccl_float32, DType::float32, true},
+    {DType::float64, nccl_float64, DType::float64, true},
+    {DType::complex128, nccl_float64, DType::float64, true},
+    {DType::bfloat16, nccl_bfloat16, DType::bfloat16, true},
 };
-
-// Of ncclRedOp_t.
-constexpr NcclReduceOp nccl_sum = 0, nccl_product = 1, nccl_max = 2, nccl_min = 3, nccl_average = 4;
 
 double whole_factor(const Transfer& transfer) { return transfer.prescale.factor * transfer.postscale.factor; }
 
@@ -50,7 +54,7 @@ bool choose_operator(const Transfer& transfer, bool takes_factors, NcclReduction
 std::optional<NcclReduction> nccl_reduction(const Transfer& transfer) {
   NcclReduction reduction;
   if (!reduces(transfer.kind)) {
-    reduction.type = nccl_bytes;
+    reduction.type = nccl_uint8;
     return reduction;
   }
   for (const NcclType& known : types) {

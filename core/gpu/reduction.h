@@ -17,8 +17,6 @@ struct NcclReduction {
   DType factor_dtype = DType::float32;
 };
 
-constexpr NcclDataType nccl_bytes = 1;  // ncclUint8
-
 // Nothing: the dtype, the reduce op or the factors are beyond NCCL. What does not reduce, moves as bytes.
 std::optional<NcclReduction> nccl_reduction(const Transfer& transfer);
 

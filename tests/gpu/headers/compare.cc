@@ -54,6 +54,14 @@ static_assert(sirtaki::cuda_event_disable_timing == CU_EVENT_DISABLE_TIMING);
 static_assert(sirtaki::cuda_memory_host_portable == CU_MEMHOSTALLOC_PORTABLE);
 
 static_assert(sirtaki::nccl_success == ncclSuccess && sirtaki::nccl_in_progress == ncclInProgress);
+static_assert(sirtaki::nccl_int8 == ncclInt8 && sirtaki::nccl_uint8 == ncclUint8);
+static_assert(sirtaki::nccl_int32 == ncclInt32 && sirtaki::nccl_uint32 == ncclUint32);
+static_assert(sirtaki::nccl_int64 == ncclInt64 && sirtaki::nccl_uint64 == ncclUint64);
+static_assert(sirtaki::nccl_float16 == ncclFloat16 && sirtaki::nccl_bfloat16 == ncclBfloat16);
+static_assert(sirtaki::nccl_float32 == ncclFloat32 && sirtaki::nccl_float64 == ncclFloat64);
+static_assert(sirtaki::nccl_sum == ncclSum && sirtaki::nccl_product == ncclProd);
+static_assert(sirtaki::nccl_max == ncclMax && sirtaki::nccl_min == ncclMin && sirtaki::nccl_average == ncclAvg);
+static_assert(sirtaki::nccl_scalar_on_host == ncclScalarHostImmediate);
 static_assert(sizeof(sirtaki::NcclUniqueId) == sizeof(ncclUniqueId));
 static_assert(sirtaki::NcclConfig::not_set == NCCL_CONFIG_UNDEF_INT);
 static_assert(NCCL_VERSION_CODE >= sirtaki::oldest_nccl);
