@@ -45,7 +45,7 @@ REFUSED: dict[str, str] = {
     "--host-discovery-script": f"{_NO_ELASTIC}: name the hosts with --hosts or --hostfile",
     "--binding-args": _NO_BINDING,
     "--thread-affinity": _NO_BINDING,
-    "--num-nccl-streams": "NCCL is not used",
+    "--num-nccl-streams": "all operations on a GPU share one stream",
     "--gloo-timeout-seconds": "use --start-timeout for the start, --progress-deadline for what comes after",
     "--log-level": _NO_LEVELS,
     "--log-with-timestamp": _NO_LEVELS,

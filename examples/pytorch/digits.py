@@ -2,7 +2,7 @@
 
     hvdrun -np 2 python examples/pytorch/digits.py
 
-`python examples/pytorch/digits.py` works too: that is a world of one.
+`python examples/pytorch/digits.py` works too: that is a world of one. Each takes a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -39,6 +39,14 @@ def load() -> tuple[TensorDataset, TensorDataset]:
     return TensorDataset(images[train], classes[train]), TensorDataset(images[test], classes[test])
 
 
+def own_device() -> torch.device:
+    """This rank's GPU, if this host has any: one for each rank, as long as there are enough."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def make_model() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
@@ -57,10 +65,11 @@ def make_model() -> nn.Module:
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: DataLoader) -> float:
     """One epoch; returns this rank's mean loss."""
     model.train()
+    device = next(model.parameters()).device
     total = 0.0
     for images, labels in batches:
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(images), labels)
+        loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
         loss.backward()  # the gradients are averaged over the ranks when this returns
         optimizer.step()
         total += loss.item()
@@ -71,7 +80,10 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: DataLoade
 def accuracy(model: nn.Module, batches: DataLoader) -> float:
     """The share of this rank's test images that are read correctly."""
     model.eval()
-    right = sum((model(images).argmax(1) == labels).sum().item() for images, labels in batches)
+    device = next(model.parameters()).device
+    right = sum(
+        (model(images.to(device)).argmax(1).cpu() == labels).sum().item() for images, labels in batches
+    )
     return right / len(batches.sampler)
 
 
@@ -85,7 +97,7 @@ def main() -> None:
     share = DistributedSampler(test_set, hvd.size(), hvd.rank(), shuffle=False)
     test_batches = DataLoader(test_set, 256, sampler=share)
 
-    model = make_model()
+    model = make_model().to(own_device())
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr * hvd.size() ** 0.5)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)  # all ranks start alike

@@ -9,7 +9,7 @@ from fake_gpu import needs_fake
 
 torch = pytest.importorskip("torch")
 
-from bodies import TORCH_MODULES, Case, cases_for  # noqa: E402  # they import torch
+from bodies import GPU_MODULES, TORCH_MODULES, Case, cases_for  # noqa: E402  # they import torch
 from fake_gpu.tensors import FakeTensors  # noqa: E402
 from world import world  # noqa: E402
 
@@ -20,9 +20,10 @@ ALL_KINDS = (
     "torch_some_ranks",
     "torch_state",
     "torch_sync_batch_norm",
+    *GPU_MODULES,
 )
 WORLDS = [
-    (2, "nccl", TORCH_MODULES),
+    (2, "nccl", TORCH_MODULES + GPU_MODULES),
     *((size, backend, ALL_KINDS) for size, backend in ((1, "nccl"), (3, "nccl"), (2, "staged"))),
 ]
 

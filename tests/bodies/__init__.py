@@ -38,6 +38,7 @@ TORCH_MODULES = (
     "torch_sync_batch_norm",
     "torch_training",
 )
+GPU_MODULES = ("torch_gpu",)  # also without a GPU: the fakes have some
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -78,3 +79,36 @@ def test_an_allreduce_between_two_hosts_is_measured_beside_a_stream(tmp_path: Pa
     (row,) = json.loads(path.read_text())["rows"]
     assert row["bytes"] == 65_536
     assert min(row["sirtaki"], row["stream"], *row["share"]) > 0
+
+
+def test_operations_on_gpus_are_compared_where_there_are_gpus() -> None:
+    import torch
+
+    if torch.cuda.device_count():
+        assert "DDP / sirtaki" in run("nccl.py", "-np", "1", "--sizes", "1K", "--rounds", "1")
+        return
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "nccl.py"], capture_output=True, timeout=PATIENCE, text=True
+    )
+    assert done.returncode == 1
+    assert "there is no GPU here" in done.stderr
+
+
+def test_what_gpus_have_measured_becomes_tables(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setenv("COLUMNS", "160")
+    nccl = importlib.import_module("nccl")
+    options = nccl.arguments(["-np", "4", "--sizes", "1K", "64M", "--only", "allreduce"])
+    assert (options.ranks, options.sizes, options.only) == (4, [1 << 10, 64 << 20], ["allreduce"])
+    blocks = {"sirtaki": [[20.0, 22.0, 21.0]] * 3, "nccl": [[10.0, 11.0, 10.5]] * 3}
+    mine, its = nccl.rows_of("allreduce", 64 << 20, 4, blocks)
+    assert (mine.median, its.median, mine.slower, its.slower.median) == (21.0, 10.5, None, 0.5)
+    assert mine.busbw == pytest.approx(1.5 * (64 << 20) / 21.0 / 1e3)
+    nccl.show_rows([mine, its], 4)
+    nccl.show_steps([{"model": "a model", "times": {"sirtaki": [2.0] * 3, "ddp": [3.0] * 3}}], 4)
+    shown = capsys.readouterr().out
+    assert "64 MiB" in shown
+    assert "0.50 (0.50 to 0.50)" in shown
+    assert "1.50 (1.50 to 1.50)" in shown

@@ -1,0 +1,180 @@
+"""What torch's adapter owes to streams: the host does not wait, and memory lives as long as a GPU uses it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+from fake_gpu import needs_fake
+
+torch = pytest.importorskip("torch")
+
+from fake_gpu.tensors import PATIENCE, FakeTensors  # noqa: E402  # it imports torch
+from world import world  # noqa: E402
+
+import sirtaki.torch as hvd  # noqa: E402
+from sirtaki._core.context import Context, Peer, Topology  # noqa: E402
+from sirtaki._core.current import current  # noqa: E402
+from sirtaki.torch import device  # noqa: E402
+
+pytestmark = needs_fake
+
+
+@pytest.fixture
+def tensors() -> Iterator[FakeTensors]:
+    with FakeTensors(2) as installed:
+        yield installed
+
+
+def let_go(context: Context) -> None:
+    """Waits until nothing is in flight any more."""
+    deadline = time.monotonic() + PATIENCE
+    while context._lingering and time.monotonic() < deadline:
+        context._lingering.sweep()
+        time.sleep(0.001)
+
+
+def test_they_go_through_nccl(tensors: FakeTensors) -> None:
+    def body() -> None:
+        assert hvd.allreduce(torch.ones(100_000), op=hvd.Sum).unique().tolist() == [2.0]
+
+    with world(2, gpu_backend="nccl") as ranks:
+        before = tensors.fake.calls("ncclAllReduce")
+        ranks.run(body)
+        assert tensors.fake.calls("ncclAllReduce") == before + 2
+
+
+def test_the_host_does_not_wait_and_memory_lives_until_the_gpu_is_done(
+    tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[int] = []
+    both_have_looked = threading.Barrier(2, timeout=PATIENCE)
+
+    def body() -> None:
+        tensor = torch.ones(100_000)
+        lives = weakref.ref(tensor)
+        hvd.allreduce_(tensor, name="first")  # its kernel does not end, and yet this returns
+        assert not hvd.allreduce_async(torch.ones(3), name="second").poll()
+        del tensor
+        assert lives() is not None
+        both_have_looked.wait()
+        current().abort("enough")
+        with pytest.raises(hvd.HorovodInternalError, match="enough"):
+            hvd.allreduce(torch.ones(3), name="third")
+        let_go(current())
+        assert lives() is None
+
+    with world(2, gpu_backend="nccl") as ranks:
+        ranks.run(lambda: hvd.allreduce(torch.ones(1)))
+        tensors.fake.set("hang", 1)
+        monkeypatch.setattr(tensors.driver, "wait_for", lambda gpu, stream: waits.append(stream))
+        ranks.run(body)
+        tensors.fake.set("hang", 0)
+    assert set(waits) == {tensors.driver.stream(0), tensors.driver.stream(1)}
+
+
+def test_what_is_waited_for_in_another_stream_is_kept_for_it(
+    tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[tuple[int, Any]] = []
+    monkeypatch.setattr(device, "used_here", lambda gpu, keep: kept.append((gpu, keep)))
+    streams = {}
+
+    def body() -> None:
+        rank, tensor = hvd.rank(), torch.ones(5)
+        streams[rank] = tensors.driver.stream(rank)
+        here = hvd.allreduce_async(tensor, name="here")
+        hvd.synchronize(here)
+        assert not [gpu for gpu, _ in kept if gpu == rank]
+        there = hvd.allreduce_async(tensor, name="there")
+        streams[rank] = tensors.driver.new_stream(rank)
+        result = hvd.synchronize(there)
+        ((source, target),) = [keep for gpu, keep in kept if gpu == rank]
+        assert source.owner is tensor
+        assert target is result
+
+    with world(2, gpu_backend="nccl") as ranks:
+        monkeypatch.setattr(device, "current_stream", lambda gpu: streams[gpu])
+        ranks.run(body)
+
+
+def test_a_rank_works_on_one_gpu(tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch) -> None:
+    def body() -> None:
+        hvd.allreduce(torch.ones(1))
+        monkeypatch.setattr(device, "ordinal", lambda tensor: 1)
+        with pytest.raises(ValueError, match=r"torch.cuda.set_device\(hvd.local_rank\(\)\)"):
+            hvd.allreduce(torch.ones(1))
+
+    with world(1) as ranks:
+        ranks.run(body)
+
+
+def test_graphs_cannot_capture_operations(tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch) -> None:
+    def body() -> None:
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        with pytest.raises(ValueError, match="CUDA graph"):
+            hvd.allreduce(torch.ones(1))
+
+    with world(1) as ranks:
+        ranks.run(body)
+
+
+def test_gradients_of_several_streams_leave_when_the_pass_ends(
+    tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only there does the current stream wait for all of them."""
+    streams = {gpu: [tensors.driver.stream(gpu)] for gpu in (0, 1)}
+    turns = {gpu: count() for gpu in streams}
+    submitted: dict[int, list[int]] = {}
+    enqueue: Callable[..., None] = Context.enqueue
+
+    def in_turns(gpu: int) -> int:
+        return streams[gpu][next(turns[gpu]) % len(streams[gpu])]
+
+    def note(context: Context, batch: Any, start: int = 0, number: int | None = None) -> None:
+        if number is not None:  # gradients
+            submitted[context.rank].append(number)
+        enqueue(context, batch, start, number)
+
+    def submitted_by_a_pass(model: torch.nn.Module, optimizer: Any) -> list[int]:
+        submitted[hvd.rank()] = []
+        model(torch.ones(2, 600)).sum().backward()
+        optimizer.step()
+        return submitted[hvd.rank()]
+
+    def body() -> None:
+        model = torch.nn.Sequential(*(torch.nn.Linear(600, 600) for _ in range(6)))  # 1.4 MB each
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        assert submitted_by_a_pass(model, optimizer) == [12]  # nothing is known yet
+        assert len(submitted_by_a_pass(model, optimizer)) > 1
+        gpu = hvd.rank()
+        streams[gpu].append(tensors.driver.new_stream(gpu))
+        assert submitted_by_a_pass(model, optimizer) == [12]
+
+    with world(2, gpu_backend="nccl") as ranks:
+        monkeypatch.setattr(Context, "enqueue", note)
+        monkeypatch.setattr(device, "current_stream", in_turns)
+        ranks.run(body)
+
+
+@pytest.mark.parametrize(("ranks", "gpus", "warns"), [(2, 2, False), (4, 2, True)])
+def test_crowded_gpus_are_warned_of_once(
+    ranks: int, gpus: int, warns: bool, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    peers = [Peer("host", 1, 0)] * ranks + [Peer("other", 1, 1)]
+    for rank in range(ranks + 1):
+        device.warn_if_crowded(Topology(rank, ranks + 1, rank, ranks, 0, 1, peers))
+    texts = [str(one.message) for one in recwarn]
+    assert len(texts) == warns
+    assert all("4 ranks of this job run on one host, which has 2 GPU(s)" in text for text in texts)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    device.warn_if_crowded(Topology(0, ranks + 1, 0, ranks, 0, 1, peers))
+    assert len(recwarn) == warns

@@ -1,0 +1,66 @@
+"""What tests/bodies asks of GPUs, on real ones: through NCCL, staged, and with two ranks on one GPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from bodies import GPU_MODULES, Case, cases_for  # they import torch
+from process_world import PATIENCE, hvdrun
+
+import sirtaki.torch as hvd
+
+SHARES_A_GPU = 23003  # the first NCCL with several ranks on one
+MOST_RANKS = 4
+LOST_RANK = Path(__file__).with_name("lost_rank.py")
+
+cases = pytest.mark.parametrize("case", [pytest.param(one, id=one.name) for one in cases_for(2, GPU_MODULES)])
+Run = Callable[..., None]
+
+
+@cases
+def test_one_rank(case: Case, gpus: int, run_on_gpus: Run) -> None:
+    if case.least > 1:
+        pytest.skip("it takes two ranks")
+    run_on_gpus(1, case.name, SIRTAKI_GPU_BACKEND="nccl")
+
+
+@cases
+def test_a_rank_on_each_gpu(case: Case, gpus: int, run_on_gpus: Run) -> None:
+    if gpus < 2:
+        pytest.skip("only one GPU here")
+    run_on_gpus(min(gpus, MOST_RANKS), case.name, SIRTAKI_GPU_BACKEND="nccl")
+
+
+@cases
+def test_two_ranks_on_one_gpu(case: Case, gpus: int, run_on_gpus: Run) -> None:
+    if hvd.nccl_built() < SHARES_A_GPU:
+        pytest.skip(f"NCCL {hvd.nccl_built()} allows one rank on a GPU; several need 2.30.3 (23003)")
+    environment = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "8", "CUDA_VISIBLE_DEVICES": "0"}
+    run_on_gpus(2, case.name, SIRTAKI_GPU_BACKEND="nccl", **environment)
+
+
+@cases
+def test_two_ranks_on_one_gpu_staged(case: Case, gpus: int, run_on_gpus: Run) -> None:
+    run_on_gpus(2, case.name, SIRTAKI_GPU_BACKEND="staged", CUDA_VISIBLE_DEVICES="0")
+
+
+def test_a_killed_rank_ends_the_others(gpus: int) -> None:
+    done = subprocess.run(
+        hvdrun(2, sys.executable, LOST_RANK),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=PATIENCE,
+        text=True,
+        env={**os.environ, "SIRTAKI_GPU_BACKEND": "auto"},
+    )
+    assert done.returncode == 128 + signal.SIGKILL, done.stdout
+    assert "rank 0 has lost rank 1" in done.stdout
