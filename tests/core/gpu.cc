@@ -85,12 +85,14 @@ int64_t difference(FakeGpu& fake, Context& context, int rank, srt_request reques
 // Small enough to be fused, and large enough to go without a copy.
 const std::vector<int64_t> row_counts{5, 9001};
 
+// Over shared memory, over sockets, and on two hosts.
 void on_each_gpu(Fake& fake, const std::vector<int>& sizes, const std::function<void(int, int, Context&)>& body) {
   for (int size : sizes)
     for (const char* backend : backends)
-      for (Over transport : {Over::memory, Over::sockets}) {
+      for (Options options : everywhere(size, {{"gpu_backend", backend}, {"gpu_libraries", fake_folder}})) {
         fake.set("seed", size);
-        World ranks(size, on_gpus({{"gpu_backend", backend}}, transport));
+        options.knobs.emplace_back("log_descriptor", "-1");
+        World ranks(size, options);
         ranks.run([&](int rank, Context& context) { body(rank, size, context); });
       }
 }
@@ -190,6 +192,20 @@ TEST(adasum_goes_through_the_host) {
     srt_request request = world::request(SRT_ALLREDUCE, nullptr, &row_counts[1], 1);
     request.reduce_op = SRT_ADASUM;
     CHECK_EQUAL(difference(fake, context, rank, request, row_counts[1]), 0);
+  });
+}
+
+// Then the members' agreement and the operation itself are phases of one plan.
+TEST(the_first_operation_may_be_one_that_nccl_cannot_do) {
+  Fake fake;
+  on_each_gpu(fake, {2, 3, 4}, [&](int rank, int size, Context& context) {
+    for (const int64_t count : {int64_t{9001}, int64_t{400'000}}) {
+      srt_request request = world::request(SRT_ALLREDUCE, nullptr, &count, 1, DType::int16);
+      CHECK_EQUAL(difference(fake, context, rank, request, count), 0);
+      request.kind = SRT_REDUCESCATTER;
+      const int64_t rows = rows_of_member(count, static_cast<size_t>(size), static_cast<size_t>(rank));
+      CHECK_EQUAL(difference(fake, context, rank, request, rows), 0);
+    }
   });
 }
 
