@@ -18,6 +18,7 @@ inline const std::string fake_folder = SIRTAKI_FAKE_GPU;
 class Fake : public FakeGpu {
  public:
   explicit Fake(int devices = 4) : FakeGpu(fake_folder) {
+    const GpuLibraries opened(config());  // before there are threads: ThreadSanitizer does not see the loader's lock
     reset();
     set("devices", devices);
     alive_before_ = alive();
@@ -26,6 +27,12 @@ class Fake : public FakeGpu {
     CHECK_EQUAL(std::string(misuse()), "");
     if (!is_broken_) CHECK_EQUAL(alive(), alive_before_);
     reset();
+  }
+
+  static Config config() {
+    Config config;
+    std::ignore = config.set("gpu_libraries", fake_folder);
+    return config;
   }
 
   // A GPU that has failed takes nothing back.
@@ -79,8 +86,7 @@ std::vector<T> values_in(const std::vector<uint8_t>& bytes) {
 class UserStream {
  public:
   UserStream(FakeGpu& fake, int device) : fake_(fake) {
-    std::ignore = config_.set("gpu_libraries", fake_folder);
-    libraries_ = std::make_unique<GpuLibraries>(config_);
+    libraries_ = std::make_unique<GpuLibraries>(Fake::config());
     if (const Status status = GpuDevice::open(*libraries_, device, device_); !status.is_ok())
       check::fail(__FILE__, __LINE__, status.text());
     const GpuDevice::Scope scope(device_.get());
@@ -113,7 +119,6 @@ class UserStream {
 
  private:
   FakeGpu& fake_;
-  Config config_;
   std::unique_ptr<GpuLibraries> libraries_;
   std::unique_ptr<GpuDevice> device_;
   CudaStream stream_ = nullptr;
