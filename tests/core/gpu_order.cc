@@ -1,5 +1,6 @@
 // When things happen on GPUs: inputs that come late, streams that wait where the host does not, sets that overlap,
 // ranks that have joined, memory that is used again.
+#include <barrier>
 #include <random>
 
 #include "gpu_world.h"
@@ -105,6 +106,7 @@ TEST(the_host_does_not_wait_for_the_gpus) {
   Options options = on_gpus();
   options.shut_down = false;
   World ranks(2, options);
+  std::barrier seen(2);
   std::vector<std::unique_ptr<OnGpu>> data;
   for (int rank = 0; rank < 2; ++rank) data.push_back(std::make_unique<OnGpu>(fake, rank, floats(100, 1)));
   ranks.run([&](int rank, Context& context) {
@@ -116,6 +118,7 @@ TEST(the_host_does_not_wait_for_the_gpus) {
     expect_ok(context.enqueue(&request, 1, &handle));
     expect_ok(context.wait_on_stream(&handle, 1, stream.number(), patience));
     CHECK_EQUAL(context.poll(handle).code(), SRT_IN_PROGRESS);  // the kernel never ends
+    seen.arrive_and_wait();
     if (rank == 0) context.abort("enough");
     CHECK_EQUAL(context.wait(&handle, 1, patience).code(), SRT_ABORTED);
     stream.finish();  // it is held back no longer
