@@ -76,6 +76,7 @@ void HandleTable::release(Ticket handle) {
   HandleEntry* entry = find(handle);
   if (!entry) return;
   entry->released = true;
+  if (entry->gpu_output) entry->gpu_output->release();
   if (entry->finished) discard(handle);
 }
 

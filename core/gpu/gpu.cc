@@ -47,10 +47,12 @@ Status GpuOutput::allocate(Gpu& gpu, size_t bytes, std::unique_ptr<GpuOutput>& o
 }
 
 GpuOutput::~GpuOutput() {
-  if (!is_used_) return;
-  GpuEventPtr after;
-  if (gpu_.events().record(stream_, after).is_ok()) block_.give_back(std::move(after));
-  else block_.abandon();
+  if (after_) block_.give_back(std::move(after_));
+  else if (is_used_) block_.abandon();
+}
+
+void GpuOutput::release() {
+  if (is_used_) std::ignore = gpu_.events().record(stream_, after_);
 }
 
 Status GpuChoice::choose(int32_t ordinal) {

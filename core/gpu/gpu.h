@@ -47,6 +47,8 @@ class GpuOutput {
     stream_ = stream;
     is_used_ = true;
   }
+  // Its owner has let go of it, while that stream is still there.
+  void release();
 
  private:
   explicit GpuOutput(Gpu& gpu) : gpu_(gpu) {}
@@ -55,6 +57,7 @@ class GpuOutput {
   MemoryBlock block_;
   CudaStream stream_ = nullptr;  // which is the default stream
   bool is_used_ = false;
+  GpuEventPtr after_;  // once it is released: behind its last use
 };
 
 // The libraries are opened and a GPU is taken into use when the first request for one comes, and not before.
