@@ -43,8 +43,9 @@ Status GpuOperation::begin(Progress& progress) {
   if (transfer_->members.size() > 1) SIRTAKI_TRY(connect(is_connected));
   if (!is_connected) progress = Progress::blocked;
   if (!is_connected) return Status::ok();
-  running_ = std::make_unique<NcclOperation>(*gpu_, group_.communicator.get(), backend_.parts().kernels, transfer_,
-                                             *nccl_reduction(*transfer_));
+  const NcclReduction reduction = nccl_reduction(*transfer_).value_or(NcclReduction());  // among one it only copies
+  running_ =
+      std::make_unique<NcclOperation>(*gpu_, group_.communicator.get(), backend_.parts().kernels, transfer_, reduction);
   is_at_work_ = true;
   return Status::ok();
 }
