@@ -16,9 +16,10 @@ constexpr Nanoseconds longest_farewell = seconds(2);  // of communicators, to ra
 
 RankPlace place_of(const srt_peer& peer) { return {printable(peer.host ? peer.host : "?", 64), peer.pid}; }
 
+bool names_gpu(const srt_request& request) { return request.struct_size >= sizeof request && request.device >= 0; }
+
 bool has_memory_on_gpu(const srt_request& request) {
-  return request.struct_size >= sizeof request && request.device >= 0 && request.kind <= SRT_SEND &&
-         request.kind != SRT_BARRIER;
+  return names_gpu(request) && request.kind <= SRT_SEND && request.kind != SRT_BARRIER;
 }
 
 std::string name_of(int32_t rank, const RankPlace& place) {
@@ -85,6 +86,8 @@ Status Context::mark_inputs(const srt_request* requests, int32_t count, Inputs& 
   if (!gpu_backend_) return Status::ok();
   for (int32_t i = 0; i < count; ++i) {
     const srt_request& request = requests[i];
+    // A rank that joins takes part without NCCL if it has no such GPU.
+    if (names_gpu(request) && request.kind == SRT_JOIN) std::ignore = gpu_.choose(request.device);
     if (!has_memory_on_gpu(request)) continue;
     SIRTAKI_TRY(gpu_.choose(request.device));
     inputs.resize(static_cast<size_t>(count));

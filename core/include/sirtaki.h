@@ -140,7 +140,9 @@ typedef struct srt_request {
   int32_t root;               /* broadcast, send: a rank of the world */
   int32_t destination;        /* send: a rank of the world */
   int32_t process_set;        /* 0: all ranks */
-  int32_t device;             /* -1: the CPU; else the GPU that the memory is on. A rank works on one GPU */
+  int32_t device;             /* -1: the CPU; else the GPU that the memory is on. A rank works on one GPU.
+                                 Join: the one on which it takes part in what others do on theirs, if it
+                                 has not worked on one yet */
   int32_t priority;           /* higher leaves first */
   uint32_t flags;             /* SRT_REQUEST_*. An absent one joins in with its input as it is, or with
                                  neutral elements without one (all-reduce), unless it is absent on all

@@ -197,14 +197,16 @@ def mixed_precision() -> None:
         assert (everyone == everyone[0]).all()
 
 
-@case(least=2)
-def a_rank_without_data_takes_part() -> None:
+@case(least=2, begins=("with the others", "without a tensor"))
+def a_rank_without_data_takes_part(begins: str) -> None:
+    """If it has had no tensor on a GPU, it says which one it takes."""
     device = own_device()
-    hvd.allreduce(torch.ones(1, device=device))
+    if begins == "with the others":
+        hvd.allreduce(torch.ones(1, device=device))
     if hvd.rank() != 0:
         for count in SIZES:
             result = hvd.allreduce(
                 torch.ones(count, device=device), op=hvd.Sum, name=f"without rank 0, {count}"
             )
             same(result, torch.full((count,), hvd.size() - 1.0))
-    hvd.join(device.index if device.index is not None else -1)
+    hvd.join(hvd.rank() if device.index is None else device.index)
