@@ -26,6 +26,7 @@ struct CudaStreamTag {
   CudaContext context;
   std::deque<fake::Task> tasks;  // the first one runs
   bool is_held = false, is_closed = false;
+  std::condition_variable changed;  // for its thread alone: there may be hundreds of streams
 };
 
 struct CudaEventTag {
@@ -76,7 +77,7 @@ struct Gpus {
   }
 
   std::mutex mutex;
-  std::condition_variable changed;
+  std::condition_variable task_done;
   CudaContextTag contexts[fake::most_devices];
   std::set<CudaStream> streams;
   std::set<CudaEvent> events;
@@ -117,7 +118,7 @@ void serve(CudaStream stream) {
   Gpus& all = gpus();
   std::unique_lock lock(all.mutex);
   for (;;) {
-    all.changed.wait(lock, [&] { return stream->tasks.empty() ? stream->is_closed : !stream->is_held; });
+    stream->changed.wait(lock, [&] { return stream->tasks.empty() ? stream->is_closed : !stream->is_held; });
     if (stream->tasks.empty()) break;
     const fake::Task& task = stream->tasks.front();
     lock.unlock();
@@ -125,7 +126,7 @@ void serve(CudaStream stream) {
     task.work();
     lock.lock();
     stream->tasks.pop_front();
-    all.changed.notify_all();
+    all.task_done.notify_all();
   }
   all.streams.erase(stream);
   delete stream;
@@ -153,7 +154,7 @@ bool is_event(CudaEvent event, CudaContext context) { return gpus().events.count
 
 void append(CudaStream stream, fake::Task task) {
   stream->tasks.push_back(std::move(task));
-  gpus().changed.notify_all();
+  stream->changed.notify_one();
 }
 
 CudaResult free_block(const char* function, void* address, bool is_host) {
@@ -318,7 +319,7 @@ int cuStreamDestroy_v2(CudaStream stream) {
                    invalid_handle);
   stream->is_closed = true;  // what is queued is done first
   stream->is_held = false;
-  gpus().changed.notify_all();
+  stream->changed.notify_one();
   --gpus().alive;
   return cuda_success;
 }
@@ -332,7 +333,7 @@ int cuStreamWaitEvent(CudaStream stream, CudaEvent event, unsigned) {
   if (event->has_fired)
     append(found, {{}, [fired = event->has_fired] {
       std::unique_lock waiting(gpus().mutex);
-      gpus().changed.wait(waiting, [&] { return *fired; });
+      gpus().task_done.wait(waiting, [&] { return *fired; });
     }});
   return cuda_success;
 }
@@ -427,8 +428,10 @@ extern "C" {
 
 void fake_gpu_hold(CudaStream stream, int held) {
   const std::lock_guard lock(gpus().mutex);
-  if (const CudaStream found = find_stream(stream, stream ? stream->context : current_context())) found->is_held = held;
-  gpus().changed.notify_all();
+  const CudaStream found = find_stream(stream, stream ? stream->context : current_context());
+  if (!found) return;
+  found->is_held = held;
+  found->changed.notify_one();
 }
 
 void fake_gpu_lend(void* address, size_t bytes, int device) {

@@ -32,6 +32,7 @@ class Driver:
         self._library = ctypes.CDLL(str(FOLDER / "libcuda.so.1"))
         self._contexts: dict[int, ctypes.c_void_p] = {}
         self._streams: dict[int, int] = {}
+        self._made: list[tuple[int, int]] = []  # GPU and stream
 
     def stream(self, gpu: int) -> int:
         """This GPU's stream."""
@@ -43,7 +44,18 @@ class Driver:
         """Another stream."""
         made = ctypes.c_void_p()
         self._call(gpu, "cuStreamCreateWithPriority", ctypes.byref(made), 1, 0)
+        self._made.append((gpu, made.value or 0))
         return made.value or 0
+
+    def close(self) -> None:
+        """Ends its streams; each has a thread."""
+        for gpu, stream in self._made:
+            self._call(gpu, "cuStreamDestroy_v2", ctypes.c_void_p(stream))
+        self._made.clear()
+        self._streams.clear()
+        for gpu in self._contexts:
+            assert self._library.cuDevicePrimaryCtxRelease_v2(gpu) == 0
+        self._contexts.clear()
 
     def wait_for(self, gpu: int, stream: int) -> None:
         """Waits for what is in a stream now."""
@@ -103,6 +115,7 @@ class FakeTensors:
         self._patch.undo()
         for address in self._lent:
             self.fake.take_back(address)
+        self.driver.close()
         assert self.fake.misuse() == ""
 
     def lend(self, keep: Any, gpu: int) -> None:
