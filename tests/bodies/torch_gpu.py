@@ -111,7 +111,7 @@ def memory_that_is_dropped_at_once_is_not_used_again_too_early() -> None:
     results = []
     for step in range(20):
         results.append(hvd.allreduce(torch.full((count,), float(step), device=device), op=hvd.Sum))
-        hvd.allreduce_async(torch.full((count,), 1.0, device=device), op=hvd.Sum, name="dropped")
+        hvd.allreduce_async(torch.full((count,), 1.0, device=device), op=hvd.Sum, name=f"dropped {step}")
         torch.full((count,), -1.0, device=device)  # would take memory that is free too early
         gc.collect(0)
     for step, result in enumerate(results):

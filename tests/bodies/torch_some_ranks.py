@@ -22,6 +22,7 @@ from bodies.torch_models import (
     sgd,
     train,
 )
+from sirtaki.torch import device
 
 
 def loss_of_ranks(model: nn.Module, step: int, ranks: list[int]) -> torch.Tensor:
@@ -84,7 +85,7 @@ def ranks_that_run_out_of_data(groups: int) -> None:
         optimizer.zero_grad()
         own_loss(ours, step).backward()
         optimizer.step()
-    last = hvd.join()
+    last = hvd.join(device.ordinal(next(ours.parameters())))  # one of them has had nothing to exchange
     assert last in range(hvd.size())
     hvd.broadcast_parameters(ours.state_dict(), root_rank=1)
     hvd.broadcast_optimizer_state(optimizer, root_rank=1)
@@ -108,7 +109,7 @@ def a_sparse_table_of_ranks_that_run_out_of_data() -> None:
         optimizer.zero_grad()
         table(torch.tensor([hvd.rank() * 4, hvd.rank() * 4 + step % 4])).sum().backward()
         optimizer.step()
-    hvd.join()
+    hvd.join(device.ordinal(table.weight))
     hvd.broadcast_parameters(table.state_dict(), root_rank=1)
     expected = torch.zeros(12, 2)
     for rank, steps in enumerate(BATCHES):
