@@ -8,6 +8,7 @@ ranks waiting, use up memory or files, or fill a log.
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import socket
 import time
@@ -20,13 +21,21 @@ from .handshake import HANDSHAKE_SECONDS
 
 TOO_SLOW = f"it did not prove who it is within {HANDSHAKE_SECONDS:g} s"
 LIMIT = 128  # so many may be at it at once, but
-_SHARE_OF_FILES = 8  # no more than this part of the files that a process may have open
+_SHARE_OF_FILES = 4  # no more than this part of the files that the process may still open
 _NO_FILES_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _WAIT_FOR_FILES = 0.02  # seconds, when nobody could be sent away to make room
 _LINES_AT_ONCE = 8
 _SECONDS_A_LINE = 10.0  # after those
 
 Stranger = TypeVar("Stranger", bound=Arrival)
+
+
+def _files_left() -> int:
+    """How many files this process may open besides those that it has open."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed == resource.RLIM_INFINITY:
+        return LIMIT * _SHARE_OF_FILES
+    return allowed - len(os.listdir("/proc/self/fd"))
 
 
 class Strangers(Generic[Stranger]):
@@ -38,8 +47,7 @@ class Strangers(Generic[Stranger]):
     def __init__(self, send_away: Callable[[Stranger, str], None]) -> None:
         self._send_away = send_away
         self._all: dict[Stranger, None] = {}
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._limit = LIMIT if files < 0 else max(1, min(LIMIT, files // _SHARE_OF_FILES))
+        self._limit = max(1, min(LIMIT, _files_left() // _SHARE_OF_FILES))
 
     def accept(self, listening: socket.socket) -> socket.socket | None:
         """The next connection, for which there is room now; None if there is none after all."""

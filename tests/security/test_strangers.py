@@ -246,6 +246,7 @@ def test_a_crowd_from_one_place_displaces_only_itself() -> None:
 def test_more_strangers_than_this_process_may_have_files() -> None:
     """The ranks still come in, although one of them shares the process with the rendezvous."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    many = [os.dup(0) for _ in range(300)]  # as a program has that has opened data sets
     visits = (
         "import resource, socket, sys\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (512, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
@@ -270,6 +271,8 @@ def test_more_strangers_than_this_process_may_have_files() -> None:
         job.server.close()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for descriptor in many:
+            os.close(descriptor)
 
 
 def test_where_no_file_is_left_somebody_has_to_go() -> None:
