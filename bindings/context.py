@@ -344,6 +344,15 @@ class Context:
             lib.srt_shutdown(self._pointer, timeout_ms)
             self._lingering.clear()
 
+    def serve_process(self) -> None:
+        """Makes this the context of operations inside programs that a framework has compiled."""
+        lib.srt_set_process_context(self._pointer)
+
+    def leave_process(self) -> None:
+        """Ends that, once no such operation is being queued; one that comes later fails."""
+        if self._native.pid == os.getpid():
+            lib.srt_set_process_context(ffi.NULL)
+
     @property
     def pointer(self) -> Any:
         """The core's context, for calls of the core that have no method here."""

@@ -72,6 +72,7 @@ def start(
     except BootstrapError as error:
         raise InitializationError(f"{where} could not start: {error}") from None
     current.process.context = context
+    context.serve_process()
     os.environ[_MARK] = f"{world.job.id}:{world.rank}:{os.getpid()}"
     _watch_the_end()
     if _rank.client is not None:
@@ -88,6 +89,7 @@ def stop() -> None:
     if context is None:
         return
     os.environ.pop(_MARK, None)
+    context.leave_process()
     context.shutdown()
     _close_client("finished")
 

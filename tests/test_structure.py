@@ -50,6 +50,8 @@ UNFINISHED = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + 
 
 BUILDS = ("tests", "core")  # folders of build/: those of make test and of an install
 # Relocated constants and the compiler's own references are written once, by the loader.
+# What compiled programs find their context by: see there.
+MAY_BE_WRITABLE = {"process_context.cc.o"}
 WRITABLE = re.compile(r"\.(data(?!\.rel\.ro|\.rel\.local\.DW\.ref)|bss|tdata|tbss)")
 
 
@@ -170,6 +172,8 @@ def test_no_object_file_has_writable_globals() -> None:
         pytest.skip("there are no object files here; make test builds them")
     wrong = []
     for path in objects:
+        if path.name in MAY_BE_WRITABLE:
+            continue
         for line in subprocess.run(
             ["size", "-A", path], capture_output=True, text=True, check=True
         ).stdout.splitlines():

@@ -197,6 +197,13 @@ srt_status srt_shutdown(srt_context *, int32_t timeout_ms);   /* lets what is in
 void srt_destroy(srt_context *);                              /* no other call may be running */
 void srt_fork_child(srt_context *);                           /* in a forked child: closes, takes no lock */
 
+/* The process's context, for operations inside programs that a framework has compiled: they outlive contexts, and can
+ * carry none. NULL takes it back, which srt_destroy needs to come first; returns when nobody holds the former one. */
+void srt_set_process_context(srt_context *);
+/* For a moment, by one thread: to queue operations, never to wait for them. NULL: there is none to let go of. */
+srt_context *srt_hold_process_context(void);
+void srt_let_go_of_process_context(void);
+
 /* Operations. A batch is queued whole or not at all. */
 srt_status srt_enqueue(srt_context *, const srt_request *, int32_t count, srt_handle *out, srt_error *);
 /* Enqueue and wait, without waking the engine. SRT_IN_PROGRESS leaves valid handles; any other failure to

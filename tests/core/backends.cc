@@ -285,4 +285,23 @@ TEST(a_hook_hears_of_a_failure_once) {
   });
 }
 
+TEST(the_process_context_is_kept_for_as_long_as_it_is_held) {
+  CHECK(srt_hold_process_context() == nullptr);
+  int anything = 0;  // it is handed on, never looked into
+  auto* const context = reinterpret_cast<srt_context*>(&anything);
+  srt_set_process_context(context);
+  CHECK(srt_hold_process_context() == context);
+  std::atomic<bool> taken_back{false};
+  std::thread owner([&] {
+    srt_set_process_context(nullptr);
+    taken_back = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(!taken_back);
+  srt_let_go_of_process_context();
+  owner.join();
+  CHECK(taken_back);
+  CHECK(srt_hold_process_context() == nullptr);
+}
+
 CHECK_MAIN()

@@ -1,0 +1,29 @@
+// The process's context, for callers that can carry none: operations inside programs that a framework has compiled.
+#include <mutex>
+#include <shared_mutex>
+
+#include "sirtaki.h"
+
+namespace {
+
+// The only state that is not a context's own. A shared lock keeps the context for as long as a call uses it.
+constinit std::shared_mutex in_use;
+constinit srt_context* process_context = nullptr;
+
+}  // namespace
+
+extern "C" {
+
+void srt_set_process_context(srt_context* context) {
+  const std::unique_lock lock(in_use);
+  process_context = context;
+}
+srt_context* srt_hold_process_context(void) {
+  in_use.lock_shared();
+  srt_context* held = process_context;
+  if (!held) in_use.unlock_shared();
+  return held;
+}
+void srt_let_go_of_process_context(void) { in_use.unlock_shared(); }
+
+}  // extern "C"
