@@ -19,28 +19,16 @@
 #include <thread>
 #include <vector>
 
-#include "sirtaki.h"
+#include "call.h"
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Times = std::vector<double>;
 
 constexpr size_t write_bytes = 1 << 20;
 constexpr size_t bytes_a_block = 64 << 20;  // so much is moved for each size in a block, within these bounds
 constexpr int most_calls = 200;
 constexpr int blocks = 7;
-
-void must(bool condition, const char* what) {
-  if (condition) return;
-  std::fprintf(stderr, "between: %s\n", what);
-  std::_Exit(1);
-}
-
-double median(Times times) {
-  std::nth_element(times.begin(), times.begin() + static_cast<ptrdiff_t>(times.size() / 2), times.end());
-  return times[times.size() / 2];
-}
 
 struct Connection {
   int ends[2];
@@ -129,23 +117,7 @@ class Rank {
     sender.join();
   }
 
-  void reduce() {
-    const auto count = static_cast<int64_t>(data_.size());
-    srt_request request{};
-    request.struct_size = sizeof request;
-    request.kind = SRT_ALLREDUCE;
-    request.dtype = 10;  // float32
-    request.device = -1;
-    request.name = "between";
-    request.dimensions = 1;
-    request.shape = &count;
-    request.prescale = request.postscale = 1.0;
-    request.input = request.output = reinterpret_cast<uintptr_t>(data_.data());
-    srt_handle handle = 0;
-    srt_error error{};
-    must(srt_run(context_, &request, 1, 60'000, &handle, &error) == SRT_OK, error.text);
-    srt_release(context_, &handle, 1);
-  }
+  void reduce() { allreduce(context_, "between", data_); }
 
   static void print(size_t bytes, const Times& core, const Times& stream, const Times& ratios) {
     std::printf("{\"bytes\": %zu, \"sirtaki_us\": %.1f, \"stream_us\": %.1f, \"ratios\": [", bytes, median(core),

@@ -17,13 +17,12 @@
 #include <thread>
 #include <vector>
 
+#include "call.h"
 #include "limit.h"
-#include "sirtaki.h"
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Times = std::vector<double>;
 
 constexpr int block_calls = 16;
 constexpr int least_calls = 48;
@@ -32,19 +31,6 @@ constexpr size_t bytes_per_size = size_t{1} << 29;  // so much is reduced for ea
 
 double microseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
-}
-
-double quantile(Times times, double q) {
-  std::sort(times.begin(), times.end());
-  return times[std::min(times.size() - 1, static_cast<size_t>(q * static_cast<double>(times.size())))];
-}
-
-double median(const Times& times) { return quantile(times, 0.5); }
-
-void must(bool condition, const char* what) {
-  if (condition) return;
-  std::fprintf(stderr, "driver: %s\n", what);
-  std::_Exit(1);
 }
 
 // What the processes share before they part.
@@ -145,23 +131,7 @@ class Rank {
     return microseconds_since(start);
   }
 
-  void run() {
-    const auto count = static_cast<int64_t>(data_.size());
-    srt_request request{};
-    request.struct_size = sizeof request;
-    request.kind = SRT_ALLREDUCE;
-    request.dtype = 10;  // float32
-    request.device = -1;
-    request.name = "driver";
-    request.dimensions = 1;
-    request.shape = &count;
-    request.prescale = request.postscale = 1.0;
-    request.input = request.output = reinterpret_cast<uintptr_t>(data_.data());
-    srt_handle handle = 0;
-    srt_error error{};
-    must(srt_run(context_, &request, 1, 60'000, &handle, &error) == SRT_OK, error.text);
-    srt_release(context_, &handle, 1);
-  }
+  void run() { allreduce(context_, "driver", data_); }
 
   void print(size_t bytes, const Times& core, const Times& bound, const Times& ratios, double cold) const {
     std::printf(

@@ -24,7 +24,7 @@ Status Execution::start(const Plan& plan, Nanoseconds now) {
 
 Status Execution::advance(Nanoseconds now, bool& moved) {
   if (executor_.is_idle()) return Status::ok();
-  changes_ = {};
+  changes_.clear();
   const Status status = executor_.advance(now, changes_);
   moved |= changes_.moved;
   if (!changes_.launched.empty()) note_launches();

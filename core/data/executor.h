@@ -27,6 +27,14 @@ class Executor {
     std::vector<uint64_t> finished;
     uint64_t failed = 0;               // the plan whose operation ended all with a status that is not ok
     bool moved = false;
+
+    // Lists keep their room: this is asked for at every turn.
+    void clear() {
+      launched.clear();
+      finished.clear();
+      failed = 0;
+      moved = false;
+    }
   };
 
   // Does some work.

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from bodies import TORCH_MODULES, Case, cases_for  # noqa: E402  # they import torch
-from world import world  # noqa: E402
+from bodies import TORCH_MODULES, Case, cases_for  # they import torch
+from world import world
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 WORLDS = [(1, "shm"), (2, "shm"), (3, "shm"), (2, "socket")]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Ranks that are threads get their parallelism from there."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from fake_gpu import needs_fake
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from bodies import GPU_MODULES, TORCH_MODULES, Case, cases_for  # noqa: E402  # they import torch
-from fake_gpu.tensors import FakeTensors  # noqa: E402
-from world import world  # noqa: E402
+from bodies import GPU_MODULES, TORCH_MODULES, Case, cases_for  # they import torch
+from fake_gpu.tensors import FakeTensors
+from world import world
 
-pytestmark = needs_fake
+pytestmark = [needs_fake, pytest.mark.usefixtures("one_thread")]
 ALL_KINDS = (
     "torch_collectives",
     "torch_more_collectives",
@@ -26,15 +26,6 @@ WORLDS = [
     (2, "nccl", TORCH_MODULES + GPU_MODULES),
     *((size, backend, ALL_KINDS) for size, backend in ((1, "nccl"), (3, "nccl"), (2, "staged"))),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Ranks that are threads get their parallelism from there."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

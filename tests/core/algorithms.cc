@@ -12,8 +12,6 @@ namespace {
 
 constexpr int64_t tiny = 64, huge = int64_t{1} << 30;
 
-void expect_ok(const Status& status) { CHECK_EQUAL(std::string(status.text()), ""); }
-
 // Numbers whose sum depends on the order in which they are added.
 std::vector<float> delicate(int rank, int64_t count) {
   std::mt19937 random(static_cast<uint32_t>(rank));

@@ -23,6 +23,16 @@ struct Mix {
   bool stalls = false;                 // waiting is reported soon
 };
 
+// But for stalls, which need time.
+inline constexpr Mix everything{.dissents = true,
+                                .absents = true,
+                                .joins = true,
+                                .goodbyes = true,
+                                .sets = true,
+                                .groups = true,
+                                .ragged = true,
+                                .exchanges = true};
+
 // One line of the program. Sets are named by the place of the line that added them, from 1; 0 is the world.
 struct Line {
   enum class What { operation, join, add_set, remove_set } what = What::operation;

@@ -8,15 +8,6 @@ using namespace sirtaki;
 
 namespace {
 
-constexpr Mix everything{.dissents = true,
-                         .absents = true,
-                         .joins = true,
-                         .goodbyes = true,
-                         .sets = true,
-                         .groups = true,
-                         .ragged = true,
-                         .exchanges = true};
-
 // Any tree: each rank reports to some lower one.
 std::vector<int32_t> random_parents(int32_t size, uint32_t seed) {
   std::mt19937 random(seed);

@@ -13,8 +13,6 @@ const std::vector<int> sizes{1, 2, 3, 5};
 
 int64_t sum_of_ranks(int size) { return int64_t{size} * (size - 1) / 2; }
 
-void expect_ok(const Status& status) { CHECK_EQUAL(std::string(status.text()), ""); }
-
 // What rank `from` gives to rank `to`, as element `i`.
 int64_t element(int from, int to, int64_t i) { return (from * 100 + to) * 1'000'000 + i; }
 

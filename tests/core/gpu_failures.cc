@@ -79,6 +79,20 @@ std::vector<Status> endings_with(Fake& fake, const char* backend, const char* fu
   return endings;
 }
 
+// An all-reduce that is on its way on a rank's GPU.
+struct Launched {
+  Launched(Fake& fake, Context& context, int rank) : data(fake, rank, floats(count, 1)), stream(fake, rank) {
+    const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
+    CHECK(context.enqueue(&request, 1, &handle).is_ok());
+    CHECK(context.wait_on_stream(&handle, 1, stream.number(), patience).is_ok());
+  }
+
+  static constexpr int64_t count = 100;
+  OnGpu data;
+  UserStream stream;
+  Ticket handle = 0;
+};
+
 }  // namespace
 
 TEST(a_world_works_after_another) {
@@ -162,16 +176,10 @@ TEST(a_rank_that_gives_up_ends_what_is_on_the_gpus_of_others) {
   World ranks(3, on_gpus());
   std::barrier launched(3);
   ranks.run([&](int rank, Context& context) {
-    const int64_t count = 100;
-    OnGpu data(fake, rank, floats(count, 1));
-    UserStream stream(fake, rank);
-    const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
-    Ticket handle;
-    CHECK(context.enqueue(&request, 1, &handle).is_ok());
-    CHECK(context.wait_on_stream(&handle, 1, stream.number(), patience).is_ok());
+    const Launched sum(fake, context, rank);
     launched.arrive_and_wait();
     if (rank == 1) context.abort("the loss is not a number");
-    const Status ending = context.wait(&handle, 1, patience);
+    const Status ending = context.wait(&sum.handle, 1, patience);
     CHECK_EQUAL(ending.code(), SRT_ABORTED);
     CHECK(contains(ending.text(), "the loss is not a number"));
   });
@@ -186,16 +194,10 @@ TEST(a_rank_that_is_lost_ends_what_waits_for_it_on_the_gpus_of_others) {
   World ranks(2, options);
   std::barrier launched(2);
   ranks.run([&](int rank, Context& context) {
-    const int64_t count = 100;
-    OnGpu data(fake, rank, floats(count, 1));
-    UserStream stream(fake, rank);
-    const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
-    Ticket handle;
-    CHECK(context.enqueue(&request, 1, &handle).is_ok());
-    CHECK(context.wait_on_stream(&handle, 1, stream.number(), patience).is_ok());
+    const Launched sum(fake, context, rank);
     launched.arrive_and_wait();
     if (rank == 1) return ranks.lose(rank);
-    const Status ending = context.wait(&handle, 1, patience);
+    const Status ending = context.wait(&sum.handle, 1, patience);
     CHECK_EQUAL(ending.code(), SRT_PEER_LOST);
     CHECK(contains(ending.text(), "rank 1"));
   });

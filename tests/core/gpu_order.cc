@@ -9,8 +9,6 @@ using namespace world;
 
 namespace {
 
-void expect_ok(const Status& status) { CHECK_EQUAL(std::string(status.text()), ""); }
-
 std::vector<uint8_t> floats(int64_t count, float value) {
   return bytes_of(std::vector<float>(static_cast<size_t>(count), value));
 }
@@ -26,15 +24,6 @@ void on_each_backend(int size, const std::function<void(Fake&, int, Context&)>& 
     World ranks(size, on_gpus({{"gpu_backend", backend}}));
     ranks.run([&](int rank, Context& context) { body(fake, rank, context); });
   }
-}
-
-int32_t add_set(Context& context, const std::vector<int64_t>& members) {
-  Ticket handle = 0;
-  expect_ok(run_one(context, request(SRT_ADD_PROCESS_SET, nullptr, members.data(), static_cast<int>(members.size())),
-                    handle));
-  const auto number = static_cast<int32_t>(context.result_number(handle));
-  context.release(&handle, 1);
-  return number;
 }
 
 constexpr Nanoseconds patience = seconds(60);

@@ -11,17 +11,6 @@ namespace {
 
 const std::vector<std::pair<std::string, std::string>> quiet{{"log_descriptor", "-1"}, {"chunk_bytes", "4096"}};
 
-void expect_ok(const Status& status) { CHECK_EQUAL(std::string(status.text()), ""); }
-
-int32_t add_set(Context& context, const std::vector<int64_t>& ranks) {
-  Ticket handle = 0;
-  expect_ok(run_one(context, request(SRT_ADD_PROCESS_SET, nullptr, ranks.data(), static_cast<int32_t>(ranks.size())),
-                    handle));
-  const auto number = static_cast<int32_t>(context.result_number(handle));
-  context.release(&handle, 1);
-  return number;
-}
-
 // Sums until something fails; how that reads.
 Status sum_until_it_fails(Context& context, int64_t count) {
   std::vector<float> data(static_cast<size_t>(count));

@@ -26,20 +26,11 @@ Options in_shape(const Shape& shape, Knobs knobs = {}) {
   return on_hosts(shape.hosts, knobs);
 }
 
-void expect_ok(const Status& status) { CHECK_EQUAL(std::string(status.text()), ""); }
-
 void run_well(Context& context, const srt_request& request, const std::function<void(Ticket)>& look = {}) {
   Ticket handle = 0;
   expect_ok(run_one(context, request, handle));
   if (look) look(handle);
   if (handle) context.release(&handle, 1);
-}
-
-int32_t add_set(Context& context, const std::vector<int64_t>& ranks) {
-  int32_t number = 0;
-  run_well(context, request(SRT_ADD_PROCESS_SET, nullptr, ranks.data(), static_cast<int32_t>(ranks.size())),
-           [&](Ticket handle) { number = static_cast<int32_t>(context.result_number(handle)); });
-  return number;
 }
 
 srt_request in(int32_t set, srt_request request) {

@@ -10,8 +10,6 @@ using namespace world;
 
 namespace {
 
-void expect_ok(const Status& status) { CHECK_EQUAL(std::string(status.text()), ""); }
-
 bool contains(const Status& status, const std::string& part) {
   return std::string(status.text()).find(part) != std::string::npos;
 }
@@ -26,16 +24,6 @@ srt_request join_of(int32_t set) {
   srt_request request = world::request(SRT_JOIN, nullptr, nullptr, 0);
   request.process_set = set;
   return request;
-}
-
-// All ranks ask; its number.
-int32_t add_set(Context& context, const std::vector<int64_t>& ranks) {
-  Ticket handle = 0;
-  const auto count = static_cast<int32_t>(ranks.size());
-  expect_ok(run_one(context, request(SRT_ADD_PROCESS_SET, nullptr, ranks.data(), count), handle));
-  const auto number = static_cast<int32_t>(context.result_number(handle));
-  context.release(&handle, 1);
-  return number;
 }
 
 void remove_set(Context& context, int32_t set) {

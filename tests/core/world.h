@@ -246,4 +246,16 @@ inline Status run_one(Context& context, const srt_request& request, Ticket& hand
   return status.is_ok() ? context.wait(&handle, 1, timeout) : status;
 }
 
+inline void expect_ok(const Status& status) { CHECK_EQUAL(std::string(status.text()), ""); }
+
+// Adds a process set, as all ranks do; its number.
+inline int32_t add_set(Context& context, const std::vector<int64_t>& ranks) {
+  Ticket handle = 0;
+  const auto count = static_cast<int32_t>(ranks.size());
+  expect_ok(run_one(context, request(SRT_ADD_PROCESS_SET, nullptr, ranks.data(), count), handle));
+  const auto number = static_cast<int32_t>(context.result_number(handle));
+  context.release(&handle, 1);
+  return number;
+}
+
 }  // namespace world
