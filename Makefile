@@ -68,9 +68,9 @@ demo: $(STAMPS)/demo
 	$(BIN)/hvdrun -np 2 $(BIN)/python examples/pytorch/digits.py
 
 test: $(STAMPS)/test
-	$(CMAKE) -S core -B build/tests -G Ninja -DCMAKE_BUILD_TYPE=Release -DSIRTAKI_TESTS=ON
-	$(CMAKE) --build build/tests
-	SIRTAKI_CORE_TESTS=$(CURDIR)/build/tests $(BIN)/python -m pytest
+	$(CMAKE) -S core -B build/core -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DSIRTAKI_TESTS=ON
+	$(CMAKE) --build build/core
+	SIRTAKI_CORE_TESTS=$(CURDIR)/build/core $(BIN)/python -m pytest
 
 test-sanitized: $(SANITIZED)
 
