@@ -20,7 +20,7 @@ from setuptools.command.build import build
 ROOT = Path(__file__).parent.resolve()
 HEADER = ROOT / "core" / "include" / "sirtaki.h"
 FOLDERS = {"sirtaki": "adapters", "sirtaki._core": "bindings", "sirtaki.runner": "runner"}
-LIBRARY = "libsirtaki.so"
+LIBRARIES = ("libsirtaki.so", "libsirtaki_tensorflow.so")
 
 
 def declarations(header: str) -> str:
@@ -52,7 +52,9 @@ class BuildNative(Command):
         version = self.distribution.get_version()
         (target / "_version.py").write_text(f'"""The version of this build."""\n\nVERSION = "{version}"\n')
         self.write_declarations(target / "_cdef.py")
-        self.install(self.compile(version), target / LIBRARY)
+        folder = self.compile(version)
+        for library in LIBRARIES:
+            self.install(next(folder.rglob(library)), target / library)
 
     def write_declarations(self, target: Path) -> None:
         from cffi import FFI
@@ -78,7 +80,7 @@ class BuildNative(Command):
             ["--build", str(folder)],
         ):
             subprocess.run([cmake, *step], check=True)
-        return next(folder.rglob(LIBRARY))
+        return folder
 
     def install(self, built: Path, target: Path) -> None:
         """Replaces the library as a whole: processes that have it open keep the old one."""
@@ -93,7 +95,7 @@ class BuildNative(Command):
     def get_outputs(self) -> list[str]:
         return [
             str(Path(self.build_lib, "sirtaki", "_core", name))
-            for name in (LIBRARY, "_cdef.py", "_version.py")
+            for name in (*LIBRARIES, "_cdef.py", "_version.py")
         ]
 
     def get_output_mapping(self) -> dict[str, str]:

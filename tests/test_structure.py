@@ -27,12 +27,14 @@ BELOW = {
     "gpu": {"base", "observe", "plan", "transport", "data"},
     "context": {"base", "observe", "plan", "transport", "control", "data", "gpu"},
     "api": {"base", "observe", "plan", "transport", "control", "data", "gpu", "context"},
+    "tensorflow": set(),  # a library of its own: it knows the C interface only
 }
 # The same for Python: the packages of sirtaki that each folder may import, besides itself.
 IMPORTS = {
     "bindings": {"_core"},
     "adapters/common": {"_core", "common"},
     "adapters/numpy": {"_core", "common", "numpy"},
+    "adapters/tensorflow": {"_core", "common", "tensorflow"},
     "adapters/torch": {"_core", "common", "torch"},
     "runner": {"_core", "runner"},
 }

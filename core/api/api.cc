@@ -191,6 +191,7 @@ int32_t srt_result_splits(srt_context* c, srt_handle handle, int64_t* out, int32
 int32_t srt_process_set(srt_context* c, int32_t number, int32_t* out, int32_t capacity) {
   return c->context->process_set(number, out, capacity);
 }
+void srt_place(srt_context* c, srt_topology* out) { *out = c->context->place(); }
 const char* srt_handle_error(srt_context* c, srt_handle handle) {
   return c->context->error(static_cast<Ticket>(handle));
 }

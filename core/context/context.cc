@@ -39,12 +39,13 @@ Status Context::create(const Config& config, const srt_topology& topology, std::
 }
 
 Context::Context(const Config& config, const srt_topology& topology)
-    : config_(config), rank_(topology.rank), size_(topology.size),
+    : config_(config), place_(topology), rank_(topology.rank), size_(topology.size),
       log_(static_cast<int>(config.integer(Knob::log_descriptor))), links_(topology.size),
       kernels_(choose_kernels(config.text(Knob::kernel))),
       timeline_(rank_, name_of(rank_, place_of(topology.peers[rank_])), log_),
       observer_(topology.size, static_cast<size_t>(config.integer(Knob::recorder_operations)), timeline_),
       gpu_(config_), handles_(observer_), sets_(topology.size) {
+  place_.peers = nullptr;
   for (int32_t rank = 0; rank < size_; ++rank) {
     const srt_peer& peer = topology.peers[rank];
     places_.push_back(place_of(peer));

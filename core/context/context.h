@@ -35,6 +35,7 @@ class Context {
   int64_t result_number(Ticket handle);
   int32_t result_splits(Ticket handle, int64_t* out, int32_t capacity);
   int32_t process_set(int32_t number, int32_t* out, int32_t capacity);
+  const srt_topology& place() const { return place_; }  // without the peers
   const char* error(Ticket handle);
   void release(const Ticket* handles, int32_t count);
   void flush() { engine_->flush(); }
@@ -67,6 +68,7 @@ class Context {
   void take_back(const Ticket* handles, int32_t count);
 
   Config config_;
+  srt_topology place_;
   int32_t rank_, size_;
   RankNames names_;
   std::vector<RankPlace> places_;

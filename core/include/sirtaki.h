@@ -224,6 +224,8 @@ int64_t srt_result_number(srt_context *, srt_handle);
 int32_t srt_result_splits(srt_context *, srt_handle, int64_t *out, int32_t capacity);
 /* The ranks of a process set, ascending: how many, at most `capacity` of them written; -1: there is no such set. */
 int32_t srt_process_set(srt_context *, int32_t number, int32_t *out, int32_t capacity);
+/* Where this rank stands; peers is NULL. */
+void srt_place(srt_context *, srt_topology *out);
 const char *srt_handle_error(srt_context *, srt_handle);      /* "" if none; valid until it is released */
 const char *srt_context_error(srt_context *);                 /* why the context is dead; "" if it lives */
 void srt_release(srt_context *, const srt_handle *, int32_t count); /* an unfinished one is released when it ends */

@@ -1,0 +1,64 @@
+"""Data-parallel training with TensorFlow, with Horovod's calls: `import sirtaki.tensorflow as hvd`."""
+
+from __future__ import annotations
+
+from sirtaki.common.basics import *  # noqa: F403
+from sirtaki.common.basics import __all__ as _basics
+from sirtaki.common.objects import allgather_object, broadcast_object
+from sirtaki.common.observing import *  # noqa: F403
+from sirtaki.common.observing import __all__ as _observing
+from sirtaki.common.ops import Adasum, Average, Max, Min, Product, Sum
+from sirtaki.tensorflow.compression import Compression
+from sirtaki.tensorflow.facts import (
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    size_op,
+)
+from sirtaki.tensorflow.library import library as _library
+from sirtaki.tensorflow.movements import (
+    allgather,
+    alltoall,
+    broadcast,
+    broadcast_,
+    grouped_allgather,
+    grouped_broadcast,
+)
+from sirtaki.tensorflow.reductions import (
+    allreduce,
+    grouped_allreduce,
+    grouped_reducescatter,
+    reducescatter,
+)
+
+_library()
+
+__all__ = [
+    *_basics,
+    *_observing,
+    "Average",
+    "Sum",
+    "Adasum",
+    "Min",
+    "Max",
+    "Product",
+    "Compression",
+    "allreduce",
+    "grouped_allreduce",
+    "reducescatter",
+    "grouped_reducescatter",
+    "allgather",
+    "grouped_allgather",
+    "broadcast",
+    "broadcast_",
+    "grouped_broadcast",
+    "alltoall",
+    "rank_op",
+    "size_op",
+    "local_rank_op",
+    "local_size_op",
+    "process_set_included_op",
+    "broadcast_object",
+    "allgather_object",
+]

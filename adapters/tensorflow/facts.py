@@ -1,0 +1,59 @@
+"""Facts of the world as tensors: what they say is true when a graph runs, not when it was traced.
+
+A function that was traced before another `shutdown()` and `init()` sees the new world.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from sirtaki.tensorflow.library import library
+from sirtaki.tensorflow.operations import CPU, refuse_xla
+
+_RANK, _LOCAL_RANK, _LOCAL_SIZE = 0, 2, 3
+
+
+def place() -> tf.Tensor:
+    """Rank, size, local rank, local size, cross rank and cross size, as int32."""
+    refuse_xla()
+    with tf.device(CPU):
+        return library().sirtaki_place()
+
+
+def members(process_set: int) -> tf.Tensor:
+    """The ranks of a process set, by the core's number of it, ascending, as int32."""
+    refuse_xla()
+    with tf.device(CPU):
+        return library().sirtaki_members(process_set=tf.constant(process_set, tf.int32))
+
+
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """This rank's number, an int32 scalar. FailedPreconditionError before init()."""
+    return tf.identity(place()[_RANK], name=name)
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """The number of ranks of a process set, an int32 scalar.
+
+    InvalidArgumentError if there is no such set, FailedPreconditionError before init().
+    """
+    return tf.identity(tf.size(members(process_set_id)), name=name)
+
+
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """This rank's number among those of its host, an int32 scalar. FailedPreconditionError before init()."""
+    return tf.identity(place()[_LOCAL_RANK], name=name)
+
+
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """The number of ranks on this host, an int32 scalar. FailedPreconditionError before init()."""
+    return tf.identity(place()[_LOCAL_SIZE], name=name)
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """Whether this rank belongs to a process set: an int32 scalar, 1 or 0.
+
+    InvalidArgumentError if there is no such set, FailedPreconditionError before init().
+    """
+    included = tf.reduce_any(members(process_set_id) == place()[_RANK])
+    return tf.identity(tf.cast(included, tf.int32), name=name)

@@ -1,0 +1,132 @@
+"""Derivatives of the collectives.
+
+The convention: what is differentiated is the sum of the losses of all ranks. So the derivative of a sum is
+the sum of what comes back on the ranks, that of an average their average, and a rank's slice of a gathered
+tensor gets the sum of what comes back for it. (Horovod averages instead of adding for broadcast and
+all-gather.) All ranks have to compute the gradient, as they computed the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sirtaki._core import request as core
+from sirtaki._core.errors import UnsupportedError
+from sirtaki.common.ops import Reduction
+from sirtaki.tensorflow import operations
+from sirtaki.tensorflow.facts import members, place
+from sirtaki.tensorflow.labels import part
+from sirtaki.tensorflow.operations import Call
+
+_SUM = Reduction(core.SUM)
+Derivative = Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]
+
+
+def _call(op: Any, suffix: str = ".gradient") -> Call:
+    return Call(part(op.inputs[0], suffix), int(op.get_attr("process_set")))
+
+
+def _how(op: Any) -> Reduction:
+    prescale, postscale = (tf.compat.as_text(op.get_attr(name)) for name in ("prescale", "postscale"))
+    return Reduction(int(op.get_attr("reduce_op")), float(prescale), float(postscale))
+
+
+def _of_floating(op: Any, gradients: Sequence[Any], derivative: Derivative) -> list[Any]:
+    """The gradients of all inputs (the label has none), by those of the outputs that can have one.
+
+    What was not used counts as zero, so that all ranks exchange alike whatever each of them has used.
+    """
+    which = [i for i, output in enumerate(op.outputs) if output.dtype.is_floating or output.dtype.is_complex]
+    which = [i for i in which if i < len(op.inputs) - 1]
+    given = [
+        tf.zeros_like(op.outputs[i]) if gradients[i] is None else tf.convert_to_tensor(gradients[i])
+        for i in which
+    ]
+    found = dict(zip(which, derivative(given), strict=True))
+    return [None, *(found.get(i) for i in range(len(op.inputs) - 1))]
+
+
+@tf.RegisterGradient("SirtakiAllreduce")
+def _of_allreduce(op: Any, *gradients: Any) -> list[Any]:
+    how, called = _how(op), _call(op)
+    if how.op in (core.SUM, core.AVERAGE):
+        return _of_floating(op, gradients, lambda given: operations.allreduce(given, how, called))
+    if how.op not in (core.MIN, core.MAX) or (how.prescale, how.postscale) != (1.0, 1.0):
+        raise UnsupportedError(
+            "an all-reduce has a gradient with op=Sum and op=Average, and with op=Min and op=Max without "
+            "factors; tf.stop_gradient() says that none is wanted"
+        )
+    return _of_floating(op, gradients, lambda given: _of_extreme(op, given, called))
+
+
+def _of_extreme(op: Any, gradients: list[tf.Tensor], called: Call) -> list[tf.Tensor]:
+    """To the ranks that have the extreme value, in equal parts, as tf.reduce_max does it."""
+    which = [i for i, output in enumerate(op.outputs) if output.dtype.is_floating]
+    hits = [tf.cast(op.inputs[i + 1] == op.outputs[i], op.outputs[i].dtype) for i in which]
+    sums = operations.allreduce([*gradients, *hits], _SUM, called)
+    totals, counts = sums[: len(which)], sums[len(which) :]
+    return [hit * total / count for hit, total, count in zip(hits, totals, counts, strict=True)]
+
+
+@tf.RegisterGradient("SirtakiReducescatter")
+def _of_reducescatter(op: Any, *gradients: Any) -> list[Any]:
+    how, called = _how(op), _call(op)
+    if how.op not in (core.SUM, core.AVERAGE):
+        raise UnsupportedError("a reduce-scatter has a gradient with op=Sum and op=Average only")
+
+    def derivative(given: list[tf.Tensor]) -> list[tf.Tensor]:
+        factor = tf.constant(how.prescale * how.postscale, tf.float64)
+        if how.op == core.AVERAGE:
+            factor /= tf.cast(tf.size(members(called.process_set)), tf.float64)
+        return [one * tf.cast(factor, one.dtype) for one in operations.allgather(given, called)]
+
+    return _of_floating(op, gradients, derivative)
+
+
+@tf.RegisterGradient("SirtakiAllgather")
+def _of_allgather(op: Any, *gradients: Any) -> list[Any]:
+    """Each rank gets what came back for its rows everywhere, and adds it up."""
+    called = _call(op)
+
+    def derivative(given: list[tf.Tensor]) -> list[tf.Tensor]:
+        which = [i for i, one in enumerate(op.outputs) if one.dtype.is_floating or one.dtype.is_complex]
+        sources = [op.inputs[i + 1] for i in which]
+        own = [tf.shape(source, tf.int64)[:1] for source in sources]
+        rows = operations.allgather(own, called._replace(label=part(called.label, ".rows")))
+        sums = []
+        for number, (one, splits, source) in enumerate(zip(given, rows, sources, strict=True)):
+            again = called._replace(label=part(called.label, f".of.{number}"))
+            came, received = operations.alltoall(one, splits, again)
+            by_rank = tf.concat([tf.shape(received), tf.shape(source)], 0)
+            sums.append(tf.reduce_sum(tf.reshape(came, by_rank), 0))
+        return sums
+
+    return _of_floating(op, gradients, derivative)
+
+
+@tf.RegisterGradient("SirtakiBroadcast")
+def _of_broadcast(op: Any, *gradients: Any) -> list[Any]:
+    called, root = _call(op), int(op.get_attr("root"))
+
+    def derivative(given: list[tf.Tensor]) -> list[tf.Tensor]:
+        is_root = place()[0] == root
+        sums = operations.allreduce(given, _SUM, called)
+        return [one * tf.cast(is_root, one.dtype) for one in sums]
+
+    return _of_floating(op, gradients, derivative)
+
+
+@tf.RegisterGradient("SirtakiAlltoall")
+def _of_alltoall(op: Any, gradient: Any, _: Any) -> list[Any]:
+    if gradient is None or not (op.outputs[0].dtype.is_floating or op.outputs[0].dtype.is_complex):
+        gradient = tf.zeros_like(op.outputs[0])
+    back, _ = operations.alltoall(tf.convert_to_tensor(gradient), op.outputs[1], _call(op))
+    unsent = tf.zeros_like(op.inputs[1][tf.shape(back)[0] :])  # the splits may leave rows out
+    return [None, tf.concat([back, unsent], 0), None]
+
+
+for _kind in ("SirtakiBarrier", "SirtakiJoin", "SirtakiPlace", "SirtakiMembers"):
+    tf.no_gradient(_kind)

@@ -1,0 +1,81 @@
+"""Names by which the ranks recognise operations.
+
+Operations take their name as a tensor: TensorFlow keeps a kernel for each value of an attribute, for ever, so
+names that are attributes would fill the memory of programs that make new ones in each step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_v2_func_graphs as bodies
+
+from sirtaki._core.current import current
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+
+_NAMES_BEFORE_WRAP = 1024  # so that the names of one step come back in the next ones, and are cached
+_BODIES = (bodies.CondBranchFuncGraph, bodies.WhileCondFuncGraph, bodies.WhileBodyFuncGraph)
+# How often each name has been asked for in a graph.
+_used: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
+
+
+def set_number(process_set: ProcessSet) -> int:
+    """The core's number of a process set. That of all ranks needs no init() yet.
+
+    Raises:
+        ValueError: the set is not in use.
+    """
+    return 0 if process_set is global_process_set else process_set.number(current())
+
+
+def label(kind: str, name: str | None, process_set: int) -> tf.Tensor:
+    """The name of a new operation of a kind ("allreduce", ...), as uint8.
+
+    In a graph it is the given one, or one that is made of the function's name and a number, alike on all
+    ranks that trace the same program; a second one of that name in the graph gets a number, too. Eager
+    operations without a name are numbered by kind and process set.
+    """
+    if tf.executing_eagerly():
+        if name is None:
+            number = current().next_number(f"tensorflow.{kind}.{process_set}") % _NAMES_BEFORE_WRAP
+            name = f"{kind}.noname.{number}"
+        return _eager(name)
+    graph = _function(tf.compat.v1.get_default_graph())
+    wanted = f"{_stable(getattr(graph, 'name', 'graph'))}.{kind}" if name is None else name
+    used = _used.setdefault(graph, Counter())
+    number = used[wanted]
+    used[wanted] += 1
+    return _constant(wanted if name is not None and number == 0 else f"{wanted}.{number}")
+
+
+def part(of: tf.Tensor, suffix: str) -> tf.Tensor:
+    """The name of another operation that belongs to the first one, such as its gradient."""
+    return tf.concat([of, _eager(suffix) if tf.executing_eagerly() else _constant(suffix)], 0)
+
+
+def _function(graph: Any) -> Any:
+    """The graph of the function that this one is a part of: loops and branches have graphs of their own."""
+    while isinstance(graph, _BODIES):
+        graph = graph.outer_graph
+    return graph
+
+
+def _stable(name: str) -> str:
+    """A function's name without the number that TensorFlow gives it, which may differ between ranks."""
+    return re.sub(r"_\d+$", "", name)
+
+
+def _constant(text: str) -> tf.Tensor:
+    return tf.constant(np.frombuffer(text.encode(), np.uint8))
+
+
+@lru_cache(maxsize=4096)
+def _eager(text: str) -> tf.Tensor:
+    with tf.device("CPU:0"):
+        return _constant(text)

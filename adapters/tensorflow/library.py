@@ -1,0 +1,30 @@
+"""TensorFlow's operations, opened once: `library()` is the module that TensorFlow makes of them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import tensorflow as tf
+
+from sirtaki._core.library import PATH
+
+
+@cache
+def library() -> Any:
+    """The operations by their names, such as `sirtaki_allreduce`.
+
+    Raises:
+        ImportError: this TensorFlow cannot run them.
+    """
+    path = PATH.with_name("libsirtaki_tensorflow.so")
+    try:
+        operations = tf.load_op_library(str(path))
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise ImportError(f"sirtaki's operations for TensorFlow cannot be opened: {error}") from None
+    if not hasattr(operations, "sirtaki_allreduce"):
+        raise ImportError(
+            f"sirtaki.tensorflow needs TensorFlow 2.13 or newer for Linux, such as its own wheels; this is "
+            f"TensorFlow {tf.__version__}, which lacks what asynchronous operations of other libraries need"
+        )
+    return operations

@@ -1,0 +1,152 @@
+"""Collective operations on TensorFlow's tensors that only move them.
+
+`sirtaki.tensorflow.reductions` says what all operations have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.tensorflow import gradients as _gradients  # noqa: F401  # it registers them
+from sirtaki.tensorflow import operations
+from sirtaki.tensorflow.labels import set_number
+from sirtaki.tensorflow.operations import call
+
+
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Concatenates the ranks' tensors along dimension 0, in the order of ranks. All of the set must call it.
+
+    Args:
+        tensor: of one dimension at least and of any dtype but strings and the like. Dimension 0 may differ
+            between ranks (and be 0), the others may not.
+        name: how the ranks recognise the operation.
+        ignore_name_scope: accepted; names are taken as they are given.
+        process_set: the ranks that take part.
+
+    Returns:
+        A tensor that is the same on every rank; in a graph the length of its dimension 0 is unknown.
+
+    Raises:
+        ValueError: a set that is not in use, a function that XLA compiles.
+        tf.errors.InvalidArgumentError: a tensor without dimensions, or ranks disagree about dtype or the
+            other dimensions.
+        tf.errors.AbortedError: a rank died.
+    """
+    called = call("allgather", name, set_number(process_set))
+    return operations.allgather([tf.convert_to_tensor(tensor)], called)[0]
+
+
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """As `allgather`, of a list of tensors that complete together. Returns the list of results."""
+    if not tensors:
+        return []
+    called = call("grouped_allgather", name, set_number(process_set))
+    return operations.allgather([tf.convert_to_tensor(tensor) for tensor in tensors], called)
+
+
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Copies rank `root_rank`'s tensor to all ranks of the set. All of them must call it.
+
+    Args:
+        tensor: of any dtype but strings and the like, of one shape and dtype on all ranks.
+        root_rank: whose tensor it is that all get: a rank of the world, also within a process set.
+        name, ignore_name_scope, process_set: as for `allgather`.
+
+    Returns:
+        A tensor with the root's values.
+
+    Raises:
+        ValueError: a set that is not in use, a function that XLA compiles.
+        tf.errors.InvalidArgumentError: there is no such rank in the set, or ranks disagree about dtype, shape
+            or root.
+        tf.errors.AbortedError: a rank died.
+    """
+    return grouped_broadcast([tensor], root_rank, name, process_set)[0]
+
+
+def grouped_broadcast(
+    tensors: Sequence[Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """As `broadcast`, of a list of tensors of any dtypes that complete together. Returns their list."""
+    if not tensors:
+        return []
+    called = call("broadcast" if len(tensors) == 1 else "grouped_broadcast", name, set_number(process_set))
+    return operations.broadcast([tf.convert_to_tensor(tensor) for tensor in tensors], root_rank, called)
+
+
+def broadcast_(
+    variables: Sequence[tf.Variable],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Variable]:
+    """Overwrites variables with rank `root_rank`'s, and returns them. All ranks of the set must call it.
+
+    Raises:
+        ValueError: something else than variables; else as `broadcast`.
+    """
+    wrong = next((one for one in variables if not hasattr(one, "assign")), None)
+    if wrong is not None:
+        raise ValueError(f"broadcast_ overwrites variables; {type(wrong).__name__} is none: use broadcast()")
+    for variable, value in zip(
+        variables, grouped_broadcast(variables, root_rank, name, process_set), strict=True
+    ):
+        variable.assign(value)
+    return list(variables)
+
+
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends each rank of the set its part of the rows, and returns what all have sent here. All must call it.
+
+    Args:
+        tensor: of one dimension at least; ranks may give different numbers of rows, but of the same shape.
+        splits: how many of the rows go to each rank, in the order of ranks, as integers; None: as many to
+            each.
+        name, ignore_name_scope, process_set: as for `allgather`.
+
+    Returns:
+        A tensor with the rows that came, in the order of ranks; with splits, a pair of it and an int32 tensor
+        of the number of rows that came from each.
+
+    Raises:
+        ValueError: a set that is not in use, a function that XLA compiles, splits that are an empty list.
+        tf.errors.InvalidArgumentError: rows that cannot be cut evenly; splits that are negative, too many or
+            too few, or add up to more than there is; ranks disagree about dtype or the other dimensions.
+        tf.errors.AbortedError: a rank died.
+    """
+    with tf.device(operations.CPU):
+        counts = tf.cast([] if splits is None else splits, tf.int64)
+    if splits is not None and counts.shape.num_elements() == 0:
+        raise ValueError("splits is empty: it needs the number of rows for each rank")
+    called = call("alltoall", name, set_number(process_set))
+    moved, received = operations.alltoall(tf.convert_to_tensor(tensor), counts, called)
+    return moved if splits is None else (moved, tf.cast(received, tf.int32))

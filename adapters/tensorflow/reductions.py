@@ -1,0 +1,198 @@
+"""Collective operations on TensorFlow's tensors that combine them.
+
+Every rank of the process set has to call the same operations with the same names. They work eagerly and in
+`tf.function`, loops and branches included, and can be differentiated: `sirtaki.tensorflow.gradients` states
+how. Operations without a name are numbered: in a function where it is traced, else by kind. What can be seen
+at once raises ValueError; the rest comes where the operation runs, as one of tf.errors: InvalidArgumentError
+if the ranks disagree (the next operation works), AbortedError if a rank died, FailedPreconditionError before
+init().
+
+They run on the CPU; TensorFlow copies tensors that are on a GPU. `device_dense` and `device_sparse`, by
+which Horovod is told where to run, are accepted and change nothing, and so does `ignore_name_scope`: names
+are taken as they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sirtaki._core import request as core
+from sirtaki.common.ops import Average, Reduction, reduction
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.tensorflow import gradients as _gradients  # noqa: F401  # it registers them
+from sirtaki.tensorflow import operations
+from sirtaki.tensorflow.compression import Compression, Compressor
+from sirtaki.tensorflow.facts import members
+from sirtaki.tensorflow.labels import set_number
+from sirtaki.tensorflow.operations import Call, call
+
+_Combine = Callable[[Sequence[tf.Tensor], Reduction, Call], list[tf.Tensor]]
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """Combines a tensor over all ranks of the set, element by element. All of them must call it.
+
+    Args:
+        tensor: a tensor, variable or array of any shape, the same on every rank, of a numeric dtype; bool for
+            Min, Max and Product; complex for Sum and Average. Or tf.IndexedSlices, for Sum and Average: the
+            ranks' slices are put one after another, which is what their sum is.
+        average: the older way to say op=Average (True) or op=Sum (False).
+        compression: Compression.fp16 or Compression.bf16 to exchange floating elements in 16 bits.
+        op: Average (default), Sum, Min, Max, Product, or Adasum (floating dtypes). An integer Average
+            truncates toward zero.
+        prescale_factor, postscale_factor: multiply before and after the combination.
+        name: how the ranks recognise the operation.
+        process_set: the ranks that take part.
+        device_dense, device_sparse, ignore_name_scope: see above.
+
+    Returns:
+        A tensor of the same shape and dtype, the same on every rank; tf.IndexedSlices if they were given.
+
+    Raises:
+        ValueError: op and average together, an unknown op, a set that is not in use, a function that XLA
+            compiles.
+        NotImplementedError: tf.IndexedSlices with another op, or with factors.
+        tf.errors.InvalidArgumentError: ranks disagree about dtype, shape, op or factors.
+        tf.errors.AbortedError: a rank died.
+    """
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    return _allreduce([tensor], how, compression, name, process_set)[0]
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Any]:
+    """As `allreduce`, of a list of tensors of any dtypes that complete together, as one operation.
+
+    Dense tensors and tf.IndexedSlices may be mixed. Returns the list of results.
+    """
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    return _allreduce(tensors, how, compression, name, process_set)
+
+
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
+    """Combines a tensor over all ranks of the set, and gives each its part of the rows. All must call it.
+
+    Args:
+        tensor: of one dimension at least, of the same shape on every rank and of a dtype as for `allreduce`.
+        op: Average, Sum, Min, Max or Product.
+        compression, name, process_set, prescale_factor, postscale_factor: as for `allreduce`.
+        device_dense, ignore_name_scope: see above.
+
+    Returns:
+        This rank's rows of the combination. Dimension 0 is cut in the order of ranks; where it does not
+        divide evenly, the first `rows % size` ranks get one row more.
+
+    Raises:
+        ValueError, tf.errors.InvalidArgumentError, tf.errors.AbortedError: as for `allreduce`.
+    """
+    how = reduction(op, None, prescale_factor, postscale_factor)
+    number = set_number(process_set)
+    called = call("reducescatter", name, number)
+    return _compressed(operations.reducescatter, [tensor], how, compression, called)[0]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+) -> list[tf.Tensor]:
+    """As `reducescatter`, of a list of tensors that complete together. Returns the list of results."""
+    how = reduction(op, None, prescale_factor, postscale_factor)
+    if not tensors:
+        return []
+    called = call("grouped_reducescatter", name, set_number(process_set))
+    return _compressed(operations.reducescatter, tensors, how, compression, called)
+
+
+def _allreduce(
+    tensors: Sequence[Any],
+    how: Reduction,
+    compression: type[Compressor],
+    name: str | None,
+    process_set: ProcessSet,
+) -> list[Any]:
+    number = set_number(process_set)
+    sparse = [i for i, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
+    dense = [i for i in range(len(tensors)) if i not in set(sparse)]
+    results: list[Any] = [None] * len(tensors)
+    if sparse:
+        called = call("sparse_allreduce", None if name is None else f"{name}.slices", number)
+        for i, result in zip(sparse, _add_slices([tensors[i] for i in sparse], how, called), strict=True):
+            results[i] = result
+    if dense:
+        called = call("allreduce" if len(tensors) == 1 else "grouped_allreduce", name, number)
+        reduced = _compressed(operations.allreduce, [tensors[i] for i in dense], how, compression, called)
+        for i, result in zip(dense, reduced, strict=True):
+            results[i] = result
+    return results
+
+
+def _add_slices(tensors: list[tf.IndexedSlices], how: Reduction, called: Call) -> list[tf.IndexedSlices]:
+    """The ranks' slices, one after another: tf.IndexedSlices may name an index twice, and are then added."""
+    if how.op not in (core.SUM, core.AVERAGE) or (how.prescale, how.postscale) != (1.0, 1.0):
+        raise NotImplementedError(
+            "tf.IndexedSlices are exchanged with op=Average or op=Sum and without factors; for anything else "
+            "make them dense first, with tf.convert_to_tensor() or sparse_as_dense=True"
+        )
+    parts = [part for tensor in tensors for part in (tensor.values, tensor.indices)]
+    gathered = operations.allgather(parts, called)
+    count = tf.size(members(called.process_set))
+    results = []
+    for tensor, values, indices in zip(tensors, gathered[::2], gathered[1::2], strict=True):
+        scaled = values / tf.cast(count, values.dtype) if how.op == core.AVERAGE else values
+        results.append(tf.IndexedSlices(scaled, indices, tensor.dense_shape))
+    return results
+
+
+def _compressed(
+    combine: _Combine,
+    tensors: Sequence[Any],
+    how: Reduction,
+    compression: type[Compressor],
+    called: Call,
+) -> list[tf.Tensor]:
+    small = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    results = combine([one for one, _ in small], how, called)
+    return [compression.decompress(one, undo) for one, (_, undo) in zip(results, small, strict=True)]

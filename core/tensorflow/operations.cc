@@ -1,0 +1,119 @@
+// The operations, as TensorFlow knows them. They are registered while tf.load_op_library opens this library.
+#include <string>
+#include <vector>
+
+#include "tensorflow/call.h"
+#include "tensorflow/world.h"
+
+namespace sirtaki::tensorflow {
+namespace {
+
+// Every output is like its input, in order.
+void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  KeptStatus outcome;
+  const auto count = static_cast<int>(tf().shape_inputs(context));
+  for (int i = 1; i < count && outcome.is_ok(); ++i) {
+    const Shape shape;
+    tf().input_shape(context, i, shape.get(), outcome.get());
+    if (outcome.is_ok()) tf().set_output_shape(context, i - 1, shape.get(), outcome.get());
+  }
+  tf().set_status(status, tf().code_of(outcome.get()), tf().text_of(outcome.get()));
+}
+
+// Output i is like input i + 1, with a number of rows that is known when it is there.
+void other_rows(TF_ShapeInferenceContext* context, int i, KeptStatus& outcome) {
+  const Shape whole;
+  tf().input_shape(context, i + 1, whole.get(), outcome.get());
+  if (!outcome.is_ok()) return;
+  if (!tf().is_rank_known(context, whole.get())) return tf().set_output_shape(context, i, whole.get(), outcome.get());
+  const Shape checked, row, result, rows(tf().vector_shape(context, static_cast<size_t>(-1)));
+  tf().with_rank_at_least(context, whole.get(), 1, checked.get(), outcome.get());
+  if (outcome.is_ok()) tf().part_of_shape(context, checked.get(), 1, INT64_MAX, row.get(), outcome.get());
+  if (outcome.is_ok()) tf().concatenate_shapes(context, rows.get(), row.get(), result.get(), outcome.get());
+  if (outcome.is_ok()) tf().set_output_shape(context, i, result.get(), outcome.get());
+}
+
+void shapes_of_other_rows(TF_ShapeInferenceContext* context, TF_Status* status) {
+  KeptStatus outcome;
+  const auto count = static_cast<int>(tf().shape_inputs(context)) - 1;
+  for (int i = 0; i < count && outcome.is_ok(); ++i) other_rows(context, i, outcome);
+  tf().set_status(status, tf().code_of(outcome.get()), tf().text_of(outcome.get()));
+}
+
+void shapes_of_alltoall(TF_ShapeInferenceContext* context, TF_Status* status) {
+  KeptStatus outcome;
+  other_rows(context, 0, outcome);
+  const Shape received(tf().vector_shape(context, static_cast<size_t>(-1)));
+  if (outcome.is_ok()) tf().set_output_shape(context, 1, received.get(), outcome.get());
+  tf().set_status(status, tf().code_of(outcome.get()), tf().text_of(outcome.get()));
+}
+
+void scalar(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const Shape shape(tf().scalar_shape(context));
+  tf().set_output_shape(context, 0, shape.get(), status);
+}
+
+void vector(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const Shape shape(tf().vector_shape(context, static_cast<size_t>(-1)));
+  tf().set_output_shape(context, 0, shape.get(), status);
+}
+
+struct Operation {
+  const char* name;
+  std::vector<const char*> attributes, inputs, outputs;
+  CApi::InferShapes shapes;
+};
+
+void add(const Operation& operation, CApi::Create create, CApi::ComputeAsync compute, CApi::Delete destroy) {
+  KeptStatus outcome;
+  TF_OpDefinitionBuilder* definition = tf().new_definition(operation.name);
+  for (const char* attribute : operation.attributes) tf().add_attribute(definition, attribute);
+  for (const char* input : operation.inputs) tf().add_input(definition, input);
+  for (const char* output : operation.outputs) tf().add_output(definition, output);
+  tf().set_stateful(definition, true);  // never merged with its equal, never left out
+  if (operation.shapes) tf().set_shapes(definition, operation.shapes);
+  tf().register_definition(definition, outcome.get());
+  if (!outcome.is_ok()) return;
+  TF_KernelBuilder* kernel = tf().new_async_kernel(operation.name, "CPU", create, compute, destroy);
+  tf().register_kernel(operation.name, kernel, outcome.get());
+}
+
+template <int32_t kind>
+void add_collective(Operation operation) {
+  operation.attributes.push_back("process_set: int");
+  operation.inputs.insert(operation.inputs.begin(), "label: uint8");  // the name, by which ranks recognise it
+  add(operation, [](TF_OpKernelConstruction* construction) -> void* { return Kernel::create(kind, construction); },
+      [](void* made, TF_OpKernelContext* where, TF_AsyncOpKernelDoneCallback* done) {
+    Call::start(*static_cast<const Kernel*>(made), where, done);
+  }, [](void* made) { delete static_cast<Kernel*>(made); });
+}
+
+void add_world(const Operation& operation, CApi::ComputeAsync compute) {
+  add(operation, [](TF_OpKernelConstruction*) -> void* { return nullptr; }, compute, [](void*) {});
+}
+
+// TensorFlow takes note of what is registered while it opens a library, and of nothing later. Where its functions
+// cannot be used nothing is registered, and Python says why.
+__attribute__((constructor)) void register_operations() {
+  if (CApi found; !find_c_api(found).empty()) return;
+  const char* list = "T: list(type) >= 0";
+  const std::vector<const char*> reduction = {list, "reduce_op: int", "prescale: string = '1'",
+                                              "postscale: string = '1'"};
+  add_collective<SRT_ALLREDUCE>({"SirtakiAllreduce", reduction, {"tensors: T"}, {"results: T"}, same_shapes});
+  add_collective<SRT_REDUCESCATTER>(
+      {"SirtakiReducescatter", reduction, {"tensors: T"}, {"results: T"}, shapes_of_other_rows});
+  add_collective<SRT_ALLGATHER>({"SirtakiAllgather", {list}, {"tensors: T"}, {"results: T"}, shapes_of_other_rows});
+  add_collective<SRT_BROADCAST>({"SirtakiBroadcast", {list, "root: int"}, {"tensors: T"}, {"results: T"}, same_shapes});
+  add_collective<SRT_ALLTOALL>({"SirtakiAlltoall",
+                                {"T: list(type) = [DT_FLOAT]"},
+                                {"tensors: T", "splits: int64"},
+                                {"results: T", "received: int64"},
+                                shapes_of_alltoall});
+  add_collective<SRT_BARRIER>({"SirtakiBarrier", {}, {}, {}, nullptr});
+  add_collective<SRT_JOIN>({"SirtakiJoin", {}, {}, {"last: int32"}, scalar});
+  add_world({"SirtakiPlace", {}, {}, {"place: int32"}, vector}, compute_place);
+  add_world({"SirtakiMembers", {}, {"process_set: int32"}, {"ranks: int32"}, vector}, compute_members);
+}
+
+}  // namespace
+}  // namespace sirtaki::tensorflow

@@ -1,0 +1,45 @@
+// TensorFlow's objects, deleted when they go out of scope.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "tensorflow/c_api.h"
+
+namespace sirtaki::tensorflow {
+
+constexpr const char* not_initialised =
+    "sirtaki is not initialised in this process: call init() in every rank, before anything else";
+
+struct DeleteTensor {
+  void operator()(TF_Tensor* tensor) const { tf().delete_tensor(tensor); }
+};
+using Tensor = std::unique_ptr<TF_Tensor, DeleteTensor>;
+
+struct DeleteShape {
+  void operator()(TF_ShapeHandle* shape) const { tf().delete_shape(shape); }
+};
+class Shape : public std::unique_ptr<TF_ShapeHandle, DeleteShape> {
+ public:
+  explicit Shape(TF_ShapeHandle* shape = tf().new_shape()) : unique_ptr(shape) {}
+};
+
+// Of one call or several: it keeps the first failure.
+class KeptStatus {
+ public:
+  KeptStatus() : status_(tf().new_status()) {}
+  ~KeptStatus() { tf().delete_status(status_); }
+  KeptStatus(const KeptStatus&) = delete;
+  KeptStatus& operator=(const KeptStatus&) = delete;
+
+  bool is_ok() const { return tf().code_of(status_) == ok; }
+  void fail(Code code, const std::string& text) {
+    if (is_ok()) tf().set_status(status_, code, text.c_str());
+  }
+  TF_Status* get() const { return status_; }
+
+ private:
+  TF_Status* status_;
+};
+
+}  // namespace sirtaki::tensorflow
