@@ -26,6 +26,7 @@ BELOW = {
     "data": {"base", "observe", "plan", "transport"},
     "gpu": {"base", "observe", "plan", "transport", "data"},
     "context": {"base", "observe", "plan", "transport", "control", "data", "gpu"},
+    "xla": {"base"},  # a user of the C functions, as any other
     "api": {"base", "observe", "plan", "transport", "control", "data", "gpu", "context"},
     "tensorflow": set(),  # a library of its own: it knows the C interface only
 }
@@ -33,6 +34,7 @@ BELOW = {
 IMPORTS = {
     "bindings": {"_core"},
     "adapters/common": {"_core", "common"},
+    "adapters/jax": {"_core", "common", "jax"},
     "adapters/numpy": {"_core", "common", "numpy"},
     "adapters/tensorflow": {"_core", "common", "tensorflow"},
     "adapters/torch": {"_core", "common", "torch"},

@@ -204,6 +204,11 @@ void srt_set_process_context(srt_context *);
 srt_context *srt_hold_process_context(void);
 void srt_let_go_of_process_context(void);
 
+/* What programs that XLA compiled call, as a PyCapsule holds it for jax.ffi.register_ffi_target; the attributes that it
+ * takes are listed in core/xla/call.h. The version is that of the interface which the installed XLA declares
+ * (XLA_FFI_API_MAJOR and _MINOR). NULL: it is older than what is served, which begins with 0.1. */
+void *srt_xla_handler(int32_t major, int32_t minor, int32_t on_gpu);
+
 /* Operations. A batch is queued whole or not at all. */
 srt_status srt_enqueue(srt_context *, const srt_request *, int32_t count, srt_handle *out, srt_error *);
 /* Enqueue and wait, without waking the engine. SRT_IN_PROGRESS leaves valid handles; any other failure to

@@ -1,0 +1,84 @@
+// What compiled programs call. On the CPU the results come later, so that no thread of XLA's is ever blocked: whatever
+// starts in whatever order on whichever rank, it all goes on. On a GPU they come in the stream.
+#include <exception>
+
+#include "base/status.h"
+#include "base/text.h"
+#include "xla/ffi.h"
+#include "xla/on_stream.h"
+#include "xla/pending.h"
+
+namespace sirtaki {
+namespace {
+
+constexpr int32_t newest_minor = 3;  // versions that are known: 0.1 to this
+
+// The process's context, for as long as a call needs it.
+class Held {
+ public:
+  Held() : context_(srt_hold_process_context()) {}
+  ~Held() {
+    if (context_) srt_let_go_of_process_context();
+  }
+  Held(const Held&) = delete;
+
+  srt_context* context() const { return context_; }
+
+ private:
+  srt_context* context_;
+};
+
+Status check_members(srt_context* context, const XlaCall& call) {
+  if (!call.members()) return Status::ok();
+  const int32_t members = srt_process_set(context, call.process_set(), nullptr, 0);
+  if (members < 0 || members == call.members()) return Status::ok();  // the core knows what to say of no set
+  return {SRT_INVALID_ARGUMENT,
+          format("the program was compiled for %lld ranks, but now there are %d; call jax.clear_caches() after init(), "
+                 "so that it is compiled again",
+                 static_cast<long long>(call.members()), members)};
+}
+
+Status execute(XlaCallFrame& frame, bool on_gpu) {
+  XlaCall call;
+  SIRTAKI_TRY(XlaCall::read(frame, call));
+  const Held held;
+  if (!held.context())
+    return {SRT_SHUT_DOWN, "sirtaki is not initialised in this process: call init() before the program runs"};
+  SIRTAKI_TRY(check_members(held.context(), call));
+  if (on_gpu) return run_on_stream(held.context(), frame, std::move(call));
+  return XlaPending::start(held.context(), *frame.api, std::move(call), frame.future);
+}
+
+template <int32_t minor>
+bool tells_version(XlaCallFrame& frame) {
+  if (!frame.extensions || frame.extensions->type != xla_metadata_extension) return false;
+  XlaMetadata& metadata = *reinterpret_cast<XlaMetadataExtension*>(frame.extensions)->metadata;
+  metadata.api_version.major_version = 0;
+  metadata.api_version.minor_version = minor;
+  metadata.traits = 0;
+  return true;
+}
+
+// XLA refuses handlers that are older or newer than itself, so there is one for each version, which says that it is.
+template <int32_t minor, bool on_gpu>
+XlaError* handle(XlaCallFrame* frame) {
+  if (tells_version<minor>(*frame) || frame->stage != XlaStage::execute) return nullptr;
+  try {
+    return to_xla(*frame->api, execute(*frame, on_gpu));
+  } catch (const std::exception& problem) {  // in practice that is running out of memory
+    return to_xla(*frame->api, {SRT_OUT_OF_MEMORY, format("a compiled program's call failed: %s", problem.what())});
+  }
+}
+
+template <bool on_gpu>
+constexpr XlaHandler* handlers[] = {handle<1, on_gpu>, handle<2, on_gpu>, handle<newest_minor, on_gpu>};
+
+}  // namespace
+}  // namespace sirtaki
+
+extern "C" void* srt_xla_handler(int32_t major, int32_t minor, int32_t on_gpu) {
+  using namespace sirtaki;
+  if (major != 0 || minor < 1) return nullptr;
+  const int32_t known = std::min(minor, newest_minor) - 1;
+  return reinterpret_cast<void*>(on_gpu ? handlers<true>[known] : handlers<false>[known]);
+}

@@ -1,0 +1,49 @@
+// A call whose results come later: it lives until the last of its operations has ended, and then tells XLA.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "xla/call.h"
+#include "xla/ffi.h"
+
+namespace sirtaki {
+
+// What becomes of a Status in XLA; nullptr for ok.
+XlaError* to_xla(const XlaApi& api, const Status& status);
+
+class XlaPending {
+ public:
+  // Queues the requests of a call. Afterwards either `future` is what XLA waits for, or the status says why not.
+  static Status start(srt_context* context, const XlaApi& api, XlaCall call, XlaFuture*& future);
+
+ private:
+  // One tensor: where its result belongs, and who has to know that it is there.
+  struct Part {
+    XlaPending* whole;
+    XlaResult result;
+    std::unique_ptr<char[]> elsewhere;  // for a result of another size than was compiled
+  };
+
+  XlaPending(srt_context* context, const XlaApi& api, XlaFuture* future, XlaCall call);
+
+  static void complete(void* part, srt_status status, const char* error);
+  static uintptr_t allocate(void* part, const srt_tensor* output);
+  void note(const Status& failure);
+  void finish();
+
+  srt_context* context_;
+  const XlaApi& api_;
+  XlaFuture* future_;
+  XlaCall call_;
+  std::vector<Part> parts_;
+  std::vector<srt_handle> handles_;
+  std::atomic<size_t> left_;
+  std::atomic<bool> has_failed_{false};
+  Status failure_;  // the first one's
+};
+
+}  // namespace sirtaki

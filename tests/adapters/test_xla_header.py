@@ -1,0 +1,41 @@
+"""Our declarations of XLA's foreign function interface against the header that the installed jaxlib ships."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+jax = pytest.importorskip("jax")
+
+COMPARISON = Path(__file__).with_name("xla_header") / "compare.cc"
+CORE = Path(__file__).parents[2] / "core"
+
+
+def compare(core: Path, program: Path) -> subprocess.CompletedProcess[str]:
+    """Compiles the comparison with the declarations below a folder."""
+    command = ["c++", "-std=c++20", "-Wno-invalid-offsetof", f"-I{core}", f"-I{jax.ffi.include_dir()}"]
+    return subprocess.run(
+        [*command, COMPARISON, "-o", program], capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="comparing needs a compiler")
+def test_declarations_are_those_of_the_header(tmp_path: Path) -> None:
+    compiled = compare(CORE, tmp_path / "compare")
+    assert compiled.returncode == 0, compiled.stderr
+    said = subprocess.run([tmp_path / "compare"], capture_output=True, text=True, check=True).stdout
+    assert re.fullmatch(r"0\.\d+\n", said)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="comparing needs a compiler")
+def test_a_wrong_declaration_is_noticed(tmp_path: Path) -> None:
+    ours = (CORE / "xla" / "ffi.h").read_text()
+    (tmp_path / "xla").mkdir()
+    (tmp_path / "xla" / "ffi.h").write_text(
+        ours.replace("void* not_used_either[8]", "void* not_used_either[7]")
+    )
+    assert "XLA_FFI_Future_Create" in compare(tmp_path, tmp_path / "compare").stderr

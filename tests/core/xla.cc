@@ -1,0 +1,188 @@
+// The handler that compiled programs call, with frames made by hand: two ranks of one process, which take turns at
+// being the process's context.
+#include <sys/socket.h>
+
+#include <memory>
+
+#include "world.h"
+#include "xla_program.h"
+
+using namespace program;
+
+namespace {
+
+// So many ranks of the C interface, linked by sockets.
+class Ranks {
+ public:
+  explicit Ranks(int size, world::Options options = world::over(world::Over::sockets)) {
+    srt_config* config = srt_config_create();
+    for (const auto& [name, value] : options.knobs)
+      CHECK_EQUAL(srt_config_set(config, name.c_str(), value.c_str(), nullptr), SRT_OK);
+    const std::vector<srt_peer> peers(static_cast<size_t>(size), srt_peer{"here", 100, 0});
+    for (int rank = 0; rank < size; ++rank) {
+      const srt_topology topology{sizeof topology, rank, size, rank, size, 0, 1, peers.data()};
+      CHECK_EQUAL(srt_create(config, &topology, &contexts_.emplace_back(nullptr), nullptr), SRT_OK);
+    }
+    srt_config_destroy(config);
+    for (int a = 0; a < size; ++a)
+      for (int b = a + 1; b < size; ++b) {
+        int ends[2];
+        CHECK_EQUAL(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+        CHECK_EQUAL(srt_link_socket((*this)[a], b, ends[0], nullptr), SRT_OK);
+        CHECK_EQUAL(srt_link_socket((*this)[b], a, ends[1], nullptr), SRT_OK);
+      }
+    for (srt_context* context : contexts_) CHECK_EQUAL(srt_start(context, nullptr), SRT_OK);
+  }
+
+  ~Ranks() {
+    srt_set_process_context(nullptr);
+    std::vector<std::thread> leaving;
+    for (srt_context* context : contexts_) leaving.emplace_back([context] { srt_shutdown(context, 10'000); });
+    for (std::thread& thread : leaving) thread.join();
+    for (srt_context* context : contexts_) srt_destroy(context);
+  }
+
+  srt_context* operator[](int rank) { return contexts_[static_cast<size_t>(rank)]; }
+
+  // The step of one rank's program.
+  void call(int rank, Step& step) {
+    srt_set_process_context((*this)[rank]);
+    CHECK(step.call() == nullptr);
+  }
+
+ private:
+  std::vector<srt_context*> contexts_;
+};
+
+std::string text_of(XlaError* error) {
+  const std::unique_ptr<XlaError> owned(error);
+  return error ? std::to_string(static_cast<int>(error->code)) + " " + error->message : "";
+}
+
+bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST(it_says_the_version_it_was_asked_for) {
+  for (const auto [asked, told] : {std::pair{1, 1}, {2, 2}, {3, 3}, {7, 3}}) {
+    auto* handler = reinterpret_cast<XlaHandler*>(srt_xla_handler(0, asked, 0));
+    REQUIRE(handler != nullptr);
+    XlaMetadata metadata{};
+    XlaMetadataExtension extension{{sizeof extension, xla_metadata_extension, nullptr}, &metadata};
+    XlaCallFrame frame{};
+    frame.extensions = &extension.base;
+    CHECK(handler(&frame) == nullptr);
+    CHECK_EQUAL(metadata.api_version.minor_version, told);
+  }
+  CHECK(srt_xla_handler(0, 0, 0) == nullptr);
+  CHECK(srt_xla_handler(1, 0, 0) == nullptr);
+}
+
+TEST(operands_become_sums_where_they_are) {
+  Ranks ranks(2);
+  std::vector<Array> first{Array({1, 2}), Array({10, 20})}, second{Array({5}), Array({7})};
+  std::vector<Step> steps(2, Step(SRT_ALLREDUCE, "weights\nbias"));
+  for (size_t rank = 0; rank < 2; ++rank) {
+    steps[rank].add(first[rank], first[rank]);
+    steps[rank].add(second[rank], second[rank]);
+    ranks.call(static_cast<int>(rank), steps[rank]);
+  }
+  for (size_t rank = 0; rank < 2; ++rank) {
+    CHECK_EQUAL(steps[rank].outcome(), "");
+    CHECK_EQUAL(first[rank].values, (std::vector<float>{11, 22}));
+    CHECK_EQUAL(second[rank].values, (std::vector<float>{12}));
+  }
+}
+
+TEST(calls_may_start_in_any_order) {
+  Ranks ranks(2);
+  std::vector<Array> arrays(4, Array({1, 2, 3}));
+  std::vector<Step> steps;
+  for (const char* name : {"a", "b", "a", "b"}) {
+    steps.emplace_back(SRT_ALLREDUCE, name);
+    Array& array = arrays[steps.size() - 1];
+    steps.back().add(array, array);
+  }
+  for (const int step : {0, 1}) ranks.call(0, steps[static_cast<size_t>(step)]);
+  for (const int step : {3, 2}) ranks.call(1, steps[static_cast<size_t>(step)]);
+  for (Step& step : steps) CHECK_EQUAL(step.outcome(), "");
+  for (const Array& array : arrays) CHECK_EQUAL(array.values, (std::vector<float>{2, 4, 6}));
+}
+
+TEST(rows_are_gathered_and_exchanged_where_the_program_wants_them) {
+  Ranks ranks(2);
+  std::vector<Array> rows{Array({1, 2}), Array({3, 4})}, gathered(2, Array({0, 0, 0, 0})), exchanged(2, Array({0, 0}));
+  std::vector<Step> steps;
+  for (size_t rank = 0; rank < 2; ++rank) {
+    steps.emplace_back(SRT_ALLGATHER, "rows", 2).add(rows[rank], gathered[rank]);
+    steps.emplace_back(SRT_ALLTOALL, "rows", 2).add(rows[rank], exchanged[rank]);
+  }
+  for (size_t i = 0; i < steps.size(); ++i) ranks.call(static_cast<int>(i / 2), steps[i]);
+  for (Step& step : steps) CHECK_EQUAL(step.outcome(), "");
+  CHECK_EQUAL(gathered[0].values, (std::vector<float>{1, 2, 3, 4}));
+  CHECK_EQUAL(gathered[1].values, gathered[0].values);
+  CHECK_EQUAL(exchanged[0].values, (std::vector<float>{1, 3}));
+  CHECK_EQUAL(exchanged[1].values, (std::vector<float>{2, 4}));
+}
+
+TEST(programs_of_other_shapes_are_told_apart_and_the_next_call_works) {
+  Ranks ranks(2);
+  for (const int32_t kind : {SRT_ALLREDUCE, SRT_ALLGATHER}) {
+    std::vector<Array> rows{Array({1, 2}), Array({3})}, results{Array({0, 0, 0, 0}), Array({0, 0})};
+    std::vector<Step> steps(2, Step(kind, "rows", kind == SRT_ALLGATHER ? 2 : 0));
+    for (size_t rank = 0; rank < 2; ++rank) {
+      steps[rank].add(rows[rank], results[rank]);
+      ranks.call(static_cast<int>(rank), steps[rank]);
+    }
+    for (Step& step : steps) {
+      const std::string outcome = step.outcome();
+      CHECK(contains(outcome, "3 "));
+      CHECK(contains(outcome, "ranks disagree about 'rows'"));
+    }
+  }
+  std::vector<Array> arrays(2, Array({1}));
+  std::vector<Step> steps(2, Step(SRT_ALLREDUCE, "rows"));
+  for (size_t rank = 0; rank < 2; ++rank) {
+    steps[rank].add(arrays[rank], arrays[rank]);
+    ranks.call(static_cast<int>(rank), steps[rank]);
+  }
+  for (Step& step : steps) CHECK_EQUAL(step.outcome(), "");
+}
+
+TEST(what_one_rank_can_see_alone_fails_at_once) {
+  Array array({1});
+  const auto outcome = [&](Step step, int64_t members = 0) {
+    step.integers["members"] = members;
+    step.add(array, array);
+    const std::string refused = text_of(step.call());
+    return refused.empty() ? step.outcome() : refused;
+  };
+  CHECK(contains(outcome(Step(SRT_ALLREDUCE, "x")), "9 sirtaki is not initialised in this process: call init()"));
+  Ranks ranks(1);
+  srt_set_process_context(ranks[0]);
+  CHECK_EQUAL(outcome(Step(SRT_ALLREDUCE, "x")), "");
+  CHECK(contains(outcome(Step(SRT_ALLGATHER, "x"), 3), "3 the program was compiled for 3 ranks, but now there are 1"));
+  Step odd(SRT_ALLREDUCE, "x");
+  odd.dtype = static_cast<XlaDataType>(21);
+  CHECK(contains(outcome(odd), "12 'x': sirtaki cannot exchange elements of XLA's type 21"));
+  Step root(SRT_BROADCAST, "x");
+  root.integers["root"] = 5;
+  CHECK(contains(outcome(root), "3 'x': the root rank 5 is not one of the ranks 0"));
+  Step nothing(SRT_ALLREDUCE, "");
+  CHECK_EQUAL(text_of(nothing.call()), "");
+  CHECK(nothing.future == nullptr);
+}
+
+TEST(calls_in_flight_end_with_the_context) {
+  Array array({1});
+  Step step(SRT_ALLREDUCE, "alone");
+  step.add(array, array);
+  {
+    Ranks ranks(2);
+    ranks.call(0, step);
+    srt_abort(ranks[1], "no batch is left");
+    CHECK(contains(step.outcome(), "no batch is left"));
+  }
+}
+
+CHECK_MAIN()

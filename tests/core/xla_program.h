@@ -1,0 +1,184 @@
+// A stand-in for XLA: call frames as a compiled program makes them, and the functions that a handler calls.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "sirtaki.h"
+#include "xla/ffi.h"
+
+namespace sirtaki {
+
+struct XlaError {
+  XlaErrorCode code;
+  std::string message;
+};
+
+// What a call ends as.
+struct XlaFuture {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool is_over = false;
+  XlaError* error = nullptr;
+
+  void end(XlaError* with) {
+    const std::lock_guard lock(mutex);
+    error = with;
+    is_over = true;
+    changed.notify_all();
+  }
+
+  bool wait() {
+    std::unique_lock lock(mutex);
+    return changed.wait_for(lock, std::chrono::seconds(60), [this] { return is_over; });
+  }
+};
+
+struct XlaExecutionContext {
+  void* stream = nullptr;
+};
+
+}  // namespace sirtaki
+
+namespace program {
+
+using namespace sirtaki;
+
+inline const XlaApi& api() {
+  static const XlaApi functions = [] {
+    XlaApi made{};
+    made.struct_size = sizeof made;
+    made.create_error = [](XlaErrorCreate* error) { return new XlaError{error->code, error->message}; };
+    made.get_stream = [](XlaStreamGet* asked) -> XlaError* {
+      asked->stream = asked->context->stream;
+      return nullptr;
+    };
+    made.create_future = [](XlaFutureCreate* made) -> XlaError* {
+      made->future = new XlaFuture;
+      return nullptr;
+    };
+    made.set_available = [](XlaFutureSetAvailable* done) -> XlaError* {
+      done->future->end(nullptr);
+      return nullptr;
+    };
+    made.set_error = [](XlaFutureSetError* failed) -> XlaError* {
+      failed->future->end(failed->error);
+      return nullptr;
+    };
+    return made;
+  }();
+  return functions;
+}
+
+// An array of a program.
+struct Array {
+  std::vector<float> values;
+  std::vector<int64_t> shape;
+
+  explicit Array(std::vector<float> of) : values(std::move(of)), shape{static_cast<int64_t>(values.size())} {}
+  XlaBuffer buffer(XlaDataType dtype = XlaDataType::f32) {
+    return {sizeof(XlaBuffer), nullptr, dtype, values.data(), static_cast<int64_t>(shape.size()), shape.data()};
+  }
+};
+
+// One call of a program: its attributes, operands and results, which all have to outlive it.
+class Step {
+ public:
+  explicit Step(int32_t kind, const std::string& names, int64_t members = 0) : names_(names) {
+    for (const auto& [name, value] : {std::pair<const char*, int64_t>{"kind", kind},
+                                      {"reduce_op", SRT_SUM},
+                                      {"root", 0},
+                                      {"process_set", 0},
+                                      {"members", members},
+                                      {"number", 0},
+                                      {"count", 0},
+                                      {"device", -1}})
+      integers[name] = value;
+    factors_["prescale"] = factors_["postscale"] = 1.0;
+  }
+
+  // Also of other values, until it is called.
+  std::map<std::string, int64_t> integers;
+  XlaExecutionContext context;
+  XlaDataType dtype = XlaDataType::f32;
+
+  void add(Array& operand, Array& result) {
+    operands_.push_back(operand.buffer(dtype));
+    results_.push_back(result.buffer(dtype));
+    ++integers["count"];
+  }
+
+  XlaError* call(bool on_gpu = false) {
+    auto* handler = reinterpret_cast<XlaHandler*>(srt_xla_handler(0, 1, on_gpu));
+    XlaCallFrame frame = make_frame();
+    XlaError* error = handler(&frame);
+    future = frame.future;
+    return error;
+  }
+
+  // What the call ended as; "" if it went well.
+  std::string outcome() {
+    if (!future) return "";
+    if (!future->wait()) return "it has not ended";
+    const std::unique_ptr<XlaFuture> over(future);
+    if (!over->error) return "";
+    const std::unique_ptr<XlaError> error(over->error);
+    return std::to_string(static_cast<int>(error->code)) + " " + error->message;
+  }
+
+  XlaFuture* future = nullptr;
+
+ private:
+  XlaCallFrame make_frame() {
+    scalars_.reserve(integers.size() + factors_.size());  // their addresses are taken while they are filled
+    attribute_names_.reserve(scalars_.capacity() + 1);
+    for (auto& [name, value] : integers) add_attribute(name, scalars_.emplace_back(XlaDataType::s64, &value));
+    for (auto& [name, value] : factors_) add_attribute(name, scalars_.emplace_back(XlaDataType::f64, &value));
+    text_ = {names_.data(), names_.size()};
+    attribute_names_.push_back({"names", 5});
+    types_.push_back(XlaAttributeType::string);
+    attributes_.push_back(&text_);
+    for (XlaText& name : attribute_names_) name_pointers_.push_back(&name);
+    for (XlaBuffer& operand : operands_) operand_pointers_.push_back(&operand);
+    for (XlaBuffer& result : results_) result_pointers_.push_back(&result);
+    XlaCallFrame frame{};
+    frame.struct_size = sizeof frame;
+    frame.api = &api();
+    frame.context = &context;
+    frame.stage = XlaStage::execute;
+    frame.operands = buffers(operand_pointers_);
+    frame.results = buffers(result_pointers_);
+    frame.attributes = {sizeof frame.attributes, nullptr,           static_cast<int64_t>(types_.size()), types_.data(),
+                        name_pointers_.data(),   attributes_.data()};
+    return frame;
+  }
+
+  static XlaBuffers buffers(std::vector<void*>& pointers) {
+    return {sizeof(XlaBuffers), nullptr, static_cast<int64_t>(pointers.size()), nullptr, pointers.data()};
+  }
+
+  void add_attribute(const std::string& name, XlaScalar& value) {
+    attribute_names_.push_back({name.data(), name.size()});
+    types_.push_back(XlaAttributeType::scalar);
+    attributes_.push_back(&value);
+  }
+
+  std::string names_;
+  std::map<std::string, double> factors_;
+  std::vector<XlaBuffer> operands_, results_;
+  std::vector<void*> operand_pointers_, result_pointers_;
+  std::vector<XlaScalar> scalars_;
+  XlaText text_{};
+  std::vector<XlaText> attribute_names_;
+  std::vector<XlaText*> name_pointers_;
+  std::vector<XlaAttributeType> types_;
+  std::vector<void*> attributes_;
+};
+
+}  // namespace program
