@@ -1,0 +1,49 @@
+"""Data-parallel training with JAX, with Horovod's calls: `import sirtaki.jax as hvd`."""
+
+from __future__ import annotations
+
+from sirtaki.common.basics import *  # noqa: F403
+from sirtaki.common.basics import __all__ as _basics
+from sirtaki.common.objects import allgather_object, broadcast_object
+from sirtaki.common.observing import *  # noqa: F403
+from sirtaki.common.observing import __all__ as _observing
+from sirtaki.common.ops import Adasum, Average, Max, Min, Product, Sum, join
+from sirtaki.jax.collectives import (
+    allgather,
+    allreduce,
+    alltoall,
+    barrier,
+    broadcast,
+    grouped_allreduce,
+    reducescatter,
+)
+from sirtaki.jax.compression import Compression
+from sirtaki.jax.optimizer import DistributedOptimizer, grad, value_and_grad
+from sirtaki.jax.parameters import broadcast_parameters, rank_key
+
+__all__ = [
+    *_basics,
+    *_observing,
+    "Average",
+    "Sum",
+    "Adasum",
+    "Min",
+    "Max",
+    "Product",
+    "Compression",
+    "DistributedOptimizer",
+    "value_and_grad",
+    "grad",
+    "allreduce",
+    "grouped_allreduce",
+    "reducescatter",
+    "allgather",
+    "broadcast",
+    "alltoall",
+    "barrier",
+    "join",
+    "broadcast_parameters",
+    "rank_key",
+    "broadcast_object",
+    "allgather_object",
+]

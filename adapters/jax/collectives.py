@@ -1,0 +1,237 @@
+"""Collective operations on arrays, and on trees of them, inside and outside jit.
+
+Every rank of the process set has to call the same operations in the same order; a tree travels as one.
+Outside jit an operation returns when it has ended. Inside jit it is part of the program, and its results are
+there when the program's are; see docs/jax.md for what the ranks' programs must have in common.
+
+Wrong arguments raise ValueError, inside jit when it is traced. What goes wrong between ranks raises a
+HorovodInternalError outside jit; a compiled program fails with jax.errors.JaxRuntimeError, which has the same
+text.
+
+Arrays may have any dtype that the core knows: floating and integer ones from 8 bits on, bool and complex.
+
+Sums and averages can be differentiated, and so can whatever moves: a derivative is that of the sum of all
+ranks' losses. Under vmap a batch travels as one array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sirtaki._core import request as core
+from sirtaki._core.current import current
+from sirtaki.common import ops
+from sirtaki.common.ops import Average, reduction
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.jax.compression import Compression, Compressor
+from sirtaki.jax.primitives import bind
+from sirtaki.jax.terms import Terms
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Combines an array, or each array of a tree, over all ranks of the set. All of them must call it.
+
+    Args:
+        tensor: an array of any shape, or a tree of arrays, the same on every rank, of numeric dtypes; bool
+            for Min, Max and Product; complex for Sum and Average.
+        average: the older way to say op=Average (True) or op=Sum (False).
+        name: how the ranks recognise the operation.
+        compression: Compression.fp16 or Compression.bf16 to exchange floating elements in 16 bits.
+        op: Average (default), Sum, Min, Max, Product, or Adasum (floating dtypes). An integer Average
+            truncates toward zero.
+        prescale_factor, postscale_factor: multiply before and after the combination.
+        process_set: the ranks that take part.
+
+    Returns:
+        The same array or tree, with the combination on every rank.
+
+    Raises:
+        ValueError: op and average together, an unknown op, a dtype that cannot be combined, a set that this
+            rank does not belong to.
+        MismatchError: ranks disagree about dtype, shape, op or factors.
+        PeerLostError: a rank died.
+    """
+    how = reduction(op, average, prescale_factor, postscale_factor)
+    terms = Terms(core.ALLREDUCE, (), name, how.op, how.prescale, how.postscale)
+    return _compressed(tensor, terms, compression, process_set)
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """As `allreduce`, of a list of arrays. Returns the list of results."""
+    return allreduce(
+        list(tensors), average, name, compression, op, prescale_factor, postscale_factor, process_set
+    )
+
+
+def reducescatter(
+    tensor: Any,
+    op: int = Average,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Combines arrays over all ranks of the set, and gives each rank its part of the rows. All of them must
+    call it.
+
+    Args:
+        tensor: an array of one dimension at least, or a tree of them, of the same shapes on every rank.
+        op: Average, Sum, Min, Max or Product.
+        name, compression, process_set, prescale_factor, postscale_factor: as for `allreduce`.
+
+    Returns:
+        This rank's rows of the combination. Dimension 0 is cut in the order of ranks. Outside jit, where it
+        does not divide evenly, the first `rows % size` ranks get one row more; inside jit it has to.
+
+    Raises:
+        ValueError: an unknown op, a dtype that cannot be combined, an array without dimensions, or, inside
+            jit, one with rows that do not divide evenly.
+        MismatchError: ranks disagree about dtype, shape, op or factors.
+        PeerLostError: a rank died.
+    """
+    how = reduction(op, None, prescale_factor, postscale_factor)
+    terms = Terms(core.REDUCESCATTER, (), name, how.op, how.prescale, how.postscale)
+    return _compressed(tensor, terms, compression, process_set)
+
+
+def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """Concatenates the ranks' arrays along dimension 0, in the order of ranks. All of the set must call it.
+
+    Args:
+        tensor: an array of one dimension at least, or a tree of them. Outside jit dimension 0 may differ
+            between ranks; inside jit, where shapes are fixed, it may not.
+        name: how the ranks recognise the operation.
+        process_set: the ranks that take part.
+
+    Returns:
+        The same on every rank.
+
+    Raises:
+        ValueError: an array without dimensions, or of a dtype that cannot be exchanged.
+        MismatchError: ranks disagree about dtype or shape.
+        PeerLostError: a rank died.
+    """
+    return _run(tensor, Terms(core.ALLGATHER, (), name), process_set)
+
+
+def broadcast(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Gives all ranks of the set the arrays of rank `root_rank`. All of them must call it.
+
+    Args:
+        tensor: an array, or a tree of arrays, of the same shapes on every rank; only the root's elements
+            count.
+        root_rank: a rank of the world that belongs to the set.
+        name: how the ranks recognise the operation.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError: there is no such root, or a dtype cannot be exchanged.
+        MismatchError: ranks disagree about dtype, shape or root.
+        PeerLostError: a rank died.
+    """
+    return _run(tensor, Terms(core.BROADCAST, (), name, root=root_rank), process_set)
+
+
+def alltoall(
+    tensor: Any,
+    splits: Sequence[int] | Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends each rank of the set its rows of an array, and concatenates what comes. All of them must call it.
+
+    Args:
+        tensor: an array of one dimension at least.
+        splits: how many rows go to each rank; None is as many for each. Not inside jit, where shapes are
+            fixed.
+        name: how the ranks recognise the operation.
+        process_set: the ranks that take part.
+
+    Returns:
+        The rows that came, in the order of ranks; with splits a pair of them and an int32 array of how many
+        came from each.
+
+    Raises:
+        ValueError: splits that do not fit, or rows that cannot be cut into equal parts.
+        MismatchError: ranks disagree about dtype or the shape of rows.
+        PeerLostError: a rank died.
+    """
+    if splits is None:
+        return _run(tensor, Terms(core.ALLTOALL, (), name), process_set)
+    terms = Terms(core.ALLTOALL, ("",), name, splits=tuple(int(rows) for rows in splits))
+    result, received = bind(_over(process_set, terms), [_array(tensor, "alltoall")])
+    return result, received
+
+
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
+    """Returns once every rank of the process set has called it. Not inside jit.
+
+    Raises:
+        ValueError: this rank does not belong to the set, or a program is being traced, in which a call
+            without operands would have no place.
+        PeerLostError: a rank died.
+    """
+    if isinstance(jnp.zeros(()), jax.core.Tracer):
+        raise ValueError(
+            "barrier() is called inside jit, where it would run once, when the program is traced, and not "
+            "with it; "
+            "call it outside jit. Inside, operations of all ranks wait for one another by what they exchange"
+        )
+    ops.barrier(process_set, name)
+
+
+def _over(process_set: ProcessSet, terms: Terms) -> Terms:
+    context = current()
+    number = process_set.number(context)
+    depends = terms.kind in (core.ALLGATHER, core.REDUCESCATTER, core.ALLTOALL)
+    return terms._replace(process_set=number, members=len(process_set.members(context)) if depends else 0)
+
+
+def _run(tree: Any, terms: Terms, process_set: ProcessSet) -> Any:
+    named, structure = jax.tree_util.tree_flatten_with_path(tree)
+    paths = tuple(jax.tree_util.keystr(path) for path, _ in named)
+    over = _over(process_set, terms._replace(paths=paths))
+    arrays = [_array(leaf, name) for (_, leaf), name in zip(named, over.names, strict=True)]
+    return structure.unflatten(bind(over, arrays))
+
+
+def _compressed(tree: Any, terms: Terms, compression: type[Compressor], process_set: ProcessSet) -> Any:
+    if compression is Compression.none:
+        return _run(tree, terms, process_set)
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    packed = [compression.compress(jnp.asarray(leaf)) for leaf in leaves]
+    sent = _run(structure.unflatten([array for array, _ in packed]), terms, process_set)
+    results = zip(structure.flatten_up_to(sent), packed, strict=True)
+    return structure.unflatten([compression.decompress(array, context) for array, (_, context) in results])
+
+
+def _array(leaf: Any, name: str) -> Any:
+    try:
+        return jnp.asarray(leaf)
+    except TypeError:
+        raise TypeError(f"'{name}' is a {type(leaf).__name__}, but it has to be an array") from None

@@ -1,0 +1,229 @@
+"""How a collective becomes a call in a compiled program, and what keeps the ranks' programs together.
+
+**Names.** Ranks recognise an operation by its name. A program's names must be the same on all ranks,
+whichever of them compiles it again or takes it from a cache, and must tell apart what may run at the same
+time. So they are given
+when a program has been lowered as a whole: in the order of the program, as if all its functions were inlined,
+the second call of a name gets the number 2, and so on. A function that is called twice becomes two. Nothing
+counts across
+programs, and nothing at run time: the turns of a loop use one name in turn, and so do programs, of which XLA
+runs one after another.
+
+**Order.** Calls that do not depend on each other may start in any order, which differs between ranks; none
+blocks a thread, so each starts on every rank in the end. There is one exception: a small program runs its
+calls one by one, each when the last has ended. Its order is XLA's choice, which may depend on shapes that
+only this rank has. So small calls, and the first ones of each block, wait for the one before them in the
+order of the program, by a value that carries nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.interpreters import mlir
+from jaxlib.mlir import ir
+
+from sirtaki._core import request as core
+from sirtaki._core.errors import UnsupportedError
+from sirtaki.jax.target import TARGET
+from sirtaki.jax.terms import Terms
+
+_ORDERED_CALLS = 16  # of each block; XLA runs at most 8 steps one by one, or more if all have little data
+_LITTLE = 4096  # bytes
+_LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+_CONFIGURATIONS = ("mhlo.backend_config", "backend_config")  # the attribute's name in different versions
+
+
+class _Lowered:
+    """A module that is being lowered: the last call of each of its blocks."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.blocks: list[list[Any]] = []  # of [block, calls so far, the value that orders the next one]
+
+    def last(self, block: Any) -> list[Any]:
+        for entry in self.blocks:
+            if entry[0] == block:
+                return entry
+        self.blocks.append([block, 0, None])
+        return self.blocks[-1]
+
+
+class _Modules(threading.local):
+    def __init__(self) -> None:
+        self.unnamed: list[_Lowered] = []
+
+    def current(self, module: Any) -> _Lowered:
+        for lowered in self.unnamed:
+            if lowered.module is module:
+                return lowered
+        self.unnamed.append(_Lowered(module))
+        return self.unnamed[-1]
+
+
+_modules = _Modules()
+
+
+def lower(on_gpu: bool) -> Callable[..., Any]:
+    """The rule that makes a call of a primitive with `terms`."""
+
+    def rule(ctx: Any, *operands: Any, terms: Terms) -> Sequence[Any]:
+        _refuse_several_devices(ctx.module_context.axis_context, terms)
+        entry = _modules.current(ctx.module_context.module).last(ir.InsertionPoint.current.block)
+        _, calls, link = entry
+        least = min((_bytes(aval) for aval in ctx.avals_in), default=0)
+        links = [] if link is None or (calls >= _ORDERED_CALLS and least > _LITTLE) else [link]
+        link_aval = jax.core.ShapedArray((), np.dtype(np.int32))
+        in_place = terms.kind in (core.ALLREDUCE, core.BROADCAST)
+        call = jax.ffi.ffi_lowering(
+            TARGET,
+            has_side_effect=True,
+            operand_output_aliases={place: place for place in range(len(operands))} if in_place else None,
+        )
+        made = ctx.replace(
+            avals_in=[*ctx.avals_in, *[link_aval] * len(links)], avals_out=[*ctx.avals_out, link_aval]
+        )
+        *results, link = call(made, *operands, *links, **_attributes(terms, on_gpu))
+        entry[1:] = [calls + 1, link]
+        return results
+
+    return rule
+
+
+def _attributes(terms: Terms, on_gpu: bool) -> dict[str, Any]:
+    return {
+        "kind": terms.kind,
+        "reduce_op": terms.op,
+        "root": terms.root,
+        "process_set": terms.process_set,
+        "members": terms.members,
+        "number": 0,
+        "count": len(terms.paths),
+        "device": jax.local_devices()[0].local_hardware_id if on_gpu else core.CPU,
+        "prescale": float(terms.prescale),
+        "postscale": float(terms.postscale),
+        "names": "\n".join(terms.names),
+    }
+
+
+def _bytes(aval: Any) -> int:
+    return aval.size * np.dtype(aval.dtype).itemsize
+
+
+def _refuse_several_devices(axes: Any, terms: Terms) -> None:
+    mesh, environment = getattr(axes, "mesh", None), getattr(axes, "axis_env", None)
+    devices = getattr(axes, "num_devices", None) or getattr(mesh, "size", None)
+    devices = devices or getattr(environment, "nreps", None) or 1
+    if devices > 1:
+        raise UnsupportedError(
+            f"'{terms.names[0]}' is part of a program for {devices} devices of this process, but a rank "
+            f"works on one: "
+            "start a process for each device (hvdrun -np), instead of sharding arrays or using shard_map or "
+            "pmap"
+        )
+
+
+def _name_all(event: str, *_: Any, **__: Any) -> None:
+    if event == _LOWERED:
+        lowered, _modules.unnamed = _modules.unnamed, []
+        for program in lowered:
+            with program.module.context, ir.Location.unknown():
+                _Naming(program.module).function(_functions(program.module)["main"])
+
+
+def _functions(module: Any) -> dict[str, Any]:
+    return {_symbol(op): op for op in module.body.operations if op.operation.name == "func.func"}
+
+
+def _symbol(op: Any) -> str:
+    return ir.StringAttr(op.attributes["sym_name"]).value
+
+
+class _Naming:
+    """Gives each call of a module its number, and each call of a function that has some a function of its "
+    "own."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._functions = _functions(module)
+        self._untouched = {
+            name: op.operation.clone() for name, op in self._functions.items() if self._has_calls(op)
+        }
+        self._taken: set[str] = set()
+        self._numbers: Counter[tuple[Any, ...]] = Counter()
+
+    def function(self, function: Any) -> None:
+        for op in _all_operations(function):
+            if _is_ours(op):
+                self._number(op)
+            elif op.operation.name == "func.call":
+                self._follow(op)
+
+    def _has_calls(self, function: Any) -> bool:
+        return any(
+            _is_ours(op)
+            or (op.operation.name == "func.call" and self._has_calls(self._functions[_callee(op)]))
+            for op in _all_operations(function)
+        )
+
+    def _follow(self, call: Any) -> None:
+        name = _callee(call)
+        if name not in self._untouched:
+            return
+        if name in self._taken:
+            copy = self._untouched[name].clone()
+            new = f"{name}_sirtaki_{len(self._taken)}"
+            copy.attributes["sym_name"] = ir.StringAttr.get(new)
+            self._module.body.append(copy)
+            call.operation.attributes["callee"] = ir.FlatSymbolRefAttr.get(new)
+            self._functions[new] = copy
+            name = new
+        self._taken.add(name)
+        self.function(self._functions[name])
+
+    def _number(self, op: Any) -> None:
+        key = next(key for key in _CONFIGURATIONS if key in op.operation.attributes)
+        configuration = {entry.name: entry.attr for entry in ir.DictAttr(op.operation.attributes[key])}
+        names = tuple(str(configuration[part]) for part in ("process_set", "kind", "names"))
+        number = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), self._numbers[names])
+        self._numbers[names] += 1
+        op.operation.attributes[key] = ir.DictAttr.get({**configuration, "number": number})
+
+
+def _all_operations(op: Any) -> Iterator[Any]:
+    for region in op.operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner
+                yield from _all_operations(inner)
+
+
+def _callee(op: Any) -> str:
+    return ir.FlatSymbolRefAttr(op.operation.attributes["callee"]).value
+
+
+def _is_ours(op: Any) -> bool:
+    return (
+        op.operation.name == "stablehlo.custom_call"
+        and ir.StringAttr(op.operation.attributes["call_target_name"]).value == TARGET
+    )
+
+
+def name_when_lowered() -> None:
+    """From now on names each program's calls when it has been lowered."""
+    jax.monitoring.register_event_duration_secs_listener(_name_all)
+
+
+def register(primitive: Any) -> None:
+    """Lowers a primitive by these rules, on CPUs and on GPUs."""
+    for platform in ("cpu", "cuda"):
+        rule = lower(platform == "cuda")
+        try:
+            mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
+        except TypeError:  # older versions do not know it, and lower each call anew
+            mlir.register_lowering(primitive, rule, platform=platform)

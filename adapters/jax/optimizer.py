@@ -1,0 +1,146 @@
+"""Training: gradients that are averaged over all ranks, for optax and for whatever takes gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sirtaki.common.ops import Average
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.jax.collectives import allreduce
+from sirtaki.jax.compression import Compression, Compressor
+
+
+class AccumulatingState(NamedTuple):
+    """Of an optimizer that takes several backward passes for one step.
+
+    Attributes:
+        inner: the wrapped optimizer's state.
+        total: the sum of this rank's gradients since the last step.
+        passes: how many there are.
+    """
+
+    inner: Any
+    total: Any
+    passes: Any
+
+
+def DistributedOptimizer(  # noqa: N802  # Horovod's name
+    optimizer: Any,
+    name: str | None = "gradients",
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Makes a transformation of optax update with gradients that are averaged over all ranks.
+
+    All ranks must call `update`, inside or outside jit. All gradients of a step travel as one. What comes
+    behind, such as clipping, sees the averaged ones. `init` exchanges nothing: see `broadcast_parameters`.
+
+    Args:
+        optimizer: an optax.GradientTransformation.
+        name: how the ranks recognise the gradients: the name of each begins so.
+        compression: Compression.fp16 or Compression.bf16 to exchange gradients in 16 bits.
+        backward_passes_per_step: so many updates add up on this rank before their sum is averaged over the
+            ranks. It is not divided by their number. The updates in between are zeros.
+        op: Average or Sum (also Min, Max, Product, Adasum).
+        process_set: the ranks that take part.
+
+    Returns:
+        An optax.GradientTransformationExtraArgs.
+
+    Raises:
+        TypeError: `optimizer` is not a transformation of optax.
+        ValueError: backward_passes_per_step is less than 1.
+    """
+    import optax  # here, because only this needs it
+
+    if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
+        raise TypeError(
+            f"DistributedOptimizer takes a transformation of optax, such as optax.adam(1e-3), not "
+            f"{optimizer!r}"
+        )
+    if backward_passes_per_step < 1:
+        raise ValueError(
+            f"backward_passes_per_step is {backward_passes_per_step}, but it has to be 1 at least"
+        )
+    inner = optax.with_extra_args_support(optimizer)
+
+    def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        reduced = allreduce(gradients, name=name, compression=compression, op=op, process_set=process_set)
+        return inner.update(reduced, state, params, **extra)
+
+    made = optax.GradientTransformationExtraArgs(inner.init, update)
+    return made if backward_passes_per_step == 1 else _accumulating(made, backward_passes_per_step)
+
+
+def _accumulating(optimizer: Any, passes: int) -> Any:
+    def init(params: Any) -> AccumulatingState:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return AccumulatingState(optimizer.init(params), zeros, jnp.zeros((), jnp.int32))
+
+    def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        total = jax.tree.map(jnp.add, state.total, gradients)
+
+        def step() -> tuple[Any, AccumulatingState]:
+            updates, inner = optimizer.update(total, state.inner, params, **extra)
+            zeros = jax.tree.map(jnp.zeros_like, total)
+            return updates, AccumulatingState(inner, zeros, jnp.zeros((), jnp.int32))
+
+        def wait() -> tuple[Any, AccumulatingState]:
+            shapes = jax.eval_shape(step)[0]
+            updates = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+            return updates, AccumulatingState(state.inner, total, state.passes + 1)
+
+        return jax.lax.cond(state.passes == passes - 1, step, wait)
+
+    return type(optimizer)(init, update)
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    name: str | None = "gradients",
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    **options: Any,
+) -> Callable[..., Any]:
+    """As jax.value_and_grad, with gradients that are averaged over all ranks, which must all call the result.
+
+    The value, and what comes with it, stays this rank's own: `allreduce` it to report it.
+
+    Args:
+        fun, argnums, has_aux, options: as for jax.value_and_grad.
+        name, compression, op, process_set: as for `DistributedOptimizer`.
+    """
+    local = jax.value_and_grad(fun, argnums, has_aux, **options)
+
+    @wraps(fun)
+    def reduced(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        value, gradients = local(*args, **kwargs)
+        return value, allreduce(gradients, name=name, compression=compression, op=op, process_set=process_set)
+
+    return reduced
+
+
+def grad(
+    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, **options: Any
+) -> Callable[..., Any]:
+    """As jax.grad, with gradients that are averaged over all ranks; the options are those of "
+    "`value_and_grad`."""
+    both = value_and_grad(fun, argnums, has_aux, **options)
+
+    @wraps(fun)
+    def reduced(*args: Any, **kwargs: Any) -> Any:
+        value, gradients = both(*args, **kwargs)
+        return (gradients, value[1]) if has_aux else gradients
+
+    return reduced

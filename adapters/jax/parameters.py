@@ -1,0 +1,63 @@
+"""What ranks begin with: the same parameters, and keys of their own for random numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from sirtaki._core import request as core
+from sirtaki._core.current import current
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.jax.collectives import _run
+from sirtaki.jax.terms import Terms
+
+
+def broadcast_parameters(
+    parameters: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Gives all ranks of the set the parameters of rank `root_rank`. All of them must call it.
+
+    Args:
+        parameters: any tree: parameters, an optimizer's state, keys of jax.random, a module of Equinox, a
+            state of nnx. What is no array or number, such as a function, stays this rank's.
+        root_rank: whose arrays are taken.
+        process_set: the ranks that take part.
+
+    Returns:
+        The same tree with the root's arrays.
+
+    Raises:
+        ValueError: there is no such root, or a dtype cannot be exchanged.
+        MismatchError: the ranks' trees have different shapes or dtypes.
+        PeerLostError: a rank died.
+    """
+    leaves, structure = jax.tree_util.tree_flatten(parameters)
+    given = {place: leaf for place, leaf in enumerate(leaves) if _is_array(leaf)}
+    sent = {place: jax.random.key_data(leaf) if _is_key(leaf) else leaf for place, leaf in given.items()}
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(parameters)[0]]
+    named = {f"{place:06}{paths[place]}": leaf for place, leaf in sent.items()}
+    came = _run(named, Terms(core.BROADCAST, (), "parameters", root=root_rank), process_set)
+    for (place, leaf), name in zip(given.items(), named, strict=True):
+        new = came[name]
+        leaves[place] = (
+            jax.random.wrap_key_data(new, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else new
+        )
+    return structure.unflatten(leaves)
+
+
+def rank_key(key: Any) -> Any:
+    """This rank's own key, made of one that all ranks share: for dropout, augmentation and the like.
+
+    Nothing is sent. Raises NotInitializedError (a ValueError) before init().
+    """
+    return jax.random.fold_in(key, current().rank)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex)
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

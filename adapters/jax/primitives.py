@@ -1,0 +1,112 @@
+"""The collectives as primitives of JAX: shapes, derivatives and batches. Outside jit they run at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching
+
+from sirtaki._core import request as core
+from sirtaki._core.current import current
+from sirtaki.jax import eager, lowering, target
+from sirtaki.jax.terms import KINDS, Terms, dtype_code, result_shape
+
+_LINEAR_OPS = (core.SUM, core.AVERAGE)
+
+
+def bind(terms: Terms, arrays: Sequence[Any]) -> list[Any]:
+    """The results of a collective over these arrays."""
+    return PRIMITIVES[terms.kind].bind(*arrays, terms=terms) if arrays else []
+
+
+def _shapes(*avals: Any, terms: Terms) -> list[Any]:
+    shaped = []
+    for aval, name in zip(avals, terms.names, strict=True):
+        dtype_code(aval.dtype, name)
+        shaped.append(jax.core.ShapedArray(result_shape(terms, aval.shape, name), aval.dtype))
+    return shaped
+
+
+def _derivative(primals: Sequence[Any], tangents: Sequence[Any], *, terms: Terms) -> tuple[Any, Any]:
+    """Linear operations treat tangents as they do values. Those that are zero on all ranks are not sent."""
+    results = bind(terms, primals)
+    if terms.kind in (core.ALLREDUCE, core.REDUCESCATTER) and terms.op not in _LINEAR_OPS:
+        raise NotImplementedError(
+            f"'{terms.names[0]}': there is no derivative of {KINDS[terms.kind]} with this op; use Sum or "
+            f"Average, or "
+            "jax.lax.stop_gradient"
+        )
+    places = [place for place, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
+    moved = dict(zip(places, bind(terms.of(places), [tangents[place] for place in places]), strict=True))
+    return results, [
+        moved[place] if place in moved else ad.Zero(jax.core.ShapedArray(result.shape, tangent.aval.dtype))
+        for place, (result, tangent) in enumerate(zip(results, tangents, strict=True))
+    ]
+
+
+def _transpose(cotangents: Sequence[Any], *operands: Any, terms: Terms) -> list[Any]:
+    places = [place for place, cotangent in enumerate(cotangents) if type(cotangent) is not ad.Zero]
+    sent = bind(_transposed(terms).of(places), [cotangents[place] for place in places])
+    if terms.kind == core.BROADCAST:
+        is_root = current().rank == terms.root  # a factor, so that all ranks' programs have the same steps
+        sent = [jnp.asarray(is_root, cotangent.dtype) * cotangent for cotangent in sent]
+    moved = dict(zip(places, sent, strict=True))
+    return [
+        moved[place] if place in moved else ad.Zero(operand.aval) for place, operand in enumerate(operands)
+    ]
+
+
+def _transposed(terms: Terms) -> Terms:
+    """What carries derivatives back: of the sum of all ranks' losses, by each rank's operand."""
+    if terms.kind == core.ALLGATHER:
+        return terms._replace(kind=core.REDUCESCATTER, op=core.SUM)
+    if terms.kind == core.BROADCAST:
+        return terms._replace(kind=core.ALLREDUCE, op=core.SUM)
+    if terms.kind == core.REDUCESCATTER:
+        return terms._replace(kind=core.ALLGATHER)
+    return terms
+
+
+def _scatter_transpose(cotangents: Sequence[Any], *operands: Any, terms: Terms) -> list[Any]:
+    """A gathering does not scale, so that is done before it."""
+    factor = terms.prescale * terms.postscale / (terms.members if terms.op == core.AVERAGE else 1)
+    scaled = [c if type(c) is ad.Zero else c * jnp.asarray(factor, c.dtype) for c in cotangents]
+    return _transpose(scaled, *operands, terms=terms)
+
+
+def _batch(axis: int) -> Callable[..., Any]:
+    """A whole batch goes as one array, with the batch as this axis: behind the rows, where they count."""
+
+    def rule(arrays: Sequence[Any], axes: Sequence[int | None], *, terms: Terms) -> tuple[Any, Any]:
+        if terms.op == core.ADASUM and terms.kind == core.ALLREDUCE:
+            raise NotImplementedError(
+                "Adasum combines whole arrays, so vmap cannot batch it; use jax.lax.map"
+            )
+        for array, at, name in zip(arrays, axes, terms.names, strict=True):
+            if axis and at is not None and array.ndim == 1:
+                raise ValueError(f"'{name}' has no dimensions inside vmap: reshape it to (1,)")
+        moved = [a if at is None else jnp.moveaxis(a, at, axis) for a, at in zip(arrays, axes, strict=True)]
+        return bind(terms, moved), [None if at is None else axis for at in axes]
+
+    return rule
+
+
+def _define(kind: int) -> Primitive:
+    primitive = Primitive(f"sirtaki_{KINDS[kind]}")
+    primitive.multiple_results = True
+    primitive.def_impl(eager.run)
+    primitive.def_abstract_eval(_shapes)
+    lowering.register(primitive)
+    ad.primitive_jvps[primitive] = _derivative
+    ad.primitive_transposes[primitive] = _scatter_transpose if kind == core.REDUCESCATTER else _transpose
+    batching.primitive_batchers[primitive] = _batch(0 if kind in (core.ALLREDUCE, core.BROADCAST) else 1)
+    return primitive
+
+
+target.register()
+lowering.name_when_lowered()
+PRIMITIVES = {kind: _define(kind) for kind in KINDS}

@@ -1,0 +1,105 @@
+"""What a collective operation on arrays is, apart from the arrays: the parameters of the primitives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from sirtaki._core import request as core
+from sirtaki._core.errors import UnsupportedError
+from sirtaki.common.tensor import DTYPE_CODES
+
+KINDS = {
+    core.ALLREDUCE: "allreduce",
+    core.BROADCAST: "broadcast",
+    core.ALLGATHER: "allgather",
+    core.REDUCESCATTER: "reducescatter",
+    core.ALLTOALL: "alltoall",
+}
+
+
+class Terms(NamedTuple):
+    """The same on all ranks that take part.
+
+    Attributes:
+        kind: core.ALLREDUCE and so on.
+        paths: what each array is called inside its tree: ".weights[0]"; "" for one that is no tree's.
+        name: the user's; None if there is none.
+        op, prescale, postscale: of reductions.
+        root: of broadcasts.
+        process_set: the core's number of it.
+        members: how many ranks it has, where shapes depend on that; else 0.
+        splits: of an all-to-all: rows for each member; None for as many for each.
+    """
+
+    kind: int
+    paths: tuple[str, ...]
+    name: str | None = None
+    op: int = core.SUM
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = 0
+    process_set: int = 0
+    members: int = 0
+    splits: tuple[int, ...] | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """What ranks and messages call each array."""
+        base = KINDS[self.kind] if self.name is None else self.name
+        return [f"{base}{path}" for path in self.paths]
+
+    def of(self, places: Sequence[int]) -> Terms:
+        """The terms of some of the arrays."""
+        return self._replace(paths=tuple(self.paths[place] for place in places))
+
+
+def dtype_code(dtype: Any, name: str) -> int:
+    """The core's number of an element type. Raises UnsupportedError (a ValueError) if it has none."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        raise UnsupportedError(
+            f"'{name}' is an array of {dtype}, which has no bytes of its own: exchange "
+            f"jax.random.key_data(keys), "
+            "and make keys of the result with jax.random.wrap_key_data"
+        )
+    code = DTYPE_CODES.get(np.dtype(dtype).name)
+    if code is None:
+        raise UnsupportedError(
+            f"'{name}' has the dtype {np.dtype(dtype).name}, which cannot be exchanged: convert it first, "
+            f"for "
+            "example with .astype('float32')"
+        )
+    return code
+
+
+def result_shape(terms: Terms, shape: tuple[int, ...], name: str) -> tuple[int, ...]:
+    """The shape that a compiled program has for a result.
+
+    Raises:
+        ValueError: the first dimension does not fit the number of ranks.
+    """
+    if terms.kind in (core.ALLREDUCE, core.BROADCAST):
+        return shape
+    if not shape:
+        raise ValueError(
+            f"'{name}' has no dimensions, but {KINDS[terms.kind]} works along the first: reshape it to (1,)"
+        )
+    rows, rest = shape[0], shape[1:]
+    if terms.kind == core.ALLGATHER:
+        return (terms.members * rows, *rest)
+    if terms.splits is not None:
+        raise ValueError(
+            f"'{name}': alltoall takes no splits inside jit, where shapes cannot depend on what other ranks "
+            f"send; "
+            "pad to as many rows for each rank, or call it outside jit"
+        )
+    if rows % terms.members:
+        raise ValueError(
+            f"'{name}' has {rows} rows, which cannot be cut into {terms.members} equal parts, one for each "
+            f"rank; inside "
+            f"jit {KINDS[terms.kind]} needs that. Pad it, or call it outside jit"
+        )
+    return (rows // terms.members, *rest) if terms.kind == core.REDUCESCATTER else shape
