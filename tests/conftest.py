@@ -8,6 +8,16 @@ import pytest
 from process_world import ProcessWorld, hvdrun
 
 RunCase = Callable[[int, str], None]
+# Fixtures that share something large or with a fixed name: tests that use one stay in one process of pytest.
+SHARED = {"network": "hosts", "fragile": "hosts", "run_case": "processes", "run_case_on_gpus": "GPUs"}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        for group in {SHARED[name] for name in getattr(item, "fixturenames", ()) if name in SHARED}:
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 def _run_cases(**environment: str) -> Iterator[RunCase]:
