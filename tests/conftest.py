@@ -47,3 +47,9 @@ def run_case() -> Iterator[RunCase]:
 def run_case_on_gpus() -> Iterator[RunCase]:
     """As `run_case`; torch's tensors are on GPUs of the fake libcuda, through NCCL."""
     yield from _run_cases(TORCH_TENSORS_ON_GPUS="2", SIRTAKI_GPU_BACKEND="nccl")
+
+
+@pytest.fixture(scope="session")
+def run_case_in_one_thread() -> Iterator[RunCase]:
+    """As `run_case`; TensorFlow has one thread for operations: one that waited would hold up all."""
+    yield from _run_cases(TF_NUM_INTEROP_THREADS="1")

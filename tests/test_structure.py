@@ -36,7 +36,7 @@ IMPORTS = {
     "adapters/common": {"_core", "common"},
     "adapters/jax": {"_core", "common", "jax"},
     "adapters/numpy": {"_core", "common", "numpy"},
-    "adapters/tensorflow": {"_core", "common", "tensorflow"},
+    "adapters/tensorflow": {"_core", "common", "keras", "tensorflow"},
     "adapters/torch": {"_core", "common", "torch"},
     "runner": {"_core", "runner"},
 }

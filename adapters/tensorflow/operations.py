@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sirtaki._core.errors import UnsupportedError
 from sirtaki.common.ops import Reduction
 from sirtaki.tensorflow.labels import label
 from sirtaki.tensorflow.library import library
@@ -82,9 +81,9 @@ def join(called: Call) -> tf.Tensor:
 
 
 def refuse_xla() -> None:
-    """Raises UnsupportedError where XLA compiles what is traced."""
+    """Raises ValueError where XLA compiles what is traced. (AutoGraph only passes on classes it knows.)"""
     if not tf.executing_eagerly() and _is_compiled(tf.compat.v1.get_default_graph()):
-        raise UnsupportedError(
+        raise ValueError(
             "XLA compiles this function, and sirtaki's operations for TensorFlow are not made for XLA: use "
             "jit_compile=False for the function that exchanges data between ranks (functions that it calls "
             "may be compiled)"

@@ -38,6 +38,13 @@ TORCH_MODULES = (
     "torch_sync_batch_norm",
     "torch_training",
 )
+TENSORFLOW_MODULES = (
+    "tensorflow_collectives",
+    "tensorflow_functions",
+    "tensorflow_gradients",
+    "tensorflow_mistakes",
+    "tensorflow_training",
+)
 GPU_MODULES = ("torch_gpu",)  # also without a GPU: the fakes have some
 
 
