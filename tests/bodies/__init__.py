@@ -45,6 +45,16 @@ TENSORFLOW_MODULES = (
     "tensorflow_mistakes",
     "tensorflow_training",
 )
+KERAS_MODULES = (  # on whatever backend KERAS_BACKEND names
+    "keras_callbacks",
+    "keras_data",
+    "keras_gradients",
+    "keras_loss_scale",
+    "keras_mistakes",
+    "keras_saving",
+    "keras_training",
+    "keras_values",
+)
 GPU_MODULES = ("torch_gpu",)  # also without a GPU: the fakes have some
 
 
