@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -200,3 +202,11 @@ def batch_normalisation() -> None:
     np.testing.assert_allclose(own(mine, training=False), alone(mine, training=False), rtol=1e-9)
     with pytest.raises(ValueError, match="fused"):
         hvd.SyncBatchNormalization(fused=True)
+
+
+@case()
+def what_the_page_shows() -> None:
+    page = Path(__file__).parents[2] / "docs" / "tensorflow.md"
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    exec(compile(block, str(page), "exec"), {"__name__": "__main__"})
+    assert not hvd.is_initialized()
