@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -47,3 +48,19 @@ def run_case() -> Iterator[RunCase]:
 def run_case_on_gpus() -> Iterator[RunCase]:
     """As `run_case`; torch's tensors are on GPUs of the fake libcuda, through NCCL."""
     yield from _run_cases(TORCH_TENSORS_ON_GPUS="2", SIRTAKI_GPU_BACKEND="nccl")
+
+
+@pytest.fixture(scope="session")
+def run_case_in_keras() -> Iterator[Callable[[str, int, str], None]]:
+    """As `run_case`, with the backend of Keras before the size: it is fixed for the life of a process."""
+    with contextlib.ExitStack() as worlds:
+        started: dict[str, RunCase] = {}
+
+        def run(backend: str, size: int, name: str) -> None:
+            if backend not in started:
+                cases = contextlib.contextmanager(_run_cases)
+                settings = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+                started[backend] = worlds.enter_context(cases(**settings))
+            started[backend](size, name)
+
+        yield run

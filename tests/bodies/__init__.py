@@ -38,6 +38,16 @@ TORCH_MODULES = (
     "torch_sync_batch_norm",
     "torch_training",
 )
+KERAS_MODULES = (  # on whatever backend KERAS_BACKEND names
+    "keras_callbacks",
+    "keras_data",
+    "keras_gradients",
+    "keras_loss_scale",
+    "keras_mistakes",
+    "keras_saving",
+    "keras_training",
+    "keras_values",
+)
 GPU_MODULES = ("torch_gpu",)  # also without a GPU: the fakes have some
 
 
