@@ -43,7 +43,7 @@ def broadcast_model(
     """Gives all ranks of the set rank `root_rank`'s model, and optimizer if it has one. All must call it.
 
     What is sent are the weights of all layers, with the statistics of normalisation, and all variables of the
-    optimizer: momenta, the number of steps, the learning rate, the loss scale. What is not sent is the state of
+    optimizer: momenta, the number of steps, the learning rate, the loss scale. What is not sent: the state of
     random number generators (dropout, augmentation), which should differ between ranks, and metrics.
 
     Args:
@@ -71,13 +71,13 @@ def _check_alike(variables: Sequence[Any], process_set: ProcessSet) -> None:
     for rank, theirs in zip(ranks, everyone, strict=True):
         if len(theirs) != len(everyone[0]):
             raise ValueError(
-                f"rank {rank} has {len(theirs)} variables to broadcast, rank {ranks[0]} has {len(everyone[0])}: "
-                "make the same model, with the same optimizer, on all ranks"
+                f"rank {rank} has {len(theirs)} variables to broadcast, rank {ranks[0]} has "
+                f"{len(everyone[0])}: make the same model, with the same optimizer, on all ranks"
             )
         for index, (its, first) in enumerate(zip(theirs, everyone[0], strict=True)):
             if its != first:
                 raise ValueError(
-                    f"variable {index} ({getattr(variables[index], 'path', variables[index].name)}) is of shape "
-                    f"{its[0]} and dtype {its[1]} on rank {rank}, but {first[0]} and {first[1]} on rank "
-                    f"{ranks[0]}: make the same model, with the same optimizer, on all ranks"
+                    f"variable {index} ({getattr(variables[index], 'path', variables[index].name)}) is of "
+                    f"shape {its[0]} and dtype {its[1]} on rank {rank}, but {first[0]} and {first[1]} on "
+                    f"rank {ranks[0]}: make the same model, with the same optimizer, on all ranks"
                 )

@@ -158,7 +158,7 @@ _AS_IT_IS = object()
 
 def _readable(variable: Any) -> str:
     """A variable's path, without Keras' running numbers, which may differ between ranks."""
-    path = getattr(variable, "path", None) or getattr(variable, "name", "")
+    path = str(getattr(variable, "path", variable.name))
     return re.sub(r"_\d+(?=/|:|$)", "", path)
 
 

@@ -13,9 +13,9 @@ from sirtaki.keras.wrapping import Distributed, become
 def teach() -> None:
     """Makes Keras' LossScaleOptimizer know optimizers that are distributed. A second call does nothing.
 
-    `model.compile` puts one around any optimizer of a model in mixed_float16. It looks at the gradients of this
-    rank, and leaves out the step of the optimizer inside if they are not finite: other ranks would wait for it.
-    So the one outside has to reduce them, first.
+    `model.compile` puts one around any optimizer of a model in mixed_float16. It looks at the gradients of
+    this rank, and leaves out the step of the optimizer inside if they are not finite: other ranks would wait
+    for it. So the one outside has to reduce them, first.
     """
     kind: Any = keras.optimizers.LossScaleOptimizer
     plain = kind.__init__

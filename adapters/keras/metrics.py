@@ -33,10 +33,10 @@ class Results(NamedTuple):
 def reduce_metrics(model: Any, process_set: ProcessSet = global_process_set) -> dict[str, float]:
     """What the metrics of a model are over the data of all ranks. All ranks of the set must call it.
 
-    Call it after `model.evaluate()`, or when an epoch has ended: metrics keep their state until the next begins.
-    Not the results are averaged, but the states of the metrics are added up (totals and counts, the entries of
-    a confusion matrix, ...) and the results computed from that, so that they are what one process with the data
-    of all ranks would get.
+    Call it after `model.evaluate()`, or when an epoch has ended: metrics keep their state until the next
+    begins. Not the results are averaged, but the states of the metrics are added up (totals and counts, the
+    entries of a confusion matrix, ...) and the results computed from that, so that they are what one process
+    with the data of all ranks would get.
 
     Args:
         model: a compiled model, with the same metrics on all ranks.
@@ -57,7 +57,7 @@ def combine(model: Any, process_set: ProcessSet = global_process_set) -> Results
     own = _results(model)
     variables = [variable for metric in model.metrics for variable in metric.variables if _adds_up(variable)]
     states = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
-    flat = np.concatenate([np.float64([]), *(np.float64(state).ravel() for state in states)])
+    flat = np.concatenate([np.zeros(0), *(np.float64(state).ravel() for state in states)])
     totals = arrays.allreduce(flat, op=Sum, process_set=process_set)
     with _restored(variables, states):
         start = 0
@@ -71,7 +71,8 @@ def combine(model: Any, process_set: ProcessSet = global_process_set) -> Results
 def combine_logs(
     logs: Mapping[str, Any], results: Results, process_set: ProcessSet = global_process_set
 ) -> dict[str, float]:
-    """The logs over the data of all ranks: from the metrics where they come from these; else averaged by value.
+    """The logs over the data of all ranks: from the metrics where they come from these; else averaged by
+    value.
 
     Averages are weighted with the number of samples; what only some ranks have is averaged among those.
     """

@@ -1,4 +1,5 @@
-"""Operations on values: numbers, arrays and tensors in, numpy arrays out. For gradients there is the optimizer.
+"""Operations on values: numbers, arrays and tensors in, numpy arrays out. For gradients there is the
+optimizer.
 
 Every rank of the process set has to call the same operations, with the same names or in the same order.
 """

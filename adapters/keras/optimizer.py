@@ -15,7 +15,7 @@ from sirtaki.keras import backends
 from sirtaki.keras.compression import Compression, Compressor
 from sirtaki.keras.exchange import Exchange, Groups, LocalVariables, combination
 from sirtaki.keras.loss_scale import teach
-from sirtaki.keras.wrapping import Distributed, Optimizer, become
+from sirtaki.keras.wrapping import Distributed, become
 
 
 def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class made for the occasion
@@ -37,10 +37,10 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     """Makes an optimizer step with gradients that are averaged over all ranks. All ranks must call it.
 
     Gradients are reduced when they are applied, by `model.fit`, `train_on_batch` or a loop of your own
-    (`optimizer.apply`, `apply_gradients`), before Keras clips them or looks whether they are finite: all ranks
-    together do what one process with all their batches would. It is the same optimizer that is returned: an
-    instance of its own class still, with its state, and it is saved as the plain one. In a world of one nothing
-    is exchanged.
+    (`optimizer.apply`, `apply_gradients`), before Keras clips them or looks whether they are finite: all
+    ranks together do what one process with all their batches would. It is the same optimizer that is
+    returned: an instance of its own class still, with its state, and it is saved as the plain one. In a world
+    of one nothing is exchanged.
 
     Args:
         optimizer: any optimizer of Keras 3, also a LossScaleOptimizer.
@@ -55,8 +55,8 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
             `gradient_accumulation_steps`, before the ranks exchange their sum and a step is taken.
         average_aggregated_gradients: whether it is the mean of those passes instead of their sum.
         num_groups: the older way to say groups=N.
-        groups: which gradients complete together: so many groups of equal length, or lists of variables; those
-            in none travel by themselves. Without it, all of a step do.
+        groups: which gradients complete together: so many groups of equal length, or lists of variables;
+            those in none travel by themselves. Without it, all of a step do.
         process_set: the ranks that take part; on others it is the plain optimizer.
         scale_local_gradients: whether gradients that stay on this rank (see `register_local_var`) are divided
             by the number of ranks.
@@ -107,8 +107,8 @@ def PartialDistributedOptimizer(  # noqa: N802  # Horovod's name
     wrong = next((layer for layer in layers if not isinstance(layer, keras.layers.Layer)), None)
     if wrong is not None:
         raise ValueError(
-            f"local_layers has to hold layers of Keras, and {type(wrong).__name__} is none; for single variables "
-            "use register_local_var()"
+            f"local_layers has to hold layers of Keras, and {type(wrong).__name__} is none; for single "
+            "variables use register_local_var()"
         )
     distributed = DistributedOptimizer(optimizer, *args, **kwargs)
     distributed._exchange.local.layers += layers
@@ -118,13 +118,13 @@ def PartialDistributedOptimizer(  # noqa: N802  # Horovod's name
 def _check_optimizer(optimizer: Any) -> None:
     if isinstance(optimizer, Distributed):
         raise ValueError("this optimizer is distributed already: call DistributedOptimizer once for it")
-    if isinstance(optimizer, Optimizer):
+    if isinstance(optimizer, keras.optimizers.Optimizer):
         return
     kind = type(optimizer)
     if any(base.__module__.startswith(("tf_keras.", "tensorflow.")) for base in kind.__mro__):
         raise ValueError(
-            f"{kind.__name__} is an optimizer of Keras 2 ({kind.__module__}), and sirtaki.keras serves Keras 3 "
-            f"only: use keras.optimizers, and unset TF_USE_LEGACY_KERAS"
+            f"{kind.__name__} is an optimizer of Keras 2 ({kind.__module__}), and sirtaki.keras serves Keras "
+            f"3 only: use keras.optimizers, and unset TF_USE_LEGACY_KERAS"
         )
     raise ValueError(f"the first argument has to be an optimizer of Keras, not {kind.__name__}")
 
@@ -161,8 +161,8 @@ def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
     stepping = getattr(optimizer, "inner_optimizer", optimizer)
     if stepping.gradient_accumulation_steps:
         raise ValueError(
-            "give either backward_passes_per_step or the optimizer's gradient_accumulation_steps, not both: they "
-            "are two names for one thing"
+            "give either backward_passes_per_step or the optimizer's gradient_accumulation_steps, not both: "
+            "they are two names for one thing"
         )
     if stepping.built:
         raise ValueError(

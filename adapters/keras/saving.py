@@ -21,7 +21,8 @@ def load_model(
 ) -> Any:
     """Loads a model, with or without sirtaki saved, and makes its optimizer a distributed one.
 
-    All ranks must call it, or rank 0 alone saves and loads, and the others get its weights by `broadcast_model`.
+    All ranks must call it, or rank 0 alone saves and loads, and the others get its weights by
+    `broadcast_model`.
 
     Args:
         filepath: as for `keras.models.load_model`.

@@ -20,8 +20,8 @@ def shard(dataset: Any, *, shuffle: bool = True, seed: int = 0, buffer_size: int
     What does not divide evenly is left out: fewer elements than there are ranks.
 
     Args:
-        dataset: a tf.data.Dataset, the same on all ranks and in the same order, of samples or of batches; or a
-            keras.utils.PyDataset of batches, the same on all ranks, of which each rank takes every size-th.
+        dataset: a tf.data.Dataset, the same on all ranks and in the same order, of samples or of batches; or
+            a keras.utils.PyDataset of batches, the same on all ranks, of which each rank takes every size-th.
         shuffle: whether each epoch has another order. A PyDataset's batches are dealt out anew as well; of a
             tf.data.Dataset each rank shuffles the share that it always has.
         seed: of the order.
@@ -41,8 +41,8 @@ def shard(dataset: Any, *, shuffle: bool = True, seed: int = 0, buffer_size: int
         part = _shard_of_elements(dataset)
         return part.shuffle(buffer_size, seed=seed, reshuffle_each_iteration=True) if shuffle else part
     raise TypeError(
-        f"shard() takes a tf.data.Dataset or a keras.utils.PyDataset, not {type(dataset).__name__}; for arrays "
-        "there is shard_arrays(x, y)"
+        f"shard() takes a tf.data.Dataset or a keras.utils.PyDataset, not {type(dataset).__name__}; for "
+        "arrays there is shard_arrays(x, y)"
     )
 
 

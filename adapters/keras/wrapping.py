@@ -9,14 +9,12 @@ import keras
 
 from sirtaki.keras.exchange import Exchange
 
-Optimizer = keras.optimizers.Optimizer
 
-
-class Distributed(Optimizer):
+class Distributed(keras.optimizers.Optimizer):
     """What a distributed optimizer has besides its own class.
 
-    Its gradients are reduced where they come in, before anything looks at them; those that add up over several
-    passes, where Keras has added them up, before it clips.
+    Its gradients are reduced where they come in, before anything looks at them; those that add up over
+    several passes, where Keras has added them up, before it clips.
     """
 
     _exchange: Exchange

@@ -16,7 +16,7 @@ with mock.patch.dict(os.environ, KERAS_BACKEND="torch"):  # here the cases are o
 
     CASES = cases_for(2, KERAS_MODULES)
 
-BACKENDS = ["torch"]
+BACKENDS = ["tensorflow", "torch"]
 
 
 @pytest.mark.parametrize(

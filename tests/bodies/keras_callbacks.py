@@ -8,10 +8,10 @@ from typing import Any
 
 import keras
 import numpy as np
-from bodies import case
-from bodies.keras_models import assert_alike, make_model, values_of
 
 import sirtaki.keras as hvd
+from bodies import case
+from bodies.keras_models import assert_alike, make_model, values_of
 
 
 def samples(count: int, seed: int = 0) -> tuple[Any, Any]:
@@ -38,7 +38,9 @@ def the_same_start() -> None:
     inputs = keras.Input((3,))
     hidden = keras.layers.Dropout(0.5, seed=hvd.rank())(keras.layers.Dense(4)(inputs))
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.BatchNormalization()(hidden)))
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01 * (1 + hvd.rank()))), "mse", run_eagerly=True)
+    model.compile(
+        hvd.DistributedOptimizer(keras.optimizers.Adam(0.01 * (1 + hvd.rank()))), "mse", run_eagerly=True
+    )
     model.set_weights([np.full(one.shape, hvd.rank() + 1.0) for one in model.get_weights()])
     root, recorder = hvd.size() - 1, Recorder()
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(root), recorder]
@@ -69,7 +71,11 @@ def judged() -> Any:
     """A model with metrics of several kinds."""
     model = make_model()
     model.layers[-1].activation = keras.activations.sigmoid
-    metrics = ["accuracy", keras.metrics.AUC(num_thresholds=20), keras.metrics.RootMeanSquaredError(name="rmse")]
+    metrics = [
+        "accuracy",
+        keras.metrics.AUC(num_thresholds=20),
+        keras.metrics.RootMeanSquaredError(name="rmse"),
+    ]
     return model, metrics
 
 
@@ -80,7 +86,9 @@ def metrics_over_uneven_data(validates: bool) -> None:
     others = [samples(2 + rank, 50 + rank) for rank in range(hvd.size())]
     whole, other = ([np.concatenate(part) for part in zip(*parts, strict=True)] for parts in (shares, others))
     model, metrics = judged()
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse", metrics=metrics, run_eagerly=True)
+    model.compile(
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse", metrics=metrics, run_eagerly=True
+    )
     history = model.fit(
         *shares[hvd.rank()],
         batch_size=100,

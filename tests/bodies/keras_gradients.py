@@ -6,13 +6,15 @@ from typing import Any
 
 import keras
 import numpy as np
-from bodies import case
 
 import sirtaki.keras as hvd
+from bodies import case
 
 
 def variables(count: int = 3) -> list[Any]:
-    return [keras.Variable(np.zeros((2, index + 1)), dtype="float32", name=f"v{index}") for index in range(count)]
+    return [
+        keras.Variable(np.zeros((2, index + 1)), dtype="float32", name=f"v{index}") for index in range(count)
+    ]
 
 
 def applied(optimizer: Any, factors: list[float | None], found: list[Any] | None = None) -> list[Any]:
@@ -119,7 +121,9 @@ def what_keras_stores_as_it_is() -> None:
     """The largest values that 8-bit floats are scaled by are not gradients: the largest of all ranks is."""
     found = variables(2)
     found[1].overwrite_with_gradient = True
-    assert_are(applied(sgd(), [2.0 * hvd.rank(), 3.0 * hvd.rank()], found), [2 * mean_of_ranks(), 3 - 3 * hvd.size()])
+    assert_are(
+        applied(sgd(), [2.0 * hvd.rank(), 3.0 * hvd.rank()], found), [2 * mean_of_ranks(), 3 - 3 * hvd.size()]
+    )
 
 
 @case()

@@ -8,10 +8,10 @@ from typing import Any
 
 import keras
 import numpy as np
-from bodies import case
-from bodies.keras_models import BATCH, assert_alike, assert_trained_as_one, data_of, make_model, values_of
 
 import sirtaki.keras as hvd
+from bodies import case
+from bodies.keras_models import BATCH, assert_alike, assert_trained_as_one, data_of, make_model, values_of
 
 
 @contextmanager

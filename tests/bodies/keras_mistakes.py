@@ -7,10 +7,10 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from bodies import case
-from bodies.keras_models import make_model
 
 import sirtaki.keras as hvd
+from bodies import case
+from bodies.keras_models import make_model
 
 
 def sgd() -> Any:
@@ -55,7 +55,7 @@ def no_optimizer_of_keras_3() -> None:
     with pytest.raises(ValueError, match="an optimizer of Keras, not str"):
         hvd.DistributedOptimizer("sgd")
     legacy = type("SGD", (), {"__module__": "tf_keras.src.optimizers.sgd"})
-    with pytest.raises(ValueError, match="is an optimizer of Keras 2 .* serves Keras 3 only"):
+    with pytest.raises(ValueError, match="is an optimizer of Keras 2"):
         hvd.DistributedOptimizer(legacy())
 
 

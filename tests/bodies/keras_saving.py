@@ -10,10 +10,10 @@ from typing import Any
 
 import keras
 import numpy as np
-from bodies import case
-from bodies.keras_models import BATCH, assert_alike, data_of, make_model, values_of
 
 import sirtaki.keras as hvd
+from bodies import case
+from bodies.keras_models import BATCH, assert_alike, data_of, make_model, values_of
 from sirtaki.keras.wrapping import Distributed
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import keras
 import numpy as np
+
+import sirtaki.keras as hvd
 from bodies import case
 from bodies.keras_models import (
     BATCH,
@@ -19,8 +21,6 @@ from bodies.keras_models import (
     gradients_of,
     make_model,
 )
-
-import sirtaki.keras as hvd
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import keras
 import numpy as np
-from bodies import case
-from bodies.keras_models import assert_alike, make_model, values_of
 
 import sirtaki.keras as hvd
+from bodies import case
+from bodies.keras_models import assert_alike, make_model, values_of
 
 
 @case()

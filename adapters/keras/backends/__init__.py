@@ -1,7 +1,7 @@
 """What depends on the backend that Keras runs on: how gradients get from its tensors to the core and back.
 
-A backend is a module of this package with one function, `allreduce`. Everything else in `sirtaki.keras` is the
-same for all of them.
+A backend is a module of this package with one function, `allreduce`. Everything else in `sirtaki.keras` is
+the same for all of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Gradient(NamedTuple):
 
 
 class Combination(NamedTuple):
-    """How gradients are combined: the operation (Horovod's number), factors before and after it, and where."""
+    """How gradients are combined: the operation (Horovod's number), factors before and after it; where."""
 
     op: int = Average
     prescale: float = 1.0
@@ -63,9 +63,10 @@ def find() -> Backend:
     """
     name = keras.backend.backend()
     if name not in SUPPORTED:
+        known = " and ".join(SUPPORTED)
         raise UnsupportedError(
-            f"Keras runs on the backend {name!r} here, and sirtaki.keras can train on {' and '.join(SUPPORTED)}: "
-            "set the environment variable KERAS_BACKEND to one of these before keras is imported"
+            f"Keras runs on the backend {name!r} here, and sirtaki.keras trains on {known}: set the "
+            "environment variable KERAS_BACKEND to one of these before keras is imported"
         )
     module: Any = importlib.import_module(f"{__name__}.{name}")
     return module

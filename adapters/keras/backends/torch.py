@@ -42,4 +42,3 @@ def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> lis
         ]
 
     return run(context, Operation(batch, owners, finish, device))
-

@@ -15,11 +15,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Gives all ranks the model and the optimizer of one, before the first batch.
 
     `sirtaki.keras.broadcast_model` says what is sent; the seeds of dropout are not. A model that gets its
-    weights only when it sees its first batch, on any rank, is broadcast right after that batch: the first step
-    of the other ranks is then lost. Give it an Input, or call `model.build(shape)`, to avoid that.
+    weights only when it sees its first batch, on any rank, is broadcast right after that batch: the first
+    step of the other ranks is then lost. Give it an Input, or call `model.build(shape)`, to avoid that.
     """
 
-    def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:
+    def __init__(
+        self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None
+    ) -> None:
         """`device` is accepted, and without a meaning.
 
         Args:

@@ -46,4 +46,4 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if current().rank == 0:
             super().on_epoch_end(epoch, logs)
-        self.best = broadcast_object(self.best)
+        self.best: Any = broadcast_object(self.best)

@@ -33,12 +33,13 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
         Args:
             initial_lr: what is multiplied.
-            multiplier: a function of the epoch, or a number m: m to the power of the epochs since `start_epoch`.
+            multiplier: a function of the epoch, or a number m: m to the power of the epochs since
+                `start_epoch`.
             start_epoch: the first epoch in which it sets the learning rate, from 0.
             end_epoch: the first in which it no longer does; None: it does to the end.
             staircase: whether it changes with epochs only; else with each batch, and epochs have fractions.
-            momentum_correction: whether the momentum that has gathered is scaled when the learning rate changes,
-                as momentum is counted in steps of the old one.
+            momentum_correction: whether the momentum that has gathered is scaled when the learning rate
+                changes, as momentum is counted in steps of the old one.
             steps_per_epoch: batches an epoch; needed if not `staircase` and Keras does not know it.
 
         Raises:
@@ -46,7 +47,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         """
         super().__init__()
         if initial_lr is None:
-            raise ValueError("initial_lr has to be given: the learning rate that the multiplier is applied to")
+            raise ValueError(
+                "initial_lr has to be given: the learning rate that the multiplier is applied to"
+            )
         self.initial_lr = initial_lr
         self.start_epoch, self.end_epoch = start_epoch, end_epoch
         self.staircase = staircase
@@ -77,8 +80,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         steps = self.steps_per_epoch or (self.params or {}).get("steps")
         if not steps:
             raise ValueError(
-                "Keras does not know how many batches an epoch has here: give steps_per_epoch to the callback of "
-                "the learning rate, or to fit()"
+                "Keras does not know how many batches an epoch has here: give steps_per_epoch to the "
+                "callback of the learning rate, or to fit()"
             )
         return steps
 
@@ -97,7 +100,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate in even steps, batch by batch, from `initial_lr` / size to `initial_lr`.
 
-    Many ranks make a large batch together, and a learning rate that fits it is too large for the first epochs.
+    Many ranks make a large batch together, and a learning rate that fits it is too large for the first
+    epochs.
     """
 
     def __init__(
@@ -134,7 +138,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_end(epoch, logs)
         if self.verbose and current().rank == 0 and epoch + 1 == self.end_epoch:
-            print(f"epoch {epoch + 1}: the warm-up is over, the learning rate is {_rate(self.model.optimizer):g}")
+            rate = _rate(self.model.optimizer)
+            print(f"epoch {epoch + 1}: the warm-up is over, the learning rate is {rate:g}")
 
 
 def _rate(optimizer: Any) -> float:

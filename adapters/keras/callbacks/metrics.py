@@ -12,8 +12,9 @@ from sirtaki.keras.metrics import Results, combine, combine_logs
 class MetricAverageCallback(keras.callbacks.Callback):
     """Replaces the logs of an epoch, of training and validation, by those over the data of all ranks.
 
-    They are exact, also where ranks have seen different numbers of samples: `sirtaki.keras.reduce_metrics` says
-    how. Logs that are none of the model's metrics are averaged by value, weighted with the number of samples.
+    They are exact, also where ranks have seen different numbers of samples: `sirtaki.keras.reduce_metrics`
+    says how. Logs that are none of the model's metrics are averaged by value, weighted with the number of
+    samples.
 
     Put it before the callbacks that look at the logs (ReduceLROnPlateau, EarlyStopping, BestModelCheckpoint,
     ...): they then do the same on all ranks.
