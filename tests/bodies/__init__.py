@@ -44,6 +44,7 @@ TENSORFLOW_MODULES = (
     "tensorflow_gradients",
     "tensorflow_mistakes",
     "tensorflow_training",
+    "tensorflow_xla",
 )
 KERAS_MODULES = (  # on whatever backend KERAS_BACKEND names
     "keras_callbacks",
