@@ -38,7 +38,7 @@ IMPORTS = {
     "adapters/numpy": {"_core", "common", "numpy"},
     "adapters/tensorflow": {"_core", "common", "keras", "tensorflow"},
     "adapters/torch": {"_core", "common", "torch"},
-    "adapters/keras": {"_core", "common", "keras", "numpy", "tensorflow", "torch"},
+    "adapters/keras": {"_core", "common", "jax", "keras", "numpy", "tensorflow", "torch"},
     "runner": {"_core", "runner"},
 }
 NEUTRAL = ("bindings", "adapters/common", "runner")  # know no framework

@@ -173,6 +173,20 @@ def schedules() -> None:
     np.testing.assert_allclose(found, [0.5, 0.75, 1, 1.25], rtol=1e-6)
 
 
+@case(eagerly=[True, False])
+def a_learning_rate_that_ends(eagerly: bool) -> None:
+    """The step is taken with what the callback has set, also in the middle of an epoch."""
+    model, recorder = make_model(dtype="float32"), Recorder()
+    model.compile(keras.optimizers.SGD(1.0, momentum=0.5), "mse", run_eagerly=eagerly)
+    schedule = hvd.callbacks.LearningRateScheduleCallback(
+        0.1, lambda epoch: 1.0 if epoch == 0 else 0.0, staircase=False, steps_per_epoch=3
+    )
+    model.fit(*samples(6), batch_size=2, verbose=0, callbacks=[schedule, recorder])
+    for start, second, last in zip(*recorder.weights[:2], values_of(model.weights), strict=True):
+        assert (start != second).any()
+        np.testing.assert_array_equal(second, last)
+
+
 @case(corrects=[True, False])
 def momentum_when_the_learning_rate_changes(corrects: bool) -> None:
     """It is counted in steps of the old rate: with a tenth of it, a tenth of the momentum is left."""

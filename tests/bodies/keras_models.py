@@ -73,6 +73,13 @@ def gradients_of(model: Any, x: Any, y: Any) -> list[Any]:
         model.zero_grad()
         keras.ops.mean((model(x) - y) ** 2).backward()
         return [variable.value.grad for variable in model.trainable_weights]
+    if keras.backend.backend() == "jax":
+        import jax
+
+        def loss_of(values: Any) -> Any:
+            return keras.ops.mean((model.stateless_call(values, [], x)[0] - y) ** 2)
+
+        return jax.grad(loss_of)([variable.value for variable in model.trainable_weights])
     import tensorflow as tf
 
     with tf.GradientTape() as tape:

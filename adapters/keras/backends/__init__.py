@@ -16,7 +16,7 @@ from sirtaki._core.errors import UnsupportedError
 from sirtaki.common.ops import Average
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 
-SUPPORTED = ("tensorflow", "torch")
+SUPPORTED = ("jax", "tensorflow", "torch")
 
 
 class Gradient(NamedTuple):
@@ -63,7 +63,7 @@ def find() -> Backend:
     """
     name = keras.backend.backend()
     if name not in SUPPORTED:
-        known = " and ".join(SUPPORTED)
+        known = ", ".join(SUPPORTED)
         raise UnsupportedError(
             f"Keras runs on the backend {name!r} here, and sirtaki.keras trains on {known}: set the "
             "environment variable KERAS_BACKEND to one of these before keras is imported"

@@ -9,6 +9,7 @@ import keras
 
 from sirtaki.common.objects import allgather_object
 from sirtaki.keras.broadcasting import broadcast_model
+from sirtaki.keras.callbacks.state import take_back
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -41,6 +42,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._is_due:
             self._is_due = False
+            take_back(self.model)
             broadcast_model(self.model, self._root_rank, local_variables=self._local_variables)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from sirtaki._core.current import current
+from sirtaki.keras.callbacks.state import take_back
 
 Multiplier = float | Callable[[float], float]
 
@@ -86,6 +87,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         return steps
 
     def _set(self, multiplier: float) -> None:
+        take_back(self.model)
         optimizer = self.model.optimizer
         before, now = _rate(optimizer), self.initial_lr * multiplier
         if now == before:
