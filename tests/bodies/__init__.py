@@ -38,6 +38,7 @@ TORCH_MODULES = (
     "torch_sync_batch_norm",
     "torch_training",
 )
+JAX_MODULES = ("jax_collectives", "jax_mistakes", "jax_programs", "jax_training", "jax_transforms")
 GPU_MODULES = ("torch_gpu",)  # also without a GPU: the fakes have some
 
 
