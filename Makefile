@@ -21,6 +21,8 @@ CMAKE := PATH="$(CURDIR)/$(BIN):$$PATH" cmake
 INSTALL := $(PIP) install --quiet --config-settings editable_mode=strict --editable
 SOURCES := $(shell find core -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt) pyproject.toml setup.py \
   $(shell find adapters bindings runner -type d -not -name __pycache__)
+# Tests wait more than they compute: two at a time.
+SIDE_BY_SIDE := --numprocesses 2 --dist loadgroup
 NATIVE := $(shell find core tests benchmarks -name '*.cc' -o -name '*.h')
 
 .DEFAULT_GOAL := help
@@ -70,14 +72,14 @@ demo: $(STAMPS)/demo
 test: $(STAMPS)/test
 	$(CMAKE) -S core -B build/core -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DSIRTAKI_TESTS=ON
 	$(CMAKE) --build build/core
-	SIRTAKI_CORE_TESTS=$(CURDIR)/build/core $(BIN)/python -m pytest
+	SIRTAKI_CORE_TESTS=$(CURDIR)/build/core $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-sanitized: $(SANITIZED)
 
 $(SANITIZED): test-%: $(STAMPS)/test
 	cd core && $(CMAKE) --preset $*
 	$(CMAKE) --build build/$*
-	SIRTAKI_CORE_TESTS=$(CURDIR)/build/$* $(BIN)/python -m pytest tests/core
+	SIRTAKI_CORE_TESTS=$(CURDIR)/build/$* $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/core
 
 fuzz: $(STAMPS)/test
 	@command -v clang++ >/dev/null || { echo "sirtaki: there is no clang++; on Debian: apt install clang"; exit 1; }

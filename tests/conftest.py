@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
 from process_world import ProcessWorld, hvdrun
 
 RunCase = Callable[[int, str], None]
+# Fixtures that share something large or with a fixed name: tests that use one stay in one process of pytest.
+SHARED = {
+    "network": "hosts",
+    "fragile": "hosts",
+    "run_case": "processes",
+    "run_case_on_gpus": "GPUs",
+    "run_case_in_one_thread": "one thread",
+    "run_case_in_keras": "Keras",
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        for group in {SHARED[name] for name in getattr(item, "fixturenames", ()) if name in SHARED}:
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 def _run_cases(**environment: str) -> Iterator[RunCase]:
@@ -37,3 +55,25 @@ def run_case() -> Iterator[RunCase]:
 def run_case_on_gpus() -> Iterator[RunCase]:
     """As `run_case`; torch's tensors are on GPUs of the fake libcuda, through NCCL."""
     yield from _run_cases(TORCH_TENSORS_ON_GPUS="2", SIRTAKI_GPU_BACKEND="nccl")
+
+
+@pytest.fixture(scope="session")
+def run_case_in_one_thread() -> Iterator[RunCase]:
+    """As `run_case`; TensorFlow has one thread for operations: one that waited would hold up all."""
+    yield from _run_cases(TF_NUM_INTEROP_THREADS="1")
+
+
+@pytest.fixture(scope="session")
+def run_case_in_keras() -> Iterator[Callable[[str, int, str], None]]:
+    """As `run_case`, with the backend of Keras before the size: it is fixed for the life of a process."""
+    with contextlib.ExitStack() as worlds:
+        started: dict[str, RunCase] = {}
+
+        def run(backend: str, size: int, name: str) -> None:
+            if backend not in started:
+                cases = contextlib.contextmanager(_run_cases)
+                settings = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+                started[backend] = worlds.enter_context(cases(**settings))
+            started[backend](size, name)
+
+        yield run

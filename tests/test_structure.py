@@ -36,8 +36,9 @@ IMPORTS = {
     "adapters/common": {"_core", "common"},
     "adapters/jax": {"_core", "common", "jax"},
     "adapters/numpy": {"_core", "common", "numpy"},
-    "adapters/tensorflow": {"_core", "common", "tensorflow"},
+    "adapters/tensorflow": {"_core", "common", "keras", "tensorflow"},
     "adapters/torch": {"_core", "common", "torch"},
+    "adapters/keras": {"_core", "common", "jax", "keras", "numpy", "tensorflow", "torch"},
     "runner": {"_core", "runner"},
 }
 NEUTRAL = ("bindings", "adapters/common", "runner")  # know no framework
@@ -167,6 +168,15 @@ def test_the_library_exports_its_interface_only() -> None:
         "SIRTAKI"
     }  # the version script's own name
     assert {name for name in names if name.startswith("srt_")} == declared
+
+
+def test_what_tensorflow_opens_exports_nothing_and_needs_nothing_of_it() -> None:
+    path = library.PATH.with_name("libsirtaki_tensorflow.so")
+    for switch in ("--defined-only", "--undefined-only"):
+        listed = subprocess.run(["nm", "-D", switch, path], capture_output=True, text=True, check=True)
+        names = {line.split()[-1].partition("@")[0] for line in listed.stdout.splitlines()}
+        assert {name for name in names if name.startswith(("TF_", "_Z"))} == set()
+        assert switch == "--undefined-only" or not names
 
 
 def test_no_object_file_has_writable_globals() -> None:

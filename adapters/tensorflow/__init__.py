@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any as _Any
+
 from sirtaki.common.basics import *  # noqa: F403
 from sirtaki.common.basics import __all__ as _basics
-from sirtaki.common.objects import allgather_object, broadcast_object
 from sirtaki.common.observing import *  # noqa: F403
 from sirtaki.common.observing import __all__ as _observing
 from sirtaki.common.ops import Adasum, Average, Max, Min, Product, Sum
+from sirtaki.tensorflow.accumulation import GradientAccumulator
 from sirtaki.tensorflow.compression import Compression
 from sirtaki.tensorflow.facts import (
     local_rank_op,
@@ -25,14 +27,28 @@ from sirtaki.tensorflow.movements import (
     grouped_allgather,
     grouped_broadcast,
 )
+from sirtaki.tensorflow.optimizer import DistributedOptimizer
 from sirtaki.tensorflow.reductions import (
     allreduce,
     grouped_allreduce,
     grouped_reducescatter,
     reducescatter,
 )
+from sirtaki.tensorflow.state import allgather_object, broadcast_object, broadcast_variables
+from sirtaki.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from sirtaki.tensorflow.waiting import barrier, join
 
 _library()
+
+
+def __getattr__(name: str) -> _Any:
+    """What needs Keras, which takes seconds to import."""
+    if name == "SyncBatchNormalization":
+        from sirtaki.tensorflow.sync_batch_norm import SyncBatchNormalization
+
+        return SyncBatchNormalization
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     *_basics,
@@ -44,6 +60,11 @@ __all__ = [
     "Max",
     "Product",
     "Compression",
+    "DistributedGradientTape",
+    "PartialDistributedGradientTape",
+    "DistributedOptimizer",
+    "GradientAccumulator",
+    "SyncBatchNormalization",  # noqa: F405  # __getattr__ makes it
     "allreduce",
     "grouped_allreduce",
     "reducescatter",
@@ -59,6 +80,9 @@ __all__ = [
     "local_rank_op",
     "local_size_op",
     "process_set_included_op",
+    "barrier",
+    "join",
+    "broadcast_variables",
     "broadcast_object",
     "allgather_object",
 ]

@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 
 from sirtaki._core import request as core
-from sirtaki._core.errors import UnsupportedError
 from sirtaki.common.ops import Reduction
 from sirtaki.tensorflow import operations
 from sirtaki.tensorflow.facts import members, place
@@ -55,7 +54,7 @@ def _of_allreduce(op: Any, *gradients: Any) -> list[Any]:
     if how.op in (core.SUM, core.AVERAGE):
         return _of_floating(op, gradients, lambda given: operations.allreduce(given, how, called))
     if how.op not in (core.MIN, core.MAX) or (how.prescale, how.postscale) != (1.0, 1.0):
-        raise UnsupportedError(
+        raise ValueError(
             "an all-reduce has a gradient with op=Sum and op=Average, and with op=Min and op=Max without "
             "factors; tf.stop_gradient() says that none is wanted"
         )
@@ -75,7 +74,7 @@ def _of_extreme(op: Any, gradients: list[tf.Tensor], called: Call) -> list[tf.Te
 def _of_reducescatter(op: Any, *gradients: Any) -> list[Any]:
     how, called = _how(op), _call(op)
     if how.op not in (core.SUM, core.AVERAGE):
-        raise UnsupportedError("a reduce-scatter has a gradient with op=Sum and op=Average only")
+        raise ValueError("a reduce-scatter has a gradient with op=Sum and op=Average only")
 
     def derivative(given: list[tf.Tensor]) -> list[tf.Tensor]:
         factor = tf.constant(how.prescale * how.postscale, tf.float64)

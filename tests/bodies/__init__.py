@@ -38,6 +38,24 @@ TORCH_MODULES = (
     "torch_sync_batch_norm",
     "torch_training",
 )
+TENSORFLOW_MODULES = (
+    "tensorflow_collectives",
+    "tensorflow_functions",
+    "tensorflow_gradients",
+    "tensorflow_mistakes",
+    "tensorflow_training",
+    "tensorflow_xla",
+)
+KERAS_MODULES = (  # on whatever backend KERAS_BACKEND names
+    "keras_callbacks",
+    "keras_data",
+    "keras_gradients",
+    "keras_loss_scale",
+    "keras_mistakes",
+    "keras_saving",
+    "keras_training",
+    "keras_values",
+)
 JAX_MODULES = ("jax_collectives", "jax_mistakes", "jax_programs", "jax_training", "jax_transforms")
 GPU_MODULES = ("torch_gpu",)  # also without a GPU: the fakes have some
 

@@ -14,8 +14,9 @@ from sirtaki._core import library
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_library_asks_for_no_more_than_is_stated() -> None:
-    with library.PATH.open("rb") as built:
+@pytest.mark.parametrize("name", ["libsirtaki.so", "libsirtaki_tensorflow.so"])
+def test_a_library_asks_for_no_more_than_is_stated(name: str) -> None:
+    with library.PATH.with_name(name).open("rb") as built:
         found = floor.wanted(built)
     assert found["GLIBC"] > (2,)  # it was read
     assert floor.complaints(found, floor.stated()) == []

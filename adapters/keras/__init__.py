@@ -1,0 +1,53 @@
+"""Data-parallel training with Keras 3, with Horovod's calls: `import sirtaki.keras as hvd`."""
+
+from __future__ import annotations
+
+from sirtaki.keras.version import check as _check
+
+_check()
+
+from sirtaki.common.basics import *  # noqa: E402, F403  # the version is checked before anything else
+from sirtaki.common.basics import __all__ as _basics  # noqa: E402
+from sirtaki.common.objects import allgather_object, broadcast_object  # noqa: E402
+from sirtaki.common.observing import *  # noqa: E402, F403
+from sirtaki.common.observing import __all__ as _observing  # noqa: E402
+from sirtaki.common.ops import Adasum, Average, Max, Min, Product, Sum, barrier, join  # noqa: E402
+from sirtaki.keras import callbacks  # noqa: E402
+from sirtaki.keras.broadcasting import broadcast_model, broadcast_variables  # noqa: E402
+from sirtaki.keras.compression import Compression  # noqa: E402
+from sirtaki.keras.metrics import reduce_metrics  # noqa: E402
+from sirtaki.keras.operations import allgather, allreduce, broadcast, reducescatter  # noqa: E402
+from sirtaki.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer  # noqa: E402
+from sirtaki.keras.progress import verbose  # noqa: E402
+from sirtaki.keras.saving import load_model  # noqa: E402
+from sirtaki.keras.sharding import shard, shard_arrays  # noqa: E402
+
+__all__ = [
+    *_basics,
+    *_observing,
+    "Average",
+    "Sum",
+    "Adasum",
+    "Min",
+    "Max",
+    "Product",
+    "Compression",
+    "DistributedOptimizer",
+    "PartialDistributedOptimizer",
+    "callbacks",
+    "allreduce",
+    "reducescatter",
+    "allgather",
+    "broadcast",
+    "barrier",
+    "join",
+    "broadcast_variables",
+    "broadcast_model",
+    "broadcast_object",
+    "allgather_object",
+    "load_model",
+    "reduce_metrics",
+    "shard",
+    "shard_arrays",
+    "verbose",
+]

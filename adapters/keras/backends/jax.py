@@ -1,0 +1,26 @@
+"""Gradients on the JAX backend: arrays, inside and outside of compiled programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sirtaki.jax import grouped_allreduce
+from sirtaki.keras.backends import Combination, Gradient
+
+
+def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:
+    """As `Backend.allreduce`. What has a gradient is said by the program, so it is the same on all ranks."""
+    present = [index for index, one in enumerate(gradients) if not one.is_absent]
+    reduced = grouped_allreduce(
+        [gradients[index].value for index in present],
+        op=how.op,
+        prescale_factor=how.prescale,
+        postscale_factor=how.postscale,
+        process_set=how.process_set,
+        name=name,
+    )
+    results: list[Any] = [None] * len(gradients)
+    for index, value in zip(present, reduced, strict=True):
+        results[index] = value
+    return results

@@ -1,0 +1,33 @@
+"""Gradients on the TensorFlow backend: tensors and IndexedSlices, eagerly and in functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sirtaki.keras.backends import Combination, Gradient
+from sirtaki.tensorflow import grouped_allreduce
+
+
+def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:
+    """As `Backend.allreduce`. What has a gradient is said by the program, so it is the same on all ranks."""
+    results: list[Any] = [None] * len(gradients)
+    sparse = [index for index, one in enumerate(gradients) if isinstance(one.value, tf.IndexedSlices)]
+    for indices, prescale, postscale, suffix in (
+        ([i for i, one in enumerate(gradients) if not one.is_absent and i not in sparse], *how[1:3], ""),
+        (sparse, 1.0, 1.0, ".sparse"),  # rows are not added up on the way, so nothing can overflow there
+    ):
+        if indices:
+            reduced = grouped_allreduce(
+                [gradients[index].value for index in indices],
+                op=how.op,
+                prescale_factor=prescale,
+                postscale_factor=postscale,
+                process_set=how.process_set,
+                name=name + suffix,
+            )
+            for index, value in zip(indices, reduced, strict=True):
+                results[index] = value
+    return results

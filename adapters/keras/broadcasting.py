@@ -1,0 +1,83 @@
+"""The same start on every rank: variables of one rank for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+
+from sirtaki.common.objects import allgather_object
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.keras.operations import broadcast
+
+
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Gives all ranks of the set rank `root_rank`'s values of these variables. All of them must call it.
+
+    Args:
+        variables: variables of Keras, as many on all ranks and of the same shapes and dtypes.
+        root_rank: whose values all get: a rank of the world, also within a process set.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError: on all ranks, if their variables do not fit together.
+        PeerLostError: a rank died.
+    """
+    found = list(variables)
+    _check_alike(found, process_set)
+    for variable in found:
+        variable.assign(broadcast(variable, root_rank, process_set=process_set))
+
+
+def broadcast_model(
+    model: Any,
+    root_rank: int = 0,
+    process_set: ProcessSet = global_process_set,
+    local_variables: Sequence[Any] | None = None,
+) -> None:
+    """Gives all ranks of the set rank `root_rank`'s model, and optimizer if it has one. All must call it.
+
+    What is sent are the weights of all layers, with the statistics of normalisation, and all variables of the
+    optimizer: momenta, the number of steps, the learning rate, the loss scale. What is not sent: the state of
+    random number generators (dropout, augmentation), which should differ between ranks, and metrics.
+
+    Args:
+        model: a model of Keras that has been built; also its optimizer, if it has been compiled with one.
+        root_rank: whose values all get: a rank of the world, also within a process set.
+        process_set: the ranks that take part.
+        local_variables: variables that stay as they are.
+
+    Raises:
+        ValueError: on all ranks, if their models do not fit together.
+        PeerLostError: a rank died.
+    """
+    kept = {id(variable) for variable in local_variables or ()}
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    variables = [*model.weights, *(optimizer.variables if optimizer is not None else ())]
+    broadcast_variables([one for one in variables if id(one) not in kept], root_rank, process_set)
+
+
+def _check_alike(variables: Sequence[Any], process_set: ProcessSet) -> None:
+    mine = [(tuple(one.shape), keras.backend.standardize_dtype(one.dtype)) for one in variables]
+    ranks = process_set.ranks
+    everyone = allgather_object(mine, process_set=process_set)
+    for rank, theirs in zip(ranks, everyone, strict=True):
+        if len(theirs) != len(everyone[0]):
+            raise ValueError(
+                f"rank {rank} has {len(theirs)} variables to broadcast, rank {ranks[0]} has "
+                f"{len(everyone[0])}: make the same model, with the same optimizer, on all ranks"
+            )
+        for index, (its, first) in enumerate(zip(theirs, everyone[0], strict=True)):
+            if its != first:
+                raise ValueError(
+                    f"variable {index} ({getattr(variables[index], 'path', variables[index].name)}) is of "
+                    f"shape {its[0]} and dtype {its[1]} on rank {rank}, but {first[0]} and {first[1]} on "
+                    f"rank {ranks[0]}: make the same model, with the same optimizer, on all ranks"
+                )

@@ -1,0 +1,16 @@
+"""Callbacks for `model.fit`. All ranks must use the same ones, in the same order."""
+
+from __future__ import annotations
+
+from sirtaki.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
+from sirtaki.keras.callbacks.checkpoint import BestModelCheckpoint
+from sirtaki.keras.callbacks.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
+from sirtaki.keras.callbacks.metrics import MetricAverageCallback
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]

@@ -1,0 +1,55 @@
+"""Metrics over all ranks, in `model.fit`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from sirtaki.keras.metrics import Results, combine, combine_logs
+
+
+class MetricAverageCallback(keras.callbacks.Callback):
+    """Replaces the logs of an epoch, of training and validation, by those over the data of all ranks.
+
+    They are exact, also where ranks have seen different numbers of samples: `sirtaki.keras.reduce_metrics`
+    says how. Logs that are none of the model's metrics are averaged by value, weighted with the number of
+    samples.
+
+    Put it before the callbacks that look at the logs (ReduceLROnPlateau, EarlyStopping, BestModelCheckpoint,
+    ...): they then do the same on all ranks.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        """`device` is accepted, and without a meaning."""
+        super().__init__()
+        self._is_training = False
+        self._training: Results | None = None
+        self._validation: Results | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._is_training = True
+        self._training = self._validation = None
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """A validation begins: the metrics still have the state of the training."""
+        if self._is_training and self._training is None:
+            self._training = combine(self.model)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        if self._is_training:
+            self._validation = combine(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._is_training = False
+        logs = {} if logs is None else logs
+        training = self._training or combine(self.model)
+        own = {name: value for name, value in logs.items() if not name.startswith("val_")}
+        validation = {name: value for name, value in logs.items() if name.startswith("val_")}
+        logs.update(combine_logs(own, training))
+        logs.update(combine_logs(validation, _prefixed(self._validation or training)))
+
+
+def _prefixed(results: Results) -> Results:
+    own, total = ({f"val_{name}": value for name, value in part.items()} for part in results[:2])
+    return Results(own, total, results.samples)

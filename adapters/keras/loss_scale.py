@@ -1,0 +1,32 @@
+"""Loss scaling: whether gradients are finite, and a step is taken, has to be the same on all ranks."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+
+from sirtaki.keras.wrapping import Distributed, become
+
+
+def teach() -> None:
+    """Makes Keras' LossScaleOptimizer know optimizers that are distributed. A second call does nothing.
+
+    `model.compile` puts one around any optimizer of a model in mixed_float16. It looks at the gradients of
+    this rank, and leaves out the step of the optimizer inside if they are not finite: other ranks would wait
+    for it. So the one outside has to reduce them, first.
+    """
+    kind: Any = keras.optimizers.LossScaleOptimizer
+    plain = kind.__init__
+    if getattr(plain, "knows_ranks", False):
+        return
+
+    @functools.wraps(plain)
+    def initialise(self: Any, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, inner_optimizer, *args, **kwargs)
+        if isinstance(inner_optimizer, Distributed) and not isinstance(self, Distributed):
+            become(self, inner_optimizer._exchange)
+
+    initialise.knows_ranks = True  # type: ignore[attr-defined]
+    kind.__init__ = initialise

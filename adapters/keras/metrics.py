@@ -1,0 +1,133 @@
+"""Metrics over the data of all ranks: exact, also where ranks have seen different numbers of samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from sirtaki import numpy as arrays
+from sirtaki.common.objects import allgather_object
+from sirtaki.common.ops import Sum
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+
+
+class Results(NamedTuple):
+    """What the metrics of a model say.
+
+    Attributes:
+        own: over the data of this rank.
+        total: over the data of all ranks.
+        samples: how many this rank has seen.
+    """
+
+    own: dict[str, float]
+    total: dict[str, float]
+    samples: float
+
+
+def reduce_metrics(model: Any, process_set: ProcessSet = global_process_set) -> dict[str, float]:
+    """What the metrics of a model are over the data of all ranks. All ranks of the set must call it.
+
+    Call it after `model.evaluate()`, or when an epoch has ended: metrics keep their state until the next
+    begins. Not the results are averaged, but the states of the metrics are added up (totals and counts, the
+    entries of a confusion matrix, ...) and the results computed from that, so that they are what one process
+    with the data of all ranks would get.
+
+    Args:
+        model: a compiled model, with the same metrics on all ranks.
+        process_set: the ranks that take part.
+
+    Returns:
+        The results by name, the same on all ranks.
+
+    Raises:
+        MismatchError: the ranks' metrics differ.
+        PeerLostError: a rank died.
+    """
+    return combine(model, process_set).total
+
+
+def combine(model: Any, process_set: ProcessSet = global_process_set) -> Results:
+    """As `reduce_metrics`, with what this rank's metrics say. Their state stays as it is."""
+    own = _results(model)
+    variables = [variable for metric in model.metrics for variable in metric.variables if _adds_up(variable)]
+    states = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
+    flat = np.concatenate([np.zeros(0), *(np.float64(state).ravel() for state in states)])
+    totals = arrays.allreduce(flat, op=Sum, process_set=process_set)
+    with _restored(variables, states):
+        start = 0
+        for variable, state in zip(variables, states, strict=True):
+            variable.assign(totals[start : start + state.size].reshape(state.shape).astype(state.dtype))
+            start += state.size
+        total = _results(model)
+    return Results(own, total, _samples(model))
+
+
+def combine_logs(
+    logs: Mapping[str, Any], results: Results, process_set: ProcessSet = global_process_set
+) -> dict[str, float]:
+    """The logs over the data of all ranks: from the metrics where they come from these; else averaged by
+    value.
+
+    Averages are weighted with the number of samples; what only some ranks have is averaged among those.
+    """
+    mine = {
+        name: (float(value), _is_same(float(value), results.own.get(name)), results.samples)
+        for name, value in logs.items()
+        if _is_number(value)
+    }
+    everyone = allgather_object(mine, process_set=process_set)
+    combined = {}
+    for name in mine:
+        entries = [theirs[name] for theirs in everyone if name in theirs]
+        if all(is_own for _, is_own, _ in entries):
+            combined[name] = results.total[name]
+        elif len({value for value, _, _ in entries}) == 1:
+            combined[name] = entries[0][0]
+        else:
+            weights = [samples for _, _, samples in entries]
+            weights = weights if sum(weights) > 0 else [1.0] * len(entries)
+            weighted = sum(value * weight for (value, _, _), weight in zip(entries, weights, strict=True))
+            combined[name] = weighted / sum(weights)
+    return combined
+
+
+@contextmanager
+def _restored(variables: list[Any], states: list[Any]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for variable, state in zip(variables, states, strict=True):
+            variable.assign(state)
+
+
+def _adds_up(variable: Any) -> bool:
+    """Whether Keras says that the states of several replicas are added up: its default for metrics."""
+    return getattr(variable, "aggregation", "sum") == "sum"
+
+
+def _results(model: Any) -> dict[str, float]:
+    return {name: float(value) for name, value in model.get_metrics_result().items() if _is_number(value)}
+
+
+def _samples(model: Any) -> float:
+    """The weight of the mean loss, which Keras counts in samples."""
+    for metric in model.metrics:
+        if isinstance(metric, keras.metrics.Mean):
+            return float(keras.ops.convert_to_numpy(metric.count))
+    return 0.0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) or getattr(value, "shape", None) == ()
+
+
+def _is_same(value: float, other: float | None) -> bool:
+    if other is None:
+        return False
+    return math.isclose(value, other, rel_tol=1e-6) or (math.isnan(value) and math.isnan(other))

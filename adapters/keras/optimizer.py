@@ -1,0 +1,173 @@
+"""DistributedOptimizer: any optimizer of Keras 3, stepping alike on all ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from sirtaki._core.current import current
+from sirtaki.common.ops import Average, Sum
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.keras import backends
+from sirtaki.keras.compression import Compression, Compressor
+from sirtaki.keras.exchange import Exchange, Groups, LocalVariables, combination
+from sirtaki.keras.loss_scale import teach
+from sirtaki.keras.wrapping import Distributed, become
+
+
+def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class made for the occasion
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Makes an optimizer step with gradients that are averaged over all ranks. All ranks must call it.
+
+    Gradients are reduced when they are applied, by `model.fit`, `train_on_batch` or a loop of your own
+    (`optimizer.apply`, `apply_gradients`), before Keras clips them or looks whether they are finite: all
+    ranks together do what one process with all their batches would. It is the same optimizer that is
+    returned: an instance of its own class still, with its state, and it is saved as the plain one. In a world
+    of one nothing is exchanged.
+
+    Args:
+        optimizer: any optimizer of Keras 3, also a LossScaleOptimizer.
+        name: what the names of its gradients begin with, the same on all ranks.
+        device_dense, device_sparse: accepted, and without a meaning: tensors are exchanged where they are.
+        compression: Compression.fp16 or Compression.bf16 to exchange gradients in 16 bits.
+        sparse_as_dense: whether sparse gradients (TensorFlow's IndexedSlices) travel as dense ones.
+        gradient_predivide_factor: gradients are divided by it before they are averaged, and multiplied by it
+            afterwards: for 16-bit gradients that would overflow. Needs op=Average.
+        op: Average or Sum.
+        backward_passes_per_step: so many passes add up on this rank, as with Keras'
+            `gradient_accumulation_steps`, before the ranks exchange their sum and a step is taken.
+        average_aggregated_gradients: whether it is the mean of those passes instead of their sum.
+        num_groups: the older way to say groups=N.
+        groups: which gradients complete together: so many groups of equal length, or lists of variables;
+            those in none travel by themselves. Without it, all of a step do.
+        process_set: the ranks that take part; on others it is the plain optimizer.
+        scale_local_gradients: whether gradients that stay on this rank (see `register_local_var`) are divided
+            by the number of ranks.
+
+    Returns:
+        The optimizer, which now has also `register_local_var(variable)`.
+
+    Raises:
+        ValueError: wrong arguments, something that is no optimizer of Keras 3, or one that is distributed
+            already.
+        UnsupportedError: Keras runs on another backend than TensorFlow or torch.
+        NotInitializedError: init() has not been called.
+    """
+    _check_optimizer(optimizer)
+    _check_combination(op, gradient_predivide_factor)
+    number = current().next_number(f"keras.optimizer.{process_set.number(current())}")
+    exchange = Exchange(
+        backends.find(),
+        name or (f"gradient.{number}" if number else "gradient"),
+        combination(op, gradient_predivide_factor, process_set),
+        compression,
+        _checked_groups(num_groups if groups is None else groups),
+        sparse_as_dense,
+        _accumulate(optimizer, backward_passes_per_step, average_aggregated_gradients),
+        LocalVariables(scale_local_gradients),
+    )
+    teach()
+    return become(optimizer, exchange)
+
+
+def PartialDistributedOptimizer(  # noqa: N802  # Horovod's name
+    optimizer: Any,
+    *args: Any,
+    local_layers: Any | Iterable[Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """As `DistributedOptimizer`, with layers whose gradients stay on each rank.
+
+    Args:
+        optimizer, args, kwargs: as for `DistributedOptimizer`.
+        local_layers: a layer or several; their variables need not exist yet.
+
+    Raises:
+        ValueError: something else than layers, and as `DistributedOptimizer`.
+    """
+    layers = [] if local_layers is None else local_layers
+    layers = list(layers) if isinstance(layers, list | tuple | set) else [layers]
+    wrong = next((layer for layer in layers if not isinstance(layer, keras.layers.Layer)), None)
+    if wrong is not None:
+        raise ValueError(
+            f"local_layers has to hold layers of Keras, and {type(wrong).__name__} is none; for single "
+            "variables use register_local_var()"
+        )
+    distributed = DistributedOptimizer(optimizer, *args, **kwargs)
+    distributed._exchange.local.layers += layers
+    return distributed
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if isinstance(optimizer, Distributed):
+        raise ValueError("this optimizer is distributed already: call DistributedOptimizer once for it")
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        return
+    kind = type(optimizer)
+    if any(base.__module__.startswith(("tf_keras.", "tensorflow.")) for base in kind.__mro__):
+        raise ValueError(
+            f"{kind.__name__} is an optimizer of Keras 2 ({kind.__module__}), and sirtaki.keras serves Keras "
+            f"3 only: use keras.optimizers, and unset TF_USE_LEGACY_KERAS"
+        )
+    raise ValueError(f"the first argument has to be an optimizer of Keras, not {kind.__name__}")
+
+
+def _check_combination(op: int, predivide: float) -> None:
+    if op not in (Average, Sum):
+        raise ValueError("op has to be Average or Sum: gradients of Keras can be combined in these ways only")
+    if predivide != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor needs op=Average")
+    if not (math.isfinite(predivide) and predivide > 0):
+        raise ValueError(f"gradient_predivide_factor is {predivide}, but it has to be a positive number")
+
+
+def _checked_groups(groups: Groups) -> Groups:
+    if isinstance(groups, int) and groups < 0:
+        raise ValueError(f"groups is {groups}, but it has to be 0 (all together) or the number of groups")
+    if groups is not None and not isinstance(groups, int):
+        seen: set[int] = set()
+        for place, group in enumerate(groups):
+            if not isinstance(group, list | tuple):
+                raise ValueError("groups has to be a number, or a list of lists of variables")
+            if seen & {id(one) for one in group}:
+                raise ValueError(f"a variable of group {place} is in groups twice; it may be in one only")
+            seen |= {id(one) for one in group}
+    return groups
+
+
+def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
+    """Makes Keras add up so many passes; returns what makes their sum of the mean that it makes of them."""
+    if passes < 1:
+        raise ValueError(f"backward_passes_per_step is {passes}, but a step needs one pass at least")
+    if passes == 1:
+        return 1.0
+    stepping = getattr(optimizer, "inner_optimizer", optimizer)
+    if stepping.gradient_accumulation_steps:
+        raise ValueError(
+            "give either backward_passes_per_step or the optimizer's gradient_accumulation_steps, not both: "
+            "they are two names for one thing"
+        )
+    if stepping.built:
+        raise ValueError(
+            "backward_passes_per_step needs an optimizer that has not been used yet: make the optimizer with "
+            f"gradient_accumulation_steps={passes} instead"
+        )
+    stepping.gradient_accumulation_steps = passes
+    return 1.0 if average else float(passes)

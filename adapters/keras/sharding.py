@@ -1,0 +1,188 @@
+"""Each rank its share of the data, with as many batches on every rank: else one would wait for the others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from sirtaki._core.current import current
+
+Uneven = Literal["pad", "drop", "keep"]
+
+
+def shard(dataset: Any, *, shuffle: bool = True, seed: int = 0, buffer_size: int = 10_000) -> Any:
+    """This rank's share of a dataset, as long as that of every other rank.
+
+    What does not divide evenly is left out: fewer elements than there are ranks.
+
+    Args:
+        dataset: a tf.data.Dataset, the same on all ranks and in the same order, of samples or of batches; or
+            a keras.utils.PyDataset of batches, the same on all ranks, of which each rank takes every size-th.
+        shuffle: whether each epoch has another order. A PyDataset's batches are dealt out anew as well; of a
+            tf.data.Dataset each rank shuffles the share that it always has.
+        seed: of the order.
+        buffer_size: how many elements of a tf.data.Dataset wait to be drawn from.
+
+    Returns:
+        A dataset of the same kind. Batch and prefetch a tf.data.Dataset of samples afterwards.
+
+    Raises:
+        TypeError: another kind of dataset; for arrays there is `shard_arrays`.
+        ValueError: there is less than one element a rank.
+        NotInitializedError: init() has not been called.
+    """
+    if isinstance(dataset, keras.utils.PyDataset):
+        return _ShardOfBatches(dataset, shuffle, seed)
+    if "tensorflow" in sys.modules and isinstance(dataset, sys.modules["tensorflow"].data.Dataset):
+        part = _shard_of_elements(dataset)
+        return part.shuffle(buffer_size, seed=seed, reshuffle_each_iteration=True) if shuffle else part
+    raise TypeError(
+        f"shard() takes a tf.data.Dataset or a keras.utils.PyDataset, not {type(dataset).__name__}; for "
+        "arrays there is shard_arrays(x, y)"
+    )
+
+
+def shard_arrays(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int = 32,
+    shuffle: bool = True,
+    seed: int = 0,
+    uneven: Uneven = "pad",
+) -> Any:
+    """This rank's share of samples in arrays, as batches for `fit`, dealt out anew in each epoch.
+
+    Args:
+        x: an array of samples along dimension 0, or a list or dictionary of such, the same on all ranks.
+        y: the targets, likewise; None without.
+        sample_weight: a weight for each sample; None without.
+        batch_size: samples a rank and batch; the last batch of an epoch may have fewer.
+        shuffle: whether the samples are dealt out in another order in each epoch.
+        seed: of the order; the same on all ranks.
+        uneven: what happens if the samples do not divide evenly. "pad": some come twice in an epoch. "drop":
+            some are left out in it. "keep": some ranks have one more, which is right for `evaluate` and
+            validation, where ranks need not do the same number of batches; in training a rank could wait.
+
+    Returns:
+        A keras.utils.PyDataset, for every backend.
+
+    Raises:
+        ValueError: arrays of different lengths, fewer samples than ranks, or an unknown `uneven`.
+        NotInitializedError: init() has not been called.
+    """
+    return _ShardOfSamples((x, y, sample_weight), batch_size, _Dealer(shuffle, seed, uneven))
+
+
+class _Dealer:
+    """Deals out numbers from 0 to `count` - 1 to the ranks, anew in each epoch."""
+
+    def __init__(self, shuffle: bool, seed: int, uneven: Uneven) -> None:
+        if uneven not in ("pad", "drop", "keep"):
+            raise ValueError(f"uneven is {uneven!r}, but it has to be 'pad', 'drop' or 'keep'")
+        context = current()
+        self._rank, self._size = context.rank, context.size
+        self._shuffle, self._seed, self._uneven = shuffle, seed, uneven
+
+    def check(self, count: int, what: str) -> None:
+        """Raises ValueError if there is not enough for each rank."""
+        if count < self._size:
+            raise ValueError(f"there are {count} {what} for {self._size} ranks: each needs at least one")
+
+    def deal(self, count: int, epoch: int) -> Any:
+        """This rank's numbers."""
+        order = np.arange(count)
+        if self._shuffle:
+            np.random.default_rng((self._seed, epoch)).shuffle(order)
+        if self._uneven == "pad":
+            order = np.concatenate([order, order[: -count % self._size]])
+        elif self._uneven == "drop":
+            order = order[: count - count % self._size]
+        return order[self._rank :: self._size]
+
+
+class _ShardOfSamples(keras.utils.PyDataset):
+    """Batches of this rank's samples."""
+
+    def __init__(self, parts: Sequence[Any], batch_size: int, dealer: _Dealer) -> None:
+        super().__init__()
+        self._parts = [_mapped(part, np.asarray) for part in parts]
+        lengths = {len(array) for part in self._parts for array in _arrays(part)}
+        if len(lengths) != 1:
+            raise ValueError(f"the arrays have {sorted(lengths)} samples, but they have to have as many")
+        self._count = lengths.pop()
+        self._batch_size, self._dealer, self._epoch = batch_size, dealer, 0
+        dealer.check(self._count, "samples")
+        self._own = dealer.deal(self._count, 0)
+
+    def __len__(self) -> int:
+        return -(-len(self._own) // self._batch_size)
+
+    def __getitem__(self, index: int) -> Any:
+        rows = self._own[index * self._batch_size : (index + 1) * self._batch_size]
+        x, y, weight = (_mapped(part, lambda array: array[rows]) for part in self._parts)
+        if weight is not None:
+            return x, y, weight
+        return (x,) if y is None else (x, y)
+
+    def on_epoch_end(self) -> None:
+        self._epoch += 1
+        self._own = self._dealer.deal(self._count, self._epoch)
+
+
+class _ShardOfBatches(keras.utils.PyDataset):
+    """This rank's batches of another dataset."""
+
+    def __init__(self, dataset: Any, shuffle: bool, seed: int) -> None:
+        super().__init__()
+        self._dataset, self._epoch = dataset, 0
+        self._dealer = _Dealer(shuffle, seed, "drop")
+        self._dealer.check(len(dataset), "batches")
+        self._own = self._dealer.deal(len(dataset), 0)
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[int(self._own[index])]
+
+    def on_epoch_end(self) -> None:
+        self._dataset.on_epoch_end()
+        self._epoch += 1
+        self._own = self._dealer.deal(len(self._dataset), self._epoch)
+
+
+def _mapped(part: Any, change: Any) -> Any:
+    """The arrays of a nested structure, changed; None stays None."""
+    return None if part is None else keras.tree.map_structure(change, part)
+
+
+def _arrays(part: Any) -> list[Any]:
+    return [] if part is None else keras.tree.flatten(part)
+
+
+def _shard_of_elements(dataset: Any) -> Any:
+    """Elements rank, rank + size, ... of a tf.data.Dataset, as many on all ranks."""
+    context = current()
+    size, rank = context.size, context.rank
+    if size == 1:
+        return dataset
+    tensorflow = sys.modules["tensorflow"]
+    count = int(dataset.cardinality())
+    if count == tensorflow.data.INFINITE_CARDINALITY:
+        return dataset.shard(size, rank)
+    if count >= 0:
+        if count < size:
+            raise ValueError(f"there are {count} elements for {size} ranks: each needs at least one")
+        return dataset.shard(size, rank).take(count // size)
+
+    def own(*parts: Any) -> Any:
+        window = tensorflow.data.Dataset.zip(parts[0] if len(parts) == 1 else parts)
+        return window.skip(rank).take(1)
+
+    return dataset.window(size, drop_remainder=True).flat_map(own)  # of unknown length: in full rounds only

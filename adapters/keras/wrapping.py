@@ -1,0 +1,76 @@
+"""Keras optimizers that get more abilities, and stay what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+
+from sirtaki.keras.exchange import Exchange
+
+
+class Distributed(keras.optimizers.Optimizer):
+    """What a distributed optimizer has besides its own class.
+
+    Its gradients are reduced where they come in, before anything looks at them; those that add up over
+    several passes, where Keras has added them up, before it clips.
+    """
+
+    _exchange: Exchange
+    _plain: type[Any]
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Iterable[Any] | None = None) -> Any:
+        """As the optimizer's own, with gradients that are reduced over all ranks, which must all call it."""
+        exchange = self._exchange
+        given = None if trainable_variables is None else list(trainable_variables)
+        variables = self._trainable_variables if given is None else given
+        gradients = list(grads)
+        if exchange.is_done or len(gradients) != len(variables):  # the latter is Keras' to complain about
+            return super().apply(gradients, given)
+        if self.gradient_accumulation_steps:
+            pairs = zip(gradients, variables, strict=True)
+            with exchange.postponed([one for gradient, one in pairs if gradient is not None]):
+                return super().apply(gradients, given)
+        gradients = exchange.reduce(gradients, variables)
+        with exchange.done():
+            return super().apply(gradients, given)
+
+    def stateless_apply(
+        self, optimizer_variables: Sequence[Any], grads: Sequence[Any], trainable_variables: Sequence[Any]
+    ) -> Any:
+        """As `apply`, for backends whose variables are passed around."""
+        exchange = self._exchange
+        if exchange.is_done or self.gradient_accumulation_steps:
+            return super().stateless_apply(optimizer_variables, grads, trainable_variables)
+        gradients = exchange.reduce(grads, self._trainable_variables)
+        with exchange.done():
+            return super().stateless_apply(optimizer_variables, gradients, trainable_variables)
+
+    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
+        return super()._clip_gradients(self._exchange.reduce_postponed(grads))
+
+    def register_local_var(self, var: Any) -> None:
+        """Keeps the gradients of a variable on this rank; all ranks must do so."""
+        self._exchange.local.variables.append(var)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """A plain optimizer of this configuration: how it was distributed is not part of it."""
+        return cls._plain.from_config(config, *args, **kwargs)
+
+
+def become(optimizer: Any, exchange: Exchange) -> Any:
+    """Makes an optimizer a distributed one, in place, and returns it.
+
+    Its class keeps its name, and Keras saves it as the plain one: files can be loaded without sirtaki.
+    """
+    kind = type(optimizer)
+    name = keras.saving.get_registered_name(kind)
+    public = getattr(keras.optimizers, kind.__name__, None)
+    module = "keras.optimizers" if public in kind.__mro__ else kind.__module__
+    members = {"__doc__": kind.__doc__, "__module__": module, "_plain": kind}
+    # Keras and TensorFlow look at whatever is set on an optimizer; this is none of their business.
+    object.__setattr__(optimizer, "__class__", type(name, (Distributed, kind), members))
+    object.__setattr__(optimizer, "_exchange", exchange)
+    return optimizer

@@ -1,0 +1,76 @@
+"""Gradients of several passes, added up on the rank and exchanged once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sirtaki.tensorflow.exchange import GradientExchange
+
+
+class GradientAccumulator:
+    """Adds up the gradients of a number of passes; with the last of them, combines their sum over the ranks.
+
+        accumulator = hvd.GradientAccumulator(4)
+        ...
+        gradients = tape.gradient(loss, variables)  # of a plain tf.GradientTape
+        accumulator.add(gradients, lambda sums: optimizer.apply_gradients(zip(sums, variables)))
+
+    Works eagerly and in one tf.function. All ranks must make the same passes.
+    """
+
+    def __init__(self, passes: int, average_aggregated_gradients: bool = False, **exchange: Any) -> None:
+        """The passes that are added up to one exchange.
+
+        Args:
+            passes: how many.
+            average_aggregated_gradients: divide the sum by their number.
+            exchange: compression, op, gradient_predivide_factor, groups and process_set, as for
+                `DistributedGradientTape`. Sparse gradients are made dense.
+
+        Raises:
+            ValueError: less than one pass, or arguments that do not fit together.
+        """
+        if passes < 1:
+            raise ValueError(f"passes is {passes}; it takes one at least")
+        self._passes = passes
+        self._divisor = float(passes) if average_aggregated_gradients else 1.0
+        self._exchange = GradientExchange(sparse_as_dense=True, **exchange)
+        self._count: Any = None
+        self._sums: list[Any] = []
+
+    def add(self, gradients: Sequence[Any], apply: Callable[[list[Any]], Any]) -> tf.Tensor:
+        """Adds gradients; with those of the last pass, calls `apply` with the combined sums, and begins anew.
+
+        Args:
+            gradients: of the same shapes and dtypes in each pass; None where there is none, and then always.
+            apply: takes the list of combined gradients, in their order.
+
+        Returns:
+            Whether it has been called, a scalar bool.
+        """
+        dense = [None if one is None else tf.convert_to_tensor(one) for one in gradients]
+        with tf.init_scope():
+            if self._count is None:
+                self._count = tf.Variable(0, dtype=tf.int64, trainable=False)
+                self._sums = [
+                    None if one is None else tf.Variable(tf.zeros(one.shape, one.dtype), trainable=False)
+                    for one in dense
+                ]
+        for total, one in zip(self._sums, dense, strict=True):
+            if one is not None:
+                total.assign_add(one)
+        is_due = tf.equal(self._count.assign_add(1), self._passes)
+        tf.cond(is_due, lambda: self._apply(apply), lambda: tf.constant(False))
+        return is_due
+
+    def _apply(self, apply: Callable[[list[Any]], Any]) -> tf.Tensor:
+        sums = [None if one is None else one / tf.cast(self._divisor, one.dtype) for one in self._sums]
+        apply(self._exchange.reduce(sums, self._sums))
+        for total in self._sums:
+            if total is not None:
+                total.assign(tf.zeros_like(total))
+        self._count.assign(0)
+        return tf.constant(True)

@@ -1,0 +1,120 @@
+"""The exchange of gradients: which of them, how, and in how many operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import tensorflow as tf
+
+from sirtaki.common.ops import Average, reduction
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.tensorflow.compression import Compression, Compressor
+from sirtaki.tensorflow.facts import members
+from sirtaki.tensorflow.labels import set_number
+from sirtaki.tensorflow.reductions import grouped_allreduce
+
+_BUCKET_BYTES = 8 << 20  # enough that an operation of TensorFlow's costs little beside the exchange
+
+
+@dataclass
+class GradientExchange:
+    """How gradients are combined over the ranks; the fields are those of `DistributedGradientTape`."""
+
+    compression: type[Compressor] = Compression.none
+    sparse_as_dense: bool = False
+    op: int = Average
+    gradient_predivide_factor: float = 1.0
+    groups: int | Sequence[Sequence[Any]] | None = None
+    process_set: ProcessSet = global_process_set
+    scale_local_gradients: bool = True
+    _local: set[int] = field(default_factory=set)  # ids of the sources that are this rank's own
+    _kept: list[Any] = field(default_factory=list)  # these sources, so that no other gets such an id
+
+    def __post_init__(self) -> None:
+        reduction(self.op, None)
+        if self.gradient_predivide_factor <= 0:
+            raise ValueError(
+                f"gradient_predivide_factor is {self.gradient_predivide_factor}; it has to be positive"
+            )
+        if self.gradient_predivide_factor != 1.0 and self.op != Average:
+            raise ValueError("gradient_predivide_factor divides an average in two steps: it needs op=Average")
+        if isinstance(self.groups, int) and self.groups < 0:
+            raise ValueError(f"groups is {self.groups}; it takes a number of groups, or lists of variables")
+
+    def keep_local(self, source: Any) -> None:
+        """From now on the gradients of this source are not exchanged."""
+        self._local.add(id(source))
+        self._kept.append(source)
+
+    def reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+        """The combined gradients, in the order of their sources; None stays None.
+
+        All ranks of the set must call it with gradients for the same sources.
+        """
+        if self.process_set.included() is False:
+            return list(gradients)
+        results = [self._own(gradient, source) for gradient, source in zip(gradients, sources, strict=True)]
+        exchanged = [
+            i
+            for i, gradient in enumerate(gradients)
+            if gradient is not None and id(sources[i]) not in self._local
+        ]
+        for chosen in self._buckets(exchanged, results, sources):
+            for i, result in zip(chosen, self._combined([results[i] for i in chosen]), strict=True):
+                results[i] = result
+        return results
+
+    def _own(self, gradient: Any, source: Any) -> Any:
+        """What is exchanged for a source; of a local one, its result."""
+        if gradient is None:
+            return None
+        if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
+            gradient = tf.convert_to_tensor(gradient)
+        if id(source) not in self._local or not self.scale_local_gradients:
+            return gradient
+        count = tf.size(members(set_number(self.process_set)))
+        return gradient / tf.cast(count, gradient.dtype)
+
+    def _combined(self, gradients: list[Any]) -> list[Any]:
+        factor = self.gradient_predivide_factor
+        return grouped_allreduce(
+            gradients,
+            compression=self.compression,
+            op=self.op,
+            prescale_factor=1.0 / factor,
+            postscale_factor=factor,
+            process_set=self.process_set,
+        )
+
+    def _buckets(self, which: list[int], gradients: Sequence[Any], sources: Sequence[Any]) -> list[list[int]]:
+        """Which gradients form one operation: each begins as soon as all of its own are there."""
+        if not which:
+            return []
+        if self.groups:
+            return self._grouped(which, sources)
+        if tf.executing_eagerly():  # all of them are there
+            return [which]
+        buckets: list[list[int]] = [[]]
+        filled = 0
+        for i in reversed(which):  # the last layers' come first
+            size = gradients[i].shape.num_elements() or 0
+            buckets[-1].append(i)
+            filled += size * gradients[i].dtype.size
+            if filled >= _BUCKET_BYTES:
+                buckets.append([])
+                filled = 0
+        return [bucket for bucket in buckets if bucket]
+
+    def _grouped(self, which: list[int], sources: Sequence[Any]) -> list[list[int]]:
+        if isinstance(self.groups, int):
+            count = min(self.groups, len(which))
+            bounds = [len(which) * number // count for number in range(count + 1)]
+            return [which[begin:end] for begin, end in pairwise(bounds)]
+        place = {id(source): number for number, group in enumerate(self.groups or ()) for source in group}
+        groups: dict[Any, list[int]] = {}
+        for i in which:
+            groups.setdefault(place.get(id(sources[i]), ("alone", i)), []).append(i)
+        return list(groups.values())

@@ -1,0 +1,75 @@
+"""An equal start for all ranks: variables, and Python objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sirtaki.common import objects
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.tensorflow.movements import grouped_broadcast
+
+
+def broadcast_variables(
+    variables: Sequence[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> None:
+    """Overwrites variables with rank `root_rank`'s. All ranks of the set must call it.
+
+    Args:
+        variables: of TensorFlow's or Keras', in the same order on all ranks.
+        root_rank: whose values all get: a rank of the world.
+        process_set: the ranks that take part.
+        inplace: accepted; they always are.
+
+    Raises:
+        ValueError: something else than variables, or a set that is not in use.
+        tf.errors.InvalidArgumentError: ranks have variables of different shapes or dtypes.
+        tf.errors.AbortedError: a rank died.
+    """
+    wrong = next((one for one in variables if not hasattr(one, "assign")), None)
+    if wrong is not None:
+        raise ValueError(f"broadcast_variables takes variables, not {type(wrong).__name__}")
+    values = grouped_broadcast(variables, root_rank, process_set=process_set)
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def broadcast_object(
+    obj: Any = None,
+    root_rank: int = 0,
+    session: None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends rank `root_rank`'s object to all ranks, all of which must call it, outside of functions.
+
+    Args:
+        obj: anything that cloudpickle can pickle; only the root's counts.
+        root_rank: whose object is sent.
+        session: None: there are none in TensorFlow 2.
+        name: how the ranks recognise the operation.
+        process_set: the ranks that take part.
+
+    Returns:
+        The object itself on the root, a copy on the others.
+
+    Raises:
+        HorovodInternalError: the root could not pickle its object, or a rank was lost.
+    """
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def allgather_object(
+    obj: Any,
+    session: None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Collects an object of every rank of the set, all of which must call it, outside of functions.
+
+    Arguments are as for `broadcast_object`. Returns the objects in the order of ranks, alike on every rank.
+    """
+    return objects.allgather_object(obj, name, process_set)

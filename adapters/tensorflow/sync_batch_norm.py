@@ -1,0 +1,71 @@
+"""Batch normalisation by the batches of all ranks, for Keras 3 on TensorFlow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from sirtaki.common.ops import Sum
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.tensorflow.reductions import allreduce
+
+
+class SyncBatchNormalization(keras.layers.BatchNormalization):
+    """As keras.layers.BatchNormalization, over the batches of all ranks, which may be of different lengths.
+
+    It exchanges once forward and once backward while training, and else not at all. All ranks must call it.
+    """
+
+    def __init__(
+        self, fused: bool = False, process_set: ProcessSet = global_process_set, **options: Any
+    ) -> None:
+        """A layer that is not built yet.
+
+        Args:
+            fused: has to be False: fused normalisation knows one rank's batch only.
+            process_set: whose batches count.
+            options: those of keras.layers.BatchNormalization.
+
+        Raises:
+            ValueError: fused is not False, or Keras does not run on TensorFlow.
+        """
+        if fused is not False:
+            raise ValueError("SyncBatchNormalization cannot be fused; leave `fused` out")
+        if keras.backend.backend() != "tensorflow":
+            raise ValueError(
+                f"this SyncBatchNormalization is for Keras on TensorFlow, and Keras runs on "
+                f"{keras.backend.backend()}; set KERAS_BACKEND=tensorflow before Keras is imported"
+            )
+        super().__init__(**options)
+        self.process_set = process_set
+
+    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        """Mean and variance of each channel over all ranks, in the dtype of the inputs.
+
+        Each rank's own are computed as Keras does; what is added up over the ranks are sums in float64, which
+        is precise enough to subtract the squared mean.
+        """
+        mean, variance = (tf.cast(one, tf.float64) for one in super()._moments(inputs, mask))
+        count = self._count(inputs, mask)
+        squares = variance + tf.square(mean)
+        own = tf.stack([mean, squares]) * count
+        own = tf.where(count > 0, own, tf.zeros_like(own))  # a rank without data has no mean
+        sums = allreduce(
+            tf.concat([tf.reshape(count, [1]), tf.reshape(own, [-1])], 0),
+            op=Sum,
+            process_set=self.process_set,
+        )
+        means = tf.reshape(sums[1:] / sums[0], tf.shape(own))
+        over_all = means[0], tf.maximum(means[1] - tf.square(means[0]), 0.0)
+        return tuple(tf.cast(one, inputs.dtype) for one in over_all)
+
+    def _count(self, inputs: Any, mask: Any) -> tf.Tensor:
+        """Values a channel, without those that are masked; a float64 scalar."""
+        values, channels = tf.size(inputs, tf.int64), tf.shape(inputs, tf.int64)[self.axis]
+        count = tf.cast(values // tf.maximum(channels, 1), tf.float64)
+        if mask is None:
+            return count
+        used = tf.reduce_sum(tf.cast(mask, tf.float64))
+        return count * used / tf.maximum(tf.cast(tf.size(mask), tf.float64), 1.0)

@@ -1,0 +1,42 @@
+"""Operations that move no data: barriers, and the end of a rank's data."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from sirtaki.common import ops
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.tensorflow import operations
+from sirtaki.tensorflow.labels import set_number
+from sirtaki.tensorflow.operations import call
+
+
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
+    """Returns once every rank of the process set has called it; in a function, an operation that ends then.
+
+    Raises:
+        ValueError: this rank does not belong to the set.
+        PeerLostError, tf.errors.AbortedError: a rank died (eagerly, in a function).
+    """
+    if tf.executing_eagerly():
+        ops.barrier(process_set, name)
+    else:
+        operations.barrier(call("barrier", name, set_number(process_set)))
+
+
+def join(*, process_set: ProcessSet = global_process_set) -> tf.Tensor:
+    """Says that this rank has no more data, and waits until all ranks of the set have said so.
+
+    Until then it takes part in the others' operations with neutral elements, such as zeros in sums; averages
+    still divide by the number of all ranks, unless the setting join_average says otherwise.
+
+    Returns:
+        The rank that joined last, the same on all ranks, an int32 scalar.
+
+    Raises:
+        ValueError: this rank does not belong to the set, or has joined it already.
+        PeerLostError, tf.errors.AbortedError: a rank died (eagerly, in a function).
+    """
+    if tf.executing_eagerly():
+        return tf.constant(ops.join(process_set=process_set), tf.int32)
+    return operations.join(call("join", None, set_number(process_set)))

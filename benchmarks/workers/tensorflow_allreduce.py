@@ -1,0 +1,78 @@
+"""A rank of benchmarks/tensorflow_allreduce.py: calls a function of whoever it is told, which sums a tensor.
+
+Usage: python -m workers.tensorflow_allreduce SOCKET PORTS
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from common.collectives import check, pattern
+from common.jobs import serve
+from common.measure import timed
+
+import sirtaki.tensorflow as hvd
+
+WARM_UP_CALLS = 3
+
+
+def strategy(ports: list[int]) -> tf.distribute.MultiWorkerMirroredStrategy:
+    """TensorFlow's own world of the same processes. It has to be made before the first operation."""
+    workers = [f"127.0.0.1:{port}" for port in ports]
+    task = {"type": "worker", "index": hvd.rank()}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
+    return tf.distribute.MultiWorkerMirroredStrategy()
+
+
+class Rank:
+    """The orders that a rank obeys."""
+
+    def __init__(self, workers: tf.distribute.MultiWorkerMirroredStrategy) -> None:
+        self._workers = workers
+        self._calls: dict[str, Callable[[], Any]] = {}
+
+    def versions(self) -> dict[str, str]:
+        """Who is here, and in which version."""
+        return {"sirtaki": "sirtaki.tensorflow", "MWMS": f"TensorFlow {tf.__version__}"}
+
+    def prepare(self, size: int) -> list[str]:
+        """Checks a sum of `size` bytes by each, then gets ready to measure. Returns who they are."""
+        count = size // 4
+        source = tf.constant(pattern(count, hvd.rank()))
+        self._calls = {"sirtaki": self._of_sirtaki(source), "MWMS": self._of_strategy(source)}
+        for call in self._calls.values():
+            check("allreduce", np.asarray(call()), count, hvd.rank(), hvd.size())
+        return list(self._calls)
+
+    def _of_sirtaki(self, source: tf.Tensor) -> Callable[[], Any]:
+        return tf.function(lambda: hvd.allreduce(source, op=hvd.Sum))
+
+    def _of_strategy(self, source: tf.Tensor) -> Callable[[], Any]:
+        def of_replica() -> tf.Tensor:
+            replica = tf.distribute.get_replica_context()
+            return replica.all_reduce(tf.distribute.ReduceOp.SUM, source)
+
+        return tf.function(lambda: self._workers.run(of_replica))
+
+    def block(self, who: str, calls: int) -> list[float]:
+        """How long each of so many calls took, in microseconds; the first ones are not counted."""
+        call = self._calls[who]
+        timed(call, WARM_UP_CALLS)
+        return timed(call, calls)
+
+
+def main() -> None:
+    path, ports = sys.argv[1:]
+    hvd.init()
+    rank = Rank(strategy([int(port) for port in ports.split(",")]))
+    serve(path, hvd.rank(), {"versions": rank.versions, "prepare": rank.prepare, "block": rank.block})
+
+
+if __name__ == "__main__":
+    main()

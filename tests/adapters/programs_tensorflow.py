@@ -1,0 +1,32 @@
+"""Programs that a test starts under hvdrun: `programs_tensorflow.py NAME FOLDER`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import tensorflow as tf
+
+import sirtaki.tensorflow as hvd
+
+FOLDER = Path(sys.argv[2])
+
+
+def a_rank_that_dies() -> None:
+    """The other's operations fail, eagerly and in functions, and name it."""
+    hvd.init()
+    step = tf.function(lambda one: hvd.allreduce(one + 1.0))
+    step(tf.constant(1.0))
+    if hvd.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # hvdrun ends the others soon; this one tells first
+    for name, call in (("function", step), ("eager", hvd.allreduce)):
+        try:
+            call(tf.constant(1.0))
+        except tf.errors.AbortedError as error:
+            (FOLDER / name).write_text(str(error))
+
+
+globals()[sys.argv[1]]()

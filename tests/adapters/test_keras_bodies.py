@@ -1,0 +1,36 @@
+"""Every body about Keras, on each backend, on ranks that are processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from unittest import mock
+
+import pytest
+
+pytest.importorskip("torch")
+with mock.patch.dict(os.environ, KERAS_BACKEND="torch"):  # here the cases are only counted
+    pytest.importorskip("keras")
+
+    from bodies import KERAS_MODULES, Case, cases_for
+
+    CASES = cases_for(2, KERAS_MODULES)
+
+# What is the same code on every backend is tried on two of them.
+ON_JAX = ("keras_callbacks", "keras_gradients", "keras_loss_scale", "keras_training")
+
+
+@pytest.mark.parametrize(
+    ("backend", "case"),
+    [
+        pytest.param(backend, case, id=f"{backend}-{case.name}")
+        for backend in ("jax", "tensorflow", "torch")
+        for case in CASES
+        if backend != "jax" or case.name.startswith(ON_JAX)
+    ],
+)
+def test_as_processes(backend: str, case: Case, run_case_in_keras: Callable[[str, int, str], None]) -> None:
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"there is no {backend} here")
+    run_case_in_keras(backend, 2, case.name)

@@ -1,0 +1,39 @@
+"""Whole programs with TensorFlow: a rank that dies, what the example learns, and what cannot be served."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from process_world import PATIENCE, hvdrun
+
+pytest.importorskip("tensorflow")
+
+PROGRAMS = Path(__file__).with_name("programs_tensorflow.py")
+DIGITS = Path(__file__).parents[2] / "examples" / "tensorflow" / "digits.py"
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command], text=True, capture_output=True, timeout=PATIENCE, check=False
+    )
+
+
+def test_the_death_of_a_rank_comes_out_of_the_others_operations(tmp_path: Path) -> None:
+    finished = run(*hvdrun(2, sys.executable, PROGRAMS, "a_rank_that_dies", tmp_path))
+    assert finished.returncode != 0
+    for name in ("function", "eager"):
+        text = (tmp_path / name).read_text()
+        assert "rank 1" in text, text
+
+
+def test_the_digits_example_learns() -> None:
+    pytest.importorskip("sklearn")
+    finished = run(*hvdrun(2, sys.executable, DIGITS, "--epochs", "3"))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    reports = re.findall(r"epoch +(\d+): loss [\d.]+, test accuracy ([\d.]+)%", finished.stdout)
+    assert [int(epoch) for epoch, _ in reports] == list(range(1, 4))
+    assert float(reports[-1][1]) >= 90
