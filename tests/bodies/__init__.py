@@ -56,6 +56,7 @@ KERAS_MODULES = (  # on whatever backend KERAS_BACKEND names
     "keras_training",
     "keras_values",
 )
+JAX_MODULES = ("jax_collectives", "jax_mistakes", "jax_programs", "jax_training", "jax_transforms")
 GPU_MODULES = ("torch_gpu",)  # also without a GPU: the fakes have some
 
 
