@@ -87,9 +87,9 @@ def grouped_allreduce(
 
 def reducescatter(
     tensor: Any,
-    op: int = Average,
     name: str | None = None,
     compression: type[Compressor] = Compression.none,
+    op: int = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,

@@ -15,12 +15,12 @@ from sirtaki.jax.terms import Terms
 
 
 def broadcast_parameters(
-    parameters: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set
+    params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Gives all ranks of the set the parameters of rank `root_rank`. All of them must call it.
 
     Args:
-        parameters: any tree: parameters, an optimizer's state, keys of jax.random, a module of Equinox, a
+        params: any tree: parameters, an optimizer's state, keys of jax.random, a module of Equinox, a
             state of nnx. What is no array or number, such as a function, stays this rank's.
         root_rank: whose arrays are taken.
         process_set: the ranks that take part.
@@ -33,10 +33,10 @@ def broadcast_parameters(
         MismatchError: the ranks' trees have different shapes or dtypes.
         PeerLostError: a rank died.
     """
-    leaves, structure = jax.tree_util.tree_flatten(parameters)
+    leaves, structure = jax.tree_util.tree_flatten(params)
     given = {place: leaf for place, leaf in enumerate(leaves) if _is_array(leaf)}
     sent = {place: jax.random.key_data(leaf) if _is_key(leaf) else leaf for place, leaf in given.items()}
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(parameters)[0]]
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
     named = {f"{place:06}{paths[place]}": leaf for place, leaf in sent.items()}
     came = _run(named, Terms(core.BROADCAST, (), "parameters", root=root_rank), process_set)
     for (place, leaf), name in zip(given.items(), named, strict=True):

@@ -34,13 +34,14 @@ def _shapes(*avals: Any, terms: Terms) -> list[Any]:
 def _derivative(primals: Sequence[Any], tangents: Sequence[Any], *, terms: Terms) -> tuple[Any, Any]:
     """Linear operations treat tangents as they do values. Those that are zero on all ranks are not sent."""
     results = bind(terms, primals)
-    if terms.kind in (core.ALLREDUCE, core.REDUCESCATTER) and terms.op not in _LINEAR_OPS:
+    places = [place for place, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
+    reduces = terms.kind in (core.ALLREDUCE, core.REDUCESCATTER)
+    if places and reduces and terms.op not in _LINEAR_OPS:
         raise NotImplementedError(
             f"'{terms.names[0]}': there is no derivative of {KINDS[terms.kind]} with this op; use Sum or "
             f"Average, or "
             "jax.lax.stop_gradient"
         )
-    places = [place for place, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
     moved = dict(zip(places, bind(terms.of(places), [tangents[place] for place in places]), strict=True))
     return results, [
         moved[place] if place in moved else ad.Zero(jax.core.ShapedArray(result.shape, tangent.aval.dtype))

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from sirtaki.tensorflow import xla
 from sirtaki.tensorflow.library import library
-from sirtaki.tensorflow.operations import CPU, refuse_xla
+from sirtaki.tensorflow.operations import CPU
 
 _RANK, _LOCAL_RANK, _LOCAL_SIZE = 0, 2, 3
 
 
 def place() -> tf.Tensor:
     """Rank, size, local rank, local size, cross rank and cross size, as int32."""
-    refuse_xla()
+    xla.refuse()
     with tf.device(CPU):
         return library().sirtaki_place()
 
 
 def members(process_set: int) -> tf.Tensor:
     """The ranks of a process set, by the core's number of it, ascending, as int32."""
-    refuse_xla()
+    xla.refuse()
     with tf.device(CPU):
         return library().sirtaki_members(process_set=tf.constant(process_set, tf.int32))
 

@@ -56,7 +56,8 @@ def label(kind: str, name: str | None, process_set: int) -> tf.Tensor:
 
 def part(of: tf.Tensor, suffix: str) -> tf.Tensor:
     """The name of another operation that belongs to the first one, such as its gradient."""
-    return tf.concat([of, _eager(suffix) if tf.executing_eagerly() else _constant(suffix)], 0)
+    with tf.device("CPU:0"):
+        return tf.concat([of, _eager(suffix) if tf.executing_eagerly() else _constant(suffix)], 0)
 
 
 def _function(graph: Any) -> Any:

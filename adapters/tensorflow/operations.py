@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from sirtaki._core import request as core
 from sirtaki.common.ops import Reduction
-from sirtaki.tensorflow.labels import label
+from sirtaki.tensorflow import xla
+from sirtaki.tensorflow.labels import label, part
 from sirtaki.tensorflow.library import library
 
 CPU = "CPU:0"
@@ -37,6 +39,9 @@ def call(kind: str, name: str | None, process_set: int) -> Call:
 
 def allreduce(tensors: Sequence[tf.Tensor], how: Reduction, called: Call) -> list[tf.Tensor]:
     """Combines each tensor over the ranks; all complete together."""
+    if tensors and xla.is_compiled():
+        factors = {"prescale": how.prescale, "postscale": how.postscale}
+        return _compiled(core.ALLREDUCE, tensors, called, {"reduce_op": how.op, **factors})
     return _run("allreduce", tensors, called, **_combination(how))
 
 
@@ -52,12 +57,14 @@ def allgather(tensors: Sequence[tf.Tensor], called: Call) -> list[tf.Tensor]:
 
 def broadcast(tensors: Sequence[tf.Tensor], root: int, called: Call) -> list[tf.Tensor]:
     """Rank `root`'s tensors."""
+    if tensors and xla.is_compiled():
+        return _compiled(core.BROADCAST, tensors, called, {"root": root})
     return _run("broadcast", tensors, called, root=root)
 
 
 def alltoall(tensor: tf.Tensor, splits: tf.Tensor, called: Call) -> tuple[tf.Tensor, tf.Tensor]:
     """The rows that come from all ranks, and how many from each; no splits are equal ones."""
-    refuse_xla()
+    xla.refuse()
     with tf.device(CPU):
         results, received = library().sirtaki_alltoall(
             label=called.label, tensors=[tensor], splits=splits, process_set=called.process_set
@@ -68,34 +75,16 @@ def alltoall(tensor: tf.Tensor, splits: tf.Tensor, called: Call) -> tuple[tf.Ten
 
 def barrier(called: Call) -> Any:
     """Ends once every rank has come to it."""
-    refuse_xla()
+    xla.refuse()
     with tf.device(CPU):
         return library().sirtaki_barrier(label=called.label, process_set=called.process_set)
 
 
 def join(called: Call) -> tf.Tensor:
     """The rank that joined last."""
-    refuse_xla()
+    xla.refuse()
     with tf.device(CPU):
         return library().sirtaki_join(label=called.label, process_set=called.process_set)
-
-
-def refuse_xla() -> None:
-    """Raises ValueError where XLA compiles what is traced. (AutoGraph only passes on classes it knows.)"""
-    if not tf.executing_eagerly() and _is_compiled(tf.compat.v1.get_default_graph()):
-        raise ValueError(
-            "XLA compiles this function, and sirtaki's operations for TensorFlow are not made for XLA: use "
-            "jit_compile=False for the function that exchanges data between ranks (functions that it calls "
-            "may be compiled)"
-        )
-
-
-def _is_compiled(graph: Any) -> bool:
-    try:
-        from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
-    except ImportError:  # the kernel is then refused by XLA itself
-        return False
-    return GraphOrParentsInXlaContext(graph)
 
 
 def _combination(how: Reduction) -> dict[str, Any]:
@@ -106,13 +95,33 @@ def _combination(how: Reduction) -> dict[str, Any]:
 def _run(kind: str, tensors: Sequence[tf.Tensor], called: Call, **attributes: Any) -> list[tf.Tensor]:
     if not tensors:
         return []
-    refuse_xla()
+    xla.refuse()
     with tf.device(CPU):
         results = getattr(library(), f"sirtaki_{kind}")(
             label=called.label, tensors=list(tensors), process_set=called.process_set, **attributes
         )
     _run_independently(results[0])
     return list(results)
+
+
+def _compiled(
+    kind: int, tensors: Sequence[tf.Tensor], called: Call, attributes: dict[str, int | float]
+) -> list[tf.Tensor]:
+    """The same by a call of a compiled program. Sums and averages can be differentiated."""
+
+    def run(*sources: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
+        process_set = {"process_set": called.process_set}
+        results = xla.run(kind, sources, called.label, attributes | process_set)
+
+        def gradient(*gradients: tf.Tensor) -> list[tf.Tensor]:
+            if kind != core.ALLREDUCE or attributes["reduce_op"] not in (core.SUM, core.AVERAGE):
+                raise ValueError("in a function that XLA compiles, only sums and averages have gradients")
+            back = called._replace(label=part(called.label, ".gradient"))
+            return _compiled(kind, [tf.convert_to_tensor(one) for one in gradients], back, attributes)
+
+        return results, gradient
+
+    return list(tf.custom_gradient(run)(*tensors))
 
 
 def _run_independently(result: tf.Tensor) -> None:

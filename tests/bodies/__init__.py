@@ -44,6 +44,7 @@ TENSORFLOW_MODULES = (
     "tensorflow_gradients",
     "tensorflow_mistakes",
     "tensorflow_training",
+    "tensorflow_xla",
 )
 KERAS_MODULES = (  # on whatever backend KERAS_BACKEND names
     "keras_callbacks",
@@ -55,6 +56,7 @@ KERAS_MODULES = (  # on whatever backend KERAS_BACKEND names
     "keras_training",
     "keras_values",
 )
+JAX_MODULES = ("jax_collectives", "jax_mistakes", "jax_programs", "jax_training", "jax_transforms")
 GPU_MODULES = ("torch_gpu",)  # also without a GPU: the fakes have some
 
 

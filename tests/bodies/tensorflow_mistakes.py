@@ -63,8 +63,8 @@ def dtypes_that_cannot_be_served() -> None:
 
 
 @case()
-def a_function_that_xla_compiles() -> None:
-    compiled = tf.function(lambda one: hvd.allreduce(one) * 2, jit_compile=True)
+def what_xla_cannot_compile() -> None:
+    compiled = tf.function(lambda one: hvd.allgather(one) * 2, jit_compile=True)
     fails(ValueError, lambda: compiled(tf.ones([2])), "jit_compile=False")
     inner = tf.function(lambda one: one * 2, jit_compile=True)
     assert float(tf.function(lambda one: hvd.allreduce(inner(one)))(tf.constant(1.0))) == 2.0

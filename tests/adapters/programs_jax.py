@@ -1,0 +1,57 @@
+"""Programs that a test starts: `programs_jax.py NAME FOLDER`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sirtaki.jax as hvd
+from sirtaki._core.errors import UnsupportedError
+
+FOLDER = Path(sys.argv[2])
+
+
+def total(x: Any) -> Any:
+    return hvd.allreduce(x, op=hvd.Sum, name="loss")
+
+
+def lost_rank() -> None:
+    """The others' programs fail and name it."""
+    step = jax.jit(total)
+    assert float(step(1.0)) == hvd.size()
+    if hvd.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # hvdrun ends the others soon; this one tells first
+    try:
+        for _ in range(3):
+            jax.block_until_ready(step(1.0))
+    except (ValueError, jax.errors.JaxRuntimeError) as error:
+        (FOLDER / "seen").write_text(str(error))
+        raise
+
+
+def several_devices() -> None:
+    """A rank works on one device: anything for two is refused before it runs."""
+    devices = jax.local_devices()
+    assert len(devices) == 2
+    mesh = jax.sharding.Mesh(devices, "x")
+    spec = jax.sharding.PartitionSpec("x")
+    sharded = jax.device_put(jnp.ones(4), jax.sharding.NamedSharding(mesh, spec))
+    mapped = jax.pmap(total)
+    for call in (lambda: total(sharded), lambda: jax.jit(total)(sharded), lambda: mapped(jnp.ones((2, 3)))):
+        with pytest.raises(UnsupportedError, match=r"2 devices.*hvdrun"):
+            call()
+    assert jax.jit(total)(jnp.ones(2)).tolist() == [1, 1]
+
+
+hvd.init()
+globals()[sys.argv[1]]()
+print(f"rank {hvd.rank()} is done")
+hvd.shutdown()

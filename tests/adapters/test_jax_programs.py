@@ -1,0 +1,63 @@
+"""Whole programs with JAX: what is imported, what the example learns, lost ranks, the code of the page."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from process_world import PATIENCE, hvdrun
+
+for package in ("jax", "optax", "flax"):
+    pytest.importorskip(package)
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).with_name("programs_jax.py")
+DIGITS = ROOT / "examples" / "jax" / "digits.py"
+TWO_DEVICES = "XLA_FLAGS=--xla_force_host_platform_device_count=2"
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command], text=True, capture_output=True, timeout=PATIENCE, check=False
+    )
+
+
+def test_jax_is_not_imported_before_it_is_asked_for() -> None:
+    finished = run(sys.executable, "-c", "import sys, sirtaki.numpy; assert 'jax' not in sys.modules")
+    assert finished.returncode == 0, finished.stderr
+    code = "import sys, sirtaki.jax; assert not {'optax', 'flax', 'torch'} & set(sys.modules)"
+    finished = run(sys.executable, "-c", code)
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_a_lost_rank_fails_the_others_programs(tmp_path: Path) -> None:
+    finished = run(*hvdrun(2, sys.executable, PROGRAMS, "lost_rank", tmp_path))
+    assert finished.returncode != 0
+    seen = (tmp_path / "seen").read_text()
+    assert seen.startswith("ABORTED: ")
+    assert "rank 1" in seen
+
+
+def test_several_devices_are_refused(tmp_path: Path) -> None:
+    finished = run("env", TWO_DEVICES, sys.executable, PROGRAMS, "several_devices", tmp_path)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def test_the_digits_example_learns() -> None:
+    pytest.importorskip("sklearn")
+    finished = run(*hvdrun(2, sys.executable, DIGITS, "--epochs", "4"))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    reports = re.findall(r"epoch +\d+: loss [\d.]+, test accuracy ([\d.]+)%", finished.stdout)
+    assert len(reports) == 4
+    assert float(reports[-1]) >= 92
+
+
+def test_the_page_runs() -> None:
+    finished = run(
+        *hvdrun(2, sys.executable, ROOT / "tests" / "documents" / "run_blocks.py", ROOT / "docs" / "jax.md")
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.stdout.count("ran 1 blocks") == 2
