@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import keras
@@ -102,6 +103,19 @@ def different_models() -> None:
     with pytest.raises(ValueError, match="rank 1 has 4 variables to broadcast, rank 0 has 2"):
         hvd.broadcast_model(keras.Sequential([keras.Input((2,)), *layers]))
     assert hvd.allreduce(1.0, op=hvd.Sum) == hvd.size()
+
+
+@case()
+def the_name_that_horovod_has() -> None:
+    """`sirtaki.tensorflow.keras`, on whatever backend."""
+    if importlib.util.find_spec("tensorflow") is None:
+        return
+    from sirtaki.tensorflow import keras as other
+    from sirtaki.tensorflow.keras.callbacks import MetricAverageCallback
+
+    assert other.DistributedOptimizer is hvd.DistributedOptimizer
+    assert other.callbacks.MetricAverageCallback is MetricAverageCallback
+    assert set(other.__all__) == set(hvd.__all__)
 
 
 @case()

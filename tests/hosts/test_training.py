@@ -34,11 +34,15 @@ if hvd.rank() == 0:
 """
 
 
-def test_the_pytorch_example_trains_on_two_hosts(network: Network) -> None:
-    pytest.importorskip("torch")
-    hosts = ",".join(f"{host.name}:2" for host in network.hosts[:2])
-    example = ROOT / "examples" / "pytorch" / "digits.py"
-    code, output, errors = network.hosts[0].run(*HVDRUN, "-np", "4", "-H", hosts, sys.executable, example)
+@pytest.mark.parametrize(
+    ("framework", "ranks_each"), [("pytorch", 2), ("keras", 1)], ids=["pytorch", "keras with TensorFlow"]
+)
+def test_an_example_trains_on_two_hosts(network: Network, framework: str, ranks_each: int) -> None:
+    pytest.importorskip("torch" if framework == "pytorch" else "tensorflow")
+    hosts = ",".join(f"{host.name}:{ranks_each}" for host in network.hosts[:2])
+    command = ["env", "KERAS_BACKEND=tensorflow", "TF_CPP_MIN_LOG_LEVEL=3", *HVDRUN, "-H", hosts]
+    example = ROOT / "examples" / framework / "digits.py"
+    code, output, errors = network.hosts[0].run(*command, sys.executable, example)
     assert code == 0, errors
     last = output.splitlines()[-1]
     assert float(last.split("accuracy ")[1].split("%")[0]) > 90, last
