@@ -45,7 +45,11 @@ def several_devices() -> None:
     spec = jax.sharding.PartitionSpec("x")
     sharded = jax.device_put(jnp.ones(4), jax.sharding.NamedSharding(mesh, spec))
     mapped = jax.pmap(total)
-    for call in (lambda: total(sharded), lambda: jax.jit(total)(sharded), lambda: mapped(jnp.ones((2, 3)))):
+    calls = [lambda: total(sharded), lambda: jax.jit(total)(sharded), lambda: mapped(jnp.ones((2, 3)))]
+    if hasattr(jax, "shard_map"):  # since 0.6
+        over_both = jax.shard_map(total, mesh=mesh, in_specs=spec, out_specs=spec)
+        calls.append(lambda: jax.jit(over_both)(sharded))
+    for call in calls:
         with pytest.raises(UnsupportedError, match=r"2 devices.*hvdrun"):
             call()
     assert jax.jit(total)(jnp.ones(2)).tolist() == [1, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -154,6 +155,25 @@ def functions_inside_functions() -> None:
 
 
 @case()
+def names_are_those_of_the_program_however_often_it_is_compiled() -> None:
+    inner = jax.jit(total)
+
+    def program(x: Any) -> Any:
+        scanned, _ = jax.lax.scan(lambda c, _: (inner(c), None), x, length=2)
+        return inner(x), inner(x + 1), total(x), hvd.allreduce(x, name="loss"), scanned
+
+    def names() -> list[Any]:
+        text = jax.jit(lambda x: program(x)).lower(jnp.ones(3)).as_text()
+        return re.findall(r'names = "([^"]*)", number = (\d+)', text)
+
+    first = names()
+    assert sorted(first) == [*(("allreduce", str(number)) for number in range(4)), ("loss", "0")]
+    assert names() == first
+    jax.clear_caches()
+    assert names() == first
+
+
+@case()
 def rematerialised_and_custom_derivatives() -> None:
     assert (
         jax.jit(jax.grad(jax.checkpoint(lambda x: (total(x) ** 2).sum())))(jnp.ones(2)).tolist()
@@ -184,6 +204,25 @@ def ranks_whose_programs_differ_beside_the_exchange() -> None:
         assert loss == hvd.size()
         assert reduced.tolist() == [hvd.size()] * 4
         assert gathered.shape == (4 * hvd.size(),)
+
+
+@case(least=2)
+def a_short_program_does_not_overtake_a_long_one() -> None:
+    """Both have an operation of the same name and shape, and only one rank takes long until the first."""
+
+    def long(x: Any, matrix: Any) -> Any:
+        for _ in range(3):
+            matrix = jnp.sort(matrix @ matrix, axis=0) / matrix.size
+        return total(x + matrix.sum() * 0)
+
+    first, second = jax.jit(long), jax.jit(total)
+    for slow in range(hvd.size()):
+        width = 400 if hvd.rank() == slow else 2
+        results = [
+            (first(jnp.ones(3), jnp.ones((width, width))), second(jnp.full(3, 10.0))) for _ in range(3)
+        ]
+        for one, other in results:
+            assert (one[0], other[0]) == (hvd.size(), 10 * hvd.size())
 
 
 @case()
