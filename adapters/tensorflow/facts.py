@@ -10,6 +10,7 @@ import tensorflow as tf
 from sirtaki.tensorflow import xla
 from sirtaki.tensorflow.library import library
 from sirtaki.tensorflow.operations import CPU
+from sirtaki.tensorflow.tracing import as_written
 
 _RANK, _LOCAL_RANK, _LOCAL_SIZE = 0, 2, 3
 
@@ -28,11 +29,13 @@ def members(process_set: int) -> tf.Tensor:
         return library().sirtaki_members(process_set=tf.constant(process_set, tf.int32))
 
 
+@as_written
 def rank_op(name: str | None = None) -> tf.Tensor:
     """This rank's number, an int32 scalar. FailedPreconditionError before init()."""
     return tf.identity(place()[_RANK], name=name)
 
 
+@as_written
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """The number of ranks of a process set, an int32 scalar.
 
@@ -41,16 +44,19 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     return tf.identity(tf.size(members(process_set_id)), name=name)
 
 
+@as_written
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """This rank's number among those of its host, an int32 scalar. FailedPreconditionError before init()."""
     return tf.identity(place()[_LOCAL_RANK], name=name)
 
 
+@as_written
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """The number of ranks on this host, an int32 scalar. FailedPreconditionError before init()."""
     return tf.identity(place()[_LOCAL_SIZE], name=name)
 
 
+@as_written
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Whether this rank belongs to a process set: an int32 scalar, 1 or 0.
 

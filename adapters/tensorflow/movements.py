@@ -15,8 +15,10 @@ from sirtaki.tensorflow import gradients as _gradients  # noqa: F401  # it regis
 from sirtaki.tensorflow import operations
 from sirtaki.tensorflow.labels import set_number
 from sirtaki.tensorflow.operations import call
+from sirtaki.tensorflow.tracing import as_written
 
 
+@as_written
 def allgather(
     tensor: Any,
     name: str | None = None,
@@ -45,6 +47,7 @@ def allgather(
     return operations.allgather([tf.convert_to_tensor(tensor)], called)[0]
 
 
+@as_written
 def grouped_allgather(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -58,6 +61,7 @@ def grouped_allgather(
     return operations.allgather([tf.convert_to_tensor(tensor) for tensor in tensors], called)
 
 
+@as_written
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -84,6 +88,7 @@ def broadcast(
     return grouped_broadcast([tensor], root_rank, name, process_set)[0]
 
 
+@as_written
 def grouped_broadcast(
     tensors: Sequence[Any],
     root_rank: int,
@@ -97,6 +102,7 @@ def grouped_broadcast(
     return operations.broadcast([tf.convert_to_tensor(tensor) for tensor in tensors], root_rank, called)
 
 
+@as_written
 def broadcast_(
     variables: Sequence[tf.Variable],
     root_rank: int,
@@ -118,6 +124,7 @@ def broadcast_(
     return list(variables)
 
 
+@as_written
 def alltoall(
     tensor: Any,
     splits: Any = None,

@@ -28,10 +28,12 @@ from sirtaki.tensorflow.compression import Compression, Compressor
 from sirtaki.tensorflow.facts import members
 from sirtaki.tensorflow.labels import set_number
 from sirtaki.tensorflow.operations import Call, call
+from sirtaki.tensorflow.tracing import as_written
 
 _Combine = Callable[[Sequence[tf.Tensor], Reduction, Call], list[tf.Tensor]]
 
 
+@as_written
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -74,6 +76,7 @@ def allreduce(
     return _allreduce([tensor], how, compression, name, process_set)[0]
 
 
+@as_written
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -95,6 +98,7 @@ def grouped_allreduce(
     return _allreduce(tensors, how, compression, name, process_set)
 
 
+@as_written
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -127,6 +131,7 @@ def reducescatter(
     return _compressed(operations.reducescatter, [tensor], how, compression, called)[0]
 
 
+@as_written
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",

@@ -8,8 +8,10 @@ from typing import Any
 from sirtaki.common import objects
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.tensorflow.movements import grouped_broadcast
+from sirtaki.tensorflow.tracing import as_written
 
 
+@as_written
 def broadcast_variables(
     variables: Sequence[Any],
     root_rank: int,

@@ -11,6 +11,9 @@ from sirtaki.common.ops import Sum
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.tensorflow.reductions import allreduce
 
+if int(keras.__version__.partition(".")[0]) < 3:
+    raise ImportError(f"SyncBatchNormalization needs Keras 3 or newer; this is Keras {keras.__version__}")
+
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):
     """As keras.layers.BatchNormalization, over the batches of all ranks, which may be of different lengths.

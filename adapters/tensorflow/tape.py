@@ -11,6 +11,7 @@ from sirtaki.common.ops import Average
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.tensorflow.compression import Compression, Compressor
 from sirtaki.tensorflow.exchange import GradientExchange
+from sirtaki.tensorflow.tracing import as_written
 
 
 class _Distributed:
@@ -18,6 +19,7 @@ class _Distributed:
 
     _exchange: GradientExchange
 
+    @as_written
     def gradient(
         self,
         target: Any,
@@ -44,6 +46,7 @@ class _Distributed:
         self._exchange.keep_local(source)
 
 
+@as_written
 def DistributedGradientTape(  # noqa: N802  # Horovod's name
     gradtape: tf.GradientTape,
     device_dense: str = "",
@@ -98,6 +101,7 @@ def DistributedGradientTape(  # noqa: N802  # Horovod's name
     return tape
 
 
+@as_written
 def PartialDistributedGradientTape(  # noqa: N802  # Horovod's name
     gradtape: tf.GradientTape,
     device_dense: str = "",

@@ -9,8 +9,10 @@ from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.tensorflow import operations
 from sirtaki.tensorflow.labels import set_number
 from sirtaki.tensorflow.operations import call
+from sirtaki.tensorflow.tracing import as_written
 
 
+@as_written
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
     """Returns once every rank of the process set has called it; in a function, an operation that ends then.
 
@@ -24,6 +26,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
         operations.barrier(call("barrier", name, set_number(process_set)))
 
 
+@as_written
 def join(*, process_set: ProcessSet = global_process_set) -> tf.Tensor:
     """Says that this rank has no more data, and waits until all ranks of the set have said so.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -79,6 +79,16 @@ def test_an_allreduce_between_two_hosts_is_measured_beside_a_stream(tmp_path: Pa
     (row,) = json.loads(path.read_text())["rows"]
     assert row["bytes"] == 65_536
     assert min(row["sirtaki"], row["stream"], *row["share"]) > 0
+
+
+def test_functions_of_tensorflow_are_measured_beside_its_own_strategy(tmp_path: Path) -> None:
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("TensorFlow is not installed")
+    path = tmp_path / "tensorflow.json"
+    run("tensorflow_allreduce.py", "--sizes", "1K", "--rounds", "1", "--json", path)
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["bytes"] == 1024
+    assert min(row["sirtaki"], row["strategy"], *row["faster"]) > 0
 
 
 def test_operations_on_gpus_are_compared_where_there_are_gpus() -> None:

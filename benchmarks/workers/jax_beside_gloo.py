@@ -1,0 +1,127 @@
+"""A rank of benchmarks/jax_beside_gloo.py: calls a compiled function of whoever it is told.
+
+Usage: python -m workers.jax_beside_gloo SOCKET PORT
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from common.collectives import check, pattern
+from common.jobs import serve
+from common.measure import timed
+from jax.sharding import NamedSharding, PartitionSpec
+
+import sirtaki.jax as hvd
+
+WARM_UP_CALLS = 3
+LAYERS, ROWS, RATE = 6, 32, 1e-3  # rows of each rank
+
+
+def loss_of(params: list[Any], inputs: Any) -> Any:
+    for weights in params:
+        inputs = jnp.tanh(inputs @ weights)
+    return (inputs**2).mean()
+
+
+def updated(params: list[Any], gradients: list[Any]) -> list[Any]:
+    return jax.tree.map(lambda p, g: p - RATE * g, params, gradients)
+
+
+class Rank:
+    """The orders that a rank obeys."""
+
+    def __init__(self) -> None:
+        self._mesh = jax.sharding.Mesh(np.array(jax.devices()), "ranks")
+        self._calls: dict[str, Callable[[], Any]] = {}
+
+    def versions(self) -> dict[str, str]:
+        """Who is here, and in which version."""
+        return {"sirtaki": "sirtaki.jax", "gloo": f"jax.distributed of JAX {jax.__version__}"}
+
+    def prepare_sum(self, size: int) -> None:
+        """Checks a sum of `size` bytes by each, then gets ready to measure."""
+        count = size // 4
+        own = pattern(count, hvd.rank())
+        self._calls = {"sirtaki": self._sum_of_sirtaki(own), "gloo": self._sum_of_gloo(own)}
+        for call in self._calls.values():
+            own_part = np.asarray(call().addressable_data(0)).reshape(-1)
+            check("allreduce", own_part, count, hvd.rank(), hvd.size())
+
+    def _sum_of_sirtaki(self, own: Any) -> Callable[[], Any]:
+        program = jax.jit(partial(hvd.allreduce, op=hvd.Sum), donate_argnums=0)
+        return _in_turn(program, jax.device_put(own, jax.local_devices()[0]))
+
+    def _sum_of_gloo(self, own: Any) -> Callable[[], Any]:
+        sharding = NamedSharding(self._mesh, PartitionSpec("ranks"))
+        whole = jax.make_array_from_process_local_data(sharding, own[None])
+        mapped = jax.shard_map(
+            lambda x: jax.lax.psum(x, "ranks"),
+            mesh=self._mesh,
+            in_specs=PartitionSpec("ranks"),
+            out_specs=PartitionSpec("ranks"),
+            check_vma=False,
+        )
+        return _in_turn(jax.jit(mapped, donate_argnums=0), whole)
+
+    def prepare_step(self, width: int) -> int:
+        """Gets a network of this width ready to be trained by each. Returns its number of parameters."""
+        keys = jax.random.split(jax.random.key(0), LAYERS)
+        params = [np.asarray(jax.random.normal(key, (width, width))) / width**0.5 for key in keys]
+        inputs = np.asarray(jax.random.normal(hvd.rank_key(keys[0]), (ROWS, width)))
+        self._calls = {
+            "sirtaki": self._step_of_sirtaki(params, inputs),
+            "gloo": self._step_of_gloo(params, inputs),
+        }
+        return sum(weights.size for weights in params)
+
+    def _step_of_sirtaki(self, params: list[Any], inputs: Any) -> Callable[[], Any]:
+        gradient = hvd.grad(loss_of)
+        own = jax.device_put(inputs, jax.local_devices()[0])
+        program = jax.jit(lambda p: updated(p, gradient(p, own)), donate_argnums=0)
+        return _in_turn(program, jax.device_put(params, jax.local_devices()[0]))
+
+    def _step_of_gloo(self, params: list[Any], inputs: Any) -> Callable[[], Any]:
+        whole = jax.make_array_from_process_local_data(
+            NamedSharding(self._mesh, PartitionSpec("ranks")), inputs
+        )
+        everywhere = NamedSharding(self._mesh, PartitionSpec())
+        placed = [jax.make_array_from_process_local_data(everywhere, weights) for weights in params]
+        program = jax.jit(lambda p, x: updated(p, jax.grad(loss_of)(p, x)), donate_argnums=0)
+        return _in_turn(lambda p: program(p, whole), placed)
+
+    def block(self, who: str, calls: int) -> list[float]:
+        """How long each of so many calls took, in microseconds; the first ones are not counted."""
+        call = self._calls[who]
+        timed(call, WARM_UP_CALLS)
+        return timed(call, calls)
+
+
+def _in_turn(program: Callable[[Any], Any], state: Any) -> Callable[[], Any]:
+    """Calls a program with what it returned the last time, and waits for it."""
+    held = [state]
+
+    def call() -> Any:
+        held[0] = jax.block_until_ready(program(held[0]))
+        return held[0]
+
+    return call
+
+
+def main() -> None:
+    path, port = sys.argv[1:]
+    hvd.init()
+    jax.distributed.initialize(f"127.0.0.1:{port}", hvd.size(), hvd.rank())
+    rank = Rank()
+    orders = {"prepare_sum": rank.prepare_sum, "prepare_step": rank.prepare_step}
+    serve(path, hvd.rank(), {"versions": rank.versions, "block": rank.block, **orders})
+
+
+if __name__ == "__main__":
+    main()
