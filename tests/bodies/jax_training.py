@@ -174,22 +174,14 @@ def flax_nnx() -> None:
         def __call__(self, x: Any) -> Any:
             return self.out(nnx.tanh(self.hidden(x)))
 
-    @nnx.jit
-    def step(model: Any, optimizer: Any, inputs: Any, targets: Any) -> None:
-        gradients = nnx.grad(lambda model: ((model(inputs) - targets) ** 2).mean())(model)
-        optimizer.update(model, gradients)
+    network, params = nnx.split(Network(nnx.Rngs(hvd.rank())))
+    params = hvd.broadcast_parameters(params)
 
-    def trained(transformation: Any, batch_of: Callable[[int], Any]) -> Any:
-        model = Network(nnx.Rngs(hvd.rank()))
-        nnx.update(model, hvd.broadcast_parameters(nnx.state(model)))
-        optimizer = nnx.Optimizer(model, transformation, wrt=nnx.Param)
-        for number in range(STEPS):
-            step(model, optimizer, *batch_of(number))
-        return nnx.state(model, nnx.Param)
+    def loss(params: Any, inputs: Any, targets: Any) -> Any:
+        return ((nnx.merge(network, params)(inputs) - targets) ** 2).mean()
 
-    alike(
-        trained(hvd.DistributedOptimizer(optax.adam(0.01)), own_batch), trained(optax.adam(0.01), whole_batch)
-    )
+    ours = train(hvd.DistributedOptimizer(optax.adam(0.01)), own_batch, params, loss)
+    alike(ours, train(optax.adam(0.01), whole_batch, params, loss))
 
 
 @case()

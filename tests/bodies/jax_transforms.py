@@ -121,6 +121,9 @@ def loops() -> None:
         )
     )
     assert doubled(jnp.ones(1))[1] == 7
+    behind = jax.jit(lambda x: doubled(total(x) / hvd.size())[1] + total(x)[0])
+    for count in (1, 5_000):
+        assert behind(jnp.ones(count)) == 7 + hvd.size()
 
 
 @case()

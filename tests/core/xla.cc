@@ -1,58 +1,12 @@
 // The handler that compiled programs call, with frames made by hand: two ranks of one process, which take turns at
 // being the process's context.
-#include <sys/socket.h>
-
 #include <memory>
 
-#include "world.h"
 #include "xla_program.h"
 
 using namespace program;
 
 namespace {
-
-// So many ranks of the C interface, linked by sockets.
-class Ranks {
- public:
-  explicit Ranks(int size, world::Options options = world::over(world::Over::sockets)) {
-    srt_config* config = srt_config_create();
-    for (const auto& [name, value] : options.knobs)
-      CHECK_EQUAL(srt_config_set(config, name.c_str(), value.c_str(), nullptr), SRT_OK);
-    const std::vector<srt_peer> peers(static_cast<size_t>(size), srt_peer{"here", 100, 0});
-    for (int rank = 0; rank < size; ++rank) {
-      const srt_topology topology{sizeof topology, rank, size, rank, size, 0, 1, peers.data()};
-      CHECK_EQUAL(srt_create(config, &topology, &contexts_.emplace_back(nullptr), nullptr), SRT_OK);
-    }
-    srt_config_destroy(config);
-    for (int a = 0; a < size; ++a)
-      for (int b = a + 1; b < size; ++b) {
-        int ends[2];
-        CHECK_EQUAL(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
-        CHECK_EQUAL(srt_link_socket((*this)[a], b, ends[0], nullptr), SRT_OK);
-        CHECK_EQUAL(srt_link_socket((*this)[b], a, ends[1], nullptr), SRT_OK);
-      }
-    for (srt_context* context : contexts_) CHECK_EQUAL(srt_start(context, nullptr), SRT_OK);
-  }
-
-  ~Ranks() {
-    srt_set_process_context(nullptr);
-    std::vector<std::thread> leaving;
-    for (srt_context* context : contexts_) leaving.emplace_back([context] { srt_shutdown(context, 10'000); });
-    for (std::thread& thread : leaving) thread.join();
-    for (srt_context* context : contexts_) srt_destroy(context);
-  }
-
-  srt_context* operator[](int rank) { return contexts_[static_cast<size_t>(rank)]; }
-
-  // The step of one rank's program.
-  void call(int rank, Step& step) {
-    srt_set_process_context((*this)[rank]);
-    CHECK(step.call() == nullptr);
-  }
-
- private:
-  std::vector<srt_context*> contexts_;
-};
 
 std::string text_of(XlaError* error) {
   const std::unique_ptr<XlaError> owned(error);

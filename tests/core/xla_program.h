@@ -1,7 +1,8 @@
 // A stand-in for XLA: call frames as a compiled program makes them, and the functions that a handler calls.
 #pragma once
 
-#include <atomic>
+#include <sys/socket.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <map>
@@ -9,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "check.h"
 #include "sirtaki.h"
+#include "world.h"
 #include "xla/ffi.h"
 
 namespace sirtaki {
@@ -108,17 +109,44 @@ class Step {
   XlaExecutionContext context;
   XlaDataType dtype = XlaDataType::f32;
 
-  void add(Array& operand, Array& result) {
-    operands_.push_back(operand.buffer(dtype));
-    results_.push_back(result.buffer(dtype));
+  void add(Array& operand, Array& result) { add(operand.buffer(dtype), result.buffer(dtype)); }
+
+  void add(const XlaBuffer& operand, const XlaBuffer& result) {
+    operands_.push_back(operand);
+    results_.push_back(result);
     ++integers["count"];
+  }
+
+  // With the addresses of this step, which must not move any more.
+  XlaCallFrame frame() {
+    scalars_.reserve(integers.size() + factors_.size());  // their addresses are taken while they are filled
+    attribute_names_.reserve(scalars_.capacity() + 1);
+    for (auto& [name, value] : integers) add_attribute(name, scalars_.emplace_back(XlaDataType::s64, &value));
+    for (auto& [name, value] : factors_) add_attribute(name, scalars_.emplace_back(XlaDataType::f64, &value));
+    text_ = {names_.data(), names_.size()};
+    attribute_names_.push_back({"names", 5});
+    types_.push_back(XlaAttributeType::string);
+    attributes_.push_back(&text_);
+    for (XlaText& name : attribute_names_) name_pointers_.push_back(&name);
+    for (XlaBuffer& operand : operands_) operand_pointers_.push_back(&operand);
+    for (XlaBuffer& result : results_) result_pointers_.push_back(&result);
+    XlaCallFrame made{};
+    made.struct_size = sizeof made;
+    made.api = &api();
+    made.context = &context;
+    made.stage = XlaStage::execute;
+    made.operands = buffers(operand_pointers_);
+    made.results = buffers(result_pointers_);
+    made.attributes = {sizeof made.attributes, nullptr,           static_cast<int64_t>(types_.size()), types_.data(),
+                       name_pointers_.data(),  attributes_.data()};
+    return made;
   }
 
   XlaError* call(bool on_gpu = false) {
     auto* handler = reinterpret_cast<XlaHandler*>(srt_xla_handler(0, 1, on_gpu));
-    XlaCallFrame frame = make_frame();
-    XlaError* error = handler(&frame);
-    future = frame.future;
+    XlaCallFrame made = frame();
+    XlaError* error = handler(&made);
+    future = made.future;
     return error;
   }
 
@@ -135,30 +163,6 @@ class Step {
   XlaFuture* future = nullptr;
 
  private:
-  XlaCallFrame make_frame() {
-    scalars_.reserve(integers.size() + factors_.size());  // their addresses are taken while they are filled
-    attribute_names_.reserve(scalars_.capacity() + 1);
-    for (auto& [name, value] : integers) add_attribute(name, scalars_.emplace_back(XlaDataType::s64, &value));
-    for (auto& [name, value] : factors_) add_attribute(name, scalars_.emplace_back(XlaDataType::f64, &value));
-    text_ = {names_.data(), names_.size()};
-    attribute_names_.push_back({"names", 5});
-    types_.push_back(XlaAttributeType::string);
-    attributes_.push_back(&text_);
-    for (XlaText& name : attribute_names_) name_pointers_.push_back(&name);
-    for (XlaBuffer& operand : operands_) operand_pointers_.push_back(&operand);
-    for (XlaBuffer& result : results_) result_pointers_.push_back(&result);
-    XlaCallFrame frame{};
-    frame.struct_size = sizeof frame;
-    frame.api = &api();
-    frame.context = &context;
-    frame.stage = XlaStage::execute;
-    frame.operands = buffers(operand_pointers_);
-    frame.results = buffers(result_pointers_);
-    frame.attributes = {sizeof frame.attributes, nullptr,           static_cast<int64_t>(types_.size()), types_.data(),
-                        name_pointers_.data(),   attributes_.data()};
-    return frame;
-  }
-
   static XlaBuffers buffers(std::vector<void*>& pointers) {
     return {sizeof(XlaBuffers), nullptr, static_cast<int64_t>(pointers.size()), nullptr, pointers.data()};
   }
@@ -179,6 +183,49 @@ class Step {
   std::vector<XlaText*> name_pointers_;
   std::vector<XlaAttributeType> types_;
   std::vector<void*> attributes_;
+};
+
+// So many ranks of the C interface, linked by sockets.
+class Ranks {
+ public:
+  explicit Ranks(int size, world::Options options = world::over(world::Over::sockets)) {
+    srt_config* config = srt_config_create();
+    for (const auto& [name, value] : options.knobs)
+      CHECK_EQUAL(srt_config_set(config, name.c_str(), value.c_str(), nullptr), SRT_OK);
+    const std::vector<srt_peer> peers(static_cast<size_t>(size), srt_peer{"here", 100, 0});
+    for (int rank = 0; rank < size; ++rank) {
+      const srt_topology topology{sizeof topology, rank, size, rank, size, 0, 1, peers.data()};
+      CHECK_EQUAL(srt_create(config, &topology, &contexts_.emplace_back(nullptr), nullptr), SRT_OK);
+    }
+    srt_config_destroy(config);
+    for (int a = 0; a < size; ++a)
+      for (int b = a + 1; b < size; ++b) {
+        int ends[2];
+        CHECK_EQUAL(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+        CHECK_EQUAL(srt_link_socket((*this)[a], b, ends[0], nullptr), SRT_OK);
+        CHECK_EQUAL(srt_link_socket((*this)[b], a, ends[1], nullptr), SRT_OK);
+      }
+    for (srt_context* context : contexts_) CHECK_EQUAL(srt_start(context, nullptr), SRT_OK);
+  }
+
+  ~Ranks() {
+    srt_set_process_context(nullptr);
+    std::vector<std::thread> leaving;
+    for (srt_context* context : contexts_) leaving.emplace_back([context] { srt_shutdown(context, 10'000); });
+    for (std::thread& thread : leaving) thread.join();
+    for (srt_context* context : contexts_) srt_destroy(context);
+  }
+
+  srt_context* operator[](int rank) { return contexts_[static_cast<size_t>(rank)]; }
+
+  // The step of one rank's program.
+  void call(int rank, Step& step) {
+    srt_set_process_context((*this)[rank]);
+    CHECK(step.call() == nullptr);
+  }
+
+ private:
+  std::vector<srt_context*> contexts_;
 };
 
 }  // namespace program
