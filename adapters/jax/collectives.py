@@ -199,8 +199,8 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     if isinstance(jnp.zeros(()), jax.core.Tracer):
         raise ValueError(
             "barrier() is called inside jit, where it would run once, when the program is traced, and not "
-            "with it; "
-            "call it outside jit. Inside, operations of all ranks wait for one another by what they exchange"
+            "with it; call it outside jit. Inside, operations of all ranks wait for one another by what "
+            "they exchange"
         )
     ops.barrier(process_set, name)
 

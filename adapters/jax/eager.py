@@ -55,8 +55,7 @@ def _only_device(array: Any, name: str) -> Any:
     if len(devices) > 1:
         raise UnsupportedError(
             f"'{name}' lies on {len(devices)} devices of this process, but a rank works on one: start a "
-            f"process for "
-            "each device (hvdrun -np), and leave arrays whole"
+            "process for each device (hvdrun -np), and leave arrays whole"
         )
     return next(iter(devices))
 
