@@ -207,6 +207,8 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
 
 def _over(process_set: ProcessSet, terms: Terms) -> Terms:
     context = current()
+    if terms.name is not None and not terms.name.isprintable():
+        raise ValueError(f"the name {terms.name!r} has characters that cannot be printed; choose another")
     number = process_set.number(context)
     depends = terms.kind in (core.ALLGATHER, core.REDUCESCATTER, core.ALLTOALL)
     return terms._replace(process_set=number, members=len(process_set.members(context)) if depends else 0)

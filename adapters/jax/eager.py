@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -43,6 +43,7 @@ def run(*arrays: Any, terms: Terms) -> list[Any]:
     return results[0] if terms.splits is not None else results
 
 
+@lru_cache(maxsize=1024)
 def _compiled(terms: Terms) -> Any:
     """As part of a program, which knows the streams of a GPU."""
     from sirtaki.jax.primitives import bind  # which needs this module
