@@ -9,14 +9,13 @@ that sums one tensor of float32. A ratio is the median of the ratios of neighbou
 from __future__ import annotations
 
 import argparse
-import contextlib
-import socket
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from common.jobs import Job, hvdrun
 from common.measure import Interval, median, median_interval
 from common.options import KIB, MIB, add_sizes, parser
+from common.ports import free_ports
 from common.report import Target, at_least, at_most, readable, save, show_machine, show_table, show_targets
 
 SIZES = [KIB, 64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB]
@@ -48,15 +47,6 @@ def arguments() -> argparse.Namespace:
     made = parser(__doc__, 9, "blocks of each")
     add_sizes(made, SIZES)
     return made.parse_args()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports on which nobody listens at the moment."""
-    with contextlib.ExitStack() as opened:
-        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def measure(ranks: int, sizes: list[int], rounds: int) -> tuple[dict[str, Any], list[Row]]:

@@ -37,7 +37,7 @@ def run(*command: str | Path) -> str:
     return finished.stdout
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
 def test_the_digits_example_learns(backend: str, tmp_path: Path) -> None:
     """And what it saves is loaded where there is no sirtaki."""
     if importlib.util.find_spec(backend) is None:

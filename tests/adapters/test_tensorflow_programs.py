@@ -13,7 +13,10 @@ from process_world import PATIENCE, hvdrun
 pytest.importorskip("tensorflow")
 
 PROGRAMS = Path(__file__).with_name("programs_tensorflow.py")
-DIGITS = Path(__file__).parents[2] / "examples" / "tensorflow" / "digits.py"
+ROOT = Path(__file__).parents[2]
+DIGITS = ROOT / "examples" / "tensorflow" / "digits.py"
+PAGE = ROOT / "docs" / "tensorflow.md"
+RUN_BLOCKS = ROOT / "tests" / "documents" / "run_blocks.py"
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -37,3 +40,9 @@ def test_the_digits_example_learns() -> None:
     reports = re.findall(r"epoch +(\d+): loss [\d.]+, test accuracy ([\d.]+)%", finished.stdout)
     assert [int(epoch) for epoch, _ in reports] == list(range(1, 4))
     assert float(reports[-1][1]) >= 90
+
+
+def test_the_code_of_the_page_runs() -> None:
+    finished = run(*hvdrun(2, sys.executable, RUN_BLOCKS, PAGE))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.stdout.count("ran 1 blocks") == 2
