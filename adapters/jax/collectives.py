@@ -199,14 +199,16 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     if isinstance(jnp.zeros(()), jax.core.Tracer):
         raise ValueError(
             "barrier() is called inside jit, where it would run once, when the program is traced, and not "
-            "with it; "
-            "call it outside jit. Inside, operations of all ranks wait for one another by what they exchange"
+            "with it; call it outside jit. Inside, operations of all ranks wait for one another by what "
+            "they exchange"
         )
     ops.barrier(process_set, name)
 
 
 def _over(process_set: ProcessSet, terms: Terms) -> Terms:
     context = current()
+    if terms.name is not None and not terms.name.isprintable():
+        raise ValueError(f"the name {terms.name!r} has characters that cannot be printed; choose another")
     number = process_set.number(context)
     depends = terms.kind in (core.ALLGATHER, core.REDUCESCATTER, core.ALLTOALL)
     return terms._replace(process_set=number, members=len(process_set.members(context)) if depends else 0)

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 
 class Compressor:
-    """What a compressor has to offer. Subclass it to make one: both methods are static, stateless and "
-    "traceable."""
+    """What a compressor has to offer. Subclass it to make one: both are static, stateless and traceable."""
 
     @staticmethod
     def compress(array: Any) -> tuple[Any, Any]:

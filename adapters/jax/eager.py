@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -43,6 +43,7 @@ def run(*arrays: Any, terms: Terms) -> list[Any]:
     return results[0] if terms.splits is not None else results
 
 
+@lru_cache(maxsize=1024)
 def _compiled(terms: Terms) -> Any:
     """As part of a program, which knows the streams of a GPU."""
     from sirtaki.jax.primitives import bind  # which needs this module
@@ -55,8 +56,7 @@ def _only_device(array: Any, name: str) -> Any:
     if len(devices) > 1:
         raise UnsupportedError(
             f"'{name}' lies on {len(devices)} devices of this process, but a rank works on one: start a "
-            f"process for "
-            "each device (hvdrun -np), and leave arrays whole"
+            "process for each device (hvdrun -np), and leave arrays whole"
         )
     return next(iter(devices))
 

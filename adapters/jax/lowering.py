@@ -2,12 +2,10 @@
 
 **Names.** Ranks recognise an operation by its name. A program's names must be the same on all ranks,
 whichever of them compiles it again or takes it from a cache, and must tell apart what may run at the same
-time. So they are given
-when a program has been lowered as a whole: in the order of the program, as if all its functions were inlined,
-the second call of a name gets the number 2, and so on. A function that is called twice becomes two. Nothing
-counts across
-programs, and nothing at run time: the turns of a loop use one name in turn, and so do programs, of which XLA
-runs one after another.
+time. So they are given when a program has been lowered as a whole: in its order, as if all its functions were
+inlined, the second call of a name gets the number 2, and so on. A function that is called twice becomes two.
+Nothing counts across programs, and nothing at run time: the turns of a loop use one name in turn, and so do
+programs, of which XLA runs one after another.
 
 **Order.** Calls that do not depend on each other may start in any order, which differs between ranks; none
 blocks a thread, so each starts on every rank in the end. There is one exception: a small program runs its
@@ -122,9 +120,8 @@ def _refuse_several_devices(axes: Any, terms: Terms) -> None:
     if devices > 1:
         raise UnsupportedError(
             f"'{terms.names[0]}' is part of a program for {devices} devices of this process, but a rank "
-            f"works on one: "
-            "start a process for each device (hvdrun -np), instead of sharding arrays or using shard_map or "
-            "pmap"
+            "works on one: start a process for each device (hvdrun -np), instead of sharding arrays or "
+            "using shard_map or pmap"
         )
 
 
@@ -132,8 +129,10 @@ def _name_all(event: str, *_: Any, **__: Any) -> None:
     if event == _LOWERED:
         lowered, _modules.unnamed = _modules.unnamed, []
         for program in lowered:
-            with program.module.context, ir.Location.unknown():
-                _Naming(program.module).function(_functions(program.module)["main"])
+            functions = _functions(program.module)
+            if "main" in functions:  # else lowering has failed before it was there
+                with program.module.context, ir.Location.unknown():
+                    _Naming(program.module, functions).function(functions["main"])
 
 
 def _functions(module: Any) -> dict[str, Any]:
@@ -145,14 +144,14 @@ def _symbol(op: Any) -> str:
 
 
 class _Naming:
-    """Gives each call of a module its number, and each call of a function that has some a function of its "
-    "own."""
+    """Gives each call of a module its number, and each call of a function that has some its own function."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, functions: dict[str, Any]) -> None:
         self._module = module
-        self._functions = _functions(module)
+        self._functions = functions
+        self._known: dict[str, bool] = {}  # whether a function has calls
         self._untouched = {
-            name: op.operation.clone() for name, op in self._functions.items() if self._has_calls(op)
+            name: op.operation.clone() for name, op in functions.items() if self._has_calls(name)
         }
         self._taken: set[str] = set()
         self._numbers: Counter[tuple[Any, ...]] = Counter()
@@ -164,12 +163,13 @@ class _Naming:
             elif op.operation.name == "func.call":
                 self._follow(op)
 
-    def _has_calls(self, function: Any) -> bool:
-        return any(
-            _is_ours(op)
-            or (op.operation.name == "func.call" and self._has_calls(self._functions[_callee(op)]))
-            for op in _all_operations(function)
-        )
+    def _has_calls(self, name: str) -> bool:
+        if name not in self._known:
+            self._known[name] = any(
+                _is_ours(op) or (op.operation.name == "func.call" and self._has_calls(_callee(op)))
+                for op in _all_operations(self._functions[name])
+            )
+        return self._known[name]
 
     def _follow(self, call: Any) -> None:
         name = _callee(call)

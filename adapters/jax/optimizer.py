@@ -134,8 +134,7 @@ def value_and_grad(
 def grad(
     fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, **options: Any
 ) -> Callable[..., Any]:
-    """As jax.grad, with gradients that are averaged over all ranks; the options are those of "
-    "`value_and_grad`."""
+    """As jax.grad, with averaged gradients; the options are those of `value_and_grad`."""
     both = value_and_grad(fun, argnums, has_aux, **options)
 
     @wraps(fun)

@@ -39,8 +39,7 @@ def _derivative(primals: Sequence[Any], tangents: Sequence[Any], *, terms: Terms
     if places and reduces and terms.op not in _LINEAR_OPS:
         raise NotImplementedError(
             f"'{terms.names[0]}': there is no derivative of {KINDS[terms.kind]} with this op; use Sum or "
-            f"Average, or "
-            "jax.lax.stop_gradient"
+            "Average, or jax.lax.stop_gradient"
         )
     moved = dict(zip(places, bind(terms.of(places), [tangents[place] for place in places]), strict=True))
     return results, [

@@ -62,15 +62,13 @@ def dtype_code(dtype: Any, name: str) -> int:
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         raise UnsupportedError(
             f"'{name}' is an array of {dtype}, which has no bytes of its own: exchange "
-            f"jax.random.key_data(keys), "
-            "and make keys of the result with jax.random.wrap_key_data"
+            "jax.random.key_data(keys), and make keys of the result with jax.random.wrap_key_data"
         )
     code = DTYPE_CODES.get(np.dtype(dtype).name)
     if code is None:
         raise UnsupportedError(
             f"'{name}' has the dtype {np.dtype(dtype).name}, which cannot be exchanged: convert it first, "
-            f"for "
-            "example with .astype('float32')"
+            "for example with .astype('float32')"
         )
     return code
 
@@ -93,13 +91,11 @@ def result_shape(terms: Terms, shape: tuple[int, ...], name: str) -> tuple[int, 
     if terms.splits is not None:
         raise ValueError(
             f"'{name}': alltoall takes no splits inside jit, where shapes cannot depend on what other ranks "
-            f"send; "
-            "pad to as many rows for each rank, or call it outside jit"
+            "send; pad to as many rows for each rank, or call it outside jit"
         )
     if rows % terms.members:
         raise ValueError(
             f"'{name}' has {rows} rows, which cannot be cut into {terms.members} equal parts, one for each "
-            f"rank; inside "
-            f"jit {KINDS[terms.kind]} needs that. Pad it, or call it outside jit"
+            f"rank; inside jit {KINDS[terms.kind]} needs that. Pad it, or call it outside jit"
         )
     return (rows // terms.members, *rest) if terms.kind == core.REDUCESCATTER else shape

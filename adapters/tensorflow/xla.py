@@ -96,7 +96,7 @@ def run(
     Raises:
         ValueError: unknown shapes, or this TensorFlow's XLA has another interface.
     """
-    if not all(one.shape.is_fully_defined() and one.dtype in _TYPES for one in tensors) or not _register():
+    if not all(one.shape.is_fully_defined() and one.dtype in _TYPES for one in tensors) or not is_served():
         refuse()
     from tensorflow.compiler.mlir.stablehlo import stablehlo
     from tensorflow.compiler.tf2xla.ops import gen_xla_ops
@@ -159,7 +159,7 @@ def _escaped(text: str) -> str:
 
 
 @cache
-def _register() -> bool:
+def is_served() -> bool:
     """Makes the handler known to TensorFlow's XLA; False if that has another interface than is served."""
     library = ctypes.CDLL(
         str(Path(tf.sysconfig.get_lib(), "libtensorflow_cc.so.2")), mode=os.RTLD_NOW | os.RTLD_NOLOAD

@@ -100,6 +100,8 @@ bool Call::queue_in(srt_context* context) {
     }
     if (!descriptions[i].name.empty()) requests[i].name = descriptions[i].name.c_str();
     if (has_tensors) describe(context, i, descriptions[i], requests[i]);
+    if (kernel_.keeps_shape())
+      requests[i].output = same_as_input(static_cast<int>(i), descriptions[i].shape, requests[i].input);
     if (!status_.is_ok()) return false;
   }
   srt_error error{};
@@ -133,30 +135,21 @@ srt_request Call::request_of(size_t index) {
 
 void Call::describe(srt_context* context, size_t index, Description& description, srt_request& request) {
   const int place = static_cast<int>(index) + first_tensor;
-  Tensor tensor = input(place);
+  const Tensor tensor = input(place);
   if (!tensor) return;
   description.shape = shape_of(tensor);
   request.dtype = kernel_.dtypes[index];
   request.dimensions = static_cast<int32_t>(description.shape.size());
   request.shape = description.shape.data();
-  // TensorFlow keeps the inputs until the call has ended. It only gives away the memory of one that nobody refers to.
-  request.input = address_of(tensor);
-  const size_t bytes = tf().tensor_bytes(tensor.get());
-  tensor.reset();
-  if (kernel_.keeps_shape()) {
-    request.output = same_as_input(static_cast<int>(index), description.shape, request.input);
-  } else if (kernel_.kind == SRT_REDUCESCATTER && !description.shape.empty()) {
-    std::vector<int64_t> own = description.shape;
-    own[0] = own_rows(context, kernel_.process_set, own[0]);
-    const size_t row_bytes = description.shape[0] ? bytes / static_cast<size_t>(description.shape[0]) : 0;
-    const Tensor result =
-        output(static_cast<int>(index), kernel_.types[index], own, row_bytes * static_cast<size_t>(own[0]));
-    request.output = address_of(result);
-  } else {
-    request.allocate = allocate;
-  }
-  if (kernel_.kind != SRT_ALLTOALL) return;
-  const Tensor splits = input(place + 1);
+  request.input = address_of(tensor);  // TensorFlow keeps the inputs until the call has ended
+  if (kernel_.kind == SRT_ALLTOALL) add_splits(place + 1, request);
+  if (kernel_.kind == SRT_REDUCESCATTER && !description.shape.empty())
+    request.output = own_part(context, index, description.shape, tf().tensor_bytes(tensor.get()));
+  else if (!kernel_.keeps_shape()) request.allocate = allocate;
+}
+
+void Call::add_splits(int place, srt_request& request) {
+  const Tensor splits = input(place);
   if (!splits) return;
   const auto* rows = static_cast<const int64_t*>(tf().tensor_data(splits.get()));
   splits_.assign(rows, rows + tf().tensor_bytes(splits.get()) / sizeof(int64_t));
@@ -177,7 +170,15 @@ Tensor Call::output(int index, DataType type, const std::vector<int64_t>& shape,
       tf().allocate_output(where_, index, type, shape.data(), static_cast<int>(shape.size()), bytes, status_.get()));
 }
 
-// The memory of an output: the input's own, if nothing else uses it.
+// The memory of the output of a reduce-scatter: this rank's rows of a tensor of this shape.
+uintptr_t Call::own_part(srt_context* context, size_t index, std::vector<int64_t> shape, size_t bytes) {
+  const int64_t rows = shape[0];
+  shape[0] = own_rows(context, kernel_.process_set, rows);
+  const size_t own_bytes = rows ? bytes / static_cast<size_t>(rows) * static_cast<size_t>(shape[0]) : 0;
+  return address_of(output(static_cast<int>(index), kernel_.types[index], shape, own_bytes));
+}
+
+// The memory of an output: the input's own, if nothing else uses it. So nobody here may refer to the input.
 uintptr_t Call::same_as_input(int index, const std::vector<int64_t>& shape, uintptr_t input) {
   const int candidate = index + first_tensor;
   int forwarded = -1;

@@ -36,9 +36,10 @@ class Call {
   bool queue_in(srt_context* context);
   srt_request request_of(size_t index);
   void describe(srt_context* context, size_t index, Description& description, srt_request& request);
-
+  void add_splits(int place, srt_request& request);
   Tensor input(int index);
   Tensor output(int index, DataType type, const std::vector<int64_t>& shape, size_t bytes);
+  uintptr_t own_part(srt_context* context, size_t index, std::vector<int64_t> shape, size_t bytes);
   uintptr_t same_as_input(int index, const std::vector<int64_t>& shape, uintptr_t input);
 
   static void on_complete(void* part, srt_status status, const char* error);

@@ -35,6 +35,7 @@ def test_the_death_of_a_rank_comes_out_of_the_others_operations(tmp_path: Path) 
 
 def test_the_digits_example_learns() -> None:
     pytest.importorskip("sklearn")
+    pytest.importorskip("keras", minversion="3")
     finished = run(*hvdrun(2, sys.executable, DIGITS, "--epochs", "3"))
     assert finished.returncode == 0, finished.stdout + finished.stderr
     reports = re.findall(r"epoch +(\d+): loss [\d.]+, test accuracy ([\d.]+)%", finished.stdout)

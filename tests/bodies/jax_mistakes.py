@@ -106,6 +106,13 @@ def what_has_no_derivative() -> None:
 
 
 @case()
+def names_of_several_lines() -> None:
+    for call in (hvd.allreduce, hvd.allgather):
+        refused(lambda call=call: call(jnp.ones(2), name="two\nlines"), "cannot be printed")
+        refused(in_program(lambda x, call=call: call(x, name="two\nlines"), jnp.ones(2)), "cannot be printed")
+
+
+@case()
 def a_barrier_inside_jit() -> None:
     def program(x: Any) -> Any:
         hvd.barrier()
