@@ -102,7 +102,7 @@ class Exchange:
         if current().rank in members and len(members) > 1:
             self._reduce_among(len(members), results, variables)
         if self.factor != 1.0:
-            results = [None if one is None else one * self.factor for one in results]
+            results = [None if one is None else self.backend.scaled(one, self.factor) for one in results]
         return results
 
     def _reduce_among(self, ranks: int, results: list[Any], variables: Sequence[Any]) -> None:
@@ -113,7 +113,7 @@ class Exchange:
             if id(variable) not in own:
                 travelling.append(index)
             elif self.local.scale and results[index] is not None:
-                results[index] = results[index] / ranks
+                results[index] = self.backend.scaled(results[index], 1.0 / ranks)
         # What Keras stores as it is, such as the largest values of 8-bit floats, has no sum.
         stored = [index for index in travelling if id(variables[index]) in overwriting]
         if stored:
@@ -139,13 +139,13 @@ class Exchange:
             is_absent = value is None
             if is_absent:
                 value = keras.ops.zeros(variable.shape, variable.dtype)
-            elif self.sparse_as_dense and not keras.ops.is_tensor(value):
+            elif self.sparse_as_dense and self.backend.is_sparse(value):
                 value = keras.ops.convert_to_tensor(value)
-            if keras.ops.is_tensor(value):
+            if self.backend.is_sparse(value):
+                undo.append(_AS_IT_IS)
+            else:
                 value, context = compression.compress(value)
                 undo.append(context)
-            else:
-                undo.append(_AS_IT_IS)  # the rows of a table
             gradients.append(Gradient(f"{self.prefix}.{index}.{_readable(variable)}", value, is_absent))
         reduced = self.backend.allreduce(f"{self.prefix}.{name}", gradients, how)
         for index, value, context in zip(indices, reduced, undo, strict=True):

@@ -47,6 +47,55 @@ def compiled_fit(optimizer: str) -> None:
 
 
 @case()
+def compiled_by_xla() -> None:
+    if (
+        keras.backend.backend() == "tensorflow"
+    ):  # torch has another compiler, and JAX's programs are all XLA's
+        assert_trained_as_one(OPTIMIZERS["Adam"], jit_compile=True)
+
+
+@case(as_dense=[True, False])
+def an_embedding(as_dense: bool) -> None:
+    """Its gradient is sparse on TensorFlow; ranks have different rows, and some in common."""
+
+    def trained(optimizer: Any, words: Any, eagerly: bool) -> Any:
+        model = keras.Sequential(
+            [keras.Input((2,), dtype="int32"), keras.layers.Embedding(9, 3), keras.layers.Flatten()]
+        )
+        model.set_weights([np.arange(27.0).reshape(9, 3) / 9])
+        model.compile(optimizer, "mse", run_eagerly=eagerly)
+        model.fit(words, np.ones((len(words), 6)), batch_size=len(words) // 2, shuffle=False, verbose=0)
+        return model
+
+    parts = [np.random.default_rng(rank).integers(0, 9, size=(2, 3, 2)) for rank in range(hvd.size())]
+    alone = trained(keras.optimizers.Adam(0.1), np.stack(parts, axis=1).reshape(-1, 2), True)
+    distributed = hvd.DistributedOptimizer(
+        keras.optimizers.Adam(0.1),
+        sparse_as_dense=as_dense,
+        gradient_predivide_factor=2.0,
+        compression=hvd.Compression.none if as_dense else hvd.Compression.fp16,
+    )
+    together = trained(distributed, parts[hvd.rank()].reshape(-1, 2), not as_dense)
+    if as_dense or keras.backend.backend() == "tensorflow":  # rows are not compressed
+        assert_close(together, alone)
+    assert_alike(together.weights)
+
+
+@case(least=2)
+def an_embedding_that_stays_on_a_rank() -> None:
+    """Its sparse gradient is divided by the number of ranks, as the dense ones are."""
+    layer = keras.layers.Embedding(4, 2)
+    model = keras.Sequential([keras.Input((1,), dtype="int32"), layer, keras.layers.Flatten()])
+    model.set_weights([np.zeros((4, 2))])
+    optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(2.0), local_layers=[layer])
+    model.compile(optimizer, "mse", run_eagerly=True)
+    model.train_on_batch(np.full((1, 1), hvd.rank()), np.ones((1, 2)))
+    expected = np.zeros((4, 2))
+    expected[hvd.rank()] = 2.0 / hvd.size()  # the rate times the derivative of the mean of two squares
+    np.testing.assert_array_equal(model.get_weights()[0], expected)
+
+
+@case()
 def several_steps_an_execution() -> None:
     if keras.backend.backend() == "tensorflow":  # the others take one step at a time only
         assert_trained_as_one(OPTIMIZERS["momentum"], steps_per_execution=2)

@@ -1,7 +1,7 @@
 """What depends on the backend that Keras runs on: how gradients get from its tensors to the core and back.
 
-A backend is a module of this package with one function, `allreduce`. Everything else in `sirtaki.keras` is
-the same for all of them.
+A backend is a module of this package with three functions, those of `Backend`. Everything else in
+`sirtaki.keras` is the same for all of them.
 """
 
 from __future__ import annotations
@@ -44,6 +44,14 @@ class Combination(NamedTuple):
 
 class Backend(Protocol):
     """What each module of this package offers."""
+
+    def is_sparse(self, gradient: Any) -> bool:
+        """Whether it is no tensor, but rows of one that can travel as they are."""
+        ...
+
+    def scaled(self, gradient: Any, factor: float) -> Any:
+        """A gradient, sparse or not, times a number."""
+        ...
 
     def allreduce(self, name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:
         """Combines gradients over all ranks of the set, which complete together and are called `name`.

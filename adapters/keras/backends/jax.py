@@ -9,6 +9,16 @@ from sirtaki.jax import grouped_allreduce
 from sirtaki.keras.backends import Combination, Gradient
 
 
+def is_sparse(gradient: Any) -> bool:
+    """Never: derivatives of JAX are dense."""
+    return False
+
+
+def scaled(gradient: Any, factor: float) -> Any:
+    """As `Backend.scaled`."""
+    return gradient * factor
+
+
 def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:
     """As `Backend.allreduce`. What has a gradient is said by the program, so it is the same on all ranks."""
     present = [index for index, one in enumerate(gradients) if not one.is_absent]

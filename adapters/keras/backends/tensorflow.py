@@ -11,10 +11,22 @@ from sirtaki.keras.backends import Combination, Gradient
 from sirtaki.tensorflow import grouped_allreduce
 
 
+def is_sparse(gradient: Any) -> bool:
+    """Whether it is IndexedSlices, as the gradients of embeddings are."""
+    return isinstance(gradient, tf.IndexedSlices)
+
+
+def scaled(gradient: Any, factor: float) -> Any:
+    """As `Backend.scaled`."""
+    if is_sparse(gradient):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
+
+
 def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:
     """As `Backend.allreduce`. What has a gradient is said by the program, so it is the same on all ranks."""
     results: list[Any] = [None] * len(gradients)
-    sparse = [index for index, one in enumerate(gradients) if isinstance(one.value, tf.IndexedSlices)]
+    sparse = [index for index, one in enumerate(gradients) if is_sparse(one.value)]
     for indices, prescale, postscale, suffix in (
         ([i for i, one in enumerate(gradients) if not one.is_absent and i not in sparse], *how[1:3], ""),
         (sparse, 1.0, 1.0, ".sparse"),  # rows are not added up on the way, so nothing can overflow there

@@ -17,6 +17,16 @@ from sirtaki.torch import device
 from sirtaki.torch.tensors import count_write, reducible_view
 
 
+def is_sparse(gradient: Any) -> bool:
+    """Never: Keras' optimizers take dense tensors of torch only, so `allreduce` makes them of sparse ones."""
+    return False
+
+
+def scaled(gradient: Any, factor: float) -> Any:
+    """As `Backend.scaled`."""
+    return gradient * factor
+
+
 @torch.compiler.disable
 def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:
     """As `Backend.allreduce`. Each gradient negotiates by its own name: ranks may lack different ones."""
