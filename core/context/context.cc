@@ -162,7 +162,7 @@ Status Context::begin_join(const Signature& signature) {
 void Context::take_back(const Ticket* handles, int32_t count) {
   for (int32_t i = 0; i < count; ++i) {
     if (HandleEntry* entry = handles_.open_entry(handles[i])) {
-      entry->on_complete = nullptr;
+      handles_.forget_hook(*entry);
       if (entry->signature->kind == Kind::join) sets_.find(entry->signature->process_set)->is_joined = false;
     }
     handles_.end(handles[i], {SRT_INVALID_ARGUMENT, "another request of the batch was refused"});

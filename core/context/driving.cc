@@ -31,11 +31,14 @@ bool Engine::drive(const std::function<bool()>& done, Nanoseconds deadline, bool
       look = false;
       busy_at = moment;
       const auto lock = parts_.handles.lock();
+      if (!is_engine && parts_.handles.has_completions()) parts_.sleeper.ring_engine();
       if (done()) return true;
     }
     if (moment >= deadline) return false;
     if (parts_.neighbours) parts_.neighbours->ring_due(moment);
-    const bool worth_polling = !is_engine || !parts_.execution.executor().is_idle();
+    // Native callers wait for their hooks; one that has just got its own soon comes with the next operation.
+    const bool for_hooks = is_engine && (parts_.handles.awaits_hooks() || moment - hooked_at_ < patience);
+    const bool worth_polling = !is_engine || for_hooks || !parts_.execution.executor().is_idle();
     const bool is_for_device = awaits_device() && moment - moved_at_ >= patience;
     if (!is_for_device && (busy_at == moment || (worth_polling && moment - busy_at < patience))) {
       relax(moment - busy_at);
@@ -99,7 +102,7 @@ void Engine::leave() {
 }
 
 void Engine::run() {
-  const auto until_stopped = [this] { return stopping_.load(std::memory_order_relaxed); };
+  const auto is_over = [this] { return stopping_.load(std::memory_order_relaxed) || parts_.handles.has_completions(); };
   while (!stopping_) {
     bool is_driver = driver_.try_lock();
     if (!is_driver) {
@@ -108,7 +111,7 @@ void Engine::run() {
     }
     Nanoseconds until = now() + longest_sleep;
     if (is_driver) {
-      drive(until_stopped, never, true);
+      if (drive(is_over, never, true) && parts_.neighbours) parts_.neighbours->ring_all();
       parts_.sleeper.set_attention(parts_.execution.executor().is_idle() ? Attention::idle : Attention::engine_sleeps);
       if (must_not_sleep()) until = 0;
       else until = next_due(now());
@@ -118,19 +121,20 @@ void Engine::run() {
       const auto lock = parts_.handles.lock();
       parts_.handles.wake_waiters();
     }
-    run_completions();
-    if (until && !stopping_) parts_.sleeper.engine_sleep(until);
+    if (run_completions()) hooked_at_ = now();
+    else if (until && !stopping_) parts_.sleeper.engine_sleep(until);
   }
 }
 
 // Native callers' hooks run here: on the engine's own thread, without the driver's role or any lock.
-void Engine::run_completions() {
+bool Engine::run_completions() {
   std::vector<Completion> completions;
   {
     const auto lock = parts_.handles.lock();
     completions = parts_.handles.take_completions();
   }
   for (const Completion& done : completions) done.hook(done.user, done.status.code(), done.error.c_str());
+  return !completions.empty();
 }
 
 }  // namespace sirtaki

@@ -107,7 +107,7 @@ class Engine {
   void relax(Nanoseconds idle_for) const;
   Nanoseconds next_due(Nanoseconds moment) const;
   void run();
-  void run_completions();
+  bool run_completions();
   std::string oldest_waiting();
   Whereabouts whereabouts();
 
@@ -119,6 +119,7 @@ class Engine {
 
   std::mutex driver_;            // whoever holds it drives
   std::thread thread_;
+  Nanoseconds hooked_at_ = 0;    // when its last hook had been run; the engine's thread's own
   std::atomic<bool> stopping_{false}, flush_wanted_{false}, has_submissions_{false};
   std::atomic<bool> dead_{false}, abort_wanted_{false}, shut_down_{false};
   bool forked_ = false;

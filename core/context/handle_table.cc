@@ -23,6 +23,7 @@ Ticket HandleTable::open(HandleEntry entry) {
       observer_.submitted({signature.name, kind_name(signature.kind), signature.process_set, signature.bytes()});
   places_[index].entry = std::make_unique<HandleEntry>(std::move(entry));
   ++unfinished_;
+  if (places_[index].entry->on_complete) ++hooks_;
   // 31 bits of generation keep the handle a positive int64.
   const Ticket handle = static_cast<Ticket>(places_[index].generation & 0x7fffffff) << 32 | (index + 1);
   memory_.add(handle, places_[index].entry->memory_use());
@@ -55,10 +56,18 @@ void HandleTable::end(Ticket handle, const Status& status) {
   entry.status = status;
   observer_.ended(entry.record, entry.planned, status.code());
   if (!status.is_ok()) entry.error = format("'%s': %s", entry.signature->name.c_str(), status.text());
-  if (entry.on_complete) completions_.push_back({entry.on_complete, entry.user, status, entry.error});
+  if (entry.on_complete) {
+    completions_.push_back({entry.on_complete, entry.user, status, entry.error});
+    --hooks_;
+  }
   let_go_of(entry, handle);
   if (waiters_) changed_.notify_all();
   if (entry.released) discard(handle);
+}
+
+void HandleTable::forget_hook(HandleEntry& entry) {
+  if (entry.on_complete) --hooks_;
+  entry.on_complete = nullptr;
 }
 
 void HandleTable::let_go(Ticket handle) {

@@ -89,6 +89,8 @@ class HandleTable {
   bool any_unfinished() const { return unfinished_ > 0; }
   std::vector<Completion> take_completions() { return std::move(completions_); }
   bool has_completions() const { return !completions_.empty(); }
+  void forget_hook(HandleEntry& entry);  // it will not be called
+  bool awaits_hooks() const { return hooks_.load(std::memory_order_relaxed) > 0; }  // needs no lock
 
   // Names in flight. A name that is taken either refuses the newcomer or lets it wait its turn.
   bool is_name_taken(const Signature& signature) const;
@@ -145,6 +147,7 @@ class HandleTable {
   MemoryRanges memory_;
   std::map<Series, int64_t> numbers_;
   std::vector<Completion> completions_;
+  std::atomic<int64_t> hooks_{0};  // of operations in flight
 };
 
 }  // namespace sirtaki

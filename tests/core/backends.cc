@@ -244,6 +244,43 @@ TEST(hooks_are_called_once_from_the_engines_thread) {
   }
 }
 
+// A waiting caller drives the engine; the engine's thread, which calls hooks, must not sleep on until it has finished.
+TEST(hooks_are_called_while_a_caller_waits_for_something_else) {
+  constexpr int rounds = 10;
+  World ranks(2, {});
+  std::atomic<int> called{0};
+  const Nanoseconds start = now();
+  ranks.run([&](int rank, Context& context) {
+    Hook hook;
+    const int64_t count = 4;
+    std::vector<float> early(4), late(4);
+    srt_request request = in_place(SRT_ALLREDUCE, "early", early, count, DType::float32);
+    request.on_complete = Hook::complete;
+    request.user = &hook;
+    const srt_request awaited = in_place(SRT_ALLREDUCE, "late", late, count, DType::float32);
+    std::thread watcher;
+    if (rank == 0)
+      watcher = std::thread([&] {
+        for (; called < rounds; ++called)
+          if (!hook.wait_for(called + 1)) return;
+      });
+    for (int round = 0; round < rounds; ++round) {
+      Ticket handles[2];
+      if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(10));  // rank 0 waits, and drives
+      CHECK_EQUAL(context.enqueue(&request, 1, &handles[0]).code(), SRT_OK);
+      for (int i = 0; rank == 1 && i < 3000 && called <= round; ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      CHECK_EQUAL(context.enqueue(&awaited, 1, &handles[1]).code(), SRT_OK);
+      CHECK_EQUAL(context.wait(handles, 2, seconds(30)).code(), SRT_OK);
+      context.release(handles, 2);
+    }
+    if (rank == 0) watcher.join();
+    CHECK(hook.wait_for(rounds));
+  });
+  CHECK_EQUAL(called.load(), rounds);
+  CHECK(now() - start < seconds(5));  // it is some tenths of one; a thread that sleeps on makes it ten
+}
+
 TEST(a_hook_brings_the_memory_of_a_ragged_output) {
   World ranks(3, {});
   ranks.run([&](int rank, Context& context) {
