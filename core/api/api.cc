@@ -159,8 +159,16 @@ srt_status srt_enqueue(srt_context* c, const srt_request* requests, int32_t coun
 srt_status srt_run(srt_context* c, const srt_request* requests, int32_t count, int32_t timeout_ms, srt_handle* out,
                    srt_error* error) {
   return guarded(error, [&]() -> Status {
-    SIRTAKI_TRY(c->context->enqueue(requests, count, reinterpret_cast<Ticket*>(out), true));
+    SIRTAKI_TRY(c->context->enqueue(requests, count, reinterpret_cast<Ticket*>(out), Context::Manner::wait_at_once));
     return c->context->wait(tickets(out), count, from_milliseconds(timeout_ms));
+  });
+}
+srt_status srt_start_operations(srt_context* c, const srt_request* requests, int32_t count, srt_handle* out,
+                                srt_error* error) {
+  return guarded(error, [&]() -> Status {
+    bool have_ended = false;
+    SIRTAKI_TRY(c->context->start_operations(requests, count, reinterpret_cast<Ticket*>(out), have_ended));
+    return have_ended ? Status::ok() : Status(SRT_IN_PROGRESS, "");
   });
 }
 void srt_flush(srt_context* c) {

@@ -13,6 +13,9 @@ int32_t give(const std::vector<T>& values, T* out, int32_t capacity) {
 }
 
 constexpr Nanoseconds longest_farewell = seconds(2);  // of communicators, to ranks that shut down later
+constexpr Nanoseconds longest_attempt = microseconds(200);  // as long as it takes to wake threads, there and back
+constexpr int64_t most_attempted_elements = 16'384;
+constexpr int32_t most_attempted_requests = 16;
 
 RankPlace place_of(const srt_peer& peer) { return {printable(peer.host ? peer.host : "?", 64), peer.pid}; }
 
@@ -20,6 +23,16 @@ bool names_gpu(const srt_request& request) { return request.struct_size >= sizeo
 
 bool has_memory_on_gpu(const srt_request& request) {
   return names_gpu(request) && request.kind <= SRT_SEND && request.kind != SRT_BARRIER;
+}
+
+// Whether it can end within a moment, if all ranks are there. What makes no sense is refused where it is looked at.
+bool is_small(const srt_request& request) {
+  if (names_gpu(request)) return false;
+  int64_t elements = 1;
+  for (int32_t i = 0; i < std::min(request.dimensions, 16) && request.shape; ++i)
+    elements = std::min(elements * std::clamp<int64_t>(request.shape[i], 0, most_attempted_elements + 1),
+                        most_attempted_elements + 1);
+  return elements <= most_attempted_elements;
 }
 
 std::string name_of(int32_t rank, const RankPlace& place) {
@@ -66,20 +79,39 @@ Status Context::usable() const {
   return engine_->death();
 }
 
-Status Context::enqueue(const srt_request* requests, int32_t count, Ticket* out, bool waits_at_once) {
+Status Context::enqueue(const srt_request* requests, int32_t count, Ticket* out, Manner manner) {
   if (count < 1 || !requests || !out) return {SRT_INVALID_ARGUMENT, "a batch has at least one request"};
   out[0] = 0;
   SIRTAKI_TRY(usable());
   Inputs inputs;
   SIRTAKI_TRY(mark_inputs(requests, count, inputs));
   Engine::Nudge nudge = Engine::Nudge::none;
-  SIRTAKI_TRY(open_all(requests, count, std::move(inputs), out, nudge));
+  SIRTAKI_TRY(open_all({requests, count, out, manner}, std::move(inputs), nudge));
   // A hook is called by the engine's thread, which a world of one starts only now.
   const bool has_hook = std::any_of(requests, requests + count,
                                     [](const srt_request& request) { return request.on_complete != nullptr; });
   if (has_hook) std::call_once(thread_started_, [this] { engine_->start_thread(); });
-  if (!waits_at_once) engine_->nudge(nudge);
+  if (manner == Manner::leave) engine_->nudge(nudge);
   return Status::ok();
+}
+
+Status Context::start_operations(const srt_request* requests, int32_t count, Ticket* out, bool& have_ended) {
+  have_ended = false;
+  const bool are_few = count >= 1 && count <= most_attempted_requests;
+  if (!are_few || !std::all_of(requests, requests + count, is_small) || !attempts_.begin()) {
+    SIRTAKI_TRY(enqueue(requests, count, out));
+    engine_->flush();
+    return Status::ok();
+  }
+  const Status status = enqueue(requests, count, out, Manner::attempt);
+  if (status.is_ok()) {
+    std::ignore = wait(out, count, longest_attempt);  // each handle says how it has ended
+    const auto lock = handles_.lock();
+    have_ended = handles_.end_attempt(out, count);
+  }
+  attempts_.end(have_ended);
+  if (status.is_ok() && !have_ended) engine_->flush();
+  return status;
 }
 
 // One event serves what comes from one stream.
@@ -108,7 +140,8 @@ Status Context::give_up(const Status& status) {
   return status;
 }
 
-Status Context::open_all(const srt_request* requests, int32_t count, Inputs inputs, Ticket* out, Engine::Nudge& nudge) {
+Status Context::open_all(const Batch& batch, Inputs inputs, Engine::Nudge& nudge) {
+  const auto [requests, count, out, manner] = batch;
   inputs.resize(static_cast<size_t>(count));
   const auto lock = handles_.lock();
   observer_.set_moment(now());
@@ -123,6 +156,7 @@ Status Context::open_all(const srt_request* requests, int32_t count, Inputs inpu
     out[0] = 0;
     return status;
   }
+  for (int32_t i = 0; i < count && manner == Manner::attempt; ++i) handles_.open_entry(out[i])->is_attempted = true;
   nudge = engine_->submit(out, count);
   return Status::ok();
 }

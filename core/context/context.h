@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "context/attempts.h"
 #include "context/engine.h"
 #include "context/submission.h"
 #include "data/operation.h"
@@ -26,7 +27,11 @@ class Context {
   Status start();
 
   // A caller that waits at once needs neither timer nor thread.
-  Status enqueue(const srt_request* requests, int32_t count, Ticket* out, bool waits_at_once = false);
+  enum class Manner { leave, wait_at_once, attempt };
+  Status enqueue(const srt_request* requests, int32_t count, Ticket* out, Manner manner = Manner::leave);
+  // For callers that have hooks and must not wait. Small operations may have ended when it returns: then no hook is
+  // called for any of them.
+  Status start_operations(const srt_request* requests, int32_t count, Ticket* out, bool& have_ended);
   Status wait(const Ticket* handles, int32_t count, Nanoseconds timeout);
   Status wait_on_stream(const Ticket* handles, int32_t count, uintptr_t stream, Nanoseconds timeout);
   Status poll(Ticket handle);
@@ -61,7 +66,13 @@ class Context {
   using Inputs = std::vector<GpuEventPtr>;
   Status give_up(const Status& status);
   Status mark_inputs(const srt_request* requests, int32_t count, Inputs& inputs);
-  Status open_all(const srt_request* requests, int32_t count, Inputs inputs, Ticket* out, Engine::Nudge& nudge);
+  struct Batch {
+    const srt_request* requests;
+    int32_t count;
+    Ticket* out;
+    Manner manner;
+  };
+  Status open_all(const Batch& batch, Inputs inputs, Engine::Nudge& nudge);
   Status open_one(const srt_request& request, GpuEventPtr input, Ticket& out);
   Status begin_join(const Signature& signature);
   void add_backends();
@@ -95,6 +106,7 @@ class Context {
   std::unique_ptr<FailureReport> failure_report_;
   std::unique_ptr<Engine> engine_;  // nullptr before start
   std::once_flag thread_started_;
+  Attempts attempts_;
   std::string death_text_;
   bool forked_ = false;
 };

@@ -1,5 +1,6 @@
 #include "context/handle_table.h"
 
+#include <algorithm>
 #include <chrono>
 
 namespace sirtaki {
@@ -56,13 +57,27 @@ void HandleTable::end(Ticket handle, const Status& status) {
   entry.status = status;
   observer_.ended(entry.record, entry.planned, status.code());
   if (!status.is_ok()) entry.error = format("'%s': %s", entry.signature->name.c_str(), status.text());
-  if (entry.on_complete) {
-    completions_.push_back({entry.on_complete, entry.user, status, entry.error});
-    --hooks_;
-  }
+  if (!entry.is_attempted) call_hook(entry);
   let_go_of(entry, handle);
   if (waiters_) changed_.notify_all();
   if (entry.released) discard(handle);
+}
+
+void HandleTable::call_hook(HandleEntry& entry) {
+  if (entry.on_complete) completions_.push_back({entry.on_complete, entry.user, entry.status, entry.error});
+  forget_hook(entry);
+}
+
+bool HandleTable::end_attempt(const Ticket* handles, int32_t count) {
+  const bool have_ended =
+      std::all_of(handles, handles + count, [this](Ticket handle) { return find(handle)->finished; });
+  for (int32_t i = 0; i < count; ++i) {
+    HandleEntry& entry = *find(handles[i]);
+    entry.is_attempted = false;
+    if (have_ended) forget_hook(entry);
+    else if (entry.finished) call_hook(entry);
+  }
+  return have_ended;
 }
 
 void HandleTable::forget_hook(HandleEntry& entry) {

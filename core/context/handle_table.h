@@ -38,6 +38,7 @@ struct HandleEntry {
   srt_complete_hook on_complete = nullptr;
   srt_allocate_hook allocate = nullptr;
   void* user = nullptr;
+  bool is_attempted = false;    // the submitting thread still tries to end it by itself, without a hook
 
   uint64_t record = 0;          // of the observer
   bool has_turn = false;        // it holds its name; else it waits for another of the same name
@@ -90,6 +91,8 @@ class HandleTable {
   std::vector<Completion> take_completions() { return std::move(completions_); }
   bool has_completions() const { return !completions_.empty(); }
   void forget_hook(HandleEntry& entry);  // it will not be called
+  // An attempt is over. True if all have ended; no hook is called then, else those of all are.
+  bool end_attempt(const Ticket* handles, int32_t count);
   bool awaits_hooks() const { return hooks_.load(std::memory_order_relaxed) > 0; }  // needs no lock
 
   // Names in flight. A name that is taken either refuses the newcomer or lets it wait its turn.
@@ -130,6 +133,7 @@ class HandleTable {
 
   static NameKey key_of(const Signature& signature) { return {signature.process_set, signature.kind, signature.name}; }
   Place* place_of(Ticket handle);
+  void call_hook(HandleEntry& entry);
   void let_go_of(HandleEntry& entry, Ticket handle);
   void pass_name_on(const HandleEntry& entry, Ticket handle);
   void discard(Ticket handle);

@@ -214,6 +214,9 @@ srt_status srt_enqueue(srt_context *, const srt_request *, int32_t count, srt_ha
 /* Enqueue and wait, without waking the engine. SRT_IN_PROGRESS leaves valid handles; any other failure to
  * queue leaves none (out[0] is 0). The status is that of the first handle that failed. */
 srt_status srt_run(srt_context *, const srt_request *, int32_t count, int32_t timeout_ms, srt_handle *out, srt_error *);
+/* For native callers that must not wait, and whose requests have hooks. SRT_IN_PROGRESS: the hooks will be called.
+ * SRT_OK: all ended within microseconds, well or badly, and no hook is called. Anything else: nothing was queued. */
+srt_status srt_start_operations(srt_context *, const srt_request *, int32_t count, srt_handle *out, srt_error *);
 void srt_flush(srt_context *);                                /* do not wait for more: negotiate what is queued */
 srt_status srt_poll(srt_context *, srt_handle);               /* SRT_IN_PROGRESS, or how it ended */
 /* Waits for all of them; the status is that of the first handle that failed. */

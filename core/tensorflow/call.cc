@@ -105,13 +105,18 @@ bool Call::queue_in(srt_context* context) {
     if (!status_.is_ok()) return false;
   }
   srt_error error{};
-  const srt_status status = srt_enqueue(context, requests.data(), static_cast<int32_t>(count), handles_.data(), &error);
+  const auto total = static_cast<int32_t>(count);
+  const srt_status status = srt_start_operations(context, requests.data(), total, handles_.data(), &error);
+  if (status == SRT_IN_PROGRESS) return true;
   if (status == SRT_OK) {
-    srt_flush(context);
-    return true;
+    for (const srt_handle handle : handles_)
+      if (const srt_status ended = srt_poll(context, handle); ended != SRT_OK)
+        status_.fail(code_of(ended), srt_handle_error(context, handle));
+    take_results();
+  } else {
+    handles_.clear();
+    status_.fail(code_of(status), error.text);
   }
-  handles_.clear();
-  status_.fail(code_of(status), error.text);
   return false;
 }
 

@@ -1,4 +1,4 @@
-// What compiled programs call. On the CPU the results come later, so that no thread of XLA's is ever blocked: whatever
+// What compiled programs call. On the CPU the results come later, so that no thread of XLA's waits for a rank: whatever
 // starts in whatever order on whichever rank, it all goes on. On a GPU they come in the stream.
 #include <exception>
 

@@ -52,13 +52,16 @@ Status XlaPending::start(srt_context* context, const XlaApi& api, XlaCall call, 
   auto* pending = new XlaPending(context, api, made.future, std::move(call));
   srt_error error;
   // The last hook deletes it, which may be before this returns.
-  if (srt_enqueue(context, pending->call_.requests().data(), count, pending->handles_.data(), &error) != SRT_OK) {
+  const srt_status status =
+      srt_start_operations(context, pending->call_.requests().data(), count, pending->handles_.data(), &error);
+  if (status == SRT_IN_PROGRESS) return Status::ok();
+  if (status == SRT_OK) {
+    pending->note_failures();
+  } else {
     pending->handles_.clear();
     pending->note({error.status, error.text});
-    pending->finish();
-    return Status::ok();
   }
-  srt_flush(context);
+  pending->finish();
   return Status::ok();
 }
 
@@ -79,6 +82,13 @@ uintptr_t XlaPending::allocate(void* user, const srt_tensor* output) {
                 static_cast<unsigned long long>(output->bytes), static_cast<unsigned long long>(part.result.bytes))});
   part.elsewhere.reset(new (std::nothrow) char[output->bytes]);
   return reinterpret_cast<uintptr_t>(part.elsewhere.get());
+}
+
+// Of operations that have ended without a hook.
+void XlaPending::note_failures() {
+  for (const srt_handle handle : handles_)
+    if (const srt_status status = srt_poll(context_, handle); status != SRT_OK)
+      note({status, srt_handle_error(context_, handle)});
 }
 
 // Only the first failure counts; the last hook reads it.

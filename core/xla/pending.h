@@ -33,6 +33,7 @@ class XlaPending {
   static void complete(void* part, srt_status status, const char* error);
   static uintptr_t allocate(void* part, const srt_tensor* output);
   void note(const Status& failure);
+  void note_failures();
   void finish();
 
   srt_context* context_;

@@ -244,6 +244,59 @@ TEST(hooks_are_called_once_from_the_engines_thread) {
   }
 }
 
+TEST(what_ends_at_once_calls_no_hook_and_what_does_not_calls_one) {
+  for (int size : {1, 2, 3}) {
+    constexpr int operations = 300;
+    World ranks(size, {});
+    ranks.run([&](int rank, Context& context) {
+      const int64_t count = 5;
+      Hook hook;
+      int at_once = 0;
+      for (int i = 0; i < operations; ++i) {
+        std::vector<float> data(static_cast<size_t>(count), static_cast<float>(rank + i));
+        srt_request request = in_place(SRT_ALLREDUCE, "loop", data, count, DType::float32);
+        request.on_complete = Hook::complete;
+        request.user = &hook;
+        if (rank && i % 100 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));  // too late for an attempt
+        Ticket handle;
+        bool has_ended = false;
+        CHECK_EQUAL(context.start_operations(&request, 1, &handle, has_ended).code(), SRT_OK);
+        if (has_ended) CHECK_EQUAL(context.poll(handle).code(), SRT_OK);
+        else CHECK(hook.wait_for(i + 1 - at_once));
+        at_once += has_ended;
+        CHECK_EQUAL(data[4], static_cast<float>(size * i + size * (size - 1) / 2));
+        context.release(&handle, 1);
+      }
+      CHECK_EQUAL(hook.calls.load() + at_once, operations);
+      if (size == 1) CHECK_EQUAL(at_once, operations);
+      if (size > 1 && rank == 0) CHECK(hook.calls.load() >= 3);
+    });
+  }
+}
+
+TEST(a_refused_batch_leaves_nothing_behind_an_attempt) {
+  World ranks(1, {});
+  ranks.run([&](int, Context& context) {
+    const int64_t count = 3;
+    std::vector<float> data(3, 1);
+    Hook hook;
+    srt_request requests[2];
+    for (srt_request& request : requests) {
+      request = in_place(SRT_ALLREDUCE, "same memory", data, count, DType::float32);
+      request.on_complete = Hook::complete;
+      request.user = &hook;
+    }
+    Ticket handles[2];
+    bool have_ended = false;
+    CHECK_EQUAL(context.start_operations(requests, 2, handles, have_ended).code(), SRT_INVALID_ARGUMENT);
+    CHECK(!have_ended);
+    CHECK_EQUAL(context.start_operations(requests, 1, handles, have_ended).code(), SRT_OK);
+    CHECK(have_ended);
+    context.release(handles, 1);
+    CHECK_EQUAL(hook.calls.load(), 0);
+  });
+}
+
 // A waiting caller drives the engine; the engine's thread, which calls hooks, must not sleep on until it has finished.
 TEST(hooks_are_called_while_a_caller_waits_for_something_else) {
   constexpr int rounds = 10;

@@ -1,0 +1,31 @@
+// Whether to try to end an operation in the thread that submits it, before the engine's thread takes over.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace sirtaki {
+
+// Waking the engine's thread and being woken by it takes longer than a small operation does between ranks that come
+// together. So a thread that must not wait tries for as long as that takes, while it pays: after three failures in a
+// row only one operation of many is tried. One thread tries at a time; what others submit meanwhile is independent.
+class Attempts {
+ public:
+  bool begin() {
+    const int32_t before = credit_.load(std::memory_order_relaxed);
+    if (before < 0) credit_.store(before + 1, std::memory_order_relaxed);  // a lost update does no harm
+    return before >= 0 && !is_one_made_.exchange(true, std::memory_order_relaxed);
+  }
+  void end(bool has_succeeded) {
+    const int32_t left = has_succeeded ? full : credit_.load(std::memory_order_relaxed) - 1;
+    credit_.store(left < 0 ? pause : left, std::memory_order_relaxed);
+    is_one_made_.store(false, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr int32_t full = 2, pause = -64;  // operations that are not tried after failures
+  std::atomic<int32_t> credit_{full};
+  std::atomic<bool> is_one_made_{false};
+};
+
+}  // namespace sirtaki
