@@ -10,6 +10,6 @@ def check() -> None:
     version = getattr(keras, "__version__", "of unknown version")
     if not version.startswith("3."):
         raise ImportError(
-            f"sirtaki.keras serves Keras 3, and this is Keras {version}: pip install 'keras>=3.10'. Models of "
-            "Keras 2 (tf_keras, TF_USE_LEGACY_KERAS) cannot be trained with it"
+            f"sirtaki.keras serves Keras 3, and this is Keras {version}: pip install 'keras>=3.10'. Models "
+            "of Keras 2 (tf_keras, TF_USE_LEGACY_KERAS) cannot be trained with it"
         )
