@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import textwrap
 from pathlib import Path
 
@@ -154,23 +153,25 @@ def test_nothing_is_left_of_a_world(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_of_a_killed_job(tmp_path: Path) -> None:
-    shared = set(os.listdir("/dev/shm"))
-    keys = {name for name in os.listdir(tempfile.gettempdir()) if "sirtaki" in name}
+    folder = tmp_path / "folder"  # other tests run at the same time
+    folder.mkdir()
     ended = run(
         tmp_path,
         """
         if hvd.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        print("pid", os.getpid(), flush=True)
+        print("pid", os.getpid(), os.environ["TMPDIR"], flush=True)
         time.sleep(60)
         """,
         3,
+        TMPDIR=str(folder),
     )
     assert ended.returncode == 128 + 9, ended
-    for pid in re.findall(r"pid (\d+)$", ended.stdout, re.MULTILINE):
+    assert str(folder) in ended.stdout
+    for pid in re.findall(r"pid (\d+) ", ended.stdout):
         assert not Path("/proc", pid).exists()
-    assert set(os.listdir("/dev/shm")) == shared
-    assert {name for name in os.listdir(tempfile.gettempdir()) if "sirtaki" in name} == keys
+    assert list(folder.iterdir()) == []
+    assert not [name for name in os.listdir("/dev/shm") if "sirtaki" in name]
 
 
 def test_an_environment_that_outlived_its_job_is_named(tmp_path: Path) -> None:
