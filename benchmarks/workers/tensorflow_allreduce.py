@@ -20,6 +20,8 @@ from common.measure import timed
 import sirtaki.tensorflow as hvd
 
 WARM_UP_CALLS = 3
+CHAINED = 10
+SMALL_BYTES = 64 * 1024
 
 
 def strategy(ports: list[int]) -> tf.distribute.MultiWorkerMirroredStrategy:
@@ -48,7 +50,19 @@ class Rank:
         self._calls = {"sirtaki": self._of_sirtaki(source), "MWMS": self._of_strategy(source)}
         for call in self._calls.values():
             check("allreduce", np.asarray(call()), count, hvd.rank(), hvd.size())
+        if size <= SMALL_BYTES:
+            self._calls["alone"] = tf.function(lambda: source + 1)
+            self._calls["chained"] = self._chain(source)
         return list(self._calls)
+
+    def _chain(self, source: tf.Tensor) -> Callable[[], Any]:
+        def average_often() -> tf.Tensor:
+            value = source
+            for _ in range(CHAINED):
+                value = hvd.allreduce(value)
+            return value
+
+        return tf.function(average_often)
 
     def _of_sirtaki(self, source: tf.Tensor) -> Callable[[], Any]:
         return tf.function(lambda: hvd.allreduce(source, op=hvd.Sum))
