@@ -80,6 +80,7 @@ def error_on_one_rank() -> None:
 def interrupted_wait() -> None:
     """Ctrl-C ends a wait in backward(), not the exchange: dropping the gradients lets it end."""
     model, optimizer = start()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run in the background
     if hvd.rank() == 0:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
