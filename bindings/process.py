@@ -105,6 +105,9 @@ def _join(world: World) -> Context:
     _rank.client = StoreClient.connect(address, world.job, mine, world.start_timeout)
     try:
         return Join(world, _rank.generation, _rank.client, config).run()
+    except Exception as error:
+        _close_client("peer_lost" if _rank.client.was_told else "aborted", str(error))
+        raise
     except BaseException:
         _close_client("")
         raise
@@ -130,11 +133,11 @@ def _tell_refusals(event: StoreEvent) -> None:
         sys.stderr.write(f"sirtaki: the rendezvous of rank 0 reports that {describe(event)}\n")
 
 
-def _close_client(event: str) -> None:
+def _close_client(event: str, text: str = "") -> None:
     client, _rank.client = _rank.client, None
     if client is not None:
         if event and not _rank.aborted:
-            client.report(event)
+            client.report(event, text)
         client.close()
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sirtaki._core._version import VERSION
+from sirtaki._core.bootstrap.address import unix_address
 from sirtaki._core.bootstrap.handshake import BootstrapError, Job
 from sirtaki._core.bootstrap.key import write_key
 from sirtaki._core.bootstrap.store_server import StoreServer
@@ -88,7 +89,7 @@ class _Launch:
         folder = Path(make_private_folder(self._guard))
         key_file = str(folder / "key")
         job = Job(secrets.token_hex(8), len(places), write_key(key_file), VERSION)
-        server = self._make_server(job, several_hosts=bool(remotes))
+        server = self._make_server(job, str(folder), several_hosts=bool(remotes))
         epilogue = self._make_epilogue(len(places), folder, bool(remotes))
         self._inquiry = Inquiry(settings.start_timeout)
         ranks: dict[int, Rank] = {}
@@ -124,9 +125,13 @@ class _Launch:
         remotes = connection.reach(hosts, settings.command[0], self._bell, self._guard)
         return remotes, fill(with_slots(hosts, remotes, count_gpus()), settings.size)
 
-    def _make_server(self, job: Job, several_hosts: bool) -> StoreServer:
-        """Ranks of this host come over a Unix socket, others over any of this machine's addresses."""
-        address = f"unix:@sirtaki-{job.id}"
+    def _make_server(self, job: Job, folder: str, several_hosts: bool) -> StoreServer:
+        """Ranks of this host come over a Unix socket, others over any of this machine's addresses.
+
+        The abstract socket is for another init() after the system has cleaned the job's folder away.
+        """
+        name = f"sirtaki-{job.id}"
+        address = ",".join(dict.fromkeys([unix_address(name, folder), unix_address(name)]))
         if several_hosts:
             address += ",[::]:0" if socket.has_dualstack_ipv6() else ",0.0.0.0:0"
         settings = self._settings

@@ -1,5 +1,5 @@
-"""Where something listens, as text: "unix:@name" (an abstract Unix socket), "host:port" or "[IPv6
-address]:port".
+"""Addresses of listeners, as text: "unix:/path", "unix:@name" (an abstract Unix socket), "host:port" or
+"[IPv6 address]:port".
 
 Several addresses of one and the same listener are separated by commas: whoever connects tries all of them.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import socket
 from collections.abc import Sequence
 
 from .handshake import BootstrapError
 from .interfaces import local_addresses, plain
 
-_UNIX = "unix:@"
+_UNIX = "unix:"
+_PATH_LIMIT = 100  # bytes; the system allows 107 (unix(7)), and ranks accept no longer name from each other
 _BACKLOG = 512
 KEY_ADVICE = (
     "write one with `python -c 'import secrets; print(secrets.token_hex(32))' > key && chmod 600 key` and "
@@ -35,13 +37,26 @@ def is_unix(address: str) -> bool:
     return address.startswith(_UNIX)
 
 
-def unix_address(name: str) -> str:
-    return _UNIX + name
+def is_abstract(address: str) -> bool:
+    """Whether it is a Unix socket without a file."""
+    return address.startswith(f"{_UNIX}@")
+
+
+def unix_address(name: str, folder: str = "") -> str:
+    """A Unix socket: a file in `folder`, which only its user may open, so that no other user can reach it.
+
+    Without a folder, and where its path is too long for an address, it is an abstract one, to which any local
+    process can connect.
+    """
+    path = os.path.join(folder, name)
+    fits = path.isascii() and path.isprintable() and "," not in path and len(path) <= _PATH_LIMIT - len(_UNIX)
+    return f"{_UNIX}{path}" if folder and fits else f"{_UNIX}@{name}"
 
 
 def unix_path(address: str) -> str:
-    """What the socket functions call an abstract Unix socket."""
-    return "\0" + address[len(_UNIX) :]
+    """The name by which the socket functions know a Unix socket."""
+    name = address[len(_UNIX) :]
+    return "\0" + name[1:] if name.startswith("@") else name
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -109,7 +124,7 @@ def addresses_of(listening: socket.socket, interfaces: Sequence[str] = ()) -> li
     """
     name = listening.getsockname()
     if listening.family == socket.AF_UNIX:
-        return [unix_address(bytes(name).decode().removeprefix("\0"))]
+        return [_UNIX + (name if isinstance(name, str) else "@" + bytes(name).decode().removeprefix("\0"))]
     host, port = name[0], name[1]
     if not ipaddress.ip_address(host).is_unspecified:
         return [join_address(host, port)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import struct
@@ -22,9 +23,10 @@ class Arrival:
     def __init__(self, connection: socket.socket, conversation: Conversation, patience_ends: float) -> None:
         connection.setblocking(False)
         self.socket = connection
-        self.source, self.origin = _origin(connection)  # the machine; with its port, for messages
+        self.source, self.origin = _origin(connection)  # the network it is counted under; for messages
         self.patience_ends = patience_ends  # time.monotonic(), for the proof
         self.peer: Identity | None = None  # who it has proved to be
+        self.has_answered = False  # its first message has come
         self.incoming = bytearray()
         self.outgoing = bytearray()
         self._conversation = conversation
@@ -53,6 +55,7 @@ class Arrival:
         while self.peer is None and len(self.incoming) >= self._wanted:
             answer = bytes(self.incoming[: self._wanted])
             del self.incoming[: self._wanted]
+            self.has_answered = True
             try:
                 data, self._wanted = self._conversation.send(answer)
                 self.outgoing += data
@@ -73,4 +76,12 @@ def _origin(connection: socket.socket) -> tuple[str, str]:
         return "somewhere", "somewhere"
     if not isinstance(name, tuple):
         return "this machine", "this machine"
-    return plain(name[0]), f"{plain(name[0])} port {name[1]}"
+    return _network(plain(name[0])), f"{plain(name[0])} port {name[1]}"
+
+
+def _network(address: str) -> str:
+    """The part of an address that its owner cannot choose: a host may use all of an IPv6 /64 (RFC 4291)."""
+    number = ipaddress.ip_address(address.split("%")[0])
+    if number.version == 4:
+        return address
+    return str(ipaddress.ip_network((int(number) >> 64 << 64, 64)))

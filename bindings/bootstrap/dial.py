@@ -1,8 +1,8 @@
-"""Connecting to who listens at one of several addresses, and making sure that it is who it should be.
+"""Connecting to the right process at one of several addresses, and making sure that it is the right one.
 
-All addresses are tried at the same time, as in "Happy Eyeballs" (RFC 8305): a machine may be known by
-addresses that do not lead to it from here (a container's bridge, another network), or that lead to somebody
-else.
+All addresses are tried at the same time, as in "Happy Eyeballs" (RFC 8305), and so are their handshakes: a
+machine may be known by addresses that lead nowhere from here (a container's bridge, another network), or to a
+process that accepts and never answers. None of them holds up the others.
 """
 
 from __future__ import annotations
@@ -13,74 +13,104 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import cast
 
 from .address import is_unix, resolve_all, split_address, unix_path, unknown_host
-from .handshake import BootstrapError, BootstrapTimeout
+from .arrival import Arrival
+from .handshake import (
+    HANDSHAKE_SECONDS,
+    BootstrapError,
+    BootstrapTimeout,
+    Conversation,
+    HandshakeError,
+    Identity,
+)
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between attempts to reach who is not listening yet
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between attempts to reach a peer that is not listening yet
 _ATTEMPT_SECONDS = 5.0  # for all addresses to answer, before they are tried again
+_MOST_HANG_UPS = (
+    3  # attempts that end with a closed connection: a crowded listener closes some (strangers.py)
+)
+_HANG_UP_PAUSE = 0.2  # seconds after such an attempt
 
-Greeted = TypeVar("Greeted")
+Greet = Callable[[socket.socket], Conversation]
 
 
-def dial(
-    addresses: Sequence[str], greet: Callable[[socket.socket], Greeted], deadline: float
-) -> tuple[socket.socket, Greeted]:
-    """Connects to the first of `addresses` that answers and that `greet` accepts; returns what that returned.
+def dial(addresses: Sequence[str], greet: Greet, deadline: float) -> tuple[socket.socket, Identity]:
+    """Connects to the first of `addresses` whose handshake succeeds; returns the socket and the peer.
 
-    Where nobody listens yet is tried again until the deadline (time.monotonic()); but not an abstract Unix
-    socket, which is there from the beginning or never, and not who was greeted in vain.
+    `greet` begins the handshake on a connected socket, as `handshake.converse` does. An address at which
+    nothing listens yet, or whose queue of connections is full, is tried again until the deadline
+    (time.monotonic()). A Unix socket that does not exist is not: it exists from the beginning or never.
 
-    Raises BootstrapTimeout if nobody answers in time, else what `greet` has raised last.
+    Raises:
+        BootstrapTimeout: nobody answers in time.
+        BootstrapError: every address that answers is refused; the last refusal.
     """
-    pause = _FIRST_PAUSE
+    pause, hang_ups = _FIRST_PAUSE, 0
     while True:
-        attempt = _Attempt(addresses)
-        with contextlib.closing(attempt):
-            refusal: BootstrapError | None = None
-            for connection in attempt.answers(min(deadline, time.monotonic() + _ATTEMPT_SECONDS)):
-                try:
-                    return connection, greet(connection)
-                except BootstrapError as error:
-                    connection.close()
-                    refusal = error
-                except BaseException:
-                    connection.close()
-                    raise
-        if refusal is not None:
-            raise refusal
-        if time.monotonic() + pause >= deadline or all(map(is_unix, addresses)):
+        with contextlib.closing(_Attempt(addresses, greet)) as attempt:
+            found = attempt.run(min(deadline, time.monotonic() + _ATTEMPT_SECONDS), deadline)
+        if found is not None:
+            return found
+        if attempt.refusal is not None:
+            raise attempt.refusal
+        if attempt.hung_up is not None:
+            hang_ups, pause = hang_ups + 1, _HANG_UP_PAUSE
+            if hang_ups == _MOST_HANG_UPS:
+                raise attempt.hung_up
+        is_hopeless = all(map(is_unix, addresses)) and not attempt.worth_repeating
+        if time.monotonic() + pause >= deadline or is_hopeless:
             raise BootstrapTimeout(f"nobody answers at {attempt.failures()}")
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 class _Attempt:
-    """One connection attempt to each address, all at the same time."""
+    """One connection attempt and handshake for each address, all at the same time."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], greet: Greet) -> None:
+        self.refusal: BootstrapError | None = None  # a peer that answered is not the right one
+        self.hung_up: BootstrapError | None = None  # a peer closed the connection during the handshake
+        self._greet = greet
+        self._busy = False  # a listener's queue of connections is full
         self._selector = selectors.DefaultSelector()
         self._failures: dict[str, str] = dict.fromkeys(addresses, "no answer")
-        self._ready: list[socket.socket] = []
+        self._handshakes: dict[socket.socket, Arrival] = {}
+        self._connected: list[socket.socket] = []
         for address in addresses:
             self._begin(address)
 
-    def answers(self, until: float) -> Iterator[socket.socket]:
-        """The connections, as they are made; the caller owns them."""
+    @property
+    def worth_repeating(self) -> bool:
+        """Whether a listener exists that may answer the next attempt."""
+        return self._busy or self.hung_up is not None
+
+    def run(self, connect_until: float, deadline: float) -> tuple[socket.socket, Identity] | None:
+        """Returns the first connection whose handshake succeeds; the caller owns it. None if there is none.
+
+        Connections may take until `connect_until`, handshakes until `deadline`, and HANDSHAKE_SECONDS each.
+        """
         while True:
-            while self._ready:
-                connection = self._ready.pop(0)
-                connection.setblocking(True)
-                yield connection
-            left = until - time.monotonic()
-            if not self._selector.get_map() or left <= 0:
-                return
-            for key, _ in self._selector.select(left):
+            while self._connected:
+                self._start_handshake(self._connected.pop(), deadline)
+            now = time.monotonic()
+            self._expire(now)
+            waits = [arrival.patience_ends for arrival in self._handshakes.values()]
+            if len(self._selector.get_map() or {}) > len(waits) and now < connect_until:
+                waits.append(connect_until)
+            if not waits:
+                return None
+            for key, _ in self._selector.select(max(min(waits) - now, 0.001)):
                 connection = cast(socket.socket, key.fileobj)
-                self._selector.unregister(connection)
-                self._finish(key.data, connection, connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+                if isinstance(key.data, Arrival):
+                    if found := self._serve(connection, key.data):
+                        return found
+                else:
+                    self._selector.unregister(connection)
+                    code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    self._finish(key.data, connection, code)
 
     def failures(self) -> str:
         """Each address and why there is no connection to it."""
@@ -89,7 +119,7 @@ class _Attempt:
     def close(self) -> None:
         for key in list((self._selector.get_map() or {}).values()):
             cast(socket.socket, key.fileobj).close()
-        for connection in self._ready:
+        for connection in self._connected:
             connection.close()
         self._selector.close()
 
@@ -117,16 +147,74 @@ class _Attempt:
             return
         connection.setblocking(False)
         code = connection.connect_ex(place)
-        if code in (errno.EINPROGRESS, errno.EAGAIN):
+        if code == errno.EINPROGRESS:
             self._selector.register(connection, selectors.EVENT_WRITE, address)
         else:
             self._finish(address, connection, code)
 
     def _finish(self, address: str, connection: socket.socket, code: int) -> None:
         if code:
-            self._failures[address] = os.strerror(code)
+            # A Unix socket whose queue is full answers EAGAIN at once, and is not connected: unix(7).
+            self._busy |= code == errno.EAGAIN
+            self._failures[address] = "its queue is full" if code == errno.EAGAIN else os.strerror(code)
             connection.close()
             return
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._ready.append(connection)
+        self._connected.append(connection)
+
+    def _start_handshake(self, connection: socket.socket, deadline: float) -> None:
+        try:
+            until = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
+            arrival = Arrival(connection, self._greet(connection), until)
+        except BootstrapError as error:
+            connection.close()
+            self.refusal = error
+            return
+        except BaseException:
+            connection.close()
+            raise
+        self._handshakes[connection] = arrival
+        self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, arrival)
+
+    def _serve(self, connection: socket.socket, arrival: Arrival) -> tuple[socket.socket, Identity] | None:
+        try:
+            alive = arrival.receive()
+            arrival.recognise()
+            if arrival.outgoing:
+                arrival.send()
+        except OSError:
+            alive = False
+        except BootstrapError as error:
+            self.refusal = error
+            self._end(connection)
+            return None
+        if arrival.peer is not None and not arrival.outgoing:
+            self._selector.unregister(connection)
+            connection.setblocking(True)
+            return connection, arrival.peer
+        if not alive:
+            closed = HandshakeError(
+                "the other side closed the connection: its key or its job is another one (compare "
+                "SIRTAKI_KEY_FILE and SIRTAKI_JOB on both)"
+            )
+            if arrival.has_answered:
+                self.refusal = closed
+            else:  # a crowded listener does that before it says a word
+                self.hung_up = closed
+            self._end(connection)
+            return None
+        interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if arrival.outgoing else 0)
+        self._selector.modify(connection, interest, arrival)
+        return None
+
+    def _expire(self, now: float) -> None:
+        for connection, arrival in list(self._handshakes.items()):
+            if arrival.patience_ends <= now:
+                self.refusal = BootstrapTimeout("the other side did not answer in time")
+                self._end(connection)
+
+    def _end(self, connection: socket.socket) -> None:
+        del self._handshakes[connection]
+        self._selector.unregister(connection)
+        connection.close()

@@ -34,7 +34,14 @@ _LENGTH = struct.Struct("!I")
 
 
 class BootstrapError(RuntimeError):
-    """The ranks of a job could not find or recognise each other."""
+    """The ranks of a job could not find or recognise each other.
+
+    `culprit` is the rank at fault, if that is known to be another one than the rank that raises.
+    """
+
+    def __init__(self, text: str = "", culprit: int | None = None) -> None:
+        super().__init__(text)
+        self.culprit = culprit
 
 
 class BootstrapTimeout(BootstrapError):

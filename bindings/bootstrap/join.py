@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .. import program_stack
 from ..context import Config, Context
 from ..library import knobs
-from .handshake import BootstrapError, Identity, printable
+from .handshake import BootstrapError, Identity, Job, printable
 from .identity import (
     Member,
     Offer,
@@ -23,7 +24,7 @@ from .identity import (
     unpack,
     unpack_offer,
 )
-from .links import Whereabouts, close_all, connect_all, link_sockets
+from .links import Connections, Whereabouts, close_all, connect_all, link_sockets
 from .memory import MemoryLinks, create_memory
 from .providers import World
 from .reception import Meeting, Reception
@@ -65,41 +66,59 @@ class Join:
             BootstrapError: ranks contradict each other, or one failed.
             BootstrapTimeout: a rank did not come in time.
         """
-        try:
-            context = self._linked()
-        except Exception as error:
-            with contextlib.suppress(BootstrapError):
-                self._confirm(printable(str(error), 1000) or type(error).__name__)
-            raise
-        self._confirm("")
+        with Reception(self.world.folder) as reception, contextlib.ExitStack() as at_the_end:
+            members = self._introduce(reception.name)
+            try:
+                context = self._linked(members, reception, at_the_end)
+                self.client.all_gather(b"")  # no rank begins before all have their links
+            except OSError as error:
+                raise self._first_failure(BootstrapError(_in_words(error))) from None
+            except Exception as error:
+                if (first := self._first_failure(error)) is not error:
+                    raise first from None
+                raise
         program_stack.show_to(context)
         context.start()
         return context
 
-    def _linked(self) -> Context:
+    def _first_failure(self, error: Exception) -> Exception:
+        """Tells the other ranks why this one failed, before they see its connections close.
+
+        Returns the failure that came first in this init(), which may be another rank's.
+        """
+        culprit = getattr(error, "culprit", None)
+        text = printable(str(error), 1000) or type(error).__name__
+        return self.client.give_up(text, self.world.rank if culprit is None else culprit) or error
+
+    def _linked(
+        self, members: Sequence[Member], reception: Reception, at_the_end: contextlib.ExitStack
+    ) -> Context:
         world = self.world
-        with Reception() as reception, contextlib.ExitStack() as at_the_end:
-            members = self._introduce(reception.name)
-            context = Context(topology_of(world.rank, members), self.config)
-            if len(members) == 1:
-                return context
-            locals_ = ranks_of_host(world.rank, members)
-            memory, no_memory = self._memory(locals_)
-            at_the_end.callback(_close, memory)
-            spans_hosts = len(locals_) < len(members)
-            addresses = self._open_to_hosts(reception) if spans_hosts else []
-            offers = self._exchange_offers(Offer(addresses, no_memory))
-            deadline = time.monotonic() + world.start_timeout
-            meeting = Meeting(world.job, Identity(world.rank, self.generation), deadline)
-            connections = connect_all(reception, self._whereabouts(members, offers), meeting)
-            at_the_end.callback(close_all, connections)
-            if self._uses_memory(locals_, offers):
-                local = {rank: connections[rank, 0] for rank in locals_ if rank != world.rank}
-                MemoryLinks(context, local, keeps_sockets=spans_hosts).exchange(memory, deadline)
-                if not spans_hosts:
-                    return context
-            link_sockets(context, connections)
+        context = Context(topology_of(world.rank, members), self.config)
+        if len(members) == 1:
             return context
+        locals_ = ranks_of_host(world.rank, members)
+        memory, no_memory = self._memory(locals_)
+        at_the_end.callback(_close, memory)
+        spans_hosts = len(locals_) < len(members)
+        addresses = self._open_to_hosts(reception) if spans_hosts else []
+        offers = self._exchange_offers(Offer(addresses, no_memory))
+        deadline = time.monotonic() + world.start_timeout
+        meeting = Meeting(self._job(), Identity(world.rank, self.generation), deadline, self.client)
+        connections: Connections = {}
+        at_the_end.callback(close_all, connections)
+        connect_all(reception, self._whereabouts(members, offers), meeting, connections)
+        if self._uses_memory(locals_, offers):
+            local = {rank: connections[rank, 0] for rank in locals_ if rank != world.rank}
+            MemoryLinks(context, local, keeps_sockets=spans_hosts).exchange(memory, deadline)
+            if not spans_hosts:
+                return context
+        link_sockets(context, connections)
+        return context
+
+    def _job(self) -> Job:
+        """The job as ranks prove it to each other: jobs that share a key and an id differ by session."""
+        return replace(self.world.job, id=f"{self.world.job.id}/{self.client.session.hex()}")
 
     def _open_to_hosts(self, reception: Reception) -> list[str]:
         return reception.open_to_hosts(self.client.own_addresses(), self.world.job.key)
@@ -148,12 +167,10 @@ class Join:
         del found[self.world.rank]
         return found
 
-    def _confirm(self, failure: str) -> None:
-        """Tells the others whether this rank has its links; raises if another has not."""
-        for rank, text in enumerate(self.client.all_gather(failure.encode())):
-            if text and not failure:
-                reason = printable(text.decode(errors="replace"))
-                raise BootstrapError(f"rank {rank} could not link to the others: {reason}")
+
+def _in_words(error: OSError) -> str:
+    advice = ": raise the limit with `ulimit -n`" if error.errno == errno.EMFILE else ""
+    return f"{error.strerror or error}{advice}"
 
 
 def _close(descriptor: int) -> None:

@@ -21,11 +21,16 @@ def read_key(path: str) -> bytes:
     """Reads the key in the file at `path`. Raises BootstrapError if there is none or it is not well kept."""
     try:
         with open(path) as file:
-            permissions = os.fstat(file.fileno()).st_mode & 0o077
+            status = os.fstat(file.fileno())
             text = file.read(4 * KEY_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise BootstrapError(f"cannot read the job's key from {path} (SIRTAKI_KEY_FILE): {error}") from None
-    if permissions:
+    if status.st_uid not in (os.getuid(), 0):
+        raise BootstrapError(
+            f"the job's key in {path} belongs to user {status.st_uid}, not to you: "
+            "copy it to a file of your own"
+        )
+    if status.st_mode & 0o077:
         raise BootstrapError(f"others may read or write the job's key in {path}: run `chmod 600 {path}`")
     try:
         key = bytes.fromhex(text)

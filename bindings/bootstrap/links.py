@@ -15,7 +15,7 @@ from ..context import Context
 from .address import is_unix
 from .arrival import is_ours
 from .dial import dial
-from .handshake import BootstrapError, BootstrapTimeout
+from .handshake import BootstrapError, BootstrapTimeout, Conversation
 from .reception import Meeting, Place, Reception
 
 _DIAL_SECONDS = 30.0  # everybody listens before anybody connects: who does not answer will not
@@ -32,48 +32,45 @@ class Whereabouts:
     channels: int = 1
 
 
-def connect_all(reception: Reception, ranks: Mapping[int, Whereabouts], meeting: Meeting) -> Connections:
-    """Connections to every other rank, by rank and channel.
+def connect_all(
+    reception: Reception, ranks: Mapping[int, Whereabouts], meeting: Meeting, connections: Connections
+) -> None:
+    """Connects to every other rank; puts the sockets into `connections`, by rank and channel.
+
+    The caller closes them, also those that were made before an error.
 
     Raises:
         BootstrapError: a rank is gone, cannot be reached, or is not who it should be.
         BootstrapTimeout: a rank did not come in time.
     """
-    connections: Connections = {}
     places = [
         (rank, channel) for rank, whereabouts in ranks.items() for channel in range(whereabouts.channels)
     ]
-    try:
-        for rank, channel in sorted(places):
-            if rank < meeting.mine.rank:
-                connections[rank, channel] = _connect(ranks[rank], rank, channel, meeting)
-        wanted = {place for place in places if place[0] > meeting.mine.rank}
-        connections.update(reception.accept(meeting, wanted))
-    except BaseException:
-        close_all(connections)
-        raise
-    return connections
+    for rank, channel in sorted(places):
+        if rank < meeting.mine.rank:
+            connections[rank, channel] = _connect(ranks[rank], rank, channel, meeting)
+    reception.accept(meeting, {place for place in places if place[0] > meeting.mine.rank}, connections)
 
 
 def _connect(whereabouts: Whereabouts, rank: int, channel: int, meeting: Meeting) -> socket.socket:
-    def greet(connection: socket.socket) -> None:
+    def greet(connection: socket.socket) -> Conversation:
         if connection.family == socket.AF_UNIX and not is_ours(connection):
             raise BootstrapError(f"another user's process answers where rank {rank} should be")
-        meeting.greet(connection, rank, channel)
+        return meeting.greet(connection, rank, channel)
 
     deadline = min(meeting.deadline, time.monotonic() + _DIAL_SECONDS)
     try:
         return dial(whereabouts.addresses, greet, deadline)[0]
     except BootstrapTimeout as error:
         if all(map(is_unix, whereabouts.addresses)):
-            raise BootstrapError(f"{whereabouts.name} is gone: {error}") from None
+            raise BootstrapError(f"{whereabouts.name} is gone: {error}", rank) from None
         raise BootstrapTimeout(
             f"{whereabouts.name} cannot be reached: {error}. Is there a network between the hosts on which "
             "any port may be used, or a firewall? SIRTAKI_NETWORK_INTERFACES=eth0, for example, says which "
             "network to use"
         ) from None
     except OSError as error:
-        raise BootstrapError(f"{whereabouts.name} is gone: {error.strerror or error}") from None
+        raise BootstrapError(f"{whereabouts.name} is gone: {error.strerror or error}", rank) from None
 
 
 def close_all(connections: Connections) -> None:

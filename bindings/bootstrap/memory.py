@@ -34,10 +34,14 @@ class Descriptors:
             os.close(number)
             setattr(self, name, -1)
 
-    def send(self, connection: socket.socket) -> None:
+    def send(self, connection: socket.socket, rank: int) -> None:
+        """Passes them to a rank. Raises BootstrapError if it is gone."""
         present = self.present()
         names = " ".join(name for name, _ in present).encode()
-        socket.send_fds(connection, [names.ljust(_NAMES_BYTES)], [number for _, number in present])
+        try:
+            socket.send_fds(connection, [names.ljust(_NAMES_BYTES)], [number for _, number in present])
+        except ConnectionError as error:
+            raise BootstrapError(f"rank {rank} is gone: {error.strerror}", rank) from None
 
 
 _NAMES_BYTES = 64
@@ -51,12 +55,12 @@ def _receive(connection: socket.socket, rank: int, deadline: float) -> Descripto
     except TimeoutError:
         raise BootstrapTimeout(f"rank {rank} did not pass its descriptors in time") from None
     except OSError as error:
-        raise BootstrapError(f"rank {rank} is gone: {error.strerror}") from None
+        raise BootstrapError(f"rank {rank} is gone: {error.strerror}", rank) from None
     fields = names.decode("ascii", "replace").split()
     if len(fields) != len(numbers) or not set(fields) <= _NAMES or not {"engine", "waiter"} <= set(fields):
         for number in numbers:
             os.close(number)
-        raise BootstrapError(f"rank {rank} is gone, or its descriptors could not be passed")
+        raise BootstrapError(f"rank {rank} is gone, or its descriptors could not be passed", rank)
     return Descriptors(**dict(zip(fields, numbers, strict=True)))
 
 
@@ -94,8 +98,8 @@ class MemoryLinks:
         try:
             own.engine, own.waiter = _create(lib.srt_doorbell_create), _create(lib.srt_doorbell_create)
             own.process = lib.srt_process_open(ffi.new("srt_error *"))  # without one, the sockets have to do
-            for connection in self.sockets.values():
-                own.send(connection)
+            for peer, connection in self.sockets.items():
+                own.send(connection, peer)
             for peer, connection in self.sockets.items():
                 self.by_rank[peer] = _receive(connection, peer, deadline)
             self.context.link_memory(self._shared(rank))

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 from .handshake import BootstrapError
 
-# From a rank: the job's size; a round and a payload; an event and its text.
-JOIN, GATHER, REPORT = b"J", b"G", b"R"
-# To a rank: nothing; the payloads of all ranks; why not.
+# From a rank: the job's size; a round and a payload; an event and its text; the rank at fault and why.
+JOIN, GATHER, REPORT, GIVE_UP = b"J", b"G", b"R", b"F"
+# To a rank: the session; the payloads of all ranks; why not.
 WELCOME, GATHERED, REFUSED, TIMED_OUT = b"W", b"A", b"X", b"T"
+# To a rank, whether it waits or not: the rank at fault, and what failed first in this generation.
+FAILED = b"F"
 
 NUMBER = struct.Struct("!I")
 PAYLOAD_LIMIT = 64 * 1024
@@ -46,6 +48,18 @@ def describe(event: StoreEvent) -> str:
         return f"it refused a client: {event.text}"
     what = {"arrived": "called init", "peer_lost": "lost another rank"}.get(event.kind, event.kind)
     return f"rank {event.rank} has {what}" + (f": {event.text}" if event.text else "")
+
+
+def pack_failure(rank: int, text: str) -> bytes:
+    """The same in both directions: GIVE_UP and FAILED are one letter."""
+    return FAILED + NUMBER.pack(rank) + text[:TEXT_LIMIT].encode(errors="replace")
+
+
+def unpack_failure(body: bytes) -> tuple[int, str]:
+    """The rank at fault, and what failed. Raises BootstrapError if these bytes are something else."""
+    if len(body) < NUMBER.size:
+        raise BootstrapError("the rendezvous does not understand this message")
+    return NUMBER.unpack_from(body)[0], body[NUMBER.size :].decode(errors="replace")
 
 
 def pack_report(event: str, text: str) -> bytes:

@@ -1,17 +1,19 @@
 """Where the other ranks of a job find this one: it listens, and takes in who proves to be one of them.
 
-Ranks of this host come through an abstract Unix socket; those of other hosts through TCP, on a port that the
-operating system chooses.
+Ranks of this host come through a Unix socket; those of other hosts through TCP, on a port that the operating
+system chooses.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import selectors
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -19,7 +21,9 @@ from typing import cast
 from .address import (
     KEY_ADVICE,
     addresses_of,
+    is_abstract,
     join_address,
+    listen_at,
     listen_everywhere,
     refuse_without_key,
     unix_address,
@@ -30,15 +34,16 @@ from .handshake import (
     HANDSHAKE_SECONDS,
     BootstrapError,
     BootstrapTimeout,
+    Conversation,
     HandshakeError,
     Identity,
     Job,
     LinkKind,
     Role,
     converse,
-    shake_hands,
 )
 from .interfaces import chosen_interfaces
+from .store import StoreClient
 from .strangers import TOO_SLOW, Complaints, Strangers
 
 Place = tuple[int, int]  # another rank, and which of the connections to it
@@ -46,18 +51,21 @@ Place = tuple[int, int]  # another rank, and which of the connections to it
 
 @dataclass(frozen=True)
 class Meeting:
-    """What it takes to meet the other ranks: the job, who this is, and until when (time.monotonic())."""
+    """What it takes to meet the other ranks: the job, who this is, and until when (time.monotonic()).
+
+    `rendezvous` tells meanwhile whether a rank has failed, and so will never come.
+    """
 
     job: Job
     mine: Identity
     deadline: float
+    rendezvous: StoreClient | None = None
 
-    def greet(self, connection: socket.socket, rank: int, channel: int = 0) -> None:
-        """Makes sure that who answers is this rank. Raises BootstrapError if not."""
+    def greet(self, connection: socket.socket, rank: int, channel: int = 0) -> Conversation:
+        """The handshake with the process that answers. Raises BootstrapError unless it is this rank."""
         refuse_without_key(connection, self.job.key)
-        patience = min(self.deadline, time.monotonic() + HANDSHAKE_SECONDS)
         mine = replace(self.mine, channel=channel)
-        peer = shake_hands(connection, self.job, mine, LinkKind.RANKS, Role.CONNECTS, patience)
+        peer = yield from converse(self.job, mine, LinkKind.RANKS, Role.CONNECTS)
         if peer.rank != rank:
             raise BootstrapError(f"{peer.name} answers where rank {rank} should be")
         if peer.generation != self.mine.generation:
@@ -65,20 +73,19 @@ class Meeting:
                 f"{peer.name} is at its init number {peer.generation}, but {self.mine.name} at number "
                 f"{self.mine.generation}: every rank has to call init() as often as the others"
             )
+        return peer
 
 
 class Reception:
     """This rank's listening sockets; on TCP only once `open_to_hosts` is called."""
 
-    def __init__(self) -> None:
-        self.name = unix_address(f"sirtaki-{os.getpid()}-{secrets.token_hex(8)}")
+    def __init__(self, folder: str = "") -> None:
+        """`folder` is private to the job, if its launcher has made one: the Unix socket is a file in it."""
         self._selector = selectors.DefaultSelector()
         self._name = "a rank"
         self._strangers: Strangers[Arrival] = Strangers(self._refuse)
         self._complaints = Complaints(lambda text: print(f"sirtaki: {text}", file=sys.stderr))
-        local = socket.socket(socket.AF_UNIX)
-        local.bind(unix_path(self.name))
-        local.listen(512)
+        self.name, local = _listen_locally(folder)
         self._listen(local)
 
     def open_to_hosts(self, route: list[str], key: bytes) -> list[str]:
@@ -95,30 +102,39 @@ class Reception:
         likely = [join_address(address, listening.getsockname()[1]) for address in route]
         return sorted(found, key=lambda address: address not in likely)
 
-    def accept(self, meeting: Meeting, wanted: set[Place]) -> dict[Place, socket.socket]:
-        """A connection of each of the `wanted`. Strangers are turned away, and nobody waits for them.
+    def accept(self, meeting: Meeting, wanted: set[Place], found: dict[Place, socket.socket]) -> None:
+        """Puts a connection of each of the `wanted` into `found`; the caller closes them, also on error.
 
-        Raises BootstrapTimeout at the meeting's deadline.
+        Strangers are turned away, and nobody waits for them.
+
+        Raises BootstrapTimeout at the meeting's deadline, BootstrapError as soon as a rank has failed.
         """
         self._name = meeting.mine.name
-        found: dict[Place, socket.socket] = {}
-        try:
+        with self._watching(meeting):
             while missing := wanted - found.keys():
                 left = meeting.deadline - time.monotonic()
                 if left <= 0:
                     ranks = {rank for rank, _ in missing}
-                    raise BootstrapTimeout(f"no connection came from {_ranks(ranks)} in time")
+                    raise BootstrapTimeout(f"no connection came from {_ranks(ranks)} in time", min(ranks))
                 for key, _ in self._selector.select(min(left, self._patience())):
                     if isinstance(key.data, Arrival):
                         self._serve(key.data, meeting, missing, found)
                     else:
                         key.data(meeting)
                 self._strangers.lose_patience(time.monotonic(), TOO_SLOW)
-        except BaseException:
-            for connection in found.values():
-                connection.close()
-            raise
-        return found
+
+    @contextlib.contextmanager
+    def _watching(self, meeting: Meeting) -> Iterator[None]:
+        """Inside, the rendezvous is listened to: it tells when a rank has failed."""
+        rendezvous = meeting.rendezvous
+        if rendezvous is not None:
+            hear = rendezvous.raise_failure
+            self._selector.register(rendezvous, selectors.EVENT_READ, lambda _: hear(meeting.deadline))
+        try:
+            yield
+        finally:
+            if rendezvous is not None:
+                self._selector.unregister(rendezvous)
 
     def __enter__(self) -> Reception:
         return self
@@ -127,6 +143,9 @@ class Reception:
         for key in list((self._selector.get_map() or {}).values()):
             cast(socket.socket, key.fileobj).close()
         self._selector.close()
+        if not is_abstract(self.name):
+            with contextlib.suppress(OSError):
+                os.unlink(unix_path(self.name))
 
     def _listen(self, listening: socket.socket) -> None:
         listening.setblocking(False)
@@ -155,6 +174,8 @@ class Reception:
             if arrival.outgoing:
                 arrival.send()
         except HandshakeError as error:
+            with contextlib.suppress(OSError):  # the hello says to the other side why it is refused
+                arrival.send()
             return self._refuse(arrival, str(error))
         except OSError:
             alive = False
@@ -190,6 +211,16 @@ class Reception:
     def _forget(self, arrival: Arrival) -> None:
         self._strangers.discard(arrival)
         self._selector.unregister(arrival.socket)
+
+
+def _listen_locally(folder: str) -> tuple[str, socket.socket]:
+    """The address of a new listening Unix socket, and the socket; an abstract one if the folder has gone."""
+    name = f"sirtaki-{os.getpid()}-{secrets.token_hex(8)}"
+    with contextlib.suppress(BootstrapError):
+        address = unix_address(name, folder)
+        return address, listen_at(address, b"")
+    address = unix_address(name)
+    return address, listen_at(address, b"")
 
 
 def _ranks(ranks: set[int]) -> str:

@@ -73,6 +73,14 @@ class Rounds:
             self._gone[rank] = (up_to_generation, reason)
         return self._fail_without_the_gone()
 
+    def give_up(self, generation: int, error: str) -> bool:
+        """Ends a generation: its all-gathers have failed. False if it had failed before."""
+        if generation in self._failed:
+            return False
+        self._failed[generation] = error
+        self._open = {place: this for place, this in self._open.items() if place[0] != generation}
+        return True
+
     def expire(self, now: float) -> list[Answer]:
         """Answers those who have waited too long."""
         late = [place for place, this in self._open.items() if this.deadline <= now]

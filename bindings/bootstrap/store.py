@@ -14,32 +14,36 @@ import time
 from .address import is_unix, refuse_without_key, split_addresses
 from .dial import dial
 from .handshake import (
-    HANDSHAKE_SECONDS,
     BootstrapError,
     BootstrapTimeout,
+    Conversation,
     Identity,
     Job,
     LinkKind,
     Role,
+    converse,
     printable,
     receive_frame,
     send_frame,
-    shake_hands,
 )
 from .interfaces import source_towards
 from .messages import (
+    FAILED,
     GATHER,
     GATHERED,
     JOIN,
     NUMBER,
     PAYLOAD_LIMIT,
+    REFUSED,
     REPORTS,
     REQUEST_LIMIT,
     TIMED_OUT,
     WELCOME,
     StoreEvent,
     gathered_limit,
+    pack_failure,
     pack_report,
+    unpack_failure,
     unpack_payloads,
 )
 from .store_server import StoreServer
@@ -54,11 +58,14 @@ _GONE = "the rendezvous of this job is gone: its launcher (hvdrun), or rank 0, h
 class StoreClient:
     """A rank's connection to the rendezvous. Not for several threads at once."""
 
-    def __init__(self, connection: socket.socket, job: Job, start_timeout: float) -> None:
+    def __init__(self, connection: socket.socket, job: Job, rank: int, start_timeout: float) -> None:
         self._connection = connection
         self._job = job
+        self._rank = rank
         self._start_timeout = start_timeout
         self._round = 0
+        self.was_told = False  # by the rendezvous, that this init() has failed
+        self.session = b""  # random, the rendezvous's own: keeps jobs apart that share a key and an id
 
     @classmethod
     def connect(cls, address: str, job: Job, mine: Identity, start_timeout: float = 120.0) -> StoreClient:
@@ -69,10 +76,10 @@ class StoreClient:
         time.
         """
         deadline = time.monotonic() + start_timeout
-        client = cls(_connected(split_addresses(address), job, mine, deadline), job, start_timeout)
+        client = cls(_connected(split_addresses(address), job, mine, deadline), job, mine.rank, start_timeout)
         try:
             client._send(JOIN + NUMBER.pack(job.size), deadline)
-            client._receive(WELCOME, deadline, REQUEST_LIMIT)
+            client.session = client._receive(WELCOME, deadline, REQUEST_LIMIT)
         except BaseException:
             client.close()
             raise
@@ -92,6 +99,26 @@ class StoreClient:
         self._round += 1
         body = self._receive(GATHERED, deadline, gathered_limit(self._job.size))
         return unpack_payloads(body, self._job.size)
+
+    def give_up(self, text: str, culprit: int) -> BootstrapError | None:
+        """Tells the other ranks that this one cannot join, because of `culprit`: all of them fail at once.
+
+        Returns what failed first in this init(), unless that is this rank's own failure.
+        """
+        if self.was_told:
+            return None
+        deadline = time.monotonic() + _REPORT_SECONDS
+        try:
+            self._send(pack_failure(culprit, text), deadline)
+            self.raise_failure(deadline)
+        except BootstrapError as error:
+            self.was_told = error.culprit not in (None, self._rank)
+            return error if self.was_told else None
+        return None
+
+    def raise_failure(self, deadline: float) -> None:
+        """Raises the failure that the rendezvous tells of, or that the rendezvous is gone."""
+        self._receive(FAILED, deadline, REQUEST_LIMIT)
 
     def report(self, event: str, text: str = "") -> None:
         """Tells the launcher how this rank fares: an event of REPORTS, with the error's text for a failure.
@@ -128,6 +155,10 @@ class StoreClient:
         except EOFError:
             raise BootstrapError(_GONE) from None
         kind, body = answer[:1], answer[1:]
+        self.was_told |= kind in (FAILED, REFUSED, TIMED_OUT)
+        if kind == FAILED:
+            rank, text = unpack_failure(body)
+            raise BootstrapError(printable(text), rank)
         if kind == wanted:
             return body
         text = printable(body.decode(errors="replace"))
@@ -135,10 +166,9 @@ class StoreClient:
 
 
 def _connected(addresses: list[str], job: Job, mine: Identity, deadline: float) -> socket.socket:
-    def greet(connection: socket.socket) -> Identity:
+    def greet(connection: socket.socket) -> Conversation:
         refuse_without_key(connection, job.key)
-        patience = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
-        return shake_hands(connection, job, mine, LinkKind.STORE, Role.CONNECTS, patience)
+        return converse(job, mine, LinkKind.STORE, Role.CONNECTS)
 
     try:
         return dial(addresses, greet, deadline)[0]

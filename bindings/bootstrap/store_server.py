@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import selectors
 import socket
 import threading
@@ -32,6 +33,7 @@ from .handshake import (
 )
 from .messages import (
     GATHER,
+    GIVE_UP,
     JOIN,
     NUMBER,
     PAYLOAD_LIMIT,
@@ -43,7 +45,9 @@ from .messages import (
     TIMED_OUT,
     WELCOME,
     StoreEvent,
+    pack_failure,
     pack_payloads,
+    unpack_failure,
     unpack_report,
 )
 from .rounds import Answer, Rounds
@@ -58,6 +62,7 @@ class _Connection(Arrival):
     def __init__(self, client: socket.socket, conversation: Conversation, patience_ends: float) -> None:
         super().__init__(client, conversation, patience_ends)
         self.joined = False
+        self.initialised = False
         self.rounds = 0  # all-gathers that it has taken part in
         self.last_words = ""  # how it said that it ended
         self.closing = False  # once everything is sent
@@ -86,6 +91,7 @@ class StoreServer:
         interfaces: Sequence[str] = (),
     ) -> None:
         self.job = job
+        self._session = os.urandom(16)
         self._on_event = on_event
         self._rounds = Rounds(job.size, start_timeout)
         self._listening = [listen_at(one, job.key) for one in split_addresses(address)]
@@ -188,6 +194,8 @@ class StoreServer:
             else:
                 self._flush(connection)
         except HandshakeError as error:
+            with contextlib.suppress(OSError):  # the hello says to the other side why it is refused
+                connection.send()
             self._turn_away(connection, str(error))
         except OSError:
             self._drop(connection)
@@ -214,6 +222,8 @@ class StoreServer:
                 self._gather(connection, NUMBER.unpack_from(body)[0], body[NUMBER.size :])
             elif kind == REPORT and connection.joined:
                 self._note_report(connection, *unpack_report(body))
+            elif kind == GIVE_UP and connection.joined:
+                self._note_failure(connection, *unpack_failure(body))
             else:
                 raise BootstrapError("the rendezvous does not understand this message")
         except BootstrapError as error:
@@ -236,7 +246,7 @@ class StoreServer:
         connection.joined = True
         self._strangers.discard(connection)
         self._ranks[generation, rank] = connection
-        connection.outgoing += pack_frame(WELCOME)
+        connection.outgoing += pack_frame(WELCOME + self._session)
 
     def _gather(self, connection: _Connection, number: int, payload: bytes) -> None:
         rank, generation = _who(connection)
@@ -256,11 +266,34 @@ class StoreServer:
         if event not in REPORTS:
             raise BootstrapError("the rendezvous does not know this event")
         rank, generation = _who(connection)
+        connection.initialised = True
         if event == "finished":
             connection.last_words = "has finished"
         elif event != "initialised":
             connection.last_words = f"gave up: {printable(text, 500)}"
         self._on_event(StoreEvent(event, rank, generation, printable(text, TEXT_LIMIT)))
+
+    def _note_failure(self, connection: _Connection, culprit: int, text: str) -> None:
+        """A rank cannot join, and says which one is at fault: itself, or one that it has lost."""
+        rank, generation = _who(connection)
+        text = printable(text, TEXT_LIMIT)
+        if not 0 <= culprit < self.job.size:
+            raise BootstrapError(f"there is no rank {culprit} in this job")
+        if culprit == rank:
+            self._fail_generation(generation, rank, f"rank {rank} could not link to the others: {text}")
+        else:
+            self._fail_generation(generation, culprit, text)
+
+    def _fail_generation(self, generation: int, culprit: int, text: str) -> None:
+        """Tells all ranks that are in this init(), whether they wait in an all-gather or for each other."""
+        if not self._rounds.give_up(generation, text):
+            return
+        self._on_event(StoreEvent("overdue", culprit, generation, text, (culprit,)))
+        message = pack_frame(pack_failure(culprit, text))
+        for connection in [one for (other, _), one in self._ranks.items() if other == generation]:
+            if not connection.initialised:
+                connection.outgoing += message
+                self._flush_or_drop(connection)
 
     def _give(self, answers: list[Answer]) -> None:
         for answer in answers:
@@ -286,9 +319,7 @@ class StoreServer:
         self._report_refusal(connection, reason)
 
     def _turn_away(self, connection: _Connection, reason: str) -> None:
-        """Ends a connection with no word beyond the handshake."""
-        with contextlib.suppress(OSError):
-            connection.send()
+        """Ends a connection without a word. One that came in a crowd may try again: see `dial`."""
         self._drop(connection)
         text = f"{reason} (it came from {connection.origin})"
         if connection.peer is None:
@@ -311,6 +342,8 @@ class StoreServer:
             del self._ranks[generation, rank]
             reason = connection.last_words or "has gone (its process ended, or its init failed)"
             self._give(self._rounds.depart(rank, generation, reason))
+            if not connection.initialised and connection.rounds:
+                self._fail_generation(generation, rank, f"rank {rank} {reason}")
 
 
 def _who(connection: _Connection) -> tuple[int, int]:

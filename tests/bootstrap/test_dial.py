@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from sirtaki._core.bootstrap.dial import dial
-from sirtaki._core.bootstrap.handshake import BootstrapError, BootstrapTimeout, HandshakeError
+from sirtaki._core.bootstrap.handshake import (
+    HANDSHAKE_SECONDS,
+    BootstrapError,
+    BootstrapTimeout,
+    Conversation,
+    HandshakeError,
+    Identity,
+)
 
 FAILSAFE_SECONDS = 30.0
 
@@ -36,33 +45,39 @@ def port(connection: socket.socket) -> str:
     return f"127.0.0.1:{connection.getpeername()[1]}"
 
 
+def greet(connection: socket.socket) -> Conversation:
+    """A handshake that is content with any peer; the rank that it returns is the peer's port."""
+    yield b"", 0
+    return Identity(connection.getpeername()[1])
+
+
 def test_the_one_that_answers_is_kept(listening: tuple[str, str]) -> None:
     addresses = [free_address(), "192.0.2.1:9", listening[0]]  # refused, and a network that is nowhere
-    connection, greeting = dial(addresses, port, soon())
-    assert greeting == listening[0]
+    connection, peer = dial(addresses, greet, soon())
+    assert port(connection) == f"127.0.0.1:{peer.rank}" == listening[0]
     connection.close()
 
 
 def test_who_is_not_who_he_should_be_is_left_for_another(listening: tuple[str, str]) -> None:
-    def greet(connection: socket.socket) -> str:
+    def greet_the_second(connection: socket.socket) -> Conversation:
         if port(connection) == listening[0]:
             raise HandshakeError("somebody else")
-        return port(connection)
+        return greet(connection)
 
-    connection, greeting = dial(listening, greet, soon())
-    assert greeting == listening[1]
+    connection, _ = dial(listening, greet_the_second, soon())
+    assert port(connection) == listening[1]
     connection.close()
 
 
 def test_nobody_is_greeted_again(listening: tuple[str, str]) -> None:
     greeted = []
 
-    def greet(connection: socket.socket) -> None:
+    def refuse(connection: socket.socket) -> Conversation:
         greeted.append(port(connection))
         raise HandshakeError("somebody else")
 
     with pytest.raises(HandshakeError, match="somebody else"):
-        dial(listening, greet, soon())
+        dial(listening, refuse, soon())
     assert sorted(greeted) == sorted(listening)
 
 
@@ -78,7 +93,7 @@ def test_who_comes_late_is_waited_for() -> None:
 
     thread = threading.Thread(target=listen)
     thread.start()
-    dial([address], port, soon())[0].close()
+    dial([address], greet, soon())[0].close()
     come.set()
     thread.join()
 
@@ -86,20 +101,104 @@ def test_who_comes_late_is_waited_for() -> None:
 def test_nobody_comes() -> None:
     addresses = [free_address(), free_address()]
     with pytest.raises(BootstrapTimeout) as caught:
-        dial(addresses, port, soon(0.2))
+        dial(addresses, greet, soon(0.2))
     for address in addresses:
         assert f"{address} (Connection refused)" in str(caught.value)
     begun = time.monotonic()
     with pytest.raises(BootstrapTimeout, match=r"unix:@sirtaki-nobody \(Connection refused\)"):
-        dial(["unix:@sirtaki-nobody"], port, soon())
+        dial(["unix:@sirtaki-nobody"], greet, soon())
     assert time.monotonic() - begun < FAILSAFE_SECONDS
     with pytest.raises(BootstrapError, match="there is no host"):
-        dial(["no-such-host.invalid:1"], port, soon())
+        dial(["no-such-host.invalid:1"], greet, soon())
 
 
 def test_what_a_greeting_raises_comes_out(listening: tuple[str, str]) -> None:
-    def greet(connection: socket.socket) -> None:
+    def interrupt(connection: socket.socket) -> Conversation:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        dial(listening, greet, soon())
+        dial(listening, interrupt, soon())
+
+
+def test_a_silent_address_does_not_hold_up_the_others(listening: tuple[str, str]) -> None:
+    """The handshakes of all addresses run at the same time, each with seconds of patience."""
+
+    def wait_for_the_first(connection: socket.socket) -> Conversation:
+        if port(connection) in (listening[0], listening[1]):
+            yield b"hello", 1  # nobody answers
+        yield b"", 0
+        return Identity(7)
+
+    with socket.create_server(("127.0.0.1", 0)) as good:
+        begun = time.monotonic()
+        addresses = [*listening, f"127.0.0.1:{good.getsockname()[1]}"]
+        connection, peer = dial(addresses, wait_for_the_first, soon())
+        assert peer.rank == 7
+        assert time.monotonic() - begun < HANDSHAKE_SECONDS / 2
+        connection.close()
+
+
+def test_a_full_queue_is_tried_again_until_there_is_room(tmp_path: Path) -> None:
+    """A Unix socket whose queue is full answers EAGAIN: no connection, and no reason to give up."""
+    path = str(tmp_path / "listener")
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as crowd:
+        listener.bind(path)
+        listener.listen(0)
+        for _ in range(4):
+            one = crowd.enter_context(socket.socket(socket.AF_UNIX))
+            one.setblocking(False)
+            one.connect_ex(path)
+        with pytest.raises(BootstrapTimeout, match="its queue is full"):
+            dial([f"unix:{path}"], greet, soon(0.3))
+
+        def make_room() -> None:
+            time.sleep(0.3)
+            for _ in range(2):
+                listener.accept()[0].close()
+
+        thread = threading.Thread(target=make_room)
+        thread.start()
+        connection, _ = dial([f"unix:{path}"], greet, soon())
+        connection.close()
+        thread.join()
+
+
+def test_a_connection_that_is_closed_is_made_again() -> None:
+    """A crowded listener closes the oldest of those that have not finished: that is no refusal."""
+
+    def expect_a_byte(connection: socket.socket) -> Conversation:
+        yield b"", 1
+        return Identity(1)
+
+    def serve() -> None:
+        listener.accept()[0].close()
+        with listener.accept()[0] as accepted:
+            accepted.sendall(b"x")
+            accepted.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        connection, peer = dial([f"127.0.0.1:{listener.getsockname()[1]}"], expect_a_byte, soon())
+        assert peer.rank == 1
+        connection.close()
+        thread.join()
+
+
+def test_one_that_always_hangs_up_is_given_up() -> None:
+    def expect_a_byte(connection: socket.socket) -> Conversation:
+        yield b"", 1
+        return Identity(1)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                listener.accept()[0].close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        with pytest.raises(HandshakeError, match="closed the connection: its key or its job is another one"):
+            dial([f"127.0.0.1:{listener.getsockname()[1]}"], expect_a_byte, soon())
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(FAILSAFE_SECONDS)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from pathlib import Path
 
 import pytest
 
 from sirtaki._core.bootstrap.handshake import BootstrapError
+from sirtaki._core.bootstrap.key import read_key, write_key
 from sirtaki._core.bootstrap.providers import World, find_world
 from sirtaki._core.bootstrap.providers.slurm import first_node, port_of
 
@@ -36,6 +39,35 @@ def test_hvdrun_serves_the_rendezvous_itself() -> None:
     )
     assert place(world) == (0, 2, "10.0.0.1:4000,[fd00::1]:4000", False)
     assert world.job.id == "job"
+
+
+def test_the_key_of_hvdrun_is_read_once(tmp_path: Path) -> None:
+    """A system that cleans temporary files may remove the file while the job runs, before another init()."""
+    file = tmp_path / "key"
+    write_key(str(file))
+    variables = {
+        "SIRTAKI_LAUNCHER": "hvdrun",
+        "SIRTAKI_JOB": "job",
+        "SIRTAKI_RANK": "0",
+        "SIRTAKI_SIZE": "2",
+        "SIRTAKI_RENDEZVOUS": "unix:/tmp/rendezvous",
+        "SIRTAKI_KEY_FILE": str(file),
+    }
+    world = find_world(environment=variables)
+    assert world.folder == str(tmp_path)
+    file.unlink()
+    assert find_world(environment=variables).job.key == world.job.key
+
+
+def test_a_key_file_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "key"
+    write_key(str(file))
+    read_key(str(file))
+    monkeypatch.setattr("os.getuid", lambda: os.stat(file).st_uid + 1)
+    if os.stat(file).st_uid == 0:  # a file of root's is as good as one's own
+        os.chown(file, 12345, 0)
+    with pytest.raises(BootstrapError, match=r"belongs to user \d+, not to you"):
+        read_key(str(file))
 
 
 @pytest.mark.parametrize("name", ["SIRTAKI_RANK", "JOB_COMPLETION_INDEX"])

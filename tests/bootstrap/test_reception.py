@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 
-from sirtaki._core.bootstrap.address import is_loopback, split_address, unix_path
+from sirtaki._core.bootstrap.address import is_abstract, is_loopback, split_address, unix_path
 from sirtaki._core.bootstrap.dial import dial
 from sirtaki._core.bootstrap.handshake import BootstrapError, BootstrapTimeout, Identity, Job
 from sirtaki._core.bootstrap.interfaces import local_addresses
@@ -38,6 +40,12 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield one
 
 
+def accept(reception: Reception, meeting: Meeting, wanted: set[Place]) -> dict[Place, socket.socket]:
+    found: dict[Place, socket.socket] = {}
+    reception.accept(meeting, wanted, found)
+    return found
+
+
 def come(addresses: list[str], mine: Meeting, channel: int = 0) -> socket.socket:
     return dial(addresses, lambda connection: mine.greet(connection, 0, channel), mine.deadline)[0]
 
@@ -45,7 +53,7 @@ def come(addresses: list[str], mine: Meeting, channel: int = 0) -> socket.socket
 def test_ranks_come_through_both_doors(reception: Reception, pool: ThreadPoolExecutor) -> None:
     far = reception.open_to_hosts([], JOB.key)
     wanted: set[Place] = {(1, 0), (2, 0), (2, 1)}
-    accepted = pool.submit(reception.accept, meeting(0), wanted)
+    accepted = pool.submit(accept, reception, meeting(0), wanted)
     came = [
         pool.submit(come, [reception.name], meeting(1)),
         pool.submit(come, far, meeting(2)),
@@ -70,7 +78,7 @@ def test_what_follows_the_handshake_is_left_in_the_socket(
         return connection
 
     came = pool.submit(come_and_speak)
-    connection = reception.accept(meeting(0), {(1, 0)})[1, 0]
+    connection = accept(reception, meeting(0), {(1, 0)})[1, 0]
     assert connection.recv(100) == b"first words"
     connection.close()
     came.result(FAILSAFE_SECONDS).close()
@@ -102,7 +110,7 @@ def test_strangers_are_turned_away_and_nobody_waits_for_them(
         return come(far, meeting(1))
 
     came = pool.submit(come_all)
-    connection = reception.accept(meeting(0), {(1, 0)})[1, 0]
+    connection = accept(reception, meeting(0), {(1, 0)})[1, 0]
     with came.result(FAILSAFE_SECONDS) as theirs, connection:
         connection.sendall(b"well")
         assert theirs.recv(10) == b"well"
@@ -116,7 +124,7 @@ def test_strangers_are_turned_away_and_nobody_waits_for_them(
 
 def test_who_does_not_come_is_named(reception: Reception) -> None:
     with pytest.raises(BootstrapTimeout, match="no connection came from ranks 1, 3 in time"):
-        reception.accept(meeting(0, seconds=0.2), {(1, 0), (3, 0), (3, 1)})
+        accept(reception, meeting(0, seconds=0.2), {(1, 0), (3, 0), (3, 1)})
 
 
 def test_a_crowd_of_strangers(reception: Reception, pool: ThreadPoolExecutor) -> None:
@@ -131,7 +139,7 @@ def test_a_crowd_of_strangers(reception: Reception, pool: ThreadPoolExecutor) ->
     thread = threading.Thread(target=crowd)
     thread.start()
     came = pool.submit(come, [reception.name], meeting(1))
-    reception.accept(meeting(0), {(1, 0)})[1, 0].close()
+    accept(reception, meeting(0), {(1, 0)})[1, 0].close()
     came.result(FAILSAFE_SECONDS).close()
     thread.join(FAILSAFE_SECONDS)
     for one in strangers:
@@ -151,3 +159,23 @@ def test_other_hosts_are_offered_no_loopback(reception: Reception) -> None:
 def test_interfaces_that_do_not_exist() -> None:
     with pytest.raises(BootstrapError, match=r"no network interface 'nonsense0' on .*: there are .*lo"):
         local_addresses(["nonsense0"])
+
+
+def test_a_private_folder_holds_the_socket(pool: ThreadPoolExecutor) -> None:
+    """Another user cannot even fill the queue of connections, which an abstract socket would let him."""
+    with tempfile.TemporaryDirectory() as folder:
+        with Reception(folder) as reception:
+            assert reception.name.startswith(f"unix:{folder}/")
+            came = pool.submit(come, [reception.name], meeting(1))
+            accept(reception, meeting(0), {(1, 0)})[1, 0].close()
+            came.result(FAILSAFE_SECONDS).close()
+        assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize("folder", ["", "/no/such/folder", "/" + "x" * 120])
+def test_without_a_usable_folder_the_socket_has_no_file(folder: str, pool: ThreadPoolExecutor) -> None:
+    with Reception(folder) as reception:
+        assert is_abstract(reception.name)
+        came = pool.submit(come, [reception.name], meeting(1))
+        accept(reception, meeting(0), {(1, 0)})[1, 0].close()
+        came.result(FAILSAFE_SECONDS).close()

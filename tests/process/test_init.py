@@ -6,6 +6,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 from process_world import PATIENCE, hvdrun
@@ -60,6 +61,48 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     assert code == 1
     assert "1 of 2 ranks are here; waiting for rank 1" in err
     assert "DeadlineError" in err
+
+
+# A rank whose links cannot be made; the others must not wait for the start timeout, nor be blamed.
+BROKEN_LINKS = """
+import errno, os, signal, sys, time
+import sirtaki.numpy as hvd
+from sirtaki._core.bootstrap import memory
+
+def fail(*arguments):
+    time.sleep(0.3)
+    if "{how}" == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+if os.environ["SIRTAKI_RANK"] == "1":
+    memory.MemoryLinks.exchange = fail
+else:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+hvd.init()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "verdict", "reason"),
+    [
+        ("out of files", 1, "rank 1 (pid", "rank 1 could not link to the others: Too many open files: raise"),
+        ("killed", 137, "was killed by signal 9", "rank 1 "),
+    ],
+)
+def test_a_rank_that_cannot_link_is_named_at_once(how: str, code: int, verdict: str, reason: str) -> None:
+    command = hvdrun(3, sys.executable, "-c", BROKEN_LINKS.format(how=how))
+    begun = time.monotonic()
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert time.monotonic() - begun < 60  # the start timeout is 120 s
+    assert ended.returncode == code, ended.stderr
+    last = ended.stderr.splitlines()[-1]
+    assert "rank 1" in last
+    assert verdict in last
+    for rank in (0, 2):
+        told = [line for line in ended.stderr.splitlines() if line.startswith(f"[{rank}]") and reason in line]
+        assert told, ended.stderr
+    assert "Broken pipe" not in ended.stderr
 
 
 def test_another_key_is_refused() -> None:

@@ -21,6 +21,7 @@ from launching import FAILSAFE_SECONDS
 
 from sirtaki._core.bootstrap import strangers
 from sirtaki._core.bootstrap.address import listen_at, refuse_without_key, split_address
+from sirtaki._core.bootstrap.arrival import Arrival
 from sirtaki._core.bootstrap.handshake import (
     BootstrapError,
     HandshakeError,
@@ -164,6 +165,26 @@ def test_a_proof_for_one_connection_does_not_fit_another(job: Rendezvous) -> Non
     assert job.works()
 
 
+def test_a_proof_that_is_given_back_is_refused() -> None:
+    """An acceptor without the key can return the connecting rank's own proof; its role is another one."""
+    ours, impostor = socket.socketpair()
+    deadline = time.monotonic() + FAILSAFE_SECONDS
+
+    def reflect() -> None:
+        theirs = impostor.recv(HELLO_BYTES, socket.MSG_WAITALL)
+        hello = bytearray(hello_of(JOB))
+        hello[ROLE] = Role.ACCEPTS
+        impostor.sendall(hello)
+        assert len(theirs) == HELLO_BYTES
+        impostor.sendall(impostor.recv(32, socket.MSG_WAITALL))
+
+    with ThreadPoolExecutor(1) as pool, ours, impostor:
+        reflected = pool.submit(reflect)
+        with pytest.raises(HandshakeError, match="does not know the key of this job"):
+            shake_hands(ours, JOB, Identity(1, 1), LinkKind.STORE, Role.CONNECTS, deadline)
+        reflected.result(FAILSAFE_SECONDS)
+
+
 @pytest.mark.parametrize(
     ("hello", "words"),
     [
@@ -241,6 +262,32 @@ def test_a_crowd_from_one_place_displaces_only_itself() -> None:
     assert len(crowd) <= strangers.LIMIT
     assert len(sent_away) == 3 * strangers.LIMIT + len(honest) - len(crowd)
     assert all(visitor in crowd for visitor in honest)
+
+
+class _Connection:
+    """A TCP connection from some address, as far as Arrival looks at it."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def setblocking(self, blocking: bool) -> None:
+        assert not blocking
+
+    def getpeername(self) -> tuple[str, int, int, int]:
+        return (self._address, 40000, 0, 0)
+
+
+def test_all_addresses_of_an_ipv6_network_count_as_one_source() -> None:
+    """A host may take any address of its /64: counted one by one, they would let it displace ranks."""
+
+    def source(address: str) -> str:
+        conversation = converse(JOB, Identity(0), LinkKind.STORE, Role.ACCEPTS)
+        connection: socket.socket = _Connection(address)  # type: ignore[assignment]
+        return Arrival(connection, conversation, 0.0).source
+
+    assert source("2001:db8:0:7::1") == source("2001:db8:0:7:ffff:ffff:ffff:ffff")
+    assert source("2001:db8:0:7::1") != source("2001:db8:0:8::1")
+    assert source("::ffff:192.0.2.7") == "192.0.2.7" != source("192.0.2.8")
 
 
 def test_more_strangers_than_this_process_may_have_files() -> None:

@@ -7,10 +7,13 @@ SIRTAKI_RENDEZVOUS, and the rank may also be the index of a pod of an indexed Ku
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Mapping
 
 from ..address import split_addresses
 from ..handshake import BootstrapError, Job
+from ..key import read_key
 from .world import VERSION, World, key_of, number_in, served_by_rank_0, start_timeout
 
 _POD = "JOB_COMPLETION_INDEX"
@@ -36,8 +39,16 @@ def find(environment: Mapping[str, str]) -> World | None:
         return served_by_rank_0(number, size, address, "environment", environment)
     if "SIRTAKI_JOB" not in environment:
         raise BootstrapError("SIRTAKI_JOB is not set, which hvdrun sets: start the ranks with hvdrun")
-    job = Job(environment["SIRTAKI_JOB"], size, key_of(environment), VERSION)
-    return World(number, job, address, start_timeout(environment))
+    key_file = environment.get("SIRTAKI_KEY_FILE", "")
+    key = _key_of_launcher(key_file) if key_file else key_of(environment)
+    job = Job(environment["SIRTAKI_JOB"], size, key, VERSION)
+    return World(number, job, address, start_timeout(environment), folder=os.path.dirname(key_file))
+
+
+@functools.lru_cache(maxsize=1)
+def _key_of_launcher(path: str) -> bytes:
+    """The key of hvdrun's job, read once: a system that cleans temporary files may remove it after days."""
+    return read_key(path)
 
 
 def lonely(environment: Mapping[str, str]) -> str:

@@ -24,6 +24,7 @@ class World:
         serves: there is no launcher's rendezvous, and this rank serves it, at `address`.
         announce: where a launcher has a channel of its own, all ranks call this: the one that serves with its
             address, and the others learn it from what it returns.
+        folder: on this host, private to the job, if its launcher has made one; else "".
     """
 
     rank: int
@@ -32,6 +33,7 @@ class World:
     start_timeout: float = DEFAULT_START_TIMEOUT
     serves: bool = False
     announce: Callable[[str], str] | None = None
+    folder: str = ""
 
 
 def alone() -> World:
