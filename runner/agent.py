@@ -123,6 +123,7 @@ class Agent:
 
     def _listen(self) -> None:
         numbers = self._bell.read()
+        self._guard.replace_if_killed()
         if self._job is not None:
             for ending in self._job.look():
                 values = {"code": ending.code, "killed_by": ending.killed_by}

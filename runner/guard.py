@@ -8,7 +8,9 @@ without a guard.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -19,9 +21,16 @@ _POLL_SECONDS = 0.02  # nothing tells when a process group becomes empty
 
 
 class Guard:
-    """hvdrun's side: starts the guard and gives it its orders."""
+    """hvdrun's side: starts the guard, gives it its orders, and replaces it if it is killed."""
 
     def __init__(self) -> None:
+        self._groups: list[int] = []
+        self._directories: list[str] = []
+        self._released = False
+        self._was_killed = False
+        self._start()
+
+    def _start(self) -> None:
         orders, self._pipe = os.pipe()
         null = os.open(os.devnull, os.O_RDWR)
         self.pid = os.posix_spawn(
@@ -40,31 +49,61 @@ class Guard:
 
     def watch_group(self, group: int) -> None:
         """From now on the guard will end this process group. Called by the group's first process itself."""
-        os.write(self._pipe, f"group {group}\n".encode())
+        self._order(f"group {group}")
+
+    def note_group(self, group: int) -> None:
+        """Remembers a group that its first process has told the guard of."""
+        self._groups.append(group)
 
     def watch_directory(self, path: str) -> None:
-        """From now on the guard will remove this directory and the files in it."""
-        os.write(self._pipe, b"directory " + os.fsencode(path) + b"\n")
+        """From now on the guard will remove this directory and all that is in it."""
+        self._directories.append(path)
+        self._order(f"directory {path}")
+
+    def replace_if_killed(self) -> bool:
+        """Starts another guard, with the same orders, if this one has died; True if it had."""
+        if self._released or not self._has_died():
+            return False
+        os.close(self._pipe)
+        self._start()
+        for group in self._groups:
+            self._order(f"group {group}")
+        for path in self._directories:
+            self._order(f"directory {path}")
+        return True
 
     def ended(self) -> bool:
         """Whether the guard has done its work."""
-        if self.pid and os.waitpid(self.pid, os.WNOHANG)[0]:
-            self.pid = 0
-        return not self.pid
+        return not self.pid or self._has_died()
 
     def release(self) -> None:
         """Lets the guard do its work; it ends when that is done."""
-        if self._pipe >= 0:
+        if not self._released:
+            self._released = True
             os.close(self._pipe)
-            self._pipe = -1
 
     def __enter__(self) -> Guard:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        """Waits for the guard, and does what it has left, in case it was killed."""
         self.release()
+        self._has_died(options=0)
+        if self._was_killed:
+            end_groups(self._groups)
+        for path in self._directories:
+            remove_directory(path)
+
+    def _order(self, text: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it was killed; its successor will be given all orders
+            os.write(self._pipe, os.fsencode(text) + b"\n")
+
+    def _has_died(self, options: int = os.WNOHANG) -> bool:
         if self.pid:
-            os.waitpid(self.pid, 0)
+            ended, status = os.waitpid(self.pid, options)
+            if ended:
+                self.pid, self._was_killed = 0, status != 0
+        return not self.pid
 
 
 def main() -> None:
@@ -80,7 +119,7 @@ def main() -> None:
             directories.append(operand)
     end_groups(groups)
     for directory in directories:
-        _remove(directory)
+        remove_directory(os.fsdecode(directory))
 
 
 def end_groups(groups: Sequence[int]) -> None:
@@ -122,13 +161,11 @@ def _with_members(groups: set[int]) -> set[int]:
     return found
 
 
-def _remove(directory: bytes) -> None:
-    try:
-        for entry in os.scandir(directory):
-            os.unlink(entry.path)
-        os.rmdir(directory)
-    except OSError:
-        return
+def remove_directory(path: str) -> None:
+    """Removes a directory with all that is in it, the job's key first. Follows no links."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(path, "key"))
+    shutil.rmtree(path, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,9 @@ from typing import Protocol
 from .culprit import Ending
 from .guard import Guard
 from .signals import HANDLED
+
+_libc = ctypes.CDLL(None)  # opened before any fork
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Rank(Protocol):
@@ -48,9 +52,11 @@ class Process:
         """
         self._buried = False
         failure, report_failure = os.pipe()
+        parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            _become(command, environment, guard, (*streams, report_failure))
+            _become(command, environment, guard, parent, (*streams, report_failure))
+        guard.note_group(self.pid)
         os.close(report_failure)
         with open(failure, "rb") as file:
             error = file.read()  # ends when the program has replaced this one, or with the reason why not
@@ -122,13 +128,20 @@ def _become(
     command: Sequence[str],
     environment: Mapping[str, str],
     guard: Guard,
+    parent: int,
     descriptors: tuple[int, int, int, int],
 ) -> None:
-    """In the new process: becomes the program. Never returns."""
+    """In the new process: becomes the program. Never returns.
+
+    If `parent` ends, and the guard with it, the system still asks the program to end: prctl(2).
+    """
     *streams, report_failure = descriptors
     try:
         os.setpgid(0, 0)
         guard.watch_group(os.getpid())
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it has ended before that call
+            os._exit(127)
         for number, descriptor in enumerate(streams):
             os.dup2(descriptor, number)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, other programs should not

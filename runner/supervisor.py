@@ -73,9 +73,9 @@ class Supervisor:
 
     def run(self, bell: Bell, mailbox: Mailbox, guard: Guard) -> int:
         """Returns hvdrun's exit code when all ranks and their descendants have ended and all is shown."""
-        self._selector.register(bell, selectors.EVENT_READ, lambda: self._listen(bell, mailbox))
+        self._selector.register(bell, selectors.EVENT_READ, lambda: self._listen(bell, mailbox, guard))
         bell.listen()
-        self._listen(bell, mailbox)
+        self._listen(bell, mailbox, guard)
         self._turn_until(lambda: all(rank.ending for rank in self._ranks))
         self._server.close()
         self._conclude(mailbox)
@@ -140,8 +140,10 @@ class Supervisor:
             self._kill()
         self._progress.meet(now)
 
-    def _listen(self, bell: Bell, mailbox: Mailbox) -> None:
+    def _listen(self, bell: Bell, mailbox: Mailbox, guard: Guard) -> None:
         numbers = bell.read()
+        if guard.replace_if_killed():
+            self._display.say("the process that cleans up after this job was killed; another one replaces it")
         for event in mailbox.empty():
             tell = self._display.say if event.kind == "refused" else self._display.detail
             tell(f"the rendezvous reports that {describe(event)}")

@@ -69,6 +69,73 @@ def test_kill_9_of_hvdrun_ends_even_those_that_do_not_heed_sigterm(
     wait_for_their_end(pids)
 
 
+def guards_of(process: subprocess.Popen[bytes]) -> list[int]:
+    """The children of hvdrun that run the guard's file."""
+    tasks = Path(f"/proc/{process.pid}/task")
+    children = [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
+    return [pid for pid in children if b"guard.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.parametrize("end", ["kill", "finish"])
+def test_a_killed_guard_is_replaced(
+    start_hvdrun: Start, rank_script: Script, tmp_path: Path, environment: dict[str, str], end: str
+) -> None:
+    """Its successor knows what to clean up, and hvdrun looks after it too."""
+    (tmp_path / "temporary").mkdir()
+    environment["TMPDIR"] = str(tmp_path / "temporary")
+    wait = "while not os.path.exists(f'{folder}/end'): time.sleep(0.01)\n"
+    process = start_hvdrun("-np", "2", "python", rank_script(FAMILY + wait))
+    pids = read_pids(tmp_path, 4)
+    [guard] = guards_of(process)
+    os.kill(guard, signal.SIGKILL)
+    wait_until(lambda: guards_of(process) not in ([guard], []), "another guard has been started")
+    if end == "kill":
+        process.kill()
+    else:
+        (tmp_path / "end").write_text("")
+        code, stderr = finish(process)
+        assert code == 0
+        assert stderr.count("was killed; another one replaces it") == 1
+    wait_for_their_end(pids)
+    wait_until(lambda: not list((tmp_path / "temporary").iterdir()), "the key has been removed")
+
+
+def test_ranks_end_although_both_hvdrun_and_its_guard_are_killed(
+    start_hvdrun: Start, rank_script: Script, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    environment["TMPDIR"] = str(tmp_path)
+    process = start_hvdrun("-np", "2", "python", rank_script(FAMILY + "time.sleep(300)"))
+    family = set(read_pids(tmp_path, 4))
+    children = {int(file.read_text()) for file in tmp_path.glob("child*.pid")}
+    process.send_signal(signal.SIGSTOP)  # so that it cannot replace the guard
+    for guard in guards_of(process):
+        os.kill(guard, signal.SIGKILL)
+    process.kill()
+    wait_for_their_end(list(family - children))
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_whatever_lies_in_the_private_folder_goes_and_nothing_beyond(
+    start_hvdrun: Start, rank_script: Script, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "beyond").mkdir()
+    (tmp_path / "beyond" / "data").write_text("precious")
+    environment["TMPDIR"] = str(tmp_path / "temporary")
+    body = """
+private = os.path.dirname(os.environ["SIRTAKI_KEY_FILE"])
+os.makedirs(f"{private}/a/b")
+open(f"{private}/a/b/file", "w").close()
+os.symlink(os.path.dirname(__file__) + "/beyond", f"{private}/a/link")
+os.symlink(os.path.dirname(__file__) + "/beyond", f"{private}/link")
+"""
+    code, stderr = finish(start_hvdrun("-np", "1", "python", rank_script(body)))
+    assert code == 0, stderr
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert (tmp_path / "beyond" / "data").read_text() == "precious"
+
+
 def test_grandchildren_end_with_the_job(start_hvdrun: Start, rank_script: Script, tmp_path: Path) -> None:
     process = start_hvdrun("-np", "2", "python", rank_script(FAMILY))
     pids = read_pids(tmp_path, 4)
