@@ -11,11 +11,13 @@ from sirtaki._core.bootstrap.key import write_key
 
 from .culprit import Ending
 from .environment import RankEnvironment, arrived, thread_counts
+from .errors import LaunchError
 from .frames import LIMITS, Frame, Kind
 from .guard import Guard
 from .hosts import Place
 from .private_folder import make_private_folder
 from .process import RankProcess
+from .room import Room
 from .start import REPORTS, TIMELINE, why_not_started
 
 _PIECE_BYTES = 64 * 1024
@@ -27,6 +29,9 @@ class AgentJob:
     def __init__(self, values: Mapping[str, Any], cores: int, guard: Guard) -> None:
         """Raises LaunchError, or KeyError, TypeError or ValueError if the values make no sense."""
         self._guard = guard
+        self._room = Room(len(values["places"]), cores)
+        if not values.get("oversubscribe"):
+            self._room.check()
         self._folder = Path(make_private_folder(guard))
         self._command = [str(one) for one in values["command"]]
         self._places = [Place(*map(int, place)) for place in values["places"]]
@@ -53,6 +58,8 @@ class AgentJob:
         """Starts all ranks, and says of each its process, or why there is none."""
         for place in self._places:
             environment = self._environment.of(place, self._base)
+            if shortage := self._room.shortage(len(self.running)):
+                raise LaunchError(shortage)
             try:
                 rank = RankProcess(place.rank, self._command, environment, self._guard)
             except OSError as error:

@@ -80,6 +80,7 @@ def _settings(options: argparse.Namespace, settings_of_core: dict[str, str]) -> 
         notices=tuple(filter(None, (*notices, warning))),
         ssh=SshOptions(options.ssh_port, identity, options.verbose),
         interfaces=tuple(interfaces),
+        oversubscribe=options.oversubscribe,
     )
 
 

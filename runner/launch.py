@@ -34,6 +34,7 @@ from .hosts import Host, Place, Share, fill, is_own_host, needed, places_of
 from .private_folder import make_private_folder
 from .process import Rank
 from .progress import Progress
+from .room import Room
 from .signals import Bell
 from .ssh import SshOptions
 from .start import REPORTS, start_ranks
@@ -59,6 +60,7 @@ class Settings:
     notices: tuple[str, ...] = ()  # shown before anything else
     ssh: SshOptions = field(default_factory=SshOptions)
     interfaces: tuple[str, ...] = ()  # the only ones over which ranks reach each other; () for all
+    oversubscribe: bool = False  # start ranks although a host seems to have no room for them
 
 
 def run_job(settings: Settings) -> int:
@@ -78,6 +80,7 @@ class _Launch:
         self._mailbox = Mailbox(bell)
         self._selector = selectors.PollSelector()  # epoll refuses regular files
         self._display = Display(self._selector, settings.verbose)
+        self._room: Room | None = None  # for the ranks of this host
 
     def run(self) -> int:
         settings, display = self._settings, self._display
@@ -109,6 +112,8 @@ class _Launch:
         supervisor = Supervisor(
             in_order, remotes, display, self._selector, self._inquiry, server, epilogue, progress
         )
+        if self._room is not None:
+            supervisor.watch_memory(self._room, settings.start_timeout)
         return supervisor.run(self._bell, self._mailbox, self._guard)
 
     def _reach_hosts(self) -> tuple[list[RemoteHost], list[Share]]:
@@ -158,8 +163,10 @@ class _Launch:
         return RankEnvironment(job.id, rendezvous, key_file, settings.start_timeout, additions)
 
     def _start_here(self, environment: RankEnvironment, places: Sequence[Place]) -> dict[int, Rank]:
-        command = self._settings.command
-        started = start_ranks(command, environment, places, self._guard)
+        room = self._room = Room(len(places), usable_cores())
+        if not self._settings.oversubscribe:
+            room.check()
+        started = start_ranks(self._settings.command, environment, places, self._guard, room)
         for rank in started:
             self._display.read_rank(rank.rank, rank.stdout, rank.stderr)
             self._note_start("", rank.rank, rank.pid)
@@ -180,6 +187,7 @@ class _Launch:
             "environment": exported(os.environ),
             "additions": additions,
             "places": [astuple(place) for place in places],
+            "oversubscribe": settings.oversubscribe,
         }
 
     def _start_there(

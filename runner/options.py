@@ -67,6 +67,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="keep what each rank writes in DIR/rank.<number>/stdout and stderr, too",
     )
     add(
+        "--oversubscribe",
+        action="store_true",
+        help="start more than 16 ranks a core, or more than the memory seems to have room for",
+    )
+    add(
         "--start-timeout",
         metavar="SECONDS",
         type=_seconds,

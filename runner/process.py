@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from .culprit import Ending
 from .guard import Guard
-from .signals import HANDLED
+from .signals import HANDLED, refuse_to_start_after_a_signal
 
 _libc = ctypes.CDLL(None)  # opened before any fork
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_LOOK_SECONDS = 0.1  # between looks for a signal while a program starts; on a busy machine that takes long
 
 
 class Rank(Protocol):
@@ -59,6 +61,8 @@ class Process:
         guard.note_group(self.pid)
         os.close(report_failure)
         with open(failure, "rb") as file:
+            while not select.select([file], [], [], _LOOK_SECONDS)[0]:
+                refuse_to_start_after_a_signal()
             error = file.read()  # ends when the program has replaced this one, or with the reason why not
         if error:
             os.waitpid(self.pid, 0)
@@ -91,7 +95,8 @@ class RankProcess:
     def __init__(
         self, rank: int, command: Sequence[str], environment: Mapping[str, str], guard: Guard
     ) -> None:
-        """Starts the rank. Raises OSError as `Process` does."""
+        """Starts the rank. Raises OSError as `Process` does, and LaunchError after a signal."""
+        refuse_to_start_after_a_signal()
         self.rank = rank
         self.ending: Ending | None = None
         self.stdout, stdout = os.pipe()

@@ -7,6 +7,8 @@ import signal
 import socket
 from types import FrameType
 
+from .errors import LaunchError
+
 HANDLED = frozenset(
     {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT, signal.SIGCHLD}
 )
@@ -56,6 +58,14 @@ class Bell:
             return self._receiver.recv(4096)
         except BlockingIOError:
             return b""
+
+
+def refuse_to_start_after_a_signal() -> None:
+    """Raises LaunchError if a signal that asks this process to end waits since `hold_back`."""
+    pending = signal.sigpending()
+    for number, words in ((signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated (SIGTERM)")):
+        if number in pending and signal.getsignal(number) is not signal.SIG_IGN:
+            raise LaunchError(f"{words} before all ranks were started: ending those that were", 128 + number)
 
 
 def stop_this_process() -> None:

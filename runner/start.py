@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from .command import NOT_EXECUTABLE
 from .environment import RankEnvironment
@@ -12,6 +12,7 @@ from .errors import LaunchError
 from .guard import Guard
 from .hosts import Place
 from .process import RankProcess
+from .room import Room
 
 REPORTS = "SIRTAKI_DUMP_DIRECTORY"
 TIMELINE = "SIRTAKI_TIMELINE"
@@ -22,13 +23,18 @@ def start_ranks(
     environment: RankEnvironment,
     places: Sequence[Place],
     guard: Guard,
-    base: Mapping[str, str] = os.environ,
+    room: Room,
 ) -> list[RankProcess]:
-    """Starts a process for each place. Raises LaunchError if one cannot be started."""
+    """Starts a process for each place.
+
+    Raises LaunchError if one cannot be started, if memory runs out, or at a signal that asks hvdrun to end.
+    """
     ranks: list[RankProcess] = []
     for place in places:
+        if shortage := room.shortage(len(ranks)):
+            raise LaunchError(shortage, 1)
         try:
-            ranks.append(RankProcess(place.rank, command, environment.of(place, base), guard))
+            ranks.append(RankProcess(place.rank, command, environment.of(place, os.environ), guard))
         except OSError as error:
             raise LaunchError(why_not_started(place.rank, command, error), NOT_EXECUTABLE) from None
     return ranks

@@ -18,6 +18,7 @@ from .epilogue import Epilogue
 from .guard import Guard
 from .process import Rank
 from .progress import Progress
+from .room import Room
 from .signals import Bell, stop_this_process
 
 if TYPE_CHECKING:  # it is not needed on one host
@@ -69,7 +70,13 @@ class Supervisor:
         self._verdict: Verdict | None = None  # once it is settled that the job does not end well
         self._decide_at: float | None = None
         self._kill_at: float | None = None
+        self._room: Room | None = None  # for the ranks of this host, while they start
         self._hurry = False  # the user will not wait for what is left to show
+
+    def watch_memory(self, room: Room, seconds: float) -> None:
+        """Gives the job up if its start uses up the memory of this host. To be called before `run`."""
+        self._room = room
+        room.watch(seconds)
 
     def run(self, bell: Bell, mailbox: Mailbox, guard: Guard) -> int:
         """Returns hvdrun's exit code when all ranks and their descendants have ended and all is shown."""
@@ -127,6 +134,7 @@ class Supervisor:
     def _time_to_next_deadline(self) -> float | None:
         moments = [self._decide_at, self._kill_at, self._progress.due]
         moments += [host.deadline for host in self._hosts]
+        moments += [self._room.due] if self._room is not None else []
         deadlines = [moment for moment in moments if moment is not None]
         if self._decide_at is not None and self._inquiry.conclusive:
             deadlines.append(time.monotonic() + REPORT_POLL_SECONDS)
@@ -139,6 +147,9 @@ class Supervisor:
         if self._kill_at is not None and self._kill_at <= now:
             self._kill()
         self._progress.meet(now)
+        if self._room is not None and self._verdict is None and (shortage := self._room.meet(now)):
+            self._end(Verdict(1, shortage), signal.SIGTERM)
+            self._kill()
 
     def _listen(self, bell: Bell, mailbox: Mailbox, guard: Guard) -> None:
         numbers = bell.read()
@@ -164,6 +175,8 @@ class Supervisor:
             self._obey(number)
 
     def _note_arrival(self, event: StoreEvent) -> None:
+        if event.kind == "initialised" and self._room is not None:
+            self._room.note_initialised(event.rank)
         if event.kind == "arrived" and event.generation <= 1:
             self._progress.begin()
             self._progress.note(event.rank)

@@ -73,6 +73,10 @@ class Rounds:
             self._gone[rank] = (up_to_generation, reason)
         return self._fail_without_the_gone()
 
+    def has_failed(self, generation: int) -> bool:
+        """Whether a generation has ended without all ranks."""
+        return generation in self._failed
+
     def give_up(self, generation: int, error: str) -> bool:
         """Ends a generation: its all-gathers have failed. False if it had failed before."""
         if generation in self._failed:

@@ -280,15 +280,15 @@ class StoreServer:
         if not 0 <= culprit < self.job.size:
             raise BootstrapError(f"there is no rank {culprit} in this job")
         if culprit == rank:
-            self._fail_generation(generation, rank, f"rank {rank} could not link to the others: {text}")
-        else:
-            self._fail_generation(generation, culprit, text)
+            text = f"rank {rank} could not link to the others: {text}"
+        if not self._rounds.has_failed(generation):
+            self._on_event(StoreEvent("overdue", culprit, generation, text, (culprit,)))
+        self._fail_generation(generation, culprit, text)
 
     def _fail_generation(self, generation: int, culprit: int, text: str) -> None:
         """Tells all ranks that are in this init(), whether they wait in an all-gather or for each other."""
         if not self._rounds.give_up(generation, text):
             return
-        self._on_event(StoreEvent("overdue", culprit, generation, text, (culprit,)))
         message = pack_frame(pack_failure(culprit, text))
         for connection in [one for (other, _), one in self._ranks.items() if other == generation]:
             if not connection.initialised:
