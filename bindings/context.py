@@ -213,9 +213,10 @@ class Context:
             if status == _OK:
                 return
             if status != _IN_PROGRESS:
-                failure = self._failure(status, batch, start, number)
-                self.release(batch, start, number)
-                raise failure
+                try:
+                    raise self._failure(status, batch, start, number)
+                finally:
+                    self.release(batch, start, number)
             self._take_steps()
 
     def wait_in_stream(self, batch: Batch, stream: int, start: int = 0, count: int | None = None) -> None:
@@ -232,9 +233,10 @@ class Context:
             if status == _OK:
                 return
             if status != _IN_PROGRESS:
-                failure = self._failure(status, batch, start, number)
-                self.let_go(batch, start, number)
-                raise failure
+                try:
+                    raise self._failure(status, batch, start, number)
+                finally:
+                    self.let_go(batch, start, number)
 
     def follow(self, step: Callable[[], bool]) -> None:
         """Calls `step` now and then while this rank waits, whatever for, until it returns True.

@@ -23,7 +23,7 @@ from .agent_job import AgentJob
 from .channel import Channel
 from .cores import count_gpus, usable_cores
 from .errors import LaunchError
-from .frames import ROOM, START_MARK, Frame, Kind, WireError
+from .frames import LAST_WORDS, ROOM, START_MARK, Frame, Kind, WireError
 from .guard import Guard
 from .signals import Bell
 
@@ -31,7 +31,7 @@ ALIVE_SECONDS = 10.0  # between signs of life
 _COLLECT_SECONDS = 0.02  # nothing tells when a rank has written its report
 _MOST_BACKLOG = 1024 * 1024
 _READ_BYTES = 64 * 1024
-_LAST_READS = 16  # more than a pipe holds
+_LAST_READS = LAST_WORDS // _READ_BYTES
 _STREAMS = {1: Kind.STDOUT, 2: Kind.STDERR}
 
 

@@ -56,7 +56,7 @@ class Display:
 
     def read_host(self, name: str, stderr: int) -> Stream:
         """Shows what comes from this descriptor as what the connection to a host says."""
-        stream = Stream(f"[{name}] ".encode(), self._stderr)
+        stream = Stream(f"[{name}] ".encode(), self._stderr, is_trusted=False)
         self._open.add(Pipe(stderr, stream))
         self.balance()
         return stream

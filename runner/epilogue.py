@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from .culprit import name_rank
+from .frames import LIMITS, Kind
 from .timeline import merge_timelines
 
 _MOST_LINES = 8
+# Raised by reading what is no report: of other types, nested without end, or with numbers beyond all bounds.
+_NO_REPORT = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError)
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3")
 
 
@@ -81,7 +84,7 @@ class Epilogue:
     def _described(self, report: Mapping[str, Any]) -> str:
         try:
             return describe(report, self.names_hosts) if report else ""
-        except (AttributeError, KeyError, TypeError, ValueError):  # it is no report, whoever wrote it
+        except _NO_REPORT:  # whoever wrote it
             return ""
 
     def _file(self, rank: int) -> Path:
@@ -89,9 +92,11 @@ class Epilogue:
 
     def _read(self, rank: int) -> Mapping[str, Any]:
         try:
-            return json.loads(self._file(rank).read_text(errors="replace"))
-        except (OSError, ValueError):  # it left none: its world lived, or it was killed
+            with open(self._file(rank), "rb") as file:
+                report = json.loads(file.read(LIMITS[Kind.REPORT]))
+        except (OSError, *_NO_REPORT):  # it left none: its world lived, or it was killed
             return {}
+        return report if isinstance(report, dict) else {}
 
 
 def describe(report: Mapping[str, Any], names_host: bool = False) -> str:

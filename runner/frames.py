@@ -16,6 +16,9 @@ from typing import Any
 START_MARK = b"\0sirtaki agent\0\n"
 MOST_BEFORE_MARK = 64 * 1024  # bytes that a login may print
 ROOM = 256 * 1024  # bytes of ranks' output that an agent sends before hvdrun says that there is room again
+LAST_WORDS = (
+    1024 * 1024
+)  # bytes of each stream of a rank beyond that, once all ranks have ended: what a pipe holds
 _MAGIC = b"sirt"
 _HEADER = struct.Struct("!4sBiI")  # magic, kind, rank (or a number), length of the payload
 _NUMBER = struct.Struct("!I")

@@ -7,10 +7,13 @@ import selectors
 from collections import deque
 from typing import BinaryIO
 
+from sirtaki._core.bootstrap.handshake import printable
+
 TAIL_LINES = 20
 _TAIL_LINE_BYTES = 4096
 _READ_BYTES = 64 * 1024
 _LONGEST_LINE = 16 * 1024 * 1024  # a longer one is broken, rather than kept in memory without end
+_LONGEST_UNTRUSTED = 2000  # characters of a line
 _PENDING_LIMIT = 1024 * 1024  # so much may wait for the reader of hvdrun's output before the ranks wait, too
 _PIPE_BUFFER = 4096  # a pipe that poll calls writable takes so much without making us wait
 _ERASE_REST_OF_LINE = b"\x1b[K"
@@ -71,7 +74,11 @@ class Sink:
 class Stream:
     """The standard output or the standard error of one rank, wherever its bytes come from."""
 
-    def __init__(self, prefix: bytes, sink: Sink, file: BinaryIO | None = None) -> None:
+    def __init__(
+        self, prefix: bytes, sink: Sink, file: BinaryIO | None = None, is_trusted: bool = True
+    ) -> None:
+        """`is_trusted`: a terminal may obey what it writes, such as colours."""
+        self._is_trusted = is_trusted
         self.sink = sink
         self.file = file
         self.shown = True
@@ -113,6 +120,10 @@ class Stream:
         self._rest = b""
 
     def _show(self, line: bytes) -> None:
+        if not self._is_trusted:
+            line = (
+                printable(line.decode(errors="replace").rstrip("\r\n"), _LONGEST_UNTRUSTED).encode() + b"\n"
+            )
         if line.endswith(b"\n"):
             self.tail.append(line[-_TAIL_LINE_BYTES:])
         if self.shown:

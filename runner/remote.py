@@ -17,7 +17,7 @@ from .channel import Channel
 from .command import NOT_EXECUTABLE
 from .culprit import Ending
 from .display import STDERR, STDOUT, Display
-from .frames import ROOM, START_MARK, Frame, Kind, WireError
+from .frames import LAST_WORDS, ROOM, START_MARK, Frame, Kind, WireError
 from .guard import Guard
 from .process import Process
 from .ssh import SshOptions, explain
@@ -94,7 +94,11 @@ class RemoteHost:
         self._options = options
         self._selector = selector
         self._display = display
-        self._owed = {STDOUT: 0, STDERR: 0}
+        self._owed = {
+            STDOUT: 0,
+            STDERR: 0,
+        }  # bytes of output that came, and for which no new room was granted
+        self._room = ROOM
         self._job: RemoteJob | None = None
         self._heard = time.monotonic()
 
@@ -127,6 +131,7 @@ class RemoteHost:
 
     def finish(self) -> None:
         """All ranks have ended: has the agent send what they have left, and end."""
+        self._room = ROOM + len(self._job.ranks if self._job else ()) * LAST_WORDS
         self.send(Frame(Kind.FINISH))
 
     def tend(self) -> None:
@@ -191,6 +196,8 @@ class RemoteHost:
         if frame.kind in (Kind.STDOUT, Kind.STDERR):
             number = STDOUT if frame.kind == Kind.STDOUT else STDERR
             self._owed[number] += len(frame.payload)
+            if self._owed[number] > self._room:
+                raise WireError(f"it sent more output than the {self._room} bytes there was room for")
             self._display.take(frame.rank, number, frame.payload)
         elif frame.kind == Kind.STARTED:
             rank.pid = frame.number

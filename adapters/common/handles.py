@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -135,14 +136,16 @@ class Handle(Generic[T]):
         if self._operation is not None:
             self._settle(self._operation)
         if self._failure is not None:
-            raise self._failure
+            raise copy.copy(
+                self._failure
+            )  # the one that is raised refers to this frame, and so to this handle
         return self._result  # type: ignore[return-value]  # T may itself be optional
 
     def _settle(self, operation: Operation[T]) -> None:
         try:
             _wait(self._context, operation)
         except Exception as error:
-            self._failure = error
+            self._failure = error.with_traceback(None)
         else:
             self._result = operation.finish(self._context, operation.batch)
             _give_back(self._context, operation.batch)

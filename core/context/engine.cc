@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <new>
 
 #include "base/machine.h"
 
@@ -69,7 +70,7 @@ bool Engine::wait(const std::function<bool()>& done, Nanoseconds deadline) {
   parts_.sleeper.set_timer(never);  // before the flush, which then covers whatever the timer was for
   flush_wanted_.store(true, std::memory_order_seq_cst);
   for (;;) {
-    if (driver_.try_lock()) {
+    if (take_role()) {
       drive(done, deadline, false);
       leave();
     }
@@ -85,7 +86,7 @@ bool Engine::wait(const std::function<bool()>& done, Nanoseconds deadline) {
 
 void Engine::poll() {
   flush_wanted_.store(true, std::memory_order_seq_cst);
-  if (!driver_.try_lock()) {
+  if (!take_role()) {
     parts_.sleeper.wake();
     return;
   }
@@ -110,14 +111,42 @@ Status Engine::death() const {
 
 // ---- The driver --------------------------------------------------------------------------------------------
 
+bool Engine::take_role() {
+  if (!driver_.try_lock()) return false;
+  if (!closed_) return true;
+  driver_.unlock();
+  return false;
+}
+
 bool Engine::pass(Nanoseconds now) {
+  try {
+    return iterate(now);
+  } catch (const std::bad_alloc&) {
+    fail_without_memory(now);
+    return false;
+  }
+}
+
+// What the interrupted iteration held is free again, so there is usually room for the words that all ranks are told.
+void Engine::fail_without_memory(Nanoseconds now) {
+  try {
+    return fail(own_failure({SRT_OUT_OF_MEMORY, "there is no memory left"}), Tell::everyone, now);
+  } catch (const std::bad_alloc&) {
+    const auto lock = parts_.handles.lock();
+    if (death_.status.is_ok()) death_ = {{SRT_OUT_OF_MEMORY, "no memory left"}, parts_.rank};  // fits without any
+  }
+  dead_.store(true, std::memory_order_release);
+}
+
+bool Engine::iterate(Nanoseconds now) {
   bool moved = take_submissions(now);
   moved |= take_ready(now);
   look_for_abort(now);
   if (!is_dead()) {
     news_ = {};
     const Status status = parts_.negotiation.pass(now, news_);
-    if (!status.is_ok()) fail(own_failure(status), Tell::everyone, now);
+    if (news_.offender >= 0) fail({status, news_.offender}, Tell::everyone, now);
+    else if (!status.is_ok()) fail(own_failure(status), Tell::everyone, now);
     else act_on(news_, now);
     moved |= news_.moved;
   }

@@ -73,8 +73,13 @@ class Engine {
   void forked() { forked_ = true; }
 
  private:
-  // One round of the loop. True if anything moved. Driver only, like all below it.
+  // Makes this thread the driver, if there is none and something is left to drive.
+  bool take_role();
+  // One iteration of the loop. True if anything moved. Driver only, like all below it. Running out of memory in it
+  // fails the context as any other failure does.
   bool pass(Nanoseconds now);
+  bool iterate(Nanoseconds now);
+  void fail_without_memory(Nanoseconds now);
   bool take_submissions(Nanoseconds now);
   bool take_ready(Nanoseconds now);
   void flush_all();
@@ -138,6 +143,7 @@ class Engine {
   int32_t suspect_ = -1;          // a rank whose link broke: its own words are awaited until suspect_until_
   Nanoseconds suspect_until_ = 0;
   bool all_ended_ = false;
+  bool closed_ = false;           // shut down, and its links are closed: nobody drives any more
   int32_t finished_above_ = -1;   // a rank through which this one negotiated: nothing is decided any more
 };
 

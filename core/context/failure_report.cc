@@ -59,7 +59,8 @@ void FailureReport::forget() const {
 void FailureReport::write(const Status& why, const StackSample& stack, HandleTable& handles) const {
   const std::string text = describe(why, stack, handles), fresh = path_ + ".new";
   ::mkdir(directory_.c_str(), 0777);  // if it is not there already
-  const Descriptor file(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  ::unlink(fresh.c_str());  // in a folder that others may write to, it could be a link to any file of this user
+  const Descriptor file(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
   const bool is_written = file.is_open() &&
                           ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
                           std::rename(fresh.c_str(), path_.c_str()) == 0;

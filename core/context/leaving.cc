@@ -38,6 +38,11 @@ void Engine::shutdown(Nanoseconds deadline) {
   deliver(end_of_words);
   if (parts_.neighbours) parts_.neighbours->wake_everyone();
   run_completions();
+  if (!all_ended_) return;
+  // The context may live on for as long as a result or an error of it does; its peers' descriptors need not.
+  closed_ = true;
+  if (parts_.neighbours) parts_.neighbours->close();
+  parts_.links.close();
 }
 
 // A connection that is closed with unread bytes in it forgets what has not arrived yet.

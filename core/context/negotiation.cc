@@ -63,7 +63,12 @@ Negotiation::Negotiation(NegotiationParts parts, const Config& config)
 }
 
 Status Negotiation::pass(Nanoseconds now, News& news) {
-  for (const Links::Entry& entry : links_.all()) SIRTAKI_TRY(take_frames(entry, now, news));
+  for (const Links::Entry& entry : links_.all()) {
+    Status status = take_frames(entry, now, news);
+    if (status.is_ok()) continue;
+    news.offender = entry.peer;
+    return status;
+  }
   SIRTAKI_TRY(report(now, news));
   relay(now, news);
   SIRTAKI_TRY(decide(now, news));
@@ -76,7 +81,7 @@ Status Negotiation::take_frames(const Links::Entry& entry, Nanoseconds now, News
   if (entry.is_ring && !link.readable()) return Status::ok();
   for (;;) {
     const Frame* frame = nullptr;
-    SIRTAKI_TRY(link.front(frame));
+    if (const Status status = link.front(frame); !status.is_ok()) return blame(entry.peer, status);
     if (!frame) {
       if (!link.receive()) break;
       continue;
@@ -134,6 +139,10 @@ Status Negotiation::take_report(int32_t peer, const Frame& frame, Nanoseconds no
   const Status status =
       is_aggregate ? relay_->merge_aggregate(from.subtree, frame.body, now) : relay_->merge(peer, frame.body, now);
   if (status.is_ok()) return status;
+  return blame(peer, status);
+}
+
+Status Negotiation::blame(int32_t peer, const Status& status) const {
   return {status.code(), format("%s: %s", names_[static_cast<size_t>(peer)].c_str(), status.text())};
 }
 

@@ -31,6 +31,7 @@ struct News {
   std::optional<AbortNotice> abort;
   std::vector<int32_t> lost;  // ranks whose link ended without a goodbye
   int32_t finished_above = -1;  // a rank through which this one negotiates, the coordinator at last: it has left
+  int32_t offender = -1;  // the rank whose bytes made the pass fail
   bool has_reported = false;  // the member says of what
   bool has_decided = false;  // a Decision was applied
   bool moved = false;
@@ -84,6 +85,7 @@ class Negotiation {
   Status take_frames(const Links::Entry& entry, Nanoseconds now, News& news);
   Status take_frame(const Links::Entry& entry, const Frame& frame, Nanoseconds now, News& news);
   Status take_report(int32_t peer, const Frame& frame, Nanoseconds now);
+  Status blame(int32_t peer, const Status& status) const;
   Status take_decision(std::span<const uint8_t> decision, Nanoseconds now, News& news);
   void take_goodbye(const Links::Entry& entry, News& news);
   Status report(Nanoseconds now, News& news);

@@ -53,6 +53,10 @@ Status SharedRegion::open(const Config& config, int fd, uintptr_t address, int s
   if (!base) {
     struct stat facts;
     if (::fstat(fd, &facts) != 0) return refused("looking at the shared memory");
+    // A peer that could shrink it would end this process with SIGBUS.
+    const int seals = ::fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || !(seals & F_SEAL_SHRINK))
+      return {SRT_INVALID_ARGUMENT, "the shared memory is not sealed against shrinking: no rank of sirtaki made it"};
     if (static_cast<size_t>(facts.st_size) < bytes)
       return {SRT_INVALID_ARGUMENT,
               format("the shared memory has %lld bytes, but %zu are needed: do all ranks have the same chunk_bytes?",

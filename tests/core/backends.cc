@@ -137,6 +137,33 @@ Options on_device(Device& device, Over transport) {
   }, true};
 }
 
+// Runs out of memory on one rank, in the middle of the engine's loop.
+class StarvedOperation final : public Operation {
+ public:
+  explicit StarvedOperation(bool is_starved) : is_starved_(is_starved) {}
+  Status advance(Nanoseconds, Progress& progress) override {
+    if (is_starved_) throw std::bad_alloc();
+    progress = Progress::blocked;
+    return Status::ok();
+  }
+
+ private:
+  const bool is_starved_;
+};
+
+class StarvedBackend final : public Backend {
+ public:
+  explicit StarvedBackend(bool is_starved) : is_starved_(is_starved) {}
+  bool serves(const Transfer& transfer) const override { return transfer.device == 0; }
+  std::unique_ptr<Operation> start(std::shared_ptr<const Transfer>) override {
+    return std::make_unique<StarvedOperation>(is_starved_);
+  }
+  unsigned needs(const Transfer&) const override { return needs_nothing; }
+
+ private:
+  const bool is_starved_;
+};
+
 struct Hook {
   std::atomic<int> calls{0};
   std::atomic<srt_status> status{-1};
@@ -213,6 +240,26 @@ TEST(an_abort_ends_no_handle_while_the_device_has_its_memory) {
     CHECK(std::string(status.text()).find("rank 1 (pid 101 on here) gave up: ValueError: enough") != std::string::npos);
     if (aborter.joinable()) aborter.join();
   });
+}
+
+TEST(a_rank_without_memory_fails_the_job_and_not_its_process) {
+  for (Over transport : {Over::memory, Over::sockets}) {
+    World ranks(2, {transport, {}, [](int rank, Context& context) {
+                      context.add_backend(std::make_unique<StarvedBackend>(rank == 1));
+                    }, true});
+    ranks.run([&](int, Context& context) {
+      const int64_t count = 10;
+      std::vector<float> data(static_cast<size_t>(count), 1.0f);
+      srt_request request = in_place(SRT_ALLREDUCE, "starved", data, count, DType::float32);
+      request.device = 0;
+      Ticket handle;
+      CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_OK);
+      const Status status = context.wait(&handle, 1, seconds(30));
+      CHECK_EQUAL(status.code(), SRT_OUT_OF_MEMORY);
+      CHECK(std::string(status.text()).find("rank 1 (pid 101 on here) failed: there is no memory left") !=
+            std::string::npos);
+    });
+  }
 }
 
 TEST(hooks_are_called_once_from_the_engines_thread) {

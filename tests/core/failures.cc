@@ -154,6 +154,18 @@ TEST(a_lying_link_is_named_and_kills_no_process) {
   });
 }
 
+// Not on the rank that received them, though it notices first. The fourth byte is the highest of a frame's length.
+TEST(malformed_bytes_are_blamed_on_their_sender) {
+  int seen = 0;
+  for (const auto& [victim, from] : links)
+    for (const Ending& ending : suffer({Fault::corrupt, 3, victim, from}, Traffic::training)) {
+      if (ending.text.find("impossible header") == std::string::npos) continue;
+      CHECK_EQUAL(ending.text.substr(0, 13), format("rank %d (pid 1", from));
+      ++seen;
+    }
+  CHECK(seen > 0);
+}
+
 TEST(a_silent_link_is_given_up) {
   on_each_trouble(Fault::stall, {0, 17, 300, 5000}, [](const std::vector<Ending>& endings, size_t after) {
     expect_fatal(endings, {SRT_TIMEOUT, SRT_PEER_LOST}, "silence", after);

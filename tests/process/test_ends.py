@@ -94,6 +94,36 @@ def test_a_world_after_a_lost_one(script: Path) -> None:
         assert f"rank {rank} 3 {rank} 3 0 1" in ended.stdout
 
 
+def test_no_descriptor_of_a_failed_world_is_kept(script: Path) -> None:
+    """Neither by shutdown() nor by the error that was caught: without the garbage collector's help."""
+    ended = run(
+        script,
+        """
+        import gc
+        from sirtaki._core.current import current
+        gc.disable()
+        counts = []
+        for generation in range(4):
+            hvd.init()
+            handle = hvd.allreduce_async(np.ones(10), name="loss") if generation % 2 else None
+            if hvd.rank() == 1:
+                time.sleep(0.1)
+                current().abort("enough")
+            try:
+                handle.wait() if handle else hvd.allreduce(np.ones(10), name="loss")
+            except hvd.HorovodInternalError as error:
+                assert "enough" in str(error), error
+            handle = None
+            hvd.shutdown()
+            counts.append(len(os.listdir("/proc/self/fd")))
+        print("descriptors:", counts)
+        assert len(set(counts)) == 1, counts
+        """,
+    )
+    assert ended.returncode == 0, ended
+    assert ended.stdout.count("descriptors:") == 2
+
+
 def test_a_rank_may_finish_first(script: Path) -> None:
     ended = run(
         script,

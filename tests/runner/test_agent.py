@@ -30,14 +30,23 @@ class Conversation:
         self.process = process
         self._input, self._output = process.stdin, process.stdout
         self._frames = self._read()
+        self._passed: list[Frame] = []
 
     def say(self, *frames: Frame) -> None:
         self._input.write(b"".join(frame.pack() for frame in frames))
         self._input.flush()
 
     def next(self, kind: Kind) -> Frame:
-        """The next frame of a kind; output that comes before it is passed over."""
-        return next(frame for frame in self._frames if frame.kind == kind)
+        """The next frame of a kind; those that come before it are kept: output and endings have no order."""
+        for frame in self._passed:
+            if frame.kind == kind:
+                self._passed.remove(frame)
+                return frame
+        for frame in self._frames:
+            if frame.kind == kind:
+                return frame
+            self._passed.append(frame)
+        raise AssertionError(f"the agent ended without {kind.name}")
 
     def until(self, kind: Kind) -> list[Frame]:
         """What comes before the next frame of a kind."""

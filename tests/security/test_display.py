@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import selectors
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from hypothesis import strategies as st
 
 from sirtaki.runner.display import Display
 from sirtaki.runner.epilogue import Epilogue
+from sirtaki.runner.frames import ROOM, Frame, Kind, WireError
+from sirtaki.runner.remote import RemoteHost, RemoteJob, RemoteRank
+from sirtaki.runner.ssh import SshOptions
 
 
 def said(text: str, capfd: pytest.CaptureFixture[str]) -> str:
@@ -34,6 +38,37 @@ def test_no_terminal_obeys_what_is_shown(capfd: pytest.CaptureFixture[str]) -> N
     assert len(said("x" * 100_000, capfd)) < 10_000
 
 
+def test_what_a_login_prints_commands_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    """ssh's standard error carries the words of another machine before anybody has proved who he is."""
+    reading, writing = os.pipe()
+    os.write(writing, b"\x1b]0;title\x07 welcome \x1b[2J\r\n" + b"x" * 50_000 + b"\n")
+    os.close(writing)
+    with selectors.PollSelector() as selector:
+        display = Display(selector)
+        display.read_host("hostB", reading)
+        display.close_streams()
+        while not display.all_shown:
+            for key, _ in selector.select():
+                key.data()
+    shown = capfd.readouterr().err
+    assert shown.startswith("[hostB] ?]0;title? welcome ?[2J\n")
+    assert len(shown) < 10_000
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[" * 100_000, '{"rank": ' + "9" * 400 + "}", '{"a":' * 50_000, '"x"', "[]", "\0", '{"stack": [[]]}'],
+    ids=["deep", "huge number", "deep and open", "text", "list", "zero", "stack"],
+)
+def test_a_report_of_any_shape_crashes_nobody(content: str, tmp_path: Path) -> None:
+    (tmp_path / "rank0.json").write_text(content)
+    number = {"name": "x", "kind": "y", "state": "moving", "submitted_seconds_ago": 10**400}
+    (tmp_path / "rank1.json").write_text(json.dumps({**REPORT, "unfinished": [number]}))
+    (tmp_path / "rank2.json").write_text(json.dumps({**REPORT, "rank": 2}))
+    told = Epilogue(3, tmp_path).lines(failed=True)
+    assert any("rank 2 (pid 7" in line for line in told)
+
+
 values = st.recursive(
     st.none() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -49,3 +84,28 @@ def test_a_report_that_is_none_is_left_out(report: object, tmp_path: Path) -> No
     (tmp_path / "rank1.json").write_text(json.dumps({**REPORT, "rank": 1}))
     told = Epilogue(2, tmp_path).lines(failed=True)
     assert any("rank 1 (pid 7" in line for line in told)
+
+
+class Shown:
+    """A display that only counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def take(self, rank: int, number: int, data: bytes) -> None:
+        self.count += len(data)
+
+
+def test_a_host_cannot_fill_the_memory_of_hvdrun() -> None:
+    """An agent sends as much output as it was granted room for; one that sends more is given up."""
+    shown = Shown()
+    with selectors.PollSelector() as selector:
+        host = RemoteHost("hostB", SshOptions(), selector, shown)  # type: ignore[arg-type]
+        ranks = {0: RemoteRank(0, host)}
+        host._job = RemoteJob(ranks, Epilogue(1, Path("/nowhere")), lambda *_: None, lambda: None)
+        part = Frame(Kind.STDOUT, 0, bytes(ROOM // 4))
+        for _ in range(4):
+            host._receive(part)
+        with pytest.raises(WireError, match=f"more output than the {ROOM} bytes there was room for"):
+            host._receive(part)
+    assert shown.count == ROOM
