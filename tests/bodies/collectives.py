@@ -234,3 +234,21 @@ def python_numbers_and_lists_are_arrays() -> None:
     assert hvd.allreduce(1.5, op=hvd.Sum) == 1.5 * hvd.size()
     assert hvd.allreduce([1, 2], op=hvd.Max).tolist() == [1, 2]
     assert hvd.broadcast(hvd.rank(), 0) == 0
+
+
+@case()
+def averages_are_rounded_once() -> None:
+    """A third cannot be written in binary: the quotient is rounded, not a factor of it."""
+    for dtype in (np.float32, np.float64):
+        mine = (np.arange(3000) * (hvd.rank() + 1) % 1009).astype(dtype)
+        whole = sum((np.arange(3000) * (rank + 1) % 1009) for rank in range(hvd.size()))
+        expected = (whole / np.float64(hvd.size())).astype(dtype)
+        np.testing.assert_array_equal(hvd.allreduce(mine, op=hvd.Average), expected)
+
+
+@case()
+def complex_numbers_of_many_members() -> None:
+    for dtype in (np.complex64, np.complex128):
+        mine = np.full(1001, complex(hvd.rank() + 1, -3 * hvd.rank()), dtype)
+        total = sum(complex(rank + 1, -3 * rank) for rank in range(hvd.size()))
+        np.testing.assert_array_equal(hvd.allreduce(mine, op=hvd.Sum), np.full(1001, total, dtype))

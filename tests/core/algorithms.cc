@@ -85,6 +85,41 @@ TEST(all_ranks_get_the_same_bits_in_each_run) {
       }
 }
 
+// Division comes once, at the end: four ones are one on average, and not (1 + 1) / 4 plus the same.
+TEST(averages_are_divided_once_in_every_algorithm) {
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 1, 2, 3}, {0, 0, 1, 1}, {0, 0, 0, 0}})
+    for (const char* algorithm : {"direct", "ring", "recursive_doubling", "hierarchical"}) {
+      World ranks(4, on_hosts(hosts, {{"cpu_algorithm", algorithm}}));
+      ranks.run([&](int, Context& context) {
+        const int64_t count = 1'003;
+        std::vector<int32_t> data(static_cast<size_t>(count), 1);
+        srt_request request = in_place(SRT_ALLREDUCE, "ones", data, count, DType::int32);
+        request.reduce_op = SRT_AVERAGE;
+        Ticket handle = 0;
+        expect_ok(run_one(context, request, handle));
+        CHECK(data == std::vector<int32_t>(static_cast<size_t>(count), 1));
+      });
+    }
+}
+
+// Adasum of equal vectors is that vector, so factors are all that is seen.
+TEST(adasum_applies_its_factors) {
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 0, 0}, {0, 1, 2, 3}, {0, 0, 1, 1}}) {
+    World ranks(4, on_hosts(hosts));
+    ranks.run([&](int, Context& context) {
+      const int64_t count = 1'003;
+      std::vector<float> data(static_cast<size_t>(count), 1.0f);
+      srt_request request = in_place(SRT_ALLREDUCE, "equal", data, count, DType::float32);
+      request.reduce_op = SRT_ADASUM;
+      request.prescale = 2;
+      request.postscale = 4;
+      Ticket handle = 0;
+      expect_ok(run_one(context, request, handle));
+      CHECK(data == std::vector<float>(static_cast<size_t>(count), 8.0f));
+    });
+  }
+}
+
 // What is fused with what depends on when it is ready, and must not be seen in the result.
 TEST(a_sum_does_not_depend_on_what_comes_behind_it) {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 1}, {0, 1, 2, 3}, {0, 0, 1, 1, 2, 2}, {0, 1, 1, 2, 0, 2}}) {

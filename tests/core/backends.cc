@@ -262,6 +262,29 @@ TEST(a_rank_without_memory_fails_the_job_and_not_its_process) {
   }
 }
 
+TEST(a_progress_deadline_shorter_than_the_stall_report_is_kept) {
+  Device device(2);
+  device.hold_back(true);
+  Options options = on_device(device, Over::memory);
+  options.knobs = {{"progress_deadline", "0.2"}, {"stall_report", "1000"}, {"log_descriptor", "-1"}};
+  World ranks(2, options);
+  std::atomic<int> over{0};
+  ranks.run([&](int, Context& context) {
+    const int64_t count = 10;
+    std::vector<float> data(static_cast<size_t>(count), 1.0f);
+    srt_request request = in_place(SRT_ALLREDUCE, "held", data, count, DType::float32);
+    request.device = 0;
+    Ticket handle;
+    CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_OK);
+    for (const Nanoseconds end = now() + seconds(60); !*context.death_text() && now() < end;)
+      std::ignore = context.wait(&handle, 1, milliseconds(20));
+    CHECK(std::string(context.death_text()).find("'held' has not ended on the GPUs") != std::string::npos);
+    for (++over; over < 2;) std::this_thread::yield();
+    device.hold_back(false);
+    CHECK_EQUAL(context.wait(&handle, 1, seconds(30)).code(), SRT_TIMEOUT);
+  });
+}
+
 TEST(hooks_are_called_once_from_the_engines_thread) {
   for (int size : {1, 2, 3}) {
     World ranks(size, {});
