@@ -115,3 +115,22 @@ def what_has_none_says_so() -> None:
         tape.watch(x)
         whole = hvd.allreduce(tf.cast(x, tf.int32), op=hvd.Sum)
     assert tape.gradient(whole, x) is None
+
+
+@case()
+def ranks_that_tie_share_the_gradient_of_an_extreme() -> None:
+    """As tf.reduce_max shares it among equal elements, so that what comes back adds up to what was given."""
+    mine = [1.0, float(hvd.rank() > 0), float(hvd.rank())]
+    for op, expected in (
+        (hvd.Max, [1 / hvd.size(), 1 / max(hvd.size() - 1, 1), float(hvd.rank() == hvd.size() - 1)]),
+        (hvd.Min, [1 / hvd.size(), 1.0, float(hvd.rank() == 0)]),
+    ):
+        x = tf.constant(mine, tf.float64)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            result = hvd.allreduce(x, op=op)
+        extreme = np.asarray(result) == np.asarray(mine)
+        given = tf.constant([hvd.rank() + 1.0] * 3, tf.float64)
+        total = hvd.size() * (hvd.size() + 1) / 2
+        found = tape.gradient(result, x, output_gradients=given).numpy()
+        np.testing.assert_allclose(found, np.where(extreme, np.array(expected) * total, 0.0))

@@ -210,6 +210,25 @@ def batch_normalisation() -> None:
 
 
 @case()
+def batch_normalisation_with_a_mask() -> None:
+    """Masked steps count nowhere, however many of them each rank has."""
+    import keras
+
+    if int(keras.__version__.partition(".")[0]) < 3:
+        return
+    rows = 2 * hvd.size()
+    whole = tf.constant(np.random.default_rng(1).normal(3, 2, (rows, 4, FEATURES)))
+    mask = np.random.default_rng(2).uniform(size=(rows, 4)) < np.linspace(0.2, 0.9, rows)[:, None]
+    part = slice(2 * hvd.rank(), 2 * hvd.rank() + 2)
+    own, alone = hvd.SyncBatchNormalization(dtype="float64"), keras.layers.BatchNormalization(dtype="float64")
+    result = own(whole[part], training=True, mask=tf.constant(mask[part]))
+    wanted = alone(whole, training=True, mask=tf.constant(mask))
+    # Keras computes masked moments in float32.
+    np.testing.assert_allclose(result, wanted[part], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(own.moving_mean, alone.moving_mean, rtol=1e-5)
+
+
+@case()
 def what_the_page_shows() -> None:
     page = Path(__file__).parents[2] / "docs" / "tensorflow.md"
     (block,) = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)

@@ -384,3 +384,39 @@ def parameters_that_are_frozen_for_a_while() -> None:
     optimizer = distributed(model)
     assert not model[0].weight.requires_grad
     assert_alike(steps(model, optimizer, own_loss), steps(plain, sgd(plain), whole_loss))
+
+
+def two_passes_a_step(model: nn.Module, step: int) -> Tensor:
+    return (whole_loss(model, 2 * step) + whole_loss(model, 2 * step + 1)) * hvd.size()
+
+
+@case()
+def passes_whose_gradients_were_dropped_do_not_count() -> None:
+    """After zero_grad() a step needs all its passes again; one more would be refused with op=Sum."""
+    model, plain = network(), network()
+    optimizer = distributed(model, backward_passes_per_step=2, op=hvd.Sum)
+    for step in range(3):
+        own_loss(model, 77).backward()
+        optimizer.zero_grad()
+        own_loss(model, 2 * step).backward()
+        own_loss(model, 2 * step + 1).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_alike(model, train(plain, sgd(plain), two_passes_a_step, steps=3))
+
+
+@case(least=2)
+def a_held_pass_that_raises_starts_no_round() -> None:
+    """Its gradients would have stayed on this rank, so the others do not wait for it."""
+    model, plain = network(), network()
+    optimizer = distributed(model, backward_passes_per_step=2, op=hvd.Sum)
+    for step in range(3):
+        if hvd.rank() == 0:
+            with pytest.raises(ArithmeticError):
+                failing_loss(model, 5).backward()
+        optimizer.zero_grad()
+        own_loss(model, 2 * step).backward()
+        own_loss(model, 2 * step + 1).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_alike(model, train(plain, sgd(plain), two_passes_a_step, steps=3))
