@@ -62,6 +62,13 @@ class SharedMemory:
     socket_descriptors: Sequence[int]
 
 
+class Failure(NamedTuple):
+    """Why a context is dead. `culprit`: the rank that failed, was lost or (the first that) came too late."""
+
+    culprit: int
+    text: str
+
+
 class Output(NamedTuple):
     """A result that the core allocated. The buffer owns it: the memory lives as long as the buffer does."""
 
@@ -361,9 +368,12 @@ class Context:
         return self._pointer
 
     @property
-    def failure(self) -> str:
-        """Why the context is dead; "" if it lives."""
-        return text(lib.srt_context_error(self._pointer))
+    def failure(self) -> Failure | None:
+        """Why the context is dead; None while it lives."""
+        culprit = ffi.new("int32_t *")
+        if lib.srt_context_failure(self._pointer, culprit) == _OK:
+            return None
+        return Failure(culprit[0], text(lib.srt_context_error(self._pointer)))
 
     def adopt(self, batch: Batch) -> None:
         """Keeps what a dropped batch has in flight alive until it ends."""
@@ -384,7 +394,7 @@ class Context:
             ended = _srt_poll(self._pointer, handle)
             if ended not in (_OK, _IN_PROGRESS):
                 return error_of(ended, text(lib.srt_handle_error(self._pointer, handle)))
-        return error_of(status, self.failure)
+        return error_of(status, text(lib.srt_context_error(self._pointer)))
 
     def _close_in_child(self) -> None:
         lib.srt_fork_child(self._pointer)
