@@ -11,12 +11,11 @@ import contextlib
 import os
 import socket
 import sys
-import traceback
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from sirtaki._core import current, observe
+from sirtaki._core import current, observe, user_code
 from sirtaki._core.bootstrap.handshake import BootstrapError, BootstrapTimeout, Identity
 from sirtaki._core.bootstrap.interfaces import chosen_interfaces
 from sirtaki._core.bootstrap.join import Join, join_alone, settings_of
@@ -24,7 +23,7 @@ from sirtaki._core.bootstrap.messages import StoreEvent, describe
 from sirtaki._core.bootstrap.providers import World, find_world
 from sirtaki._core.bootstrap.store import StoreClient, StoreServer
 from sirtaki._core.context import Config, Context
-from sirtaki._core.errors import AbortedError, DeadlineError, InitializationError, PeerLostError
+from sirtaki._core.errors import DeadlineError, InitializationError, PeerFinishedError
 from sirtaki._core.gpu import with_packages
 
 # Set while this process is a rank: "job:rank:pid". A child that inherits it can be told what it is.
@@ -168,23 +167,32 @@ def _at_exit() -> None:
 
 
 def _abort_on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    context = current.process.context
+    context, is_sirtakis = current.process.context, False
     if context is not None and not _rank.aborted:
         reason = _reason(error, trace)
         _rank.aborted = True
         if _rank.client is not None:
-            caused_elsewhere = isinstance(error, AbortedError | PeerLostError)
-            _rank.client.report("peer_lost" if caused_elsewhere else "aborted", reason)
+            _rank.client.report("peer_lost" if _is_caused_elsewhere(context, error) else "aborted", reason)
+        is_sirtakis = context.failure is not None
         context.abort(reason)
-    _rank.previous_hook(kind, error, trace)
+    user_code.show(error.with_traceback(trace), _rank.previous_hook, is_sirtakis)
+
+
+def _is_caused_elsewhere(context: Context, error: BaseException) -> bool:
+    """Whether another rank made this one fail. The class of the exception need not tell: frameworks, and
+    users, make their own of sirtaki's.
+    """
+    failure = context.failure
+    if failure is not None:
+        return failure.culprit != context.rank
+    return any(isinstance(one, PeerFinishedError) for one in user_code.chain_of(error))
 
 
 def _reason(error: BaseException, trace: TracebackType | None) -> str:
-    """What the other ranks are told: the exception's last line, and where it arose."""
+    """What the other ranks are told: the exception's last line, and the user's line where it arose."""
     with contextlib.suppress(Exception):
-        last = traceback.format_exception_only(error)[-1].strip()
-        frames = traceback.extract_tb(trace)
-        return f"{last} (in {frames[-1].filename}:{frames[-1].lineno})" if frames else last
+        what, place = user_code.summary_of(error), user_code.place_of(trace)
+        return f"{what} ({place})" if place else what
     return type(error).__name__
 
 

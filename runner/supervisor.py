@@ -103,7 +103,7 @@ class Supervisor:
         for event in mailbox.empty():
             self._inquiry.note_event(event)
         if self._verdict is None and self._inquiry.failed:
-            self._verdict = self._inquiry.verdict()
+            self._verdict = self._judge()
         self._decide_at = self._kill_at = None
         self._progress.end()
 
@@ -131,6 +131,11 @@ class Supervisor:
         """Who brought the job down, and what the others were doing then: they write it by themselves."""
         return self._inquiry.conclusive and self._epilogue.has_reports_of(self._inquiry.survivors)
 
+    def _judge(self) -> Verdict:
+        for rank, report in self._epilogue.read_reports().items():
+            self._inquiry.note_report(rank, report)
+        return self._inquiry.verdict()
+
     def _time_to_next_deadline(self) -> float | None:
         moments = [self._decide_at, self._kill_at, self._progress.due]
         moments += [host.deadline for host in self._hosts]
@@ -143,7 +148,7 @@ class Supervisor:
     def _meet_deadlines(self) -> None:
         now = time.monotonic()
         if self._decide_at is not None and (self._decide_at <= now or self._all_is_known()):
-            self._end(self._inquiry.verdict(), signal.SIGTERM)
+            self._end(self._judge(), signal.SIGTERM)
         if self._kill_at is not None and self._kill_at <= now:
             self._kill()
         self._progress.meet(now)
@@ -228,12 +233,14 @@ class Supervisor:
             rank.signal(number)
 
     def _pronounce(self, last_words: Sequence[str]) -> None:
-        if self._verdict is not None and self._verdict.rank is not None:
-            self._display.show_again(self._verdict.rank)
+        verdict = self._verdict
+        reason = ""
+        if verdict is not None and verdict.rank is not None:
+            reason = self._display.show_error_of(verdict.rank)
         for line in last_words:
             self._display.say(line)
-        if self._verdict is not None and self._verdict.text:
-            self._display.say(self._verdict.text)
+        if verdict is not None and verdict.text:
+            self._display.say(f"{verdict.text}{reason and ': '}{reason}")
 
 
 def _count(running: Sequence[int]) -> str:
