@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from sirtaki._core import current, observe, user_code
+from sirtaki._core import current, observe, user_code, variables
 from sirtaki._core.bootstrap.handshake import BootstrapError, BootstrapTimeout, Identity
 from sirtaki._core.bootstrap.interfaces import chosen_interfaces
-from sirtaki._core.bootstrap.join import Join, join_alone, settings_of
+from sirtaki._core.bootstrap.join import Join, join_alone
 from sirtaki._core.bootstrap.messages import StoreEvent, describe
 from sirtaki._core.bootstrap.providers import World, find_world
 from sirtaki._core.bootstrap.store import StoreClient, StoreServer
@@ -87,6 +87,7 @@ def stop() -> None:
     context, current.process.context = current.process.context, None
     if context is None:
         return
+    current.process.was_shut_down = True
     os.environ.pop(_MARK, None)
     context.leave_process()
     context.shutdown()
@@ -94,7 +95,11 @@ def stop() -> None:
 
 
 def _join(world: World) -> Context:
-    config = Config(with_packages(settings_of()))
+    variables.check()
+    if world.rank == 0 and os.environ.get("SIRTAKI_LAUNCHER") != "hvdrun":  # which has said it
+        for sentence in variables.unknown():
+            sys.stderr.write(f"sirtaki: {sentence}\n")
+    config = Config(with_packages(variables.values()))
     if not world.address:
         return join_alone(config)
     _rank.generation += 1

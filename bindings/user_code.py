@@ -72,17 +72,16 @@ def show(error: BaseException, hook: Callable[..., object], is_sirtakis: bool) -
 def _written(error: BaseException, shortens: bool) -> list[str]:
     """The lines of a traceback; a message that is longer than a screen becomes its summary."""
     if shortens and len(str(error).splitlines()) > _LONG_MESSAGE:
-        return ["Traceback (most recent call last):\n", *traceback.format_tb(error.__traceback__)] + [
-            f"{summary_of(error)}\n"
-        ]
+        frames = traceback.format_tb(error.__traceback__)
+        return ["Traceback (most recent call last):\n", *frames, f"{summary_of(error)}\n"]
     return traceback.format_exception(error)
 
 
 def summary_of(error: BaseException) -> str:
     """An exception's class and message, in a line if it has one of its own.
 
-    Of a message that announces what follows (TensorFlow's "Graph execution error:"), the last line that is not
-    indented comes along: it is the operation's own.
+    Of a message that announces what follows (TensorFlow's "Graph execution error:"), the last line that is
+    not indented comes along: it is the operation's own.
     """
     lines = traceback.format_exception_only(error)  # a syntax error's source before, notes after it
     first, *more = next(line for line in lines if not line.startswith(" ")).strip().splitlines()

@@ -63,13 +63,15 @@ class Verdict:
     exit_code: int
     text: str = ""
     rank: int | None = None
+    event: str = "failed"  # what the job did or underwent
 
 
 class Inquiry:
     """Collects how ranks end and what they tell the rendezvous, and names the culprit of a failure."""
 
-    def __init__(self, start_timeout: float) -> None:
+    def __init__(self, start_timeout: float, runs_python: bool = True) -> None:
         self._start_timeout = start_timeout
+        self._runs_python = runs_python
         self._names: dict[int, str] = {}
         self._endings: dict[int, Ending] = {}  # in the order in which the ranks ended
         self._arrived: set[int] = set()  # have called init
@@ -125,6 +127,17 @@ class Inquiry:
     def how_it_ended(self, rank: int) -> str:
         """What to tell the ranks that wait for one that has ended without an error."""
         return "has ended (exit code 0)" + ("" if rank in self._arrived else " without calling hvd.init()")
+
+    @property
+    def notice(self) -> str:
+        """What to say after a job that went well: "", or that its ranks had nothing to do with each other."""
+        if len(self._names) == 1 or self._arrived:
+            return ""
+        text = (
+            f"no rank called hvd.init(): these were {len(self._names)} separate runs, which exchanged nothing"
+        )
+        advice = ". To train one model on all of them, call it at the start of the script"
+        return text + advice * self._runs_python
 
     @property
     def failed(self) -> bool:

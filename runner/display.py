@@ -82,8 +82,8 @@ class Display:
             self.say(text)
 
     def show_error_of(self, rank: int) -> str:
-        """What a rank's standard error says last: a traceback's exception in a line, which is returned; else its
-        last lines are shown once more.
+        """A line with the exception of the traceback at the end of a rank's standard error. If there is none,
+        shows its last lines once more, and returns "".
         """
         lines = without_log_lines(self._streams[rank, STDERR].tail)
         if exception := exception_in(lines):

@@ -57,9 +57,9 @@ class Epilogue:
         found = {rank: self._read(rank) for rank in range(self.size)}
         return {rank: report for rank, report in found.items() if isinstance(report, dict) and report}
 
-    def lines(self, failed: bool) -> list[str]:
-        """What to tell the user. All ranks have ended."""
-        told = self._what_ranks_did() if failed else []
+    def lines(self, event: str) -> list[str]:
+        """What to tell the user. All ranks have ended; `event` is what went wrong: the job "failed", …"""
+        told = self._what_ranks_did(event) if event else []
         if self.timeline is not None:
             told.append(self._merge(self.timeline))
         return told
@@ -74,14 +74,13 @@ class Epilogue:
         ranks = "1 rank" if count == 1 else f"{count} ranks"
         return f"the timeline of {ranks} is in {timeline}; https://ui.perfetto.dev shows it"
 
-    def _what_ranks_did(self) -> list[str]:
+    def _what_ranks_did(self, event: str) -> list[str]:
         told = [line for report in self.read_reports().values() if (line := self._described(report))]
         if len(told) > _MOST_LINES:
             told[_MOST_LINES - 1 :] = [f"and {len(told) - _MOST_LINES + 1} ranks more"]
         if told:
-            told.insert(0, "what each rank was doing when the job failed:")
-            if self.keeps_reports:
-                told[0] = f"what each rank was doing when the job failed ({self.reports} has more):"
+            more = f" ({self.reports} has more)" if self.keeps_reports else ""
+            told.insert(0, f"what each rank was doing when the job {event}{more}:")
         return told
 
     def _described(self, report: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,15 @@ _EXAMPLES = f"{EXAMPLE}, or over two hosts: hvdrun -np 8 -H hostA:4,hostB:4 pyth
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        _, is_unknown, strange = message.partition("unrecognized arguments: ")
+        if is_unknown:
+            message = f"there is no option {strange}{self._similar(strange.split()[0])}"
         raise LaunchError(f"{message}\nUsage: {self.usage}; {EXAMPLE}")
+
+    def _similar(self, flag: str) -> str:
+        name = flag.partition("=")[0]
+        alike = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7)
+        return f": did you mean {alike[0]}?" if alike else ""
 
 
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""What the last lines of a rank's standard error tell: a Python exception, or whatever is not a library's log."""
+"""The last lines of a rank's standard error: a Python exception in them, and libraries' logs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-# How TensorFlow, XLA and absl begin the lines in which they tell of their start: oneDNN, instruction sets, plug-ins.
+# The beginnings of lines that TensorFlow, XLA and absl log when they start.
 _LOG_LINE = re.compile(
     rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IW] |[IW]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ \S+\.cc:\d+\] "
     rb"|WARNING: All log messages before absl::|To enable the following instructions: "

@@ -82,7 +82,7 @@ REPORT = {"rank": 0, "pid": 7, "host": "hostA", "stack": [], "unfinished": []}
 def test_a_report_that_is_none_is_left_out(report: object, tmp_path: Path) -> None:
     (tmp_path / "rank0.json").write_text(json.dumps(report))
     (tmp_path / "rank1.json").write_text(json.dumps({**REPORT, "rank": 1}))
-    told = Epilogue(2, tmp_path).lines(failed=True)
+    told = Epilogue(2, tmp_path).lines("failed")
     assert any("rank 1 (pid 7" in line for line in told)
 
 
