@@ -93,7 +93,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="write what becomes of each operation on each rank to FILE, for https://ui.perfetto.dev",
     )
-    add("--timeline-mark-cycles", action="store_true", help="mark each Decision in the timeline, too")
+    add(
+        "--timeline-mark-cycles",
+        action="store_true",
+        help="also mark in the timeline when ranks have agreed on what to do next",
+    )
     add(
         "--no-timeline-mark-cycles",
         dest="timeline_mark_cycles",

@@ -156,6 +156,22 @@ def test_a_stopped_rank_is_named(tmp_path: Path, stopped: int) -> None:
     assert f"rank {stopped} (pid " in other[0]
 
 
+def test_a_job_that_goes_well_says_nothing_about_itself(tmp_path: Path) -> None:
+    """With every warning as an error; and a call after shutdown() is told from one before init()."""
+    script = tmp_path / "train.py"
+    body = """
+    hvd.shutdown()
+    try:
+        hvd.rank()
+    except ValueError as error:
+        assert "already shut down in this process: call hvd.init() again" in str(error)
+    """
+    script.write_text(HEAD + textwrap.dedent(body))
+    command = hvdrun(2, sys.executable, "-W", "error", script, OMP_NUM_THREADS="1")
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
 def test_the_end_of_a_stall_is_told(tmp_path: Path) -> None:
     code, said = run(
         tmp_path,

@@ -229,9 +229,9 @@ def test_misspelt_variables_and_options_are_named_with_the_nearest(
     )
     assert result.returncode == 0
     said = [line for line in result.stderr.splitlines() if "SIRTAKI" in line]
-    ignored = "means nothing to sirtaki and is ignored"
+    ignored, hint = "means nothing to sirtaki and is ignored", ": did you mean SIRTAKI_STALL_REPORT?"
     assert said == [
-        f"hvdrun: the environment variable SIRTAKI_STALL_REPROT {ignored}: did you mean SIRTAKI_STALL_REPORT?",
+        f"hvdrun: the environment variable SIRTAKI_STALL_REPROT {ignored}{hint}",
         f"hvdrun: the environment variable SIRTAKI_X {ignored}",
     ]
     result = hvdrun("-np", "2", "--stall-reprot", "3", "true")
