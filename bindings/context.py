@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sirtaki._core.errors import error_of
+from sirtaki._core.errors import Failure, error_of
 from sirtaki._core.library import ffi, lib, text
 from sirtaki._core.lingering import Lingering
 from sirtaki._core.request import Batch
@@ -60,13 +60,6 @@ class SharedMemory:
     waiter_doorbells: Sequence[int]
     process_descriptors: Sequence[int]
     socket_descriptors: Sequence[int]
-
-
-class Failure(NamedTuple):
-    """Why a context is dead. `culprit`: the rank that failed, was lost or (the first that) came too late."""
-
-    culprit: int
-    text: str
 
 
 class Output(NamedTuple):
