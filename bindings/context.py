@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sirtaki._core.errors import error_of
+from sirtaki._core.errors import Failure, error_of
 from sirtaki._core.library import ffi, lib, text
 from sirtaki._core.lingering import Lingering
 from sirtaki._core.request import Batch
@@ -361,9 +361,12 @@ class Context:
         return self._pointer
 
     @property
-    def failure(self) -> str:
-        """Why the context is dead; "" if it lives."""
-        return text(lib.srt_context_error(self._pointer))
+    def failure(self) -> Failure | None:
+        """Why the context is dead; None while it lives."""
+        culprit = ffi.new("int32_t *")
+        if lib.srt_context_failure(self._pointer, culprit) == _OK:
+            return None
+        return Failure(culprit[0], text(lib.srt_context_error(self._pointer)))
 
     def adopt(self, batch: Batch) -> None:
         """Keeps what a dropped batch has in flight alive until it ends."""
@@ -384,7 +387,7 @@ class Context:
             ended = _srt_poll(self._pointer, handle)
             if ended not in (_OK, _IN_PROGRESS):
                 return error_of(ended, text(lib.srt_handle_error(self._pointer, handle)))
-        return error_of(status, self.failure)
+        return error_of(status, text(lib.srt_context_error(self._pointer)))
 
     def _close_in_child(self) -> None:
         lib.srt_fork_child(self._pointer)

@@ -20,6 +20,7 @@ class _Process:
     """What init() made in this process."""
 
     context: Context | None = None
+    was_shut_down: bool = False
 
 
 process = _Process()
@@ -39,9 +40,9 @@ def current() -> Context:
     """
     context = _here.get() or process.context
     if context is None:
-        raise NotInitializedError(
-            "sirtaki is not initialised in this process: call hvd.init() in every rank, before anything else"
-        )
+        state = "already shut down" if process.was_shut_down else "not initialised"
+        when = "again before" if process.was_shut_down else "in every rank, before"
+        raise NotInitializedError(f"sirtaki is {state} in this process: call hvd.init() {when} anything else")
     return context
 
 

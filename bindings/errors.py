@@ -7,6 +7,8 @@ program (MismatchError) and a lost peer (PeerLostError).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 
 class HorovodInternalError(RuntimeError):
     """Something went wrong between the ranks."""
@@ -70,6 +72,13 @@ class DeviceError(HorovodInternalError):
 
 class InternalError(HorovodInternalError):
     """A mistake in sirtaki itself."""
+
+
+class Failure(NamedTuple):
+    """Why a context is dead. `culprit`: the rank that failed, was lost or (the first that) came too late."""
+
+    culprit: int
+    text: str
 
 
 # By the names in the core's table of statuses.

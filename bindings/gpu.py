@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from sirtaki._core.bootstrap.join import settings_of
 from sirtaki._core.context import Config
 from sirtaki._core.library import ffi, lib, text
+from sirtaki._core.variables import values
 
 
 class GpuLibrary(NamedTuple):
@@ -39,7 +39,7 @@ def find_libraries() -> GpuLibraries:
     Raises:
         ValueError: a setting in the environment has a wrong value.
     """
-    config = Config(with_packages(settings_of()))
+    config = Config(with_packages(values()))
     found, devices = ffi.new("srt_gpu_library[2]"), ffi.new("int32_t *")
     lib.srt_gpu_libraries(config.pointer, found, found + 1, devices)
     cuda, nccl = (GpuLibrary(one.version, text(one.path), text(one.text)) for one in found)

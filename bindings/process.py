@@ -11,20 +11,19 @@ import contextlib
 import os
 import socket
 import sys
-import traceback
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from sirtaki._core import current, observe
+from sirtaki._core import current, observe, user_code, variables
 from sirtaki._core.bootstrap.handshake import BootstrapError, BootstrapTimeout, Identity
 from sirtaki._core.bootstrap.interfaces import chosen_interfaces
-from sirtaki._core.bootstrap.join import Join, join_alone, settings_of
+from sirtaki._core.bootstrap.join import Join, join_alone
 from sirtaki._core.bootstrap.messages import StoreEvent, describe
 from sirtaki._core.bootstrap.providers import World, find_world
 from sirtaki._core.bootstrap.store import StoreClient, StoreServer
 from sirtaki._core.context import Config, Context
-from sirtaki._core.errors import AbortedError, DeadlineError, InitializationError, PeerLostError
+from sirtaki._core.errors import DeadlineError, InitializationError, PeerFinishedError
 from sirtaki._core.gpu import with_packages
 
 # Set while this process is a rank: "job:rank:pid". A child that inherits it can be told what it is.
@@ -88,6 +87,7 @@ def stop() -> None:
     context, current.process.context = current.process.context, None
     if context is None:
         return
+    current.process.was_shut_down = True
     os.environ.pop(_MARK, None)
     context.leave_process()
     context.shutdown()
@@ -95,7 +95,11 @@ def stop() -> None:
 
 
 def _join(world: World) -> Context:
-    config = Config(with_packages(settings_of()))
+    variables.check()
+    if world.rank == 0 and os.environ.get("SIRTAKI_LAUNCHER") != "hvdrun":  # which has said it
+        for sentence in variables.unknown():
+            sys.stderr.write(f"sirtaki: {sentence}\n")
+    config = Config(with_packages(variables.values()))
     if not world.address:
         return join_alone(config)
     _rank.generation += 1
@@ -168,23 +172,32 @@ def _at_exit() -> None:
 
 
 def _abort_on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    context = current.process.context
+    context, is_sirtakis = current.process.context, False
     if context is not None and not _rank.aborted:
         reason = _reason(error, trace)
         _rank.aborted = True
         if _rank.client is not None:
-            caused_elsewhere = isinstance(error, AbortedError | PeerLostError)
-            _rank.client.report("peer_lost" if caused_elsewhere else "aborted", reason)
+            _rank.client.report("peer_lost" if _is_caused_elsewhere(context, error) else "aborted", reason)
+        is_sirtakis = context.failure is not None
         context.abort(reason)
-    _rank.previous_hook(kind, error, trace)
+    user_code.show(error.with_traceback(trace), _rank.previous_hook, is_sirtakis)
+
+
+def _is_caused_elsewhere(context: Context, error: BaseException) -> bool:
+    """Whether another rank made this one fail. The class of the exception need not tell: frameworks, and
+    users, make their own of sirtaki's.
+    """
+    failure = context.failure
+    if failure is not None:
+        return failure.culprit != context.rank
+    return any(isinstance(one, PeerFinishedError) for one in user_code.chain_of(error))
 
 
 def _reason(error: BaseException, trace: TracebackType | None) -> str:
-    """What the other ranks are told: the exception's last line, and where it arose."""
+    """What the other ranks are told: the exception's last line, and the user's line where it arose."""
     with contextlib.suppress(Exception):
-        last = traceback.format_exception_only(error)[-1].strip()
-        frames = traceback.extract_tb(trace)
-        return f"{last} (in {frames[-1].filename}:{frames[-1].lineno})" if frames else last
+        what, place = user_code.summary_of(error), user_code.place_of(trace)
+        return f"{what} ({place})" if place else what
     return type(error).__name__
 
 

@@ -34,7 +34,7 @@ class _Source:
 
     signal_number: int
     file: int
-    questions: socket.socket  # the core's end
+    questions: int  # the descriptor of the core's end
     main_thread: int
 
 
@@ -45,7 +45,7 @@ def show_to(context: Context) -> None:
         return
     error, folder = ffi.new("srt_error *"), ffi.new("char[]", _OWN_FOLDER)
     described = ffi.new("srt_stack_source *")
-    described.interpreter_fd, described.file_fd = source.questions.fileno(), source.file
+    described.interpreter_fd, described.file_fd = source.questions, source.file
     described.signal_number, described.thread = source.signal_number, source.main_thread
     described.own_folder = folder
     status = lib.srt_watch_stack(context.pointer, described, error)
@@ -68,7 +68,7 @@ def _source() -> _Source | None:
         ).start()
     except (OSError, RuntimeError, ValueError):
         return None
-    return _Source(number, file, asking, main)
+    return _Source(number, file, asking.detach(), main)
 
 
 def _answer_questions(answering: socket.socket, thread: int) -> None:

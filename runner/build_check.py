@@ -9,12 +9,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from sirtaki._core._version import VERSION
 
 from .cores import count_gpus, usable_cores
 
-_ADAPTERS = {"numpy": "sirtaki.numpy", "torch": "sirtaki.torch"}
+_ADAPTERS = ("numpy", "torch", "tensorflow", "keras", "jax")  # each is called as its framework is
 _LAUNCHERS = {"ssh": "ranks on several hosts", "mpirun": "ranks as MPI's", "srun": "ranks as Slurm's"}
 _PATIENCE = 120.0  # seconds
 _FIND_GPU_LIBRARIES = """
@@ -46,8 +47,9 @@ def _findings(environment: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]
     yield "core", _try_core(), True
     yield "shared memory", _try_memory(), False
     yield from ((name, value, False) for name, value in _try_gpu_libraries(environment))
-    for framework, adapter in _ADAPTERS.items():
-        yield f"sirtaki.{framework}", _try_adapter(framework, adapter), False
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        for framework, value in zip(_ADAPTERS, pool.map(_try_adapter, _ADAPTERS), strict=True):
+            yield f"sirtaki.{framework}", value, False
     for program, purpose in _LAUNCHERS.items():
         path = shutil.which(program)
         yield program, f"{path} ({purpose})" if path else "no: not on the PATH", False
@@ -83,13 +85,13 @@ def _try_gpu_libraries(environment: Mapping[str, str]) -> Iterator[tuple[str, st
         yield name, lines.pop(0) if lines else f"no: {error}"
 
 
-def _try_adapter(framework: str, adapter: str) -> str:
+def _try_adapter(framework: str) -> str:
     """Imports it in a process of its own, which a broken framework may bring down."""
     try:
         version = importlib.metadata.version(framework)
     except importlib.metadata.PackageNotFoundError:
         return f"no: {framework} is not installed"
-    code, _, error = _try_python(f"import {adapter}", os.environ)
+    code, _, error = _try_python(f"import sirtaki.{framework}", os.environ)
     return f"no: {framework} {version}: {error}" if code else f"works with {framework} {version}"
 
 

@@ -18,6 +18,12 @@ from .options import EXAMPLE, parse
 if TYPE_CHECKING:
     from .launch import Settings
 
+_PREFIXES = ("SIRTAKI_", "HOROVOD_")
+_READ_BY_HVDRUN = (
+    *("SIRTAKI_TIMELINE", "HOROVOD_TIMELINE"),
+    *("SIRTAKI_NETWORK_INTERFACES", "SIRTAKI_FULL_TRACEBACKS"),
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs hvdrun and returns its exit code: that of the rank that failed, or 0."""
@@ -45,7 +51,7 @@ def _run(arguments: list[str]) -> int:
     _refuse_inside_a_rank()
     if not options.command:
         raise LaunchError(f"say what to run, {EXAMPLE}")
-    settings = _settings(options, settings_of_core)
+    settings = _settings(options, settings_of_core, _check_environment())
     if options.dry_run:
         from .dry_run import show
 
@@ -55,7 +61,18 @@ def _run(arguments: list[str]) -> int:
     return run_job(settings)
 
 
-def _settings(options: argparse.Namespace, settings_of_core: dict[str, str]) -> Settings:
+def _check_environment() -> list[str]:
+    """Looks at variables that may be settings before ranks start; opens the core only if there are any."""
+    if not any(name.startswith(_PREFIXES) and name not in _READ_BY_HVDRUN for name in os.environ):
+        return []
+    from .knobs import check_environment
+
+    return check_environment(os.environ)
+
+
+def _settings(
+    options: argparse.Namespace, settings_of_core: dict[str, str], remarks: Sequence[str]
+) -> Settings:
     hosts, notices = _hosts(options)
     path, warning = find_program(options.command, options.size or len(hosts), os.environ)
 
@@ -77,7 +94,7 @@ def _settings(options: argparse.Namespace, settings_of_core: dict[str, str]) -> 
             **({"SIRTAKI_NETWORK_INTERFACES": ",".join(interfaces)} if interfaces else {}),
         },
         timeline=_timeline_of(options),
-        notices=tuple(filter(None, (*notices, warning))),
+        notices=tuple(filter(None, (*notices, warning, *remarks))),
         ssh=SshOptions(options.ssh_port, identity, options.verbose),
         interfaces=tuple(interfaces),
         oversubscribe=options.oversubscribe,

@@ -30,15 +30,33 @@ def find_program(command: Sequence[str], size: int, environment: Mapping[str, st
     return found, ""
 
 
+def runs_python(command: Sequence[str]) -> bool:
+    """Whether a command looks like one of Python's."""
+    is_python = os.path.basename(command[0]).startswith("python")
+    return is_python or any(argument.endswith(".py") for argument in command)
+
+
 def _find_python(name: str, environment: Mapping[str, str]) -> tuple[str, str]:
     own = _first_executable(name, [os.path.dirname(sys.executable)]) or sys.executable
     active = environment.get("VIRTUAL_ENV") or environment.get("CONDA_PREFIX")
-    if not active or os.path.realpath(os.path.join(active, "bin")) == os.path.realpath(os.path.dirname(own)):
+    if not active:
+        other = _first_executable(name, environment.get("PATH", os.defpath).split(os.pathsep))
+        if other is None or _is_same_folder(os.path.dirname(other), os.path.dirname(own)):
+            return own, ""
+        return (
+            own,
+            f"'{name}' means {own}, where hvdrun is installed, and not {other}, which the PATH has first",
+        )
+    if _is_same_folder(os.path.join(active, "bin"), os.path.dirname(own)):
         return own, ""
     return own, (
         f"'{name}' means {own}, where hvdrun is installed, and not the environment {active}: "
         f"install sirtaki there, or write {os.path.join(active, 'bin', name)}, to use that one"
     )
+
+
+def _is_same_folder(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def _first_executable(name: str, search: Sequence[str]) -> str | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sirtaki._core.bootstrap.messages import StoreEvent
 from sirtaki._core.bootstrap.rounds import name_ranks
@@ -39,12 +41,13 @@ class Ending:
             return 1
         return 128 + self.killed_by if self.killed_by else self.code
 
-    def __str__(self) -> str:
+    def describe(self, reason: str = "") -> str:
+        """As a sentence; `reason` is the exception that the rank raised, if that is known."""
         who = name_rank(self.rank, self.pid, self.host)
         if self.lost:
             return f"{who} was lost with its host: {self.lost}"
         if not self.killed_by:
-            return f"{who} failed with exit code {self.code}"
+            return f"{who} failed with exit code {self.code}{reason and ': '}{reason}"
         text = f"{who} was killed by signal {self.killed_by} ({signal_name(self.killed_by)})"
         if self.killed_by == signal.SIGKILL:
             return f"{text}: often the machine ran out of memory"
@@ -53,25 +56,31 @@ class Ending:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a job that did not go well ends; `rank` is the one whose last lines explain it, if there is one."""
+    """How a job that did not go well ends; `rank` is the one whose last lines explain it, if there is one
+    and the text does not say why it failed.
+    """
 
     exit_code: int
     text: str = ""
     rank: int | None = None
+    event: str = "failed"  # what the job did or underwent
 
 
 class Inquiry:
     """Collects how ranks end and what they tell the rendezvous, and names the culprit of a failure."""
 
-    def __init__(self, start_timeout: float) -> None:
+    def __init__(self, start_timeout: float, runs_python: bool = True) -> None:
         self._start_timeout = start_timeout
+        self._runs_python = runs_python
         self._names: dict[int, str] = {}
         self._endings: dict[int, Ending] = {}  # in the order in which the ranks ended
         self._arrived: set[int] = set()  # have called init
         self._members: set[int] = set()  # have come to the end of init, and not to shutdown
         self._abort: StoreEvent | None = None  # the first one
-        self._innocent: set[int] = set()  # ended because another rank was lost, or did not come
-        self._absent: tuple[int, ...] = ()  # for these others have waited in vain
+        self._innocent: set[int] = set()  # ended because another rank failed, was lost or did not come
+        self._reasons: dict[int, str] = {}  # the exceptions that ranks have raised
+        self._late: tuple[int, str] | None = None  # the rank that was awaited for too long, and the error
+        self._absent: StoreEvent | None = None  # others have waited in vain for the ranks that it names
         self._signals_sent: set[int] = set()
 
     def note_start(self, rank: int, pid: int, host: str = "") -> None:
@@ -97,19 +106,42 @@ class Inquiry:
             self._members.discard(event.rank)
         elif event.kind == "peer_lost":
             self._innocent.add(event.rank)
+            self._reasons[event.rank] = first_line(event.text)
         elif event.kind == "aborted" and self._abort is None and event.rank not in self._innocent:
             self._abort = event
-        elif event.kind == "overdue":
-            self._absent = event.missing
+            self._reasons[event.rank] = first_line(event.text)
+        elif event.kind in ("overdue", "departed"):
+            self._absent = event
             self._innocent.update(self._names.keys() - set(event.missing))
+
+    def note_report(self, rank: int, report: Mapping[str, Any]) -> None:
+        """The core of this rank has written why its world ended; anything may be in it."""
+        culprit, reason = report.get("culprit"), report.get("reason")
+        if not isinstance(culprit, int) or culprit not in self._names or not isinstance(reason, str):
+            return
+        if culprit != rank:
+            self._innocent.add(rank)
+        if report.get("status") == "timeout" and self._late is None:
+            self._late = culprit, first_line(reason)
 
     def how_it_ended(self, rank: int) -> str:
         """What to tell the ranks that wait for one that has ended without an error."""
         return "has ended (exit code 0)" + ("" if rank in self._arrived else " without calling hvd.init()")
 
     @property
+    def notice(self) -> str:
+        """What to say after a job that went well: "", or that its ranks had nothing to do with each other."""
+        if len(self._names) == 1 or self._arrived:
+            return ""
+        text = (
+            f"no rank called hvd.init(): these were {len(self._names)} separate runs, which exchanged nothing"
+        )
+        advice = ". To train one model on all of them, call it at the start of the script"
+        return text + advice * self._runs_python
+
+    @property
     def failed(self) -> bool:
-        return bool(self._absent) or any(ending.failed for ending in self._endings.values())
+        return self._absent is not None or any(ending.failed for ending in self._endings.values())
 
     @property
     def survivors(self) -> set[int]:
@@ -122,22 +154,37 @@ class Inquiry:
         culprit = self._culprit()
         if culprit is None:
             return False
-        if self._abort is None:
-            return culprit.died
-        return culprit.rank == self._abort.rank
+        return culprit.died or (self._abort is not None and culprit.rank == self._abort.rank)
 
     def verdict(self) -> Verdict:
-        """Who brought the job down: where the first abort began; else who was killed by a signal that did not
-        come from hvdrun; else who failed first. A rank that only lost another one is named last of all.
+        """The rank that brought the job down: one that was killed by a signal that did not come from hvdrun;
+        else where the first abort began; else the one that kept others waiting; else the first that failed.
+        A rank that only lost another one is named last of all.
         """
+        culprit = self._culprit()
+        if culprit and culprit.lost:
+            return self._verdict_on_a_host(culprit)
+        if culprit and culprit.died:
+            return Verdict(culprit.exit_code, culprit.describe(), culprit.rank)
         if self._abort is not None and self._abort.rank not in self._endings:
-            who = self._name(self._abort.rank)
-            return Verdict(1, f"{who} gave up: {self._abort.text or 'it named no reason'}", self._abort.rank)
-        if culprit := self._culprit():
-            return self._verdict_on_a_host(culprit) if culprit.lost else _verdict_on(culprit)
+            reason = self._reasons[self._abort.rank] or "it named no reason"
+            return Verdict(1, f"{self._name(self._abort.rank)} gave up: {reason}")
+        if self._late is not None and self._abort is None:
+            return self._verdict_on_lateness(*self._late)
+        if culprit:
+            return self._verdict_on(culprit)
         if self._absent:
-            return Verdict(1, self._who_did_not_come(), self._absent[0])
+            return Verdict(1, self._who_did_not_come(self._absent), self._absent.missing[0])
         return self._verdict_on_a_loss()
+
+    def _verdict_on(self, ending: Ending) -> Verdict:
+        reason = self._reasons.get(ending.rank, "")
+        return Verdict(ending.exit_code, ending.describe(reason), None if reason else ending.rank)
+
+    def _verdict_on_lateness(self, culprit: int, reason: str) -> Verdict:
+        codes = [ending.exit_code for ending in self._endings.values() if ending.failed]
+        text = f"{self._name(culprit)} kept other ranks waiting for too long: {reason}"
+        return Verdict(next(iter(codes), 1), text)
 
     def _verdict_on_a_host(self, culprit: Ending) -> Verdict:
         with_it = [
@@ -155,8 +202,9 @@ class Inquiry:
                 return Verdict(failures[0].exit_code, f"{text}, while another rank needed it", ending.rank)
         for ending in failures:
             if ending.killed_by not in self._signals_sent:
-                return Verdict(ending.exit_code, f"{ending}, because it had lost another rank", ending.rank)
-        return Verdict(failures[0].exit_code, str(failures[0]))
+                reason = self._reasons.get(ending.rank) or "it had lost another rank"
+                return Verdict(ending.exit_code, ending.describe(reason))
+        return Verdict(failures[0].exit_code, failures[0].describe())
 
     def _culprit(self) -> Ending | None:
         suspects = [
@@ -164,15 +212,16 @@ class Inquiry:
             for rank, ending in self._endings.items()
             if ending.failed and rank not in self._innocent and ending.killed_by not in self._signals_sent
         ]
-        if self._abort is not None and (origin := [e for e in suspects if e.rank == self._abort.rank]):
-            return origin[0]
         died = [ending for ending in suspects if ending.died]
-        return next(iter(died or suspects), None)
+        origin = [one for one in suspects if self._abort is not None and one.rank == self._abort.rank]
+        return next(iter(died or origin or suspects), None)
 
-    def _who_did_not_come(self) -> str:
-        who = " and ".join(self._name(rank) for rank in self._absent)
-        first = self._absent[0]
-        have = "has" if len(self._absent) == 1 else "have"
+    def _who_did_not_come(self, event: StoreEvent) -> str:
+        who = " and ".join(self._name(rank) for rank in event.missing)
+        first = event.missing[0]
+        have = "has" if len(event.missing) == 1 else "have"
+        if event.kind == "departed" and first not in self._endings:
+            return f"{who} {have} left hvd.init(): {event.text}"
         if first in self._endings:
             return f"{who} {self.how_it_ended(first)} while another rank waited in hvd.init()"
         what = "come to the end of" if first in self._arrived else "called"
@@ -183,14 +232,15 @@ class Inquiry:
         return self._names[rank]
 
 
-def _verdict_on(ending: Ending) -> Verdict:
-    return Verdict(ending.exit_code, str(ending), ending.rank)
-
-
 def name_rank(rank: int, pid: int, host: str = "") -> str:
     """ "rank 3 (pid 70)", "rank 3 (pid 70 on hostB)"."""
     where = f"pid {pid}" * bool(pid) + " " * bool(pid and host) + f"on {host}" * bool(host)
     return f"rank {rank} ({where})" if where else f"rank {rank}"
+
+
+def first_line(text: str) -> str:
+    """The first line of what a rank has told."""
+    return next(iter(text.splitlines()), "")
 
 
 def signal_name(number: int) -> str:

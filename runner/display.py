@@ -11,6 +11,7 @@ from sirtaki._core.bootstrap.handshake import printable
 
 from .errors import LaunchError
 from .output import Pipe, Sink, Stream
+from .standard_error import exception_in, without_log_lines
 
 STDOUT, STDERR = 1, 2
 _LONGEST_TEXT = 8000  # characters
@@ -80,13 +81,18 @@ class Display:
         if self._verbose:
             self.say(text)
 
-    def show_again(self, rank: int) -> None:
-        """Shows the last lines of a rank's standard error once more."""
-        lines = list(self._streams[rank, STDERR].tail)
+    def show_error_of(self, rank: int) -> str:
+        """A line with the exception of the traceback at the end of a rank's standard error. If there is none,
+        shows its last lines once more, and returns "".
+        """
+        lines = without_log_lines(self._streams[rank, STDERR].tail)
+        if exception := exception_in(lines):
+            return exception
         if lines:
             self.say(f"the last lines that rank {rank} wrote to its standard error:")
         for line in lines:
             self._stderr.write_line(self._colours[self._stderr][rank], line)
+        return ""
 
     def mute_errors_except(self, rank: int) -> None:
         """Shows no more standard error but that of one rank: N tracebacks of one Ctrl-C help nobody."""

@@ -18,7 +18,6 @@ from .timeline import merge_timelines
 _MOST_LINES = 8
 # Raised by reading what is no report: of other types, nested without end, or with numbers beyond all bounds.
 _NO_REPORT = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError)
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3")
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,14 @@ class Epilogue:
         """Whether these ranks have written what they were doing."""
         return all(self._file(rank).exists() for rank in ranks)
 
-    def lines(self, failed: bool) -> list[str]:
-        """What to tell the user. All ranks have ended."""
-        told = self._what_ranks_did() if failed else []
+    def read_reports(self) -> dict[int, Mapping[str, Any]]:
+        """What ranks have written about the failure, by rank."""
+        found = {rank: self._read(rank) for rank in range(self.size)}
+        return {rank: report for rank, report in found.items() if isinstance(report, dict) and report}
+
+    def lines(self, event: str) -> list[str]:
+        """What to tell the user. All ranks have ended; `event` is what went wrong: the job "failed", …"""
+        told = self._what_ranks_did(event) if event else []
         if self.timeline is not None:
             told.append(self._merge(self.timeline))
         return told
@@ -70,20 +74,18 @@ class Epilogue:
         ranks = "1 rank" if count == 1 else f"{count} ranks"
         return f"the timeline of {ranks} is in {timeline}; https://ui.perfetto.dev shows it"
 
-    def _what_ranks_did(self) -> list[str]:
-        found = [self._read(rank) for rank in range(self.size)]
-        told = [line for report in found if (line := self._described(report))]
+    def _what_ranks_did(self, event: str) -> list[str]:
+        told = [line for report in self.read_reports().values() if (line := self._described(report))]
         if len(told) > _MOST_LINES:
             told[_MOST_LINES - 1 :] = [f"and {len(told) - _MOST_LINES + 1} ranks more"]
         if told:
-            told.insert(0, "what each rank was doing when the job failed:")
-            if self.keeps_reports:
-                told[0] = f"what each rank was doing when the job failed ({self.reports} has more):"
+            more = f" ({self.reports} has more)" if self.keeps_reports else ""
+            told.insert(0, f"what each rank was doing when the job {event}{more}:")
         return told
 
     def _described(self, report: Mapping[str, Any]) -> str:
         try:
-            return describe(report, self.names_hosts) if report else ""
+            return describe(report, self.names_hosts)
         except _NO_REPORT:  # whoever wrote it
             return ""
 
@@ -121,7 +123,7 @@ def _name(operations: Sequence[Mapping[str, Any]]) -> str:
 
 def _place(stack: Sequence[Mapping[str, Any]]) -> str:
     """The innermost of the user's own functions, else the innermost of all."""
-    own = [frame for frame in stack if not any(folder in frame["file"] for folder in _LIBRARIES)]
+    own = [frame for frame in stack if not frame["library"]]
     if not stack:
         return ""
     frame = (own or stack)[0]

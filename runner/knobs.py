@@ -7,7 +7,7 @@ Opening the core takes time, so this is imported only when an option is not one 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .errors import LaunchError
@@ -53,11 +53,25 @@ def knob_environment(options: argparse.Namespace, knobs: Sequence[Knob]) -> dict
 
 def _check(knob: Knob, value: str) -> None:
     from sirtaki._core.context import Config
+    from sirtaki._core.variables import name_in
 
     try:
         Config({knob.name: value})
     except ValueError as error:
-        raise LaunchError(f"{_flag(knob)}: {error}") from None
+        raise LaunchError(str(name_in(error, {knob.name: _flag(knob)}))) from None
+
+
+def check_environment(environment: Mapping[str, str]) -> list[str]:
+    """What to say of variables that mean nothing. Raises LaunchError for a bad value of a setting."""
+    try:
+        from sirtaki._core import variables
+    except ImportError:  # the core cannot be opened here
+        return []
+    try:
+        variables.check(environment)
+    except ValueError as error:
+        raise LaunchError(str(error)) from None
+    return variables.unknown(environment)
 
 
 def _flag(knob: Knob) -> str:

@@ -23,6 +23,7 @@ from sirtaki._core.bootstrap.handshake import BootstrapError, Job
 from sirtaki._core.bootstrap.key import write_key
 from sirtaki._core.bootstrap.store_server import StoreServer
 
+from .command import runs_python
 from .cores import usable_cores
 from .culprit import Inquiry
 from .display import Display
@@ -94,7 +95,7 @@ class _Launch:
         job = Job(secrets.token_hex(8), len(places), write_key(key_file), VERSION)
         server = self._make_server(job, str(folder), several_hosts=bool(remotes))
         epilogue = self._make_epilogue(len(places), folder, bool(remotes))
-        self._inquiry = Inquiry(settings.start_timeout)
+        self._inquiry = Inquiry(settings.start_timeout, runs_python(settings.command))
         ranks: dict[int, Rank] = {}
         for share in shares:  # before there is a thread: it forks
             if is_own_host(share.host.name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,15 @@ _EXAMPLES = f"{EXAMPLE}, or over two hosts: hvdrun -np 8 -H hostA:4,hostB:4 pyth
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        _, is_unknown, strange = message.partition("unrecognized arguments: ")
+        if is_unknown:
+            message = f"there is no option {strange}{self._similar(strange.split()[0])}"
         raise LaunchError(f"{message}\nUsage: {self.usage}; {EXAMPLE}")
+
+    def _similar(self, flag: str) -> str:
+        name = flag.partition("=")[0]
+        alike = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7)
+        return f": did you mean {alike[0]}?" if alike else ""
 
 
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
@@ -84,7 +93,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="write what becomes of each operation on each rank to FILE, for https://ui.perfetto.dev",
     )
-    add("--timeline-mark-cycles", action="store_true", help="mark each Decision in the timeline, too")
+    add(
+        "--timeline-mark-cycles",
+        action="store_true",
+        help="also mark in the timeline when ranks have agreed on what to do next",
+    )
     add(
         "--no-timeline-mark-cycles",
         dest="timeline_mark_cycles",

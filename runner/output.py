@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import time
 from collections import deque
 from typing import BinaryIO
 
@@ -16,6 +17,7 @@ _LONGEST_LINE = 16 * 1024 * 1024  # a longer one is broken, rather than kept in 
 _LONGEST_UNTRUSTED = 2000  # characters of a line
 _PENDING_LIMIT = 1024 * 1024  # so much may wait for the reader of hvdrun's output before the ranks wait, too
 _PIPE_BUFFER = 4096  # a pipe that poll calls writable takes so much without making us wait
+_BAR_SECONDS = 10.0  # between two states of a progress bar where they do not replace each other
 _ERASE_REST_OF_LINE = b"\x1b[K"
 
 
@@ -30,6 +32,7 @@ class Sink:
         self._pending = bytearray()
         self._watched = False
         self._column_dirty = False  # a carriage return has left text under the cursor
+        self._next_states: dict[bytes, float] = {}  # when the next state of each rank's progress bar is shown
 
     @property
     def empty(self) -> bool:
@@ -43,11 +46,23 @@ class Sink:
         """Takes one line with its end, which is a line feed or, of a progress bar, a carriage return."""
         if self.error is not None:
             return
+        if line.endswith(b"\r") and not self.is_terminal:
+            line = self._state_of_bar(prefix, line)
+            if not line:
+                return
         if self._column_dirty and self.is_terminal:
             self._pending += _ERASE_REST_OF_LINE
         self._column_dirty = line.endswith(b"\r")
         self._pending += line if line == b"\r" else prefix + line
         self._watch(True)
+
+    def _state_of_bar(self, prefix: bytes, line: bytes) -> bytes:
+        """A line for what a progress bar shows now and then, where no later state replaces it; else b""."""
+        now = time.monotonic()
+        if line == b"\r" or now < self._next_states.get(prefix, 0.0):
+            return b""
+        self._next_states[prefix] = now + _BAR_SECONDS
+        return line[:-1] + b"\n"
 
     def drop(self) -> None:
         """Forgets what has not been written."""

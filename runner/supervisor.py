@@ -20,6 +20,7 @@ from .process import Rank
 from .progress import Progress
 from .room import Room
 from .signals import Bell, stop_this_process
+from .stragglers import Stragglers
 
 if TYPE_CHECKING:  # it is not needed on one host
     from .remote import RemoteHost
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # it is not needed on one host
 INQUIRY_SECONDS = 0.5  # after the first failure, for the rank that caused it to be heard of
 REPORT_POLL_SECONDS = 0.01  # nothing tells when a rank has written its report
 KILL_SECONDS = 5.0  # between the signal that asks the ranks to end and SIGKILL
+INTERRUPTED, TERMINATED = "was interrupted", "was terminated"  # what became of the job
 READER_GONE = 141  # what a shell says of a program that SIGPIPE has killed
 
 
@@ -67,6 +69,7 @@ class Supervisor:
         self._server = server
         self._epilogue = epilogue
         self._progress = progress
+        self._stragglers = Stragglers(display.say)
         self._verdict: Verdict | None = None  # once it is settled that the job does not end well
         self._decide_at: float | None = None
         self._kill_at: float | None = None
@@ -89,7 +92,8 @@ class Supervisor:
         self._part_with_hosts()
         for rank in self._ranks:
             rank.bury()
-        last_words = self._epilogue.lines(failed=self._verdict is not None and self._inquiry.failed)
+        failed = self._verdict is not None and self._inquiry.failed
+        last_words = self._epilogue.lines(self._verdict.event if self._verdict and failed else "")
         guard.release()
         self._turn_until(lambda: guard.ended() or self._hurry)
         for host in self._hosts:
@@ -103,9 +107,10 @@ class Supervisor:
         for event in mailbox.empty():
             self._inquiry.note_event(event)
         if self._verdict is None and self._inquiry.failed:
-            self._verdict = self._inquiry.verdict()
+            self._verdict = self._judge()
         self._decide_at = self._kill_at = None
         self._progress.end()
+        self._stragglers.end()
 
     def _part_with_hosts(self) -> None:
         """Lets the agents send what their ranks have left, and end."""
@@ -131,8 +136,13 @@ class Supervisor:
         """Who brought the job down, and what the others were doing then: they write it by themselves."""
         return self._inquiry.conclusive and self._epilogue.has_reports_of(self._inquiry.survivors)
 
+    def _judge(self) -> Verdict:
+        for rank, report in self._epilogue.read_reports().items():
+            self._inquiry.note_report(rank, report)
+        return self._inquiry.verdict()
+
     def _time_to_next_deadline(self) -> float | None:
-        moments = [self._decide_at, self._kill_at, self._progress.due]
+        moments = [self._decide_at, self._kill_at, self._progress.due, self._stragglers.due]
         moments += [host.deadline for host in self._hosts]
         moments += [self._room.due] if self._room is not None else []
         deadlines = [moment for moment in moments if moment is not None]
@@ -143,10 +153,11 @@ class Supervisor:
     def _meet_deadlines(self) -> None:
         now = time.monotonic()
         if self._decide_at is not None and (self._decide_at <= now or self._all_is_known()):
-            self._end(self._inquiry.verdict(), signal.SIGTERM)
+            self._end(self._judge(), signal.SIGTERM)
         if self._kill_at is not None and self._kill_at <= now:
             self._kill()
         self._progress.meet(now)
+        self._stragglers.meet(now, self._running())
         if self._room is not None and self._verdict is None and (shortage := self._room.meet(now)):
             self._end(Verdict(1, shortage), signal.SIGTERM)
             self._kill()
@@ -165,10 +176,12 @@ class Supervisor:
                 self._inquiry.note_ending(ending)
                 self._display.detail(f"rank {ending.rank} has ended with exit code {ending.exit_code}")
                 if not ending.failed:
+                    self._stragglers.note_ending()
                     self._server.rank_ended(ending.rank, self._inquiry.how_it_ended(ending.rank))
         if self._inquiry.failed and self._verdict is None and self._decide_at is None:
             self._decide_at = time.monotonic() + INQUIRY_SECONDS
             self._progress.end()
+            self._stragglers.end()
             for host in self._hosts:
                 host.collect()
         for number in numbers:
@@ -181,6 +194,9 @@ class Supervisor:
             self._progress.begin()
             self._progress.note(event.rank)
 
+    def _running(self) -> list[int]:
+        return [rank.rank for rank in self._ranks if not rank.ending]
+
     def _obey(self, number: int) -> None:
         if number in (signal.SIGINT, signal.SIGTERM):
             self._give_up(number)
@@ -191,18 +207,21 @@ class Supervisor:
             self._signal_ranks(number)
 
     def _give_up(self, number: int) -> None:
-        running = [rank.rank for rank in self._ranks if not rank.ending]
+        running = self._running()
         if not running:
             self._hurry = True
             self._display.drop()
         elif self._verdict is not None:
             self._kill()
         elif number == signal.SIGTERM:
-            self._end(Verdict(128 + number, f"terminated (SIGTERM): ending {_count(running)}"), number)
+            self._end(
+                Verdict(128 + number, f"terminated (SIGTERM): ending {_count(running)}", event=TERMINATED),
+                number,
+            )
         else:
             self._display.say(f"interrupted: ending {_count(running)} (Ctrl-C again kills them at once)")
             self._display.mute_errors_except(running[0])
-            self._end(Verdict(128 + number), number)
+            self._end(Verdict(128 + number, event=INTERRUPTED), number)
 
     def _lose_reader(self, error: OSError) -> None:
         if self._verdict is None:
@@ -228,12 +247,16 @@ class Supervisor:
             rank.signal(number)
 
     def _pronounce(self, last_words: Sequence[str]) -> None:
-        if self._verdict is not None and self._verdict.rank is not None:
-            self._display.show_again(self._verdict.rank)
+        verdict = self._verdict
+        reason = ""
+        if verdict is not None and verdict.rank is not None:
+            reason = self._display.show_error_of(verdict.rank)
         for line in last_words:
             self._display.say(line)
-        if self._verdict is not None and self._verdict.text:
-            self._display.say(self._verdict.text)
+        if verdict is None and (notice := self._inquiry.notice):
+            self._display.say(notice)
+        if verdict is not None and verdict.text:
+            self._display.say(f"{verdict.text}{reason and ': '}{reason}")
 
 
 def _count(running: Sequence[int]) -> str:

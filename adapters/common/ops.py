@@ -86,7 +86,7 @@ def group_calls(
     """Calls of `count` operations that complete together; the same name and count on all ranks."""
     number = process_set.number(context)
     if name is None:
-        name = f"grouped_{kind}.noname.{context.next_number(f'{kind}.{number}') % _NAMES_BEFORE_WRAP}"
+        name = f"unnamed grouped_{kind} {context.next_number(f'{kind}.{number}') % _NAMES_BEFORE_WRAP}"
     return _group_calls(kind, name, number, count)
 
 

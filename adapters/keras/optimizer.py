@@ -126,7 +126,14 @@ def _check_optimizer(optimizer: Any) -> None:
             f"{kind.__name__} is an optimizer of Keras 2 ({kind.__module__}), and sirtaki.keras serves Keras "
             f"3 only: use keras.optimizers, and unset TF_USE_LEGACY_KERAS"
         )
-    raise ValueError(f"the first argument has to be an optimizer of Keras, not {kind.__name__}")
+    raise ValueError(
+        "the first argument has to be an optimizer of Keras, such as keras.optimizers.Adam(), "
+        f"not {_shown(optimizer)}"
+    )
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def _check_combination(op: int, predivide: float) -> None:

@@ -44,7 +44,7 @@ def label(kind: str, name: str | None, process_set: int) -> tf.Tensor:
     if tf.executing_eagerly():
         if name is None:
             number = current().next_number(f"tensorflow.{kind}.{process_set}") % _NAMES_BEFORE_WRAP
-            name = f"{kind}.noname.{number}"
+            name = f"unnamed {kind} {number}"
         return _eager(name)
     graph = _function(tf.compat.v1.get_default_graph())
     wanted = f"{_stable(getattr(graph, 'name', 'graph'))}.{kind}" if name is None else name

@@ -96,7 +96,7 @@ def _all(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> Iterator
             can_have = parameter.is_floating_point() or parameter.is_complex()
             if can_have and parameter not in seen:
                 seen.add(parameter)
-                yield names.get(parameter, f"noname.{group}.{place}"), parameter
+                yield names.get(parameter, f"parameter {place} of group {group}"), parameter
 
 
 def _members(parameters: list[Tensor], groups: Groups) -> list[list[Tensor]]:

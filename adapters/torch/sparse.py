@@ -150,7 +150,7 @@ def sparse_allreduce_async(
     context = current()
     if name is None:
         number = context.next_number(f"sparse_allreduce.{process_set.number(context)}")
-        name = f"sparse_allreduce.noname.{number % _NAMES_BEFORE_WRAP}"
+        name = f"unnamed sparse_allreduce {number % _NAMES_BEFORE_WRAP}"
     return SparseReduction(Where(context, name, process_set), reduction(op, None), tensor)
 
 

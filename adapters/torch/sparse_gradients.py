@@ -49,7 +49,7 @@ class SparseGradients:
         self._in_flight: dict[int, SparseReduction] = {}
         self._has_asked = False
         self._batch = Batch(1)
-        where = terms.where.derived("which are sparse")
+        where = terms.where.derived("(list of the sparse ones)")
         call = ops.call(where.context, where.name, where.process_set)
         ops.describe_allreduce(self._batch, view(self._news), self._news.data_ptr(), Reduction(MAX), call)
 

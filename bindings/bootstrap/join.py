@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .. import program_stack
@@ -29,18 +29,6 @@ from .memory import MemoryLinks, create_memory
 from .providers import World
 from .reception import Meeting, Reception
 from .store import StoreClient
-
-
-def settings_of(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The core's settings that the environment gives: SIRTAKI_<NAME>, else HOROVOD_<NAME>."""
-    found = {}
-    for knob in knobs():
-        for prefix in ("SIRTAKI_", "HOROVOD_"):
-            value = environment.get(prefix + knob.name.upper())
-            if value is not None:
-                found[knob.name] = value
-                break
-    return found
 
 
 def join_alone(config: Config) -> Context:

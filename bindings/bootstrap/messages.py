@@ -29,8 +29,8 @@ class StoreEvent:
     """What the rendezvous tells the process that runs it.
 
     kind: one of REPORTS, as that rank reported it; "arrived": a rank has begun an init; "overdue": others
-    waited in vain for the ranks `missing`; "refused": a client was turned away (its rank, or -1 if it is not
-    known).
+    waited in vain for the ranks `missing`; "departed": those have ended, or their init failed; "refused": a
+    client was turned away (its rank, or -1 if it is not known).
     """
 
     kind: str
@@ -42,7 +42,7 @@ class StoreEvent:
 
 def describe(event: StoreEvent) -> str:
     """An event as part of a sentence."""
-    if event.kind == "overdue":
+    if event.kind in ("overdue", "departed"):
         return event.text
     if event.kind == "refused":
         return f"it refused a client: {event.text}"

@@ -299,8 +299,8 @@ class StoreServer:
         for answer in answers:
             generation = answer.place[0]
             if answer.missing:
-                text = answer.error
-                self._on_event(StoreEvent("overdue", answer.missing[0], generation, text, answer.missing))
+                kind = "overdue" if answer.timed_out else "departed"
+                self._on_event(StoreEvent(kind, answer.missing[0], generation, answer.error, answer.missing))
             for rank in answer.waiting:
                 if connection := self._ranks.get((generation, rank)):
                     connection.outgoing += pack_frame(_message_of(answer))

@@ -204,6 +204,12 @@ const char* srt_handle_error(srt_context* c, srt_handle handle) {
   return c->context->error(static_cast<Ticket>(handle));
 }
 const char* srt_context_error(srt_context* c) { return c->context->death_text(); }
+srt_status srt_context_failure(srt_context* c, int32_t* culprit) {
+  const AbortNotice death = c->context->death();
+  *culprit = death.origin;
+  return death.status.code();
+}
+int32_t srt_is_library(const char* file) { return is_library(file); }
 void srt_release(srt_context* c, const srt_handle* handles, int32_t count) {
   c->context->release(tickets(handles), count);
 }

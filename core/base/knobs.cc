@@ -54,7 +54,7 @@ constexpr Row rows[] = {
     {{"spin", "seconds", "0.0002", "",
       "how long a waiting caller polls before it sleeps; with less than a wake-up, every call sleeps", 0}, {0, 1}},
     {{"stall_report", "seconds", "5", "",
-      "report who is late after this long, then at twice the time", 0}, {0.05, 1e6}},
+      "report who is late after this long, and again at twice the time; a rank that does not answer, a second later", 0}, {0.05, 1e6}},
     {{"stall_deadline", "seconds", "1800", "",
       "give up on a rank that is alive but does not submit; 0: never", 0}, {0, 1e7}},
     {{"progress_deadline", "seconds", "60", "",

@@ -76,7 +76,7 @@ Status Context::usable() const {
             "this is a forked child process: sirtaki belongs to its parent. Start workers with multiprocessing's "
             "'spawn', or do not call sirtaki in them"};
   if (!engine_) return {SRT_INVALID_ARGUMENT, "the context is not started"};
-  return engine_->death();
+  return engine_->death().status;
 }
 
 Status Context::enqueue(const srt_request* requests, int32_t count, Ticket* out, Manner manner) {
@@ -317,7 +317,7 @@ void Context::shutdown(Nanoseconds timeout) {
   if (forked_ || !engine_) return;
   const Nanoseconds deadline = now() + timeout;
   engine_->shutdown(deadline);
-  const bool in_good_order = engine_->death().code() == SRT_SHUT_DOWN;
+  const bool in_good_order = engine_->death().status.code() == SRT_SHUT_DOWN;
   if (gpu_backend_ && in_good_order) gpu_backend_->finish(std::min(deadline, now() + longest_farewell));
   timeline_.stop();
 }
@@ -362,9 +362,11 @@ void Context::statistics(srt_statistics& out, srt_lateness* by_rank) {
     *by_rank++ = {late.times, in_seconds(late.total), in_seconds(late.longest)};
 }
 
+AbortNotice Context::death() const { return engine_ && !forked_ ? engine_->death() : AbortNotice{}; }
+
 const char* Context::death_text() {
   if (!engine_ || !engine_->is_dead()) return "";
-  if (death_text_.empty()) death_text_ = engine_->death().text();
+  if (death_text_.empty()) death_text_ = engine_->death().status.text();
   return death_text_.c_str();
 }
 

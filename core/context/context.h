@@ -49,6 +49,7 @@ class Context {
   void shutdown(Nanoseconds timeout);
   void fork_child();
   const char* death_text();
+  AbortNotice death() const;  // ok while it lives
   Status start_timeline(const char* path, bool marks_decisions);
   void stop_timeline() {
     if (!forked_) timeline_.stop();

@@ -67,6 +67,7 @@ Nanoseconds Engine::next_due(Nanoseconds moment) const {
   Nanoseconds due = std::min(parts_.negotiation.next_due(), moment + longest_sleep);
   if (awaits_device()) due = std::min(due, moment + between_looks_at_device(moment - moved_at_));
   if (suspect_ >= 0 && !is_dead()) due = std::min(due, suspect_until_);
+  if (heard_abort_ && !is_dead()) due = std::min(due, heed_abort_at_);
   // A full ring tells nobody when it has room again; sockets do.
   if (parts_.links.rings_have_outbound()) due = std::min(due, moment + milliseconds(1));
   return due;

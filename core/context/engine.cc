@@ -12,7 +12,7 @@ namespace sirtaki {
 namespace {
 
 constexpr Nanoseconds between_looks = milliseconds(50);     // at deadlines and neighbours, while busy
-constexpr Nanoseconds last_words = milliseconds(200);  // how long a lost rank's own reason is awaited
+constexpr Nanoseconds last_words = milliseconds(200);  // how long a lost rank's own reason, or a Decision, is awaited
 
 }  // namespace
 
@@ -104,9 +104,9 @@ void Engine::abort(std::string reason) {
   wait([this] { return is_dead() && !parts_.handles.any_unfinished(); }, now() + seconds(2));
 }
 
-Status Engine::death() const {
+AbortNotice Engine::death() const {
   const auto lock = parts_.handles.lock();
-  return death_.status;
+  return death_;
 }
 
 // ---- The driver --------------------------------------------------------------------------------------------
@@ -148,6 +148,7 @@ bool Engine::iterate(Nanoseconds now) {
     if (news_.offender >= 0) fail({status, news_.offender}, Tell::everyone, now);
     else if (!status.is_ok()) fail(own_failure(status), Tell::everyone, now);
     else act_on(news_, now);
+    heed_abort(now);
     moved |= news_.moved;
   }
   if (!is_dead()) {
@@ -246,7 +247,6 @@ void Engine::settle_sets(const Outcome& outcome) {
 
 void Engine::act_on(News& news, Nanoseconds now) {
   if (news.has_reported || news.has_decided) observe(news, now);
-  if (news.abort) return fail(*news.abort, Tell::host, now);
   for (const Refusal& refusal : news.outcome.refusals) {
     const auto lock = parts_.handles.lock();
     end_refused(refusal.ticket, refusal.status);
@@ -258,11 +258,12 @@ void Engine::act_on(News& news, Nanoseconds now) {
   settle_sets(news.outcome);
   for (const Stall& stall : news.outcome.stalls) parts_.watch.say(stall);
   if (news.outcome.is_asked) parts_.negotiation.member().answer(whereabouts());
-  if (!news.outcome.fatal.is_ok()) return fail({news.outcome.fatal, coordinator_rank}, Tell::everyone, now);
+  if (!news.outcome.fatal.is_ok()) return fail({news.outcome.fatal, news.outcome.culprit}, Tell::everyone, now);
   if (news.finished_above >= 0) {
     finished_above_ = news.finished_above;
     end_unplanned(nothing_is_decided());
   }
+  if (news.abort) hear(*news.abort, Tell::host, now);
   for (int32_t rank : news.lost) lose(rank, now);
 }
 
@@ -286,11 +287,28 @@ void Engine::look_for_abort(Nanoseconds now) {
       const auto lock = parts_.handles.lock();
       reason = abort_reason_;
     }
-    return fail({{SRT_ABORTED, parts_.names[static_cast<size_t>(parts_.rank)] + " gave up: " + reason}, parts_.rank},
-                Tell::everyone, now);
+    const Status status{SRT_ABORTED, parts_.names[static_cast<size_t>(parts_.rank)] + " gave up: " + reason};
+    return fail({status, parts_.rank, parts_.negotiation.member().last_decision()}, Tell::everyone, now);
   }
-  const Abort abort = parts_.neighbours ? parts_.neighbours->read_abort() : Abort{};
-  if (abort.is_there) fail({{abort.status, printable(abort.text, abort.text.size())}, abort.rank}, Tell::everyone, now);
+  if (!parts_.neighbours || heard_abort_) return;
+  const Abort abort = parts_.neighbours->read_abort();
+  if (abort.is_there)
+    hear({{abort.status, printable(abort.text, abort.text.size())}, abort.rank, abort.decision}, Tell::everyone, now);
+}
+
+// An abort may overtake the Decision that made its origin give up, for instance because all ranks disagree: it came
+// another way. This rank's operations end with what was decided.
+void Engine::hear(AbortNotice notice, Tell whom, Nanoseconds now) {
+  if (heard_abort_) return;
+  heard_abort_ = std::move(notice);
+  heard_tells_ = whom;
+  heed_abort_at_ = now + last_words;
+}
+
+void Engine::heed_abort(Nanoseconds now) {
+  if (!heard_abort_ || is_dead()) return;
+  const bool is_behind = parts_.negotiation.member().last_decision() < heard_abort_->decision;
+  if (!is_behind || now >= heed_abort_at_) fail(*heard_abort_, heard_tells_, now);
 }
 
 // Deadlines and deaths: looked at now and then while busy, and always before sleep. True if the links, which have been
@@ -312,9 +330,9 @@ void Engine::check_deadlines(Nanoseconds now) {
   }
   if (const int32_t gone = finished_but_awaited(); gone >= 0) lose(gone, now);
   if (const auto silent = parts_.heartbeat.check(now)) return fail(*silent, Tell::everyone, now);
-  const Status status = parts_.watch.check(now, parts_.execution, parts_.execution.executor(), parts_.negotiation,
-                                           [this] { return oldest_waiting(); });
-  if (!status.is_ok()) fail({status, parts_.rank}, Tell::everyone, now);
+  const auto late = parts_.watch.check(now, parts_.execution, parts_.execution.executor(), parts_.negotiation,
+                                       [this] { return oldest_waiting(); });
+  if (late) fail(*late, Tell::everyone, now);
 }
 
 // A rank that has said goodbye without the bytes that are waited for; -1: none. Those that it has sent just before are
@@ -331,14 +349,15 @@ int32_t Engine::finished_but_awaited() const {
 }
 
 // A rank that fails tells why before it goes, so its last words are awaited for a moment: in this host's shared memory
-// they are there already, from another host they may still be on their way.
+// they are there already, and are read by the next pass; from another host they may still be on their way.
 void Engine::lose(int32_t rank, Nanoseconds now) {
   if (is_dead() || suspect_ >= 0) return;
   look_for_abort(now);
-  if (is_dead()) return;
+  heed_abort(now);
+  if (is_dead() || heard_abort_) return;
   suspect_ = rank;
   const bool is_neighbour = parts_.neighbours && parts_.neighbours->slot_of(rank) >= 0;
-  suspect_until_ = is_neighbour ? now : now + last_words;
+  suspect_until_ = is_neighbour ? now + 1 : now + last_words;
   next_look_ = std::min(next_look_, suspect_until_);
 }
 

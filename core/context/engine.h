@@ -9,6 +9,7 @@
 #include <atomic>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -66,13 +67,16 @@ class Engine {
   // Ends what is in flight by the deadline, says goodbye and stops. Later calls do nothing.
   void shutdown(Nanoseconds deadline);
 
-  // Why the context is dead; ok while it lives.
-  Status death() const;
+  // Why the context is dead, and because of which rank; ok while it lives.
+  AbortNotice death() const;
   bool is_dead() const { return dead_.load(std::memory_order_acquire); }
 
   void forked() { forked_ = true; }
 
  private:
+  // Whom a failure is told: nobody, if this rank leaves in good order; its host, if all ranks hear of it anyhow.
+  enum class Tell { nobody, host, everyone };
+
   // Makes this thread the driver, if there is none and something is left to drive.
   bool take_role();
   // One iteration of the loop. True if anything moved. Driver only, like all below it. Running out of memory in it
@@ -88,13 +92,13 @@ class Engine {
   void settle_sets(const Outcome& outcome);
   void submit_to_member(Request request, Nanoseconds now);
   void look_for_abort(Nanoseconds now);
+  void hear(AbortNotice notice, Tell whom, Nanoseconds now);
+  void heed_abort(Nanoseconds now);
   bool look_around(Nanoseconds now);
   void check_deadlines(Nanoseconds now);
   int32_t finished_but_awaited() const;
   void lose(int32_t rank, Nanoseconds now);
 
-  // Whom a failure is told: nobody, if this rank leaves in good order; its host, if all ranks hear of it anyhow.
-  enum class Tell { nobody, host, everyone };
   void fail(const AbortNotice& notice, Tell whom, Nanoseconds now);
   void end_all_when_quiet();
   void end_unplanned(const Status& status);
@@ -142,6 +146,10 @@ class Engine {
   Nanoseconds next_look_ = 0, moved_at_ = 0;
   int32_t suspect_ = -1;          // a rank whose link broke: its own words are awaited until suspect_until_
   Nanoseconds suspect_until_ = 0;
+  // Another rank has given up, which is acted on after a Decision that has yet to come, or at this moment.
+  std::optional<AbortNotice> heard_abort_;
+  Tell heard_tells_ = Tell::host;
+  Nanoseconds heed_abort_at_ = 0;
   bool all_ended_ = false;
   bool closed_ = false;           // shut down, and its links are closed: nobody drives any more
   int32_t finished_above_ = -1;   // a rank through which this one negotiated: nothing is decided any more

@@ -56,7 +56,7 @@ void FailureReport::forget() const {
 }
 
 // Under another name first, so that nobody reads half of it.
-void FailureReport::write(const Status& why, const StackSample& stack, HandleTable& handles) const {
+void FailureReport::write(const AbortNotice& why, const StackSample& stack, HandleTable& handles) const {
   const std::string text = describe(why, stack, handles), fresh = path_ + ".new";
   ::mkdir(directory_.c_str(), 0777);  // if it is not there already
   ::unlink(fresh.c_str());  // in a folder that others may write to, it could be a link to any file of this user
@@ -68,7 +68,7 @@ void FailureReport::write(const Status& why, const StackSample& stack, HandleTab
     log_.line(format("what this rank did could not be written to %s: %s", path_.c_str(), std::strerror(errno)));
 }
 
-std::string FailureReport::describe(const Status& why, const StackSample& stack, HandleTable& handles) const {
+std::string FailureReport::describe(const AbortNotice& why, const StackSample& stack, HandleTable& handles) const {
   const auto lock = handles.lock();
   const Nanoseconds moment = now();
   const RankPlace& place = places_[static_cast<size_t>(rank_)];
@@ -78,7 +78,8 @@ std::string FailureReport::describe(const Status& why, const StackSample& stack,
   JsonWriter json;
   json.begin_object().member("rank", rank_).member("size", places_.size());
   json.member("host", place.host).member("pid", place.pid);
-  json.new_line().member("status", StatusTable::name(why.code())).member("reason", why.text());
+  json.new_line().member("status", StatusTable::name(why.status.code()));
+  json.member("culprit", why.origin).member("reason", why.status.text());
   json.new_line().key("stack");
   put_stack(json, stack.frames);
   put_statistics(json, handles.observer().statistics(), moment);

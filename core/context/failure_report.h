@@ -20,10 +20,10 @@ class FailureReport {
   // Removes what an earlier world of this rank has left, so that it is not taken for this one's.
   void forget() const;
   bool is_wanted() const { return !path_.empty(); }
-  void write(const Status& why, const StackSample& stack, HandleTable& handles) const;
+  void write(const AbortNotice& why, const StackSample& stack, HandleTable& handles) const;
 
  private:
-  std::string describe(const Status& why, const StackSample& stack, HandleTable& handles) const;
+  std::string describe(const AbortNotice& why, const StackSample& stack, HandleTable& handles) const;
 
   int32_t rank_;
   const std::vector<RankPlace>& places_;

@@ -4,6 +4,16 @@
 #include <chrono>
 
 namespace sirtaki {
+namespace {
+
+// The operation's name, once, and what became of it. Process sets have no name of the user's.
+std::string with_name(const Signature& signature, std::string text) {
+  const std::string name = "'" + signature.name + "'";
+  if (changes_process_sets(signature.kind) || text.find(name) != std::string::npos) return text;
+  return name + ": " + text;
+}
+
+}  // namespace
 
 size_t HandleTable::NameHash::operator()(const NameKey& key) const {
   const size_t scope = static_cast<size_t>(key.process_set) * 31 + static_cast<size_t>(key.kind);
@@ -56,7 +66,7 @@ void HandleTable::end(Ticket handle, const Status& status) {
   --unfinished_;
   entry.status = status;
   observer_.ended(entry.record, entry.planned, status.code());
-  if (!status.is_ok()) entry.error = format("'%s': %s", entry.signature->name.c_str(), status.text());
+  if (!status.is_ok()) entry.error = with_name(*entry.signature, status.text());
   if (!entry.is_attempted) call_hook(entry);
   let_go_of(entry, handle);
   if (waiters_) changed_.notify_all();

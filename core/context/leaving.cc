@@ -86,10 +86,11 @@ void Engine::fail(const AbortNotice& notice, Tell whom, Nanoseconds now) {
   const bool tells_host = whom != Tell::nobody && parts_.neighbours;
   if (tells_host) {
     // Another rank may have been quicker: then its words count.
-    parts_.neighbours->write_abort({true, notice.status.code(), notice.origin, notice.status.text()});
+    parts_.neighbours->write_abort({true, notice.status.code(), notice.origin, notice.status.text(), notice.decision});
     const Abort abort = parts_.neighbours->read_abort();
-    if (abort.is_there) first = {{abort.status, printable(abort.text, abort.text.size())}, abort.rank};
+    if (abort.is_there) first = {{abort.status, printable(abort.text, abort.text.size())}, abort.rank, abort.decision};
   }
+  if (first.origin < 0 || static_cast<size_t>(first.origin) >= parts_.names.size()) first.origin = parts_.rank;
   {
     const auto lock = parts_.handles.lock();
     death_ = first;
@@ -99,7 +100,7 @@ void Engine::fail(const AbortNotice& notice, Tell whom, Nanoseconds now) {
   if (whom == Tell::everyone) parts_.negotiation.send_abort(first, now);
   if (tells_host) parts_.neighbours->wake_everyone();
   if (parts_.failure_report.is_wanted() && first.status.code() != SRT_SHUT_DOWN)
-    parts_.failure_report.write(first.status, parts_.program_stack.sample(), parts_.handles);
+    parts_.failure_report.write(first, parts_.program_stack.sample(), parts_.handles);
   end_all_when_quiet();
 }
 

@@ -32,6 +32,7 @@ void encode_abort(const AbortNotice& notice, Bytes& out) {
   Writer writer(out);
   writer.put(static_cast<int32_t>(notice.status.code()));
   writer.put(notice.origin);
+  writer.put(notice.decision);
   writer.put_text(std::string_view(notice.status.text()).substr(0, longest_reason));
 }
 
@@ -39,9 +40,10 @@ std::optional<AbortNotice> decode_abort(std::span<const uint8_t> bytes) {
   Reader reader(bytes);
   const auto code = reader.get<int32_t>();
   const auto origin = reader.get<int32_t>();
+  const auto decision = reader.get<uint64_t>();
   const std::string text = printable(reader.get_text(longest_reason), longest_reason);
   if (!reader.ok() || !StatusTable::is_fatal(code)) return std::nullopt;
-  return AbortNotice{Status(code, text), origin};
+  return AbortNotice{Status(code, text), origin, decision};
 }
 
 }  // namespace

@@ -19,10 +19,11 @@ namespace sirtaki {
 
 constexpr int32_t coordinator_rank = 0;
 
-// Why the job was given up, as it travels from the first rank that failed to all others.
+// Why the job was given up, as it travels from the first rank that noticed to all others.
 struct AbortNotice {
   Status status;
-  int32_t origin = 0;
+  int32_t origin = 0;  // the rank that brought it about: the one that failed, was lost or is late
+  uint64_t decision = 0;  // is acted on after this Decision, whose refusals may be why the origin gave up
 };
 
 // What one pass brought.
@@ -50,6 +51,7 @@ class Negotiation {
   Negotiation(NegotiationParts parts, const Config& config);
 
   Member& member() { return *member_; }
+  const Member& member() const { return *member_; }
 
   // Frames in, reports and Decisions made and applied, frames out. Never blocks.
   Status pass(Nanoseconds now, News& news);

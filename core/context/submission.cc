@@ -84,8 +84,12 @@ Status check_process_set(const Caller& caller, const Signature& signature) {
   return Status::ok();
 }
 
-Status check_rank(const Signature& signature, const char* role, int32_t rank, const KnownSet& set) {
+Status check_rank(const Signature& signature, const char* role, int32_t rank, const Caller& caller) {
+  const KnownSet& set = *caller.sets.find(signature.process_set);
   if (set.has(rank)) return Status::ok();
+  if (rank < 0 || rank >= caller.world_size)
+    return refuse(signature.name,
+                  format("the %s %d is not in this job (ranks 0 to %d)", role, rank, caller.world_size - 1));
   return refuse(signature.name, format("the %s %d is not one of the ranks %s", role, rank, list(set.members).c_str()));
 }
 
@@ -156,10 +160,10 @@ Status check_memory(const srt_request& request, const Caller& caller, const Sign
 Status check_kind(const srt_request& request, const Caller& caller, Signature& signature) {
   const KnownSet& set = *caller.sets.find(signature.process_set);
   if (reduces(signature.kind)) SIRTAKI_TRY(check_reduction(request, signature));
-  if (signature.kind == Kind::broadcast) SIRTAKI_TRY(check_rank(signature, "root rank", request.root, set));
+  if (signature.kind == Kind::broadcast) SIRTAKI_TRY(check_rank(signature, "root rank", request.root, caller));
   if (signature.kind == Kind::send) {
-    SIRTAKI_TRY(check_rank(signature, "sending rank", request.root, set));
-    SIRTAKI_TRY(check_rank(signature, "receiving rank", request.destination, set));
+    SIRTAKI_TRY(check_rank(signature, "sending rank", request.root, caller));
+    SIRTAKI_TRY(check_rank(signature, "receiving rank", request.destination, caller));
     if (request.root == request.destination) return refuse(signature.name, "a rank cannot send to itself");
     if (caller.rank != request.root && caller.rank != request.destination)
       return refuse(signature.name, format("rank %d takes no part in what rank %d sends to rank %d", caller.rank,
@@ -195,10 +199,10 @@ Status make_name(const srt_request& request, const Caller& caller, Signature& si
     signature.name = is_pair ? of_pair(request.name, request) : request.name;
     return signature.name.size() <= longest_name ? Status::ok() : check_name(signature.name);
   }
-  const std::string name = format("%s.noname", kind_name(signature.kind));
+  const std::string name = format("unnamed %s", kind_name(signature.kind));
   const HandleTable::Series series{request.process_set, static_cast<int32_t>(signature.kind),
                                    is_pair ? request.root : 0, is_pair ? request.destination : 0};
-  signature.name = format("%s.%lld", (is_pair ? of_pair(name, request) : name).c_str(),
+  signature.name = format("%s %lld", (is_pair ? of_pair(name, request) : name).c_str(),
                           static_cast<long long>(caller.handles.next_number(series)));
   return Status::ok();
 }

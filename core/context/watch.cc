@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/descriptor.h"
 #include "control/stall_words.h"
@@ -14,8 +15,9 @@
 namespace sirtaki {
 namespace {
 
-// The coordinator itself speaks up after stall_report; its silence is noticed a little later.
-constexpr Nanoseconds coordinator_grace = seconds(2);
+// A coordinator that runs asks the missing ranks after stall_report, and everyone hears that; its silence is noticed
+// when they would have answered.
+constexpr Nanoseconds coordinator_grace = seconds(1);
 
 bool contains(const std::vector<int32_t>& ranks, int32_t rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
@@ -59,6 +61,7 @@ std::string Watch::name_all(const std::vector<int32_t>& ranks) const {
 
 void Watch::say(const Stall& stall) const {
   if (!speaks_for_host(stall.missing)) return;
+  if (stall.is_over) return parts_.log.line(describe_stall(stall, parts_.names));
   parts_.log.line(
       format("after %lld s, %s", static_cast<long long>(stall.seconds), describe_stall(stall, parts_.names).c_str()));
   if (!report_file_.empty()) append_to_file(stall);
@@ -82,23 +85,25 @@ void Watch::append_to_file(const Stall& stall) const {
     parts_.log.line(format("the report could not be written to %s: %s", report_file_.c_str(), std::strerror(errno)));
 }
 
-Status Watch::check(Nanoseconds now, const Execution& execution, Executor& executor, const Negotiation& negotiation,
-                    const std::function<std::string()>& oldest_waiting) {
-  SIRTAKI_TRY(check_progress(now, execution, executor));
+std::optional<AbortNotice> Watch::check(Nanoseconds now, const Execution& execution, Executor& executor,
+                                        const Negotiation& negotiation,
+                                        const std::function<std::string()>& oldest_waiting) {
+  if (auto notice = check_progress(now, execution, executor)) return notice;
   return check_coordinator(now, negotiation, oldest_waiting);
 }
 
-Status Watch::check_progress(Nanoseconds now, const Execution& execution, const Executor& executor) {
+std::optional<AbortNotice> Watch::check_progress(Nanoseconds now, const Execution& execution,
+                                                 const Executor& executor) {
   std::vector<int32_t> late;
   const Transfer* stuck = executor.stuck(late);
   const bool waits_for_gpu = late.empty() && executor.must_be_polled();
-  if (!stuck || (late.empty() && !waits_for_gpu)) return Status::ok();
+  if (!stuck || (late.empty() && !waits_for_gpu)) return std::nullopt;
   const Nanoseconds silent = now - executor.last_moved();
   if (stuck->plan != stuck_plan_) {
     stuck_plan_ = stuck->plan;
     next_progress_line_ = stall_report_;
   }
-  if (silent < std::min(next_progress_line_, progress_deadline_)) return Status::ok();
+  if (silent < std::min(next_progress_line_, progress_deadline_)) return std::nullopt;
   const std::string name = execution.tensor_of(stuck->plan);
   const std::string text =
       waits_for_gpu
@@ -110,38 +115,52 @@ Status Watch::check_progress(Nanoseconds now, const Execution& execution, const 
                 "no byte of '%s' has moved for %lld s: %s has not sent its part. Is that process stopped, or its "
                 "machine overloaded?",
                 name.c_str(), whole_seconds(silent), name_all(late).c_str());
-  if (silent >= progress_deadline_) return {SRT_TIMEOUT, text};
+  if (silent >= progress_deadline_) return AbortNotice{{SRT_TIMEOUT, text}, late.empty() ? parts_.rank : late.front()};
   if (speaks_for_host(late)) parts_.log.line(text);
   next_progress_line_ = 2 * std::max(silent, stall_report_);
-  return Status::ok();
+  return std::nullopt;
 }
 
-Status Watch::check_coordinator(Nanoseconds now, const Negotiation& negotiation,
-                                const std::function<std::string()>& oldest_waiting) {
-  if (parts_.rank == coordinator_rank || negotiation.heard_from_coordinator() >= negotiation.reported())
-    return Status::ok();
+void Watch::tell_end_of_silence(Nanoseconds heard) {
+  if (!std::exchange(has_told_silence_, false)) return;
+  parts_.log.line(format("%s, which coordinates the job, answers again after %lld s",
+                         parts_.names[coordinator_rank].c_str(), whole_seconds(heard - asked_at_)));
+}
+
+std::optional<AbortNotice> Watch::check_coordinator(Nanoseconds now, const Negotiation& negotiation,
+                                                    const std::function<std::string()>& oldest_waiting) {
+  if (parts_.rank == coordinator_rank) return std::nullopt;
+  if (negotiation.heard_from_coordinator() >= negotiation.reported()) {
+    tell_end_of_silence(negotiation.heard_from_coordinator());
+    return std::nullopt;
+  }
   if (asked_at_ != negotiation.reported()) {
     asked_at_ = negotiation.reported();
     next_coordinator_line_ = stall_report_ + coordinator_grace;
   }
   const Nanoseconds silent = now - asked_at_;
-  const bool is_over = stall_deadline_ && silent > stall_deadline_ + progress_deadline_;
-  if (silent < next_coordinator_line_ && !is_over) return Status::ok();
+  const bool is_over = stall_deadline_ && silent > stall_deadline_ + coordinator_grace;
+  if (silent < next_coordinator_line_ && !is_over) return std::nullopt;
   next_coordinator_line_ = 2 * silent;
   const std::string name = oldest_waiting();
-  if (name.empty()) return Status::ok();
+  if (name.empty()) return std::nullopt;
   const int32_t parent = negotiation.parent();
   const std::string coordinator = parts_.names[coordinator_rank] + ", which coordinates the job,";
   const bool has_leader = parent != coordinator_rank;
   const std::string who = has_leader ? "neither " + parts_.names[static_cast<size_t>(parent)] +
                                            ", which reports for this rank, nor " + coordinator + " has"
                                      : coordinator + " has not";
+  constexpr char is_stopped[] = ". Is that process stopped?";
   const std::string text =
       format("%s answered for %lld s; '%s' is waiting for it", who.c_str(), whole_seconds(silent), name.c_str());
-  if (is_over) return {SRT_TIMEOUT, text};
-  if (speaks_for_host({coordinator_rank, parent}))
-    parts_.log.line(text + (has_leader ? ". Is one of those processes stopped?" : ". Is that process stopped?"));
-  return Status::ok();
+  if (is_over)
+    return AbortNotice{{SRT_TIMEOUT, "given up (stall_deadline): " + text + (has_leader ? "" : is_stopped)},
+                       coordinator_rank};
+  if (speaks_for_host({coordinator_rank, parent})) {
+    has_told_silence_ = true;
+    parts_.log.line(text + (has_leader ? ". Is one of those processes stopped?" : is_stopped));
+  }
+  return std::nullopt;
 }
 
 }  // namespace sirtaki

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "base/knobs.h"
@@ -33,17 +34,19 @@ class Watch {
   // Says it once a host: by its lowest rank that is not late itself. In words, and as a line of JSON if a file is set.
   void say(const Stall& stall) const;
 
-  // Looks at the clock; not ok when a deadline has passed. `oldest_waiting` names what waits for a Decision ("":
-  // nothing); it is asked only where the coordinator is silent, for it goes through all that is in flight.
-  Status check(Nanoseconds now, const Execution& execution, Executor& executor, const Negotiation& negotiation,
-               const std::function<std::string()>& oldest_waiting);
+  // Looks at the clock: why the job is given up, and because of which rank, when a deadline has passed.
+  // `oldest_waiting` names what waits for a Decision ("": nothing); it is asked only where the coordinator is silent,
+  // for it goes through all that is in flight.
+  std::optional<AbortNotice> check(Nanoseconds now, const Execution& execution, Executor& executor,
+                                   const Negotiation& negotiation, const std::function<std::string()>& oldest_waiting);
 
  private:
   bool speaks_for_host(const std::vector<int32_t>& late) const;
   std::string name_all(const std::vector<int32_t>& ranks) const;
-  Status check_progress(Nanoseconds now, const Execution& execution, const Executor& executor);
-  Status check_coordinator(Nanoseconds now, const Negotiation& negotiation,
-                           const std::function<std::string()>& oldest_waiting);
+  std::optional<AbortNotice> check_progress(Nanoseconds now, const Execution& execution, const Executor& executor);
+  std::optional<AbortNotice> check_coordinator(Nanoseconds now, const Negotiation& negotiation,
+                                               const std::function<std::string()>& oldest_waiting);
+  void tell_end_of_silence(Nanoseconds heard);
 
   void append_to_file(const Stall& stall) const;
 
@@ -53,6 +56,7 @@ class Watch {
   Nanoseconds next_progress_line_ = 0, next_coordinator_line_ = 0;
   uint64_t stuck_plan_ = 0;
   Nanoseconds asked_at_ = 0;  // when the coordinator was told something that it has not answered
+  bool has_told_silence_ = false;  // of the coordinator
 };
 
 }  // namespace sirtaki

@@ -120,6 +120,7 @@ void Coordinator::State::arrive(Entry& entry, const Arrivals& arrivals) {
   entry.arrivals.merge(arrivals);
   const Arrivals& all = entry.arrivals;
   if (entry.submissions > 1 && entry.is_complete()) lateness.was_last(all.last_rank, all.latest - all.before_latest);
+  if (entry.next_stall_report && entry.is_complete()) tell_end_of_stall(entry, decision);
   consider(entry);
 }
 

@@ -108,6 +108,8 @@ void Member::join(int32_t process_set, Ticket ticket, Nanoseconds now) {
   set->queued_since = std::min(set->queued_since, now);
 }
 
+uint64_t Member::last_decision() const { return state_->last_decision; }
+
 void Member::answer(Whereabouts whereabouts) { state_->answer = std::move(whereabouts); }
 
 void Member::flush() {

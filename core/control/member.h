@@ -55,6 +55,9 @@ class Member {
   // Appends a Report that says goodbye: this rank takes part in nothing that is decided after it.
   void goodbye(Bytes& out);
 
+  // The number of the last Decision that was applied; 0: none.
+  uint64_t last_decision() const;
+
   // Applies one Decision and adds to `outcome` what it means here; SRT_PROTOCOL when its bytes make no sense.
   Status apply(std::span<const uint8_t> decision, Outcome& outcome);
 

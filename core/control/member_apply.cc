@@ -263,7 +263,10 @@ Status Member::apply(std::span<const uint8_t> decision, Outcome& outcome) {
   const auto& asked = state.decision.asked;
   outcome.is_asked |= std::find(asked.begin(), asked.end(), state.rank) != asked.end();
   outcome.lateness.insert(outcome.lateness.end(), state.decision.lateness.begin(), state.decision.lateness.end());
-  if (state.decision.fatal != SRT_OK) outcome.fatal = Status(state.decision.fatal, state.decision.fatal_text);
+  if (state.decision.fatal == SRT_OK) return {};
+  if (!state.are_ranks({state.decision.culprit})) return nonsense("it blames a rank that does not exist");
+  outcome.fatal = Status(state.decision.fatal, state.decision.fatal_text);
+  outcome.culprit = state.decision.culprit;
   return {};
 }
 

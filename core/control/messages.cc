@@ -14,6 +14,7 @@ srt_status get_status(Reader& reader) {
 }
 
 void put_stall(Writer& writer, const Stall& stall) {
+  writer.put<uint8_t>(stall.is_over);
   writer.put(stall.process_set);
   put_each(writer, stall.names, [&](const std::string& name) { writer.put_text(name); });
   writer.put(stall.more_names);
@@ -24,6 +25,7 @@ void put_stall(Writer& writer, const Stall& stall) {
 }
 
 void get_stall(Reader& reader, Stall& stall) {
+  stall.is_over = reader.get<uint8_t>() != 0;
   stall.process_set = reader.get<int32_t>();
   get_each(reader, stall.names, [&](std::string& name) { name = get_name(reader); });
   stall.more_names = reader.get<int32_t>();
@@ -198,6 +200,7 @@ void Decision::clear() {
   lateness.clear();
   fatal = SRT_OK;
   fatal_text.clear();
+  culprit = 0;
 }
 
 void encode(const Decision& decision, Bytes& out) {
@@ -212,6 +215,7 @@ void encode(const Decision& decision, Bytes& out) {
   put_each(writer, decision.lateness, [&](const RankLateness& late) { put_lateness(writer, late); });
   writer.put(decision.fatal);
   writer.put_text(decision.fatal_text);
+  writer.put(decision.culprit);
 }
 
 bool decode(std::span<const uint8_t> bytes, Decision& decision) {
@@ -227,6 +231,7 @@ bool decode(std::span<const uint8_t> bytes, Decision& decision) {
   get_each(reader, decision.lateness, [&](RankLateness& late) { get_lateness(reader, late); });
   decision.fatal = get_status(reader);
   decision.fatal_text = get_printable(reader, longest_text);
+  decision.culprit = reader.get<int32_t>();
   return reader.ok() && reader.at_end();
 }
 

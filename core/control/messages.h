@@ -97,6 +97,7 @@ struct Decision {
   std::vector<RankLateness> lateness;  // goes along with what else there is to say
   srt_status fatal = SRT_OK;
   std::string fatal_text;
+  int32_t culprit = 0;               // the rank that brought it about; of several late ones the first
 
   bool says_nothing() const;
   void clear();

@@ -48,10 +48,14 @@ void ProcessSets::unjoin(ProcessSet& set) {
 Status ProcessSets::check_addition(const Signature& request) const {
   const std::vector<int64_t>& ranks = request.shape;
   for (size_t i = 0; i < ranks.size(); ++i) {
-    if (ranks[i] < 0 || ranks[i] >= world_size_ || (i > 0 && ranks[i] <= ranks[i - 1])) {
+    const auto rank = static_cast<long long>(ranks[i]);
+    if (rank < 0 || rank >= world_size_)
       return Status(SRT_INVALID_ARGUMENT,
-                    format("a process set needs different ranks from 0 to %d, in ascending order", world_size_ - 1));
-    }
+                    format("rank %lld is not in this job (ranks 0 to %d)", rank, world_size_ - 1));
+    if (i > 0 && ranks[i] <= ranks[i - 1])
+      return Status(SRT_INVALID_ARGUMENT,
+                    format("a process set names each of its ranks once, in ascending order; rank %lld comes after %lld",
+                           rank, static_cast<long long>(ranks[i - 1])));
   }
   if (ranks.empty()) return Status(SRT_INVALID_ARGUMENT, "a process set needs at least one rank");
   for (const auto& set : sets_) {

@@ -30,23 +30,17 @@ std::string name_waiting(const std::vector<int32_t>& ranks, const RankNames& nam
   return ranks.size() > most ? text + format(" and %zu more", ranks.size() - most) : text;
 }
 
-bool is_users(const StackFrame& frame) {
-  constexpr std::string_view libraries[] = {"/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3"};
-  const auto is_in = [&](std::string_view folder) { return frame.file.find(folder) != std::string::npos; };
-  return !frame.file.starts_with('<') && std::none_of(std::begin(libraries), std::end(libraries), is_in);
-}
-
 std::string name_place(const StackFrame& frame) {
   const std::string file = frame.file.substr(frame.file.rfind('/') + 1);
   const std::string at = format("at %s:%d", file.c_str(), frame.line);
   return frame.function == "<module>" ? at : "in " + frame.function + "() " + at;
 }
 
-// The innermost of the user's own functions; and the innermost of all, if that is another.
+// The innermost of the user's own functions, else the innermost of all.
 std::string name_place(const std::vector<StackFrame>& frames) {
+  const auto is_users = [](const StackFrame& frame) { return !is_library(frame.file); };
   const auto own = std::find_if(frames.begin(), frames.end(), is_users);
-  if (own == frames.end()) return name_place(frames.front());
-  return own == frames.begin() ? name_place(*own) : name_place(*own) + ", " + name_place(frames.front());
+  return name_place(own == frames.end() ? frames.front() : *own);
 }
 
 // What becomes of "rank 1 has not submitted it …".
@@ -100,6 +94,9 @@ std::string advise(const Stall& stall) {
 }  // namespace
 
 std::string describe_stall(const Stall& stall, const RankNames& names) {
+  if (stall.is_over)
+    return format("%s came after %lld s: %s can go on", list_ranks(stall.missing, names).c_str(),
+                  static_cast<long long>(stall.seconds), list_tensors(stall).c_str());
   const bool is_one = stall.names.size() + static_cast<size_t>(std::max(stall.more_names, 0)) == 1;
   std::string text = name_waiting(stall.waiting, names) + (stall.waiting.size() == 1 ? " waits for " : " wait for ") +
                      list_tensors(stall);

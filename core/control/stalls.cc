@@ -21,6 +21,24 @@ Status deadline_passed(const Stall& stall, const RankNames& names) {
 
 }  // namespace
 
+void tell_end_of_stall(const Entry& entry, Decision& decision) {
+  const std::vector<int32_t> last{entry.arrivals.last_rank};
+  auto& stalls = decision.stalls;
+  auto end = std::find_if(stalls.begin(), stalls.end(), [&](const Stall& known) {
+    return known.is_over && known.missing == last && known.process_set == entry.set->number;
+  });
+  if (end == stalls.end()) {
+    Stall stall;
+    stall.is_over = true;
+    stall.process_set = entry.set->number;
+    stall.missing = last;
+    stall.seconds = (entry.arrivals.latest - entry.arrivals.first) / one_second;
+    end = stalls.insert(end, std::move(stall));
+  }
+  if (end->names.size() < most_names) end->names.push_back(entry.name);
+  else ++end->more_names;
+}
+
 void StallWatch::begun(Nanoseconds now) { next_report_ = std::min(next_report_, later(now, report_after_)); }
 
 Nanoseconds StallWatch::next(const EntryTable& table, const ProcessSets& sets) const {
@@ -55,6 +73,7 @@ void StallWatch::look(Nanoseconds now, EntryTable& table, const ProcessSets& set
     report(cause, now, decision);
     if (is_over_ || later(cause.since, deadline_) > now) continue;
     is_over_ = true;
+    decision.culprit = cause.missing.ranks().front();
     const Status status = deadline_passed(describe(cause, now), names);
     decision.fatal = status.code();
     decision.fatal_text = status.text();

@@ -15,6 +15,9 @@
 
 namespace sirtaki {
 
+// Adds to a decision that an entry whose stall was reported is complete now, and which rank came last.
+void tell_end_of_stall(const Entry& entry, Decision& decision);
+
 class StallWatch {
  public:
   // Zero for either: never. leaders: as in the coordinator.

@@ -236,6 +236,11 @@ int32_t srt_process_set(srt_context *, int32_t number, int32_t *out, int32_t cap
 void srt_place(srt_context *, srt_topology *out);
 const char *srt_handle_error(srt_context *, srt_handle);      /* "" if none; valid until it is released */
 const char *srt_context_error(srt_context *);                 /* why the context is dead; "" if it lives */
+/* How the context died, SRT_OK if it lives; `culprit`: the rank that failed, was lost or came too late (the first of
+ * several). */
+srt_status srt_context_failure(srt_context *, int32_t *culprit);
+/* 1: a Python file belongs to the standard library or to an installed package, not to the user's program. */
+int32_t srt_is_library(const char *file);
 void srt_release(srt_context *, const srt_handle *, int32_t count); /* an unfinished one is released when it ends */
 
 /* A library that is opened when the first tensor on a GPU comes. */

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -47,6 +48,15 @@ bool parse_frame(std::string_view line, StackFrame& frame) {
   return true;
 }
 
+// Libraries call each other through many functions, which must not displace the user's own.
+void shorten(std::vector<StackFrame>& frames) {
+  while (frames.size() > most_frames) {
+    const auto outermost =
+        std::find_if(frames.rbegin(), frames.rend(), [](const StackFrame& frame) { return is_library(frame.file); });
+    frames.erase(outermost == frames.rend() ? frames.end() - 1 : outermost.base() - 1);
+  }
+}
+
 bool lies_in(const StackFrame& frame, const std::string& folder) {
   return frame.file.size() > folder.size() && frame.file.starts_with(folder) && frame.file[folder.size()] == '/';
 }
@@ -61,9 +71,19 @@ std::vector<StackFrame> parse_stack(std::string_view dump, uint64_t thread) {
     uint64_t number = 0;
     StackFrame frame;
     if (begins_thread(line, number)) is_wanted = number == thread;
-    else if (is_wanted && frames.size() < most_frames && parse_frame(line, frame)) frames.push_back(std::move(frame));
+    else if (is_wanted && frames.size() < most_parsed_frames && parse_frame(line, frame))
+      frames.push_back(std::move(frame));
   }
   return frames;
+}
+
+bool is_library(std::string_view file) {
+  constexpr std::string_view folders[] = {"/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3"};
+  constexpr std::string_view interactive[] = {"<stdin>", "<ipython-input"};  // "<string>" is often a library's
+  const auto begins = [&](std::string_view name) { return file.starts_with(name); };
+  const auto has = [&](std::string_view folder) { return file.find(folder) != std::string_view::npos; };
+  if (begins("<")) return std::none_of(std::begin(interactive), std::end(interactive), begins);
+  return std::any_of(std::begin(folders), std::end(folders), has);
 }
 
 void put_stack(JsonWriter& json, const std::vector<StackFrame>& frames) {
@@ -73,6 +93,7 @@ void put_stack(JsonWriter& json, const std::vector<StackFrame>& frames) {
         .member("function", frame.function)
         .member("file", frame.file)
         .member("line", frame.line)
+        .member("library", is_library(frame.file))
         .end_object();
   json.end_array();
 }
@@ -100,6 +121,7 @@ StackSample ProgramStack::sample() {
   found.is_known = !frames.empty();
   found.is_in_sirtaki = found.is_known && lies_in(frames.front(), own_folder_);
   std::erase_if(frames, [this](const StackFrame& frame) { return lies_in(frame, own_folder_); });
+  shorten(frames);
   found.frames = std::move(frames);
   return found;
 }

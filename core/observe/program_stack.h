@@ -28,13 +28,17 @@ struct StackFrame {
   int32_t line = 0;
 };
 
-constexpr size_t most_frames = 12;  // the innermost ones are kept
+constexpr size_t most_frames = 12;  // in a sample: the user's own and the innermost ones are kept
+constexpr size_t most_parsed_frames = 100;
 constexpr size_t longest_frame_text = 240;  // bytes of a function's name, or a file's
 
 // The frames of one thread in what faulthandler writes, innermost first.
 std::vector<StackFrame> parse_stack(std::string_view dump, uint64_t thread);
 
-// As a list of {"function", "file", "line"}.
+// Whether a Python file belongs to the standard library or to an installed package, and not to the user's program.
+bool is_library(std::string_view file);
+
+// As a list of {"function", "file", "line", "library"}.
 void put_stack(JsonWriter& json, const std::vector<StackFrame>& frames);
 
 // What it finds of the program's stack.

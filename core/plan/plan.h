@@ -54,6 +54,7 @@ struct Stall {
   std::vector<int32_t> waiting;  // ranks that have
   int64_t seconds = 0;
   std::vector<Whereabouts> whereabouts;  // of the missing ones that were asked
+  bool is_over = false;              // it was reported, and has ended: `missing` is the rank that came last
 };
 
 // How late a rank has been so far.
@@ -83,7 +84,8 @@ struct Outcome {
   std::vector<RankLateness> lateness;  // of those ranks for which it has changed
   std::vector<JoinDone> joins;
   std::vector<ProcessSetChange> process_sets;
-  Status fatal;  // not ok: the job cannot go on (a deadline passed, a rank was lost)
+  Status fatal;                      // not ok: the job cannot go on, because a deadline has passed
+  int32_t culprit = 0;               // the rank that brought this about; of several late ones the first
 };
 
 }  // namespace sirtaki

@@ -96,6 +96,7 @@ void Neighbours::write_abort(const Abort& abort) {
   if (!record.state.compare_exchange_strong(none, 1)) return;
   record.status = static_cast<uint32_t>(abort.status);
   record.rank = static_cast<uint32_t>(abort.rank);
+  record.decision = abort.decision;
   record.length = static_cast<uint32_t>(std::min(abort.text.size(), sizeof record.text));
   std::memcpy(record.text, abort.text.data(), record.length);
   record.state.store(2, std::memory_order_seq_cst);
@@ -107,7 +108,7 @@ Abort Neighbours::read_abort() const {
   const size_t length = std::min<size_t>(record.length, sizeof record.text);
   const auto status = static_cast<srt_status>(record.status);
   return {true, StatusTable::is_fatal(status) ? status : SRT_ABORTED, static_cast<int32_t>(record.rank),
-          std::string(record.text, length)};
+          std::string(record.text, length), record.decision};
 }
 
 void Neighbours::close() {

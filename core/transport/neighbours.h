@@ -18,6 +18,7 @@ struct Abort {
   srt_status status = SRT_ABORTED;
   int32_t rank = 0;
   std::string text;
+  uint64_t decision = 0;  // after which it counts
 };
 
 class Neighbours {

@@ -59,6 +59,7 @@ struct alignas(cache_line) AbortRecord {
   uint32_t status;
   uint32_t rank;
   uint32_t length;
+  uint64_t decision;
   char text[4096];
 };
 

@@ -35,7 +35,9 @@ def test_jax_is_not_imported_before_it_is_asked_for() -> None:
 
 def test_a_lost_rank_fails_the_others_programs(tmp_path: Path) -> None:
     finished = run(*hvdrun(2, sys.executable, PROGRAMS, "lost_rank", tmp_path))
-    assert finished.returncode != 0
+    assert finished.returncode == 137
+    assert re.match(r"hvdrun: rank 1 \(pid \d+\) was killed by signal 9", finished.stderr.splitlines()[-1])
+    assert "programs_jax.py" in finished.stderr.split("what each rank was doing")[1]
     seen = (tmp_path / "seen").read_text()
     assert seen.startswith("ABORTED: ")
     assert "rank 1" in seen

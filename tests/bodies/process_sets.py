@@ -95,9 +95,9 @@ def sets_that_cannot_be_added() -> None:
     for ranks, words in (
         (list(range(hvd.size())), "has these ranks already"),
         ([], "at least one rank"),
-        ([hvd.size()], "different ranks from 0"),
-        ([0, 0], "different ranks from 0"),
-        ([-1], "different ranks from 0"),
+        ([hvd.size()], r"is not in this job \(ranks 0 to"),
+        ([0, 0], "each of its ranks once"),
+        ([-1], "rank -1 is not in this job"),
     ):
         with pytest.raises(ValueError, match=words):
             hvd.add_process_set(ranks)

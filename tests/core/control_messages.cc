@@ -73,6 +73,8 @@ TEST(decision_survives_the_wire) {
   CHECK_EQUAL(decision.lateness[0].rank, 1);
   CHECK(decision.lateness[0].lateness == (Lateness{4, 5'000, 3'000}));
   CHECK_EQUAL(decision.fatal_text, "too late");
+  CHECK_EQUAL(decision.culprit, 2);
+  CHECK(decision.stalls[0].is_over);
 }
 
 TEST(decoding_reuses_a_message_without_a_trace) {

@@ -56,9 +56,11 @@ inline Decision rich_decision() {
   decision.set_changes = {{5, "add", {0, 1}}, {4, "remove", {}}};
   decision.asked = {1, 2};
   decision.stalls = {{0, {"x", "y"}, 3, {1}, {0, 2}, 5, {rich_whereabouts()}}};
+  decision.stalls[0].is_over = true;
   decision.lateness = {{1, {4, 5'000, 3'000}}, {0, {1, 2, 2}}};
   decision.fatal = SRT_TIMEOUT;
   decision.fatal_text = "too late";
+  decision.culprit = 2;
   return decision;
 }
 

@@ -38,7 +38,35 @@ TEST(reports_come_at_five_ten_and_twenty_seconds) {
   world.submit(1, allreduce("x"));
   CHECK(world.round());
   CHECK_EQUAL(world.plans(1), "x");
+  for (int32_t rank : {0, 1, 2}) {
+    REQUIRE(world.outcome(rank).stalls.size() == 1);
+    const Stall& end = world.outcome(rank).stalls[0];
+    CHECK(end.is_over);
+    CHECK_EQUAL(end.missing, std::vector<int32_t>{1});
+    CHECK_EQUAL(end.seconds, 80);
+  }
   CHECK_EQUAL(world.coordinator.next_deadline(), never);
+}
+
+TEST(the_end_of_a_stall_is_told_once_and_only_if_it_was_reported) {
+  World world(2);
+  for (const char* name : {"x", "y"}) world.submit(0, allreduce(name));
+  world.round();
+  world.now += seconds(4);
+  world.submit_all(allreduce("quick"));
+  CHECK(world.round());
+  CHECK(world.outcome(0).stalls.empty());
+  world.now += seconds(1);
+  CHECK(world.tell_stalls());
+  world.now += seconds(2);
+  for (const char* name : {"x", "y"}) world.submit(1, allreduce(name));
+  CHECK(world.round());
+  REQUIRE(world.outcome(0).stalls.size() == 1);
+  CHECK(world.outcome(0).stalls[0].is_over);
+  CHECK_EQUAL(world.outcome(0).stalls[0].names, (std::vector<std::string>{"x", "y"}));
+  world.submit_all(allreduce("x"));
+  CHECK(world.round());
+  CHECK(world.outcome(0).stalls.empty());
 }
 
 TEST(one_cause_is_one_report) {
@@ -148,6 +176,7 @@ TEST(the_deadline_ends_the_job_and_says_what_the_late_rank_does) {
   for (int32_t rank : {0, 1}) {
     CHECK(world.outcome(rank).stalls.empty());
     CHECK_EQUAL(world.outcome(rank).fatal.code(), SRT_TIMEOUT);
+    CHECK_EQUAL(world.outcome(rank).culprit, 1);
     CHECK_EQUAL(std::string(world.outcome(rank).fatal.text()),
                 "given up after 60 seconds (stall_deadline): rank 0 (pid 70 on hostA) waits for 'x', 'y'; "
                 "rank 1 (pid 71 on hostA) has not submitted them and is in evaluate() at train.py:88");
@@ -254,7 +283,7 @@ std::string words(Stall stall) { return describe_stall(stall, rank_names(6)); }
 TEST(words_name_who_waits_who_is_missing_and_where_it_is) {
   CHECK_EQUAL(words({0, {"w"}, 0, {2}, {0, 1, 3}, 5, {{2, true, {}, evaluating}}}),
               "ranks 0, 1 and 3 wait for 'w'; rank 2 (pid 72 on hostA) has not submitted it and is in evaluate() at "
-              "train.py:88, in wait() at threading.py:320");
+              "train.py:88");
   CHECK_EQUAL(words({0, {"a", "b", "c", "d"}, 7, {1}, {0}, 5, {{1, true, {}, {evaluating[2]}}}}),
               "rank 0 (pid 70 on hostA) waits for 'a', 'b', 'c' (and 8 more); rank 1 (pid 71 on hostA) has not "
               "submitted them and is at train.py:120");
@@ -285,6 +314,12 @@ TEST(words_name_who_reports_for_those_that_do_not_answer) {
       "rank 0 (pid 70 on hostA) waits for 'x'; rank 1 (pid 71 on hostA) has not submitted it and does not "
       "answer. Is that process stopped?; rank 2 (pid 72 on hostA), rank 3 (pid 73 on hostA) have not submitted "
       "it and do not answer. Are those processes stopped, or rank 1 (pid 71 on hostA), which reports for them?");
+}
+
+TEST(words_say_that_a_stall_is_over) {
+  Stall stall{0, {"x", "y"}, 0, {1}, {}, 7, {}};
+  stall.is_over = true;
+  CHECK_EQUAL(words(stall), "rank 1 (pid 71 on hostA) came after 7 s: 'x', 'y' can go on");
 }
 
 TEST(words_ask_where_nothing_is_known) {

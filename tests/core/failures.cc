@@ -236,9 +236,35 @@ TEST(a_rank_that_never_submits_is_given_up_by_name) {
         CHECK_EQUAL(status.code(), SRT_TIMEOUT);
         CHECK(std::string(status.text()).find("rank 1 (pid 101 on here)") != std::string::npos);
         CHECK(std::string(status.text()).find("grad.w") != std::string::npos);
+        CHECK_EQUAL(context.death().origin, 1);
       }
       for (++done; done < 3;) std::this_thread::yield();
     });
+  }
+}
+
+// Rank 1 hears of the refusal last, and of the ranks that have given up because of it before.
+TEST(an_abort_does_not_overtake_the_decision_that_led_to_it) {
+  for (size_t after : points) {
+    Wire wire(Fault::delay, after);
+    World ranks(3, with_trouble({Fault::delay, after, 1, 0}, wire));
+    std::vector<srt_status> codes(3);
+    std::atomic<int> done{0};
+    ranks.run([&](int rank, Context& context) {
+      const int64_t count = 10 + rank;
+      std::vector<float> data(12);
+      Ticket handle = 0;
+      srt_request request = in_place(SRT_ALLREDUCE, "loss", data, count, DType::float32);
+      codes[static_cast<size_t>(rank)] = run_one(context, request, handle).code();
+      if (rank == 2) context.abort("MismatchError");
+      if (rank == 0) {
+        request = in_place(SRT_ALLREDUCE, "next", data, count, DType::float32);
+        CHECK_EQUAL(run_one(context, request, handle).code(), SRT_ABORTED);
+        CHECK_EQUAL(context.death().origin, 2);
+      }
+      for (++done; done < 3;) std::this_thread::yield();
+    });
+    CHECK_EQUAL(codes, std::vector<srt_status>(3, SRT_MISMATCH));
   }
 }
 

@@ -121,9 +121,17 @@ TEST(stacks_are_read_from_what_faulthandler_writes) {
   CHECK_EQUAL(parse_stack(dump, 0x7f0000000001).size(), 1u);
   CHECK(parse_stack(dump, 3).empty() && parse_stack("", 1).empty());
   std::string deep = "Thread 0x1 (most recent call first):\n";
-  for (int i = 0; i < 100; ++i) deep += "  File \"" + std::string(1000, 'x') + "\", line 1 in f\n";
-  CHECK_EQUAL(parse_stack(deep, 1).size(), most_frames);
+  for (int i = 0; i < 200; ++i) deep += "  File \"" + std::string(1000, 'x') + "\", line 1 in f\n";
+  CHECK_EQUAL(parse_stack(deep, 1).size(), most_parsed_frames);
   CHECK_EQUAL(parse_stack(deep, 1)[0].file.size(), longest_frame_text);
+}
+
+TEST(libraries_are_told_from_the_users_program) {
+  for (const char* file : {"/usr/lib/python3.11/threading.py", "/opt/venv/lib64/python3.12/site-packages/keras/a.py",
+                           "/usr/lib/python3/dist-packages/six.py", "<frozen importlib._bootstrap>", "<string>"})
+    CHECK(is_library(file));
+  for (const char* file : {"train.py", "/home/user/train.py", "<stdin>", "<ipython-input-3-ab>"})
+    CHECK(!is_library(file));
 }
 
 TEST(damaged_stacks_do_no_harm) {
@@ -150,6 +158,31 @@ TEST(a_program_without_a_handler_is_not_sampled) {
   CHECK(!stack.open({-1, 0, SIGRTMAX, 1, ""}).is_ok());
   CHECK(stack.open({ends[0], 0, SIGRTMAX, 1, nullptr}).is_ok());
   CHECK(!stack.sample().is_known);  // raising the signal would end the process
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
+
+// A framework calls the program through more functions than a sample has room for.
+TEST(a_library_does_not_displace_the_users_functions) {
+  int ends[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
+  ProgramStack stack;
+  REQUIRE(stack.open({ends[0], 0, SIGRTMAX, 1, "/own"}).is_ok());
+  std::thread interpreter([&] {
+    std::string answer(4, '\0');
+    CHECK_EQUAL(::recv(ends[1], answer.data(), 4, 0), 4);
+    answer += "Thread 0x1 (most recent call first):\n  File \"/own/a.py\", line 1 in wait\n";
+    for (int i = 1; i <= 30; ++i) answer += format("  File \"/a/site-packages/k.py\", line %d in call\n", i);
+    answer += "  File \"train.py\", line 4 in fit\n  File \"train.py\", line 9 in <module>\n";
+    CHECK_EQUAL(::send(ends[1], answer.data(), answer.size(), 0), static_cast<ssize_t>(answer.size()));
+  });
+  const StackSample sample = stack.sample();
+  interpreter.join();
+  CHECK(sample.is_in_sirtaki);
+  REQUIRE(sample.frames.size() == most_frames);
+  CHECK_EQUAL(sample.frames[0].line, 1);
+  CHECK_EQUAL(sample.frames[most_frames - 2].function, "fit");
+  CHECK_EQUAL(sample.frames[most_frames - 1].function, "<module>");
   ::close(ends[0]);
   ::close(ends[1]);
 }

@@ -121,7 +121,7 @@ TEST(what_one_rank_can_see_alone_fails_at_once) {
   CHECK(contains(outcome(odd), "12 'x': sirtaki cannot exchange elements of XLA's type 21"));
   Step root(SRT_BROADCAST, "x");
   root.integers["root"] = 5;
-  CHECK(contains(outcome(root), "3 'x': the root rank 5 is not one of the ranks 0"));
+  CHECK(contains(outcome(root), "3 'x': the root rank 5 is not in this job (ranks 0"));
   Step nothing(SRT_ALLREDUCE, "");
   CHECK_EQUAL(text_of(nothing.call()), "");
   CHECK(nothing.future == nullptr);

@@ -33,13 +33,23 @@ def told(rank: int, kind: str, text: str = "", generation: int = 1) -> StoreEven
     return StoreEvent(kind, rank, generation, text)
 
 
-def test_the_origin_of_the_first_abort_comes_first() -> None:
+def test_a_death_by_a_signal_that_hvdrun_did_not_send_outranks_an_abort() -> None:
+    inquiry = inquire(told(1, "aborted", "ValueError: ABORTED"), ended(1, 1), ended(0, killed_by=SIGSEGV))
+    verdict = inquiry.verdict()
+    assert (verdict.rank, verdict.exit_code) == (0, 139)
+    assert inquiry.conclusive
+
+
+def test_then_the_origin_of_the_first_abort_with_what_it_raised() -> None:
     inquiry = inquire(
-        told(1, "aborted", "bad"), told(2, "aborted"), ended(2, 1), ended(0, killed_by=SIGSEGV), ended(1, 3)
+        told(1, "aborted", "KeyError: 'x' (at train.py:4)\nmore"),
+        told(2, "aborted"),
+        ended(2, 1),
+        ended(1, 3),
     )
     verdict = inquiry.verdict()
-    assert (verdict.rank, verdict.exit_code) == (1, 3)
-    assert verdict.text == "rank 1 (pid 71) failed with exit code 3"
+    assert (verdict.rank, verdict.exit_code) == (None, 3)  # its last lines would say the same once more
+    assert verdict.text == "rank 1 (pid 71) failed with exit code 3: KeyError: 'x' (at train.py:4)"
     assert inquiry.conclusive
 
 
@@ -61,7 +71,32 @@ def test_an_abort_that_the_job_got_over_is_forgotten() -> None:
     assert inquiry.verdict().rank == 0
 
 
-def test_then_a_death_by_a_signal_that_hvdrun_did_not_send() -> None:
+LATE = {"status": "timeout", "culprit": 1, "reason": "given up after 3 seconds: rank 1 is at train.py:9"}
+
+
+def test_the_rank_that_was_awaited_is_named_and_not_those_that_waited() -> None:
+    inquiry = inquire(ended(0, 3), ended(2, 1))
+    for rank in (0, 2):
+        inquiry.note_report(rank, LATE)
+    verdict = inquiry.verdict()
+    assert verdict.text == f"rank 1 (pid 71) kept other ranks waiting for too long: {LATE['reason']}"
+    assert (verdict.rank, verdict.exit_code) == (None, 3)
+
+
+def test_a_rank_whose_core_blames_another_is_innocent() -> None:
+    inquiry = inquire(ended(0, 1), ended(1, 4))
+    inquiry.note_report(0, {"status": "peer_lost", "culprit": 1, "reason": "rank 1 was lost"})
+    assert inquiry.verdict().rank == 1
+
+
+@pytest.mark.parametrize("report", [{}, {"culprit": 9, "reason": ""}, {"culprit": [1], "reason": 3}])
+def test_a_report_that_makes_no_sense_proves_nothing(report: dict[str, object]) -> None:
+    inquiry = inquire(ended(0, 1))
+    inquiry.note_report(0, report)
+    assert inquiry.verdict().rank == 0
+
+
+def test_a_death_by_a_signal_is_named_before_ranks_that_failed() -> None:
     inquiry = inquire(ended(0, 1), ended(2, killed_by=SIGKILL))
     assert inquiry.conclusive
     verdict = inquiry.verdict()
@@ -90,8 +125,10 @@ def test_who_only_lost_another_rank_is_never_the_culprit(order: tuple[int, int])
 
 def test_if_there_is_nobody_else_the_loss_is_what_is_told() -> None:
     verdict = inquire(ended(1), told(0, "peer_lost"), ended(0, 1)).verdict()
-    assert verdict.text == "rank 0 (pid 70) failed with exit code 1, because it had lost another rank"
+    assert verdict.text == "rank 0 (pid 70) failed with exit code 1: it had lost another rank"
     assert verdict.exit_code == 1
+    verdict = inquire(ended(1), told(0, "peer_lost", "PeerFinishedError: rank 1"), ended(0, 1)).verdict()
+    assert verdict.text == "rank 0 (pid 70) failed with exit code 1: PeerFinishedError: rank 1"
 
 
 def test_ranks_that_did_not_come() -> None:
@@ -101,6 +138,12 @@ def test_ranks_that_did_not_come() -> None:
         "rank 1 (pid 71) and rank 2 (pid 72) have not called hvd.init(); another rank"
     )
     assert verdict.exit_code == 1
+
+
+def test_a_rank_that_left_init_is_named_with_the_events_own_text() -> None:
+    text = "1 of 3 ranks are here; waiting for rank 1, but rank 1 has gone"
+    verdict = inquire(told(1, "arrived"), StoreEvent("departed", 1, 1, text, (1,)), ended(0, 1)).verdict()
+    assert verdict.text == f"rank 1 (pid 71) has left hvd.init(): {text}"
 
 
 def test_a_rank_that_failed_before_it_came_is_the_culprit() -> None:
@@ -118,4 +161,4 @@ def test_a_rank_that_left_without_a_goodbye_is_named() -> None:
     assert verdict.text.startswith("rank 1 (pid 71) ended with exit code 0, but without hvd.shutdown()")
     assert verdict.exit_code == 1
     verdict = inquire(*both, told(1, "finished"), ended(1), told(0, "peer_lost"), ended(0, 1)).verdict()
-    assert verdict.rank == 0
+    assert verdict.text.startswith("rank 0 (pid 70) failed with exit code 1: ")

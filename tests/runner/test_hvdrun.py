@@ -57,9 +57,10 @@ def test_threads_are_shared_and_that_is_said_in_one_line(hvdrun: Run) -> None:
     cores = len(os.sched_getaffinity(0))
     result = hvdrun("-np", str(2 * cores), "sh", "-c", "echo $OMP_NUM_THREADS $MKL_NUM_THREADS")
     assert {line.split("] ")[1] for line in result.stdout.splitlines()} == {"1 1"}
-    assert result.stderr.count("\n") == 1
-    assert f"{2 * cores} ranks on " in result.stderr
-    assert "OMP_NUM_THREADS=1 for each" in result.stderr
+    threads, notice = result.stderr.splitlines()
+    assert f"{2 * cores} ranks on " in threads
+    assert "OMP_NUM_THREADS=1 for each" in threads
+    assert notice.endswith("separate runs, which exchanged nothing")
 
 
 def test_threads_that_the_user_has_set_stand(hvdrun: Run, environment: dict[str, str]) -> None:
@@ -207,5 +208,63 @@ def test_bad_settings_of_the_core_are_refused_before_anything_starts(
 ) -> None:
     result = hvdrun("-np", "2", flag, value, "echo", "started")
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"hvdrun: {flag}: ")
-    assert value in result.stderr
+    assert result.stderr.startswith(f"hvdrun: {flag} cannot be '{value}': it takes ")
+
+
+def test_bad_settings_in_the_environment_are_refused_before_anything_starts(
+    hvdrun: Run, environment: dict[str, str]
+) -> None:
+    for name in ("SIRTAKI_STALL_REPORT", "HOROVOD_STALL_CHECK_TIME_SECONDS"):
+        result = hvdrun("-np", "2", "echo", "started", env={**environment, name: "abc"})
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr == f"hvdrun: {name} cannot be 'abc': it takes a number (seconds)\n"
+
+
+def test_misspelt_variables_and_options_are_named_with_the_nearest(
+    hvdrun: Run, environment: dict[str, str]
+) -> None:
+    of_a_service = {"SIRTAKI_SERVICE_HOST": "10.0.0.1", "SIRTAKI_PORT_80_TCP": "tcp://10.0.0.1:80"}
+    result = hvdrun(
+        "-np", "2", "true", env={**environment, **of_a_service, "SIRTAKI_STALL_REPROT": "3", "SIRTAKI_X": "1"}
+    )
+    assert result.returncode == 0
+    said = [line for line in result.stderr.splitlines() if "SIRTAKI" in line]
+    ignored, hint = "means nothing to sirtaki and is ignored", ": did you mean SIRTAKI_STALL_REPORT?"
+    assert said == [
+        f"hvdrun: the environment variable SIRTAKI_STALL_REPROT {ignored}{hint}",
+        f"hvdrun: the environment variable SIRTAKI_X {ignored}",
+    ]
+    result = hvdrun("-np", "2", "--stall-reprot", "3", "true")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "there is no option --stall-reprot: did you mean --stall-report?" in result.stderr
+
+
+def test_separate_runs_of_a_script_are_told_from_a_job(hvdrun: Run, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('done')")
+    result = hvdrun("-np", "2", "python", str(script))
+    assert result.returncode == 0
+    notice = (
+        "hvdrun: no rank called hvd.init(): these were 2 separate runs, which exchanged nothing. To train"
+    )
+    assert result.stderr.splitlines()[-1].startswith(notice)
+    script.write_text("import sirtaki.numpy as hvd; hvd.init()")
+    assert "no rank called" not in hvdrun("-np", "2", "python", str(script)).stderr
+    assert "no rank called" not in hvdrun("-np", "1", "true").stderr
+
+
+def test_a_rank_that_does_not_end_is_named(hvdrun: Run, environment: dict[str, str]) -> None:
+    soon = "from sirtaki.runner import cli, stragglers; stragglers.FIRST_SECONDS = 0.2; cli.main()"
+    command = [
+        sys.executable,
+        "-c",
+        soon,
+        "-np",
+        "3",
+        "sh",
+        "-c",
+        "[ $SIRTAKI_RANK = 1 ] && exec sleep 1.5; :",
+    ]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    said = [line for line in result.stderr.splitlines() if "still" in line]
+    assert said == ["hvdrun: rank 1 still runs; the others ended 0 s ago"]

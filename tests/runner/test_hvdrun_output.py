@@ -43,10 +43,10 @@ def test_lines_are_never_mixed(hvdrun: Run) -> None:
     assert set(lines) == {f"[{rank}] {str(rank) * 5000}" for rank in range(3)}
 
 
-def test_bytes_and_carriage_returns_survive(hvdrun: Run) -> None:
-    body = "import os; os.write(1, b'\\xff\\n 10%\\r 20%\\r\\nlast')"
+def test_bytes_survive_and_a_progress_bar_becomes_lines(hvdrun: Run) -> None:
+    body = "import os; os.write(1, b'\\xff\\n\\r 10%\\r 15%\\r 20%\\r\\nlast')"
     result = hvdrun("-np", "1", "python", "-c", body, text=False)
-    assert result.stdout == b"[0] \xff\n[0]  10%\r[0]  20%\r\n[0] last\n"
+    assert result.stdout == b"[0] \xff\n[0]  10%\n[0]  20%\r\n[0] last\n"
 
 
 def test_files_keep_the_exact_bytes(hvdrun: Run, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_report_of_any_shape_crashes_nobody(content: str, tmp_path: Path) -> N
     number = {"name": "x", "kind": "y", "state": "moving", "submitted_seconds_ago": 10**400}
     (tmp_path / "rank1.json").write_text(json.dumps({**REPORT, "unfinished": [number]}))
     (tmp_path / "rank2.json").write_text(json.dumps({**REPORT, "rank": 2}))
-    told = Epilogue(3, tmp_path).lines(failed=True)
+    told = Epilogue(3, tmp_path).lines("failed")
     assert any("rank 2 (pid 7" in line for line in told)
 
 
@@ -82,7 +82,7 @@ REPORT = {"rank": 0, "pid": 7, "host": "hostA", "stack": [], "unfinished": []}
 def test_a_report_that_is_none_is_left_out(report: object, tmp_path: Path) -> None:
     (tmp_path / "rank0.json").write_text(json.dumps(report))
     (tmp_path / "rank1.json").write_text(json.dumps({**REPORT, "rank": 1}))
-    told = Epilogue(2, tmp_path).lines(failed=True)
+    told = Epilogue(2, tmp_path).lines("failed")
     assert any("rank 1 (pid 7" in line for line in told)
 
 

@@ -1,0 +1,128 @@
+"""The user's own lines in a stack: frames of sirtaki and of installed packages are internal.
+
+Errors, abort reasons and tracebacks point at the innermost frame that is not internal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+from sirtaki._core.errors import HorovodInternalError
+from sirtaki._core.library import lib
+
+FULL_TRACEBACKS = "SIRTAKI_FULL_TRACEBACKS"  # 1: internal frames are shown, too
+_LONG_MESSAGE = 12  # lines
+_OWN_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
+
+
+def is_own(file: str) -> bool:
+    """Whether a Python file is one of sirtaki's."""
+    return file.startswith(_OWN_FOLDER)
+
+
+def is_internal(file: str) -> bool:
+    """Whether a Python file is sirtaki's, the standard library's or an installed package's."""
+    return is_own(file) or bool(lib.srt_is_library(os.fsencode(file)))
+
+
+def place_of(trace: TracebackType | None) -> str:
+    """ "in load() at train.py:4": the innermost frame of the user's, else of all; "" without frames."""
+    frames = traceback.extract_tb(trace)
+    own = [frame for frame in frames if not is_internal(frame.filename)]
+    if not frames:
+        return ""
+    frame = (own or frames)[-1]
+    function = "" if frame.name == "<module>" else f"in {frame.name}() "
+    return f"{function}at {os.path.basename(frame.filename)}:{frame.lineno}"
+
+
+def hide_internal_frames(error: BaseException, is_sirtakis: bool) -> int:
+    """Takes internal frames out of the tracebacks of an error and of those that led to it; returns how many.
+
+    An error of the user's own loses sirtaki's frames only. One that sirtaki raised, or (`is_sirtakis`) that
+    a framework made of it, loses all internal ones. A traceback with nothing else stays as it is.
+    """
+    if os.environ.get(FULL_TRACEBACKS, "0") not in ("", "0"):
+        return 0
+    chain = list(chain_of(error))
+    is_sirtakis = is_sirtakis or any(map(_is_raised_by_sirtaki, chain))
+    return sum(_shorten(one, is_internal if is_sirtakis else is_own) for one in chain)
+
+
+def show(error: BaseException, hook: Callable[..., object], is_sirtakis: bool) -> None:
+    """Shows an uncaught exception as `hook`, an excepthook, does, without internal frames."""
+    hidden = hide_internal_frames(error, is_sirtakis)
+    frames = "1 frame" if hidden == 1 else f"{hidden} frames"
+    note = f"sirtaki: {frames} of libraries left out of this traceback ({FULL_TRACEBACKS}=1 shows all)\n"
+    note *= bool(hidden)
+    if hook is sys.__excepthook__ and sys.stderr is not None:  # in one write: other ranks write, too
+        sys.stderr.write(note + "".join(_written(error, shortens=bool(hidden))))
+        sys.stderr.flush()
+        return
+    if note and sys.stderr is not None:
+        sys.stderr.write(note)
+    hook(type(error), error, error.__traceback__)
+
+
+def _written(error: BaseException, shortens: bool) -> list[str]:
+    """The lines of a traceback; a message that is longer than a screen becomes its summary."""
+    if shortens and len(str(error).splitlines()) > _LONG_MESSAGE:
+        frames = traceback.format_tb(error.__traceback__)
+        return ["Traceback (most recent call last):\n", *frames, f"{summary_of(error)}\n"]
+    return traceback.format_exception(error)
+
+
+def summary_of(error: BaseException) -> str:
+    """An exception's class and message, in a line if it has one of its own.
+
+    Of a message that announces what follows (TensorFlow's "Graph execution error:"), the last line that is
+    not indented comes along: it is the operation's own.
+    """
+    lines = traceback.format_exception_only(error)  # a syntax error's source before, notes after it
+    first, *more = next(line for line in lines if not line.startswith(" ")).strip().splitlines()
+    if not first.endswith(":"):
+        return first
+    return " ".join([first, *[line for line in more if line and not line[0].isspace()][-1:]])
+
+
+def _is_raised_by_sirtaki(error: BaseException) -> bool:
+    """Whether it was raised inside a call of sirtaki's, perhaps by a framework that is called there."""
+    files = [one.tb_frame.f_code.co_filename for one in _entries(error.__traceback__)]
+    users = [place for place, file in enumerate(files) if not is_internal(file)]
+    inside = files[users[-1] + 1 if users else 0 :]
+    return isinstance(error, HorovodInternalError) or any(map(is_own, inside))
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """An exception, and those that led to it."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            left += [one.__cause__, one.__context__]
+
+
+def _shorten(error: BaseException, is_hidden: Callable[[str], bool]) -> int:
+    entries = list(_entries(error.__traceback__))
+    kept = [one for one in entries if not is_hidden(one.tb_frame.f_code.co_filename)]
+    if not kept:
+        return 0
+    shorter: TracebackType | None = None
+    for one in reversed(kept):
+        shorter = TracebackType(shorter, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    error.__traceback__ = shorter
+    return len(entries) - len(kept)
+
+
+def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next

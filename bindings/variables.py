@@ -1,0 +1,91 @@
+"""The environment variables that sirtaki reads: settings of the core, and others; misspelt ones."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sirtaki._core.library import knobs
+
+# Read by bootstrap, bindings and hvdrun; all else that begins with SIRTAKI_ is a setting of the core.
+OWN = frozenset(
+    f"SIRTAKI_{name}"
+    for name in (
+        *("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
+        *("JOB", "KEY", "KEY_FILE", "RENDEZVOUS", "START_TIMEOUT", "NETWORK_INTERFACES", "PORT"),
+        *("LAUNCHER", "INITIALISED_BY", "TIMELINE", "TIMELINE_MARK_CYCLES", "FULL_TRACEBACKS"),
+    )
+)
+# Kubernetes sets these for a Service whose name begins with "sirtaki".
+_OF_SERVICES = re.compile(
+    r"SIRTAKI_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+# Horovod's variables that have another name here, and what turns a value of theirs into ours.
+_HOROVODS = {
+    "stall_report": "HOROVOD_STALL_CHECK_TIME_SECONDS",
+    "stall_deadline": "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+}
+_NO_STALL_CHECK, _A_DAY = "HOROVOD_STALL_CHECK_DISABLE", "86400"
+
+
+class Setting(NamedTuple):
+    """What the environment says of a setting of the core, and which variable does."""
+
+    variable: str
+    value: str
+
+
+def settings(environment: Mapping[str, str] = os.environ) -> dict[str, Setting]:
+    """The core's settings that the environment gives: SIRTAKI_<NAME>, else HOROVOD_<NAME>, else Horovod's
+    own name for it.
+    """
+    found = {}
+    for knob in knobs():
+        names = [f"SIRTAKI_{knob.name.upper()}", f"HOROVOD_{knob.name.upper()}", _HOROVODS.get(knob.name, "")]
+        if given := next((name for name in names if name in environment), ""):
+            found[knob.name] = Setting(given, environment[given])
+    if environment.get(_NO_STALL_CHECK, "0") not in ("", "0"):
+        found.setdefault("stall_report", Setting(_NO_STALL_CHECK, _A_DAY))
+    return found
+
+
+def values(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The same without the variables."""
+    return {knob: setting.value for knob, setting in settings(environment).items()}
+
+
+def name_in(error: ValueError, given: Mapping[str, str]) -> ValueError:
+    """The core's refusal of a setting, with what the user has written: a variable or an option."""
+    text = str(error)
+    for knob, name in given.items():
+        text = text.replace(f"setting '{knob}'", name, 1)
+    return ValueError(text)
+
+
+def check(environment: Mapping[str, str] = os.environ) -> None:
+    """Raises ValueError, which names the variable, for a value that a setting cannot have."""
+    from sirtaki._core.context import Config
+
+    found = settings(environment)
+    try:
+        Config(values(environment))
+    except ValueError as error:
+        raise name_in(error, {knob: setting.variable for knob, setting in found.items()}) from None
+
+
+def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """A sentence for each variable that looks like one of sirtaki's and is none."""
+    known = OWN | {f"SIRTAKI_{knob.name.upper()}" for knob in knobs()}
+    strange = [name for name in environment if name.startswith("SIRTAKI_") and name not in known]
+    return [_sentence(name, sorted(known)) for name in strange if not _OF_SERVICES.fullmatch(name)]
+
+
+def _sentence(name: str, known: list[str]) -> str:
+    prefix = "SIRTAKI_"
+    endings = [one.removeprefix(prefix) for one in known]
+    alike = difflib.get_close_matches(name.removeprefix(prefix), endings, n=1, cutoff=0.7)
+    hint = f": did you mean {prefix}{alike[0]}?" if alike else ""
+    return f"the environment variable {name} means nothing to sirtaki and is ignored{hint}"

@@ -1,0 +1,43 @@
+"""The last lines of a rank's standard error: a Python exception in them, and libraries' logs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+
+# The beginnings of lines that TensorFlow, XLA and absl log when they start.
+_LOG_LINE = re.compile(
+    rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IW] |[IW]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ \S+\.cc:\d+\] "
+    rb"|WARNING: All log messages before absl::|To enable the following instructions: "
+)
+_FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+)(, in (?P<function>.+))?$')
+
+
+def without_log_lines(lines: Iterable[bytes]) -> list[bytes]:
+    """These lines without those of libraries' start-up logs."""
+    return [line for line in lines if not _LOG_LINE.match(line)]
+
+
+def exception_in(lines: Sequence[bytes]) -> str:
+    """The exception of the last traceback in these lines, and the user's line; "" if there is none."""
+    texts = [line.decode(errors="replace").rstrip() for line in lines]
+    frames = [(number, found) for number, text in enumerate(texts) if (found := _FRAME.match(text))]
+    if not frames:
+        return ""
+    exception = next((text for text in texts[frames[-1][0] :] if text and not text.startswith(" ")), "")
+    place = _place([found for _, found in frames])
+    return f"{exception} ({place})" if exception and place else exception
+
+
+def _place(frames: Sequence[re.Match[str]]) -> str:
+    try:
+        from sirtaki._core.user_code import is_internal
+    except ImportError:  # the core is not built here
+        return ""
+    own = [frame for frame in frames if not is_internal(frame["file"])]
+    if not own:
+        return ""
+    function = own[-1]["function"] or "<module>"
+    where = f"at {os.path.basename(own[-1]['file'])}:{own[-1]['line']}"
+    return where if function == "<module>" else f"in {function}() {where}"

@@ -1,0 +1,195 @@
+"""hvdrun's last words after a failure: the rank that caused it, the user's line, and each traceback once."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from process_world import PATIENCE, hvdrun
+
+HEAD = """
+import os, signal, sys, threading, time
+import numpy as np
+import sirtaki.numpy as hvd
+
+hvd.init()
+rank, peers = hvd.rank(), hvd.allgather(np.array([os.getpid()]))
+
+def average(name="loss", elements=3):
+    return hvd.allreduce(np.ones(elements), name=name)
+
+"""
+
+
+def run(
+    tmp_path: Path, body: str, ranks: int = 2, head: str = HEAD, **environment: str
+) -> tuple[int, list[str]]:
+    """hvdrun's exit code, and what appeared on its standard error."""
+    script = tmp_path / "train.py"
+    script.write_text(head + textwrap.dedent(body))
+    command = hvdrun(ranks, sys.executable, script, **environment)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
+    return ended.returncode, ended.stderr.splitlines()
+
+
+def test_an_exception_is_shown_once_with_the_users_lines(tmp_path: Path) -> None:
+    code, said = run(
+        tmp_path,
+        """
+        def load():
+            return {}["label 7"]
+
+        if rank == 1:
+            load()
+        average()
+        """,
+    )
+    assert code == 1
+    assert re.fullmatch(
+        r"hvdrun: rank 1 \(pid \d+\) failed with exit code 1: "
+        r"KeyError: 'label 7' \(in load\(\) at train\.py:\d+\)",
+        said[-1],
+    )
+    assert len([line for line in said if line.startswith("[1]") and "KeyError" in line]) == 1
+    survivor = [line for line in said if line.startswith("[0]")]
+    assert "left out of this traceback (SIRTAKI_FULL_TRACEBACKS=1 shows all)" in survivor[0]
+    assert not [line for line in survivor if "sirtaki/_core" in line]
+    assert "gave up: KeyError: 'label 7' (in load() at train.py:" in survivor[-1]
+
+
+def test_all_frames_are_shown_on_request(tmp_path: Path) -> None:
+    _, said = run(tmp_path, "average(elements=3 + rank)", SIRTAKI_FULL_TRACEBACKS="1")
+    assert [line for line in said if "context.py" in line]
+    assert not [line for line in said if "left out" in line]
+
+
+def test_every_rank_hears_that_they_disagree(tmp_path: Path) -> None:
+    _, said = run(
+        tmp_path,
+        """
+        for step in range(20):
+            try:
+                average(elements=3 + rank)
+            except hvd.MismatchError:
+                pass
+        average("last", elements=3 + rank)
+        """,
+        ranks=3,
+    )
+    for rank in range(3):
+        (line,) = [line for line in said if line.startswith(f"[{rank}] ") and "Error: " in line]
+        assert "MismatchError: ranks disagree about 'last': rank 0 (pid " in line
+    assert "ranks disagree about 'last'" in said[-1]
+
+
+WAYS = {
+    "wraps": "raise SystemError('my own') from None",
+    "exits": "sys.exit(3)",
+    "leaves": "os._exit(3)",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_killed_rank_is_named_whatever_the_others_make_of_it(tmp_path: Path, way: str) -> None:
+    code, said = run(
+        tmp_path,
+        f"""
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            average()
+        except hvd.HorovodInternalError:
+            {WAYS[way]}
+        """,
+    )
+    assert code == 137
+    assert re.match(r"hvdrun: rank 1 \(pid \d+\) was killed by signal 9", said[-1])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_late_rank_is_named_with_what_it_does_instead(tmp_path: Path, way: str) -> None:
+    _, said = run(
+        tmp_path,
+        f"""
+        def evaluate():
+            time.sleep(300)
+
+        if rank == 1:
+            evaluate()
+        try:
+            average()
+        except hvd.HorovodInternalError:
+            {WAYS[way]}
+        """,
+        SIRTAKI_STALL_DEADLINE="1",
+    )
+    assert re.fullmatch(
+        r"hvdrun: rank 1 \(pid \d+\) kept other ranks waiting for too long: given up after \d seconds "
+        r"\(stall_deadline\): rank 0 \(.+\) waits for 'loss'; "
+        r"rank 1 \(.+\) has not submitted it and is in evaluate\(\) at train\.py:\d+",
+        said[-1],
+    )
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_rank_is_named(tmp_path: Path, stopped: int) -> None:
+    """The coordinator, too, though nobody can ask it where it is."""
+    _, said = run(
+        tmp_path,
+        f"""
+        if rank == {stopped}:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(0.3)
+        average()
+        """,
+        SIRTAKI_STALL_REPORT="0.5",
+        SIRTAKI_STALL_DEADLINE="2",
+    )
+    assert re.match(rf"hvdrun: rank {stopped} \(pid \d+\) kept other ranks waiting for too long: ", said[-1])
+    assert "Is that process stopped?" in said[-1]
+    other = [line for line in said if line.startswith(f"[{1 - stopped}] ") and "DeadlineError" in line]
+    assert len(other) == 1
+    assert f"rank {stopped} (pid " in other[0]
+
+
+def test_a_job_that_goes_well_says_nothing_about_itself(tmp_path: Path) -> None:
+    """With every warning as an error; and a call after shutdown() is told from one before init()."""
+    script = tmp_path / "train.py"
+    body = """
+    hvd.shutdown()
+    try:
+        hvd.rank()
+    except ValueError as error:
+        assert "already shut down in this process: call hvd.init() again" in str(error)
+    """
+    script.write_text(HEAD + textwrap.dedent(body))
+    command = hvdrun(2, sys.executable, "-W", "error", script, OMP_NUM_THREADS="1")
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_the_end_of_a_stall_is_told(tmp_path: Path) -> None:
+    code, said = run(
+        tmp_path,
+        """
+        if rank == 1:
+            time.sleep(1.5)
+        average()
+        """,
+        SIRTAKI_STALL_REPORT="0.5",
+    )
+    assert code == 0
+    ends = [line for line in said if "came after" in line]
+    assert len(ends) == 1
+    assert re.search(r"sirtaki: rank 1 \(pid \d+ on .+\) came after 1 s: 'loss' can go on", ends[0])
+
+
+def test_a_rank_that_needed_one_that_has_finished_says_so(tmp_path: Path) -> None:
+    code, said = run(tmp_path, "if rank == 0: average()")
+    assert code == 1
+    assert re.match(r"hvdrun: rank 0 \(pid \d+\) failed with exit code 1: \S+PeerFinishedError: ", said[-1])
+    assert re.search(r"rank 1 \(.+\) has finished and cannot take part in 'loss'", said[-1])
