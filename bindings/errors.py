@@ -28,6 +28,10 @@ class MismatchError(HorovodInternalError):
     """The ranks disagree about an operation. Only that operation failed: the next one works."""
 
 
+class ParametersDifferError(ValueError):
+    """The parameters or hyper-parameters of a model, which ranks must have alike, are not."""
+
+
 class PeerLostError(HorovodInternalError):
     """A rank died, or the connection to it broke. shutdown() and init() build a new world."""
 
