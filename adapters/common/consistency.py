@@ -55,7 +55,7 @@ class Tensors(Protocol):
         ...
 
     def kinds(self) -> Sequence[str]:
-        """The dtype and shape of each tensor, in words."""
+        """In words, the dtype and shape of each tensor, and whatever else has to be alike."""
         ...
 
     def checksums(self) -> Sequence[int]:
@@ -119,6 +119,12 @@ class _Report(NamedTuple):
     options: Options
 
 
+def combined_of(tensors: Tensors) -> int:
+    """One checksum of the tensors, and of their names and kinds."""
+    words = repr((list(tensors.names()), list(tensors.kinds())))
+    return combined([checksum_of_text(words), *tensors.checksums()])
+
+
 def check(scope: Scope, tensors: Tensors, options: Options = ()) -> None:
     """Compares tensors over the ranks now: 8 bytes a rank, and more only if they differ. All ranks call it.
 
@@ -131,8 +137,7 @@ def check(scope: Scope, tensors: Tensors, options: Options = ()) -> None:
         ParametersDifferError: on all ranks, with the same text, which names tensors and ranks.
     """
     comparison = Comparison(scope.context, scope.call(), 1)
-    names = checksum_of_text(repr((list(tensors.names()), options)))
-    comparison.start([combined([names, *tensors.checksums()])])
+    comparison.start([combined([combined_of(tensors), checksum_of_text(repr(options))])])
     outcome = comparison.finish()
     if outcome is None or all(outcome.alike):
         return

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from sirtaki._core.errors import ParametersDifferError
 from sirtaki.common.checksums import Comparison, checksum_of_text, combined
-from sirtaki.common.consistency import Finding, Options, Scope, Tensors, find_difference
+from sirtaki.common.consistency import Finding, Options, Scope, Tensors, combined_of, find_difference
 from sirtaki.common.ops import joins_of
 from sirtaki.common.process_sets import global_process_set
 
@@ -100,7 +100,7 @@ class RoundChecks:
             self._rates, self._rates_checksum = rates, checksum_of_text(repr(rates))
         numbers = [0, self._rates_checksum, 0, self._round]
         if is_due:
-            numbers[_PARAMETERS] = combined(self._optimizer.checksums())
+            numbers[_PARAMETERS] = combined_of(self._optimizer)
             numbers[_OPTIONS] = checksum_of_text(repr(self._optimizer.options()))
         if has_gradients and self._gradients:
             numbers[_GRADIENTS] = combined(word for pair in sorted(self._gradients.items()) for word in pair)
