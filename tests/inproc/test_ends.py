@@ -100,7 +100,9 @@ def test_shutdown_does_not_wait_for_what_no_rank_will_submit(transport: str) -> 
         mine = np.full(50_000, hvd.rank() + 1.0)
         handle = hvd.allreduce_async_(mine, op=hvd.Sum)
         context.shutdown(10**7)  # ms; if it does wait, the test's patience ends it with an AbortedError
-        with pytest.raises(ShutDownError):
+        with pytest.raises(
+            (ShutDownError, PeerFinishedError)
+        ):  # this rank was the first to leave, or was not
             lonely.wait()
         handle.wait()
         assert (mine == sum(range(1, context.size + 1))).all()
