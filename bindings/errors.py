@@ -20,8 +20,8 @@ class NotInitializedError(HorovodInternalError, ValueError):
     """init() has not been called in this process, or shutdown() has."""
 
 
-class UnsupportedError(ValueError):
-    """This build cannot serve such a dtype or layout, or such a machine."""
+class UnsupportedError(ValueError, NotImplementedError):
+    """This build cannot serve such a dtype or layout, or such a machine. Horovod raises a RuntimeError."""
 
 
 class MismatchError(HorovodInternalError):
