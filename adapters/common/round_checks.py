@@ -9,7 +9,6 @@ in any order.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -17,6 +16,7 @@ from typing import Protocol
 from sirtaki._core.errors import ParametersDifferError
 from sirtaki.common.checksums import Comparison, checksum_of_text, combined
 from sirtaki.common.consistency import Finding, Options, Scope, Tensors, combined_of, find_difference
+from sirtaki.common.hints import hint
 from sirtaki.common.ops import joins_of
 from sirtaki.common.process_sets import global_process_set
 
@@ -66,6 +66,7 @@ class RoundChecks:
         self._gradients: dict[int, int] = {}  # checksums of this round's, by parameter
         self._alike_gradients = 0  # in how many rounds all ranks had the same
         self._is_suspicious = False
+        self._has_told_of_rounding = False
 
     @property
     def wants_gradients(self) -> bool:
@@ -153,9 +154,11 @@ class RoundChecks:
     def _tell(self, finding: Finding) -> None:
         if not finding.is_rounding:
             raise ParametersDifferError(str(finding))
-        self._warn(f"{finding.text}, which is no more than rounding: the ranks' machines compute differently")
+        if not self._has_told_of_rounding:
+            self._has_told_of_rounding = True
+            self._warn(f"{finding.text}, no more than rounding: the ranks' machines compute differently")
 
     def _warn(self, text: str) -> None:
         """Warns on one rank: the others would say the same."""
         if self._scope.context.rank == self._scope.process_set.members(self._scope.context)[0]:
-            warnings.warn(text, stacklevel=2)
+            hint(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch.utils.data import Dataset, IterableDataset
 from torch.utils.data.distributed import DistributedSampler as TorchSampler
 
 from sirtaki._core.current import current
+from sirtaki.common.hints import hint
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 
 
@@ -65,10 +65,9 @@ class DistributedSampler(TorchSampler[Any]):
         if self._begun and self.shuffle and not self._was_set:
             self._was_set = True  # said once
             if self.rank == 0:
-                warnings.warn(
+                hint(
                     "a second epoch begins in the same order as the first: call sampler.set_epoch(epoch) "
                     "before each epoch, or use hvd.DataLoader, which does",
-                    stacklevel=2,
                 )
         self._begun = True
         return super().__iter__()

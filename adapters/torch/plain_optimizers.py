@@ -6,7 +6,6 @@ at all is exchanged between the ranks meanwhile.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from sirtaki._core import observe
 from sirtaki._core.context import Context
 from sirtaki._core.current import find
+from sirtaki.common.hints import hint
 from sirtaki.torch.wrapping import Wrapped
 
 _STEPS = 3
@@ -45,11 +45,10 @@ def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     seen.operations = operations
     if seen.steps == _STEPS:
         seen.is_told = True
-        warnings.warn(
+        hint(
             f"{_STEPS} steps of {type(optimizer).__name__} without any exchange between the {context.size} "
             "ranks: each rank trains a model of its own. Wrap the optimizer: "
             "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())",
-            stacklevel=2,
         )
 
 

@@ -24,6 +24,7 @@ def warnings_of(body: Callable[[], object], size: int = 2, **settings: str) -> l
     with warnings.catch_warnings(record=True) as caught, world(size, **settings) as ranks:
         warnings.simplefilter("always")
         ranks.run(body)
+    assert all("/tests/" in one.filename for one in caught), caught  # a line of the program's own
     return [str(one.message) for one in caught]
 
 
