@@ -2,9 +2,9 @@
 
     python benchmarks/checks.py [--rounds 40] [--json FILE]
 
-Two copies of a model take a training step in turn, one with the checks and one without. What counts is the
-median of the differences within a round, as a share of a step. Then one comparison of all parameters and of
-the optimizer's state, which is made once, in the second step.
+A model takes training steps with the checks and without, in turn. What counts is the median of the
+differences within a round, as a share of a step. Then one comparison of all parameters and of the optimizer's
+state, which is made once, in the second step.
 """
 
 from __future__ import annotations
