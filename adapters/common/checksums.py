@@ -62,6 +62,7 @@ class Comparison:
 
     def __init__(self, context: Context, call: Call, count: int) -> None:
         self.is_open = False
+        self._given: Sequence[int] | None = None  # what is in the memory, if that is known
         self._context = context
         self._batch = Batch(1)
         # Of each number, and of this rank, the value and its complement, whose maximum is the minimum.
@@ -72,12 +73,17 @@ class Comparison:
 
     def start(self, numbers: Sequence[int], *, is_news: bool = True) -> None:
         """Queues a comparison. Without news on any rank nothing is compared, and nothing is sent."""
-        signed = [number - (number >> 63 << 64) for number in (*numbers, self._context.rank)]
-        self._words[0 : 2 * len(signed)] = [word for number in signed for word in (number, ~number)]
+        if numbers != self._given:
+            self._write(numbers)
         self._batch.flag(0, 0 if is_news else ABSENT)
         self._batch.keep[0] = self._words
         self._context.enqueue(self._batch)
         self.is_open = True
+
+    def _write(self, numbers: Sequence[int]) -> None:
+        signed = [number - (number >> 63 << 64) for number in (*numbers, self._context.rank)]
+        self._words[0 : 2 * len(signed)] = [word for number in signed for word in (number, ~number)]
+        self._given = numbers
 
     def finish(self) -> Outcome | None:
         """Waits for the comparison that was started; None if no rank had news.
@@ -86,8 +92,10 @@ class Comparison:
             HorovodInternalError: it failed; it is still open then, until `forget`.
         """
         self._context.wait(self._batch)
-        outcome = None if self._context.untouched(self._batch) else self._outcome()
+        is_untouched = self._context.untouched(self._batch)
+        outcome, given = (None, self._given) if is_untouched else (self._outcome(), None)
         self.forget()
+        self._given = given
         return outcome
 
     def _outcome(self) -> Outcome:
@@ -100,4 +108,5 @@ class Comparison:
         """Drops a comparison that has ended, well or badly."""
         if self.is_open:
             self._context.release(self._batch)
+            self._given = None
         self.is_open = False

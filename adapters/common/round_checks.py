@@ -99,7 +99,7 @@ class RoundChecks:
         is_news = is_due or has_gradients or rates != self._rates
         if rates != self._rates:
             self._rates, self._rates_checksum = rates, checksum_of_text(repr(rates))
-        numbers = [0, self._rates_checksum, 0, self._round]
+        numbers = [0, self._rates_checksum, 0, self._round if is_news else 0]
         if is_due:
             numbers[_PARAMETERS] = combined_of(self._optimizer)
             numbers[_OPTIONS] = checksum_of_text(repr(self._optimizer.options()))
