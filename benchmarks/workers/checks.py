@@ -1,4 +1,4 @@
-"""A rank of benchmarks/checks.py: training steps with and without the checks, in turns.
+"""A rank of benchmarks/checks.py: training steps, and the checks that they make.
 
 Usage: python -m workers.checks SOCKET
 """
@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from common.jobs import bind, serve
+from common.measure import timed
 from common.models import MODELS, Step
 
 import sirtaki.torch as hvd
 
-WARM_UP_ROUNDS = 5  # the first two rounds are checked in full
+WARM_UP_STEPS = 5  # the first two are checked in full
 
 
 class Rank:
@@ -30,20 +31,22 @@ class Rank:
         optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
         gc.collect()
         self._optimizer: Any = hvd.DistributedOptimizer(optimizer, self._model.named_parameters())
-        self.rounds(WARM_UP_ROUNDS)
+        self.steps(WARM_UP_STEPS)
 
-    def rounds(self, count: int) -> dict[str, list[float]]:
-        """A step of each kind in every round, first the one, then the other. Times in milliseconds."""
-        times: dict[str, list[float]] = {"checked": [], "plain": []}
-        for turn in range(count):
-            for name in sorted(times, reverse=turn % 2 == 0):
-                # As with the setting check_parameters=0, which is that of a whole job.
-                self._optimizer._reducer._checks._interval = -1 if name == "checked" else 0
-                hvd.barrier()
-                start = time.perf_counter()
-                self._train()
-                times[name].append((time.perf_counter() - start) * 1e3)
-        return times
+    def steps(self, count: int) -> list[float]:
+        """Whole training steps, in milliseconds."""
+        return [one / 1e3 for one in timed(self._train, count)]
+
+    def comparisons(self, count: int) -> list[float]:
+        """What a step adds for the checks, by itself and waited for, in microseconds."""
+        checks = self._optimizer._reducer._checks
+
+        def compare() -> None:
+            checks.start()
+            checks.finish()
+            checks.report()
+
+        return timed(compare, count)
 
     def _train(self) -> None:
         self._optimizer.zero_grad()
@@ -65,7 +68,13 @@ def main() -> None:
     rank = Rank()
     bind(hvd.rank(), hvd.size())
     gc.disable()
-    serve(path, hvd.rank(), {"prepare": rank.prepare, "rounds": rank.rounds, "once": rank.once})
+    orders = {
+        "prepare": rank.prepare,
+        "steps": rank.steps,
+        "comparisons": rank.comparisons,
+        "once": rank.once,
+    }
+    serve(path, hvd.rank(), orders)
     hvd.shutdown()
 
 
