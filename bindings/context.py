@@ -129,6 +129,7 @@ class Context:
         self.topology = topology
         self.rank, self.size = topology.rank, topology.size
         self.is_shut_down = False
+        self._config = config
         self._numbers: Counter[str] = Counter()
         self._steps: deque[Callable[[], bool]] = deque()
         self._is_taking_steps = threading.Lock()
@@ -330,6 +331,14 @@ class Context:
         number = self._numbers[kind]
         self._numbers[kind] += 1
         return number
+
+    def count_of(self, kind: str) -> int:
+        """How many things of a kind `next_number` has numbered."""
+        return self._numbers[kind]
+
+    def setting(self, name: str) -> str:
+        """The value of a setting of the core's, as text."""
+        return self._config.get(name)
 
     def flush(self) -> None:
         """Negotiates what is queued now, without waiting for more."""

@@ -22,12 +22,16 @@ class NotInitializedError(HorovodInternalError, ValueError):
     """init() has not been called in this process, or shutdown() has."""
 
 
-class UnsupportedError(ValueError):
-    """This build cannot serve such a dtype or layout, or such a machine."""
+class UnsupportedError(ValueError, NotImplementedError):
+    """This build cannot serve such a dtype or layout, or such a machine. Horovod raises a RuntimeError."""
 
 
 class MismatchError(HorovodInternalError):
     """The ranks disagree about an operation. Only that operation failed: the next one works."""
+
+
+class ParametersDifferError(ValueError):
+    """The parameters or hyper-parameters of a model, which ranks must have alike, are not."""
 
 
 class PeerLostError(HorovodInternalError):

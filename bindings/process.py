@@ -11,7 +11,8 @@ import contextlib
 import os
 import socket
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -23,7 +24,12 @@ from sirtaki._core.bootstrap.messages import StoreEvent, describe
 from sirtaki._core.bootstrap.providers import World, find_world
 from sirtaki._core.bootstrap.store import StoreClient, StoreServer
 from sirtaki._core.context import Config, Context
-from sirtaki._core.errors import DeadlineError, InitializationError, PeerFinishedError
+from sirtaki._core.errors import (
+    DeadlineError,
+    ForkedError,
+    InitializationError,
+    PeerFinishedError,
+)
 from sirtaki._core.gpu import with_packages
 
 # Set while this process is a rank: "job:rank:pid". A child that inherits it can be told what it is.
@@ -39,9 +45,45 @@ class _Rank:
     server: StoreServer | None = None
     aborted: bool = False
     previous_hook: Any = None
+    pid: int = 0  # of the process that called init(): a forked child is not that
+    arguments: dict[str, Any] = field(default_factory=dict)  # of that call, as far as they were given
 
 
 _rank = _Rank()
+
+
+def check_again(arguments: Mapping[str, Any]) -> None:
+    """Checks a further call of init(), by the arguments that are not None.
+
+    Raises:
+        ForkedError: this is a child of the process that called it before.
+        ValueError: it asks for something else than the first call.
+    """
+    context = current.process.context
+    if context is None:
+        return
+    if _rank.pid != os.getpid():
+        raise ForkedError(
+            f"this process (pid {os.getpid()}) was forked from rank {context.rank} (pid {_rank.pid}), which "
+            "had called hvd.init() before: only that process is a rank. Start further ones with hvdrun"
+        )
+    for name, value in arguments.items():
+        if value is not None and value != _rank.arguments.get(name):
+            first = ", ".join(f"{one}={_shown(one, given)}" for one, given in _rank.arguments.items())
+            raise ValueError(
+                f"hvd.init() is called again, with {name}={_shown(name, value)}, but this process is rank "
+                f"{context.rank} of {context.size} already, by hvd.init({first}); call hvd.shutdown() before"
+            )
+
+
+def _shown(name: str, value: Any) -> str:
+    return "..." if name == "key" else repr(value)
+
+
+def remember(arguments: Mapping[str, Any]) -> None:
+    """Keeps the arguments of init() for `check_again`."""
+    _rank.pid = os.getpid()
+    _rank.arguments = {name: value for name, value in arguments.items() if value is not None}
 
 
 def start(
@@ -84,6 +126,8 @@ def stop() -> None:
 
     Does nothing if this process is not a rank.
     """
+    if _rank.pid != os.getpid():  # a forked child: the rank goes on
+        return
     context, current.process.context = current.process.context, None
     if context is None:
         return

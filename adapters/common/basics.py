@@ -8,12 +8,14 @@ from typing import Any
 from sirtaki._core import gpu
 from sirtaki._core.context import Topology
 from sirtaki._core.current import current, find
-from sirtaki._core.errors import HorovodInternalError, MismatchError, PeerLostError
+from sirtaki._core.errors import HorovodInternalError, MismatchError, ParametersDifferError, PeerLostError
 from sirtaki.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from sirtaki.common.root import is_root, on_root
 
 __all__ = [
     "HorovodInternalError",
     "MismatchError",
+    "ParametersDifferError",
     "PeerLostError",
     "init",
     "shutdown",
@@ -25,6 +27,8 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "is_homogeneous",
+    "is_root",
+    "on_root",
     "ProcessSet",
     "global_process_set",
     "add_process_set",
@@ -51,7 +55,9 @@ def init(
     address: str | None = None,
     key: bytes | str | None = None,
 ) -> None:
-    """Makes this process a rank. All ranks must call it, before anything else; a second call does nothing.
+    """Makes this process a rank. All ranks must call it, before anything else.
+
+    A further call without arguments, or with the same, does nothing.
 
     Without arguments the world is the one that a launcher has made (hvdrun, mpirun, srun, torchrun,
     Kubernetes or TF_CONFIG; docs/clusters.md says how each is recognised), or this process alone. Without a
@@ -69,23 +75,42 @@ def init(
             Without a key only this machine is served.
 
     Raises:
-        ValueError: incomplete arguments, a setting with a wrong value, or a process set that cannot be added;
-            in that last case the process is a rank all the same.
+        ValueError: incomplete arguments, other ones than in the first call, a setting with a wrong value, or
+            a process set that cannot be added; in that last case none is, and the process is a rank all the
+            same.
         DeadlineError: a rank did not come in time; the text names it.
-        InitializationError: the ranks do not fit together, or this process is a child of a rank.
+        InitializationError: the ranks do not fit together, or a rank has started this process.
+        ForkedError: this process was forked from a rank.
     """
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise ValueError(f'process_sets is {process_sets!r}; it takes a list of process sets, or "dynamic"')
-    if is_initialized():
-        return
     from sirtaki._core import process  # it finds worlds: a third of what importing sirtaki.torch would take
 
+    sets = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
+    asked = {"comm": comm, "rank": rank, "size": size, "address": address, "key": key}
+    asked["process_sets"] = [_ranks_of(one) for one in sets] or None
+    if is_initialized():
+        process.check_again(asked)
+        return
     process.start(rank, size, address, key, comm)
-    for process_set in [] if process_sets is None or isinstance(process_sets, str) else process_sets:
-        try:
-            add_process_set(process_set)
-        except ValueError as error:
-            raise ValueError(f"init(process_sets=...): {error}") from None
+    process.remember(asked)
+    _add_all(sets)
+
+
+def _ranks_of(process_set: Any) -> Any:
+    return process_set.ranks if isinstance(process_set, ProcessSet) else process_set
+
+
+def _add_all(process_sets: Sequence[ProcessSet]) -> None:
+    """Adds all of them, or none."""
+    added: list[ProcessSet] = []
+    try:
+        for process_set in process_sets:
+            added.append(add_process_set(process_set))
+    except (ValueError, MismatchError) as error:
+        for process_set in reversed(added):
+            remove_process_set(process_set)
+        raise type(error)(f"init(process_sets=...): {error}") from None
 
 
 def shutdown() -> None:

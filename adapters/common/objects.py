@@ -86,7 +86,12 @@ def allgather_object(
         Exception: what pickling raised, on that rank; the others wait for it.
         HorovodInternalError: a rank was lost.
     """
-    wire = _Wire(current(), name, process_set)
+    return gather_objects(current(), obj, name, process_set)
+
+
+def gather_objects(context: Context, obj: Any, name: str | None, process_set: ProcessSet) -> list[Any]:
+    """As `allgather_object`, for a context of one's own. Ranks that have joined have no object."""
+    wire = _Wire(context, name, process_set)
     payload = bytearray(_pickler().dumps(obj))
     sizes = wire.gather(bytearray(len(payload).to_bytes(8, "little")), "size")
     gathered = memoryview(wire.gather(payload, "payload"))

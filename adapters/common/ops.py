@@ -29,6 +29,7 @@ _REDUCE_OPS = {
 }
 
 
+_JOINS = "join.{}"  # what counts the joins of a process set
 _NAMES_BEFORE_WRAP = 1024  # so that the names of one step come back in the next ones, and are cached
 
 
@@ -60,19 +61,42 @@ def reduction(
     """The reduction that Horovod's arguments mean: `op`, or the older `average`; Average without either.
 
     Raises:
-        ValueError: both are given, or there is no such operation.
+        ValueError: both are given, there is no such operation, or `average` is no truth value.
     """
     if average is not None:
+        _check_average(average)
         if op is not None:
             raise ValueError(
                 "give either op or average, not both; average is the older way to say op=Average or op=Sum"
             )
         warnings.warn("average is deprecated: say op=Average or op=Sum", DeprecationWarning, stacklevel=3)
         op = Average if average else Sum
-    code = core.AVERAGE if op is None else _REDUCE_OPS.get(op)
+    if op is None:
+        op = Average
+    code = None if isinstance(op, bool | float | str) else _REDUCE_OPS.get(op)
     if code is None:
-        raise ValueError(f"op is {op!r}, but it has to be one of Average, Sum, Adasum, Min, Max and Product")
+        raise ValueError(
+            f"op is {op!r}, but it has to be one of hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max and "
+            f"hvd.Product{_meant(op)}"
+        )
     return Reduction(code, prescale, postscale)
+
+
+def _check_average(average: Any) -> None:
+    """Raises ValueError for anything but a truth value: a name or an op in its place would average."""
+    if not isinstance(average, bool) and type(average).__name__ not in ("bool_", "bool"):
+        raise ValueError(
+            f"average is {average!r}, but it has to be True or False; say op=hvd.Sum or name='loss' with the "
+            f"argument's name{_meant(average)}"
+        )
+
+
+def _meant(value: Any) -> str:
+    """For an op that was written as a text: how it is spelled."""
+    known = {name.lower(): name for name in ("Average", "Sum", "Adasum", "Min", "Max", "Product")}
+    known |= {"mean": "Average", "avg": "Average", "add": "Sum", "prod": "Product"}
+    meant = known.get(value.lower()) if isinstance(value, str) else None
+    return f": say op=hvd.{meant}" if meant else ""
 
 
 def call(context: Context, name: str | None, process_set: ProcessSet) -> Call:
@@ -236,4 +260,11 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> i
     number = process_set.number(context)
     batch.describe(0, core.JOIN, DTYPE_CODES["uint8"], (), process_set=number, device=device)
     batch.point(0, 0, 0)
-    return run(context, Operation(batch, None, Context.result_number))
+    last = run(context, Operation(batch, None, Context.result_number))
+    context.next_number(_JOINS.format(number))
+    return last
+
+
+def joins_of(context: Context, process_set: int) -> int:
+    """How often all ranks of a set, by its number, have joined."""
+    return context.count_of(_JOINS.format(process_set))

@@ -100,7 +100,9 @@ class ProcessSet:
         self._context = self._number = None
 
     def __str__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self._ranks})"
+        return (
+            f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+        )
 
     __repr__ = __str__
 
@@ -137,11 +139,6 @@ class _AllRanks(ProcessSet):
 
     def rank(self) -> int | None:
         return None if find() is None else current().rank
-
-    def __str__(self) -> str:
-        return "ProcessSet(process_set_id=0, all ranks)"
-
-    __repr__ = __str__
 
 
 global_process_set: ProcessSet = _AllRanks()

@@ -8,9 +8,12 @@ from sirtaki.common.handles import Handle, poll, synchronize
 from sirtaki.common.objects import allgather_object, broadcast_object
 from sirtaki.common.observing import *  # noqa: F403
 from sirtaki.common.observing import __all__ as _observing
-from sirtaki.common.ops import Adasum, Average, Max, Min, Product, Sum, barrier, join
-from sirtaki.torch import elastic
+from sirtaki.common.ops import Adasum, Average, Max, Min, Product, Sum, barrier
+from sirtaki.torch import elastic, plain_optimizers
 from sirtaki.torch.compression import Compression
+from sirtaki.torch.consistency import check_parameters
+from sirtaki.torch.data import DataLoader, DistributedSampler
+from sirtaki.torch.joining import join
 from sirtaki.torch.movements import (
     allgather,
     allgather_async,
@@ -46,6 +49,8 @@ from sirtaki.torch.sparse import sparse_allreduce, sparse_allreduce_async
 from sirtaki.torch.state import broadcast_optimizer_state, broadcast_parameters
 from sirtaki.torch.sync_batch_norm import SyncBatchNorm
 
+plain_optimizers.watch()
+
 __all__ = [
     *_basics,
     *_observing,
@@ -57,7 +62,9 @@ __all__ = [
     "Product",
     "Handle",
     "Compression",
+    "DataLoader",
     "DistributedOptimizer",
+    "DistributedSampler",
     "SyncBatchNorm",
     "elastic",
     "allreduce",
@@ -94,6 +101,7 @@ __all__ = [
     "synchronize",
     "broadcast_parameters",
     "broadcast_optimizer_state",
+    "check_parameters",
     "broadcast_object",
     "allgather_object",
 ]

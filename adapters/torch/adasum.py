@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from sirtaki.common.handles import run
+from sirtaki.common.round_checks import RoundChecks
 from sirtaki.torch import operations
+from sirtaki.torch.consistency import note_gradients, round_checks
 from sirtaki.torch.operations import grouped
 from sirtaki.torch.parameters import exchanged
 from sirtaki.torch.sparse_gradients import Terms
@@ -22,11 +24,12 @@ from sirtaki.torch.tensors import reducible_view
 from sirtaki.torch.wrapping import Optimizer, Wrapped, become
 
 
-class _Adasum(Wrapped):
+class AdasumOptimizer(Wrapped):
     """What such an optimizer has besides its own class."""
 
     _terms: Terms
     _starts: list[Tensor]
+    _checks: RoundChecks
 
     def synchronize(self) -> None:
         """Does nothing: the ranks meet in step()."""
@@ -46,24 +49,35 @@ class _Adasum(Wrapped):
         return [one.parameter.detach() for one in exchanged(self, {}, None, "")]
 
 
-def with_adasum(optimizer: Optimizer, terms: Terms) -> Any:
-    """Makes the optimizer's steps those of all ranks.
+def with_adasum(optimizer: Optimizer, terms: Terms, names: dict[Tensor, str]) -> Any:
+    """Makes the optimizer's steps those of all ranks; `names` are for messages.
 
     Raises:
         ValueError: a parameter that cannot be exchanged.
     """
-    for name, parameter, _ in exchanged(optimizer, {}, None, ""):
+    found = exchanged(optimizer, names, None, "")
+    for name, parameter, _ in found:
         reducible_view(parameter, name)
-    wrapped = become(optimizer, _Adasum)
+    wrapped = become(optimizer, AdasumOptimizer)
     wrapped._terms, wrapped._starts = terms, []
+    wrapped._checks = round_checks(terms.where, found, optimizer, has_same_state=False)
+    wrapped._hooks = []
     if not terms.where.is_alone:
-        wrapped.register_step_pre_hook(_before_step)
-        wrapped.register_step_post_hook(_after_step)
+        wrapped._hooks = [
+            wrapped.register_step_pre_hook(_before_step),
+            wrapped.register_step_post_hook(_after_step),
+        ]
     return wrapped
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    optimizer._starts = [parameter.clone() for parameter in optimizer._parameters()]
+    optimizer._terms.where.refuse_old()
+    parameters, checks = optimizer._parameters(), optimizer._checks
+    if checks.wants_gradients:
+        gradients = [one.parameter.grad for one in exchanged(optimizer, {}, None, "")]
+        note_gradients(checks, range(len(gradients)), gradients)
+    checks.start()
+    optimizer._starts = [parameter.clone() for parameter in parameters]
 
 
 @torch.no_grad()
@@ -83,3 +97,5 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     for parameter, start, change, (_, undo) in zip(parameters, starts, combined, changes, strict=True):
         parameter.copy_(start + compression.decompress(change, undo))
     optimizer._starts = []
+    optimizer._checks.finish()
+    optimizer._checks.report()

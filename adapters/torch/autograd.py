@@ -18,7 +18,8 @@ from torch.autograd.function import Function
 
 from sirtaki._core import request as core
 from sirtaki._core.context import Context
-from sirtaki._core.errors import UnsupportedError
+from sirtaki._core.current import find
+from sirtaki._core.errors import NotInitializedError, UnsupportedError
 from sirtaki.common.handles import run
 from sirtaki.common.ops import Reduction
 from sirtaki.common.process_sets import ProcessSet
@@ -39,6 +40,19 @@ class Where:
     def derived(self, part: str = "gradient") -> Where:
         """For a collective of the backward pass."""
         return self if self.name is None else replace(self, name=f"{self.name}.{part}")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether this world has been shut down."""
+        return self.context.is_shut_down
+
+    def refuse_old(self) -> None:
+        """Raises NotInitializedError if this world has ended, unless it was of one rank and none follows."""
+        if self.has_ended and (self.context.size > 1 or find() not in (None, self.context)):
+            raise NotInitializedError(
+                "this optimizer belongs to a world that hvd.shutdown() has ended; after hvd.init() make it "
+                "part of the new one: hvd.DistributedOptimizer(optimizer, model.named_parameters())"
+            )
 
     @property
     def ranks(self) -> list[int]:
@@ -79,9 +93,21 @@ class Collective:
 
     def apply(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The results, recorded if autograd follows one of the tensors."""
-        if any(map(_is_recorded, tensors)):
-            return list(_Recorded.apply(self, *tensors))
-        return self.run(tensors)
+        if not any(map(_is_recorded, tensors)):
+            return self.run(tensors)
+        if self.is_linear:
+            return list(_Recorded.apply(self, None, *tensors))
+        # One node for each tensor: a backward pass of one result frees nothing that another one needs.
+        results = self.run([tensor.detach() for tensor in tensors])
+        return [
+            _Recorded.apply(self._of_one(index), [result], tensor)[0]
+            for index, (result, tensor) in enumerate(zip(results, tensors, strict=True))
+        ]
+
+    def _of_one(self, index: int) -> Collective:
+        """The collective of one tensor of the group."""
+        where = self.where.derived(str(index)) if self.is_grouped else self.where
+        return replace(self, where=where, is_grouped=False)
 
     def of(self, tensor: Tensor) -> Tensor:
         """The result of one tensor, recorded if autograd follows it."""
@@ -94,17 +120,28 @@ def _is_recorded(tensor: Any) -> bool:
 
 
 class _Recorded(Function):
+    """A collective as a node of the graph; what is linear keeps nothing that a backward pass could free.
+
+    So one backward pass for each result of a group works: the others' gradients count as zeros.
+    """
+
     @staticmethod
-    def forward(ctx: Any, collective: Collective, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, collective: Collective, known: list[Tensor] | None, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        """`known` are the results, if the collective has been run."""
         ctx.collective = collective
-        kept = [tensor.to("meta") for tensor in tensors] if collective.is_linear else tensors
-        ctx.save_for_backward(*kept)
-        return tuple(collective.run(tensors))
+        if collective.is_linear:
+            ctx.inputs = [tensor.to("meta") for tensor in tensors]
+        else:
+            ctx.save_for_backward(*tensors)
+        return tuple(collective.run(tensors) if known is None else known)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         contiguous = [gradient.contiguous() for gradient in gradients]
-        return None, *ctx.collective.derivative(ctx.saved_tensors, contiguous)
+        inputs = ctx.inputs if ctx.collective.is_linear else ctx.saved_tensors
+        return None, None, *ctx.collective.derivative(inputs, contiguous)
 
 
 @dataclass(frozen=True)

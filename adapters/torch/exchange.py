@@ -15,9 +15,11 @@ from torch import Tensor
 
 from sirtaki._core.request import ABSENT, CPU, Batch
 from sirtaki.common.ops import Call, describe_allreduce
+from sirtaki.common.round_checks import RoundChecks
 from sirtaki.common.tensor import ROW_MAJOR
 from sirtaki.torch import device
 from sirtaki.torch.compression import NoneCompressor
+from sirtaki.torch.consistency import note_gradients
 from sirtaki.torch.parameters import NamedParameter
 from sirtaki.torch.sparse_gradients import SparseGradients, Terms
 from sirtaki.torch.tensors import CODES, count_write, reducible_view, shares_elements
@@ -40,7 +42,7 @@ class _Result(NamedTuple):
 class GradientExchange:
     """Submits gradients by the index of their parameter, each once a round, and ends the round."""
 
-    def __init__(self, terms: Terms, named: Sequence[NamedParameter]) -> None:
+    def __init__(self, terms: Terms, named: Sequence[NamedParameter], checks: RoundChecks) -> None:
         self._context = terms.where.context
         self._set_number = terms.where.process_set.number(self._context)
         self._names = [name for name, _, _ in named]
@@ -53,6 +55,7 @@ class GradientExchange:
         self._how = terms.how
         self._compression = terms.compression
         self._sparse = SparseGradients(terms, named)
+        self._checks = checks
         count = len(named)
         self._described = Batch(count or 1)  # by parameter
         self._batch = Batch(count or 1)  # in the order of submission
@@ -69,7 +72,7 @@ class GradientExchange:
     @property
     def is_open(self) -> bool:
         """Whether a round has begun and not ended."""
-        return self._filled > 0 or self._sparse.is_open
+        return self._filled > 0 or self._sparse.is_open or self._checks.is_open
 
     def submit(self, indices: list[int]) -> None:
         """Submits the gradients of these parameters.
@@ -77,6 +80,8 @@ class GradientExchange:
         Raises:
             ValueError: a gradient that cannot be exchanged, or one whose memory is in use.
         """
+        if self._checks.wants_gradients:
+            note_gradients(self._checks, indices, [self._parameters[index].grad for index in indices])
         indices = self._sparse.start(indices, absent=False)
         if not indices:
             return
@@ -97,6 +102,7 @@ class GradientExchange:
         """
         if self._parameters:
             self._sparse.ask()
+            self._checks.start()
         indices = self._sparse.start(indices, absent=True)
         if not indices:
             return
@@ -119,6 +125,7 @@ class GradientExchange:
         try:
             self._wait()
             self._sparse.learn()
+            self._checks.finish()
             count_write(self._in_place)
             with torch.no_grad():
                 for result in self._results:
@@ -144,6 +151,7 @@ class GradientExchange:
             forget = self._context.release if self._gpu == CPU else self._context.let_go
             forget(self._batch, 0, self._filled)
         self._sparse.forget()
+        self._checks.forget()
         self._filled = 0
         self._in_place = []
         self._results = []

@@ -16,11 +16,13 @@ from sirtaki._core.context import Context
 from sirtaki._core.current import current
 from sirtaki.common.ops import Adasum, Average, Reduction, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.torch.adasum import with_adasum
+from sirtaki.torch.adasum import AdasumOptimizer, with_adasum
 from sirtaki.torch.autograd import Where
 from sirtaki.torch.compression import Compression, Compressor
+from sirtaki.torch.consistency import round_checks
 from sirtaki.torch.device import warn_if_crowded
-from sirtaki.torch.parameters import Groups, check_groups, exchanged, names_of
+from sirtaki.torch.other_reducers import refuse_other_reducers
+from sirtaki.torch.parameters import Groups, all_named, check_groups, exchanged, names_of
 from sirtaki.torch.reducer import GradientReducer
 from sirtaki.torch.sparse_gradients import Terms
 from sirtaki.torch.tensors import reducible_view
@@ -74,13 +76,16 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
 
     Raises:
         ValueError: wrong arguments, names that are partial or not unique, a parameter that cannot be
-            exchanged, or an optimizer that is distributed already.
+            exchanged, one that torch's DDP or FSDP exchanges as well, or an optimizer that is distributed
+            already; one of a world that has ended may be distributed again.
         NotInitializedError: init() has not been called.
     """
     if not isinstance(optimizer, Optimizer):
         raise ValueError(
             f"the first argument has to be a torch.optim.Optimizer, not {type(optimizer).__name__}"
         )
+    if isinstance(optimizer, _Distributed | AdasumOptimizer) and optimizer._terms.where.has_ended:
+        optimizer._undo()
     if isinstance(optimizer, Wrapped):
         raise ValueError("this optimizer is distributed already: call DistributedOptimizer once for it")
     how = _reduction(op, gradient_predivide_factor)
@@ -89,15 +94,18 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     groups = num_groups if groups is None else groups
     check_groups(optimizer, groups)
     where = _where(current(), process_set)
+    refuse_other_reducers(all_named(optimizer, names))
     terms = Terms(where, how, compression, sparse_as_dense)
     if op == Adasum:
-        return with_adasum(optimizer, terms)
+        return with_adasum(optimizer, terms, names)
     settings = _Settings(terms, names, groups, backward_passes_per_step)
     reducer = settings.reducer(optimizer)
     distributed = become(optimizer, _Distributed)
     distributed._adopt(settings, reducer)
-    distributed.register_step_pre_hook(_before_step)
-    distributed.register_step_post_hook(_after_step)
+    distributed._hooks = [
+        distributed.register_step_pre_hook(_before_step),
+        distributed.register_step_post_hook(_after_step),
+    ]
     return distributed
 
 
@@ -117,7 +125,7 @@ class _Settings:
         views = [reducible_view(parameter, name) for name, parameter, _ in found]
         if any(view.device >= 0 for view in views):
             warn_if_crowded(where.context.topology)
-        return GradientReducer(self.terms, found, self.passes)
+        return GradientReducer(self.terms, found, round_checks(where, found, optimizer), self.passes)
 
 
 class _Distributed(Wrapped):
@@ -127,12 +135,22 @@ class _Distributed(Wrapped):
     _reducer: GradientReducer
     _let_go: Any
     _skips: int
+    _has_stepped: bool
 
     def _adopt(self, settings: _Settings, reducer: GradientReducer) -> None:
         self._settings, self._reducer, self._skips = settings, reducer, 0
+        self._has_stepped = False
         # A discarded optimizer lets go of the parameters at once: another may be made for them.
         self._let_go = weakref.finalize(self, reducer.close)
         self._let_go.atexit = False
+
+    @property
+    def _terms(self) -> Terms:
+        return self._settings.terms
+
+    def _undo(self) -> None:
+        self._let_go()
+        super()._undo()
 
     def synchronize(self) -> None:
         """Makes sure that the gradients are reduced. After backward() they are: it need not be called.
@@ -177,6 +195,10 @@ class _Distributed(Wrapped):
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     assert isinstance(optimizer, _Distributed)
+    optimizer._terms.where.refuse_old()
+    if not optimizer._has_stepped:  # a wrapper may have been made since
+        optimizer._has_stepped = True
+        refuse_other_reducers(all_named(optimizer, optimizer._settings.names))
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if closure is None:
         if not optimizer._skips:

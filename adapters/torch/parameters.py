@@ -80,7 +80,7 @@ def exchanged(
     optimizer: torch.optim.Optimizer, names: dict[Tensor, str], groups: Groups, prefix: str
 ) -> list[NamedParameter]:
     """The parameters that can have gradients, each once, in the order of the optimizer's groups."""
-    found = list(_all(optimizer, names))
+    found = list(all_named(optimizer, names))
     members = _members([parameter for _, parameter in found], groups)
     of: dict[Tensor, tuple[int, int]] = {}
     for place, group in enumerate(members):
@@ -88,8 +88,8 @@ def exchanged(
     return [NamedParameter(prefix + name, one, of.get(one, (0, 0))) for name, one in found]
 
 
-def _all(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> Iterator[tuple[str, Tensor]]:
-    """With the names that they have, or their places."""
+def all_named(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> Iterator[tuple[str, Tensor]]:
+    """The parameters that can have gradients, each once, with the names that they have, or their places."""
     seen = set()
     for group, settings in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(settings["params"]):

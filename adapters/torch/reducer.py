@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sirtaki._core import request as core
+from sirtaki.common.round_checks import RoundChecks
 from sirtaki.torch import device
 from sirtaki.torch.exchange import GradientExchange
 from sirtaki.torch.parameters import NamedParameter
@@ -38,11 +39,14 @@ class GradientReducer:
         self,
         terms: Terms,
         named: Sequence[NamedParameter],
+        checks: RoundChecks,
         passes_per_round: int = 1,
     ) -> None:
         self.passes_per_round = passes_per_round
-        self._exchange = GradientExchange(terms, named)
+        self._exchange = GradientExchange(terms, named, checks)
+        self._checks = checks
         self._named = named
+        self._where = terms.where
         self._adds_up = (
             terms.how.op == core.AVERAGE
         )  # a second pass on top of a reduced gradient does no harm
@@ -79,12 +83,17 @@ class GradientReducer:
         """Ends the round that is due, if there is one: before a step, after passes that did not end one.
 
         Without any pass before, gradients that were set by hand are what is exchanged.
+
+        Raises:
+            ParametersDifferError: the ranks have come apart.
         """
-        if not self._fired and not self._exchange.is_open:
-            if self._is_settled:
-                return
+        is_due = self._fired or self._exchange.is_open
+        if not is_due and not self._is_settled:
             self._fired = dict.fromkeys(index for index in range(len(self._named)) if self._was_set(index))
-        self._end_round()
+            is_due = True
+        if is_due:
+            self._end_round()
+        self._checks.report()
 
     def stepped(self) -> None:
         """The optimizer has used the gradients: the next step needs a new round."""
@@ -100,6 +109,7 @@ class GradientReducer:
             self._end_round()
         self._fired.clear()
         self._reduced.clear()
+        self._checks.report()
 
     def settle_open(self) -> None:
         """Ends a round that a pass that raised, or an interrupted wait, has left open."""
@@ -132,6 +142,7 @@ class GradientReducer:
     def _enter(self, this_pass: int) -> None:
         """A pass has produced its first gradient, or goes on after a nested one."""
         if this_pass not in self._passes:
+            self._where.refuse_old()
             self.settle_open()
             self._passes.add(this_pass)
             _engine.queue_callback(_End(self._ended, self._guard))

@@ -38,28 +38,32 @@ def broadcast_parameters(
         MismatchError: ranks disagree about a shape or dtype.
         PeerLostError: a rank died.
     """
-    named = [(f"parameter.{name}", one) for name, one in _named(params)]
+    named = [(f"parameter.{name}", one) for name, one in named_tensors("broadcast_parameters", params)]
     broadcast_all(current(), named, root_rank, process_set)
 
 
-def _named(params: Any) -> list[tuple[str, Tensor]]:
+def named_tensors(function: str, params: Any) -> list[tuple[str, Tensor]]:
+    """The tensors of a state_dict(), of named parameters or of a list, with their names.
+
+    Raises ValueError, naming the function that was called with them, for anything else.
+    """
     if isinstance(params, Mapping):
         named = sorted(params.items())
     elif isinstance(params, Iterable) and not isinstance(params, Tensor):
         items = list(params)
         named = [item if isinstance(item, tuple) else (str(place), item) for place, item in enumerate(items)]
     else:
-        raise _not_parameters("the argument", params)
+        raise _not_parameters(function, "the argument", params)
     for pair in named:
         if len(pair) != 2 or not isinstance(pair[1], Tensor):
-            raise _not_parameters(repr(pair[0]), pair[-1])
+            raise _not_parameters(function, repr(pair[0]), pair[-1])
     return named
 
 
-def _not_parameters(what: str, value: Any) -> ValueError:
+def _not_parameters(function: str, what: str, value: Any) -> ValueError:
     return ValueError(
-        "broadcast_parameters takes model.state_dict(), model.named_parameters() or a list of tensors, but "
-        f"{what} is of type {type(value).__name__}; other values can be sent with broadcast_object"
+        f"{function} takes model.state_dict(), model.named_parameters() or a list of tensors, but {what} is "
+        f"of type {type(value).__name__}; other values can be sent with broadcast_object"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,12 +11,27 @@ Optimizer = torch.optim.Optimizer
 
 
 class Wrapped(Optimizer):
-    """What an optimizer has that was given more abilities by `become`."""
+    """What an optimizer has that was given more abilities by `become`.
+
+    Attributes:
+        _hooks: around its steps.
+    """
+
+    _hooks: Sequence[Any]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are the plain optimizer: hooks and connections cannot be copied."""
-        kind = next(one for one in type(self).__mro__[1:] if not issubclass(one, Wrapped))
+        kind = self._plain_class()
         return kind.__new__, (kind,), self.__getstate__()
+
+    def _plain_class(self) -> Any:
+        return next(one for one in type(self).__mro__[1:] if not issubclass(one, Wrapped))
+
+    def _undo(self) -> None:
+        """Makes it the plain optimizer again."""
+        for hook in self._hooks:
+            hook.remove()
+        self.__class__ = self._plain_class()
 
 
 def become(optimizer: Optimizer, abilities: type[Wrapped]) -> Any:

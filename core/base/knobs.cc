@@ -68,6 +68,10 @@ constexpr Row rows[] = {
       "the last operations that each rank remembers, for the report of a failure", 0}, {1, 1e6}},
     {{"stall_report_file", "path", "", "",
       "also append each report of who is late to this file, as one line of JSON", 0}, {}},
+    {{"check_parameters", "integer", "-1", "",
+      "compare the ranks' parameters every N exchanges of gradients, from the second on; -1: only in the second; "
+      "0: never, nor learning rates and data", agreed},
+     {-1, 1e9}},
     {{"dump_directory", "path", "", "",
       "where each rank writes what it was doing if the job fails, as rank<N>.json", 0}, {}},
 };

@@ -18,7 +18,7 @@ enum class Knob {
   fusion_threshold, cache_capacity, report_bytes, report_window, plans_in_flight, control_fan_out,
   join_average, transport, cpu_algorithm, gpu_backend, gpu_libraries, sockets_per_link, chunk_bytes, kernel, spin,
   stall_report, stall_deadline, progress_deadline, heartbeat, log_descriptor,
-  recorder_operations, stall_report_file, dump_directory,
+  recorder_operations, stall_report_file, check_parameters, dump_directory,
   count_
   // clang-format on
 };

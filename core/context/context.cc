@@ -316,10 +316,30 @@ void Context::release(const Ticket* handles, int32_t count) {
 void Context::shutdown(Nanoseconds timeout) {
   if (forked_ || !engine_) return;
   const Nanoseconds deadline = now() + timeout;
-  engine_->shutdown(deadline);
+  engine_->shutdown(deadline, meet_at_the_end());
   const bool in_good_order = engine_->death().status.code() == SRT_SHUT_DOWN;
   if (gpu_backend_ && in_good_order) gpu_backend_->finish(std::min(deadline, now() + longest_farewell));
   timeline_.stop();
+}
+
+// With something in flight, queues a barrier of the ranks that shut down; else 0.
+Ticket Context::meet_at_the_end() {
+  {
+    const auto lock = handles_.lock();
+    if (!handles_.any_unfinished()) return 0;
+  }
+  constexpr int64_t no_elements = 0;
+  srt_request request{};
+  request.struct_size = sizeof request;
+  request.kind = SRT_BARRIER;
+  request.dtype = static_cast<int32_t>(DType::uint8);
+  request.name = "shutdown";
+  request.dimensions = 1;
+  request.shape = &no_elements;
+  request.device = -1;
+  request.prescale = request.postscale = 1.0;
+  Ticket ticket = 0;
+  return enqueue(&request, 1, &ticket).is_ok() ? ticket : 0;  // a rank that has joined, say, takes part in nothing
 }
 
 // Only this thread exists here, and any lock may be held for ever: close what the parent's peers watch, and no more.

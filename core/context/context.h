@@ -61,6 +61,7 @@ class Context {
 
  private:
   Context(const Config& config, const srt_topology& topology);
+  Ticket meet_at_the_end();
   enum class Until { finished, launched };
   Status await(const Ticket* handles, int32_t count, Until until, Nanoseconds timeout);
   // By request: behind what makes its input on a GPU; empty if all are on the CPU.

@@ -64,8 +64,9 @@ class Engine {
   void poll();  // one pass, if nobody drives
 
   void abort(std::string reason);
-  // Ends what is in flight by the deadline, says goodbye and stops. Later calls do nothing.
-  void shutdown(Nanoseconds deadline);
+  // Ends what is in flight by the deadline, says goodbye and stops. Later calls do nothing. `all_here` is a barrier of
+  // all ranks that shut down, or 0: once it has ended, what a rank has not submitted is not waited for any more.
+  void shutdown(Nanoseconds deadline, Ticket all_here);
 
   // Why the context is dead, and because of which rank; ok while it lives.
   AbortNotice death() const;
@@ -105,6 +106,7 @@ class Engine {
   void end_refused(Ticket ticket, const Status& status);
   AbortNotice own_failure(const Status& status) const;
 
+  void drain(Nanoseconds deadline, Ticket all_here);
   void serve_others(Nanoseconds deadline);
   void deliver(Nanoseconds deadline);
   Status nothing_is_decided() const;

@@ -11,11 +11,14 @@ namespace {
 
 constexpr Nanoseconds longest_delivery = seconds(1);  // of goodbyes, to machines that may not be there any more
 
+// A coordinator that gathers tensors while plans move may decide after the barrier what was complete before it.
+constexpr Nanoseconds last_decisions = milliseconds(300);
+
 }  // namespace
 
-void Engine::shutdown(Nanoseconds deadline) {
+void Engine::shutdown(Nanoseconds deadline, Ticket all_here) {
   if (shut_down_.exchange(true)) return;
-  if (!is_dead()) wait([this] { return !parts_.handles.any_unfinished(); }, deadline);
+  if (!is_dead()) drain(deadline, all_here);
   stopping_ = true;
   parts_.sleeper.ring_engine();
   if (thread_.joinable()) thread_.join();
@@ -43,6 +46,25 @@ void Engine::shutdown(Nanoseconds deadline) {
   closed_ = true;
   if (parts_.neighbours) parts_.neighbours->close();
   parts_.links.close();
+}
+
+// Waits until nothing is in flight, or only what some rank has not submitted and, as all are here, never will.
+void Engine::drain(Nanoseconds deadline, Ticket all_here) {
+  HandleTable& handles = parts_.handles;
+  const auto has_ended = [&](bool counts_unplanned) {
+    const std::vector<Ticket> unfinished = handles.unfinished();
+    return std::all_of(unfinished.begin(), unfinished.end(), [&](Ticket ticket) {
+      return ticket == all_here || !(counts_unplanned || handles.open_entry(ticket)->planned);
+    });
+  };
+  Nanoseconds quiet_since = never;
+  const auto nothing_can_come = [&] {
+    const HandleEntry* barrier = handles.find(all_here);
+    const bool is_quiet = barrier && barrier->finished && barrier->status.is_ok() && has_ended(false);
+    quiet_since = is_quiet ? std::min(quiet_since, now()) : never;
+    return is_quiet && now() - quiet_since >= last_decisions;
+  };
+  wait([&] { return has_ended(true) || nothing_can_come(); }, deadline);
 }
 
 // A connection that is closed with unread bytes in it forgets what has not arrived yet.

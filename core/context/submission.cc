@@ -53,7 +53,9 @@ Status check_reduction(const srt_request& request, const Signature& signature) {
                          kind_name(signature.kind), dtype_name(signature.dtype), reduce_op_name(op)),
                   SRT_UNSUPPORTED);
   if (signature.kind == Kind::reducescatter && op == ReduceOp::adasum)
-    return refuse(signature.name, "reduce-scatter has no adasum; use all-reduce for it", SRT_UNSUPPORTED);
+    return refuse(signature.name,
+                  "reduce-scatter does not support op=Adasum; use op=Average or op=Sum, or an all-reduce",
+                  SRT_UNSUPPORTED);
   for (const auto& [what, value] : {std::pair{"prescale", request.prescale}, std::pair{"postscale", request.postscale}})
     if (!std::isfinite(value))
       return refuse(signature.name, format("the %s factor is %g; it must be a finite number", what, value));

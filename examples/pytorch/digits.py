@@ -14,7 +14,6 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.data.distributed import DistributedSampler
 
 import sirtaki.torch as hvd
 
@@ -92,10 +91,8 @@ def main() -> None:
     hvd.init()
     torch.manual_seed(hvd.rank())
     train_set, test_set = load()
-    sampler = DistributedSampler(train_set, hvd.size(), hvd.rank())
-    train_batches = DataLoader(train_set, options.batch_size, sampler=sampler, drop_last=True)
-    share = DistributedSampler(test_set, hvd.size(), hvd.rank(), shuffle=False)
-    test_batches = DataLoader(test_set, 256, sampler=share)
+    train_batches = hvd.DataLoader(train_set, options.batch_size, shuffle=True, drop_last=True)
+    test_batches = hvd.DataLoader(test_set, 256)
 
     model = make_model().to(own_device())
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr * hvd.size() ** 0.5)
@@ -103,12 +100,11 @@ def main() -> None:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)  # all ranks start alike
 
     for epoch in range(options.epochs):
-        sampler.set_epoch(epoch)
         start = time.perf_counter()
         loss = train(model, optimizer, train_batches)
         seconds = time.perf_counter() - start
         means = hvd.allreduce(torch.tensor([loss, accuracy(model, test_batches)]), name="means")
-        if hvd.rank() == 0:
+        if hvd.is_root():
             speed = len(train_batches) * options.batch_size * hvd.size() / seconds
             print(
                 f"epoch {epoch + 1:2}: loss {means[0]:.4f}, test accuracy {means[1]:.2%}, "

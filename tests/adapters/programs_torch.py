@@ -7,8 +7,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -94,6 +96,81 @@ def interrupted_wait() -> None:
     model(torch.full((1, 4), float(hvd.rank()))).sum().backward()
     assert model.weight.grad is not None
     assert (model.weight.grad == 0.5).all()
+
+
+def refused(call: Callable[[], object], *words: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the words follow
+        call()
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def beside_ddp() -> None:
+    """A model that torch's DDP or FSDP wraps is refused, whether they come before or after."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    hvd.init()
+    store = f"file://{FOLDER / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=hvd.rank(), world_size=hvd.size())
+    words = ("weight'", "averaged twice", "hvdrun")
+
+    before = nn.Linear(4, 2)
+    wrapped = DistributedDataParallel(before)
+    refused(lambda: hvd.DistributedOptimizer(plain_sgd(wrapped)), "DistributedDataParallel", *words[1:])
+    refused(
+        lambda: hvd.DistributedOptimizer(plain_sgd(before), before.named_parameters(), op=hvd.Adasum),
+        "DistributedDataParallel",
+        *words,
+    )
+
+    after = nn.Linear(4, 2)
+    optimizer = hvd.DistributedOptimizer(plain_sgd(after), after.named_parameters())
+    late = DistributedDataParallel(after)
+    late(torch.ones(1, 4)).sum().backward()
+    refused(optimizer.step, "DistributedDataParallel", *words)
+
+    sharded = FullyShardedDataParallel(nn.Linear(4, 2), device_id=torch.device("cpu"))
+    refused(lambda: hvd.DistributedOptimizer(plain_sgd(sharded)), "FullyShardedDataParallel", *words[1:])
+    sharded = fully_shard(nn.Linear(4, 2), mesh=torch.distributed.init_device_mesh("cpu", (hvd.size(),)))
+    refused(lambda: hvd.DistributedOptimizer(plain_sgd(sharded)), "DTensor", *words[1:])
+
+    plain = nn.Linear(4, 2)  # other models may be wrapped
+    hvd.broadcast_parameters(plain.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(plain_sgd(plain), plain.named_parameters())
+    plain(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    torch.distributed.destroy_process_group()
+
+
+def old_optimizers() -> None:
+    """An optimizer belongs to the world that it was made in."""
+    model, optimizer = start()
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    hvd.shutdown()
+    hvd.init()
+    for call in (lambda: model(torch.ones(1, 4)).sum().backward(), optimizer.step):
+        refused(call, "a world that hvd.shutdown() has ended", "hvd.DistributedOptimizer(optimizer")
+    again = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    assert again is optimizer
+    again.zero_grad()
+    model(torch.full((1, 4), float(hvd.rank()))).sum().backward()
+    assert model.weight.grad is not None
+    assert (model.weight.grad == 0.5).all()
+    again.step()
+
+    hvd.shutdown()
+    hvd.init(rank=0, size=1)
+    alone = hvd.DistributedOptimizer(plain_sgd(model))
+    alone.step()
+    hvd.shutdown()
+    alone.step()  # nobody else is concerned
+    hvd.init()
+    refused(alone.step, "a world that hvd.shutdown() has ended")
 
 
 globals()[sys.argv[1]]()

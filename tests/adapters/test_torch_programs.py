@@ -39,7 +39,7 @@ assert not new, new
     assert finished.returncode == 0, finished.stderr
 
 
-@pytest.mark.parametrize("program", ["loader_workers", "interrupted_wait"])
+@pytest.mark.parametrize("program", ["loader_workers", "interrupted_wait", "beside_ddp", "old_optimizers"])
 def test_program(program: str, tmp_path: Path) -> None:
     finished = run(*hvdrun(2, sys.executable, PROGRAMS, program, tmp_path))
     assert finished.returncode == 0, finished.stdout + finished.stderr

@@ -25,6 +25,8 @@ MODULES = (
 TORCH_MODULES = (
     "torch_autograd",
     "torch_collectives",
+    "torch_consistency",
+    "torch_data",
     "torch_matrix",
     "torch_mistakes",
     "torch_more_collectives",

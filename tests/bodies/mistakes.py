@@ -113,7 +113,14 @@ def op_and_average_together() -> None:
 @case()
 def unknown_op() -> None:
     refused(lambda: hvd.allreduce(1.0, op=6), "Sum")
-    refused(lambda: hvd.allreduce(1.0, op="sum"), "Sum")
+    refused(lambda: hvd.allreduce(1.0, op="sum"), "op is 'sum'", "say op=hvd.Sum")
+    refused(lambda: hvd.allreduce(1.0, op=True), "op is True")
+    refused(lambda: hvd.allreduce(1.0, "mean"), "average is 'mean'", "say op=hvd.Average")
+    refused(lambda: hvd.allreduce(1.0, "loss"), "name='loss'")
+    refused(lambda: hvd.allreduce(1.0, hvd.Sum), "average is 1", "op=hvd.Sum")
+    refused(lambda: hvd.grouped_allreduce([1.0], "sum"), "say op=hvd.Sum")
+    refused(lambda: hvd.allreduce(1.0, name=hvd.Sum), "name is 1")
+    refused(lambda: hvd.reducescatter(np.ones(4), op="max"), "say op=hvd.Max")
 
 
 @case(least=2)

@@ -44,3 +44,30 @@ def an_object_that_cannot_be_pickled() -> None:
 def allgather_object() -> None:
     got = hvd.allgather_object({"rank": hvd.rank(), "text": "é" * hvd.rank()}, name="facts")
     assert got == [{"rank": rank, "text": "é" * rank} for rank in range(hvd.size())]
+
+
+@case()
+def rank_0_does_it_for_all() -> None:
+    calls = []
+
+    def download(name: str, *, size: int) -> str:
+        calls.append(name)
+        return name * size
+
+    assert hvd.on_root(download, "data", size=2) == "datadata"
+    assert calls == (["data"] if hvd.is_root() else [])
+    assert hvd.is_root() == (hvd.rank() == 0)
+
+
+@case()
+def rank_0_fails_for_all() -> None:
+    def save() -> None:
+        raise OSError("the disk is full")
+
+    if hvd.is_root():
+        with pytest.raises(OSError, match="the disk is full"):
+            hvd.on_root(save)
+    else:
+        with pytest.raises(HorovodInternalError, match=r"save\(\) has failed on rank 0: OSError: the disk"):
+            hvd.on_root(save)
+    assert hvd.on_root(lambda: 7) == 7

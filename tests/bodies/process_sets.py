@@ -71,7 +71,9 @@ def a_set_lives_from_adding_to_removing() -> None:
     assert not hvd.remove_process_set(group)
     assert hvd.add_process_set(group) is group
     assert group.process_set_id is not None
-    assert str(group) == f"ProcessSet(process_set_id={group.process_set_id}, ranks=[0])"
+    assert str(group) == f"ProcessSet(process_set_id={group.process_set_id}, ranks=[0], mpi_comm=None)"
+    ranks = list(range(hvd.size()))
+    assert str(hvd.global_process_set) == f"ProcessSet(process_set_id=0, ranks={ranks}, mpi_comm=None)"
     with pytest.raises(ValueError, match="in use"):
         hvd.add_process_set(group)
     assert hvd.remove_process_set(group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import sirtaki.numpy as hvd
 from bodies import case
@@ -161,3 +162,11 @@ def many_small_operations_of_every_kind_at_once() -> None:
             assert hvd.synchronize(scatters[i]).tolist() == [i * size]
             assert_same(hvd.synchronize(exchanges[i]), np.arange(size) + i)
             assert hvd.synchronize(casts[i]).tolist() == [i % size + step] * 3
+
+
+@case()
+def no_adasum() -> None:
+    """Horovod's users catch a RuntimeError."""
+    for kind in (ValueError, RuntimeError):
+        with pytest.raises(kind, match=r"does not support op=Adasum; use op=Average or op=Sum"):
+            hvd.reducescatter(np.ones(4), op=hvd.Adasum)

@@ -186,3 +186,30 @@ def through_compression(name: str) -> None:
     assert mine.grad is not None
     assert mine.grad.dtype == torch.float32
     assert mine.grad.tolist() == [hvd.size()] * 3
+
+
+GROUPS: dict[str, tuple[Callable[[list[Tensor]], list[Tensor]], Callable[[Tensor], Tensor]]] = {
+    "allreduce": (lambda xs: hvd.grouped_allreduce(xs, op=hvd.Sum), lambda x: hvd.allreduce(x, op=hvd.Sum)),
+    "max": (lambda xs: hvd.grouped_allreduce(xs, op=hvd.Max), lambda x: hvd.allreduce(x, op=hvd.Max)),
+    "allgather": (hvd.grouped_allgather, hvd.allgather),
+    "reducescatter": (hvd.grouped_reducescatter, hvd.reducescatter),
+}
+
+
+@case(kind=GROUPS)
+def one_backward_pass_for_each_of_a_group(kind: str) -> None:
+    """As Horovod's users do, `for y in hvd.grouped_allreduce(xs): y.backward()`."""
+    group, single = GROUPS[kind]
+    for backwards in (False, True):
+        ours = [torch.full((3, 2), hvd.rank() + n + 1.0).requires_grad_() for n in range(3)]
+        theirs = [one.detach().clone().requires_grad_() for one in ours]
+        results = group(ours)
+        for result in reversed(results) if backwards else results:
+            result.square().sum().backward()
+        for one in reversed(theirs) if backwards else theirs:
+            single(one).square().sum().backward()
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.equal(one.grad, other.grad)
+    xs = [torch.ones(2, requires_grad=True) for _ in range(2)]
+    sum(y.sum() for y in group(xs)).backward()
+    assert all(x.grad is not None for x in xs)

@@ -292,7 +292,7 @@ def own_of_rank_0(model: nn.Module, step: int) -> Tensor:
 
 @case()
 def gradients_that_are_set_by_hand() -> None:
-    model = nn.Linear(3, 2).double()
+    model = fill(nn.Linear(3, 2).double())
     optimizer = distributed(model)
     model.weight.grad = torch.full((2, 3), float(hvd.rank()), dtype=torch.float64)
     model.bias.grad = torch.tensor([float(hvd.rank())], dtype=torch.float64).expand(2)

@@ -199,7 +199,7 @@ def a_compiled_model(backend: str) -> None:
 @case(name=["none", "fp16", "bf16"])
 def compressed_gradients(name: str) -> None:
     """Whole numbers survive 16 bits exactly."""
-    model = nn.Linear(3, 2, bias=False)
+    model = fill(nn.Linear(3, 2, bias=False))
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=1.0), compression=getattr(hvd.Compression, name), op=hvd.Sum
     )

@@ -81,6 +81,14 @@ def test_an_allreduce_between_two_hosts_is_measured_beside_a_stream(tmp_path: Pa
     assert min(row["sirtaki"], row["stream"], *row["share"]) > 0
 
 
+def test_checks_of_parameters_are_measured_beside_steps_without(tmp_path: Path) -> None:
+    path = tmp_path / "checks.json"
+    run("checks.py", "--rounds", "2", "--json", path)
+    rows = json.loads(path.read_text())["rows"]
+    assert len(rows) == 3
+    assert all(row["step"] > 0 and row["once"] > 0 for row in rows)
+
+
 def test_functions_of_tensorflow_are_measured_beside_its_own_strategy(tmp_path: Path) -> None:
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed")

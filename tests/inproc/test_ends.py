@@ -93,6 +93,24 @@ def test_shutdown_lets_what_is_in_flight_end(transport: str) -> None:
         ranks.run(body)
 
 
+def test_shutdown_does_not_wait_for_what_no_rank_will_submit(transport: str) -> None:
+    def body() -> None:
+        context = current.current()
+        lonely = hvd.allreduce_async(np.ones(3), name=f"of rank {context.rank}")
+        mine = np.full(50_000, hvd.rank() + 1.0)
+        handle = hvd.allreduce_async_(mine, op=hvd.Sum)
+        context.shutdown(10**7)  # ms; if it does wait, the test's patience ends it with an AbortedError
+        with pytest.raises(
+            (ShutDownError, PeerFinishedError)
+        ):  # this rank was the first to leave, or was not
+            lonely.wait()
+        handle.wait()
+        assert (mine == sum(range(1, context.size + 1))).all()
+
+    with world(3, transport, log_descriptor="-1") as ranks:
+        ranks.run(body)
+
+
 def test_shutdown_twice_and_calls_after_it(transport: str) -> None:
     def body() -> None:
         context = current.current()

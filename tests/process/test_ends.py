@@ -291,3 +291,45 @@ def test_where_shared_memory_is_refused_sockets_serve(script: Path) -> None:
     ended = run(script, body, SIRTAKI_TRANSPORT="shm")
     assert ended.returncode == 1, ended
     assert "transport is shm, but there is no shared memory here" in ended.stderr
+
+
+def test_after_each_caught_failure_a_new_world_works(script: Path) -> None:
+    ended = run(
+        script,
+        """
+        from sirtaki._core.current import current
+
+        def again():
+            hvd.shutdown()
+            hvd.init()
+            assert hvd.allreduce(np.ones(2), op=hvd.Sum).tolist() == [2.0, 2.0]
+
+        hvd.init()
+        try:
+            hvd.allreduce(np.ones(2 + hvd.rank()))
+        except hvd.MismatchError:
+            again()
+        lonely = hvd.allreduce_async(np.ones(3), name="lonely") if hvd.rank() == 0 else None
+        again()
+        lonely = hvd.allreduce_async(np.ones(3), name=f"lonely {hvd.rank()}")
+        again()
+        if hvd.rank() == 1:
+            hvd.shutdown()
+        else:
+            try:
+                hvd.allreduce(1.0)
+            except hvd.PeerLostError:
+                pass
+        try:
+            again()
+            if hvd.rank() == 1:
+                current().abort("no batch is left")
+            hvd.allreduce(1.0)
+        except hvd.HorovodInternalError:
+            again()
+        print("is done")
+        """,
+        SIRTAKI_STALL_REPORT="60",
+    )
+    assert ended.returncode == 0, ended
+    assert ended.stdout.count("is done") == 2

@@ -150,3 +150,53 @@ print(threading.active_count())
 def test_the_package_imports_no_framework() -> None:
     script = "import sys, sirtaki; print(sorted({'numpy', 'torch', 'cffi', 'asyncio'} & set(sys.modules)))"
     assert ends([python(script)])[0][1] == "[]\n"
+
+
+AGAIN = """
+import os, sirtaki.numpy as hvd
+from sirtaki._core.errors import ForkedError
+
+def told(*arguments, **options):
+    try:
+        hvd.init(*arguments, **options)
+    except ValueError as error:
+        print("told", error)
+
+hvd.init(rank=0, size=1)
+hvd.init()
+hvd.init(rank=0, size=1)
+hvd.init(process_sets="dynamic")
+told(rank=0, size=2, address="127.0.0.1:1")
+told(process_sets=[[0], [0, 1]])
+told(comm=object())
+child = os.fork()
+if child == 0:
+    try:
+        hvd.init()
+    except ForkedError as error:
+        print("child", error, flush=True)
+    hvd.shutdown()
+    try:
+        hvd.init(rank=0, size=1)
+    except ForkedError as error:
+        print("child", error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+assert hvd.allreduce(1.0) == 1.0
+hvd.shutdown()
+hvd.init()
+print("again", hvd.size())
+"""
+
+
+def test_init_a_second_time() -> None:
+    code, out, err = ends([python(AGAIN)])[0]
+    assert code == 0, err
+    told = [line for line in out.splitlines() if line.startswith("told")]
+    assert "with size=2, but" in told[0]
+    assert "rank 0 of 1 already, by hvd.init(rank=0, size=1)" in told[0]
+    assert "call hvd.shutdown() before" in told[0]
+    assert "with process_sets=[[0], [0, 1]], but" in told[1]
+    assert "with comm=" in told[2]
+    assert out.count("was forked from rank 0") == 2
+    assert out.endswith("again 1\n")

@@ -1,0 +1,112 @@
+"""Checksums of tensors, and an operation that tells whether a few numbers are the same on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from struct import pack
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from sirtaki._core.context import Context
+from sirtaki._core.library import dtypes, ffi
+from sirtaki._core.request import ABSENT, MAX, Batch
+from sirtaki.common.ops import Call, Reduction, describe_allreduce
+from sirtaki.common.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
+
+_BYTES = {dtype.code: dtype.size for dtype in dtypes()}
+_INT64 = DTYPE_CODES["int64"]
+
+
+def checksum(view: TensorView) -> int:
+    """64 bits (XXH3) of a tensor's dtype, shape and bytes, which are read where they lie.
+
+    The tensor has to be row-major, and in the memory of the CPU.
+    """
+    kind = xxh3_64_intdigest(f"{view.dtype} {tuple(view.shape)}".encode())
+    size = prod(view.shape) * _BYTES[view.dtype]
+    return xxh3_64_intdigest(ffi.buffer(ffi.cast("char *", view.pointer), size), kind) if size else kind
+
+
+def checksum_of_text(text: str) -> int:
+    """64 bits (XXH3) of a text."""
+    return xxh3_64_intdigest(text.encode())
+
+
+def combined(checksums: Iterable[int]) -> int:
+    """64 bits (XXH3) of checksums in their order."""
+    numbers = list(checksums)
+    return xxh3_64_intdigest(pack(f"<{len(numbers)}Q", *numbers))
+
+
+class Outcome(NamedTuple):
+    """The result of a comparison, the same on all ranks.
+
+    Attributes:
+        alike: for each number, whether it is the same on all ranks that have compared theirs.
+        largest: the largest of each number.
+        is_shared: whether more than one rank has compared its numbers; ranks that have joined do not.
+    """
+
+    alike: Sequence[bool]
+    largest: Sequence[int]
+    is_shared: bool
+
+
+class Comparison:
+    """Compares numbers of 64 bits over the ranks of a set: one all-reduce of their maxima and minima.
+
+    All ranks take part in each; it costs no message if none of them has anything to say.
+    """
+
+    def __init__(self, context: Context, call: Call, count: int) -> None:
+        self.is_open = False
+        self._given: Sequence[int] | None = None  # what is in the memory, if that is known
+        self._context = context
+        self._batch = Batch(1)
+        # Of each number, and of this rank, the value and its complement, whose maximum is the minimum.
+        self._words = ffi.new("int64_t[]", 2 * (count + 1))
+        address = int(ffi.cast("uintptr_t", self._words))
+        view = TensorView(address, (2 * (count + 1),), _INT64, ROW_MAJOR, self._words)
+        describe_allreduce(self._batch, view, address, Reduction(MAX), call)
+
+    def start(self, numbers: Sequence[int], *, is_news: bool = True) -> None:
+        """Queues a comparison. Without news on any rank nothing is compared, and nothing is sent."""
+        if numbers != self._given:
+            self._write(numbers)
+        self._batch.flag(0, 0 if is_news else ABSENT)
+        self._batch.keep[0] = self._words
+        self._context.enqueue(self._batch)
+        self.is_open = True
+
+    def _write(self, numbers: Sequence[int]) -> None:
+        signed = [number - (number >> 63 << 64) for number in (*numbers, self._context.rank)]
+        self._words[0 : 2 * len(signed)] = [word for number in signed for word in (number, ~number)]
+        self._given = numbers
+
+    def finish(self) -> Outcome | None:
+        """Waits for the comparison that was started; None if no rank had news.
+
+        Raises:
+            HorovodInternalError: it failed; it is still open then, until `forget`.
+        """
+        self._context.wait(self._batch)
+        is_untouched = self._context.untouched(self._batch)
+        outcome, given = (None, self._given) if is_untouched else (self._outcome(), None)
+        self.forget()
+        self._given = given
+        return outcome
+
+    def _outcome(self) -> Outcome:
+        words = list(self._words)
+        largest, complements = words[0::2], words[1::2]
+        alike = [high == ~low for high, low in zip(largest, complements, strict=True)]
+        return Outcome(alike[:-1], largest[:-1], not alike[-1])
+
+    def forget(self) -> None:
+        """Drops a comparison that has ended, well or badly."""
+        if self.is_open:
+            self._context.release(self._batch)
+            self._given = None
+        self.is_open = False

@@ -1,0 +1,237 @@
+"""What ranks must have alike, such as the parameters of a model: found to differ by checksums, named in full.
+
+An adapter shows its tensors as `Tensors`, and the hyper-parameters of an optimizer as plain values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from sirtaki._core.context import Context
+from sirtaki._core.errors import ParametersDifferError
+from sirtaki.common.checksums import Comparison, checksum_of_text, combined
+from sirtaki.common.objects import gather_objects
+from sirtaki.common.ops import Call
+from sirtaki.common.process_sets import ProcessSet
+
+_ROUNDING = (
+    8  # units in the last place of a tensor's largest element: ranks may compute with other instructions
+)
+_MOST_NAMED = 3
+_SAME_OPTIONS = (
+    "give all ranks the same; a scheduler that looks at a loss or a metric has to be given its average over "
+    "the ranks (hvd.allreduce), and a checkpoint that only one rank has loaded has to be broadcast"
+)
+
+Options = Sequence[Mapping[str, Any]]  # of each parameter group: plain values by name
+
+
+class Spread(NamedTuple):
+    """How far ranks are apart in a tensor.
+
+    Attributes:
+        difference: the largest one between two ranks, of any element.
+        scale: the largest absolute value of any element on any rank.
+        epsilon: of the dtype; 0 for integers.
+    """
+
+    difference: float
+    scale: float
+    epsilon: float
+
+    @property
+    def is_rounding(self) -> bool:
+        return self.difference <= _ROUNDING * self.epsilon * self.scale
+
+
+class Tensors(Protocol):
+    """Tensors that are to be alike on all ranks, as an adapter shows them."""
+
+    def names(self) -> Sequence[str]:
+        """One for each tensor, in an order that is the same on all ranks."""
+        ...
+
+    def kinds(self) -> Sequence[str]:
+        """In words, the dtype and shape of each tensor, and whatever else has to be alike."""
+        ...
+
+    def checksums(self) -> Sequence[int]:
+        """`sirtaki.common.checksums.checksum` of each tensor."""
+        ...
+
+    def spread(self, index: int) -> Spread:
+        """How far the ranks are apart in a tensor: all-reduces its minimum and maximum, so all call it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Among which ranks something has to be alike.
+
+    Attributes:
+        context: this rank.
+        process_set: the ranks that are compared.
+        name: what the ranks recognise the comparison by.
+        mend: the call that makes parameters alike, as a message shows it.
+    """
+
+    context: Context
+    process_set: ProcessSet
+    name: str
+    mend: str
+
+    def call(self) -> Call:
+        return Call(self.name, self.process_set.number(self.context))
+
+    def who(self, rank: int) -> str:
+        peer = self.context.topology.peers[rank]
+        return f"rank {rank} (pid {peer.pid} on {peer.host})"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A difference between ranks.
+
+    Attributes:
+        text: the tensors, values and ranks, alike on all ranks.
+        advice: what to do.
+        is_rounding: too small for anything but rounding.
+    """
+
+    text: str
+    advice: str
+    is_rounding: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.advice}"
+
+
+class _Report(NamedTuple):
+    """What a rank tells the others once checksums have turned out to differ."""
+
+    rank: int
+    names: Sequence[str]
+    kinds: Sequence[str]
+    checksums: Sequence[int]
+    options: Options
+
+
+def combined_of(tensors: Tensors) -> int:
+    """One checksum of the tensors, and of their names and kinds."""
+    words = repr((list(tensors.names()), list(tensors.kinds())))
+    return combined([checksum_of_text(words), *tensors.checksums()])
+
+
+def check(scope: Scope, tensors: Tensors, options: Options = ()) -> None:
+    """Compares tensors over the ranks now: 8 bytes a rank, and more only if they differ. All ranks call it.
+
+    Args:
+        scope: the ranks, and a name for the exchange.
+        tensors: what has to be alike.
+        options: hyper-parameters that have to be alike, too.
+
+    Raises:
+        ParametersDifferError: on all ranks, with the same text, which names tensors and ranks.
+    """
+    comparison = Comparison(scope.context, scope.call(), 1)
+    comparison.start([combined([combined_of(tensors), checksum_of_text(repr(options))])])
+    outcome = comparison.finish()
+    if outcome is None or all(outcome.alike):
+        return
+    if finding := find_difference(scope, tensors, options):
+        raise ParametersDifferError(str(finding))
+
+
+def find_difference(scope: Scope, tensors: Tensors, options: Options = ()) -> Finding | None:
+    """Finds out what differs between ranks, and where: every rank that has not joined has to call it."""
+    mine = _Report(scope.context.rank, tensors.names(), tensors.kinds(), tensors.checksums(), options)
+    name = f"{scope.name}.differences"
+    reports: list[_Report] = gather_objects(scope.context, mine, name, scope.process_set)
+    usual = _most_common(reports)
+    if text := _names_differ(scope, usual, reports) or _kinds_differ(scope, usual, reports):
+        return Finding(text, f"make them in the same way on all ranks, then call {scope.mend}")
+    if text := _options_differ(scope, usual, reports):
+        return Finding(text, _SAME_OPTIONS)
+    return _tensors_differ(scope, tensors, usual, reports)
+
+
+def _most_common(reports: Sequence[_Report]) -> _Report:
+    """The report that most ranks agree on, the lowest rank's of them: the others are the odd ones."""
+    counts = Counter(_key(report) for report in reports)
+    return max(reports, key=lambda report: (counts[_key(report)], -report.rank))
+
+
+def _key(report: _Report) -> str:
+    return repr(report[1:])
+
+
+def _names_differ(scope: Scope, usual: _Report, reports: Sequence[_Report]) -> str:
+    for report in reports:
+        if list(report.names) == list(usual.names):
+            continue
+        more, less = (report, usual) if set(report.names) - set(usual.names) else (usual, report)
+        extra = [name for name in more.names if name not in less.names]
+        if not extra:
+            return f"ranks have their parameters in different orders: {_orders(scope, usual, report)}"
+        return (
+            f"ranks have different parameters: {extra[0]!r} is on {scope.who(more.rank)} and not on "
+            f"{scope.who(less.rank)}"
+        )
+    return ""
+
+
+def _kinds_differ(scope: Scope, usual: _Report, reports: Sequence[_Report]) -> str:
+    for report in reports:
+        for name, theirs, ours in zip(usual.names, report.kinds, usual.kinds, strict=True):
+            if theirs != ours:
+                return (
+                    f"parameters differ between ranks: {name!r} is {theirs} on {scope.who(report.rank)} and "
+                    f"{ours} on {scope.who(usual.rank)}"
+                )
+    return ""
+
+
+def _orders(scope: Scope, usual: _Report, report: _Report) -> str:
+    for one, other in zip(usual.names, report.names, strict=False):
+        if one != other:
+            return f"{one!r} on {scope.who(usual.rank)} is {other!r} on {scope.who(report.rank)}"
+    return f"{len(usual.names)} on {scope.who(usual.rank)}, {len(report.names)} on {scope.who(report.rank)}"
+
+
+def _options_differ(scope: Scope, usual: _Report, reports: Sequence[_Report]) -> str:
+    for report in reports:
+        for group, (theirs, ours) in enumerate(zip(report.options, usual.options, strict=False)):
+            for option in sorted(theirs.keys() | ours.keys()):
+                if repr(theirs.get(option)) != repr(ours.get(option)):
+                    of_group = f" of parameter group {group}" if len(usual.options) > 1 else ""
+                    return (
+                        f"optimizers differ between ranks: {option}{of_group} is {theirs.get(option)} on "
+                        f"{scope.who(report.rank)} and {ours.get(option)} on {scope.who(usual.rank)}"
+                    )
+    return ""
+
+
+def _tensors_differ(
+    scope: Scope, tensors: Tensors, usual: _Report, reports: Sequence[_Report]
+) -> Finding | None:
+    odd = {
+        index: [report.rank for report in reports if report.checksums[index] != checksum]
+        for index, checksum in enumerate(usual.checksums)
+    }
+    spreads = {index: tensors.spread(index) for index, ranks in odd.items() if ranks}
+    if not spreads:
+        return None
+    real = [index for index, spread in spreads.items() if not spread.is_rounding]
+    named = (real or list(spreads))[:_MOST_NAMED]
+    parts = [
+        f"{usual.names[index]!r} on {scope.who(odd[index][0])} is not as on {scope.who(usual.rank)} "
+        f"(by up to {spreads[index].difference:.3g})"
+        for index in named
+    ]
+    left = len(real or spreads) - len(named)
+    more = f" and {left} more" if left > 0 else ""
+    text = f"parameters differ between ranks: {', '.join(parts)}{more}"
+    return Finding(text, f"call {scope.mend} before training", not real)

@@ -1,0 +1,52 @@
+"""What one rank does for all: writing a file, downloading data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from sirtaki._core.current import current
+from sirtaki._core.errors import HorovodInternalError
+from sirtaki.common.objects import broadcast_object
+
+__all__ = ["is_root", "on_root"]
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+def is_root() -> bool:
+    """Whether this is rank 0, the one that writes files and prints. Other ranks do not wait for it.
+
+    Raises NotInitializedError (a ValueError) before init().
+    """
+    return current().rank == 0
+
+
+def on_root(
+    function: Callable[_Parameters, _Result], *arguments: _Parameters.args, **options: _Parameters.kwargs
+) -> _Result:
+    """Calls a function on rank 0 alone, while the others wait for it. All ranks must call this.
+
+    For example `hvd.on_root(torch.save, model.state_dict(), "model.pt")`, or `path = hvd.on_root(download)`.
+
+    Returns:
+        The function's result, on all ranks: anything that cloudpickle can pickle.
+
+    Raises:
+        Exception: on rank 0, what the function raised.
+        HorovodInternalError: on the others, if it raised; the text has its error.
+    """
+    name = getattr(function, "__name__", "the function")
+    if current().rank:
+        failure, result = broadcast_object(None, 0, "on_root")
+        if failure:
+            raise HorovodInternalError(f"{name}() has failed on rank 0: {failure}")
+        return result
+    try:
+        result = function(*arguments, **options)
+    except BaseException as error:
+        broadcast_object((f"{type(error).__name__}: {error}", None), 0, "on_root")
+        raise
+    broadcast_object(("", result), 0, "on_root")
+    return result

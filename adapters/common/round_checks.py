@@ -1,0 +1,164 @@
+"""What is compared beside the exchange of gradients of an optimizer: ranks cannot come apart unnoticed.
+
+In the second exchange, the parameters and the optimizer's state (not in the first: some programs broadcast
+them after one step); in each exchange, learning rates that have changed; in the first two, the gradients that
+each rank has computed, which should not be the same. What differs is found out, and raised, when the
+optimizer is about to step: all ranks do that in the same order, while exchanges of several optimizers may end
+in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from sirtaki._core.errors import ParametersDifferError
+from sirtaki.common.checksums import Comparison, checksum_of_text, combined
+from sirtaki.common.consistency import Finding, Options, Scope, Tensors, combined_of, find_difference
+from sirtaki.common.hints import hint
+from sirtaki.common.ops import joins_of
+from sirtaki.common.process_sets import global_process_set
+
+_PARAMETERS, _OPTIONS, _GRADIENTS, _ROUND = range(4)  # the numbers that are compared
+_FIRST_CHECK = 2  # the round whose comparison has the parameters, too
+
+_SAME_DATA = (
+    "in two steps, all {count} ranks have computed the same gradients, as if from the same batches: together "
+    "they learn what one of them would. Give each rank its own part of the data, for example with "
+    "DataLoader(data, sampler=hvd.DistributedSampler(data))"
+)
+_AFTER_JOIN = (
+    "ranks that had called hvd.join() have missed the steps that the others still took; call "
+    "hvd.join(model=model, optimizer=optimizer), which gives all ranks the state of the last one"
+)
+
+
+class Optimizer(Tensors, Protocol):
+    """An optimizer as an adapter shows it: the tensors are its parameters, and its state."""
+
+    def rates(self) -> Sequence[float]:
+        """The learning rate of each parameter group, cheaply: it is looked at in each step."""
+        ...
+
+    def options(self) -> Options:
+        """All hyper-parameters of each parameter group."""
+        ...
+
+
+class RoundChecks:
+    """The comparisons of one optimizer. A round is one exchange of all its gradients, by all its ranks.
+
+    In each round: `note_gradient` while `wants_gradients`, `start`, then `finish` once the gradients have
+    come, and `report` before the optimizer steps.
+    """
+
+    def __init__(self, scope: Scope, optimizer: Optimizer) -> None:
+        self._scope, self._optimizer = scope, optimizer
+        self._interval = int(scope.context.setting("check_parameters"))  # 0: never; -1: once
+        self._comparison = Comparison(scope.context, scope.call(), 4)
+        self._set_number = scope.process_set.number(scope.context)
+        self._round = 0
+        self._rates: Sequence[float] | None = None  # those of the last round, and their checksum
+        self._rates_checksum = 0
+        self._joins = joins_of(scope.context, self._set_number)
+        self._is_after_join = False
+        self._gradients: dict[int, int] = {}  # checksums of this round's, by parameter
+        self._alike_gradients = 0  # in how many rounds all ranks had the same
+        self._is_suspicious = False
+        self._has_told_of_rounding = False
+
+    @property
+    def wants_gradients(self) -> bool:
+        """Whether the gradients that this rank has computed for the coming round are to be noted.
+
+        Ranks of a process set may well be given the same batch.
+        """
+        return (
+            self._round < _FIRST_CHECK
+            and self._interval != 0
+            and self._scope.process_set is global_process_set
+        )
+
+    @property
+    def is_open(self) -> bool:
+        return self._comparison.is_open
+
+    def note_gradient(self, index: int, checksum: int) -> None:
+        """Takes the checksum of a gradient that is not zero, before it is exchanged."""
+        self._gradients[index] = checksum
+
+    def start(self) -> None:
+        """Queues this round's comparison, unless that has been done."""
+        if self._interval == 0 or self._comparison.is_open:
+            return
+        has_gradients = self.wants_gradients
+        self._round += 1
+        is_due = self._is_due()
+        rates = self._optimizer.rates()
+        is_news = is_due or has_gradients or rates != self._rates
+        if rates != self._rates:
+            self._rates, self._rates_checksum = rates, checksum_of_text(repr(rates))
+        numbers = [0, self._rates_checksum, 0, self._round if is_news else 0]
+        if is_due:
+            numbers[_PARAMETERS] = combined_of(self._optimizer)
+            numbers[_OPTIONS] = checksum_of_text(repr(self._optimizer.options()))
+        if has_gradients and self._gradients:
+            numbers[_GRADIENTS] = combined(word for pair in sorted(self._gradients.items()) for word in pair)
+        self._gradients.clear()
+        self._comparison.start(numbers, is_news=is_news)
+
+    def _is_due(self) -> bool:
+        """Whether the parameters are compared in this round."""
+        joins = joins_of(self._scope.context, self._set_number)
+        if joins != self._joins:
+            self._joins, self._is_after_join = joins, True
+            return True
+        since = self._round - _FIRST_CHECK
+        return since == 0 or (since > 0 and self._interval > 0 and since % self._interval == 0)
+
+    def finish(self) -> None:
+        """Waits for this round's comparison. `report` tells what it has shown."""
+        if not self._comparison.is_open:
+            return
+        outcome = self._comparison.finish()
+        if outcome is None:
+            return
+        self._round = max(self._round, outcome.largest[_ROUND])  # a rank that had joined has missed some
+        if not (outcome.alike[_PARAMETERS] and outcome.alike[_OPTIONS]):
+            self._is_suspicious = True
+        elif outcome.alike[_GRADIENTS] and outcome.largest[_GRADIENTS] and outcome.is_shared:
+            self._alike_gradients += 1
+
+    def forget(self) -> None:
+        """Drops the comparison of a round that has failed."""
+        self._comparison.forget()
+        self._gradients.clear()
+
+    def report(self) -> None:
+        """Raises or warns if a comparison has shown that something is wrong. All ranks have to call it.
+
+        Raises:
+            ParametersDifferError: parameters or hyper-parameters differ; on all ranks, with the same text.
+        """
+        after_join, self._is_after_join = self._is_after_join, False
+        if self._is_suspicious:
+            self._is_suspicious = False
+            finding = find_difference(self._scope, self._optimizer, self._optimizer.options())
+            if finding is not None:
+                self._tell(replace(finding, advice=_AFTER_JOIN) if after_join else finding)
+        if self._alike_gradients == _FIRST_CHECK:
+            self._alike_gradients = 0
+            self._warn(_SAME_DATA.format(count=self._scope.context.size))
+
+    def _tell(self, finding: Finding) -> None:
+        if not finding.is_rounding:
+            raise ParametersDifferError(str(finding))
+        if not self._has_told_of_rounding:
+            self._has_told_of_rounding = True
+            self._warn(f"{finding.text}, no more than rounding: the ranks' machines compute differently")
+
+    def _warn(self, text: str) -> None:
+        """Warns on one rank: the others would say the same."""
+        if self._scope.context.rank == self._scope.process_set.members(self._scope.context)[0]:
+            hint(text)

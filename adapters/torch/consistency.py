@@ -1,0 +1,214 @@
+"""torch's side of what ranks must have alike: models and optimizers, as `sirtaki.common` compares them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sirtaki._core.current import current
+from sirtaki._core.errors import UnsupportedError
+from sirtaki._core.request import MAX, MIN
+from sirtaki.common import checksums, consistency
+from sirtaki.common.consistency import Options, Scope, Spread
+from sirtaki.common.handles import run
+from sirtaki.common.ops import Reduction
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.round_checks import RoundChecks
+from sirtaki.torch.autograd import Where
+from sirtaki.torch.operations import allreduce, single
+from sirtaki.torch.parameters import NamedParameter
+from sirtaki.torch.state import named_tensors
+from sirtaki.torch.tensors import plain_name, view
+
+_BROADCAST_PARAMETERS = "hvd.broadcast_parameters(model.state_dict(), root_rank=0)"
+_BROADCAST_BOTH = f"{_BROADCAST_PARAMETERS} and hvd.broadcast_optimizer_state(optimizer, root_rank=0)"
+_ONLY_SPEED = {"foreach", "fused", "capturable"}  # options that change how fast a step is, not what it does
+_PLAIN = (str, bool, type(None))
+
+
+def check_parameters(
+    params: nn.Module | torch.optim.Optimizer | Mapping[str, Tensor] | Iterable[tuple[str, Tensor] | Tensor],
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Makes sure that all ranks of the set have the same parameters. All of them must call it.
+
+    It reads all parameters and sends 8 bytes; more only if they differ. Differences that are no more than
+    rounding are differences.
+
+    Args:
+        params: a model; an optimizer, whose state and hyper-parameters are compared, too; or what
+            `broadcast_parameters` takes. A `state_dict()` has buffers as well, such as the running mean of a
+            BatchNorm layer, which ranks do not have alike.
+        process_set: the ranks that take part.
+
+    Raises:
+        ParametersDifferError: they differ. All ranks raise it, with the same text: which tensors differ, on
+            which ranks, and by how much.
+        PeerLostError: a rank died.
+    """
+    where = Where(current(), "check_parameters", process_set)
+    if where.is_alone:
+        return
+    if isinstance(params, torch.optim.Optimizer):
+        parameters = [
+            (f"{group}.{place}", one)
+            for group, settings in enumerate(params.param_groups)
+            for place, one in enumerate(settings["params"])
+        ]
+        optimizer = TorchOptimizer(where, parameters, params)
+        consistency.check(_scope(where, _BROADCAST_BOTH), optimizer, optimizer.options())
+        return
+    named = params.named_parameters() if isinstance(params, nn.Module) else params
+    tensors = TorchTensors(where, named_tensors("check_parameters", named))
+    consistency.check(_scope(where, _BROADCAST_PARAMETERS), tensors)
+
+
+def round_checks(
+    where: Where,
+    named: Sequence[NamedParameter],
+    optimizer: torch.optim.Optimizer,
+    *,
+    has_same_state: bool = True,
+) -> RoundChecks:
+    """What is compared beside each exchange of this optimizer's gradients, the optimizer's state included."""
+    here = where.derived("check of parameters")
+    prefix = f"{where.name}."
+    parameters = [(one.name.removeprefix(prefix), one.parameter) for one in named]
+    return RoundChecks(
+        _scope(here, _BROADCAST_BOTH), TorchOptimizer(here, parameters, optimizer, has_same_state)
+    )
+
+
+def note_gradients(checks: RoundChecks, indices: Iterable[int], gradients: Iterable[Tensor | None]) -> None:
+    """Notes the gradients that this rank has computed and that are not zero."""
+    for index, gradient in zip(indices, gradients, strict=True):
+        if gradient is None:
+            continue
+        parts = [gradient]
+        if gradient.layout is torch.sparse_coo:
+            gradient = gradient.detach().coalesce()
+            parts = [gradient.indices(), gradient.values()]
+        if parts[-1].any():
+            checks.note_gradient(index, checksums.combined(map(checksum_of, parts)))
+
+
+def checksum_of(tensor: Tensor) -> int:
+    """The checksum of a tensor; it is copied only if it is on a GPU or not row-major."""
+    return checksums.checksum(view(tensor.detach().cpu().contiguous()))
+
+
+def _options_of(optimizer: torch.optim.Optimizer) -> Options:
+    """The hyper-parameters of each parameter group that are numbers, text, or tuples of these."""
+    return [
+        {
+            option: _plain(value)
+            for option, value in group.items()
+            if option not in ("params", "param_names", *_ONLY_SPEED) and _is_plain(value)
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return isinstance(value, (*_PLAIN, Real)) or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return tuple(map(_plain, value))
+    return value if isinstance(value, _PLAIN) else float(value)
+
+
+def _scope(where: Where, mend: str) -> Scope:
+    assert where.name is not None
+    return Scope(where.context, where.process_set, where.name, mend)
+
+
+def _frozen(tensor: Tensor) -> str:
+    return " (frozen)" if isinstance(tensor, nn.Parameter) and not tensor.requires_grad else ""
+
+
+class TorchTensors:
+    """Named tensors, as `sirtaki.common.consistency` compares them."""
+
+    def __init__(self, where: Where, named: Sequence[tuple[str, Tensor]]) -> None:
+        self._where, self._named = where, named
+
+    def named(self) -> Sequence[tuple[str, Tensor]]:
+        return self._named
+
+    def names(self) -> Sequence[str]:
+        return [name for name, _ in self.named()]
+
+    def kinds(self) -> Sequence[str]:
+        return [
+            f"{plain_name(one.dtype)} of shape {list(one.shape)}{_frozen(one)}" for _, one in self.named()
+        ]
+
+    def checksums(self) -> Sequence[int]:
+        return [checksum_of(one) for _, one in self.named()]
+
+    @torch.no_grad()
+    def spread(self, index: int) -> Spread:
+        tensor = self.named()[index][1].detach()
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor.resolve_conj())
+        epsilon = torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
+        try:
+            least, most = (self._extreme(tensor, op).double() for op in (MIN, MAX))
+        except UnsupportedError:  # such elements have no order
+            return Spread(float("inf"), 0.0, 0.0)
+        scale = torch.maximum(least.abs(), most.abs()).max()
+        return Spread(float((most - least).max()), float(scale), epsilon)
+
+    def _extreme(self, tensor: Tensor, op: int) -> Tensor:
+        where = self._where.derived("extreme")
+        describe = allreduce(Reduction(op))
+        return run(where.context, single(where.context, describe, tensor, where.name, where.process_set))
+
+
+class TorchOptimizer(TorchTensors):
+    """An optimizer's parameters, state and hyper-parameters. It does not keep the optimizer alive."""
+
+    def __init__(
+        self,
+        where: Where,
+        parameters: Sequence[tuple[str, Tensor]],
+        optimizer: torch.optim.Optimizer,
+        has_same_state: bool = True,
+    ) -> None:
+        super().__init__(where, parameters)
+        self._optimizer = weakref.ref(optimizer)
+        self._has_same_state = has_same_state
+
+    def named(self) -> Sequence[tuple[str, Tensor]]:
+        """The parameters, and then the tensors of their state."""
+        optimizer = self._optimizer()
+        if optimizer is None or not self._has_same_state:
+            return self._named
+        return [
+            *self._named,
+            *(
+                (f"{name} ({key})", value)
+                for name, parameter in self._named
+                for key, value in sorted(optimizer.state.get(parameter, {}).items())
+                if isinstance(value, Tensor) and value.layout is torch.strided
+            ),
+        ]
+
+    def rates(self) -> Sequence[float]:
+        """Those on a GPU, which the host would have to wait for, are compared with all other options only."""
+        optimizer = self._optimizer()
+        rates = [group.get("lr", 0.0) for group in optimizer.param_groups] if optimizer else []
+        return [0.0 if isinstance(rate, Tensor) and rate.is_cuda else float(rate) for rate in rates]
+
+    def options(self) -> Options:
+        optimizer = self._optimizer()
+        return _options_of(optimizer) if optimizer else []

@@ -1,0 +1,147 @@
+"""Each rank's part of a data set, without numbers of ranks in the program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils import data
+from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data.distributed import DistributedSampler as TorchSampler
+
+from sirtaki._core.current import current
+from sirtaki.common.hints import hint
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+
+
+class DistributedSampler(TorchSampler[Any]):
+    """torch's DistributedSampler, for this rank among those there are.
+
+    Each rank gets other samples, and all equally many: where they do not go round, some come twice in an
+    epoch, or, with `drop_last`, are left out. Call `set_epoch(epoch)` before each epoch, or each has the same
+    order.
+
+    Args:
+        dataset: whatever has a length, the same on all ranks.
+        num_replicas, rank: other numbers than this rank's and that of the ranks.
+        shuffle: whether each epoch has an order of its own.
+        seed: what the orders depend on, besides the epoch; the same on all ranks.
+        drop_last: leave out samples that do not go round, instead of giving some twice.
+        process_set: the ranks that share the data; this rank has to be one of them.
+
+    Raises:
+        NotInitializedError: init() has not been called.
+        ValueError: this rank does not belong to the set.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        count, place = _share(process_set)
+        super().__init__(
+            dataset,
+            count if num_replicas is None else num_replicas,
+            place if rank is None else rank,
+            shuffle,
+            seed,
+            drop_last,
+        )
+        self._begun = self._was_set = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Says which epoch comes next: its order depends on it."""
+        self._was_set = True
+        super().set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._begun and self.shuffle and not self._was_set:
+            self._was_set = True  # said once
+            if self.rank == 0:
+                hint(
+                    "a second epoch begins in the same order as the first: call sampler.set_epoch(epoch) "
+                    "before each epoch, or use hvd.DataLoader, which does",
+                )
+        self._begun = True
+        return super().__iter__()
+
+
+class DataLoader(data.DataLoader[Any]):
+    """torch's DataLoader of this rank's samples: `batch_size` is that of one rank.
+
+    All ranks have the same number of batches. Each epoch has an order of its own, if `shuffle` is on;
+    `set_epoch` says with which to go on after a restart.
+
+    Args:
+        dataset: as for `DistributedSampler`.
+        batch_size: samples in a batch of one rank.
+        shuffle, seed: as for `DistributedSampler`.
+        drop_last: leave out samples that do not go round, and a last batch that is not full.
+        process_set: the ranks that share the data; this rank has to be one of them.
+        options: all other options of torch's DataLoader.
+
+    Raises:
+        NotInitializedError: init() has not been called.
+        ValueError: a sampler of one's own, or an IterableDataset, which no sampler can share out.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int = 1,
+        shuffle: bool = False,
+        *,
+        seed: int = 0,
+        drop_last: bool = False,
+        process_set: ProcessSet = global_process_set,
+        **options: Any,
+    ) -> None:
+        _refuse(dataset, options)
+        sampler = DistributedSampler(
+            dataset, shuffle=shuffle, seed=seed, drop_last=drop_last, process_set=process_set
+        )
+        super().__init__(dataset, batch_size, sampler=sampler, drop_last=drop_last, **options)
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Says which epoch comes next; without it, they are counted from 0."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Any:
+        assert isinstance(self.sampler, DistributedSampler)
+        self.sampler.set_epoch(self._epoch)
+        self._epoch += 1
+        return super().__iter__()
+
+
+def _share(process_set: ProcessSet) -> tuple[int, int]:
+    """How many ranks there are in the set, and this rank's place among them."""
+    context = current()
+    members = process_set.members(context)
+    if context.rank not in members:
+        raise ValueError(
+            f"rank {context.rank} does not belong to {process_set}, so it has no part of the data"
+        )
+    return len(members), members.index(context.rank)
+
+
+def _refuse(dataset: Any, options: dict[str, Any]) -> None:
+    given = sorted({"sampler", "batch_sampler"} & options.keys())
+    if given:
+        raise ValueError(
+            f"hvd.DataLoader makes its own sampler, and was given {' and '.join(given)}; use "
+            "torch.utils.data.DataLoader for that, with hvd.DistributedSampler, or each rank gets all data"
+        )
+    if isinstance(dataset, IterableDataset):
+        raise ValueError(
+            "hvd.DataLoader cannot share out an IterableDataset: let the data set itself take each "
+            "hvd.size()-th sample, itertools.islice(samples, hvd.rank(), None, hvd.size()), and use "
+            "torch.utils.data.DataLoader"
+        )

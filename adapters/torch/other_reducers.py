@@ -1,0 +1,69 @@
+"""Refuses parameters whose gradients torch averages, too: those of DDP, FSDP, and of what uses them."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+_INSTEAD = (
+    "make the optimizer of the plain model, without it. Hugging Face's Trainer and accelerate, and "
+    "Lightning, wrap the model themselves if torchrun or their own launchers start them: leave out "
+    "hvd.DistributedOptimizer there, or start the ranks with hvdrun"
+)
+# Modules with the classes that average gradients. What has not been imported is not in use.
+_WRAPPERS = {
+    "torch.nn.parallel.distributed": "DistributedDataParallel",
+    "torch.distributed.fsdp.fully_sharded_data_parallel": "FullyShardedDataParallel",
+}
+
+
+def refuse_other_reducers(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Raises ValueError if torch averages or shards one of these parameters over several processes.
+
+    It looks for the wrappers among all objects, which takes a while, if torch.distributed is in use.
+    """
+    if not _several_processes():
+        return
+    owners = _owners()
+    for name, parameter in named:
+        owner = owners.get(id(parameter)) or _sharding(parameter)
+        if owner:
+            raise ValueError(
+                f"parameter {name!r} belongs to torch's {owner} as well, so its gradient would be averaged "
+                f"twice, or not at all: {_INSTEAD}"
+            )
+
+
+def _several_processes() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return (
+        distributed is not None
+        and distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
+
+
+def _owners() -> dict[int, str]:
+    """The name of the wrapper that each parameter belongs to, by the parameter's id."""
+    kinds = tuple(
+        getattr(sys.modules[module], name) for module, name in _WRAPPERS.items() if module in sys.modules
+    )
+    # A proxy may run code for `isinstance`.
+    wrappers: list[Any] = [one for one in gc.get_objects() if issubclass(type(one), kinds)]
+    return {
+        id(parameter): type(wrapper).__name__
+        for wrapper in wrappers
+        if wrapper.process_group.size() > 1
+        for parameter in wrapper.parameters()
+        if parameter.requires_grad
+    }
+
+
+def _sharding(parameter: Tensor) -> str:
+    kind = type(parameter)
+    return kind.__name__ if kind.__module__.startswith("torch.distributed") else ""

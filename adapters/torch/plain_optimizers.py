@@ -1,0 +1,57 @@
+"""A hint for programs that start many ranks and forget to connect them.
+
+It is given once, on rank 0: when optimizers that are not distributed take several steps in a row, and nothing
+at all is exchanged between the ranks meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from sirtaki._core import observe
+from sirtaki._core.context import Context
+from sirtaki._core.current import find
+from sirtaki.common.hints import hint
+from sirtaki.torch.wrapping import Wrapped
+
+_STEPS = 3
+
+
+@dataclass
+class _Seen:
+    """What a rank has seen of its plain optimizers."""
+
+    operations: int = -1  # that had ended at the last step
+    steps: int = 0  # in a row without another operation
+    is_told: bool = False
+
+
+_seen: WeakKeyDictionary[Context, _Seen] = WeakKeyDictionary()
+
+
+def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+    context = find()
+    if context is None or context.size == 1 or context.rank != 0 or isinstance(optimizer, Wrapped):
+        return
+    seen = _seen.setdefault(context, _Seen())
+    if seen.is_told:
+        return
+    operations = observe.statistics(context)["operations"]
+    seen.steps = seen.steps + 1 if operations == seen.operations else 1
+    seen.operations = operations
+    if seen.steps == _STEPS:
+        seen.is_told = True
+        hint(
+            f"{_STEPS} steps of {type(optimizer).__name__} without any exchange between the {context.size} "
+            "ranks: each rank trains a model of its own. Wrap the optimizer: "
+            "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())",
+        )
+
+
+def watch() -> None:
+    """Looks at each step of any optimizer from now on."""
+    register_optimizer_step_post_hook(_stepped)

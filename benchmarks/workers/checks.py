@@ -1,0 +1,82 @@
+"""A rank of benchmarks/checks.py: training steps, and the checks that they make.
+
+Usage: python -m workers.checks SOCKET
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from typing import Any
+
+import torch
+from common.jobs import bind, serve
+from common.measure import timed
+from common.models import MODELS, Step
+
+import sirtaki.torch as hvd
+
+WARM_UP_STEPS = 5  # the first two are checked in full
+
+
+class Rank:
+    """The orders that a rank obeys."""
+
+    def prepare(self, model: str) -> None:
+        torch.manual_seed(1 + hvd.rank())
+        self._step: Step = MODELS[model]()
+        self._model = self._step.make_model()
+        hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
+        optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
+        gc.collect()
+        self._optimizer: Any = hvd.DistributedOptimizer(optimizer, self._model.named_parameters())
+        self.steps(WARM_UP_STEPS)
+
+    def steps(self, count: int) -> list[float]:
+        """Whole training steps, in milliseconds."""
+        return [one / 1e3 for one in timed(self._train, count)]
+
+    def comparisons(self, count: int) -> list[float]:
+        """What a step adds for the checks, by itself and waited for, in microseconds."""
+        checks = self._optimizer._reducer._checks
+
+        def compare() -> None:
+            checks.start()
+            checks.finish()
+            checks.report()
+
+        return timed(compare, count)
+
+    def _train(self) -> None:
+        self._optimizer.zero_grad()
+        self._step.loss(self._model).backward()
+        self._optimizer.step()
+
+    def once(self) -> float:
+        """One comparison of all parameters and of the optimizer's state, in milliseconds."""
+        hvd.barrier()
+        start = time.perf_counter()
+        hvd.check_parameters(self._optimizer)
+        return (time.perf_counter() - start) * 1e3
+
+
+def main() -> None:
+    (path,) = sys.argv[1:]
+    torch.set_num_threads(1)
+    hvd.init()
+    rank = Rank()
+    bind(hvd.rank(), hvd.size())
+    gc.disable()
+    orders = {
+        "prepare": rank.prepare,
+        "steps": rank.steps,
+        "comparisons": rank.comparisons,
+        "once": rank.once,
+    }
+    serve(path, hvd.rank(), orders)
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()

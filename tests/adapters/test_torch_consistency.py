@@ -1,0 +1,183 @@
+"""Hints, which one rank gives, and the setting that checks more often, or never."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from bodies.torch_consistency import step  # noqa: E402  # it imports torch
+from bodies.torch_models import distributed, network, own_loss, sgd, whole_loss  # noqa: E402
+from world import world  # noqa: E402
+
+import sirtaki.torch as hvd  # noqa: E402
+from sirtaki.common import round_checks  # noqa: E402
+from sirtaki.common.exceptions import ParametersDifferError  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def warnings_of(body: Callable[[], object], size: int = 2, **settings: str) -> list[str]:
+    """What all ranks together have warned of."""
+    with warnings.catch_warnings(record=True) as caught, world(size, **settings) as ranks:
+        warnings.simplefilter("always")
+        ranks.run(body)
+    assert all("/tests/" in one.filename for one in caught), caught  # a line of the program's own
+    return [str(one.message) for one in caught]
+
+
+def train(loss: Callable[..., object], steps: int = 4, **options: object) -> Callable[[], None]:
+    def body() -> None:
+        model = network()
+        optimizer = distributed(model, **options)
+        for number in range(steps):
+            step(model, optimizer, number, loss)
+
+    return body
+
+
+def test_equal_batches_on_all_ranks_are_hinted_at_once() -> None:
+    (text,) = warnings_of(train(whole_loss), 3)
+    assert "all 3 ranks have computed the same gradients" in text
+    assert "hvd.DistributedSampler(data)" in text
+
+
+def test_equal_batches_with_adasum() -> None:
+    (text,) = warnings_of(train(whole_loss, op=hvd.Adasum))
+    assert "hvd.DistributedSampler(data)" in text
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_different_batches_are_nothing_to_speak_of(size: int) -> None:
+    assert not warnings_of(train(own_loss), size)
+
+
+def test_equal_batches_where_they_are_no_mistake() -> None:
+    def nothing_to_learn(model: torch.nn.Module, number: int) -> torch.Tensor:
+        return 0.0 * whole_loss(model, number)
+
+    def one_equal_batch(model: torch.nn.Module, number: int) -> torch.Tensor:
+        return (own_loss if number else whole_loss)(model, number)
+
+    def in_a_process_set() -> None:
+        ranks = hvd.add_process_set([0, 1])
+        model = network()
+        optimizer = distributed(model, process_set=ranks)
+        for number in range(3):
+            step(model, optimizer, number, whole_loss)
+
+    def one_rank_has_data() -> None:
+        model = network()
+        optimizer = distributed(model)
+        for number in range(4 * (1 - hvd.rank())):
+            step(model, optimizer, number, whole_loss)
+        hvd.join()
+
+    assert not warnings_of(train(nothing_to_learn))
+    assert not warnings_of(train(one_equal_batch))
+    assert not warnings_of(in_a_process_set, 3)
+    assert not warnings_of(one_rank_has_data)
+
+
+def test_ranks_that_are_not_connected() -> None:
+    """Neither DistributedOptimizer nor allreduce: each rank trains a model of its own."""
+
+    def plain() -> None:
+        model = network()
+        optimizer = sgd(model)
+        for number in range(5):
+            step(model, optimizer, number)
+
+    def averaged_by_hand() -> None:
+        model = network()
+        optimizer = sgd(model)
+        for number in range(5):
+            own_loss(model, number).backward()
+            hvd.grouped_allreduce_([one.grad for one in model.parameters() if one.grad is not None])
+            optimizer.step()
+
+    (text,) = warnings_of(plain)
+    assert "3 steps of SGD without any exchange between the 2 ranks" in text
+    assert not warnings_of(averaged_by_hand)
+    assert not warnings_of(plain, 1)
+
+
+def test_epochs_that_are_all_in_one_order() -> None:
+    def forgotten() -> None:
+        sampler = hvd.DistributedSampler(torch.utils.data.TensorDataset(torch.arange(9)))
+        for _ in range(3):
+            list(sampler)
+
+    def in_order() -> None:
+        for loader in (
+            hvd.DataLoader(torch.utils.data.TensorDataset(torch.arange(9)), shuffle=True),
+            hvd.DistributedSampler(torch.utils.data.TensorDataset(torch.arange(9)), shuffle=False),
+        ):
+            for _ in range(3):
+                list(loader)
+
+    (text,) = warnings_of(forgotten)
+    assert "call sampler.set_epoch(epoch) before each epoch" in text
+    assert not warnings_of(in_order)
+
+
+def test_rounding_is_a_warning() -> None:
+    def body() -> None:
+        model = network()
+        optimizer = distributed(model)
+        step(model, optimizer, 0)
+        with torch.no_grad():
+            model[0].weight.mul_(1 + hvd.rank() * 2**-52)
+        step(model, optimizer, 1)
+
+    (text,) = warnings_of(body)
+    assert "no more than rounding" in text
+    assert "'0.weight'" in text
+
+
+def test_no_checks_at_all() -> None:
+    def body() -> None:
+        model = network(seed=hvd.rank())
+        optimizer = distributed(model)
+        for number in range(4):
+            optimizer.param_groups[0]["lr"] = 0.1 + hvd.rank()
+            step(model, optimizer, number, whole_loss)
+
+    assert not warnings_of(body, check_parameters="0")
+
+
+def test_ranks_that_counted_differently_check_in_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that joins misses exchanges. Nothing looks like a difference because of that."""
+    looked: list[int] = []
+    monkeypatch.setattr(round_checks, "find_difference", lambda *_: looked.append(hvd.rank()))
+
+    def body() -> None:
+        model = network()
+        optimizer = distributed(model, torch.optim.SGD(model.parameters(), lr=0.0))
+        for number in range(2 + hvd.rank()):
+            step(model, optimizer, number)
+        hvd.join()
+        for number in range(8):
+            step(model, optimizer, number)
+
+    assert not warnings_of(body, check_parameters="2")
+    assert not looked
+
+
+def test_checks_every_few_steps() -> None:
+    def body() -> None:
+        model = network()
+        optimizer = distributed(model)
+        for number in range(3):
+            step(model, optimizer, number)
+        with torch.no_grad():
+            model[0].weight.add_(hvd.rank())
+        step(model, optimizer, 3)
+        step(model, optimizer, 4)
+        with pytest.raises(ParametersDifferError, match=r"0\.weight"):
+            step(model, optimizer, 5)
+
+    assert not warnings_of(body, check_parameters="4")

@@ -1,0 +1,30 @@
+"""The code of the tutorial runs, learns, and goes on where it was interrupted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from process_world import PATIENCE, hvdrun
+
+pytest.importorskip("torch")
+
+PAGE = Path(__file__).parents[2] / "docs" / "pytorch.md"
+RUN_BLOCKS = Path(__file__).with_name("run_blocks.py")
+
+
+def test_the_tutorial(tmp_path: Path) -> None:
+    command = hvdrun(2, sys.executable, "-W", "error::UserWarning", RUN_BLOCKS, PAGE)
+
+    def run() -> str:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count(f"ran {PAGE.read_text().count('```python')} blocks") == 2
+        return done.stdout
+
+    first = run()
+    assert first.count("% right") == 3  # one rank prints, once an epoch
+    assert "epoch 3: 9" in first
+    assert "% right" not in run()  # the checkpoint says that nothing is left
