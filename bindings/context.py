@@ -377,6 +377,11 @@ class Context:
             return None
         return Failure(culprit[0], text(lib.srt_context_error(self._pointer)))
 
+    @property
+    def has_missed_peer(self) -> bool:
+        """Whether an operation has failed because a rank that it needs had finished."""
+        return bool(lib.srt_has_missed_peer(self._pointer))
+
     def adopt(self, batch: Batch) -> None:
         """Keeps what a dropped batch has in flight alive until it ends."""
         if not self.is_shut_down:

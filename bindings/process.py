@@ -28,7 +28,6 @@ from sirtaki._core.errors import (
     DeadlineError,
     ForkedError,
     InitializationError,
-    PeerFinishedError,
 )
 from sirtaki._core.gpu import with_packages
 
@@ -234,7 +233,7 @@ def _is_caused_elsewhere(context: Context, error: BaseException) -> bool:
     failure = context.failure
     if failure is not None:
         return failure.culprit != context.rank
-    return any(isinstance(one, PeerFinishedError) for one in user_code.chain_of(error))
+    return context.has_missed_peer
 
 
 def _reason(error: BaseException, trace: TracebackType | None) -> str:

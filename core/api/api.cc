@@ -209,6 +209,7 @@ srt_status srt_context_failure(srt_context* c, int32_t* culprit) {
   *culprit = death.origin;
   return death.status.code();
 }
+int32_t srt_has_missed_peer(srt_context* c) { return c->context->has_missed_peer(); }
 int32_t srt_is_library(const char* file) { return is_library(file); }
 void srt_release(srt_context* c, const srt_handle* handles, int32_t count) {
   c->context->release(tickets(handles), count);

@@ -354,6 +354,12 @@ void Context::fork_child() {
   links_.close();
 }
 
+bool Context::has_missed_peer() {
+  if (forked_) return false;
+  const auto lock = handles_.lock();
+  return handles_.has_missed_peer();
+}
+
 Status Context::start_timeline(const char* path, bool marks_decisions) {
   SIRTAKI_TRY(usable());
   if (!path || !*path) return {SRT_INVALID_ARGUMENT, "a timeline needs the path of a file"};

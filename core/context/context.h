@@ -49,6 +49,8 @@ class Context {
   void shutdown(Nanoseconds timeout);
   void fork_child();
   const char* death_text();
+  // Whether an operation has failed because a rank that it needs had finished; the context lives on.
+  bool has_missed_peer();
   AbortNotice death() const;  // ok while it lives
   Status start_timeline(const char* path, bool marks_decisions);
   void stop_timeline() {

@@ -65,6 +65,7 @@ void HandleTable::end(Ticket handle, const Status& status) {
   entry.finished = true;
   --unfinished_;
   entry.status = status;
+  has_missed_peer_ |= status.code() == SRT_PEER_FINISHED;
   observer_.ended(entry.record, entry.planned, status.code());
   if (!status.is_ok()) entry.error = with_name(*entry.signature, status.text());
   if (!entry.is_attempted) call_hook(entry);

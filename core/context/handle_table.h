@@ -88,6 +88,7 @@ class HandleTable {
   void release(Ticket handle);
   std::vector<Ticket> unfinished() const;
   bool any_unfinished() const { return unfinished_ > 0; }
+  bool has_missed_peer() const { return has_missed_peer_; }
   std::vector<Completion> take_completions() { return std::move(completions_); }
   bool has_completions() const { return !completions_.empty(); }
   void forget_hook(HandleEntry& entry);  // it will not be called
@@ -143,6 +144,7 @@ class HandleTable {
   std::condition_variable changed_;
   int waiters_ = 0;
   int64_t unfinished_ = 0;
+  bool has_missed_peer_ = false;  // an operation has ended because a rank that it needs had finished
   std::vector<Place> places_;
   std::vector<uint32_t> free_;
   std::unordered_map<NameKey, Holder, NameHash> names_;

@@ -239,6 +239,8 @@ const char *srt_context_error(srt_context *);                 /* why the context
 /* How the context died, SRT_OK if it lives; `culprit`: the rank that failed, was lost or came too late (the first of
  * several). */
 srt_status srt_context_failure(srt_context *, int32_t *culprit);
+/* 1: an operation has failed because a rank that it needs had finished (SRT_PEER_FINISHED). */
+int32_t srt_has_missed_peer(srt_context *);
 /* 1: a Python file belongs to the standard library or to an installed package, not to the user's program. */
 int32_t srt_is_library(const char *file);
 void srt_release(srt_context *, const srt_handle *, int32_t count); /* an unfinished one is released when it ends */

@@ -27,7 +27,7 @@ from program import WRONG_SUM
 
 HERE = Path(__file__).resolve().parent
 STAND_IN = HERE.parent / "runner" / "ssh_stand_in.py"
-MARK = "SIRTAKI_TEST_TRIAL"  # in the environment of every process of a trial
+MARK = "CHAOS_TRIAL"  # in the environment of every process of a trial
 HANG_SECONDS = 90.0
 CLEAN_SECONDS = 15.0  # for the guard, after hvdrun was killed
 DEADLINES = {
