@@ -21,6 +21,7 @@
 #include "context/heartbeat.h"
 #include "context/known_sets.h"
 #include "context/negotiation.h"
+#include "context/polling.h"
 #include "context/readiness.h"
 #include "context/sleeper.h"
 #include "context/watch.h"
@@ -113,6 +114,7 @@ class Engine {
   bool awaits_device() const;
   bool has_work_left();
   void leave();
+  bool polls(Nanoseconds moment, Nanoseconds busy_at, bool is_engine) const;
   void relax(Nanoseconds idle_for) const;
   Nanoseconds next_due(Nanoseconds moment) const;
   void run();
@@ -121,8 +123,6 @@ class Engine {
   Whereabouts whereabouts();
 
   EngineParts parts_;
-  const Nanoseconds spin_;
-  const bool crowded_;  // more ranks than cores: spinning would keep a rank from running that has work
   const int64_t report_bytes_;
   const Nanoseconds report_window_;
 
@@ -143,6 +143,7 @@ class Engine {
   std::vector<Ticket> taken_;
   Readiness readiness_;
   News news_;
+  Polling polling_;
   Nanoseconds next_look_ = 0, moved_at_ = 0;
   int32_t suspect_ = -1;          // a rank whose link broke: its own words are awaited until suspect_until_
   Nanoseconds suspect_until_ = 0;
