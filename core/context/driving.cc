@@ -40,9 +40,9 @@ bool Engine::drive(const std::function<bool()>& done, Nanoseconds deadline, bool
       moment = busy_at;
     }
     if (parts_.neighbours) parts_.neighbours->ring_due(moment);
-    if (moved || polls(moment, busy_at, is_engine)) {
-      if (!moved) relax(moment - busy_at);
-      if (!moved) moment = now();
+    if (moved) continue;
+    if (polls(moment, busy_at, is_engine)) {
+      moment = relax(moment, moment - busy_at, is_engine);
       continue;
     }
     if (parts_.neighbours) parts_.neighbours->ring_all();
@@ -66,13 +66,16 @@ bool Engine::polls(Nanoseconds moment, Nanoseconds busy_at, bool is_engine) cons
   return (!is_engine || for_hooks || in_operation) && moment - busy_at < patience;
 }
 
-// A peer may be waiting for this very core: the scheduler puts two that wake each other side by side. Yielding costs
-// a system call if nobody waits, and lets the peer run if it does.
-void Engine::relax(Nanoseconds idle_for) const {
-  if (polling_.yields(idle_for)) sched_yield();
+// Between two looks. Yielding costs a system call if nobody waits for this core. Returns the time.
+Nanoseconds Engine::relax(Nanoseconds moment, Nanoseconds idle_for, bool is_engine) {
+  const bool yields = polling_.yields(idle_for, moment, is_engine);
+  if (yields) sched_yield();
 #if defined(__x86_64__)
   else __builtin_ia32_pause();
 #endif
+  const Nanoseconds after = now();
+  if (yields && !is_engine) polling_.yielded(moment, after);
+  return after;
 }
 
 Nanoseconds Engine::next_due(Nanoseconds moment) const {

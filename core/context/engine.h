@@ -115,7 +115,7 @@ class Engine {
   bool has_work_left();
   void leave();
   bool polls(Nanoseconds moment, Nanoseconds busy_at, bool is_engine) const;
-  void relax(Nanoseconds idle_for) const;
+  Nanoseconds relax(Nanoseconds moment, Nanoseconds idle_for, bool is_engine);
   Nanoseconds next_due(Nanoseconds moment) const;
   void run();
   bool run_completions();

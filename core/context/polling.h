@@ -34,8 +34,19 @@ class Polling {
     return std::clamp(margin * step_, spin_, std::max(spin_, longest));
   }
 
-  // Whether a driver that has been idle for so long gives its core to whoever wants it between two looks.
-  bool yields(Nanoseconds idle_for) const { return is_crowded_ || idle_for > pure_spin; }
+  // Whether a driver that has been idle for so long gives its core to whoever wants it between two looks. A peer that
+  // was woken may have been put on this very core; and beside the engine's own thread (`is_engine`) the program
+  // computes.
+  bool yields(Nanoseconds idle_for, Nanoseconds now, bool is_engine) const {
+    const bool keeps_core = !is_engine && now < keeps_core_until_;
+    return is_crowded_ || (idle_for > pure_spin && !keeps_core);
+  }
+
+  // A caller's yield has ended. Peers give a core back soon, to poll or to sleep. Who keeps it for long is no rank, and
+  // would do so at each yield: with cores enough for all ranks, this one then keeps its share of the core for a while.
+  void yielded(Nanoseconds begun, Nanoseconds ended) {
+    if (ended - begun >= long_yield) keeps_core_until_ = ended + kept_after_yield * (ended - begun);
+  }
 
  private:
   static constexpr int64_t margin = 4;  // of a peer's step over the longest recent one
@@ -43,10 +54,14 @@ class Polling {
   static constexpr Nanoseconds longest = milliseconds(20);
   static constexpr Nanoseconds pure_spin = microseconds(4);  // a peer on another core answers within this
 
+  static constexpr Nanoseconds long_yield = microseconds(500);  // time slices of Linux are 1.4 ms and longer
+  static constexpr int64_t kept_after_yield = 64;  // times as long: such a yield costs 2 % then
+
   Nanoseconds spin_;
   bool is_crowded_;
   Nanoseconds step_ = 0;  // an estimate of the longest of the latest steps
   Nanoseconds last_moved_ = 0;
+  Nanoseconds keeps_core_until_ = 0;
 };
 
 }  // namespace sirtaki

@@ -97,9 +97,27 @@ TEST(the_time_between_operations_is_no_step) {
 }
 
 TEST(a_core_that_others_may_want_is_yielded_soon) {
-  CHECK(!Polling(spin, false).yields(microseconds(1)));
-  CHECK(Polling(spin, false).yields(microseconds(50)));
-  CHECK(Polling(spin, true).yields(0));
+  CHECK(!Polling(spin, false).yields(microseconds(1), seconds(1), false));
+  CHECK(Polling(spin, false).yields(microseconds(50), seconds(1), false));
+  CHECK(Polling(spin, true).yields(0, seconds(1), false));
+}
+
+TEST(a_core_is_kept_from_somebody_who_does_not_give_it_back) {
+  Polling polling(spin, false);
+  const Nanoseconds begun = seconds(1), peer = begun + microseconds(100), slice = peer + milliseconds(4);
+  polling.yielded(begun, peer);
+  CHECK(polling.yields(microseconds(50), peer, false));
+  polling.yielded(peer, slice);
+  CHECK(!polling.yields(microseconds(50), slice, false));
+  CHECK(!polling.yields(microseconds(50), slice + milliseconds(100), false));
+  CHECK(polling.yields(microseconds(50), slice, true));  // the program that computes beside the engine's thread
+  CHECK(polling.yields(microseconds(50), slice + seconds(1), false));  // it may have gone meanwhile
+}
+
+TEST(ranks_that_share_cores_go_on_yielding) {
+  Polling polling(spin, true);
+  polling.yielded(seconds(1), seconds(2));
+  CHECK(polling.yields(0, seconds(2), false));
 }
 
 CHECK_MAIN()
