@@ -114,3 +114,8 @@ def knobs() -> tuple[Knob, ...]:
         )
         for row in rows
     )
+
+
+def usable_cores() -> int:
+    """How many cores this process may use, at least 1: by its affinity and its control groups' quotas."""
+    return int(lib.srt_usable_cores())

@@ -79,6 +79,7 @@ class Inquiry:
         self._abort: StoreEvent | None = None  # the first one
         self._innocent: set[int] = set()  # ended because another rank failed, was lost or did not come
         self._reasons: dict[int, str] = {}  # the exceptions that ranks have raised
+        self._accused: dict[int, str] = {}  # what others say of the rank that made them fail
         self._late: tuple[int, str] | None = None  # the rank that was awaited for too long, and the error
         self._absent: StoreEvent | None = None  # others have waited in vain for the ranks that it names
         self._signals_sent: set[int] = set()
@@ -121,6 +122,7 @@ class Inquiry:
             return
         if culprit != rank:
             self._innocent.add(rank)
+            self._accused.setdefault(culprit, first_line(reason))
         if report.get("status") == "timeout" and self._late is None:
             self._late = culprit, first_line(reason)
 
@@ -200,6 +202,9 @@ class Inquiry:
             if not ending.failed and ending.rank in self._members:
                 text = f"{self._name(ending.rank)} ended with exit code 0, but without hvd.shutdown()"
                 return Verdict(failures[0].exit_code, f"{text}, while another rank needed it", ending.rank)
+        for rank, accusation in self._accused.items():
+            if rank not in self._endings:  # it may need longer to end than the others
+                return Verdict(failures[0].exit_code, accusation)
         for ending in failures:
             if ending.killed_by not in self._signals_sent:
                 reason = self._reasons.get(ending.rank) or "it had lost another rank"

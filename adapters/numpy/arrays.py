@@ -42,11 +42,17 @@ def _code(array: Array) -> int:
         ) from None
 
 
-def _address(array: Array) -> int:
+def address_of(array: Array) -> int:
+    """The address of an array's first element."""
     try:
         return int(ffi.cast(_ADDRESS, ffi.from_buffer(array)))
     except (TypeError, ValueError, BufferError):
         return array.ctypes.data  # three times slower, and takes every array
+
+
+def is_plain(tensor: Any) -> bool:
+    """Whether something is an array in row-major order that can be written to where it lies."""
+    return type(tensor) is np.ndarray and tensor.flags.carray
 
 
 def view(tensor: ArrayLike) -> TensorView:
@@ -58,13 +64,13 @@ def view(tensor: ArrayLike) -> TensorView:
         layout = dense_layout(array.shape, [stride // array.itemsize for stride in array.strides])
         if layout is None:
             array, layout = array.copy(order="C"), ROW_MAJOR
-    return TensorView(_address(array), array.shape, code, layout or ROW_MAJOR, array)
+    return TensorView(address_of(array), array.shape, code, layout or ROW_MAJOR, array)
 
 
 def row_major_view(tensor: ArrayLike) -> TensorView:
     """A view of an array in row-major order; copies what is not."""
     array = np.asarray(tensor, order="C")
-    return TensorView(_address(array), array.shape, _code(array), ROW_MAJOR, array)
+    return TensorView(address_of(array), array.shape, _code(array), ROW_MAJOR, array)
 
 
 def writable_view(tensor: Array) -> TensorView:
@@ -84,13 +90,13 @@ def writable_view(tensor: Array) -> TensorView:
 def like(source: TensorView) -> tuple[Array, int]:
     """A new array of the same shape and order, and its address."""
     result = np.empty_like(source.owner)
-    return result, _address(result)
+    return result, address_of(result)
 
 
 def rows_like(source: TensorView, rows: int) -> tuple[Array, int]:
     """A new array of so many rows like the source's, and its address."""
     result = np.empty((rows, *source.shape[1:]), source.owner.dtype)
-    return result, _address(result)
+    return result, address_of(result)
 
 
 def from_output(output: Output) -> Array:

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from sirtaki._core import request as core
+from sirtaki._core.library import usable_cores
 from sirtaki.common.round_checks import RoundChecks
 from sirtaki.torch import device
 from sirtaki.torch.exchange import GradientExchange
+from sirtaki.torch.overlap import Overlap
 from sirtaki.torch.parameters import NamedParameter
 from sirtaki.torch.sparse_gradients import Terms
 
@@ -59,7 +61,8 @@ class GradientReducer:
         self._stream = _NONE  # on a GPU: in which CUDA stream the pass has made its last gradient
         self._held = 0  # how many no_sync() there are around
         self._room = _NEVER  # bytes until gradients leave early
-        self._may_leave_early = False  # once a whole pass without nested ones has been seen
+        self._may_leave_early = False  # once a whole pass without nested ones has been seen, and it pays
+        self._overlap = Overlap(has_spare_core=_has_spare_core(terms, named))
         self._has_nested = False
         self._is_settled = False  # a round has ended since the last step
         self._guards: list[Any] = []  # hooks that keep the next pass from changing what is being exchanged
@@ -148,6 +151,7 @@ class GradientReducer:
             _engine.queue_callback(_End(self._ended, self._guard))
         self._pass = this_pass
         self._stream = _NONE
+        self._overlap.begin()
         self._room = _EARLY_BYTES if self._may_leave_early and not self._holds() else _NEVER
 
     def _change_stream(self, stream: int) -> None:
@@ -166,7 +170,8 @@ class GradientReducer:
         elif self._passes:
             self._passes.clear()
             self._pass = -1
-            self._may_leave_early = not self._has_nested
+            self._overlap.end()
+            self._may_leave_early = self._overlap.is_worth_it and not self._has_nested
             if self._holds():
                 self._passes_done += 1
                 return
@@ -193,6 +198,7 @@ class GradientReducer:
 
     def _guard(self) -> None:
         """If the pass that raised has left a round open, the next one has to end it before gradients grow."""
+        self._overlap.drop()
         if self._exchange.is_open and not self._guards:
             for _, parameter, _ in self._named:
                 with _trainable(parameter):
@@ -250,6 +256,13 @@ class GradientReducer:
         gradient = self._named[index].parameter.grad
         reduced = self._reduced.get(index)
         return gradient is not None and (reduced is None or reduced() is not gradient)
+
+
+def _has_spare_core(terms: Terms, named: Sequence[NamedParameter]) -> bool:
+    """Whether gradients can be exchanged on a core that the backward pass does not need."""
+    if any(device.ordinal(parameter) != core.CPU for _, parameter, _ in named):
+        return True
+    return terms.where.context.topology.local_size < usable_cores()
 
 
 class _End:

@@ -23,13 +23,14 @@ from torch import Tensor
 
 from sirtaki._core.current import current
 from sirtaki.common.handles import Handle, run, start
-from sirtaki.common.ops import Average, reduction
+from sirtaki.common.ops import Average, Call, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.repeated import keep_described, run_again
 from sirtaki.torch import operations
 from sirtaki.torch.autograd import AllReduce, Collective, ReduceScatter, Where
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.operations import grouped, single
-from sirtaki.torch.tensors import code_of
+from sirtaki.torch.tensors import code_of, count_write, is_plain
 
 
 def allreduce(
@@ -94,9 +95,20 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """As `allreduce`, into the tensor itself, which is returned."""
-    how = reduction(op, average, prescale_factor, postscale_factor)
     context = current()
-    return run(context, single(context, operations.allreduce_in_place(how), tensor, name, process_set))
+    key: Any = None
+    if average is None and is_plain(tensor):
+        number = process_set.number(context)
+        key = (name, op, prescale_factor, postscale_factor, number, tensor.dtype, tensor.shape)
+        if run_again(context, key, tensor.data_ptr(), tensor):
+            count_write([tensor])
+            return tensor
+    describe = operations.allreduce_in_place(reduction(op, average, prescale_factor, postscale_factor))
+    result = run(context, single(context, describe, tensor, name, process_set))
+    if key is not None:
+        call = Call(name, process_set.number(context))
+        keep_described(key, lambda batch: describe(batch, tensor, call, 0))
+    return result
 
 
 def allreduce_async_(

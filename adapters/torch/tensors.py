@@ -20,6 +20,9 @@ CODES: dict[torch.dtype, int] = {
 }
 _DTYPES = {code: dtype for dtype, code in CODES.items()}
 
+# Those whose memory holds what the tensor says: a complex one may be a conjugate.
+_PLAIN = frozenset(dtype for dtype, code in CODES.items() if code in REDUCIBLE and not dtype.is_complex)
+
 
 def plain_name(dtype: torch.dtype) -> str:
     """ "float32" for torch.float32."""
@@ -151,6 +154,18 @@ def from_output(context: Context, batch: Batch, index: int) -> Tensor:
     if not output.buffer:
         return torch.empty(output.shape, dtype=dtype)
     return torch.frombuffer(output.buffer, dtype=dtype).view(output.shape)
+
+
+def is_plain(tensor: Any) -> bool:
+    """Whether a tensor that can be combined lies in the CPU's memory as it is, in row-major order."""
+    return (
+        type(tensor) is Tensor
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.dtype in _PLAIN
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+    )
 
 
 def count_write(tensors: Sequence[Tensor]) -> None:

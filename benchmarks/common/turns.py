@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,10 +95,14 @@ def slowest(times: list[list[float]]) -> list[float]:
 
 
 @contextmanager
-def turns(ranks: int, native: Path) -> Iterator[Turns]:
-    """Starts the ranks, with the native part in that folder, and ends them."""
+def turns(ranks: int, native: Path, settings: Mapping[str, str] | None = None) -> Iterator[Turns]:
+    """Starts the ranks, with the native part in that folder, and ends them.
+
+    `settings` are added to the environment of sirtaki's ranks.
+    """
     with ExitStack() as stack:
-        jobs = [stack.enter_context(Job(hvdrun(ranks), ranks, WORKER, "hvdrun", str(native)))]
+        own = Job(hvdrun(ranks), ranks, WORKER, "hvdrun", str(native), settings=settings)
+        jobs = [stack.enter_context(own)]
         launcher = mpirun(ranks)
         if launcher is None:
             print(

@@ -1,6 +1,7 @@
 // The bare call: N processes all-reduce float32 sums through the C header, beside the limit prototype, in turn.
 //
-//   driver RANKS [BYTES ...]      prints one JSON object a size; times in microseconds, as rank 0 saw them
+//   driver RANKS [SETTING=VALUE ...] [BYTES ...]   prints one JSON object a size; times in microseconds, as rank 0
+//                                                  saw them
 //
 // Both go in blocks, so that the one does not cool the other's caches; "ratios" are the limit's
 // time over sirtaki's, block by block. "cold" is a call after a pause in which the engines fall asleep.
@@ -150,11 +151,22 @@ class Rank {
   std::vector<float> data_;
 };
 
+void configure(srt_config* config, const std::string& name, const std::string& value) {
+  srt_error error{};
+  must(srt_config_set(config, name.c_str(), value.c_str(), &error) == SRT_OK, error.text);
+}
+
 Setting parse(int argument_count, char** arguments) {
   Setting setting{};
   setting.ranks = argument_count > 1 ? std::atoi(arguments[1]) : 2;
-  must(setting.ranks >= 2 && setting.ranks <= limit::most_ranks, "usage: driver RANKS [BYTES ...]");
-  for (int i = 2; i < argument_count; ++i) setting.sizes.push_back(std::strtoull(arguments[i], nullptr, 10));
+  must(setting.ranks >= 2 && setting.ranks <= limit::most_ranks, "usage: driver RANKS [SETTING=VALUE ...] [BYTES ...]");
+  setting.config = srt_config_create();
+  for (int i = 2; i < argument_count; ++i) {
+    const std::string argument = arguments[i];
+    const size_t equals = argument.find('=');
+    if (equals == std::string::npos) setting.sizes.push_back(std::strtoull(arguments[i], nullptr, 10));
+    else configure(setting.config, argument.substr(0, equals), argument.substr(equals + 1));
+  }
   if (setting.sizes.empty()) setting.sizes = {4, 1024, 65536, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
   must(*std::min_element(setting.sizes.begin(), setting.sizes.end()) >= sizeof(float), "a size has 4 bytes at least");
   return setting;
@@ -164,7 +176,6 @@ void share(Setting& setting) {
   void* shared = ::mmap(nullptr, sizeof(limit::Segment), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   must(shared != MAP_FAILED, "no shared memory");
   setting.segment = static_cast<limit::Segment*>(shared);
-  setting.config = srt_config_create();
   setting.memory = srt_memory_create(srt_memory_bytes(setting.config, setting.ranks), nullptr);
   must(setting.memory >= 0, "no shared memory");
   for (int rank = 0; rank < setting.ranks; ++rank) {

@@ -9,6 +9,7 @@
 #include <new>
 
 #include "base/knobs.h"
+#include "base/machine.h"
 #include "context/context.h"
 #include "data/kernels/kernels.h"
 #include "gpu/libraries.h"
@@ -91,6 +92,7 @@ srt_status srt_dtype_get(int32_t index, srt_dtype* out) { return copy_entry(dtyp
 int32_t srt_knob_count(void) { return knob_count; }
 srt_status srt_knob_get(int32_t index, srt_knob* out) { return copy_entry(knob_entry(index), out); }
 const char* srt_kernel_name(void) { return choose_kernels("auto").name; }
+int32_t srt_usable_cores(void) { return usable_cores(); }
 
 srt_config* srt_config_create(void) { return new (std::nothrow) srt_config; }
 srt_status srt_config_set(srt_config* config, const char* name, const char* value, srt_error* error) {

@@ -47,12 +47,14 @@ constexpr Row rows[] = {
       "folders, separated by colons, in which libcuda.so.1 and libnccl.so.2 are looked for before the system's", 0}, {}},
     {{"sockets_per_link", "integer", "1", "",
       "connections between two ranks of different hosts", agreed}, {1, 16}},
-    {{"chunk_bytes", "bytes", "512K", "",
-      "the piece of a tensor that is in flight at a time", agreed}, {4096, 64 << 20}},
+    {{"chunk_bytes", "bytes", "0", "",
+      "the piece of a tensor that is in flight at a time; 0: inside a host what fits the processor's caches, between "
+      "hosts 512K", agreed}, {0, 64 << 20}},
     {{"kernel", "choice", "auto", "auto|baseline|avx2",
       "instruction set of the reductions", 0}, {}},
     {{"spin", "seconds", "0.0002", "",
-      "how long a waiting caller polls before it sleeps; with less than a wake-up, every call sleeps", 0}, {0, 1}},
+      "how long a rank polls for a peer that has yet to come before it sleeps; inside an operation it polls for as long "
+      "as the steps of that take", 0}, {0, 1}},
     {{"stall_report", "seconds", "5", "",
       "report who is late after this long, and again at twice the time; a rank that does not answer, a second later", 0}, {0.05, 1e6}},
     {{"stall_deadline", "seconds", "1800", "",

@@ -1,23 +1,78 @@
 #include "base/machine.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
+#include <string_view>
 
 namespace sirtaki {
+namespace {
+
+// The numbers at the beginning of a file: how many of the two there are.
+int read_numbers(const std::string& path, double& first, double& second) {
+  FILE* file = std::fopen(path.c_str(), "re");
+  if (!file) return 0;
+  const int count = std::fscanf(file, "%lf %lf", &first, &second);
+  std::fclose(file);
+  return std::max(count, 0);
+}
+
+// A control group's quota in cores, as version 2 or version 1 writes it; 0 without one.
+double quota_of(const std::string& group) {
+  double quota = 0, period = 0, none = 0;
+  if (read_numbers(group + "/cpu.max", quota, period) == 2) return period > 0 ? quota / period : 0;  // "max 100000"
+  const bool is_there = read_numbers(group + "/cpu.cfs_quota_us", quota, none) &&
+                        read_numbers(group + "/cpu.cfs_period_us", period, none);
+  return is_there && quota > 0 && period > 0 ? quota / period : 0;
+}
+
+// Where the groups of a line of /proc/self/cgroup are mounted ("0::/a/b", "5:cpu,cpuacct:/a"); "" if they limit no
+// core. Sets `path` to the group.
+std::string mount_of(std::string_view line, std::string& path) {
+  const size_t controllers = line.find(':');
+  const size_t group = controllers == line.npos ? line.npos : line.find(':', controllers + 1);
+  if (group == line.npos) return "";
+  path = line.substr(group + 1);
+  const std::string list = "," + std::string(line.substr(controllers + 1, group - controllers - 1)) + ",";
+  if (list == ",,") return "/sys/fs/cgroup";
+  return list.find(",cpu,") == list.npos ? "" : "/sys/fs/cgroup/cpu";
+}
+
+}  // namespace
 
 int usable_cores() {
   cpu_set_t cores;
-  const int allowed = ::sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
-  double quota = allowed;
-  if (FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "re")) {
-    double microseconds, period;
-    if (std::fscanf(file, "%lf %lf", &microseconds, &period) == 2 && period > 0)
-      quota = microseconds / period;  // "max": no limit
-    std::fclose(file);
+  return cores_within_quotas(::sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1, "");
+}
+
+int cores_within_quotas(int cores, const std::string& root) {
+  double least = cores;
+  std::ifstream memberships(root + "/proc/self/cgroup");
+  for (std::string line, group; std::getline(memberships, line);) {
+    const std::string mount = mount_of(line, group);
+    while (!mount.empty()) {
+      if (const double quota = quota_of(root + mount + group); quota > 0) least = std::min(least, quota);
+      const size_t parent = group.rfind('/');
+      if (parent == group.npos) break;
+      group.resize(parent);
+    }
   }
-  return std::max(1, std::min(allowed, static_cast<int>(quota)));
+  return std::max(1, static_cast<int>(least));
+}
+
+int online_cores() { return std::max(1, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN))); }
+
+int64_t second_level_cache_bytes() {
+  for (int index = 0;; ++index) {
+    const std::string cache = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index);
+    double level = 0, kibibytes = 0, none = 0;
+    if (!read_numbers(cache + "/level", level, none)) return 0;
+    if (level == 2 && read_numbers(cache + "/size", kibibytes, none))  // "2048K"
+      return static_cast<int64_t>(kibibytes) * 1024;
+  }
 }
 
 }  // namespace sirtaki

@@ -9,8 +9,6 @@ namespace sirtaki {
 namespace {
 
 constexpr Nanoseconds longest_sleep = seconds(1);  // deadlines are looked at this often at least
-constexpr Nanoseconds crowded_spin = microseconds(100);
-constexpr Nanoseconds pure_spin = microseconds(4);  // what a peer on another core answers within
 constexpr Nanoseconds shortest_look = microseconds(50), longest_look = milliseconds(1);  // between looks at a GPU
 
 // It rings no bell, so it is looked at: what has taken long may take a sixteenth longer.
@@ -23,11 +21,11 @@ Nanoseconds between_looks_at_device(Nanoseconds idle_for) {
 bool Engine::drive(const std::function<bool()>& done, Nanoseconds deadline, bool is_engine) {
   parts_.sleeper.set_attention(Attention::awake);
   next_look_ = 0;
-  const Nanoseconds patience = crowded_ ? crowded_spin : spin_;
-  Nanoseconds busy_at = 0;
+  Nanoseconds moment = now(), busy_at = 0;
   for (bool look = true;;) {
-    const Nanoseconds moment = now();
-    if (pass(moment) || look) {
+    const bool was_in_operation = !parts_.execution.executor().is_idle();
+    const bool moved = pass(moment);
+    if (moved || look) {
       look = false;
       busy_at = moment;
       const auto lock = parts_.handles.lock();
@@ -35,13 +33,16 @@ bool Engine::drive(const std::function<bool()>& done, Nanoseconds deadline, bool
       if (done()) return true;
     }
     if (moment >= deadline) return false;
+    if (moved) {
+      busy_at = now();
+      if (was_in_operation) polling_.moved(moment, busy_at);
+      else polling_.began(busy_at);
+      moment = busy_at;
+    }
     if (parts_.neighbours) parts_.neighbours->ring_due(moment);
-    // Native callers wait for their hooks; one that has just got its own soon comes with the next operation.
-    const bool for_hooks = is_engine && (parts_.handles.awaits_hooks() || moment - hooked_at_ < patience);
-    const bool worth_polling = !is_engine || for_hooks || !parts_.execution.executor().is_idle();
-    const bool is_for_device = awaits_device() && moment - moved_at_ >= patience;
-    if (!is_for_device && (busy_at == moment || (worth_polling && moment - busy_at < patience))) {
-      relax(moment - busy_at);
+    if (moved) continue;
+    if (polls(moment, busy_at, is_engine)) {
+      moment = relax(moment, moment - busy_at, is_engine);
       continue;
     }
     if (parts_.neighbours) parts_.neighbours->ring_all();
@@ -51,16 +52,30 @@ bool Engine::drive(const std::function<bool()>& done, Nanoseconds deadline, bool
     parts_.sleeper.set_attention(Attention::awake);
     next_look_ = 0;
     look = true;
+    moment = now();
   }
 }
 
-// A peer may be waiting for this very core: the scheduler puts two that wake each other side by side. Yielding costs
-// a system call if nobody waits, and lets the peer run if it does.
-void Engine::relax(Nanoseconds idle_for) const {
-  if (crowded_ || idle_for > pure_spin) sched_yield();
+// Whether a driver that has seen nothing move since `busy_at` looks again at once.
+bool Engine::polls(Nanoseconds moment, Nanoseconds busy_at, bool is_engine) const {
+  const bool in_operation = !parts_.execution.executor().is_idle();
+  const Nanoseconds patience = polling_.patience(in_operation);
+  if (awaits_device() && moment - moved_at_ >= patience) return false;
+  // Native callers wait for their hooks; one that has just got its own soon comes with the next operation.
+  const bool for_hooks = is_engine && (parts_.handles.awaits_hooks() || moment - hooked_at_ < patience);
+  return (!is_engine || for_hooks || in_operation) && moment - busy_at < patience;
+}
+
+// Between two looks. Yielding costs a system call if nobody waits for this core. Returns the time.
+Nanoseconds Engine::relax(Nanoseconds moment, Nanoseconds idle_for, bool is_engine) {
+  const bool yields = polling_.yields(idle_for, moment, is_engine);
+  if (yields) sched_yield();
 #if defined(__x86_64__)
   else __builtin_ia32_pause();
 #endif
+  const Nanoseconds after = now();
+  if (yields && !is_engine) polling_.yielded(moment, after);
+  return after;
 }
 
 Nanoseconds Engine::next_due(Nanoseconds moment) const {

@@ -17,8 +17,9 @@ constexpr Nanoseconds last_words = milliseconds(200);  // how long a lost rank's
 }  // namespace
 
 Engine::Engine(const EngineParts& parts, const Config& config, int ranks_on_this_host)
-    : parts_(parts), spin_(config.time(Knob::spin)), crowded_(ranks_on_this_host > std::max(1, usable_cores())),
-      report_bytes_(config.integer(Knob::report_bytes)), report_window_(config.time(Knob::report_window)) {}
+    : parts_(parts), report_bytes_(config.integer(Knob::report_bytes)),
+      report_window_(config.time(Knob::report_window)),
+      polling_(config.time(Knob::spin), ranks_on_this_host > usable_cores()) {}
 
 Engine::~Engine() {
   if (forked_) {

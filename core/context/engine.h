@@ -21,6 +21,7 @@
 #include "context/heartbeat.h"
 #include "context/known_sets.h"
 #include "context/negotiation.h"
+#include "context/polling.h"
 #include "context/readiness.h"
 #include "context/sleeper.h"
 #include "context/watch.h"
@@ -115,7 +116,8 @@ class Engine {
   bool awaits_device() const;
   bool has_work_left();
   void leave();
-  void relax(Nanoseconds idle_for) const;
+  bool polls(Nanoseconds moment, Nanoseconds busy_at, bool is_engine) const;
+  Nanoseconds relax(Nanoseconds moment, Nanoseconds idle_for, bool is_engine);
   Nanoseconds next_due(Nanoseconds moment) const;
   void run();
   bool run_completions();
@@ -123,8 +125,6 @@ class Engine {
   Whereabouts whereabouts();
 
   EngineParts parts_;
-  const Nanoseconds spin_;
-  const bool crowded_;  // more ranks than cores: spinning would keep a rank from running that has work
   const int64_t report_bytes_;
   const Nanoseconds report_window_;
 
@@ -145,6 +145,7 @@ class Engine {
   std::vector<Ticket> taken_;
   Readiness readiness_;
   News news_;
+  Polling polling_;
   Nanoseconds next_look_ = 0, moved_at_ = 0;
   int32_t suspect_ = -1;          // a rank whose link broke: its own words are awaited until suspect_until_
   Nanoseconds suspect_until_ = 0;

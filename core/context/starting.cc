@@ -10,6 +10,16 @@
 #include "transport/socket_pipe.h"
 
 namespace sirtaki {
+namespace {
+
+// The same on all hosts, whatever their caches. Larger pieces save little, and arrive later.
+int64_t chunk_bytes_of_links(const Config& config) {
+  constexpr int64_t usual = 512 << 10;
+  const int64_t wish = config.integer(Knob::chunk_bytes);
+  return wish ? std::max<int64_t>(wish / 4096, 1) * 4096 : usual;
+}
+
+}  // namespace
 
 Status Context::link_socket(int32_t peer, int fd) {
   if (engine_) return {SRT_INVALID_ARGUMENT, "links are added before srt_start"};
@@ -78,7 +88,7 @@ void Context::add_backends() {
   };
   add(std::make_unique<AloneBackend>(kernels_));
   const std::string& wish = config_.text(Knob::cpu_algorithm);
-  const LinkSetting setting{links_, kernels_, names_, config_.integer(Knob::chunk_bytes) / 4096 * 4096};
+  const LinkSetting setting{links_, kernels_, names_, chunk_bytes_of_links(config_)};
   auto over_links = std::make_unique<LinkBackend>(setting, host_of_, wish);
   HierarchyParts hierarchy{{}, over_links.get(), host_of_, wish};
   if (neighbours_) {

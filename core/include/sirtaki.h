@@ -174,6 +174,7 @@ srt_status srt_dtype_get(int32_t index, srt_dtype *out);
 int32_t srt_knob_count(void);
 srt_status srt_knob_get(int32_t index, srt_knob *out);
 const char *srt_kernel_name(void);  /* the instruction set that reductions use here: "avx2" or "baseline" */
+int32_t srt_usable_cores(void);     /* by affinity and by the quotas of control groups, at least 1 */
 
 /* Configuration: knobs by name, each checked when it is set. */
 srt_config *srt_config_create(void);

@@ -6,12 +6,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+
+#include "base/machine.h"
 
 namespace sirtaki {
 namespace {
 
+constexpr int64_t page = 4096;
 constexpr size_t ring_span = sizeof(RingHeader) + SharedRegion::ring_bytes;
 
 size_t rings_offset(int slots) { return sizeof(AbortRecord) + static_cast<size_t>(slots) * sizeof(RankBlock); }
@@ -21,13 +25,32 @@ size_t chunks_offset(int slots) {
   return (end + 4095) / 4096 * 4096;
 }
 
+int64_t bytes_with(int64_t chunk_bytes, int slots) {
+  return static_cast<int64_t>(chunks_offset(slots)) + slots * SharedRegion::slots_each * chunk_bytes;
+}
+
+int64_t chunk_bytes_in(int64_t bytes, int slots) {
+  const int64_t chunks = slots * SharedRegion::slots_each;
+  return (bytes - static_cast<int64_t>(chunks_offset(slots))) / chunks / page * page;
+}
+
 Status refused(const char* what) { return {SRT_SYSTEM, format("%s failed: %s", what, std::strerror(errno))}; }
 
 }  // namespace
 
+int64_t SharedRegion::fitting_chunk_bytes(int64_t cache_bytes, int ranks, int cores) {
+  constexpr int64_t least = 128 << 10, most = 1 << 20, unknown = 512 << 10;
+  if (cache_bytes <= 0) return unknown;
+  constexpr int64_t chunks_at_a_time = 4;  // one is written, one read, and as much of the user's memory twice
+  const int64_t ranks_a_core = (ranks + cores - 1) / cores;
+  return std::clamp(cache_bytes / (chunks_at_a_time * ranks_a_core), least, most) / page * page;
+}
+
 int64_t SharedRegion::bytes_needed(const Config& config, int slot_count) {
-  const auto chunk = static_cast<size_t>(config.integer(Knob::chunk_bytes)) / 4096 * 4096;
-  return static_cast<int64_t>(chunks_offset(slot_count) + static_cast<size_t>(slot_count) * slots_each * chunk);
+  const int64_t wish = config.integer(Knob::chunk_bytes);
+  return bytes_with(wish ? std::max(wish / page * page, page)
+                         : fitting_chunk_bytes(second_level_cache_bytes(), slot_count, online_cores()),
+                    slot_count);
 }
 
 Status SharedRegion::create(int64_t bytes, Descriptor& out) {
@@ -47,8 +70,9 @@ Status SharedRegion::create(int64_t bytes, Descriptor& out) {
 
 Status SharedRegion::open(const Config& config, int fd, uintptr_t address, int slot_count,
                           std::unique_ptr<SharedRegion>& out) {
-  const auto bytes = static_cast<size_t>(bytes_needed(config, slot_count));
-  const auto chunk = static_cast<size_t>(config.integer(Knob::chunk_bytes)) / 4096 * 4096;
+  // Where the setting leaves it open, whoever has made the memory has chosen the size of a chunk for all.
+  const bool is_open = config.integer(Knob::chunk_bytes) == 0;
+  int64_t bytes = bytes_needed(config, slot_count);
   auto* base = reinterpret_cast<uint8_t*>(address);
   if (!base) {
     struct stat facts;
@@ -57,15 +81,18 @@ Status SharedRegion::open(const Config& config, int fd, uintptr_t address, int s
     const int seals = ::fcntl(fd, F_GET_SEALS);
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
       return {SRT_INVALID_ARGUMENT, "the shared memory is not sealed against shrinking: no rank of sirtaki made it"};
-    if (static_cast<size_t>(facts.st_size) < bytes)
+    const int64_t least = is_open ? bytes_with(page, slot_count) : bytes;
+    if (facts.st_size < least)
       return {SRT_INVALID_ARGUMENT,
-              format("the shared memory has %lld bytes, but %zu are needed: do all ranks have the same chunk_bytes?",
-                     static_cast<long long>(facts.st_size), bytes)};
-    void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+              format("the shared memory has %lld bytes, but %lld are needed: do all ranks have the same chunk_bytes?",
+                     static_cast<long long>(facts.st_size), static_cast<long long>(least))};
+    if (is_open) bytes = facts.st_size;
+    void* mapped = ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (mapped == MAP_FAILED) return refused("mapping the shared memory");
     base = static_cast<uint8_t*>(mapped);
   }
-  out.reset(new SharedRegion(base, address ? 0 : bytes, slot_count, chunk));
+  out.reset(new SharedRegion(base, address ? 0 : static_cast<size_t>(bytes), slot_count,
+                             static_cast<size_t>(chunk_bytes_in(bytes, slot_count))));
   return Status::ok();
 }
 

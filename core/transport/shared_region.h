@@ -69,6 +69,9 @@ class SharedRegion {
   static constexpr int slots_each = 2;  // chunk slots a rank: one is filled while the other is read
 
   static int64_t bytes_needed(const Config& config, int slot_count);
+  // The size of a chunk where the setting leaves it open (0): of the few chunks that a rank has to do with at a time,
+  // and of those of the ranks that share its core, all have to fit its second-level cache.
+  static int64_t fitting_chunk_bytes(int64_t cache_bytes, int ranks, int cores);
   // Not ok where the operating system refuses memory.
   static Status create(int64_t bytes, Descriptor& out);
 

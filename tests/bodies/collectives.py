@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import sirtaki.numpy as hvd
 from bodies import case
@@ -38,6 +39,22 @@ def allreduce_in_place(op: str) -> None:
             result = hvd.allreduce_(mine, op=OPS[op])
             assert result is mine
             assert_same(mine, combined(all_values(shape, dtype), OPS[op]))
+
+
+@case()
+def what_is_repeated_under_one_name() -> None:
+    """The same name may come with another array, shape, dtype or operation each time."""
+    for _ in range(3):
+        for dtype in (np.dtype("float32"), np.dtype("int64")):
+            for shape in ((5,), (2, 3), (0,), ()):
+                for op in OPS.values():
+                    mine = values(hvd.rank(), shape, dtype)
+                    assert hvd.allreduce_(mine, op=op, name="repeated") is mine
+                    assert_same(mine, combined(all_values(shape, dtype), op))
+        kept = values(hvd.rank(), (5,), np.dtype("float32"))
+        kept.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            hvd.allreduce_(kept, op=hvd.Sum, name="repeated")
 
 
 @case()

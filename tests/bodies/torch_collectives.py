@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 
 import sirtaki.torch as hvd
 from bodies import case
+from sirtaki._core.context import Context
+from sirtaki._core.current import current, using
 from sirtaki.common.tensor import DTYPE_CODES
 
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 4), (70_001,)]
@@ -63,6 +66,58 @@ def allreduce(op: str) -> None:
             assert hvd.synchronize(handle) is mine
             assert hvd.poll(handle)
             same(mine, expected)
+
+
+@case()
+def what_is_repeated_under_one_name() -> None:
+    """The same name may come with another tensor, shape, dtype, order or operation each time."""
+    for turn in range(3):
+        for name in ("float32", "int64"):
+            for shape in ((5,), (2, 3), (0,), ()):
+                for op, (code, combine) in OPS.items():
+                    mine = values(hvd.rank(), shape, MOVABLE[name]) + turn
+                    expected = combine(everyone(shape, torch.float64) + turn).to(MOVABLE[name])
+                    version = mine._version
+                    assert hvd.allreduce_(mine, op=code, name="repeated") is mine
+                    same(mine, expected)
+                    assert mine._version > version, op
+    for _ in range(2):
+        turned = values(hvd.rank(), (3, 5), torch.float32).t()  # dense, in another order
+        gapped = values(hvd.rank(), (3, 10), torch.float32)[:, ::2]
+        negative = torch.complex(torch.ones(4), values(hvd.rank(), (4,), torch.float32)).conj().imag
+        assert negative.is_neg()
+        for mine in (turned, gapped, negative):
+            expected = hvd.allreduce(mine.clone(), op=hvd.Sum)
+            assert hvd.allreduce_(mine, op=hvd.Sum, name="repeated") is mine
+            same(mine, expected)
+
+
+@case(least=2)
+def what_is_repeated_after_it_has_failed() -> None:
+    for _ in range(3):
+        mine = torch.ones(6)
+        same(hvd.allreduce_(mine, op=hvd.Sum, name="repeated"), torch.full((6,), float(hvd.size())))
+        wrong = torch.ones(6 if hvd.rank() else 7)
+        with pytest.raises(hvd.MismatchError):
+            hvd.allreduce_(wrong, op=hvd.Sum, name="repeated")
+    with pytest.raises(ValueError, match="op is 17"):
+        hvd.allreduce_(torch.ones(6), op=17, name="repeated")
+
+
+@case()
+def what_threads_repeat_at_the_same_time() -> None:
+    """Operations of one kind and shape, each under a name of its own and without one."""
+
+    def repeat(context: Context, thread: int) -> None:
+        with using(context):
+            for turn in range(20):
+                mine = torch.full((9,), float(hvd.rank() + turn + thread))
+                hvd.allreduce_(mine, op=hvd.Max, name=f"thread {thread}")
+                same(mine, torch.full((9,), float(hvd.size() - 1 + turn + thread)))
+
+    with ThreadPoolExecutor(3) as threads:
+        for done in [threads.submit(repeat, current(), thread) for thread in range(3)]:
+            done.result()
 
 
 @case()

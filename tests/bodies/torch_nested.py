@@ -15,6 +15,7 @@ from bodies.torch_models import (
     assert_same_on_all_ranks,
     distributed,
     fill,
+    leaving_early,
     own_loss,
     sgd,
     train,
@@ -68,7 +69,7 @@ def nested_passes(head: bool) -> None:
 def nested_passes_and_a_sum() -> None:
     """Nothing leaves before a pass has ended, though there is enough of it."""
     ours, plain = (Checkpointed(is_nested, head=True, width=500) for is_nested in (True, False))
-    optimizer = distributed(ours, op=hvd.Sum)
+    optimizer = leaving_early(distributed(ours, op=hvd.Sum))
     train(ours, optimizer, lambda model, step: own_loss(model, step) / hvd.size(), steps=4)
     assert_alike(ours, train(plain, sgd(plain), whole_loss, steps=4))
 
@@ -77,7 +78,7 @@ def nested_passes_and_a_sum() -> None:
 def nested_passes_from_some_step_on(head: bool) -> None:
     """Gradients leave early until the first nested pass, which may make one grow that has left."""
     ours, plain = Checkpointed(False, head, width=500), Checkpointed(False, head, width=500)
-    optimizer = distributed(ours)
+    optimizer = leaving_early(distributed(ours))
     for step in range(4):
         ours.is_nested = step >= 2
         optimizer.zero_grad()

@@ -18,6 +18,7 @@ from bodies.torch_models import (
     batch,
     distributed,
     fill,
+    leaving_early,
     loss_of,
     network,
     own_loss,
@@ -158,7 +159,7 @@ def failing_loss(model: nn.Sequential, step: int) -> Tensor:
 def a_pass_that_raises_on_all_ranks(width: int) -> None:
     """Also when it has already begun to send: then a round is open."""
     model, plain = network(width=width), network(width=width)
-    optimizer = distributed(model)
+    optimizer = leaving_early(distributed(model))
     for step in range(4):
         if step != 3:
             optimizer.zero_grad()
@@ -180,7 +181,7 @@ def a_pass_that_raises_on_all_ranks(width: int) -> None:
 def a_pass_that_raises_on_one_rank(width: int) -> None:
     """That rank takes part in the round with what it has, and then steps like the others."""
     model = network(width=width)
-    optimizer = distributed(model)
+    optimizer = leaving_early(distributed(model))
     for step in range(4):
         optimizer.zero_grad()
         if step == 2 and hvd.rank() == hvd.size() - 1:
@@ -195,7 +196,7 @@ def a_pass_that_raises_on_one_rank(width: int) -> None:
 @case(width=[5, 600])
 def a_pass_that_raises_on_one_rank_and_is_given_up(width: int) -> None:
     model = network(width=width)
-    optimizer = distributed(model)
+    optimizer = leaving_early(distributed(model))
     for step in range(4):
         optimizer.zero_grad()
         if step == 2 and hvd.rank() == hvd.size() - 1:
@@ -213,7 +214,7 @@ def a_pass_that_raises_on_one_rank_and_is_given_up(width: int) -> None:
 def a_pass_after_one_that_raised_adds_to_gradients_that_are_reduced() -> None:
     """Its first gradient does not grow while the round that was left open is still being exchanged."""
     model, plain = network(width=600), network(width=600)
-    optimizer = distributed(model)
+    optimizer = leaving_early(distributed(model))
     own_loss(model, 0).backward()
     optimizer.zero_grad()
     if hvd.rank() == 1:

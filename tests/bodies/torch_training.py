@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from bodies.torch_models import (
     batch,
     distributed,
     fill,
+    leaving_early,
     network,
     own_loss,
     sgd,
@@ -24,6 +26,7 @@ from bodies.torch_models import (
     train,
     whole_loss,
 )
+from sirtaki.torch.overlap import Overlap
 
 
 @case(kind=OPTIMIZERS)
@@ -49,9 +52,37 @@ def the_same_bits_in_every_run() -> None:
 def gradients_that_leave_early() -> None:
     """Megabytes of gradients are exchanged while the pass goes on."""
     ours, reference = network(width=500), network(width=500)
-    train(ours, distributed(ours), own_loss, steps=3)
+    train(ours, leaving_early(distributed(ours)), own_loss, steps=3)
     train(reference, sgd(reference), whole_loss, steps=3)
     assert_alike(ours, reference)
+
+
+@case(is_idle=[False, True])
+def gradients_leave_early_where_the_pass_leaves_the_core(is_idle: bool) -> None:
+    """Without a core to spare they leave at the end, unless the pass before has slept most of the time."""
+    model = network(width=500)
+    optimizer = distributed(model)
+    reducer, submissions = optimizer._reducer, []
+    ticks = count()
+
+    def clocks() -> tuple[float, float]:
+        now = float(next(ticks))
+        return now, 0.0 if is_idle else now
+
+    def submit(indices: list[int], submit: Any = reducer._exchange.submit) -> None:
+        submissions.append(indices)
+        submit(indices)
+
+    reducer._overlap = Overlap(has_spare_core=False, clocks=clocks)
+    reducer._exchange.submit = submit
+    for step in range(3):
+        submissions.clear()
+        optimizer.zero_grad()
+        own_loss(model, step).backward()
+        leaves_early = is_idle and step > 0 and hvd.size() > 1
+        assert (len(submissions) > 1) == leaves_early
+        optimizer.step()
+    assert_same_on_all_ranks(model)
 
 
 @case()
@@ -304,7 +335,7 @@ def gradients_in_groups(groups: Any) -> None:
 def groups_of_many_megabytes() -> None:
     """Their parts leave at different times of the pass."""
     ours, reference = network(width=500), network(width=500)
-    optimizer = distributed(ours, groups=[[ours[0].weight, ours[4].bias], [ours[2].weight, ours[0].bias]])
-    train(ours, optimizer, own_loss, steps=3)
+    groups = [[ours[0].weight, ours[4].bias], [ours[2].weight, ours[0].bias]]
+    train(ours, leaving_early(distributed(ours, groups=groups)), own_loss, steps=3)
     train(reference, sgd(reference), whole_loss, steps=3)
     assert_alike(ours, reference)

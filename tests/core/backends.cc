@@ -245,8 +245,8 @@ TEST(an_abort_ends_no_handle_while_the_device_has_its_memory) {
 TEST(a_rank_without_memory_fails_the_job_and_not_its_process) {
   for (Over transport : {Over::memory, Over::sockets}) {
     World ranks(2, {transport, {}, [](int rank, Context& context) {
-                      context.add_backend(std::make_unique<StarvedBackend>(rank == 1));
-                    }, true});
+      context.add_backend(std::make_unique<StarvedBackend>(rank == 1));
+    }, true});
     ranks.run([&](int, Context& context) {
       const int64_t count = 10;
       std::vector<float> data(static_cast<size_t>(count), 1.0f);

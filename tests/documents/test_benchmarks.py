@@ -57,6 +57,19 @@ def test_every_collective_is_measured_from_numpy_and_torch_beside_gloo(tmp_path:
     assert tables.count("| alltoall | 1 KiB |") == 1
 
 
+def test_conditions_are_measured_beside_peers_and_cliffs_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "robustness.json"
+    conditions = ("little polling",)
+    run(
+        "robustness.py", "--only", *conditions, "--sizes", "1K", "--no-moves", "--rounds", "1", "--json", path
+    )
+    measured = json.loads(path.read_text())["conditions"]
+    assert set(measured) == set(conditions)
+    for condition in measured.values():
+        assert {"sirtaki core", "sirtaki torch", "gloo", "limit"} <= {row["who"] for row in condition["rows"]}
+        assert condition["cliffs"] == []  # of one size there is none
+
+
 def test_leaders_spare_rank_0_frames_when_many_negotiate(tmp_path: Path) -> None:
     path = tmp_path / "negotiation.json"
     run("negotiation.py", "--ranks", "8", "64", "--tensors", "20", "--rounds", "1", "--json", path)
