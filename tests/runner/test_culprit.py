@@ -162,3 +162,11 @@ def test_a_rank_that_left_without_a_goodbye_is_named() -> None:
     assert verdict.exit_code == 1
     verdict = inquire(*both, told(1, "finished"), ended(1), told(0, "peer_lost"), ended(0, 1)).verdict()
     assert verdict.text.startswith("rank 0 (pid 70) failed with exit code 1: ")
+
+
+def test_a_rank_that_others_accuse_is_named_although_it_still_runs() -> None:
+    """Its program may need seconds to end, long after those that it brought down."""
+    inquiry = inquire(ended(0, 1))
+    accusation = "rank 1 (pid 71) was lost: the connection to it broke"
+    inquiry.note_report(0, {"status": "peer_lost", "culprit": 1, "reason": accusation})
+    assert inquiry.verdict().text == accusation
