@@ -1,4 +1,4 @@
-"""What it costs to look for ranks that have come apart, on two ranks of one thread each.
+"""Measures the cost of looking for ranks that have come apart, on two ranks of one thread each.
 
     python benchmarks/checks.py [--rounds 40] [--json FILE]
 

@@ -108,7 +108,7 @@ def beside_peers(found: dict[str, Row], layer: str) -> float | None:
 
 
 def cliffs(rows: list[Row]) -> list[str]:
-    """Where sirtaki takes more than CLIFF times as long for twice the bytes, from one size to the next."""
+    """Lists the sizes from which sirtaki takes more than CLIFF times as long for twice the bytes."""
     said = []
     for layer in LAYERS:
         own = sorted(

@@ -237,7 +237,7 @@ def _is_caused_elsewhere(context: Context, error: BaseException) -> bool:
 
 
 def _reason(error: BaseException, trace: TracebackType | None) -> str:
-    """What the other ranks are told: the exception's last line, and the user's line where it arose."""
+    """The reason that other ranks are told: the exception's last line, and the user's line where it arose."""
     with contextlib.suppress(Exception):
         what, place = user_code.summary_of(error), user_code.place_of(trace)
         return f"{what} ({place})" if place else what

@@ -65,7 +65,7 @@ class Comparison:
         self._given: Sequence[int] | None = None  # what is in the memory, if that is known
         self._context = context
         self._batch = Batch(1)
-        # Of each number, and of this rank, the value and its complement, whose maximum is the minimum.
+        # For each number and this rank the value and its complement, whose maximum gives the minimum.
         self._words = ffi.new("int64_t[]", 2 * (count + 1))
         address = int(ffi.cast("uintptr_t", self._words))
         view = TensorView(address, (2 * (count + 1),), _INT64, ROW_MAJOR, self._words)

@@ -1,4 +1,4 @@
-"""What ranks must have alike, such as the parameters of a model: found to differ by checksums, named in full.
+"""Values that ranks must have alike, such as parameters: differences are found by checksums, named in full.
 
 An adapter shows its tensors as `Tensors`, and the hyper-parameters of an optimizer as plain values.
 """
@@ -110,7 +110,7 @@ class Finding:
 
 
 class _Report(NamedTuple):
-    """What a rank tells the others once checksums have turned out to differ."""
+    """A rank's message to the others once checksums have turned out to differ."""
 
     rank: int
     names: Sequence[str]

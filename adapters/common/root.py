@@ -1,4 +1,4 @@
-"""What one rank does for all: writing a file, downloading data."""
+"""Work that one rank does for all: writing a file, downloading data."""
 
 from __future__ import annotations
 

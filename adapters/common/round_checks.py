@@ -1,4 +1,4 @@
-"""What is compared beside the exchange of gradients of an optimizer: ranks cannot come apart unnoticed.
+"""Comparisons beside the exchange of an optimizer's gradients, so that ranks do not come apart unnoticed.
 
 In the second exchange, the parameters and the optimizer's state (not in the first: some programs broadcast
 them after one step); in each exchange, learning rates that have changed; in the first two, the gradients that

@@ -75,7 +75,7 @@ def round_checks(
     *,
     has_same_state: bool = True,
 ) -> RoundChecks:
-    """What is compared beside each exchange of this optimizer's gradients, the optimizer's state included."""
+    """Comparisons beside each exchange of this optimizer's gradients, its state included."""
     here = where.derived("check of parameters")
     prefix = f"{where.name}."
     parameters = [(one.name.removeprefix(prefix), one.parameter) for one in named]

@@ -23,7 +23,7 @@ _STEPS = 3
 
 @dataclass
 class _Seen:
-    """What a rank has seen of its plain optimizers."""
+    """A record of a rank's plain optimizers."""
 
     operations: int = -1  # that had ended at the last step
     steps: int = 0  # in a row without another operation

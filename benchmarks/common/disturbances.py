@@ -1,4 +1,4 @@
-"""What disturbs a measurement: others' work on the cores, on the memory, and limits of the system.
+"""Disturbances of a measurement: other work on the cores and the memory, and limits of the system.
 
 Each is a context manager, entered before the ranks start.
 """
@@ -66,7 +66,7 @@ def busy_memory() -> AbstractContextManager[None]:
 
 @contextmanager
 def quota() -> Iterator[None]:
-    """What is started meanwhile gets no more than QUOTA_CORES cores, by a control group of this process."""
+    """Limits processes that are started meanwhile to QUOTA_CORES cores, by a control group."""
     with ExitStack() as stack:
         try:
             group = _make_group()

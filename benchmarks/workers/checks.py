@@ -38,7 +38,7 @@ class Rank:
         return [one / 1e3 for one in timed(self._train, count)]
 
     def comparisons(self, count: int) -> list[float]:
-        """What a step adds for the checks, by itself and waited for, in microseconds."""
+        """Times what the checks add to a step, by itself and waited for, in microseconds."""
         checks = self._optimizer._reducer._checks
 
         def compare() -> None:

@@ -51,7 +51,7 @@ Place = tuple[int, int]  # another rank, and which of the connections to it
 
 @dataclass(frozen=True)
 class Meeting:
-    """What it takes to meet the other ranks: the job, who this is, and until when (time.monotonic()).
+    """The terms for meeting the other ranks: the job, this rank, and the deadline (time.monotonic()).
 
     `rendezvous` tells meanwhile whether a rank has failed, and so will never come.
     """

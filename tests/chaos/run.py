@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from trial import WEIGHTS, Result, plan_of, run
+from trial import WEIGHTS, Result, heed_interrupts, plan_of, run
 
 KINDS = ("hang", "wrong sum", "wrong culprit", "exit code", "leftover")
 
@@ -54,6 +54,7 @@ def table(results: list[Result]) -> str:
 
 def main() -> int:
     options = parse()
+    heed_interrupts()
     weights = {name: WEIGHTS[name] for name in options.flavours} if options.flavours else None
     end = time.monotonic() + options.seconds
     results: list[Result] = []

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from trial import plan_of, run
+from trial import heed_interrupts, plan_of, run
 
 # Seeds by kind of program: trials with a framework take seconds to import it on each rank.
 SEEDS = {
@@ -26,5 +26,6 @@ SEEDS = {
     ("flavour", "seed"), [(name, seed) for name, seeds in SEEDS.items() for seed in seeds]
 )
 def test_a_job_with_a_fault_ends_as_it_has_to(flavour: str, seed: int) -> None:
+    heed_interrupts()
     result = run(plan_of(seed, {flavour: 1}))
     assert not result.problems, f"{result.plan}\n{result.output}"

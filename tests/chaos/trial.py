@@ -88,6 +88,14 @@ def plan_of(seed: int, flavours: dict[str, int] | None = None) -> Plan:
     return Plan(seed, path, flavour, ranks, fault, victim, steps, strike_at, rng.uniform(0, 0.5))
 
 
+def heed_interrupts() -> None:
+    """Has jobs heed SIGINT although this process was started in the background, where shells ignore it.
+
+    To be called in the main thread.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def run(plan: Plan) -> Result:
     """Runs a trial to its end, and looks at what is left."""
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
