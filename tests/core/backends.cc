@@ -137,33 +137,6 @@ Options on_device(Device& device, Over transport) {
   }, true};
 }
 
-// Runs out of memory on one rank, in the middle of the engine's loop.
-class StarvedOperation final : public Operation {
- public:
-  explicit StarvedOperation(bool is_starved) : is_starved_(is_starved) {}
-  Status advance(Nanoseconds, Progress& progress) override {
-    if (is_starved_) throw std::bad_alloc();
-    progress = Progress::blocked;
-    return Status::ok();
-  }
-
- private:
-  const bool is_starved_;
-};
-
-class StarvedBackend final : public Backend {
- public:
-  explicit StarvedBackend(bool is_starved) : is_starved_(is_starved) {}
-  bool serves(const Transfer& transfer) const override { return transfer.device == 0; }
-  std::unique_ptr<Operation> start(std::shared_ptr<const Transfer>) override {
-    return std::make_unique<StarvedOperation>(is_starved_);
-  }
-  unsigned needs(const Transfer&) const override { return needs_nothing; }
-
- private:
-  const bool is_starved_;
-};
-
 struct Hook {
   std::atomic<int> calls{0};
   std::atomic<srt_status> status{-1};
@@ -239,49 +212,6 @@ TEST(an_abort_ends_no_handle_while_the_device_has_its_memory) {
     CHECK_EQUAL(status.code(), SRT_ABORTED);
     CHECK(std::string(status.text()).find("rank 1 (pid 101 on here) gave up: ValueError: enough") != std::string::npos);
     if (aborter.joinable()) aborter.join();
-  });
-}
-
-TEST(a_rank_without_memory_fails_the_job_and_not_its_process) {
-  for (Over transport : {Over::memory, Over::sockets}) {
-    World ranks(2, {transport, {}, [](int rank, Context& context) {
-      context.add_backend(std::make_unique<StarvedBackend>(rank == 1));
-    }, true});
-    ranks.run([&](int, Context& context) {
-      const int64_t count = 10;
-      std::vector<float> data(static_cast<size_t>(count), 1.0f);
-      srt_request request = in_place(SRT_ALLREDUCE, "starved", data, count, DType::float32);
-      request.device = 0;
-      Ticket handle;
-      CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_OK);
-      const Status status = context.wait(&handle, 1, seconds(30));
-      CHECK_EQUAL(status.code(), SRT_OUT_OF_MEMORY);
-      CHECK(std::string(status.text()).find("rank 1 (pid 101 on here) failed: there is no memory left") !=
-            std::string::npos);
-    });
-  }
-}
-
-TEST(a_progress_deadline_shorter_than_the_stall_report_is_kept) {
-  Device device(2);
-  device.hold_back(true);
-  Options options = on_device(device, Over::memory);
-  options.knobs = {{"progress_deadline", "0.2"}, {"stall_report", "1000"}, {"log_descriptor", "-1"}};
-  World ranks(2, options);
-  std::atomic<int> over{0};
-  ranks.run([&](int, Context& context) {
-    const int64_t count = 10;
-    std::vector<float> data(static_cast<size_t>(count), 1.0f);
-    srt_request request = in_place(SRT_ALLREDUCE, "held", data, count, DType::float32);
-    request.device = 0;
-    Ticket handle;
-    CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_OK);
-    for (const Nanoseconds end = now() + seconds(60); !*context.death_text() && now() < end;)
-      std::ignore = context.wait(&handle, 1, milliseconds(20));
-    CHECK(std::string(context.death_text()).find("'held' has not ended on the GPUs") != std::string::npos);
-    for (++over; over < 2;) std::this_thread::yield();
-    device.hold_back(false);
-    CHECK_EQUAL(context.wait(&handle, 1, seconds(30)).code(), SRT_TIMEOUT);
   });
 }
 
