@@ -66,6 +66,8 @@ class Settings:
 
 def run_job(settings: Settings) -> int:
     """Runs a job to its end and returns hvdrun's exit code. Raises LaunchError if it cannot start."""
+    if not os.path.exists("/proc/self/stat"):
+        raise LaunchError("sirtaki needs the file system /proc, which is not mounted here", 1)
     with contextlib.closing(Bell()) as bell, Guard() as guard:
         bell.hold_back()
         return _Launch(settings, bell, guard).run()
@@ -92,7 +94,7 @@ class _Launch:
         display.expect(len(places), settings.output_folder)
         folder = Path(make_private_folder(self._guard))
         key_file = str(folder / "key")
-        job = Job(secrets.token_hex(8), len(places), write_key(key_file), VERSION)
+        job = Job(secrets.token_hex(8), len(places), _write_key(key_file), VERSION)
         server = self._make_server(job, str(folder), several_hosts=bool(remotes))
         epilogue = self._make_epilogue(len(places), folder, bool(remotes))
         self._inquiry = Inquiry(settings.start_timeout, runs_python(settings.command))
@@ -224,6 +226,13 @@ class _Launch:
             for rank in share.ranks
         }
         return Progress("ranks are here", names, self._display.show_progress, self._display.refreshes)
+
+
+def _write_key(path: str) -> bytes:
+    try:
+        return write_key(path)
+    except OSError as error:
+        raise LaunchError(f"cannot write the job's key to {path}: {error.strerror}", 1) from None
 
 
 def addresses_for_others(rendezvous: str) -> str:
