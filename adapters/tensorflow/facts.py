@@ -62,5 +62,5 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 
     InvalidArgumentError if there is no such set, FailedPreconditionError before init().
     """
-    included = tf.reduce_any(members(process_set_id) == place()[_RANK])
+    included = tf.reduce_any(tf.equal(members(process_set_id), place()[_RANK]))
     return tf.identity(tf.cast(included, tf.int32), name=name)

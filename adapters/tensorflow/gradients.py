@@ -40,12 +40,16 @@ def _of_floating(op: Any, gradients: Sequence[Any], derivative: Derivative) -> l
     """
     which = [i for i, output in enumerate(op.outputs) if output.dtype.is_floating or output.dtype.is_complex]
     which = [i for i in which if i < len(op.inputs) - 1]
-    given = [
-        tf.zeros_like(op.outputs[i]) if gradients[i] is None else tf.convert_to_tensor(gradients[i])
-        for i in which
-    ]
+    given = [_given(op.outputs[i], gradients[i]) for i in which]
     found = dict(zip(which, derivative(given), strict=True))
     return [None, *(found.get(i) for i in range(len(op.inputs) - 1))]
+
+
+def _given(output: tf.Tensor, gradient: Any) -> tf.Tensor:
+    """A gradient in the dtype of its output, whatever a custom gradient or a caller has made of it."""
+    if gradient is None:
+        return tf.zeros_like(output)
+    return tf.cast(tf.convert_to_tensor(gradient), output.dtype)
 
 
 @tf.RegisterGradient("SirtakiAllreduce")
@@ -64,7 +68,8 @@ def _of_allreduce(op: Any, *gradients: Any) -> list[Any]:
 def _of_extreme(op: Any, gradients: list[tf.Tensor], called: Call) -> list[tf.Tensor]:
     """To the ranks that have the extreme value, in equal parts, as tf.reduce_max does it."""
     which = [i for i, output in enumerate(op.outputs) if output.dtype.is_floating]
-    hits = [tf.cast(op.inputs[i + 1] == op.outputs[i], op.outputs[i].dtype) for i in which]
+    # In a graph of TensorFlow 1 `==` would ask whether two tensors are the same object.
+    hits = [tf.cast(tf.equal(op.inputs[i + 1], op.outputs[i]), op.outputs[i].dtype) for i in which]
     sums = operations.allreduce([*gradients, *hits], _SUM, called)
     totals, counts = sums[: len(which)], sums[len(which) :]
     return [hit * total / count for hit, total, count in zip(hits, totals, counts, strict=True)]
@@ -111,7 +116,7 @@ def _of_broadcast(op: Any, *gradients: Any) -> list[Any]:
     called, root = _call(op), int(op.get_attr("root"))
 
     def derivative(given: list[tf.Tensor]) -> list[tf.Tensor]:
-        is_root = place()[0] == root
+        is_root = tf.equal(place()[0], root)
         sums = operations.allreduce(given, _SUM, called)
         return [one * tf.cast(is_root, one.dtype) for one in sums]
 
@@ -120,9 +125,10 @@ def _of_broadcast(op: Any, *gradients: Any) -> list[Any]:
 
 @tf.RegisterGradient("SirtakiAlltoall")
 def _of_alltoall(op: Any, gradient: Any, _: Any) -> list[Any]:
-    if gradient is None or not (op.outputs[0].dtype.is_floating or op.outputs[0].dtype.is_complex):
-        gradient = tf.zeros_like(op.outputs[0])
-    back, _ = operations.alltoall(tf.convert_to_tensor(gradient), op.outputs[1], _call(op))
+    output = op.outputs[0]
+    if not (output.dtype.is_floating or output.dtype.is_complex):
+        gradient = None
+    back, _ = operations.alltoall(_given(output, gradient), op.outputs[1], _call(op))
     unsent = tf.zeros_like(op.inputs[1][tf.shape(back)[0] :])  # the splits may leave rows out
     return [None, tf.concat([back, unsent], 0), None]
 

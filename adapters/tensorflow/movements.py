@@ -108,8 +108,11 @@ def broadcast_(
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> list[tf.Variable]:
+) -> list[Any]:
     """Overwrites variables with rank `root_rank`'s, and returns them. All ranks of the set must call it.
+
+    In a graph that a session runs, nothing is overwritten before that: it returns tensors of the new values
+    instead, and running any of them overwrites all variables.
 
     Raises:
         ValueError: something else than variables; else as `broadcast`.
@@ -117,11 +120,12 @@ def broadcast_(
     wrong = next((one for one in variables if not hasattr(one, "assign")), None)
     if wrong is not None:
         raise ValueError(f"broadcast_ overwrites variables; {type(wrong).__name__} is none: use broadcast()")
-    for variable, value in zip(
-        variables, grouped_broadcast(variables, root_rank, name, process_set), strict=True
-    ):
-        variable.assign(value)
-    return list(variables)
+    values = grouped_broadcast(variables, root_rank, name, process_set)
+    written = [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
+    if tf.executing_eagerly() or tf.inside_function():
+        return list(variables)
+    with tf.control_dependencies([one.op for one in written]):
+        return [variable.read_value() for variable in variables]
 
 
 @as_written

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from sirtaki.common import objects
 from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.tensorflow.movements import grouped_broadcast
+from sirtaki.tensorflow.movements import broadcast_
 from sirtaki.tensorflow.tracing import as_written
 
 
@@ -17,7 +19,7 @@ def broadcast_variables(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
-) -> None:
+) -> Any:
     """Overwrites variables with rank `root_rank`'s. All ranks of the set must call it.
 
     Args:
@@ -25,6 +27,9 @@ def broadcast_variables(
         root_rank: whose values all get: a rank of the world.
         process_set: the ranks that take part.
         inplace: accepted; they always are.
+
+    Returns:
+        None; in a graph of TensorFlow 1 the operation that overwrites them, for a session to run.
 
     Raises:
         ValueError: something else than variables, or a set that is not in use.
@@ -34,9 +39,8 @@ def broadcast_variables(
     wrong = next((one for one in variables if not hasattr(one, "assign")), None)
     if wrong is not None:
         raise ValueError(f"broadcast_variables takes variables, not {type(wrong).__name__}")
-    values = grouped_broadcast(variables, root_rank, process_set=process_set)
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
+    written = broadcast_(variables, root_rank, process_set=process_set)
+    return None if tf.executing_eagerly() or tf.inside_function() else tf.group(*written)
 
 
 def broadcast_object(

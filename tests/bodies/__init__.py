@@ -45,6 +45,7 @@ TENSORFLOW_MODULES = (
     "tensorflow_functions",
     "tensorflow_gradients",
     "tensorflow_mistakes",
+    "tensorflow_sessions",
     "tensorflow_training",
     "tensorflow_xla",
 )

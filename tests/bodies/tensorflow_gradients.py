@@ -93,6 +93,27 @@ def what_is_not_used_counts_as_zero() -> None:
 
 
 @case()
+def in_another_dtype() -> None:
+    """What comes back may be of another dtype, and is converted, so that ranks agree about it."""
+    given = {True: tf.float64, False: tf.float16}[hvd.rank() % 2 == 0]
+    for collective in (
+        lambda x: hvd.alltoall(x, [1] * hvd.size())[0],
+        lambda x: hvd.allreduce(x, op=hvd.Max),
+        lambda x: hvd.broadcast(x, 0),
+        hvd.allgather,
+        lambda x: hvd.reducescatter(x, op=hvd.Sum),
+    ):
+        x = tf.constant(values(0, (2 * hvd.size(), 2)), tf.float32)
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            result = collective(x)
+        expected = tape.gradient(result, x, tf.ones_like(result))
+        found = tape.gradient(result, x, tf.ones(result.shape, given))
+        assert found.dtype == tf.float32
+        np.testing.assert_array_equal(found, expected)
+
+
+@case()
 def through_slices() -> None:
     table = tf.Variable(tf.ones([4, 2]))
     with tf.GradientTape() as tape:
