@@ -27,6 +27,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
+    *,  # horovod.keras and horovod.tensorflow.keras differ in the order of what follows
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,

@@ -138,9 +138,10 @@ def grouped_reducescatter(
     compression: type[Compressor] = Compression.none,
     op: int = Average,
     process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    *,
+    ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[tf.Tensor]:
     """As `reducescatter`, of a list of tensors that complete together. Returns the list of results."""
