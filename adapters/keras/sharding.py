@@ -22,6 +22,7 @@ def shard(dataset: Any, *, shuffle: bool = True, seed: int = 0, buffer_size: int
     Args:
         dataset: a tf.data.Dataset, the same on all ranks and in the same order, of samples or of batches; or
             a keras.utils.PyDataset of batches, the same on all ranks, of which each rank takes every size-th.
+            It must not have been shuffled: each rank would take its part of another order.
         shuffle: whether each epoch has another order. A PyDataset's batches are dealt out anew as well; of a
             tf.data.Dataset each rank shuffles the share that it always has.
         seed: of the order.
@@ -32,12 +33,13 @@ def shard(dataset: Any, *, shuffle: bool = True, seed: int = 0, buffer_size: int
 
     Raises:
         TypeError: another kind of dataset; for arrays there is `shard_arrays`.
-        ValueError: there is less than one element a rank.
+        ValueError: there is less than one element a rank, or the dataset's order differs between ranks.
         NotInitializedError: init() has not been called.
     """
     if isinstance(dataset, keras.utils.PyDataset):
         return _ShardOfBatches(dataset, shuffle, seed)
     if "tensorflow" in sys.modules and isinstance(dataset, sys.modules["tensorflow"].data.Dataset):
+        _refuse_other_orders(dataset)
         part = _shard_of_elements(dataset)
         return part.shuffle(buffer_size, seed=seed, reshuffle_each_iteration=True) if shuffle else part
     raise TypeError(
@@ -155,6 +157,39 @@ class _ShardOfBatches(keras.utils.PyDataset):
         self._dataset.on_epoch_end()
         self._epoch += 1
         self._own = self._dealer.deal(len(self._dataset), self._epoch)
+
+
+def _refuse_other_orders(dataset: Any) -> None:
+    """Raises ValueError if a tf.data.Dataset, or one that it is made of, has another order on each rank.
+
+    TensorFlow keeps what a dataset is made of in attributes that are not public; without them nothing is
+    found.
+    """
+    cause = ""
+    if dataset.options().deterministic is False:
+        cause = "has the option deterministic=False"
+    pending = [dataset]
+    while pending and not cause:
+        one = pending.pop()
+        if "Shuffle" in type(one).__name__ or any(map(_shuffles, one._functions())):
+            cause = "has been shuffled"
+        elif getattr(one, "_deterministic", None) == "false":
+            cause = "is made with deterministic=False"
+        pending += one._inputs()
+    if cause:
+        raise ValueError(
+            f"the dataset given to shard() {cause}, so its order differs between ranks: they would train on "
+            "some samples together and on others never. Shard first and shuffle afterwards: "
+            "hvd.shard(dataset) shuffles this rank's part, and so does "
+            "hvd.shard(dataset, shuffle=False).shuffle(buffer_size); for files, write "
+            "tf.data.Dataset.list_files(pattern, shuffle=False)"
+        )
+
+
+def _shuffles(function: Any) -> bool:
+    """Whether the function of a `flat_map`, an `interleave` or the like makes a shuffled dataset."""
+    graph = getattr(getattr(function, "function", None), "graph", None)
+    return graph is not None and any(one.type.startswith("Shuffle") for one in graph.get_operations())
 
 
 def _mapped(part: Any, change: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import keras
@@ -40,6 +41,37 @@ def samples_dealt_out(uneven: Any) -> None:
         assert set(together) == set(range(count))
     assert first != second
     assert len(hvd.shard_arrays(np.arange(count), batch_size=3, uneven="drop")) == 4
+
+
+@case()
+def datasets_in_another_order_on_each_rank() -> None:
+    """are refused wherever the order arises: ranks would overlap."""
+    if importlib.util.find_spec("tensorflow") is None:
+        return
+    import tensorflow as tf
+
+    numbers = tf.data.Dataset.range(8 * hvd.size())
+    unordered = tf.data.Options()
+    unordered.deterministic = False
+    made = {
+        "has been shuffled": [
+            numbers.shuffle(8),
+            numbers.shuffle(8, seed=1).map(lambda one: one + 1).batch(2).prefetch(1),
+            tf.data.Dataset.zip((numbers, numbers.shuffle(8))),
+            numbers.batch(4).flat_map(lambda part: tf.data.Dataset.from_tensor_slices(part).shuffle(4)),
+        ],
+        "deterministic=False": [
+            numbers.with_options(unordered),
+            numbers.map(lambda one: one, num_parallel_calls=2, deterministic=False).batch(2),
+        ],
+    }
+    for cause, datasets in made.items():
+        for dataset in datasets:
+            with pytest.raises(ValueError, match=f"{cause}.*hvd.shard\\(dataset\\) shuffles"):
+                hvd.shard(dataset)
+    part = hvd.shard(numbers.map(lambda one: one, num_parallel_calls=2), shuffle=False).shuffle(8)
+    mine = [int(one) for one in part]
+    assert sorted(of_all(mine)) == list(range(8 * hvd.size()))
 
 
 @case()
