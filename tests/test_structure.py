@@ -34,9 +34,9 @@ BELOW = {
 IMPORTS = {
     "bindings": {"_core"},
     "adapters/common": {"_core", "common"},
-    "adapters/jax": {"_core", "common", "jax"},
+    "adapters/jax": {"_core", "common", "jax", "numpy"},
     "adapters/numpy": {"_core", "common", "numpy"},
-    "adapters/tensorflow": {"_core", "common", "keras", "tensorflow"},
+    "adapters/tensorflow": {"_core", "common", "keras", "numpy", "tensorflow"},
     "adapters/torch": {"_core", "common", "torch"},
     "adapters/keras": {"_core", "common", "jax", "keras", "numpy", "tensorflow", "torch"},
     "runner": {"_core", "runner"},

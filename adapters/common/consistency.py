@@ -76,12 +76,16 @@ class Scope:
         process_set: the ranks that are compared.
         name: what the ranks recognise the comparison by.
         mend: the call that makes parameters alike, as a message shows it.
+        share: how a rank gets its own part of the data, as the end of a sentence.
+        after_join: what to do after a `join()`, if that is not `mend`.
     """
 
     context: Context
     process_set: ProcessSet
     name: str
     mend: str
+    share: str = ""
+    after_join: str = ""
 
     def call(self) -> Call:
         return Call(self.name, self.process_set.number(self.context))

@@ -22,16 +22,13 @@ from sirtaki.common.process_sets import global_process_set
 
 _PARAMETERS, _OPTIONS, _GRADIENTS, _ROUND = range(4)  # the numbers that are compared
 _FIRST_CHECK = 2  # the round whose comparison has the parameters, too
+_ROUNDS_WITH_GRADIENTS = 2
 
 _SAME_DATA = (
     "in two steps, all {count} ranks have computed the same gradients, as if from the same batches: together "
-    "they learn what one of them would. Give each rank its own part of the data, for example with "
-    "DataLoader(data, sampler=hvd.DistributedSampler(data))"
+    "they learn what one of them would. Give each rank its own part of the data{example}"
 )
-_AFTER_JOIN = (
-    "ranks that had called hvd.join() have missed the steps that the others still took; call "
-    "hvd.join(model=model, optimizer=optimizer), which gives all ranks the state of the last one"
-)
+_AFTER_JOIN = "ranks that had called hvd.join() have missed the steps that the others still took; {mend}"
 
 
 class Optimizer(Tensors, Protocol):
@@ -53,8 +50,9 @@ class RoundChecks:
     come, and `report` before the optimizer steps.
     """
 
-    def __init__(self, scope: Scope, optimizer: Optimizer) -> None:
-        self._scope, self._optimizer = scope, optimizer
+    def __init__(self, scope: Scope, optimizer: Optimizer, first_check: int = _FIRST_CHECK) -> None:
+        """`first_check` is the first round in which parameters are compared, from 1."""
+        self._scope, self._optimizer, self._first_check = scope, optimizer, first_check
         self._interval = int(scope.context.setting("check_parameters"))  # 0: never; -1: once
         self._comparison = Comparison(scope.context, scope.call(), 4)
         self._set_number = scope.process_set.number(scope.context)
@@ -75,7 +73,7 @@ class RoundChecks:
         Ranks of a process set may well be given the same batch.
         """
         return (
-            self._round < _FIRST_CHECK
+            self._round < _ROUNDS_WITH_GRADIENTS
             and self._interval != 0
             and self._scope.process_set is global_process_set
         )
@@ -114,7 +112,7 @@ class RoundChecks:
         if joins != self._joins:
             self._joins, self._is_after_join = joins, True
             return True
-        since = self._round - _FIRST_CHECK
+        since = self._round - self._first_check
         return since == 0 or (since > 0 and self._interval > 0 and since % self._interval == 0)
 
     def finish(self) -> None:
@@ -146,10 +144,13 @@ class RoundChecks:
             self._is_suspicious = False
             finding = find_difference(self._scope, self._optimizer, self._optimizer.options())
             if finding is not None:
-                self._tell(replace(finding, advice=_AFTER_JOIN) if after_join else finding)
-        if self._alike_gradients == _FIRST_CHECK:
+                self._tell(replace(finding, advice=self._after_join()) if after_join else finding)
+        if self._alike_gradients == _ROUNDS_WITH_GRADIENTS:
             self._alike_gradients = 0
-            self._warn(_SAME_DATA.format(count=self._scope.context.size))
+            self._warn(_SAME_DATA.format(count=self._scope.context.size, example=self._scope.share))
+
+    def _after_join(self) -> str:
+        return _AFTER_JOIN.format(mend=self._scope.after_join or f"after it, call {self._scope.mend}")
 
     def _tell(self, finding: Finding) -> None:
         if not finding.is_rounding:

@@ -18,6 +18,7 @@ from sirtaki.jax.collectives import (
     reducescatter,
 )
 from sirtaki.jax.compression import Compression
+from sirtaki.jax.consistency import check_parameters
 from sirtaki.jax.optimizer import DistributedOptimizer, grad, value_and_grad
 from sirtaki.jax.parameters import broadcast_parameters, rank_key
 
@@ -43,6 +44,7 @@ __all__ = [
     "barrier",
     "join",
     "broadcast_parameters",
+    "check_parameters",
     "rank_key",
     "broadcast_object",
     "allgather_object",

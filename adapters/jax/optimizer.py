@@ -13,6 +13,8 @@ from sirtaki.common.ops import Average
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.jax.collectives import allreduce
 from sirtaki.jax.compression import Compression, Compressor
+from sirtaki.jax.consistency import BROADCAST, around
+from sirtaki.numpy.consistency import EagerChecks
 
 
 class AccumulatingState(NamedTuple):
@@ -41,6 +43,9 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
 
     All ranks must call `update`, inside or outside jit. All gradients of a step travel as one. What comes
     behind, such as clipping, sees the averaged ones. `init` exchanges nothing: see `broadcast_parameters`.
+
+    Outside jit, the second update compares parameters and state over the ranks, and raises
+    ParametersDifferError if they differ; inside, `check_parameters` after a step does.
 
     Args:
         optimizer: an optax.GradientTransformation.
@@ -71,8 +76,11 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
         )
     inner = optax.with_extra_args_support(optimizer)
 
+    checks = EagerChecks(f"check of {name}", BROADCAST)
+
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        reduced = allreduce(gradients, name=name, compression=compression, op=op, process_set=process_set)
+        with around(checks, process_set, gradients, {"params": params, "state": state}):
+            reduced = allreduce(gradients, name=name, compression=compression, op=op, process_set=process_set)
         return inner.update(reduced, state, params, **extra)
 
     made = optax.GradientTransformationExtraArgs(inner.init, update)

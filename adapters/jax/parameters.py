@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import numpy as np
 
 from sirtaki._core import request as core
 from sirtaki._core.current import current
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.jax.collectives import _run
+from sirtaki.jax.consistency import is_array, is_key
 from sirtaki.jax.terms import Terms
 
 
@@ -34,16 +34,14 @@ def broadcast_parameters(
         PeerLostError: a rank died.
     """
     leaves, structure = jax.tree_util.tree_flatten(params)
-    given = {place: leaf for place, leaf in enumerate(leaves) if _is_array(leaf)}
-    sent = {place: jax.random.key_data(leaf) if _is_key(leaf) else leaf for place, leaf in given.items()}
+    given = {place: leaf for place, leaf in enumerate(leaves) if is_array(leaf)}
+    sent = {place: jax.random.key_data(leaf) if is_key(leaf) else leaf for place, leaf in given.items()}
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
     named = {f"{place:06}{paths[place]}": leaf for place, leaf in sent.items()}
     came = _run(named, Terms(core.BROADCAST, (), "parameters", root=root_rank), process_set)
     for (place, leaf), name in zip(given.items(), named, strict=True):
         new = came[name]
-        leaves[place] = (
-            jax.random.wrap_key_data(new, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else new
-        )
+        leaves[place] = jax.random.wrap_key_data(new, impl=jax.random.key_impl(leaf)) if is_key(leaf) else new
     return structure.unflatten(leaves)
 
 
@@ -53,11 +51,3 @@ def rank_key(key: Any) -> Any:
     Nothing is sent. Raises NotInitializedError (a ValueError) before init().
     """
     return jax.random.fold_in(key, current().rank)
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex)
-
-
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

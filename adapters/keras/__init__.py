@@ -15,6 +15,7 @@ from sirtaki.common.ops import Adasum, Average, Max, Min, Product, Sum, barrier,
 from sirtaki.keras import callbacks  # noqa: E402
 from sirtaki.keras.broadcasting import broadcast_model, broadcast_variables  # noqa: E402
 from sirtaki.keras.compression import Compression  # noqa: E402
+from sirtaki.keras.consistency import check_parameters  # noqa: E402
 from sirtaki.keras.metrics import reduce_metrics  # noqa: E402
 from sirtaki.keras.operations import allgather, allreduce, broadcast, reducescatter  # noqa: E402
 from sirtaki.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer  # noqa: E402
@@ -43,6 +44,7 @@ __all__ = [
     "join",
     "broadcast_variables",
     "broadcast_model",
+    "check_parameters",
     "broadcast_object",
     "allgather_object",
     "load_model",

@@ -51,6 +51,7 @@ class Exchange:
         sparse_as_dense: whether sparse gradients travel as dense ones.
         factor: multiplies what has been combined; passes that add up are averaged by Keras, not summed.
         local: which gradients are not exchanged.
+        has_reduced: whether gradients have been reduced, or a step that does so has been compiled.
     """
 
     backend: Backend
@@ -61,6 +62,7 @@ class Exchange:
     sparse_as_dense: bool = False
     factor: float = 1.0
     local: LocalVariables = field(default_factory=LocalVariables)
+    has_reduced: bool = field(default=False, init=False)
     _is_done: bool = field(default=False, init=False)
     _postponed: list[Any] = field(default_factory=list, init=False)
 
@@ -97,6 +99,7 @@ class Exchange:
 
         All ranks of the process set must call it, with as many gradients in the same order.
         """
+        self.has_reduced = True
         results = list(gradients)
         members = self.how.process_set.members(current())
         if current().rank in members and len(members) > 1:
@@ -146,7 +149,7 @@ class Exchange:
             else:
                 value, context = compression.compress(value)
                 undo.append(context)
-            gradients.append(Gradient(f"{self.prefix}.{index}.{_readable(variable)}", value, is_absent))
+            gradients.append(Gradient(f"{self.prefix}.{index}.{readable(variable)}", value, is_absent))
         reduced = self.backend.allreduce(f"{self.prefix}.{name}", gradients, how)
         for index, value, context in zip(indices, reduced, undo, strict=True):
             restores = value is not None and context is not _AS_IT_IS
@@ -156,7 +159,7 @@ class Exchange:
 _AS_IT_IS = object()
 
 
-def _readable(variable: Any) -> str:
+def readable(variable: Any) -> str:
     """A variable's path, without Keras' running numbers, which may differ between ranks."""
     path = str(getattr(variable, "path", variable.name))
     return re.sub(r"_\d+(?=/|:|$)", "", path)

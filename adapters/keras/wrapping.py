@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from sirtaki.keras.consistency import OptimizerChecks
 from sirtaki.keras.exchange import Exchange
 
 
@@ -18,6 +19,7 @@ class Distributed(keras.optimizers.Optimizer):
     """
 
     _exchange: Exchange
+    _checks: OptimizerChecks
     _plain: type[Any]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Iterable[Any] | None = None) -> Any:
@@ -32,7 +34,8 @@ class Distributed(keras.optimizers.Optimizer):
             pairs = zip(gradients, variables, strict=True)
             with exchange.postponed([one for gradient, one in pairs if gradient is not None]):
                 return super().apply(gradients, given)
-        gradients = exchange.reduce(gradients, variables)
+        with self._checks.around(gradients, variables):
+            gradients = exchange.reduce(gradients, variables)
         with exchange.done():
             return super().apply(gradients, given)
 
@@ -49,6 +52,16 @@ class Distributed(keras.optimizers.Optimizer):
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         return super()._clip_gradients(self._exchange.reduce_postponed(grads))
+
+    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+        """As the optimizer's own, which `fit` calls at its end: all ranks must have the same variables then.
+
+        Raises:
+            ParametersDifferError: they have not.
+            ValueError: the steps have exchanged nothing.
+        """
+        super().finalize_variable_values(var_list)
+        self._checks.after_steps(var_list)
 
     def register_local_var(self, var: Any) -> None:
         """Keeps the gradients of a variable on this rank; all ranks must do so."""
@@ -73,4 +86,5 @@ def become(optimizer: Any, exchange: Exchange) -> Any:
     # Keras and TensorFlow look at whatever is set on an optimizer; this is none of their business.
     object.__setattr__(optimizer, "__class__", type(name, (Distributed, kind), members))
     object.__setattr__(optimizer, "_exchange", exchange)
+    object.__setattr__(optimizer, "_checks", OptimizerChecks(optimizer, exchange))
     return optimizer

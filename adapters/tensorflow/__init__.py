@@ -11,6 +11,7 @@ from sirtaki.common.observing import __all__ as _observing
 from sirtaki.common.ops import Adasum, Average, Max, Min, Product, Sum
 from sirtaki.tensorflow.accumulation import GradientAccumulator
 from sirtaki.tensorflow.compression import Compression
+from sirtaki.tensorflow.consistency import check_parameters
 from sirtaki.tensorflow.facts import (
     local_rank_op,
     local_size_op,
@@ -83,6 +84,7 @@ __all__ = [
     "barrier",
     "join",
     "broadcast_variables",
+    "check_parameters",
     "broadcast_object",
     "allgather_object",
 ]

@@ -12,6 +12,7 @@ import tensorflow as tf
 from sirtaki.common.ops import Average, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.tensorflow.compression import Compression, Compressor
+from sirtaki.tensorflow.consistency import reduce_checked
 from sirtaki.tensorflow.facts import members
 from sirtaki.tensorflow.labels import set_number
 from sirtaki.tensorflow.reductions import grouped_allreduce
@@ -62,7 +63,17 @@ class GradientExchange:
             for i, gradient in enumerate(gradients)
             if gradient is not None and id(sources[i]) not in self._local
         ]
-        for chosen in self._buckets(exchanged, results, sources):
+        shared = [i for i in exchanged if hasattr(sources[i], "assign")]
+        return reduce_checked(
+            lambda: self._exchange(exchanged, results, sources),
+            [results[i] for i in shared],
+            [sources[i] for i in shared],
+            self.process_set,
+        )
+
+    def _exchange(self, which: list[int], results: list[Any], sources: Sequence[Any]) -> list[Any]:
+        """The results, with those of these indices combined."""
+        for chosen in self._buckets(which, results, sources):
             for i, result in zip(chosen, self._combined([results[i] for i in chosen]), strict=True):
                 results[i] = result
         return results

@@ -27,6 +27,10 @@ from sirtaki.torch.tensors import plain_name, view
 
 _BROADCAST_PARAMETERS = "hvd.broadcast_parameters(model.state_dict(), root_rank=0)"
 _BROADCAST_BOTH = f"{_BROADCAST_PARAMETERS} and hvd.broadcast_optimizer_state(optimizer, root_rank=0)"
+_SHARE = ", for example with DataLoader(data, sampler=hvd.DistributedSampler(data))"
+_AFTER_JOIN = (
+    "call hvd.join(model=model, optimizer=optimizer), which gives all ranks the state of the last one"
+)
 _ONLY_SPEED = {"foreach", "fused", "capturable"}  # options that change how fast a step is, not what it does
 _PLAIN = (str, bool, type(None))
 
@@ -128,7 +132,7 @@ def _plain(value: Any) -> Any:
 
 def _scope(where: Where, mend: str) -> Scope:
     assert where.name is not None
-    return Scope(where.context, where.process_set, where.name, mend)
+    return Scope(where.context, where.process_set, where.name, mend, _SHARE, _AFTER_JOIN)
 
 
 def _frozen(tensor: Tensor) -> str:

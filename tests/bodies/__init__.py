@@ -42,6 +42,7 @@ TORCH_MODULES = (
 )
 TENSORFLOW_MODULES = (
     "tensorflow_collectives",
+    "tensorflow_consistency",
     "tensorflow_functions",
     "tensorflow_gradients",
     "tensorflow_mistakes",
@@ -51,6 +52,7 @@ TENSORFLOW_MODULES = (
 )
 KERAS_MODULES = (  # on whatever backend KERAS_BACKEND names
     "keras_callbacks",
+    "keras_consistency",
     "keras_data",
     "keras_gradients",
     "keras_loss_scale",
@@ -59,7 +61,14 @@ KERAS_MODULES = (  # on whatever backend KERAS_BACKEND names
     "keras_training",
     "keras_values",
 )
-JAX_MODULES = ("jax_collectives", "jax_mistakes", "jax_programs", "jax_training", "jax_transforms")
+JAX_MODULES = (
+    "jax_collectives",
+    "jax_consistency",
+    "jax_mistakes",
+    "jax_programs",
+    "jax_training",
+    "jax_transforms",
+)
 GPU_MODULES = ("torch_gpu",)  # also without a GPU: the fakes have some
 
 

@@ -1,6 +1,6 @@
 """What depends on the backend that Keras runs on: how gradients get from its tensors to the core and back.
 
-A backend is a module of this package with three functions, those of `Backend`. Everything else in
+A backend is a module of this package with the functions of `Backend`. Everything else in
 `sirtaki.keras` is the same for all of them.
 """
 
@@ -47,6 +47,10 @@ class Backend(Protocol):
 
     def is_sparse(self, gradient: Any) -> bool:
         """Whether it is no tensor, but rows of one that can travel as they are."""
+        ...
+
+    def is_eager(self, gradients: Sequence[Any]) -> bool:
+        """Whether they have values now, and are not those of a step that is being compiled."""
         ...
 
     def scaled(self, gradient: Any, factor: float) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from sirtaki.jax import grouped_allreduce
 from sirtaki.keras.backends import Combination, Gradient
 
@@ -12,6 +14,11 @@ from sirtaki.keras.backends import Combination, Gradient
 def is_sparse(gradient: Any) -> bool:
     """Never: derivatives of JAX are dense."""
     return False
+
+
+def is_eager(gradients: Sequence[Any]) -> bool:
+    """As `Backend.is_eager`."""
+    return not any(isinstance(one, jax.core.Tracer) for one in gradients)
 
 
 def scaled(gradient: Any, factor: float) -> Any:

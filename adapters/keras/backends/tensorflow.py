@@ -16,6 +16,11 @@ def is_sparse(gradient: Any) -> bool:
     return isinstance(gradient, tf.IndexedSlices)
 
 
+def is_eager(gradients: Sequence[Any]) -> bool:
+    """As `Backend.is_eager`."""
+    return tf.executing_eagerly()
+
+
 def scaled(gradient: Any, factor: float) -> Any:
     """As `Backend.scaled`."""
     if is_sparse(gradient):

@@ -22,6 +22,11 @@ def is_sparse(gradient: Any) -> bool:
     return False
 
 
+def is_eager(gradients: Sequence[Any]) -> bool:
+    """As `Backend.is_eager`."""
+    return not torch.compiler.is_compiling()
+
+
 def scaled(gradient: Any, factor: float) -> Any:
     """As `Backend.scaled`."""
     return gradient * factor

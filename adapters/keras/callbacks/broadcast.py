@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
+from sirtaki._core.current import current
+from sirtaki.common.hints import hint
 from sirtaki.common.objects import allgather_object
 from sirtaki.keras.broadcasting import broadcast_model
 from sirtaki.keras.callbacks.state import take_back
+from sirtaki.keras.wrapping import Distributed
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -18,6 +21,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     `sirtaki.keras.broadcast_model` says what is sent; the seeds of dropout are not. A model that gets its
     weights only when it sees its first batch, on any rank, is broadcast right after that batch: the first
     step of the other ranks is then lost. Give it an Input, or call `model.build(shape)`, to avoid that.
+
+    At the beginning it makes sure that all ranks train as many epochs of as many batches, and after each
+    epoch that they have the same model.
     """
 
     def __init__(
@@ -35,7 +41,16 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._is_due = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._is_due = not all(allgather_object(_is_built(self.model)))
+        """Broadcasts, if all ranks have weights.
+
+        Raises:
+            ValueError: on all ranks, if they train other numbers of epochs or batches.
+        """
+        params = self.params or {}
+        everyone = allgather_object(_Plan(_is_built(self.model), params.get("epochs"), params.get("steps")))
+        _check_plans(everyone)
+        _hint_at_plain(self.model)
+        self._is_due = not all(plan.is_built for plan in everyone)
         if not self._is_due:
             broadcast_model(self.model, self._root_rank, local_variables=self._local_variables)
 
@@ -44,6 +59,41 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._is_due = False
             take_back(self.model)
             broadcast_model(self.model, self._root_rank, local_variables=self._local_variables)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        checks = getattr(self.model.optimizer, "_checks", None)
+        if checks is not None:
+            take_back(self.model)
+            checks.after_steps(self.model.trainable_variables)
+
+
+class _Plan(NamedTuple):
+    """A rank's part in a `fit`; numbers are None where Keras does not know them."""
+
+    is_built: bool
+    epochs: int | None
+    steps: int | None
+
+
+def _check_plans(everyone: list[_Plan]) -> None:
+    first = everyone[0]
+    for rank, plan in enumerate(everyone):
+        if None in (*plan, *first) or plan[1:] == first[1:]:
+            continue
+        raise ValueError(
+            f"rank {rank} is to train {plan.epochs} epochs of {plan.steps} batches, and rank 0 "
+            f"{first.epochs} of {first.steps}: in each batch every rank waits for all others. Give all ranks "
+            "as many, with hvd.shard(dataset), hvd.shard_arrays(x, y) or the same steps_per_epoch"
+        )
+
+
+def _hint_at_plain(model: Any) -> None:
+    """Warns if each rank will train a model of its own; a `train_step` of the user's may exchange itself."""
+    if current().size > 1 and current().rank == 0 and not isinstance(model.optimizer, Distributed):
+        hint(
+            "the model's optimizer is not distributed, so each rank trains a model of its own: "
+            "model.compile(hvd.DistributedOptimizer(optimizer), ...)"
+        )
 
 
 def _is_built(model: Any) -> bool:

@@ -6,6 +6,9 @@ from typing import Any
 
 import keras
 
+from sirtaki._core.current import current
+from sirtaki.common.hints import hint
+from sirtaki.common.objects import allgather_object
 from sirtaki.keras.metrics import Results, combine, combine_logs
 
 
@@ -23,7 +26,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
     def __init__(self, device: str = "") -> None:
         """`device` is accepted, and without a meaning."""
         super().__init__()
-        self._is_training = False
+        self._is_training = self._has_looked = False
         self._training: Results | None = None
         self._validation: Results | None = None
 
@@ -43,11 +46,25 @@ class MetricAverageCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._is_training = False
         logs = {} if logs is None else logs
+        if not self._has_looked:
+            self._has_looked = True
+            _hint_at_same_data(logs.get("loss"))
         training = self._training or combine(self.model)
         own = {name: value for name, value in logs.items() if not name.startswith("val_")}
         validation = {name: value for name, value in logs.items() if name.startswith("val_")}
         logs.update(combine_logs(own, training))
         logs.update(combine_logs(validation, _prefixed(self._validation or training)))
+
+
+def _hint_at_same_data(loss: Any) -> None:
+    """Warns if all ranks have had one and the same loss over an epoch: they have had the same batches."""
+    losses = allgather_object(loss)
+    if len(losses) > 1 and len(set(losses)) == 1 and loss and current().rank == 0:
+        hint(
+            f"over an epoch, all {len(losses)} ranks have had the same loss, as if from the same batches: "
+            "together they learn what one of them would. Give each rank its own part of the data, with "
+            "hvd.shard_arrays(x, y) or hvd.shard(dataset)"
+        )
 
 
 def _prefixed(results: Results) -> Results:

@@ -1,0 +1,64 @@
+"""Checks that ranks have the same parameters, outside of compiled programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import jax
+import numpy as np
+
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.numpy import consistency
+from sirtaki.numpy.consistency import EagerChecks, Subject
+
+BROADCAST = "params = hvd.broadcast_parameters(params, root_rank=0)"
+
+
+def check_parameters(params: Any, process_set: ProcessSet = global_process_set) -> None:
+    """Makes sure that all ranks of the set have the same parameters. All of them must call it, outside jit.
+
+    It reads all arrays and sends 8 bytes; more only if they differ. `DistributedOptimizer` does this by
+    itself, once, where `update` runs outside jit; inside it cannot.
+
+    Args:
+        params: any tree: parameters, an optimizer's state. What is no array or number is not compared.
+        process_set: the ranks that take part.
+
+    Raises:
+        ParametersDifferError: they differ. All ranks raise it, with the same text: which arrays differ, on
+            which ranks, and by how much.
+        PeerLostError: a rank died.
+    """
+    consistency.check(Subject(lambda: named(params)), BROADCAST, process_set)
+
+
+def around(
+    checks: EagerChecks, process_set: ProcessSet, gradients: Any, parameters: Any
+) -> AbstractContextManager[None]:
+    """Compares beside the exchange that is made inside; not in a program that is being traced."""
+    leaves = jax.tree.leaves((gradients, parameters))
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        return nullcontext()
+    subject = Subject(lambda: named(parameters))
+    return checks.around(process_set, subject, lambda: (one for _, one in named(gradients)))
+
+
+def named(tree: Any) -> Iterator[tuple[str, Any]]:
+    """The arrays of a tree by their paths, as numpy's."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        if is_key(leaf):
+            leaf = jax.random.key_data(leaf)
+        if is_array(leaf):
+            yield jax.tree_util.keystr(path), np.asarray(leaf)
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether it is an array or a number."""
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex)
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether it is an array of keys of jax.random."""
+    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -1,0 +1,120 @@
+"""Checks that ranks have the same model: beside eager steps, after epochs and at the end of `fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from weakref import ref
+
+import keras
+import numpy as np
+
+from sirtaki._core.current import current
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.keras.exchange import Exchange, readable
+from sirtaki.numpy import consistency
+from sirtaki.numpy.consistency import EagerChecks, Subject
+
+_BROADCAST = (
+    "hvd.broadcast_model(model, root_rank=0), or fit with hvd.callbacks.BroadcastGlobalVariablesCallback(0),"
+)
+
+
+def check_parameters(model: Any, process_set: ProcessSet = global_process_set) -> None:
+    """Makes sure that all ranks of the set have the same model and optimizer. All of them must call it.
+
+    Compared are the trainable weights, and the variables and plain hyper-parameters of the optimizer; not the
+    statistics of normalisation and the states of random number generators, which may well differ. It sends 8
+    bytes; more only if ranks differ.
+
+    Args:
+        model: a model of Keras that has been built.
+        process_set: the ranks that take part.
+
+    Raises:
+        ParametersDifferError: they differ. All ranks raise it, with the same text: which variables differ, on
+            which ranks, and by how much.
+        PeerLostError: a rank died.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    consistency.check(_subject(optimizer, model.trainable_variables), _BROADCAST, process_set)
+
+
+class OptimizerChecks:
+    """The checks of one distributed optimizer. It does not keep the optimizer alive."""
+
+    def __init__(self, optimizer: Any, exchange: Exchange) -> None:
+        self._optimizer, self._exchange = ref(optimizer), exchange
+        self._first_step = _steps_of(optimizer)
+        self._beside_steps = EagerChecks(f"check of {exchange.prefix}", _BROADCAST)
+        self._after_steps = EagerChecks(f"check after {exchange.prefix}", _BROADCAST, first_check=1)
+
+    def around(self, gradients: Sequence[Any], variables: Sequence[Any]) -> AbstractContextManager[None]:
+        """Compares beside the exchange that is made inside; compiled steps are checked after them."""
+        if not self._exchange.backend.is_eager(gradients):
+            return nullcontext()
+        process_set = self._exchange.how.process_set
+        shared = self._shared(variables)
+        own = {id(one) for one in shared}
+        mine = [one for one, variable in zip(gradients, variables, strict=True) if id(variable) in own]
+        return self._beside_steps.around(
+            process_set, _subject(self._state(shared, variables), shared), lambda: _arrays(mine)
+        )
+
+    def after_steps(self, variables: Sequence[Any]) -> None:
+        """Compares now, outside of steps: all ranks of the optimizer's set must call it.
+
+        Raises:
+            ParametersDifferError: variables or learning rates differ.
+            ValueError: the steps have exchanged nothing.
+        """
+        process_set = self._exchange.how.process_set
+        members = process_set.members(current())
+        if len(members) == 1 or current().rank not in members:
+            return
+        if not self._exchange.has_reduced and _steps_of(self._optimizer()) != self._first_step:
+            raise ValueError(
+                "steps were taken that exchanged nothing between the ranks: the model's training step had "
+                "been compiled before DistributedOptimizer was called. Call "
+                "hvd.DistributedOptimizer(optimizer) first, then model.compile(optimizer, ...)"
+            )
+        shared = self._shared(variables)
+        with self._after_steps.around(process_set, _subject(self._state(shared, variables), shared)):
+            pass
+
+    def _shared(self, variables: Sequence[Any]) -> list[Any]:
+        own = self._exchange.local.numbers()
+        return [one for one in variables if id(one) not in own]
+
+    def _state(self, shared: Sequence[Any], variables: Sequence[Any]) -> Any:
+        """The optimizer; None if it has state of variables that are this rank's own."""
+        return self._optimizer() if len(shared) == len(variables) else None
+
+
+def _steps_of(optimizer: Any) -> int:
+    return int(keras.ops.convert_to_numpy(optimizer.iterations))
+
+
+def _subject(optimizer: Any, variables: Sequence[Any]) -> Subject:
+    """Variables of a model and of its optimizer, whose hyper-parameters count as well."""
+    if optimizer is None:
+        return Subject(lambda: _named(variables))
+
+    def options() -> dict[str, Any]:
+        return {name: value for name, value in optimizer.get_config().items() if name != "name"}
+
+    def rate() -> tuple[float]:
+        return (float(keras.ops.convert_to_numpy(optimizer.learning_rate)),)
+
+    return Subject(lambda: _named([*variables, *optimizer.variables]), rate, options)
+
+
+def _named(variables: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    for place, one in enumerate(variables):
+        yield f"{place}: {readable(one)}", np.asarray(keras.ops.convert_to_numpy(one))
+
+
+def _arrays(gradients: Sequence[Any]) -> Iterator[Any]:
+    for one in gradients:
+        yield None if one is None else keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(one))

@@ -1,0 +1,168 @@
+"""Checks that ranks have the same arrays, for every library whose arrays numpy can read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from numbers import Real
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sirtaki._core.context import Context
+from sirtaki._core.current import current
+from sirtaki._core.errors import UnsupportedError
+from sirtaki.common import consistency
+from sirtaki.common.checksums import checksum
+from sirtaki.common.consistency import Options, Scope, Spread
+from sirtaki.common.ops import Max, Min
+from sirtaki.common.process_sets import ProcessSet
+from sirtaki.common.round_checks import RoundChecks
+from sirtaki.numpy.arrays import row_major_view
+from sirtaki.numpy.reductions import allreduce
+
+_PLAIN = (str, bool, type(None), Real)
+Named = Iterable[tuple[str, Any]]
+
+
+class Subject(NamedTuple):
+    """What ranks must have alike: arrays by name, and hyper-parameters.
+
+    Attributes:
+        named: returns the arrays, in an order that is the same on all ranks.
+        rates: returns the learning rates.
+        options: returns the hyper-parameters; those that are not plain values are left out.
+    """
+
+    named: Callable[[], Named]
+    rates: Callable[[], Sequence[float]] = tuple
+    options: Callable[[], dict[str, Any]] = dict
+
+
+class Arrays:
+    """A subject as `sirtaki.common.consistency` compares it."""
+
+    def __init__(self, scope: Scope, subject: Subject) -> None:
+        self.subject = subject
+        self._scope = scope
+
+    def _named(self) -> list[tuple[str, Any]]:
+        return [(name, np.asarray(value)) for name, value in self.subject.named()]
+
+    def names(self) -> Sequence[str]:
+        return [name for name, _ in self._named()]
+
+    def kinds(self) -> Sequence[str]:
+        return [f"{array.dtype} of shape {list(array.shape)}" for _, array in self._named()]
+
+    def checksums(self) -> Sequence[int]:
+        return [checksum_of(array) for _, array in self._named()]
+
+    def spread(self, index: int) -> Spread:
+        array = self._named()[index][1]
+        if array.dtype.kind == "c":
+            array = array.view(array.real.dtype)
+        values = array.astype(np.float64)
+        name = f"{self._scope.name}.extreme"
+        least, most = (
+            allreduce(values, op=op, name=name, process_set=self._scope.process_set) for op in (Min, Max)
+        )
+        scale = np.maximum(np.abs(least), np.abs(most)).max(initial=0.0)
+        return Spread(float((most - least).max(initial=0.0)), float(scale), _epsilon(array.dtype))
+
+    def rates(self) -> Sequence[float]:
+        return self.subject.rates()
+
+    def options(self) -> Options:
+        options = self.subject.options().items()
+        return [{name: value for name, value in options if isinstance(value, _PLAIN)}]
+
+
+def checksum_of(array: Any) -> int:
+    """The checksum of an array; 0 for a dtype that cannot be exchanged, which is not compared."""
+    try:
+        return checksum(row_major_view(array))
+    except UnsupportedError:
+        return 0
+
+
+def _epsilon(dtype: Any) -> float:
+    if dtype.kind in "iub":
+        return 0.0
+    return float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-7  # of bfloat16
+
+
+def check(subject: Subject, mend: str, process_set: ProcessSet) -> None:
+    """Compares arrays over the ranks of the set now. All of them must call it.
+
+    Args:
+        subject: what has to be alike.
+        mend: the call that makes them alike, as the message shows it.
+        process_set: the ranks that take part.
+
+    Raises:
+        ParametersDifferError: they differ; on all ranks, with the same text.
+        PeerLostError: a rank died.
+    """
+    context = current()
+    if len(process_set.members(context)) > 1:
+        scope = Scope(context, process_set, "check_parameters", mend)
+        arrays = Arrays(scope, subject)
+        consistency.check(scope, arrays, arrays.options())
+
+
+class EagerChecks:
+    """The checks beside a series of exchanges, such as those of one optimizer, in whatever world there is."""
+
+    def __init__(self, name: str, mend: str, first_check: int = 2) -> None:
+        """The checks before the first exchange.
+
+        Args:
+            name: how the ranks recognise the comparisons.
+            mend: as for `check`.
+            first_check: the exchange beside which arrays are compared, from 1.
+        """
+        self._name, self._mend, self._first_check = name, mend, first_check
+        self._context: Context | None = None
+        self._arrays: Arrays
+        self._checks: RoundChecks
+
+    @contextmanager
+    def around(
+        self, process_set: ProcessSet, subject: Subject, gradients: Callable[[], Iterable[Any]] = tuple
+    ) -> Iterator[None]:
+        """Compares beside the exchange of gradients that is made inside. All ranks of the set must enter it.
+
+        Args:
+            process_set: the ranks that take part.
+            subject: what has to be alike now.
+            gradients: returns those of this rank, as arrays or None.
+
+        Raises:
+            ParametersDifferError: parameters or learning rates differ; on all ranks, with the same text.
+        """
+        context = current()
+        members = process_set.members(context)
+        if len(members) == 1 or context.rank not in members:
+            yield
+            return
+        self._begin(context, process_set, subject)
+        if self._checks.wants_gradients:
+            for index, gradient in enumerate(gradients()):
+                if gradient is not None and np.any(np.asarray(gradient)):
+                    self._checks.note_gradient(index, checksum_of(np.asarray(gradient)))
+        self._checks.start()
+        try:
+            yield
+            self._checks.finish()
+        except BaseException:
+            self._checks.forget()
+            raise
+        self._checks.report()
+
+    def _begin(self, context: Context, process_set: ProcessSet, subject: Subject) -> None:
+        if self._context is not context:
+            scope = Scope(context, process_set, self._name, self._mend)
+            self._context, self._arrays = context, Arrays(scope, subject)
+            self._checks = RoundChecks(scope, self._arrays, self._first_check)
+        self._arrays.subject = subject
