@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -69,22 +68,6 @@ def what_xla_cannot_compile() -> None:
     fails(ValueError, lambda: compiled(tf.ones([2])), "jit_compile=False")
     inner = tf.function(lambda one: one * 2, jit_compile=True)
     assert float(tf.function(lambda one: hvd.allreduce(inner(one)))(tf.constant(1.0))) == 2.0
-
-
-@case()
-def positions_of_arguments() -> None:
-    """As in Horovod; where its two modules for Keras differ, an argument has to be named."""
-    import sirtaki.keras
-
-    def positional(function: Any) -> list[str]:
-        parameters = inspect.signature(function).parameters.values()
-        return [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
-
-    combination = ["tensors", "device_dense", "compression", "op", "process_set"]
-    assert positional(hvd.grouped_reducescatter) == [*combination, "prescale_factor", "postscale_factor"]
-    exchange = ["optimizer", "name", "device_dense", "device_sparse", "compression", "sparse_as_dense"]
-    both = [*exchange, "gradient_predivide_factor", "op"]
-    assert positional(sirtaki.keras.DistributedOptimizer) == both
 
 
 @case()

@@ -30,6 +30,9 @@ TENSORFLOW = {
         "tensor device_dense compression op name process_set ignore_name_scope "
         "prescale_factor postscale_factor"
     ),
+    "grouped_reducescatter": (
+        "tensors device_dense compression op process_set prescale_factor postscale_factor"
+    ),
     "size_op": "process_set_id name",
     "process_set_included_op": "process_set_id name",
     "rank_op": "name",
@@ -82,3 +85,10 @@ def test_a_function_takes_what_that_of_horovod_does(module: str, name: str) -> N
     expected = MODULES[module][name].split()
     ours = list(inspect.signature(find(module, name)).parameters)
     assert ours[: len(expected)] == expected
+
+
+def test_what_horovods_modules_for_keras_order_differently_has_to_be_named() -> None:
+    """The tenth argument is num_groups in horovod.keras, and in horovod.tensorflow.keras it is not."""
+    parameters = inspect.signature(find("keras", "DistributedOptimizer")).parameters
+    positional = [name for name, one in parameters.items() if one.kind is not one.KEYWORD_ONLY]
+    assert positional == _OF_KERAS.split()[:8]
