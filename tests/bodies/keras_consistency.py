@@ -112,6 +112,10 @@ def a_plain_optimizer() -> None:
     told = hints_of(lambda: fit(model, hvd.callbacks.BroadcastGlobalVariablesCallback(0)))
     assert len(told) == 1
     assert "each rank trains a model of its own" in told[0]
+    scaled = keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
+    model = make_model()
+    model.compile(scaled, "mse")
+    assert hints_of(lambda: fit(model, hvd.callbacks.BroadcastGlobalVariablesCallback(0))) == []
 
 
 @case(least=2)

@@ -61,10 +61,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             broadcast_model(self.model, self._root_rank, local_variables=self._local_variables)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        checks = getattr(self.model.optimizer, "_checks", None)
-        if checks is not None:
+        optimizer = _distributed_of(self.model)
+        if optimizer is not None:
             take_back(self.model)
-            checks.after_steps(self.model.trainable_variables)
+            optimizer._checks.after_steps(self.model.trainable_variables)
 
 
 class _Plan(NamedTuple):
@@ -89,11 +89,19 @@ def _check_plans(everyone: list[_Plan]) -> None:
 
 def _hint_at_plain(model: Any) -> None:
     """Warns if each rank will train a model of its own; a `train_step` of the user's may exchange itself."""
-    if current().size > 1 and current().rank == 0 and not isinstance(model.optimizer, Distributed):
+    if current().size > 1 and current().rank == 0 and _distributed_of(model) is None:
         hint(
             "the model's optimizer is not distributed, so each rank trains a model of its own: "
             "model.compile(hvd.DistributedOptimizer(optimizer), ...)"
         )
+
+
+def _distributed_of(model: Any) -> Distributed | None:
+    """The model's optimizer if it is distributed; Keras may have wrapped it to scale losses."""
+    for optimizer in (model.optimizer, getattr(model.optimizer, "inner_optimizer", None)):
+        if isinstance(optimizer, Distributed):
+            return optimizer
+    return None
 
 
 def _is_built(model: Any) -> bool:
