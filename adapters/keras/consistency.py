@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -112,7 +113,9 @@ def _subject(optimizer: Any, variables: Sequence[Any]) -> Subject:
 
 def _named(variables: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     for place, one in enumerate(variables):
-        yield f"{place}: {readable(one)}", np.asarray(keras.ops.convert_to_numpy(one))
+        # Variables of an optimizer have the running numbers of layers in the middle of their names.
+        name = re.sub(r"_\d+(?=_)", "", readable(one))
+        yield f"{place}: {name}", np.asarray(keras.ops.convert_to_numpy(one))
 
 
 def _arrays(gradients: Sequence[Any]) -> Iterator[Any]:

@@ -37,7 +37,7 @@ class GradientAccumulator:
             raise ValueError(f"passes is {passes}; it takes one at least")
         self._passes = passes
         self._divisor = float(passes) if average_aggregated_gradients else 1.0
-        self._exchange = GradientExchange(sparse_as_dense=True, **exchange)
+        self._exchange = GradientExchange(sparse_as_dense=True, is_checked=False, **exchange)
         self._count: Any = None
         self._sums: list[Any] = []
 

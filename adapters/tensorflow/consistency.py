@@ -8,12 +8,13 @@ from weakref import ref
 
 import tensorflow as tf
 
+from sirtaki._core.context import Context
+from sirtaki._core.current import current
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.numpy import consistency
 from sirtaki.numpy.consistency import EagerChecks, Subject
 
 _BROADCAST = "hvd.broadcast_variables(model.variables, root_rank=0)"
-_MOST_SERIES = 64  # programs that make new variables all the time are not followed for ever
 
 
 def check_parameters(variables: Iterable[Any], process_set: ProcessSet = global_process_set) -> None:
@@ -39,12 +40,37 @@ def check_parameters(variables: Iterable[Any], process_set: ProcessSet = global_
 class _Series:
     """The checks of the exchanges for one list of variables."""
 
-    def __init__(self, number: int, first: Any) -> None:
-        self.first = ref(first)
-        self.checks = EagerChecks(f"check of gradients {number}", _BROADCAST)
+    def __init__(self, name: str, variables: Sequence[Any]) -> None:
+        self.checks = EagerChecks(name, _BROADCAST)
+        self._variables = [ref(one) for one in variables]
+
+    def is_of(self, variables: Sequence[Any]) -> bool:
+        """Whether it is for these objects, and not for others that had their numbers before them."""
+        return all(known() is one for known, one in zip(self._variables, variables, strict=True))
+
+    @property
+    def has_ended(self) -> bool:
+        return any(known() is None for known in self._variables)
 
 
-_series: dict[tuple[Any, ...], _Series] = {}
+class _AllSeries:
+    """The series of one world. All ranks begin the same ones in the same order, and so number them alike."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._found: dict[tuple[int, ...], _Series] = {}
+
+    def find(self, process_set: int, variables: Sequence[Any]) -> _Series:
+        key = (process_set, *map(id, variables))
+        series = self._found.get(key)
+        if series is None or not series.is_of(variables):
+            self._found = {key: one for key, one in self._found.items() if not one.has_ended}
+            name = f"check of tape {process_set}.{self.context.next_number(f'tensorflow.tape.{process_set}')}"
+            series = self._found[key] = _Series(name, variables)
+        return series
+
+
+_of_world: list[_AllSeries] = []  # one at most
 
 
 def reduce_checked(
@@ -60,12 +86,10 @@ def reduce_checked(
     """
     if not (tf.executing_eagerly() and variables):
         return reduce()
-    key = (id(process_set), *map(id, variables))
-    series = _series.get(key)
-    if series is None or series.first() is not variables[0]:
-        if len(_series) == _MOST_SERIES:
-            return reduce()
-        series = _series[key] = _Series(len(_series), variables[0])
+    context = current()
+    if not _of_world or _of_world[0].context is not context:
+        _of_world[:] = [_AllSeries(context)]
+    series = _of_world[0].find(process_set.number(context), variables)
     subject = Subject(lambda: _named(variables))
     with series.checks.around(process_set, subject, lambda: _arrays(gradients)):
         return reduce()

@@ -31,6 +31,7 @@ class GradientExchange:
     groups: int | Sequence[Sequence[Any]] | None = None
     process_set: ProcessSet = global_process_set
     scale_local_gradients: bool = True
+    is_checked: bool = True  # the sources are parameters, which all ranks must have alike
     _local: set[int] = field(default_factory=set)  # ids of the sources that are this rank's own
     _kept: list[Any] = field(default_factory=list)  # these sources, so that no other gets such an id
 
@@ -63,7 +64,7 @@ class GradientExchange:
             for i, gradient in enumerate(gradients)
             if gradient is not None and id(sources[i]) not in self._local
         ]
-        shared = [i for i in exchanged if hasattr(sources[i], "assign")]
+        shared = [i for i in exchanged if self.is_checked and hasattr(sources[i], "assign")]
         return reduce_checked(
             lambda: self._exchange(exchanged, results, sources),
             [results[i] for i in shared],

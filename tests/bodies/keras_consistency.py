@@ -135,6 +135,16 @@ def ranks_that_are_meant_to_differ() -> None:
 
 
 @case(least=2)
+def running_numbers_of_layers() -> None:
+    """may differ between ranks: they are part of the names of variables."""
+    for _ in range(1 + 2 * hvd.rank()):
+        make_model()
+    model = compiled(run_eagerly=True)
+    fit(model)
+    hvd.check_parameters(model)
+
+
+@case(least=2)
 def a_loop_of_ones_own() -> None:
     """Eagerly, the second step compares."""
     model = make_model(seed=hvd.rank())

@@ -81,3 +81,22 @@ def gradients_by_inputs() -> None:
             tape.watch(x)
             loss = x * x
         tape.gradient(loss, x)
+
+
+@case(least=2)
+def variables_that_come_and_go() -> None:
+    """Ranks recognise their series alike, though new objects may get the numbers of old ones on some."""
+    kept = []
+    for number in range(40):
+        if hvd.rank() == 1 and number % 3 == 0:
+            kept.append(made(0))  # so that memory is handed out differently there
+        step(made(0), hvd.rank() + 1.0)
+
+
+@case(least=2)
+def sums_of_passes_are_no_parameters() -> None:
+    accumulator, variable = hvd.GradientAccumulator(2), tf.Variable([1.0])
+    for number in range(6):
+        gradients = [tf.constant([hvd.rank() + float(number)])]
+        accumulator.add(gradients, lambda sums: variable.assign_sub(sums[0]))
+    hvd.check_parameters([variable])
