@@ -160,6 +160,7 @@ def is_plain(tensor: Any) -> bool:
     """Whether a tensor that can be combined lies in the CPU's memory as it is, in row-major order."""
     return (
         type(tensor) is Tensor
+        and device.ordinal(tensor) < 0
         and tensor.is_cpu
         and tensor.layout is torch.strided
         and tensor.dtype in _PLAIN

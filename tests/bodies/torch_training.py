@@ -220,6 +220,9 @@ def memory_in_channels_last_order() -> None:
 
 @case(backend=["eager", "aot_eager"])
 def a_compiled_model(backend: str) -> None:
+    # The limit counts for the whole process, in which the tests of many worlds run.
+    torch._dynamo.config.recompile_limit = 10_000
+    torch._dynamo.config.accumulated_recompile_limit = 100_000
     ours, reference = network(), network()
     compiled = torch.compile(ours, backend=backend, fullgraph=True)
     train(ours, distributed(ours), lambda _, step: own_loss(compiled, step), steps=3)
