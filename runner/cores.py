@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sirtaki._core.library import usable_cores
 
-__all__ = ["count_gpus", "usable_cores"]
+def usable_cores() -> int:
+    """The number of cores that affinity and control groups leave to this process, at least 1."""
+    from sirtaki._core import library  # not before a host has said which version it has
+
+    return library.usable_cores()
 
 
 def count_gpus(root: Path = Path("/")) -> int:

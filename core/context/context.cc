@@ -224,11 +224,11 @@ Status Context::await(const Ticket* handles, int32_t count, Until until, Nanosec
     }
     return true;
   };
+  if (forked_) return usable();  // before any lock: the thread that holds it may not exist here
   {
     const auto lock = handles_.lock();
     if (done()) return first;
   }
-  if (forked_) return usable();
   const bool all = engine_->wait(done, timeout < 0 ? never : now() + timeout);
   return all ? first : Status(SRT_IN_PROGRESS, "still in flight");
 }
@@ -256,6 +256,7 @@ Status Context::wait_on_stream(const Ticket* handles, int32_t count, uintptr_t s
 }
 
 Status Context::poll(Ticket handle) {
+  if (forked_) return usable();
   const auto look = [&]() -> Status {
     const auto lock = handles_.lock();
     HandleEntry* entry = handles_.find(handle);
@@ -263,12 +264,13 @@ Status Context::poll(Ticket handle) {
     return entry->finished ? entry->status : Status(SRT_IN_PROGRESS, "still in flight");
   };
   Status status = look();
-  if (status.code() != SRT_IN_PROGRESS || forked_) return status;
+  if (status.code() != SRT_IN_PROGRESS) return status;
   engine_->poll();
   return look();
 }
 
 Status Context::output(Ticket handle, srt_tensor& out) {
+  if (forked_) return usable();
   const auto lock = handles_.lock();
   const HandleEntry* entry = handles_.find(handle);
   if (!entry) return {SRT_INVALID_ARGUMENT, "there is no such handle; was it released?"};
@@ -278,30 +280,35 @@ Status Context::output(Ticket handle, srt_tensor& out) {
 }
 
 uint32_t Context::result(Ticket handle) {
+  if (forked_) return 0;
   const auto lock = handles_.lock();
   const HandleEntry* entry = handles_.find(handle);
   return entry ? entry->result : 0;
 }
 
 int64_t Context::result_number(Ticket handle) {
+  if (forked_) return 0;
   const auto lock = handles_.lock();
   const HandleEntry* entry = handles_.find(handle);
   return entry ? entry->number : 0;
 }
 
 int32_t Context::result_splits(Ticket handle, int64_t* out, int32_t capacity) {
+  if (forked_) return 0;
   const auto lock = handles_.lock();
   const HandleEntry* entry = handles_.find(handle);
   return entry ? give(entry->received, out, capacity) : 0;
 }
 
 int32_t Context::process_set(int32_t number, int32_t* out, int32_t capacity) {
+  if (forked_) return -1;
   const auto lock = handles_.lock();
   const KnownSet* set = sets_.find(number);
   return set ? give(set->members, out, capacity) : -1;
 }
 
 const char* Context::error(Ticket handle) {
+  if (forked_) return "";
   const auto lock = handles_.lock();
   const HandleEntry* entry = handles_.find(handle);
   return entry ? entry->error.c_str() : "";
