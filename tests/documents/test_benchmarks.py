@@ -24,7 +24,7 @@ def run(script: str, *arguments: str | Path) -> str:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=2 * PATIENCE,
+        timeout=4 * PATIENCE,
         text=True,
         env={**os.environ, "COLUMNS": "160"},
     )
