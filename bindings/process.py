@@ -220,13 +220,13 @@ def _abort_on_exception(kind: type[BaseException], error: BaseException, trace: 
         reason = _reason(error, trace)
         _rank.aborted = True
         if _rank.client is not None:
-            _rank.client.report("peer_lost" if _is_caused_elsewhere(context, error) else "aborted", reason)
+            _rank.client.report("peer_lost" if _is_caused_elsewhere(context) else "aborted", reason)
         is_sirtakis = context.failure is not None
         context.abort(reason)
     user_code.show(error.with_traceback(trace), _rank.previous_hook, is_sirtakis)
 
 
-def _is_caused_elsewhere(context: Context, error: BaseException) -> bool:
+def _is_caused_elsewhere(context: Context) -> bool:
     """Whether another rank made this one fail. The class of the exception need not tell: frameworks, and
     users, make their own of sirtaki's.
     """

@@ -74,7 +74,7 @@ class Guard:
 
     def ended(self) -> bool:
         """Whether the guard has done its work."""
-        return not self.pid or self._has_died()
+        return self._has_died()
 
     def release(self) -> None:
         """Lets the guard do its work; it ends when that is done."""

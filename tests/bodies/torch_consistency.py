@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 import sirtaki.torch as hvd
 from bodies import case
+from bodies.differing import differ
 from bodies.torch_models import distributed, generator, network, own_loss, sgd, train, whole_loss
 from sirtaki.common.exceptions import ParametersDifferError
 
@@ -20,16 +20,6 @@ def step(model: nn.Module, optimizer: Any, number: int, loss: Callable[..., Tens
     optimizer.zero_grad()
     loss(model, number).backward()
     optimizer.step()
-
-
-def differ(call: Callable[[], Any], *words: str) -> None:
-    """All ranks raise the same text, with these words, and go on."""
-    with pytest.raises(ParametersDifferError) as caught:
-        call()
-    for word in words:
-        assert re.search(word, str(caught.value)), f"{word!r} is not in {str(caught.value)!r}"
-    texts = hvd.allgather_object(str(caught.value))
-    assert len(set(texts)) == 1, texts
 
 
 @case(least=2)
