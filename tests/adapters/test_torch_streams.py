@@ -149,6 +149,7 @@ def test_gradients_of_several_streams_leave_when_the_pass_ends(
 
     def body() -> None:
         model = torch.nn.Sequential(*(torch.nn.Linear(600, 600) for _ in range(6)))  # 1.4 MB each
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
         assert submitted_by_a_pass(model, optimizer) == [12]  # nothing is known yet
