@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -49,6 +50,11 @@ class Arrival:
             del self.outgoing[: self.socket.send(self.outgoing)]
         except BlockingIOError:
             return
+
+    def send_hello_to_refused(self) -> None:
+        """Writes what fits before this side closes: the hello tells the other side why it is refused."""
+        with contextlib.suppress(OSError):
+            self.send()
 
     def recognise(self) -> None:
         """Goes on with the handshake as far as the bytes reach. Raises HandshakeError."""

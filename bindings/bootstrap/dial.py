@@ -186,6 +186,7 @@ class _Attempt:
         except OSError:
             alive = False
         except BootstrapError as error:
+            arrival.send_hello_to_refused()
             self.refusal = error
             self._end(connection)
             return None

@@ -174,8 +174,7 @@ class Reception:
             if arrival.outgoing:
                 arrival.send()
         except HandshakeError as error:
-            with contextlib.suppress(OSError):  # the hello says to the other side why it is refused
-                arrival.send()
+            arrival.send_hello_to_refused()
             return self._refuse(arrival, str(error))
         except OSError:
             alive = False

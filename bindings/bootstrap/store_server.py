@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import selectors
@@ -194,8 +193,7 @@ class StoreServer:
             else:
                 self._flush(connection)
         except HandshakeError as error:
-            with contextlib.suppress(OSError):  # the hello says to the other side why it is refused
-                connection.send()
+            connection.send_hello_to_refused()
             self._turn_away(connection, str(error))
         except OSError:
             self._drop(connection)

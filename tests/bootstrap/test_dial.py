@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -202,3 +204,23 @@ def test_one_that_always_hangs_up_is_given_up() -> None:
             dial([f"127.0.0.1:{listener.getsockname()[1]}"], expect_a_byte, soon())
         listener.shutdown(socket.SHUT_RDWR)
         thread.join(FAILSAFE_SECONDS)
+
+
+def test_a_peer_that_is_refused_learns_from_whom() -> None:
+    """Its hello may be read before this side has sent its own."""
+    ours = b"who I am"
+
+    def greet_a_stranger(connection: socket.socket) -> Conversation:
+        select.select([connection], [], [], FAILSAFE_SECONDS)
+        yield ours, 1
+        raise HandshakeError("a stranger")
+
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        dialled = pool.submit(dial, [f"127.0.0.1:{server.getsockname()[1]}"], greet_a_stranger, soon())
+        stranger, _ = server.accept()
+        with stranger:
+            stranger.sendall(b"x")
+            stranger.settimeout(FAILSAFE_SECONDS)
+            assert stranger.recv(100) == ours
+        with pytest.raises(HandshakeError, match="a stranger"):
+            dialled.result(FAILSAFE_SECONDS)
