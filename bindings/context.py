@@ -6,14 +6,14 @@ import os
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from sirtaki._core.errors import Failure, error_of
 from sirtaki._core.library import ffi, lib, text
 from sirtaki._core.lingering import Lingering
 from sirtaki._core.request import Batch
+from sirtaki._core.topology import SharedMemory, Topology
 
 # Waits are cut into slices, so that Ctrl-C is noticed. It ends the wait, not the operation.
 SLICE_MS = 100
@@ -25,41 +25,6 @@ _IN_PROGRESS: int = lib.SRT_IN_PROGRESS
 _UNTOUCHED: int = lib.SRT_RESULT_UNTOUCHED
 _srt_enqueue, _srt_run, _srt_wait = lib.srt_enqueue, lib.srt_run, lib.srt_wait
 _srt_poll, _srt_release = lib.srt_poll, lib.srt_release
-
-
-class Peer(NamedTuple):
-    """A rank as messages name it; `host_index` numbers the hosts from 0."""
-
-    host: str
-    pid: int
-    host_index: int
-
-
-@dataclass(frozen=True)
-class Topology:
-    """Where a rank stands: in the world, among the ranks of its host, and among its equals on other hosts."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
-    peers: Sequence[Peer]
-
-
-@dataclass(frozen=True)
-class SharedMemory:
-    """What the ranks of one host share, as `srt_memory`: everything but the first three by slot."""
-
-    descriptor: int
-    address: int
-    slot: int
-    ranks: Sequence[int]
-    engine_doorbells: Sequence[int]
-    waiter_doorbells: Sequence[int]
-    process_descriptors: Sequence[int]
-    socket_descriptors: Sequence[int]
 
 
 class Output(NamedTuple):

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sirtaki._core import current
-from sirtaki._core.context import Config, Context, Peer, SharedMemory, Topology
+from sirtaki._core.context import Config, Context
 from sirtaki._core.library import ffi, lib
+from sirtaki._core.topology import Peer, SharedMemory, Topology
 
 TRANSPORTS = ("shm", "socket")
 PATIENCE = 60.0  # seconds: far beyond anything that works

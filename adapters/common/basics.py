@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sirtaki._core import gpu
-from sirtaki._core.context import Topology
 from sirtaki._core.current import current, find
 from sirtaki._core.errors import HorovodInternalError, MismatchError, ParametersDifferError, PeerLostError
+from sirtaki._core.topology import Topology
 from sirtaki.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from sirtaki.common.root import is_root, on_root
 

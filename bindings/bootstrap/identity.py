@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..context import Peer, Topology
+from ..topology import Peer, Topology
 from .address import is_unix, split_address
 from .handshake import BootstrapError, printable
 

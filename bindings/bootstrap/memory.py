@@ -12,8 +12,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..context import Config, Context, SharedMemory, check
+from ..context import Config, Context, check
 from ..library import ffi, lib, text
+from ..topology import SharedMemory
 from .handshake import BootstrapError, BootstrapTimeout
 
 

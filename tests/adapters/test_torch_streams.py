@@ -18,8 +18,9 @@ from fake_gpu.tensors import PATIENCE, FakeTensors  # noqa: E402  # it imports t
 from world import world  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
-from sirtaki._core.context import Context, Peer, Topology  # noqa: E402
+from sirtaki._core.context import Context  # noqa: E402
 from sirtaki._core.current import current  # noqa: E402
+from sirtaki._core.topology import Peer, Topology  # noqa: E402
 from sirtaki.torch import device  # noqa: E402
 
 pytestmark = needs_fake

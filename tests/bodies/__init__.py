@@ -27,6 +27,7 @@ TORCH_MODULES = (
     "torch_collectives",
     "torch_consistency",
     "torch_data",
+    "torch_failed_passes",
     "torch_matrix",
     "torch_mistakes",
     "torch_more_collectives",

@@ -1,9 +1,7 @@
-"""Backward passes of every shape between two steps: several, held back, failing, shared, none."""
+"""Backward passes of every shape between two steps: several, held back, shared, none."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +16,6 @@ from bodies.torch_models import (
     batch,
     distributed,
     fill,
-    leaving_early,
     loss_of,
     network,
     own_loss,
@@ -30,10 +27,17 @@ from bodies.torch_models import (
 OPS = {"Average": hvd.Average, "Sum": hvd.Sum}
 
 
-def summed_loss(model: nn.Module, step: int) -> Tensor:
-    """The sum of the losses of three passes over the whole batch: what one process would do."""
+def run_passes(model: nn.Module, step: int, count: int) -> None:
+    """The passes of a step, each over this rank's part of another batch."""
+    for part in range(count):
+        own_loss(model, count * step + part).backward()
+
+
+def summed_loss(model: nn.Module, step: int, count: int = 3) -> Tensor:
+    """The sum of the losses of a step's passes over the whole batches: what one process would do."""
     return sum(
-        (whole_loss(model, 3 * step + part) for part in range(3)), torch.zeros((), dtype=torch.float64)
+        (whole_loss(model, count * step + part) for part in range(count)),
+        torch.zeros((), dtype=torch.float64),
     )
 
 
@@ -48,8 +52,7 @@ def passes_that_add_up(op: str) -> None:
     optimizer = distributed(model, backward_passes_per_step=3, op=OPS[op])
     for step in range(3):
         optimizer.zero_grad()
-        for part in range(3):
-            own_loss(model, 3 * step + part).backward()
+        run_passes(model, step, 3)
         optimizer.step()
     assert_alike(model, reference(factor=hvd.size() if op == "Sum" else 1.0))
 
@@ -61,8 +64,7 @@ def the_number_of_passes_can_change() -> None:
     optimizer.set_backward_passes_per_step(3)
     for step in range(3):
         optimizer.zero_grad()
-        for part in range(3):
-            own_loss(model, 3 * step + part).backward()
+        run_passes(model, step, 3)
         optimizer.step()
     assert_alike(model, reference())
     with pytest.raises(ValueError, match="backward_passes_per_step"):
@@ -112,8 +114,7 @@ def passes_that_are_averaged_one_by_one() -> None:
     optimizer = distributed(model)
     for step in range(3):
         optimizer.zero_grad()
-        for part in range(3):
-            own_loss(model, 3 * step + part).backward()
+        run_passes(model, step, 3)
         optimizer.step()
     assert_alike(model, reference())
 
@@ -132,109 +133,6 @@ def a_second_pass_cannot_add_to_a_sum() -> None:
     assert_same_on_all_ranks(model)
     nn.Module.zero_grad(model)
     own_loss(model, 3).backward()
-
-
-class Boom(torch.autograd.Function):
-    """Raises in the backward pass."""
-
-    @staticmethod
-    def forward(_: Any, tensor: Tensor) -> Tensor:
-        return tensor.clone()
-
-    @staticmethod
-    def backward(_: Any, gradient: Tensor) -> Tensor:
-        raise ArithmeticError("boom")
-
-
-def failing(model: nn.Sequential) -> Callable[[Tensor], Tensor]:
-    """The model; its backward pass raises when half of the gradients are there."""
-    return lambda inputs: model[2:](Boom.apply(model[:2](inputs)))
-
-
-def failing_loss(model: nn.Sequential, step: int) -> Tensor:
-    return own_loss(failing(model), step)
-
-
-@case(width=[5, 600])
-def a_pass_that_raises_on_all_ranks(width: int) -> None:
-    """Also when it has already begun to send: then a round is open."""
-    model, plain = network(width=width), network(width=width)
-    optimizer = leaving_early(distributed(model))
-    for step in range(4):
-        if step != 3:
-            optimizer.zero_grad()
-        if step in (1, 2):
-            with pytest.raises(ArithmeticError, match="boom"):
-                failing_loss(model, step).backward()
-            if step == 2:
-                nn.Module.zero_grad(model)  # nobody tells the optimizer
-            continue
-        own_loss(model, step).backward()
-        optimizer.step()
-    optimizer = sgd(plain)
-    for step in (0, 3):
-        train(plain, optimizer, lambda model, _, step=step: whole_loss(model, step), steps=1)
-    assert_alike(model, plain)
-
-
-@case(width=[5, 600])
-def a_pass_that_raises_on_one_rank(width: int) -> None:
-    """That rank takes part in the round with what it has, and then steps like the others."""
-    model = network(width=width)
-    optimizer = leaving_early(distributed(model))
-    for step in range(4):
-        optimizer.zero_grad()
-        if step == 2 and hvd.rank() == hvd.size() - 1:
-            with pytest.raises(ArithmeticError):
-                failing_loss(model, step).backward()
-        else:
-            own_loss(model, step).backward()
-        optimizer.step()
-    assert_same_on_all_ranks(model)
-
-
-@case(width=[5, 600])
-def a_pass_that_raises_on_one_rank_and_is_given_up(width: int) -> None:
-    model = network(width=width)
-    optimizer = leaving_early(distributed(model))
-    for step in range(4):
-        optimizer.zero_grad()
-        if step == 2 and hvd.rank() == hvd.size() - 1:
-            with pytest.raises(ArithmeticError):
-                failing_loss(model, step).backward()
-            optimizer.zero_grad()  # the others wait for this rank's part of the round
-            continue
-        own_loss(model, step).backward()
-    own_loss(model, 9).backward()
-    gradients = hvd.allgather_object([parameter.grad.numpy().tobytes() for parameter in model.parameters()])
-    assert len({tuple(one) for one in gradients[:-1]}) <= 1
-
-
-@case(least=2)
-def a_pass_after_one_that_raised_adds_to_gradients_that_are_reduced() -> None:
-    """Its first gradient does not grow while the round that was left open is still being exchanged."""
-    model, plain = network(width=600), network(width=600)
-    optimizer = leaving_early(distributed(model))
-    own_loss(model, 0).backward()
-    optimizer.zero_grad()
-    if hvd.rank() == 1:
-        time.sleep(0.2)  # the others wait for this rank's part of the round
-    with pytest.raises(ArithmeticError):
-        failing_loss(model, 1).backward()
-    found: list[Tensor] = []
-    last = list(model[4].parameters())
-    hooks = [one.register_hook(lambda _, one=one: found.append(one.grad.clone())) for one in last]
-    own_loss(model, 2).backward()
-    for hook in hooks:
-        hook.remove()
-    for mine in found:
-        assert all(torch.equal(one, mine) for one in hvd.allgather(mine.unsqueeze(0)))
-    with pytest.raises(ArithmeticError):
-        loss_of(failing(plain), batch(1)).backward()
-    whole_loss(plain, 2).backward()
-    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
-    assert not any(one._backward_hooks for one in model.parameters())
 
 
 @case(dropped_by=["optimizer", "model"])
@@ -387,8 +285,8 @@ def parameters_that_are_frozen_for_a_while() -> None:
     assert_alike(steps(model, optimizer, own_loss), steps(plain, sgd(plain), whole_loss))
 
 
-def two_passes_a_step(model: nn.Module, step: int) -> Tensor:
-    return (whole_loss(model, 2 * step) + whole_loss(model, 2 * step + 1)) * hvd.size()
+def sum_of_two_passes(model: nn.Module, step: int) -> Tensor:
+    return summed_loss(model, step, 2) * hvd.size()
 
 
 @case()
@@ -399,25 +297,7 @@ def passes_whose_gradients_were_dropped_do_not_count() -> None:
     for step in range(3):
         own_loss(model, 77).backward()
         optimizer.zero_grad()
-        own_loss(model, 2 * step).backward()
-        own_loss(model, 2 * step + 1).backward()
+        run_passes(model, step, 2)
         optimizer.step()
         optimizer.zero_grad()
-    assert_alike(model, train(plain, sgd(plain), two_passes_a_step, steps=3))
-
-
-@case(least=2)
-def a_held_pass_that_raises_starts_no_round() -> None:
-    """Its gradients would have stayed on this rank, so the others do not wait for it."""
-    model, plain = network(), network()
-    optimizer = distributed(model, backward_passes_per_step=2, op=hvd.Sum)
-    for step in range(3):
-        if hvd.rank() == 0:
-            with pytest.raises(ArithmeticError):
-                failing_loss(model, 5).backward()
-        optimizer.zero_grad()
-        own_loss(model, 2 * step).backward()
-        own_loss(model, 2 * step + 1).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert_alike(model, train(plain, sgd(plain), two_passes_a_step, steps=3))
+    assert_alike(model, train(plain, sgd(plain), sum_of_two_passes, steps=3))

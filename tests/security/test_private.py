@@ -12,8 +12,9 @@ from elftools.elf.elffile import ELFFile
 from launching import FAILSAFE_SECONDS, HVDRUN
 
 from sirtaki._core.bootstrap.identity import introduce, topology_of
-from sirtaki._core.context import Config, Context, SharedMemory
+from sirtaki._core.context import Config, Context
 from sirtaki._core.library import ffi, lib
+from sirtaki._core.topology import SharedMemory
 
 LIBRARY = Path(sys.modules["sirtaki._core"].__file__ or "").with_name("libsirtaki.so")
 

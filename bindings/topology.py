@@ -1,0 +1,42 @@
+"""The place of a rank among the others, and the memory that it shares with those of its host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Peer(NamedTuple):
+    """A rank as messages name it; `host_index` numbers the hosts from 0."""
+
+    host: str
+    pid: int
+    host_index: int
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where a rank stands: in the world, among the ranks of its host, and among its equals on other hosts."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    peers: Sequence[Peer]
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """What the ranks of one host share, as `srt_memory`: everything but the first three by slot."""
+
+    descriptor: int
+    address: int
+    slot: int
+    ranks: Sequence[int]
+    engine_doorbells: Sequence[int]
+    waiter_doorbells: Sequence[int]
+    process_descriptors: Sequence[int]
+    socket_descriptors: Sequence[int]
