@@ -20,6 +20,7 @@ from sirtaki._core import request as core
 from sirtaki._core.library import usable_cores
 from sirtaki.common.round_checks import RoundChecks
 from sirtaki.torch import device
+from sirtaki.torch.claims import Claim
 from sirtaki.torch.exchange import GradientExchange
 from sirtaki.torch.overlap import Overlap
 from sirtaki.torch.parameters import NamedParameter
@@ -66,10 +67,13 @@ class GradientReducer:
         self._has_nested = False
         self._is_settled = False  # a round has ended since the last step
         self._guards: list[Any] = []  # hooks that keep the next pass from changing what is being exchanged
+        prefix = f"{terms.where.name}."
+        self._claim = Claim([(one.name.removeprefix(prefix), one.parameter) for one in named])
         self._handles = [self._watch(index, one.parameter) for index, one in enumerate(named)]
 
     def close(self) -> None:
         """Lets go of the parameters."""
+        self._claim.release()
         for handle in self._handles + self._guards:
             handle.remove()
 
@@ -146,6 +150,7 @@ class GradientReducer:
         """A pass has produced its first gradient, or goes on after a nested one."""
         if this_pass not in self._passes:
             self._where.refuse_old()
+            self._claim.refuse_others()
             self.settle_open()
             self._passes.add(this_pass)
             _engine.queue_callback(_End(self._ended, self._guard))
