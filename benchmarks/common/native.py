@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import subprocess
@@ -21,13 +22,16 @@ def build() -> Path:
 
     cmake, ninja = _tool("cmake"), _tool("ninja")
     settings = [f"-DSIRTAKI_LIBRARY={PATH}", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DCMAKE_BUILD_TYPE=Release"]
-    for step in (
-        ["-S", str(BENCHMARKS / "native"), "-B", str(FOLDER), "-G", "Ninja", *settings],
-        ["--build", str(FOLDER)],
-    ):
-        done = subprocess.run([cmake, *step], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        if done.returncode:
-            sys.exit(f"the native part of the benchmarks could not be built:\n{done.stdout}")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with open(FOLDER / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # ninja does not keep two builds in one folder apart
+        for step in (
+            ["-S", str(BENCHMARKS / "native"), "-B", str(FOLDER), "-G", "Ninja", *settings],
+            ["--build", str(FOLDER)],
+        ):
+            done = subprocess.run([cmake, *step], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            if done.returncode:
+                sys.exit(f"the native part of the benchmarks could not be built:\n{done.stdout}")
     return FOLDER
 
 
