@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+_PUBLIC_MODULE = "sirtaki.common.exceptions"  # what tracebacks and pickles name: users import from there
+
 
 class HorovodInternalError(RuntimeError):
     """Something went wrong between the ranks."""
@@ -76,6 +78,10 @@ class DeviceError(HorovodInternalError):
 
 class InternalError(HorovodInternalError):
     """A mistake in sirtaki itself."""
+
+
+for _kind in [one for one in vars().values() if isinstance(one, type) and issubclass(one, Exception)]:
+    _kind.__module__ = _PUBLIC_MODULE
 
 
 class Failure(NamedTuple):

@@ -1,0 +1,21 @@
+"""Exceptions carry the name that users import them by."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from sirtaki._core import errors
+from sirtaki.common import exceptions
+
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exception_is_named_and_pickled_as_users_import_it(kind: type[Exception]) -> None:
+    assert getattr(exceptions, kind.__name__) is kind
+    assert kind.__name__ in exceptions.__all__
+    assert kind.__module__ == "sirtaki.common.exceptions"
+    copied = pickle.loads(pickle.dumps(kind("ranks disagree")))
+    assert (type(copied), str(copied)) == (kind, "ranks disagree")
