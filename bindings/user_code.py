@@ -10,7 +10,8 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, FrameType, TracebackType
+from typing import NamedTuple
 
 from sirtaki._core.errors import HorovodInternalError
 from sirtaki._core.library import lib
@@ -30,6 +31,26 @@ def is_internal(file: str) -> bool:
     return is_own(file) or bool(lib.srt_is_library(os.fsencode(file)))
 
 
+class CallSite(NamedTuple):
+    """A point in a program. Its line is looked up only when a message needs it."""
+
+    code: CodeType
+    instruction: int  # offset in bytes
+
+    def __str__(self) -> str:
+        """ "in step() at train.py:12"."""
+        lines = (line for start, end, line in self.code.co_lines() if start <= self.instruction < end)
+        return _describe_place(self.code.co_name, self.code.co_filename, next(lines, None))
+
+
+def call_site() -> CallSite | None:
+    """The innermost running frame outside sirtaki, None without one. Takes under a microsecond."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_OWN_FOLDER):
+        frame = frame.f_back
+    return None if frame is None else CallSite(frame.f_code, frame.f_lasti)
+
+
 def place_of(trace: TracebackType | None) -> str:
     """ "in load() at train.py:4": the innermost frame of the user's, else of all; "" without frames."""
     frames = traceback.extract_tb(trace)
@@ -37,8 +58,12 @@ def place_of(trace: TracebackType | None) -> str:
     if not frames:
         return ""
     frame = (own or frames)[-1]
-    function = "" if frame.name == "<module>" else f"in {frame.name}() "
-    return f"{function}at {os.path.basename(frame.filename)}:{frame.lineno}"
+    return _describe_place(frame.name, frame.filename, frame.lineno)
+
+
+def _describe_place(function: str, file: str, line: int | None) -> str:
+    within = "" if function == "<module>" else f"in {function}() "
+    return f"{within}at {os.path.basename(file)}:{line}"
 
 
 def hide_internal_frames(error: BaseException, is_sirtakis: bool) -> int:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from sirtaki._core.context import Context
+from sirtaki._core.errors import MismatchError, PeerFinishedError
 from sirtaki._core.request import CPU, Batch
+from sirtaki._core.user_code import CallSite, call_site
 
 T = TypeVar("T")
 
@@ -89,7 +91,7 @@ def start(context: Context, operation: Operation[T]) -> Handle[T]:
         batch.stream_all([operation.stream] * batch.count)
     if batch.count:
         context.enqueue(batch)
-    return Handle(context, operation)
+    return Handle(context, operation, call_site())
 
 
 def _wait(context: Context, operation: Operation[T]) -> None:
@@ -112,10 +114,11 @@ class Handle(Generic[T]):
     if the handle is dropped.
     """
 
-    __slots__ = ("_context", "_failure", "_operation", "_result")
+    __slots__ = ("_context", "_failure", "_operation", "_result", "_started_at")
 
-    def __init__(self, context: Context, operation: Operation[T]) -> None:
+    def __init__(self, context: Context, operation: Operation[T], started_at: CallSite | None = None) -> None:
         self._context = context
+        self._started_at = started_at
         self._operation: Operation[T] | None = operation
         self._result: T | None = None
         self._failure: Exception | None = None
@@ -145,11 +148,17 @@ class Handle(Generic[T]):
         try:
             _wait(self._context, operation)
         except Exception as error:
-            self._failure = error.with_traceback(None)
+            self._failure = self._located(error).with_traceback(None)
         else:
             self._result = operation.finish(self._context, operation.batch)
             _give_back(self._context, operation.batch)
         self._operation = None
+
+    def _located(self, error: Exception) -> Exception:
+        """Adds where the operation was started to an error about that call; its traceback shows the wait."""
+        if self._started_at is None or type(error) not in (MismatchError, PeerFinishedError):
+            return error
+        return type(error)(f"{error} (this rank started it {self._started_at})")
 
 
 def poll(handle: Handle[T]) -> bool:
