@@ -22,7 +22,13 @@ from sirtaki.torch.compression import NoneCompressor
 from sirtaki.torch.consistency import note_gradients
 from sirtaki.torch.parameters import NamedParameter
 from sirtaki.torch.sparse_gradients import SparseGradients, Terms
-from sirtaki.torch.tensors import CODES, count_write, reducible_view, shares_elements
+from sirtaki.torch.tensors import (
+    CODES,
+    count_write,
+    reducible_view,
+    refuse_shared_gradients,
+    shares_elements,
+)
 
 _dtype_of = attrgetter("dtype")
 _is_cpu = attrgetter("is_cpu")
@@ -46,6 +52,7 @@ class GradientExchange:
         self._context = terms.where.context
         self._set_number = terms.where.process_set.number(self._context)
         self._names = [name for name, _, _ in named]
+        self._prefix = f"{terms.where.name}."
         self._parameters = [parameter for _, parameter, _ in named]
         self._groups = [group for _, _, group in named]
         self._dtypes = [parameter.dtype for parameter in self._parameters]
@@ -225,8 +232,16 @@ class GradientExchange:
         if self._gpu != CPU:
             device.refuse_capture()
             batch.stream_all([device.current_stream(self._gpu)] * count, start)
-        self._context.enqueue(batch, start, count)
+        try:
+            self._context.enqueue(batch, start, count)
+        except ValueError:
+            self._refuse_shared_gradients(start + count)  # the core knows the operations, not the parameters
+            raise
         self._filled = start + count
+
+    def _refuse_shared_gradients(self, count: int) -> None:
+        names = [self._names[index].removeprefix(self._prefix) for index in self._order[:count]]
+        refuse_shared_gradients(zip(names, self._batch.keep[:count], strict=True))
 
     def _put_in_place(self, result: _Result) -> None:
         if result.absent and self._context.untouched(self._batch, result.slot):

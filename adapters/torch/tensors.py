@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -128,6 +128,19 @@ def refuse_overlap(tensor: Tensor, name: str | None = None) -> None:
             f"elements of {_calling(name)} share their memory (it was expanded), so no result can be written "
             "to it; pass tensor.clone()"
         )
+
+
+def refuse_shared_gradients(gradients: Iterable[tuple[str, Tensor]]) -> None:
+    """Raises ValueError if two of these gradients, given by their parameters' names, share memory."""
+    ends, last = 0, ""
+    for name, tensor in sorted(gradients, key=lambda gradient: gradient[1].data_ptr()):
+        if tensor.numel() and tensor.data_ptr() < ends:
+            raise ValueError(
+                f"the gradients of the parameters {last!r} and {name!r} use the same memory, so the exchange "
+                "of one would overwrite the other; give each parameter a gradient of its own, for example "
+                "parameter.grad = gradient.clone()"
+            )
+        ends, last = tensor.data_ptr() + tensor.numel() * tensor.element_size(), name
 
 
 def like(source: TensorView) -> tuple[Tensor, int]:

@@ -171,10 +171,9 @@ Status Context::open_one(const srt_request& request, GpuEventPtr input, Ticket& 
             format("'%s': an operation of this name is still in flight; wait for it, or choose another name",
                    name.c_str())};
   if (const Ticket other = handles_.memory().collision(entry.memory_use()))
-    return {
-        SRT_INVALID_ARGUMENT,
-        format("'%s': its memory overlaps that of '%s', which is still in flight; wait for that first, or pass a copy",
-               name.c_str(), printable(handles_.open_entry(other)->signature->name, 200).c_str())};
+    return {SRT_INVALID_ARGUMENT,
+            format("'%s' would use memory of '%s', which is still in flight; wait for that one first, or pass a copy",
+                   name.c_str(), printable(handles_.open_entry(other)->signature->name, 200).c_str())};
   if (entry.signature->kind == Kind::join) SIRTAKI_TRY(begin_join(*entry.signature));
   out = handles_.open(std::move(entry));
   handles_.take_name(out);

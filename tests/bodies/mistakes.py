@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -134,6 +136,34 @@ def a_name_that_is_already_in_flight() -> None:
         hvd.barrier()
         handle = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="twice")
     assert (handle.wait() == hvd.size()).all()
+    still_works()
+
+
+@case(least=2)
+def memory_that_is_already_in_flight() -> None:
+    mine = np.ones(3)
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async_(mine, op=hvd.Sum, name="first")
+        with pytest.raises(ValueError, match=r"'second' would use memory of 'first', .* pass a copy"):
+            hvd.allreduce_async_(mine, op=hvd.Sum, name="second")
+        hvd.barrier()
+    else:
+        hvd.barrier()
+        handle = hvd.allreduce_async_(mine, op=hvd.Sum, name="first")
+    assert (handle.wait() == hvd.size()).all()
+    still_works()
+
+
+@case(least=2)
+def an_asynchronous_call_is_named_with_its_line() -> None:
+    """Also one without a name: the line that waits does not tell which of many calls it was."""
+    handle = hvd.reducescatter_async(np.ones((2 + hvd.rank(), 2)))
+    with pytest.raises(MismatchError) as caught:
+        handle.wait()
+    place = r"in an_asynchronous_call_is_named_with_its_line\(\) at mistakes\.py:\d+"
+    assert re.search(rf"'unnamed reduce-scatter \d+'.*\(this rank started it {place}\)$", str(caught.value))
+    line = int(str(caught.value).rpartition(":")[2].rstrip(")"))
+    assert "reducescatter_async(" in Path(__file__).read_text().splitlines()[line - 1]
     still_works()
 
 

@@ -166,6 +166,16 @@ def parameters_of_two_optimizers_in_one_pass() -> None:
     assert_alike(train(model, first, own_loss, steps=2), train(plain, sgd(plain), whole_loss, steps=2))
 
 
+@case(least=2)
+def gradients_that_share_memory() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = distributed(model)
+    model[0].bias.grad = model[1].bias.grad = torch.zeros(2)
+    words = "the gradients of the parameters", "'0.bias'", "'1.bias'", "same memory", "gradient.clone()"
+    refused(lambda: model(torch.ones(1, 2)).sum().backward(), *words)
+    del optimizer
+
+
 @case()
 def parameters_to_broadcast_that_are_none() -> None:
     model = network()
