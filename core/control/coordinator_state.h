@@ -68,7 +68,7 @@ struct Coordinator::State {
   void refuse(Entry& entry, const Status& cause);
   void plan_agreed(Nanoseconds now);
   PlanItem item_of(Entry& entry);
-  void settle_joins();
+  void settle_joins(Nanoseconds now);
   void settle_set_changes();
   void drop_removed_sets();
   void empty_set(ProcessSet& set);

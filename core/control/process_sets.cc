@@ -31,8 +31,9 @@ ProcessSet* ProcessSets::find(int32_t number) const {
 void ProcessSets::join(ProcessSet& set, int32_t rank, Nanoseconds now) {
   if (set.joined_count++ == 0) {
     ++joining_;
-    set.join_waits_since = now;
+    set.first_joined = set.join_waits_since = now;
     set.next_stall_report = 0;
+    set.is_join_reported = false;
   }
   set.joined.add(rank);
   set.last_joined = rank;

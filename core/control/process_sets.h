@@ -24,8 +24,10 @@ struct ProcessSet {
   RankBits joined;
   int32_t joined_count = 0;
   int32_t last_joined = 0;
+  Nanoseconds first_joined = 0;         // when the first member joined
   Nanoseconds join_waits_since = 0;     // since the first join, or the last plan after it
   Nanoseconds next_stall_report = 0;    // of the join, after its first
+  bool is_join_reported = false;        // as a stall
   RankBits finished;                    // members that have said goodbye
   int32_t finished_count = 0;
   bool has_changed = false;             // someone joined or left: what is pending may be settled now

@@ -25,7 +25,7 @@ void Coordinator::State::settle_everything(Nanoseconds now) {
   candidates.clear();
   plan_agreed(now);
   if (!set_changes.empty()) settle_set_changes();
-  if (sets_have_changed) settle_joins();
+  if (sets_have_changed) settle_joins(now);
   close_answered();
   if (now >= stalls.next(table, sets)) stalls.look(now, table, sets, groups, names, decision);
   sets_have_changed = false;
@@ -122,7 +122,7 @@ PlanItem Coordinator::State::item_of(Entry& entry) {
 }
 
 // A join ends when all members have joined.
-void Coordinator::State::settle_joins() {
+void Coordinator::State::settle_joins(Nanoseconds now) {
   for (const auto& set : sets.all()) {
     if (!std::exchange(set->has_changed, false) || !set->joined_count) continue;
     if (set->joined_count < static_cast<int32_t>(set->members.size())) continue;
@@ -132,6 +132,7 @@ void Coordinator::State::settle_joins() {
       refuse(entry, Status(SRT_MISMATCH, quoted(entry.name) + why));
     }
     decision.joins.push_back({set->number, set->last_joined});
+    if (set->is_join_reported) tell_end_of_stall(*set, now, decision);
     sets.unjoin(*set);
   }
 }

@@ -8,6 +8,7 @@ namespace sirtaki {
 namespace {
 
 constexpr size_t most_names = 8;
+constexpr char join_name[] = "join";
 constexpr size_t most_whereabouts = 64;             // in one stall
 constexpr Nanoseconds one_second = seconds(1);
 constexpr Nanoseconds answer_time = seconds(1);     // a rank that takes longer does not answer
@@ -19,24 +20,35 @@ Status deadline_passed(const Stall& stall, const RankNames& names) {
                                      " seconds (stall_deadline): " + describe_stall(stall, names)));
 }
 
-}  // namespace
-
-void tell_end_of_stall(const Entry& entry, Decision& decision) {
-  const std::vector<int32_t> last{entry.arrivals.last_rank};
+// Adds the end of a stall that the last rank has ended; what it had kept waiting is told together.
+void add_end(const ProcessSet& set, int32_t last_rank, Nanoseconds waited, const std::string& name,
+             Decision& decision) {
+  const std::vector<int32_t> last{last_rank};
   auto& stalls = decision.stalls;
   auto end = std::find_if(stalls.begin(), stalls.end(), [&](const Stall& known) {
-    return known.is_over && known.missing == last && known.process_set == entry.set->number;
+    return known.is_over && known.missing == last && known.process_set == set.number;
   });
   if (end == stalls.end()) {
     Stall stall;
     stall.is_over = true;
-    stall.process_set = entry.set->number;
+    stall.process_set = set.number;
     stall.missing = last;
-    stall.seconds = (entry.arrivals.latest - entry.arrivals.first) / one_second;
+    stall.seconds = waited / one_second;
     end = stalls.insert(end, std::move(stall));
   }
-  if (end->names.size() < most_names) end->names.push_back(entry.name);
+  if (end->names.size() < most_names) end->names.push_back(name);
   else ++end->more_names;
+}
+
+}  // namespace
+
+void tell_end_of_stall(const Entry& entry, Decision& decision) {
+  const Arrivals& all = entry.arrivals;
+  add_end(*entry.set, all.last_rank, all.latest - all.first, entry.name, decision);
+}
+
+void tell_end_of_stall(const ProcessSet& set, Nanoseconds now, Decision& decision) {
+  add_end(set, set.last_joined, now - set.first_joined, join_name, decision);
 }
 
 void StallWatch::begun(Nanoseconds now) { next_report_ = std::min(next_report_, later(now, report_after_)); }
@@ -131,7 +143,7 @@ Stall StallWatch::describe(const Cause& cause, Nanoseconds now) const {
   stall.process_set = cause.set->number;
   for (size_t i = 0; i < cause.entries.size() && i < most_names; ++i) stall.names.push_back(cause.entries[i]->name);
   stall.more_names = static_cast<int32_t>(cause.entries.size() - stall.names.size());
-  if (cause.entries.empty()) stall.names.push_back("join");
+  if (cause.entries.empty()) stall.names.push_back(join_name);
   if (cause.entries.empty()) stall.more_names = 0;
   stall.missing = cause.missing.ranks();
   RankBits waiting = cause.waiting;
@@ -158,7 +170,10 @@ void StallWatch::report(Cause& cause, Nanoseconds now, Decision& decision) {
     while (later(cause.since, waited) <= now) waited *= 2;
     next = later(cause.since, waited);
     for (Entry* entry : cause.entries) entry->next_stall_report = next;
-    if (cause.entries.empty()) cause.set->next_stall_report = next;
+    if (cause.entries.empty()) {
+      cause.set->next_stall_report = next;
+      cause.set->is_join_reported = true;
+    }
   }
   next_report_ = std::min(next_report_, next);
 }

@@ -18,6 +18,9 @@ namespace sirtaki {
 // Adds to a decision that an entry whose stall was reported is complete now, and which rank came last.
 void tell_end_of_stall(const Entry& entry, Decision& decision);
 
+// The same for a reported stall of a join, once all members of the set have joined.
+void tell_end_of_stall(const ProcessSet& set, Nanoseconds now, Decision& decision);
+
 class StallWatch {
  public:
   // Zero for either: never. leaders: as in the coordinator.

@@ -150,6 +150,31 @@ TEST(a_join_is_exempt_while_others_progress) {
   CHECK_EQUAL(world.outcome(0).stalls[0].waiting, std::vector<int32_t>{0});
 }
 
+TEST(the_end_of_a_join_that_stalled_is_told) {
+  World world(2);
+  world.join(0);
+  CHECK(!world.round());
+  world.now += seconds(5);
+  CHECK(world.tell_stalls());
+  world.submit(1, allreduce("x"));  // it goes on, and so the join is not late any more
+  CHECK(world.round());
+  CHECK(world.outcome(0).stalls.empty());
+  world.now += seconds(2);
+  world.join(1);
+  CHECK(world.round());
+  for (int32_t rank : {0, 1}) {
+    REQUIRE(world.outcome(rank).stalls.size() == 1);
+    const Stall& end = world.outcome(rank).stalls[0];
+    CHECK(end.is_over);
+    CHECK_EQUAL(end.names, std::vector<std::string>{"join"});
+    CHECK_EQUAL(end.missing, std::vector<int32_t>{1});
+    CHECK_EQUAL(end.seconds, 7);
+  }
+  for (int32_t rank : {1, 0}) world.join(rank);
+  CHECK(world.round());
+  CHECK(world.outcome(0).stalls.empty());
+}
+
 TEST(a_waiting_group_names_who_owes_its_other_tensors) {
   World world(2);
   world.submit_all(in_group(allreduce("a"), 5, 2));
