@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from sirtaki._core.errors import (
     AbortedError,
     DeadlineError,
     HorovodInternalError,
+    MismatchError,
     NotInitializedError,
     PeerFinishedError,
     ShutDownError,
@@ -61,6 +64,21 @@ def test_a_rank_that_has_finished_is_named_by_those_who_need_it(transport: str) 
 
     with world(2, transport) as ranks:
         ranks.run(body)
+
+
+def test_a_shutdown_right_after_a_caught_mismatch_hides_it_from_nobody(transport: str) -> None:
+    """Whichever rank hears of it first: the others, which may not have made the call yet, hear of it, too."""
+
+    def body(odd: int, latest: int) -> None:
+        context = current.current()
+        time.sleep(0.002 * (context.rank == latest))
+        with pytest.raises(MismatchError, match="loss"):
+            hvd.allreduce(np.ones(3 + (context.rank == odd)), name="loss")
+        context.shutdown()
+
+    for odd, latest in itertools.product(range(3), range(3)):
+        with world(3, transport) as ranks:
+            ranks.run(body, odd, latest)
 
 
 def test_a_rank_that_never_comes_is_named_at_the_deadline(transport: str) -> None:

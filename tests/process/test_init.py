@@ -47,6 +47,39 @@ def test_explicit_arguments(key: str) -> None:
         assert out.split("\n")[:2] == ["[0, 1, 2]", "3.0"]
 
 
+STALLS = """
+import os
+import sirtaki.numpy as hvd
+from sirtaki._core.current import current
+
+def heeded(**variables):
+    os.environ.update(variables)
+    hvd.init()
+    found = tuple(float(current().setting(name)) for name in ("stall_report", "stall_deadline"))
+    hvd.shutdown()
+    for name in variables:
+        del os.environ[name]
+    return found
+
+defaults = heeded()
+assert heeded(HOROVOD_STALL_CHECK_TIME_SECONDS="7", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="90") == (7, 90)
+assert heeded(HOROVOD_STALL_CHECK_TIME_SECONDS="7", SIRTAKI_STALL_REPORT="8") == (8, defaults[1])
+assert heeded(HOROVOD_STALL_CHECK_DISABLE="1") == (86400, defaults[1])
+assert heeded(HOROVOD_STALL_CHECK_DISABLE="0") == defaults
+try:
+    heeded(HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="never")
+except ValueError as error:
+    assert "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS cannot be 'never'" in str(error), error
+else:
+    raise AssertionError("a time that is none was taken")
+"""
+
+
+def test_horovods_variables_for_stalls_are_heeded() -> None:
+    [(code, _, err)] = ends([python(STALLS)])
+    assert code == 0, err
+
+
 @pytest.mark.parametrize("transport", ["auto", "socket"])
 def test_one_rank_under_hvdrun(transport: str) -> None:
     script = "import sirtaki.numpy as hvd\nhvd.init()\nprint(hvd.size(), hvd.allreduce(7.0))"

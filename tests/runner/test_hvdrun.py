@@ -77,6 +77,14 @@ def test_python_is_the_one_that_hvdrun_belongs_to(
     result = hvdrun("-np", "1", "python", "-c", show, env=empty)
     assert result.stdout == f"[0] {sys.prefix}\n"
     assert "python" not in result.stderr
+    other = tmp_path / "python"
+    other.write_text("#!/bin/sh\necho the other one\n")
+    other.chmod(0o755)
+    result = hvdrun("-np", "1", "python", "-c", show, env=empty)
+    assert result.stdout == f"[0] {sys.prefix}\n"
+    assert f"where hvdrun is installed, and not {other}, which the PATH has first" in result.stderr
+    result = hvdrun("-np", "1", str(other), env=empty)
+    assert result.stdout == "[0] the other one\n"
     result = hvdrun("-np", "1", "python", "-c", show, env={**environment, "VIRTUAL_ENV": str(tmp_path)})
     assert result.stdout == f"[0] {sys.prefix}\n"
     assert f"where hvdrun is installed, and not the environment {tmp_path}" in result.stderr
