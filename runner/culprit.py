@@ -10,6 +10,11 @@ from typing import Any
 from sirtaki._core.bootstrap.messages import StoreEvent
 from sirtaki._core.bootstrap.rounds import name_ranks
 
+# Of a rank that hvdrun and another rank have lost although its process went on.
+_CONNECTIONS_CLOSED = (
+    "all its connections were closed while it ran: has its program closed descriptors that it had not opened?"
+)
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -80,6 +85,7 @@ class Inquiry:
         self._innocent: set[int] = set()  # ended because another rank failed, was lost or did not come
         self._reasons: dict[int, str] = {}  # the exceptions that ranks have raised
         self._accused: dict[int, str] = {}  # what others say of the rank that made them fail
+        self._disconnected: set[int] = set()  # hvdrun lost them before they reported their end
         self._late: tuple[int, str] | None = None  # the rank that was awaited for too long, and the error
         self._absent: StoreEvent | None = None  # others have waited in vain for the ranks that it names
         self._signals_sent: set[int] = set()
@@ -101,10 +107,13 @@ class Inquiry:
         elif event.kind == "initialised":
             self._members.add(event.rank)
             self._innocent.discard(event.rank)
+            self._disconnected.discard(event.rank)
             if self._abort and self._abort.generation < event.generation:  # the job has got over it
                 self._abort = None
         elif event.kind == "finished":
             self._members.discard(event.rank)
+        elif event.kind == "disconnected":
+            self._disconnected.add(event.rank)
         elif event.kind == "peer_lost":
             self._innocent.add(event.rank)
             self._reasons[event.rank] = first_line(event.text)
@@ -196,15 +205,21 @@ class Inquiry:
         return Verdict(1, f"the host {culprit.host} was lost, and {who} with it: {culprit.lost}")
 
     def _verdict_on_a_loss(self) -> Verdict:
-        """Nobody is known to have failed but ranks that had lost another one, or that hvdrun itself ended."""
+        """Nobody is known to have failed but ranks that had lost another one, or that hvdrun itself ended.
+
+        Each end of a broken connection accuses the other; hvdrun has lost the one that closed it, too.
+        """
         failures = [ending for ending in self._endings.values() if ending.failed]
         for ending in self._endings.values():
             if not ending.failed and ending.rank in self._members:
                 text = f"{self._name(ending.rank)} ended with exit code 0, but without hvd.shutdown()"
                 return Verdict(failures[0].exit_code, f"{text}, while another rank needed it", ending.rank)
-        for rank, accusation in self._accused.items():
-            if rank not in self._endings:  # it may need longer to end than the others
-                return Verdict(failures[0].exit_code, accusation)
+        for rank in sorted(self._accused, key=lambda rank: rank not in self._disconnected):
+            accused = self._endings.get(rank)
+            if accused is None:  # it may need longer to end than the others
+                return Verdict(failures[0].exit_code, self._accused[rank])
+            if rank in self._disconnected and accused.failed and accused.killed_by not in self._signals_sent:
+                return Verdict(accused.exit_code, accused.describe(_CONNECTIONS_CLOSED))
         for ending in failures:
             if ending.killed_by not in self._signals_sent:
                 reason = self._reasons.get(ending.rank) or "it had lost another rank"

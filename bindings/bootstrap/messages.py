@@ -29,8 +29,9 @@ class StoreEvent:
     """What the rendezvous tells the process that runs it.
 
     kind: one of REPORTS, as that rank reported it; "arrived": a rank has begun an init; "overdue": others
-    waited in vain for the ranks `missing`; "departed": those have ended, or their init failed; "refused": a
-    client was turned away (its rank, or -1 if it is not known).
+    waited in vain for the ranks `missing`; "departed": those have ended, or their init failed;
+    "disconnected": the connection of a rank that had initialised ended before it reported its end; "refused":
+    a client was turned away (its rank, or -1 if it is not known).
     """
 
     kind: str

@@ -8,6 +8,7 @@ Unix socket) or "host:port".
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 
@@ -134,7 +135,8 @@ class StoreClient:
 
     def close(self) -> None:
         """Closes this process's end; in a forked child that leaves the parent's connection as it is."""
-        self._connection.close()
+        with contextlib.suppress(OSError):  # the program may have closed the descriptor
+            self._connection.close()
 
     def fileno(self) -> int:
         return self._connection.fileno()

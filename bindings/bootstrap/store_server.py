@@ -338,6 +338,8 @@ class StoreServer:
         if connection.joined:
             rank, generation = _who(connection)
             del self._ranks[generation, rank]
+            if connection.initialised and not connection.last_words:
+                self._on_event(StoreEvent("disconnected", rank, generation))
             reason = connection.last_words or "has gone (its process ended, or its init failed)"
             self._give(self._rounds.depart(rank, generation, reason))
             if not connection.initialised and connection.rounds:

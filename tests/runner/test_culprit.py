@@ -164,6 +164,27 @@ def test_a_rank_that_left_without_a_goodbye_is_named() -> None:
     assert verdict.text.startswith("rank 0 (pid 70) failed with exit code 1: ")
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_of_ranks_that_accuse_each_other_the_one_that_hvdrun_lost_is_named(
+    order: tuple[int, ...],
+) -> None:
+    inquiry = inquire(
+        *(told(rank, "initialised") for rank in range(3)),
+        told(0, "disconnected"),
+        told(1, "peer_lost", "rank 0 was lost"),
+        told(2, "peer_lost", "rank 0 was lost"),
+        *(ended(rank, 1) for rank in order),
+    )
+    for rank, other in ((0, 1), (1, 0), (2, 0)):
+        inquiry.note_report(
+            rank, {"status": "peer_lost", "culprit": other, "reason": f"rank {other} was lost"}
+        )
+    assert inquiry.verdict().text.startswith(
+        "rank 0 (pid 70) failed with exit code 1: all its connections were"
+    )
+    assert inquiry.verdict().exit_code == 1
+
+
 def test_a_rank_that_others_accuse_is_named_although_it_still_runs() -> None:
     """Its program may need seconds to end, long after those that it brought down."""
     inquiry = inquire(ended(0, 1))

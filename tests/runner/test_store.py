@@ -126,6 +126,19 @@ def test_events_tell_how_each_rank_fares(start: Callable[..., Rendezvous]) -> No
     assert rendezvous.wait_for("peer_lost")[0].text == "rank 1 was lost"
 
 
+def test_a_rank_that_goes_without_a_report_is_told_from_one_that_reported(
+    start: Callable[..., Rendezvous],
+) -> None:
+    rendezvous = start()
+    clients = [rendezvous.connect(rank) for rank in range(3)]
+    for client in clients[:2]:
+        client.report("initialised")
+    clients[0].report("finished")
+    for client in clients:
+        client.close()
+    assert rendezvous.wait_for("disconnected") == [StoreEvent("disconnected", 1, 1)]
+
+
 def test_a_report_after_the_server_has_gone_is_harmless(start: Callable[..., Rendezvous]) -> None:
     rendezvous = start()
     client = rendezvous.connect(0)
