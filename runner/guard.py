@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
+_GROUP, _DIRECTORY = "group ", "directory "  # orders: what a guard is told to end, and to remove
 _POLL_SECONDS = 0.02  # nothing tells when a process group becomes empty
 
 
@@ -33,9 +34,12 @@ class Guard:
     def _start(self) -> None:
         orders, self._pipe = os.pipe()
         null = os.open(os.devnull, os.O_RDWR)
+        known = [_GROUP + str(group) for group in self._groups]
+        known += [_DIRECTORY + path for path in self._directories]
         self.pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, "-I", "-S", __file__],
+            # What is known is there from the start: hvdrun may be killed before it can write to the pipe.
+            [sys.executable, "-I", "-S", __file__, *known],
             os.environ,
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, orders, 0),
@@ -49,7 +53,7 @@ class Guard:
 
     def watch_group(self, group: int) -> None:
         """From now on the guard will end this process group. Called by the group's first process itself."""
-        self._order(f"group {group}")
+        self._order(_GROUP + str(group))
 
     def note_group(self, group: int) -> None:
         """Remembers a group that its first process has told the guard of."""
@@ -58,7 +62,7 @@ class Guard:
     def watch_directory(self, path: str) -> None:
         """From now on the guard will remove this directory and all that is in it."""
         self._directories.append(path)
-        self._order(f"directory {path}")
+        self._order(_DIRECTORY + path)
 
     def replace_if_killed(self) -> bool:
         """Starts another guard, with the same orders, if this one has died; True if it had."""
@@ -66,10 +70,6 @@ class Guard:
             return False
         os.close(self._pipe)
         self._start()
-        for group in self._groups:
-            self._order(f"group {group}")
-        for path in self._directories:
-            self._order(f"directory {path}")
         return True
 
     def ended(self) -> bool:
@@ -109,17 +109,12 @@ class Guard:
 def main() -> None:
     os.setsid()
     os.chdir("/")
-    groups: list[int] = []
-    directories: list[bytes] = []
-    for order in sys.stdin.buffer.read().splitlines():  # returns when the last writer is gone
-        what, _, operand = order.partition(b" ")
-        if what == b"group":
-            groups.append(int(operand))
-        else:
-            directories.append(operand)
-    end_groups(groups)
-    for directory in directories:
-        remove_directory(os.fsdecode(directory))
+    told = os.fsdecode(sys.stdin.buffer.read()).split("\n")  # returns when the last writer is gone
+    orders = [*sys.argv[1:], *told]
+    end_groups([int(order.removeprefix(_GROUP)) for order in orders if order.startswith(_GROUP)])
+    for order in orders:
+        if order.startswith(_DIRECTORY):
+            remove_directory(order.removeprefix(_DIRECTORY))
 
 
 def end_groups(groups: Sequence[int]) -> None:

@@ -7,6 +7,8 @@ import pty
 import re
 import signal
 import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +21,8 @@ Script = Callable[[str], str]
 # A rank that says who it is, starts a grandchild in its group, and then works for a long time.
 FAMILY = """
 import subprocess
+import sys
+import textwrap
 folder = os.path.dirname(__file__)
 child = subprocess.Popen(["sleep", "300"])
 def note(name, pid):
@@ -72,8 +76,35 @@ def test_kill_9_of_hvdrun_ends_even_those_that_do_not_heed_sigterm(
 def guards_of(process: subprocess.Popen[bytes]) -> list[int]:
     """The children of hvdrun that run the guard's file."""
     tasks = Path(f"/proc/{process.pid}/task")
-    children = [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
-    return [pid for pid in children if b"guard.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    children = [pid for task in tasks.iterdir() for pid in read(task / "children").decode().split()]
+    return [int(pid) for pid in children if b"guard.py" in read(Path(f"/proc/{pid}/cmdline"))]
+
+
+def read(file: Path) -> bytes:
+    """What /proc tells of a process; nothing if it has ended meanwhile."""
+    try:
+        return file.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+def test_the_guard_that_replaces_a_killed_one_needs_no_orders(tmp_path: Path) -> None:
+    """hvdrun is killed as soon as there is another guard, which has to know already what to clean up."""
+    (tmp_path / "kept").mkdir()
+    script = """
+        import os, signal, sys
+        from sirtaki.runner.guard import Guard
+
+        guard = Guard()
+        guard.watch_directory(sys.argv[1])
+        os.kill(guard.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, guard.pid, os.WEXITED | os.WNOWAIT)
+        guard._order = lambda _: os._exit(0)
+        guard.replace_if_killed()
+        os._exit(0)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script), tmp_path / "kept"], check=True, timeout=60)
+    wait_until(lambda: not (tmp_path / "kept").exists(), "the directory is gone")
 
 
 @pytest.mark.parametrize("end", ["kill", "finish"])
