@@ -1,83 +1,13 @@
 #include "gpu/libraries.h"
 
-#include <dlfcn.h>
-#include <link.h>
-#include <unistd.h>
-
-#include <algorithm>
 #include <cstdlib>
-#include <string_view>
 
-#include "base/text.h"
+#include "base/library.h"
 
 namespace sirtaki {
 namespace {
 
 constexpr CudaResult cuda_no_device = 100;
-constexpr size_t longest_words = 600;  // of a library's or the loader's own
-
-std::string one_line(std::string_view words) {
-  std::string line = printable(words, longest_words);
-  std::replace(line.begin(), line.end(), '\n', ' ');
-  while (!line.empty() && line.back() == ' ') line.pop_back();
-  return line;
-}
-
-std::string loader_words() {
-  const char* words = ::dlerror();
-  return one_line(words ? words : "no reason was given");
-}
-
-std::string path_of(void* handle, const std::string& opened_as) {
-  link_map* map = nullptr;
-  if (::dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map && map->l_name && *map->l_name) return map->l_name;
-  return opened_as;
-}
-
-// One library on its way from a name to its functions. It is never closed.
-class Library {
- public:
-  // A second copy beside the one that a framework uses would not know what that knows: what is loaded goes first.
-  Library(const char* name, const std::string& folders) : name_(name) {
-    if (open(name, RTLD_NOLOAD)) return;
-    for (size_t begin = 0; begin < folders.size() && !handle_;) {
-      const size_t end = std::min(folders.find(':', begin), folders.size());
-      if (end > begin) try_folder(folders.substr(begin, end - begin));
-      begin = end + 1;
-    }
-    if (!handle_ && !open(name, 0)) looked_for_ += ", and the system says: " + loader_words();
-  }
-
-  bool is_open() const { return handle_ != nullptr; }
-  const std::string& path() const { return path_; }
-  // Where it was looked for in vain.
-  std::string absence() const { return name_ + " was not found: this program has not loaded it" + looked_for_; }
-
-  template <typename Function>
-  void find(const char* symbol, Function*& out) {
-    out = reinterpret_cast<Function*>(::dlsym(handle_, symbol));
-    if (!out) missing_ += (missing_.empty() ? "" : ", ") + std::string(symbol);
-  }
-  const std::string& missing() const { return missing_; }
-  std::string incompleteness() const { return path_ + " cannot be used: it has no " + missing_; }
-
- private:
-  bool open(const std::string& file, int more_flags) {
-    handle_ = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | more_flags);
-    if (handle_) path_ = path_of(handle_, file);
-    return handle_ != nullptr;
-  }
-
-  void try_folder(const std::string& folder) {
-    const std::string file = folder + "/" + name_;
-    if (open(file, 0)) return;
-    const std::string words = loader_words();
-    looked_for_ += ", " + (::access(file.c_str(), F_OK) == 0 ? words : "it is not in " + folder);
-  }
-
-  std::string name_, path_, looked_for_, missing_;
-  void* handle_ = nullptr;
-};
 
 #define SIRTAKI_FIND(member, symbol, parameters) library.find(#symbol, functions.member);
 void find_functions(Library& library, CudaFunctions& functions) { SIRTAKI_CUDA_FUNCTIONS(SIRTAKI_FIND) }
