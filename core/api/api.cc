@@ -6,11 +6,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <new>
 
+#include "api/handles.h"
 #include "base/knobs.h"
 #include "base/machine.h"
-#include "context/context.h"
 #include "data/kernels/kernels.h"
 #include "gpu/libraries.h"
 #include "sirtaki.h"
@@ -20,34 +19,9 @@ struct srt_config {
   sirtaki::Config config;
 };
 
-struct srt_context {
-  std::unique_ptr<sirtaki::Context> context;
-};
-
 namespace {
 
 using namespace sirtaki;
-
-srt_status give(const Status& status, srt_error* error) {
-  if (error) {
-    error->status = status.code();
-    std::strncpy(error->text, status.text(), sizeof error->text - 1);
-    error->text[sizeof error->text - 1] = '\0';
-  }
-  return status.code();
-}
-
-// The one place where exceptions end; in practice that is running out of memory.
-template <typename Call>
-srt_status guarded(srt_error* error, Call&& call) {
-  try {
-    return give(call(), error);
-  } catch (const std::bad_alloc&) {
-    return give({SRT_OUT_OF_MEMORY, "there is no memory left"}, error);
-  } catch (const std::exception& problem) {
-    return give({SRT_INTERNAL, format("unexpected: %s", problem.what())}, error);
-  }
-}
 
 template <typename Entry>
 srt_status copy_entry(const Entry* entry, Entry* out) {

@@ -47,6 +47,8 @@ constexpr Row rows[] = {
       "folders, separated by colons, in which libcuda.so.1 and libnccl.so.2 are looked for before the system's", 0}, {}},
     {{"sockets_per_link", "integer", "1", "",
       "connections between two ranks of different hosts", agreed}, {1, 16}},
+    {{"encrypt", "boolean", "0", "",
+      "encrypt connections between hosts with TLS 1.3; needs OpenSSL, and the job's key", agreed}, {0, 1}},
     {{"chunk_bytes", "bytes", "0", "",
       "the piece of a tensor that is in flight at a time; 0: inside a host what fits the processor's caches, between "
       "hosts 512K", agreed}, {0, 64 << 20}},
@@ -130,6 +132,7 @@ Status Config::set(std::string_view name, std::string_view value) {
     } else if (is_type(knob, "path")) {
       if (value.size() > longest_path) return refuse(knob, value, "the path is too long");
     } else {
+      if (is_type(knob, "boolean") && value != "0" && value != "1") return refuse(knob, value, "it takes 0 or 1");
       double number = 0;
       if (!parse_number(value, is_type(knob, "bytes"), number))
         return refuse(knob, value, format("it takes a number (%s)", knob.type));

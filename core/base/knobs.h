@@ -16,7 +16,7 @@ namespace sirtaki {
 enum class Knob {
   // clang-format off
   fusion_threshold, cache_capacity, report_bytes, report_window, plans_in_flight, control_fan_out,
-  join_average, transport, cpu_algorithm, gpu_backend, gpu_libraries, sockets_per_link, chunk_bytes, kernel, spin,
+  join_average, transport, cpu_algorithm, gpu_backend, gpu_libraries, sockets_per_link, encrypt, chunk_bytes, kernel, spin,
   stall_report, stall_deadline, progress_deadline, heartbeat, log_descriptor,
   recorder_operations, stall_report_file, check_parameters, dump_directory,
   count_

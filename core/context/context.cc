@@ -357,6 +357,7 @@ void Context::fork_child() {
   if (sleeper_) sleeper_->close();
   if (neighbours_) neighbours_->close();
   sockets_.clear();
+  encrypted_.clear();
   links_.close();
 }
 

@@ -11,6 +11,7 @@
 #include "context/submission.h"
 #include "data/operation.h"
 #include "gpu/gpu_backend.h"
+#include "transport/tls_pipe.h"
 
 namespace sirtaki {
 
@@ -21,6 +22,7 @@ class Context {
 
   // Before start().
   Status link_socket(int32_t peer, int fd);
+  Status link_tls(int32_t peer, int fd, std::unique_ptr<TlsSession>& session);  // takes both over on success
   Status link_memory(const srt_memory& memory);
   void add_backend(std::unique_ptr<Backend> backend) { extra_backends_.push_back(std::move(backend)); }
   Status watch_stack(const srt_stack_source& source);
@@ -79,6 +81,8 @@ class Context {
   Status open_all(const Batch& batch, Inputs inputs, Engine::Nudge& nudge);
   Status open_one(const srt_request& request, GpuEventPtr input, Ticket& out);
   Status begin_join(const Signature& signature);
+  Status check_link(int32_t peer, int fd) const;
+  Status add_socket_links();
   void add_backends();
   void take_back(const Ticket* handles, int32_t count);
 
@@ -90,7 +94,8 @@ class Context {
   std::vector<int32_t> host_of_;  // by rank
   std::vector<int32_t> local_ranks_;
   Log log_;
-  std::map<int32_t, std::vector<Descriptor>> sockets_;  // by peer, before start
+  std::map<int32_t, std::vector<Descriptor>> sockets_;    // by peer, before start
+  std::map<int32_t, std::vector<TlsChannel>> encrypted_;  // the same
   Links links_;
   const Kernels& kernels_;
   Timeline timeline_;

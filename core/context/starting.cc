@@ -21,11 +21,43 @@ int64_t chunk_bytes_of_links(const Config& config) {
 
 }  // namespace
 
-Status Context::link_socket(int32_t peer, int fd) {
+Status Context::check_link(int32_t peer, int fd) const {
   if (engine_) return {SRT_INVALID_ARGUMENT, "links are added before srt_start"};
   if (peer < 0 || peer >= size_ || peer == rank_ || fd < 0)
     return {SRT_INVALID_ARGUMENT, format("there can be no link to rank %d over descriptor %d", peer, fd)};
+  return Status::ok();
+}
+
+Status Context::link_socket(int32_t peer, int fd) {
+  SIRTAKI_TRY(check_link(peer, fd));
   sockets_[peer].emplace_back(fd);
+  return Status::ok();
+}
+
+Status Context::link_tls(int32_t peer, int fd, std::unique_ptr<TlsSession>& session) {
+  SIRTAKI_TRY(check_link(peer, fd));
+  encrypted_[peer].emplace_back(Descriptor(fd), std::move(session));
+  return Status::ok();
+}
+
+// Between two hosts, links are encrypted exactly if the setting says so: nothing falls back to plain text.
+Status Context::add_socket_links() {
+  const bool encrypts = config_.integer(Knob::encrypt) != 0;
+  const auto crosses = [&](int32_t peer) {
+    return host_of_[static_cast<size_t>(peer)] != host_of_[static_cast<size_t>(rank_)];
+  };
+  for (const auto& [peer, sockets] : sockets_)
+    if ((encrypts && crosses(peer)) || encrypted_.count(peer))
+      return {SRT_INVALID_ARGUMENT, format("the link to rank %d has to be encrypted, and is not", peer)};
+  for (const auto& [peer, channels] : encrypted_)
+    if (!encrypts) return {SRT_INVALID_ARGUMENT, format("the link to rank %d is encrypted, and should not be", peer)};
+  const Nanoseconds probes_after = Heartbeat::interval(config_.time(Knob::heartbeat));
+  for (auto& [peer, sockets] : sockets_)
+    links_.add_socket(peer, std::make_unique<SocketPipe>(std::move(sockets), probes_after));
+  for (auto& [peer, channels] : encrypted_)
+    links_.add_socket(peer, std::make_unique<TlsPipe>(std::move(channels), probes_after));
+  sockets_.clear();
+  encrypted_.clear();
   return Status::ok();
 }
 
@@ -49,10 +81,7 @@ Status Context::watch_stack(const srt_stack_source& source) {
 
 Status Context::start() {
   if (engine_) return {SRT_INVALID_ARGUMENT, "the context is started already"};
-  const Nanoseconds probes_after = Heartbeat::interval(config_.time(Knob::heartbeat));
-  for (auto& [peer, sockets] : sockets_)
-    links_.add_socket(peer, std::make_unique<SocketPipe>(std::move(sockets), probes_after));
-  sockets_.clear();
+  SIRTAKI_TRY(add_socket_links());
   ControlTree tree(host_of_, static_cast<int32_t>(config_.integer(Knob::control_fan_out)));
   for (int32_t peer = 0; peer < size_; ++peer)
     if ((peer == tree.parent(rank_) || rank_ == tree.parent(peer)) && !links_.control(peer))

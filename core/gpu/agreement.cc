@@ -72,7 +72,12 @@ GpuFacts gather_facts(const Gpu* gpu, int32_t host, bool is_first) {
   return facts;
 }
 
-std::string obstacle_to_nccl(const std::vector<GpuFacts>& facts, const RankNames& names) {
+std::string obstacle_to_nccl(const std::vector<GpuFacts>& facts, const RankNames& names, bool encrypts) {
+  if (encrypts)
+    for (size_t member = 0; member < facts.size(); ++member)
+      if (facts[member].host != facts.front().host)
+        return format("the setting encrypt is 1, and NCCL does not encrypt what goes between the hosts of %s and %s",
+                      names.front().c_str(), names[member].c_str());
   const int version = facts.front().nccl_version;
   bool may_share = version >= shares_gpus_from;
   for (size_t member = 0; member < facts.size(); ++member) {

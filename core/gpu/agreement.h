@@ -26,7 +26,8 @@ struct GpuFacts {
 GpuFacts gather_facts(const Gpu* gpu, int32_t host, bool is_first);
 
 // What speaks against NCCL among members with these facts, in a sentence; "" if nothing does. `names` by member.
-std::string obstacle_to_nccl(const std::vector<GpuFacts>& facts, const RankNames& names);
+// `encrypts`: what goes between hosts has to be encrypted.
+std::string obstacle_to_nccl(const std::vector<GpuFacts>& facts, const RankNames& names, bool encrypts);
 
 // An all-gather of the members' facts over the CPU data plane, as the first phase of the plan of `whole`.
 class Agreement {

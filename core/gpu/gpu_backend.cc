@@ -8,7 +8,7 @@
 namespace sirtaki {
 
 GpuBackend::GpuBackend(GpuParts parts, const Config& config)
-    : parts_(std::move(parts)), wish_(config.text(Knob::gpu_backend)) {}
+    : parts_(std::move(parts)), wish_(config.text(Knob::gpu_backend)), encrypts_(config.integer(Knob::encrypt) != 0) {}
 
 std::unique_ptr<Operation> GpuBackend::start(std::shared_ptr<const Transfer> transfer) {
   std::unique_ptr<GpuGroup>& group = groups_[transfer->members];
@@ -54,7 +54,7 @@ Backend* GpuBackend::backend_on_cpu(const Transfer& transfer) const {
 Status GpuBackend::decide(const Transfer& transfer, const std::vector<GpuFacts>& facts, GpuGroup& group) {
   RankNames names;
   for (int32_t member : transfer.members) names.push_back(parts_.names[static_cast<size_t>(member)]);
-  const std::string obstacle = obstacle_to_nccl(facts, names);
+  const std::string obstacle = obstacle_to_nccl(facts, names, encrypts_);
   group.has_agreed = true;
   group.uses_nccl = obstacle.empty();
   group.id = facts.front().id;

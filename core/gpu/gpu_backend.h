@@ -55,6 +55,7 @@ class GpuBackend final : public Backend {
 
   GpuParts parts_;
   const std::string wish_;  // the knob gpu_backend
+  const bool encrypts_;     // the knob encrypt
   bool has_warned_ = false;
   std::map<std::vector<int32_t>, std::unique_ptr<GpuGroup>> groups_;  // by members
 };

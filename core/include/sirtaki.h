@@ -22,6 +22,8 @@ typedef int32_t srt_status;   /* SRT_OK or the kind of failure; srt_status_info 
 typedef int64_t srt_handle;   /* one operation in flight; 0 is never a handle */
 typedef struct srt_context srt_context;
 typedef struct srt_config srt_config;
+typedef struct srt_tls srt_tls;
+typedef struct srt_tls_session srt_tls_session;
 
 enum {
   SRT_OK = 0,
@@ -188,9 +190,28 @@ int32_t srt_memory_create(int64_t bytes, srt_error *);  /* a sealed memfd, alloc
 int32_t srt_doorbell_create(srt_error *);               /* an eventfd */
 int32_t srt_process_open(srt_error *);                  /* a pidfd of the calling process */
 
+/* Encryption: TLS 1.3, by OpenSSL, which is opened at run time. Each process makes a certificate for itself; both sides
+ * of a connection know the fingerprint (32 bytes, SHA-256) of the other's beforehand, and accept no other one. */
+srt_tls *srt_tls_create(const char *library, srt_error *);  /* NULL: libssl.so.3, else libssl.so.1.1 */
+void srt_tls_fingerprint(const srt_tls *, uint8_t *out);
+void srt_tls_destroy(srt_tls *);                            /* its sessions may outlive it */
+/* A session on a connected stream socket, which stays the caller's. It is for one thread at a time, and never waits. */
+srt_tls_session *srt_tls_open(const srt_tls *, int32_t fd, int32_t accepts, const uint8_t *peer, srt_error *);
+/* SRT_IN_PROGRESS: call again when the socket is readable, or writable if srt_tls_wants_write. SRT_PEER_LOST: the other
+ * side has closed the connection. */
+srt_status srt_tls_handshake(srt_tls_session *, srt_error *);
+int32_t srt_tls_wants_write(const srt_tls_session *);
+/* How many bytes moved, 0 if none can now, -1 at the end. After a write that took less than all, the next one begins
+ * with the rest. */
+int64_t srt_tls_write(srt_tls_session *, const void *from, int64_t bytes);
+int64_t srt_tls_read(srt_tls_session *, void *to, int64_t bytes);
+int64_t srt_tls_unread(const srt_tls_session *);            /* 0 if all that has left the socket was read */
+void srt_tls_close(srt_tls_session *);                      /* says nothing to the other side */
+
 /* One rank's life: create, add links, start, use, shut down, destroy. */
 srt_status srt_create(const srt_config *, const srt_topology *, srt_context **out, srt_error *);
 srt_status srt_link_socket(srt_context *, int32_t peer, int32_t fd, srt_error *); /* takes fd over on success */
+srt_status srt_link_tls(srt_context *, int32_t peer, int32_t fd, srt_tls_session *, srt_error *); /* takes both over */
 srt_status srt_link_memory(srt_context *, const srt_memory *, srt_error *);
 srt_status srt_start(srt_context *, srt_error *);
 srt_status srt_abort(srt_context *, const char *reason);      /* every rank's open handles end with this text */

@@ -269,6 +269,17 @@ TEST(without_nccl_it_is_staged_or_refused) {
   });
 }
 
+TEST(nccl_is_not_used_between_hosts_where_connections_are_encrypted) {
+  Fake fake;
+  const Said said;
+  Options options = saying(said, {{"encrypt", "1"}});
+  options.hosts = {0, 1};
+  World ranks(2, std::move(options));
+  ranks.run([&](int rank, Context& context) { CHECK_EQUAL(std::string(step(fake, context, rank).text()), ""); });
+  CHECK_EQUAL(said.times("NCCL does not encrypt what goes between the hosts of rank 0"), 1);
+  CHECK_EQUAL(fake.calls("ncclCommInitRankConfig"), 0);
+}
+
 TEST(staged_uses_no_nccl) {
   Fake fake;
   const Said said;

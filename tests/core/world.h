@@ -17,6 +17,7 @@
 
 #include "check.h"
 #include "context/context.h"
+#include "encrypted.h"
 #include "transport/shared_region.h"
 
 namespace world {
@@ -144,10 +145,20 @@ class World {
         const bool crosses = host_of(a) != host_of(b);
         for (int64_t i = 0; i < (crosses ? config_.integer(Knob::sockets_per_link) : 1); ++i) {
           if (!connect(a, b, ends)) check::fail(__FILE__, __LINE__, "no socket pair");
+          if (crosses && config_.integer(Knob::encrypt)) {
+            link_encrypted(a, b, ends);
+            continue;
+          }
           std::ignore = (*this)[a].link_socket(b, ends[0]);
           std::ignore = (*this)[b].link_socket(a, ends[1]);
         }
       }
+  }
+
+  void link_encrypted(int a, int b, const int* ends) {
+    encrypted::Sessions sessions = encrypted::establish({{ends[0], ends[1]}});
+    std::ignore = (*this)[a].link_tls(b, ends[0], sessions.ends[0]);
+    std::ignore = (*this)[b].link_tls(a, ends[1], sessions.ends[1]);
   }
 
   int size_;

@@ -1,0 +1,40 @@
+// What the files of C functions share: a context as C sees it, and the one place where exceptions end.
+#pragma once
+
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+
+#include "base/status.h"
+#include "context/context.h"
+#include "sirtaki.h"
+
+struct srt_context {
+  std::unique_ptr<sirtaki::Context> context;
+};
+
+namespace sirtaki {
+
+inline srt_status give(const Status& status, srt_error* error) {
+  if (error) {
+    error->status = status.code();
+    std::strncpy(error->text, status.text(), sizeof error->text - 1);
+    error->text[sizeof error->text - 1] = '\0';
+  }
+  return status.code();
+}
+
+// The one place where exceptions end; in practice that is running out of memory.
+template <typename Call>
+srt_status guarded(srt_error* error, Call&& call) {
+  try {
+    return give(call(), error);
+  } catch (const std::bad_alloc&) {
+    return give({SRT_OUT_OF_MEMORY, "there is no memory left"}, error);
+  } catch (const std::exception& problem) {
+    return give({SRT_INTERNAL, format("unexpected: %s", problem.what())}, error);
+  }
+}
+
+}  // namespace sirtaki

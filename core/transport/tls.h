@@ -1,0 +1,88 @@
+// TLS 1.3 on a connected stream socket, by OpenSSL, which is opened at run time. Each process makes a certificate for
+// itself; both sides of a connection know the fingerprint of the other's beforehand, and accept no other one.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/status.h"
+#include "transport/openssl.h"
+
+namespace sirtaki {
+
+using Fingerprint = std::array<uint8_t, 32>;  // SHA-256 of a certificate, in DER
+
+// The certificate of this process, its key, and the library that uses them. Safe for several threads.
+class TlsIdentity {
+ public:
+  // `library`: the file name of libssl; nullptr: libssl.so.3, else libssl.so.1.1.
+  static Status create(const char* library, std::shared_ptr<const TlsIdentity>& out);
+  ~TlsIdentity();
+  TlsIdentity(const TlsIdentity&) = delete;
+
+  const Fingerprint& fingerprint() const { return fingerprint_; }
+  const OpensslFunctions& functions() const { return functions_; }
+  SslContext context() const { return context_; }
+
+ private:
+  TlsIdentity() = default;
+  Status open(const char* library);
+  Status make_certificate();
+  bool sign_certificate(X509Certificate certificate, EvpKey key);
+  bool configure();
+
+  OpensslFunctions functions_;
+  SslContext context_ = nullptr;
+  Fingerprint fingerprint_{};
+};
+
+enum class TlsRole { connects, accepts };
+
+// One connection. It is used by one thread at a time, and never blocks, raises a signal or closes its socket.
+class TlsSession {
+ public:
+  // After so many bytes the keys change: AES-GCM is good for 2^24.5 records of 16 KiB (RFC 8446, 5.5).
+  static constexpr uint64_t bytes_per_key = uint64_t{64} << 30;
+
+  static Status open(std::shared_ptr<const TlsIdentity> identity, int socket, TlsRole role, const Fingerprint& peer,
+                     std::unique_ptr<TlsSession>& out, uint64_t key_lasts = bytes_per_key);
+  ~TlsSession();
+  TlsSession(const TlsSession&) = delete;
+
+  // Goes on with the handshake. SRT_IN_PROGRESS: call again when the socket is readable, or writable if wants_write().
+  // SRT_PEER_LOST: the other side has closed the connection.
+  Status handshake();
+  bool wants_write() const { return unsent() > 0; }
+
+  // As those of a BytePipe. What was written counts once the socket has taken it; until then the next call has to begin
+  // with the same bytes. The end of the stream is an end with or without TLS's close_notify.
+  ptrdiff_t write(std::span<const uint8_t> bytes, bool more);
+  ptrdiff_t read(std::span<uint8_t> bytes);
+  size_t unread() const;  // bytes that have left the socket, and were not read yet; some may be TLS's own
+  void end_writing();
+
+ private:
+  friend class TlsIdentity;
+  TlsSession(std::shared_ptr<const TlsIdentity> identity, int socket, const Fingerprint& peer, uint64_t key_lasts);
+  static int check_certificate(X509StoreContext shown, void* identity);
+  size_t unsent() const;
+  enum class Flow { moves, waits, ended };
+  Flow send_out(bool more);
+  Flow take_in();
+  bool encrypt(std::span<const uint8_t> bytes);
+
+  std::shared_ptr<const TlsIdentity> identity_;
+  const OpensslFunctions& functions_;
+  int socket_;
+  Fingerprint peer_;
+  Ssl ssl_ = nullptr;
+  SslBio inside_ = nullptr, wire_ = nullptr;  // encrypted bytes, as OpenSSL and as the socket see them
+  size_t encrypted_ = 0;                      // of the bytes to be written next, how many wait for the socket
+  uint64_t key_lasts_, key_used_ = 0;
+  bool is_stranger_ = false;  // it has shown another certificate
+  bool unreadable_ = false, unwritable_ = false;
+};
+
+}  // namespace sirtaki

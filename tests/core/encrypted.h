@@ -1,0 +1,61 @@
+// Both ends of an encrypted connection in one process.
+#pragma once
+
+#include <memory>
+
+#include "check.h"
+#include "transport/tls_pipe.h"
+
+namespace encrypted {
+
+using namespace sirtaki;
+
+inline std::shared_ptr<const TlsIdentity> identity() {
+  std::shared_ptr<const TlsIdentity> made;
+  if (const Status status = TlsIdentity::create(nullptr, made); !status.is_ok())
+    check::fail(__FILE__, __LINE__, status.text());
+  return made;
+}
+
+// Two sessions on the ends of a connection, the first of which connects.
+struct Sessions {
+  std::unique_ptr<TlsSession> ends[2];
+};
+
+struct Ends {
+  int sockets[2];
+  uint64_t key_lasts = TlsSession::bytes_per_key;
+};
+
+inline Sessions begin(const Ends& on) {
+  Sessions made;
+  const auto first = identity(), second = identity();
+  const bool begun =
+      TlsSession::open(first, on.sockets[0], TlsRole::connects, second->fingerprint(), made.ends[0], on.key_lasts)
+          .is_ok() &&
+      TlsSession::open(second, on.sockets[1], TlsRole::accepts, first->fingerprint(), made.ends[1], on.key_lasts)
+          .is_ok();
+  if (!begun) check::fail(__FILE__, __LINE__, "no session");
+  return made;
+}
+
+// Both sides' handshakes, in turn, until both are over.
+inline void shake_hands(Sessions& between, Status (&results)[2]) {
+  results[0] = results[1] = Status(SRT_IN_PROGRESS, "");
+  while (results[0].code() == SRT_IN_PROGRESS || results[1].code() == SRT_IN_PROGRESS)
+    for (int end : {0, 1}) {
+      if (results[end].code() == SRT_IN_PROGRESS) results[end] = between.ends[end]->handshake();
+      if (!results[end].is_ok() && results[end].code() != SRT_IN_PROGRESS) return;
+    }
+}
+
+inline Sessions establish(const Ends& on) {
+  Sessions made = begin(on);
+  Status results[2];
+  shake_hands(made, results);
+  for (const Status& result : results)
+    if (!result.is_ok()) check::fail(__FILE__, __LINE__, result.text());
+  return made;
+}
+
+}  // namespace encrypted
