@@ -65,6 +65,7 @@ def arguments() -> argparse.Namespace:
     made.add_argument(
         "--algorithms", nargs="+", default=ALGORITHMS, choices=ALGORITHMS, help="sirtaki's (all)"
     )
+    made.add_argument("--encrypted", action="store_true", help="also sirtaki with --encrypt")
     made.add_argument("--no-peers", dest="peers", action="store_false", help="neither gloo nor Open MPI")
     return made.parse_args()
 
@@ -108,6 +109,12 @@ def start(network: Network, options: argparse.Namespace, folder: Path) -> list[t
         settings = {"SIRTAKI_CPU_ALGORITHM": algorithm}
         who = "sirtaki" if algorithm == "auto" else f"sirtaki, {algorithm}"
         contenders.append((who, Contender(launcher, size, WORKER, "sirtaki", settings=settings)))
+    if options.encrypted:
+        launcher = ranks_on(network.hosts, each, key, PORT + len(wanted))
+        settings = {"SIRTAKI_ENCRYPT": "1"}
+        contenders.append(
+            ("sirtaki, encrypted", Contender(launcher, size, WORKER, "sirtaki", settings=settings))
+        )
     if options.peers:
         gloo = ranks_on(network.hosts, each, key, PORT)
         contenders.append(("gloo", Contender(gloo, size, WORKER, "gloo")))

@@ -117,6 +117,11 @@ class Context:
         error = ffi.new("srt_error *")
         check(lib.srt_link_socket(self._pointer, peer, descriptor, error), error)
 
+    def link_tls(self, peer: int, descriptor: int, session: Any) -> None:
+        """As `link_socket`, with an established TLS session on it, which the core owns from then on."""
+        error = ffi.new("srt_error *")
+        check(lib.srt_link_tls(self._pointer, peer, descriptor, session, error), error)
+
     def link_memory(self, memory: SharedMemory) -> None:
         """Gives the core what this host's ranks share. The descriptors are duplicated."""
         arrays = {

@@ -12,11 +12,13 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
 from sirtaki._core import current, observe, user_code, variables
+from sirtaki._core.bootstrap.address import KEY_ADVICE
+from sirtaki._core.bootstrap.encryption import own_certificate
 from sirtaki._core.bootstrap.handshake import BootstrapError, BootstrapTimeout, Identity
 from sirtaki._core.bootstrap.interfaces import chosen_interfaces
 from sirtaki._core.bootstrap.join import Join, join_alone
@@ -145,6 +147,8 @@ def _join(world: World) -> Context:
     config = Config(with_packages(variables.values()))
     if not world.address:
         return join_alone(config)
+    if config.get("encrypt") == "1":
+        world = _encrypting(world)
     _rank.generation += 1
     _rank.aborted = False
     address = _rendezvous(world)
@@ -158,6 +162,14 @@ def _join(world: World) -> Context:
     except BaseException:
         _close_client("")
         raise
+
+
+def _encrypting(world: World) -> World:
+    """A world whose connections between hosts are encrypted. Raises BootstrapError if they cannot be."""
+    if not world.job.key:
+        raise BootstrapError(f"encryption needs a common key of all ranks: {KEY_ADVICE}")
+    own_certificate()
+    return replace(world, job=replace(world.job, encrypt=True))
 
 
 def _rendezvous(world: World) -> str:

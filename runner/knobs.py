@@ -27,13 +27,14 @@ def add_knobs(parser: argparse.ArgumentParser) -> Sequence[Knob]:
         return ()
     group = parser.add_argument_group("settings of the core, alike for all ranks")
     for knob in knobs():
+        help_text = f"{knob.help} ({knob.default})".replace("%", "%%")
+        if knob.type == "boolean":
+            group.add_argument(
+                _flag(knob), dest=_PREFIX + knob.name, action="store_const", const="1", help=help_text
+            )
+            continue
         value = "|".join(knob.choices) or knob.type.upper()
-        group.add_argument(
-            _flag(knob),
-            dest=_PREFIX + knob.name,
-            metavar=value,
-            help=f"{knob.help} ({knob.default})".replace("%", "%%"),
-        )
+        group.add_argument(_flag(knob), dest=_PREFIX + knob.name, metavar=value, help=help_text)
     add_translated_flags(parser, lambda name: _PREFIX + name)
     return knobs()
 

@@ -94,7 +94,8 @@ class _Launch:
         display.expect(len(places), settings.output_folder)
         folder = Path(make_private_folder(self._guard))
         key_file = str(folder / "key")
-        job = Job(secrets.token_hex(8), len(places), _write_key(key_file), VERSION)
+        encrypt = _encrypts({**os.environ, **settings.additions})
+        job = Job(secrets.token_hex(8), len(places), _write_key(key_file), VERSION, encrypt)
         server = self._make_server(job, str(folder), several_hosts=bool(remotes))
         epilogue = self._make_epilogue(len(places), folder, bool(remotes))
         self._inquiry = Inquiry(settings.start_timeout, runs_python(settings.command))
@@ -144,6 +145,10 @@ class _Launch:
             address += ",[::]:0" if socket.has_dualstack_ipv6() else ",0.0.0.0:0"
         settings = self._settings
         try:
+            if several_hosts and job.encrypt:
+                from sirtaki._core.bootstrap.encryption import own_certificate  # opens the core
+
+                own_certificate()
             server = StoreServer(address, job, settings.start_timeout, self._mailbox.put, settings.interfaces)
         except BootstrapError as error:
             raise LaunchError(str(error), 1) from None
@@ -233,6 +238,12 @@ def _write_key(path: str) -> bytes:
         return write_key(path)
     except OSError as error:
         raise LaunchError(f"cannot write the job's key to {path}: {error.strerror}", 1) from None
+
+
+def _encrypts(environment: Mapping[str, str]) -> bool:
+    """Whether the ranks encrypt connections between hosts, from the variables that they will see."""
+    names = ("SIRTAKI_ENCRYPT", "HOROVOD_ENCRYPT")
+    return next((environment[name] for name in names if name in environment), "0") == "1"
 
 
 def addresses_for_others(rendezvous: str) -> str:

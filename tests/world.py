@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sirtaki._core import current
+from sirtaki._core.bootstrap.encryption import Certificate, TlsConnection
 from sirtaki._core.context import Config, Context
 from sirtaki._core.library import ffi, lib
 from sirtaki._core.topology import Peer, SharedMemory, Topology
 
 TRANSPORTS = ("shm", "socket")
+ENCRYPTED = "encrypted"  # each rank on a host of its own, with TLS in between
 PATIENCE = 60.0  # seconds: far beyond anything that works
 SETTINGS = {"stall_report": "20", "stall_deadline": "40", "progress_deadline": "40"}
 
@@ -56,9 +58,10 @@ class World:
 @contextlib.contextmanager
 def world(size: int, transport: str = "shm", **settings: str) -> Iterator[World]:
     """A world of `size` ranks as threads; leaving it shuts all of them down."""
-    config = Config(SETTINGS | {"transport": transport} | settings)
-    peers = [Peer("testhost", os.getpid(), 0)] * size
-    contexts = [Context(Topology(rank, size, rank, size, 0, 1, peers), config) for rank in range(size)]
+    is_encrypted = transport == ENCRYPTED
+    own = {"encrypt": "1"} if is_encrypted else {"transport": transport}
+    config = Config(SETTINGS | own | settings)
+    contexts = [Context(topology, config) for topology in _topologies(size, is_encrypted)]
     with contextlib.ExitStack() as owned:
         if size > 1:
             (_link_memory if transport == "shm" else _link_sockets)(contexts, config, owned)
@@ -68,6 +71,13 @@ def world(size: int, transport: str = "shm", **settings: str) -> Iterator[World]
             yield World(contexts, pool)
         finally:
             list(pool.map(Context.shutdown, contexts))
+
+
+def _topologies(size: int, on_many_hosts: bool) -> list[Topology]:
+    peers = [Peer("testhost", os.getpid(), rank if on_many_hosts else 0) for rank in range(size)]
+    if on_many_hosts:
+        return [Topology(rank, size, 0, 1, rank, size, peers) for rank in range(size)]
+    return [Topology(rank, size, rank, size, 0, 1, peers) for rank in range(size)]
 
 
 def _link_memory(contexts: list[Context], config: Config, owned: contextlib.ExitStack) -> None:
@@ -98,5 +108,21 @@ def _link_sockets(contexts: list[Context], config: Config, owned: contextlib.Exi
     for low, first in enumerate(contexts):
         for high in range(low + 1, len(contexts)):
             one, other = socket.socketpair()
+            if config.get("encrypt") == "1":
+                near, far = encrypt(one, other)
+                near.give_to(first, high)
+                far.give_to(contexts[high], low)
+                continue
             first.link_socket(high, one.detach())
             contexts[high].link_socket(low, other.detach())
+
+
+def encrypt(connecting: socket.socket, accepting: socket.socket) -> tuple[TlsConnection, TlsConnection]:
+    """Both ends of a connection with TLS on them."""
+    first, second = Certificate(), Certificate()
+    near = TlsConnection(connecting, first, second.fingerprint, accepts=False)
+    far = TlsConnection(accepting, second, first.fingerprint, accepts=True)
+    while not (near.is_established and far.is_established):
+        near.shake_hands()
+        far.shake_hands()
+    return near, far

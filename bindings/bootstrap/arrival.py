@@ -5,11 +5,16 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import selectors
 import socket
 import struct
+from typing import TYPE_CHECKING
 
-from .handshake import Conversation, Identity
+from .handshake import Conversation, HandshakeError, Identity, Role
 from .interfaces import plain
+
+if TYPE_CHECKING:
+    from .encryption import Connection, TlsConnection
 
 _READ_BYTES = 64 * 1024
 _CREDENTIALS = struct.Struct("3i")
@@ -21,7 +26,13 @@ class Arrival:
     Reads not a byte beyond the handshake until it is over: what follows may be for somebody else.
     """
 
-    def __init__(self, connection: socket.socket, conversation: Conversation, patience_ends: float) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        conversation: Conversation,
+        patience_ends: float,
+        role: Role = Role.ACCEPTS,
+    ) -> None:
         connection.setblocking(False)
         self.socket = connection
         self.source, self.origin = _origin(connection)  # the network it is counted under; for messages
@@ -31,30 +42,76 @@ class Arrival:
         self.incoming = bytearray()
         self.outgoing = bytearray()
         self._conversation = conversation
+        self._role = role
+        self._tls: TlsConnection | None = None  # once both sides have proved who they are
         hello, self._wanted = next(conversation)
         self.outgoing += hello
 
+    @property
+    def connection(self) -> Connection:
+        """What goes to the next user once `is_recognised`."""
+        return self._tls or self.socket
+
+    @property
+    def is_recognised(self) -> bool:
+        """Whether the handshake is over: TLS's, too, where the connection is encrypted."""
+        if self.peer is None:
+            return False
+        return not self.peer.certificate or (self._tls is not None and self._tls.is_established)
+
+    @property
+    def interest(self) -> int:
+        """What to wait for, as a selector takes it."""
+        is_writing = self.outgoing or (self._tls and self._tls.wants_write)
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if is_writing else 0)
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether something has come that a selector would not tell of."""
+        return self.is_recognised and self._tls is not None and self._tls.unread > 0
+
     def receive(self) -> bool:
-        """Reads what is there; False at the end of the stream."""
+        """Reads what is there; False at the end of the stream. Raises HandshakeError if TLS's fails."""
+        if self.peer is not None and not self.is_recognised:
+            self._encrypt()
+            return True
         wanted = _READ_BYTES if self.peer else self._wanted - len(self.incoming)
         try:
-            data = self.socket.recv(wanted)
+            data = self.connection.recv(wanted)
         except BlockingIOError:
             return True
         self.incoming += data
         return bool(data)
 
     def send(self) -> None:
-        """Writes what fits."""
-        try:
-            del self.outgoing[: self.socket.send(self.outgoing)]
-        except BlockingIOError:
-            return
+        """Writes what fits. Raises HandshakeError if TLS's fails."""
+        self._flush()
+        if self.peer is not None and not self.is_recognised:
+            self._encrypt()
+
+    def _flush(self) -> None:
+        if self.outgoing:
+            with contextlib.suppress(BlockingIOError):
+                del self.outgoing[: self.connection.send(self.outgoing)]
 
     def send_hello_to_refused(self) -> None:
         """Writes what fits before this side closes: the hello tells the other side why it is refused."""
         with contextlib.suppress(OSError):
-            self.send()
+            self._flush()
+
+    def _encrypt(self) -> None:
+        """Goes on with TLS's handshake, which begins when all of the other one is sent."""
+        if self.outgoing or self.peer is None:
+            return
+        if self._tls is None:
+            from .encryption import TlsConnection, own_certificate  # opens the core: see `certified`
+
+            accepts = self._role is Role.ACCEPTS
+            self._tls = TlsConnection(self.socket, own_certificate(), self.peer.certificate, accepts)
+        try:
+            self._tls.shake_hands()
+        except HandshakeError as error:
+            raise HandshakeError(f"the connection to {self.peer.name} cannot be encrypted: {error}") from None
 
     def recognise(self) -> None:
         """Goes on with the handshake as far as the bytes reach. Raises HandshakeError."""

@@ -14,7 +14,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from .address import is_unix, resolve_all, split_address, unix_path, unknown_host
 from .arrival import Arrival
@@ -25,20 +25,32 @@ from .handshake import (
     Conversation,
     HandshakeError,
     Identity,
+    Role,
 )
+
+if TYPE_CHECKING:
+    from .encryption import Connection
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between attempts to reach a peer that is not listening yet
 _ATTEMPT_SECONDS = 5.0  # for all addresses to answer, before they are tried again
 _MOST_HANG_UPS = (
     3  # attempts that end with a closed connection: a crowded listener closes some (strangers.py)
 )
+_CLOSED = (
+    "the other side closed the connection: its key or its job is another one (compare SIRTAKI_KEY_FILE and "
+    "SIRTAKI_JOB on both)"
+)
+_CLOSED_IN_TLS = (
+    "the other side closed the connection while TLS was agreed on: see what it has written, or look for "
+    "something between the two hosts that cuts connections"
+)
 _HANG_UP_PAUSE = 0.2  # seconds after such an attempt
 
 Greet = Callable[[socket.socket], Conversation]
 
 
-def dial(addresses: Sequence[str], greet: Greet, deadline: float) -> tuple[socket.socket, Identity]:
-    """Connects to the first of `addresses` whose handshake succeeds; returns the socket and the peer.
+def dial(addresses: Sequence[str], greet: Greet, deadline: float) -> tuple[Connection, Identity]:
+    """Connects to the first of `addresses` whose handshake succeeds; returns the connection and the peer.
 
     `greet` begins the handshake on a connected socket, as `handshake.converse` does. An address at which
     nothing listens yet, or whose queue of connections is full, is tried again until the deadline
@@ -87,7 +99,7 @@ class _Attempt:
         """Whether a listener exists that may answer the next attempt."""
         return self._busy or self.hung_up is not None
 
-    def run(self, connect_until: float, deadline: float) -> tuple[socket.socket, Identity] | None:
+    def run(self, connect_until: float, deadline: float) -> tuple[Connection, Identity] | None:
         """Returns the first connection whose handshake succeeds; the caller owns it. None if there is none.
 
         Connections may take until `connect_until`, handshakes until `deadline`, and HANDSHAKE_SECONDS each.
@@ -166,7 +178,7 @@ class _Attempt:
     def _start_handshake(self, connection: socket.socket, deadline: float) -> None:
         try:
             until = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
-            arrival = Arrival(connection, self._greet(connection), until)
+            arrival = Arrival(connection, self._greet(connection), until, Role.CONNECTS)
         except BootstrapError as error:
             connection.close()
             self.refusal = error
@@ -177,12 +189,11 @@ class _Attempt:
         self._handshakes[connection] = arrival
         self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, arrival)
 
-    def _serve(self, connection: socket.socket, arrival: Arrival) -> tuple[socket.socket, Identity] | None:
+    def _serve(self, connection: socket.socket, arrival: Arrival) -> tuple[Connection, Identity] | None:
         try:
             alive = arrival.receive()
             arrival.recognise()
-            if arrival.outgoing:
-                arrival.send()
+            arrival.send()
         except OSError:
             alive = False
         except BootstrapError as error:
@@ -190,23 +201,19 @@ class _Attempt:
             self.refusal = error
             self._end(connection)
             return None
-        if arrival.peer is not None and not arrival.outgoing:
+        if arrival.peer is not None and arrival.is_recognised and not arrival.outgoing:
             self._selector.unregister(connection)
             connection.setblocking(True)
-            return connection, arrival.peer
+            return arrival.connection, arrival.peer
         if not alive:
-            closed = HandshakeError(
-                "the other side closed the connection: its key or its job is another one (compare "
-                "SIRTAKI_KEY_FILE and SIRTAKI_JOB on both)"
-            )
+            closed = HandshakeError(_CLOSED_IN_TLS if arrival.peer else _CLOSED)
             if arrival.has_answered:
                 self.refusal = closed
             else:  # a crowded listener does that before it says a word
                 self.hung_up = closed
             self._end(connection)
             return None
-        interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if arrival.outgoing else 0)
-        self._selector.modify(connection, interest, arrival)
+        self._selector.modify(connection, arrival.interest, arrival)
         return None
 
     def _expire(self, now: float) -> None:

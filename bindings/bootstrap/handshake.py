@@ -2,9 +2,10 @@
 
 Each side sends a hello of fixed size; then the side that connected proves that it knows the job's key, then
 the other side does. A proof is an HMAC-SHA256 over both hellos, and so over role, job, rank, kind of link,
-generation, channel, protocol and library version, and both nonces: it fits this one connection and this
-direction only. Nothing but the fixed hello is looked at before the proof has been checked. Afterwards both
-sides exchange length-prefixed frames.
+generation, channel, protocol and library version, the fingerprint of the certificate where the connection
+will be encrypted, and both nonces: it fits this one connection and this direction only. Nothing but the fixed
+hello is looked at before the proof has been checked. Afterwards both sides exchange length-prefixed frames,
+through TLS where the connection is encrypted (`encryption`).
 
 Every deadline here is a moment of `time.monotonic()`, in seconds.
 """
@@ -19,16 +20,20 @@ import socket
 import struct
 import time
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-PROTOCOL = 2
+if TYPE_CHECKING:
+    from .encryption import Connection
+
+PROTOCOL = 3
 STORE_RANK = -1  # what the rendezvous gives as its rank
 
 HANDSHAKE_SECONDS = 10.0  # for one connection, so that a slow stranger does not use up a whole deadline
 
 _MAGIC = b"sirtaki\0"
-# magic, protocol, role, kind, rank, generation, channel, job, version, nonce
-_HELLO = struct.Struct("!8sHBBiIH16s32s32s")
+# magic, protocol, role, kind, rank, generation, channel, job, version, certificate, nonce
+_HELLO = struct.Struct("!8sHBBiIH16s32s32s32s")
 _PROOF_BYTES = hashlib.sha256().digest_size
 _LENGTH = struct.Struct("!I")
 
@@ -74,17 +79,20 @@ class Job:
     size: int
     key: bytes = field(repr=False)  # secret; empty without authentication
     version: str  # of sirtaki, in this process
+    encrypt: bool = False  # connections between hosts
 
 
 @dataclass(frozen=True)
 class Identity:
-    """One side of a connection: its rank, the how-many-th init of its process this is, and which of several
-    connections between the same two it is.
+    """One side of a connection: its rank, the how-many-th init of its process this is, which of several
+    connections between the same two it is, and the fingerprint of the certificate with which it encrypts
+    this connection, b"" if it does not.
     """
 
     rank: int
     generation: int = 0
     channel: int = 0
+    certificate: bytes = b""
 
     @property
     def name(self) -> str:
@@ -92,6 +100,18 @@ class Identity:
 
 
 Conversation = Generator[tuple[bytes, int], bytes, Identity]
+
+
+def certified(mine: Identity, job: Job, connection: socket.socket) -> Identity:
+    """`mine` with this process's certificate if the connection has to be encrypted: any but a Unix socket.
+
+    Raises BootstrapError without OpenSSL.
+    """
+    if not job.encrypt or connection.family == socket.AF_UNIX:
+        return mine
+    from .encryption import own_certificate  # opens the core, which hvdrun does without otherwise
+
+    return replace(mine, certificate=own_certificate().fingerprint)
 
 
 def converse(job: Job, mine: Identity, kind: LinkKind, role: Role) -> Conversation:
@@ -110,6 +130,7 @@ def converse(job: Job, mine: Identity, kind: LinkKind, role: Role) -> Conversati
         mine.channel,
         _job_hash(job),
         job.version.encode(),
+        mine.certificate,
         os.urandom(32),
     )
     theirs = yield hello, _HELLO.size
@@ -126,6 +147,12 @@ def converse(job: Job, mine: Identity, kind: LinkKind, role: Role) -> Conversati
         raise HandshakeError(
             f"{peer.name} runs sirtaki {version}, but {mine.name} runs sirtaki {job.version}: "
             "install the same version for every rank"
+        )
+    if bool(peer.certificate) != bool(mine.certificate):
+        ours, theirs = int(bool(mine.certificate)), int(bool(peer.certificate))
+        raise HandshakeError(
+            f"the setting encrypt is {theirs} on {peer.name} and {ours} on {mine.name}: set SIRTAKI_ENCRYPT "
+            "to one value for all ranks (with hvdrun: use --encrypt, or do not)"
         )
     return peer
 
@@ -157,8 +184,8 @@ def shake_hands(
 def _checked_hello(
     hello: bytes, job: Job, mine: Identity, kind: LinkKind, role: Role
 ) -> tuple[Identity, str]:
-    magic, protocol, their_role, their_kind, rank, generation, channel, job_hash, version, _ = _HELLO.unpack(
-        hello
+    magic, protocol, their_role, their_kind, rank, generation, channel, job_hash, version, certificate, _ = (
+        _HELLO.unpack(hello)
     )
     if magic != _MAGIC:
         raise HandshakeError("the other side is not a process of sirtaki")
@@ -171,7 +198,8 @@ def _checked_hello(
         raise HandshakeError(f"the other side belongs to another job than {mine.name}")
     if their_kind != kind or their_role == role:
         raise HandshakeError("the other side wants another kind of connection")
-    return Identity(rank, generation, channel), printable(version.rstrip(b"\0").decode(errors="replace"))
+    peer = Identity(rank, generation, channel, certificate if any(certificate) else b"")
+    return peer, printable(version.rstrip(b"\0").decode(errors="replace"))
 
 
 def _job_hash(job: Job) -> bytes:
@@ -187,7 +215,7 @@ def _check_proof(proof: bytes, expected: bytes, peer: Identity) -> None:
         raise HandshakeError(f"who claims to be {peer.name} does not know the key of this job")
 
 
-def send_all(connection: socket.socket, data: bytes, deadline: float) -> None:
+def send_all(connection: Connection, data: bytes, deadline: float) -> None:
     """Sends all of `data`; raises BootstrapTimeout at the deadline, EOFError if the other side is gone."""
     rest = memoryview(data)
     while rest:
@@ -200,7 +228,7 @@ def send_all(connection: socket.socket, data: bytes, deadline: float) -> None:
             raise EOFError("the other side closed the connection") from None
 
 
-def receive_exactly(connection: socket.socket, count: int, deadline: float) -> bytes:
+def receive_exactly(connection: Connection, count: int, deadline: float) -> bytes:
     """Receives exactly `count` bytes; raises BootstrapTimeout at the deadline, EOFError at the end of the
     stream.
     """
@@ -238,12 +266,12 @@ def take_frame(buffer: bytearray, limit: int) -> bytes | None:
     return payload
 
 
-def send_frame(connection: socket.socket, payload: bytes, deadline: float) -> None:
+def send_frame(connection: Connection, payload: bytes, deadline: float) -> None:
     """Sends one frame. Raises like `send_all`."""
     send_all(connection, pack_frame(payload), deadline)
 
 
-def receive_frame(connection: socket.socket, deadline: float, limit: int) -> bytes:
+def receive_frame(connection: Connection, deadline: float, limit: int) -> bytes:
     """Receives one frame of at most `limit` bytes. Raises like `receive_exactly`, and HandshakeError beyond
     `limit`.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -97,7 +98,8 @@ class Join:
         at_the_end.callback(close_all, connections)
         connect_all(reception, self._whereabouts(members, offers), meeting, connections)
         if self._uses_memory(locals_, offers):
-            local = {rank: connections[rank, 0] for rank in locals_ if rank != world.rank}
+            own_host = {place: one for place, one in connections.items() if place[0] in locals_}
+            local = {rank: one for (rank, _), one in own_host.items() if isinstance(one, socket.socket)}
             MemoryLinks(context, local, keeps_sockets=spans_hosts).exchange(memory, deadline)
             if not spans_hosts:
                 return context

@@ -15,12 +15,13 @@ from ..context import Context
 from .address import is_unix
 from .arrival import is_ours
 from .dial import dial
+from .encryption import Connection
 from .handshake import BootstrapError, BootstrapTimeout, Conversation
 from .reception import Meeting, Place, Reception
 
 _DIAL_SECONDS = 30.0  # everybody listens before anybody connects: who does not answer will not
 
-Connections = dict[Place, socket.socket]
+Connections = dict[Place, Connection]
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def connect_all(
     reception.accept(meeting, {place for place in places if place[0] > meeting.mine.rank}, connections)
 
 
-def _connect(whereabouts: Whereabouts, rank: int, channel: int, meeting: Meeting) -> socket.socket:
+def _connect(whereabouts: Whereabouts, rank: int, channel: int, meeting: Meeting) -> Connection:
     def greet(connection: socket.socket) -> Conversation:
         if connection.family == socket.AF_UNIX and not is_ours(connection):
             raise BootstrapError(f"another user's process answers where rank {rank} should be")
@@ -81,5 +82,8 @@ def close_all(connections: Connections) -> None:
 def link_sockets(context: Context, sockets: Connections) -> None:
     """Links ranks through their sockets, in the order of their channels; the core takes them over."""
     for (rank, _), connection in sorted(sockets.items()):
-        context.link_socket(rank, connection.fileno())
-        connection.detach()
+        if isinstance(connection, socket.socket):
+            context.link_socket(rank, connection.fileno())
+            connection.detach()
+        else:
+            connection.give_to(context, rank)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from .address import (
     KEY_ADVICE,
@@ -40,11 +40,15 @@ from .handshake import (
     Job,
     LinkKind,
     Role,
+    certified,
     converse,
 )
 from .interfaces import chosen_interfaces
 from .store import StoreClient
 from .strangers import TOO_SLOW, Complaints, Strangers
+
+if TYPE_CHECKING:
+    from .encryption import Connection
 
 Place = tuple[int, int]  # another rank, and which of the connections to it
 
@@ -64,7 +68,7 @@ class Meeting:
     def greet(self, connection: socket.socket, rank: int, channel: int = 0) -> Conversation:
         """The handshake with the process that answers. Raises BootstrapError unless it is this rank."""
         refuse_without_key(connection, self.job.key)
-        mine = replace(self.mine, channel=channel)
+        mine = certified(replace(self.mine, channel=channel), self.job, connection)
         peer = yield from converse(self.job, mine, LinkKind.RANKS, Role.CONNECTS)
         if peer.rank != rank:
             raise BootstrapError(f"{peer.name} answers where rank {rank} should be")
@@ -102,7 +106,7 @@ class Reception:
         likely = [join_address(address, listening.getsockname()[1]) for address in route]
         return sorted(found, key=lambda address: address not in likely)
 
-    def accept(self, meeting: Meeting, wanted: set[Place], found: dict[Place, socket.socket]) -> None:
+    def accept(self, meeting: Meeting, wanted: set[Place], found: dict[Place, Connection]) -> None:
         """Puts a connection of each of the `wanted` into `found`; the caller closes them, also on error.
 
         Strangers are turned away, and nobody waits for them.
@@ -129,6 +133,8 @@ class Reception:
         rendezvous = meeting.rendezvous
         if rendezvous is not None:
             hear = rendezvous.raise_failure
+            if rendezvous.has_unread:
+                hear(meeting.deadline)
             self._selector.register(rendezvous, selectors.EVENT_READ, lambda _: hear(meeting.deadline))
         try:
             yield
@@ -158,43 +164,42 @@ class Reception:
         if listening.family == socket.AF_UNIX and not is_ours(connection):
             connection.close()
             return
-        conversation = converse(meeting.job, meeting.mine, LinkKind.RANKS, Role.ACCEPTS)
+        mine = certified(meeting.mine, meeting.job, connection)
+        conversation = converse(meeting.job, mine, LinkKind.RANKS, Role.ACCEPTS)
         arrival = Arrival(connection, conversation, time.monotonic() + HANDSHAKE_SECONDS)
         self._strangers.add(arrival)
         self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, arrival)
 
     def _serve(
-        self, arrival: Arrival, meeting: Meeting, missing: set[Place], found: dict[Place, socket.socket]
+        self, arrival: Arrival, meeting: Meeting, missing: set[Place], found: dict[Place, Connection]
     ) -> None:
         if arrival not in self._strangers:  # displaced by one that came just now
             return None
         try:
             alive = arrival.receive()
             arrival.recognise()
-            if arrival.outgoing:
-                arrival.send()
+            arrival.send()
         except HandshakeError as error:
             arrival.send_hello_to_refused()
             return self._refuse(arrival, str(error))
         except OSError:
             alive = False
         peer = arrival.peer
-        if peer is not None and not arrival.outgoing:
+        if peer is not None and arrival.is_recognised and not arrival.outgoing:
             place = (peer.rank, peer.channel)
             self._forget(arrival)
             if place in missing and place not in found and peer.generation == meeting.mine.generation:
                 arrival.socket.setblocking(True)
                 if arrival.socket.family != socket.AF_UNIX:
                     arrival.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                found[place] = arrival.socket
+                found[place] = arrival.connection
             else:
                 arrival.socket.close()
             return None
         if not alive:  # it had several addresses to choose from, and another one was quicker
             self._forget(arrival)
             return arrival.socket.close()
-        interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if arrival.outgoing else 0)
-        self._selector.modify(arrival.socket, interest, arrival)
+        self._selector.modify(arrival.socket, arrival.interest, arrival)
         return None
 
     def _patience(self) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from typing import TYPE_CHECKING
 
 from .address import is_unix, refuse_without_key, split_addresses
 from .dial import dial
@@ -22,6 +23,7 @@ from .handshake import (
     Job,
     LinkKind,
     Role,
+    certified,
     converse,
     printable,
     receive_frame,
@@ -49,6 +51,9 @@ from .messages import (
 )
 from .store_server import StoreServer
 
+if TYPE_CHECKING:
+    from .encryption import Connection
+
 __all__ = ["PAYLOAD_LIMIT", "REPORTS", "StoreClient", "StoreEvent", "StoreServer"]
 
 _REPORT_SECONDS = 2.0  # a report must never hold up a process that is ending
@@ -59,7 +64,7 @@ _GONE = "the rendezvous of this job is gone: its launcher (hvdrun), or rank 0, h
 class StoreClient:
     """A rank's connection to the rendezvous. Not for several threads at once."""
 
-    def __init__(self, connection: socket.socket, job: Job, rank: int, start_timeout: float) -> None:
+    def __init__(self, connection: Connection, job: Job, rank: int, start_timeout: float) -> None:
         self._connection = connection
         self._job = job
         self._rank = rank
@@ -138,12 +143,18 @@ class StoreClient:
         with contextlib.suppress(OSError):  # the program may have closed the descriptor
             self._connection.close()
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether something has come that waiting for `fileno()` would not tell of."""
+        return not isinstance(self._connection, socket.socket) and self._connection.unread > 0
+
     def fileno(self) -> int:
         return self._connection.fileno()
 
     def own_addresses(self) -> list[str]:
         """This machine's address on the way to the rendezvous; [] if that is on this machine."""
-        return source_towards(self._connection)
+        connection = self._connection
+        return source_towards(connection if isinstance(connection, socket.socket) else connection.socket)
 
     def _send(self, payload: bytes, deadline: float) -> None:
         try:
@@ -167,10 +178,10 @@ class StoreClient:
         raise BootstrapTimeout(text) if kind == TIMED_OUT else BootstrapError(text)
 
 
-def _connected(addresses: list[str], job: Job, mine: Identity, deadline: float) -> socket.socket:
+def _connected(addresses: list[str], job: Job, mine: Identity, deadline: float) -> Connection:
     def greet(connection: socket.socket) -> Conversation:
         refuse_without_key(connection, job.key)
-        return converse(job, mine, LinkKind.STORE, Role.CONNECTS)
+        return converse(job, certified(mine, job, connection), LinkKind.STORE, Role.CONNECTS)
 
     try:
         return dial(addresses, greet, deadline)[0]

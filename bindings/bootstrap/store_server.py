@@ -25,6 +25,7 @@ from .handshake import (
     Job,
     LinkKind,
     Role,
+    certified,
     converse,
     pack_frame,
     printable,
@@ -67,7 +68,7 @@ class _Connection(Arrival):
         self.closing = False  # once everything is sent
 
     def next_message(self) -> bytes | None:
-        return None if self.peer is None else take_frame(self.incoming, REQUEST_LIMIT)
+        return take_frame(self.incoming, REQUEST_LIMIT) if self.is_recognised else None
 
 
 class StoreServer:
@@ -173,7 +174,8 @@ class StoreServer:
         if listening.family == socket.AF_UNIX and not is_ours(client):
             client.close()
             return
-        conversation = converse(self.job, Identity(STORE_RANK), LinkKind.STORE, Role.ACCEPTS)
+        mine = certified(Identity(STORE_RANK), self.job, client)
+        conversation = converse(self.job, mine, LinkKind.STORE, Role.ACCEPTS)
         connection = _Connection(client, conversation, time.monotonic() + HANDSHAKE_SECONDS)
         self._strangers.add(connection)
         self._selector.register(client, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
@@ -185,6 +187,11 @@ class StoreServer:
             alive = True
             if events & selectors.EVENT_READ and not connection.closing:
                 alive = connection.receive()
+                while alive and connection.has_unread:
+                    unread = len(connection.incoming)
+                    alive = connection.receive()
+                    if len(connection.incoming) == unread:  # a part of a record
+                        break
                 connection.recognise()
                 while not connection.closing and (message := connection.next_message()) is not None:
                     self._handle(connection, message)
@@ -199,13 +206,11 @@ class StoreServer:
             self._drop(connection)
 
     def _flush(self, connection: _Connection) -> None:
-        if connection.outgoing:
-            connection.send()
+        connection.send()
         if connection.closing and not connection.outgoing:
             self._drop(connection)
             return
-        interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outgoing else 0)
-        self._selector.modify(connection.socket, interest, connection)
+        self._selector.modify(connection.socket, connection.interest, connection)
 
     def _handle(self, connection: _Connection, message: bytes) -> None:
         kind, body = message[:1], message[1:]

@@ -75,7 +75,7 @@ def test_two_versions_are_told_apart_on_both_sides() -> None:
     )
 
 
-@given(position=st.integers(0, 131), bit=st.integers(0, 7))
+@given(position=st.integers(0, 165), bit=st.integers(0, 7))
 @settings(max_examples=60, deadline=None)
 def test_one_changed_bit_is_noticed(position: int, bit: int) -> None:
     passed = 0

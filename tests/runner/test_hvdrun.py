@@ -208,6 +208,7 @@ def test_settings_of_the_core_are_options(hvdrun: Run) -> None:
     text = hvdrun("--help").stdout
     assert "--fusion-threshold BYTES" in text
     assert "--transport auto|shm|socket" in text
+    assert "--encrypt encrypt connections between hosts with TLS 1.3" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--transport", "pigeon"), ("--fusion-threshold", "much")])

@@ -80,6 +80,16 @@ def test_settings_in_horovods_words() -> None:
         parse(["--fusion-threshold-mb", "much", "-np", "2", "true"])
 
 
+def test_a_setting_that_is_a_switch_takes_no_value(config: Callable[[str], Path]) -> None:
+    for arguments in (
+        ["--encrypt", "-np", "2"],
+        ["--config-file", str(config("num_proc: 2\nencrypt: true"))],
+    ):
+        options, settings = parse([*arguments, "true"])
+        assert (options.size, options.command, settings) == (2, ["true"], {"SIRTAKI_ENCRYPT": "1"})
+    assert parse(["--config-file", str(config("encrypt: false")), "-np", "2", "true"])[1] == {}
+
+
 def test_both_directions_of_a_switch_are_there() -> None:
     assert parse(["--timeline-mark-cycles", "-np", "1", "true"])[0].timeline_mark_cycles
     options, _ = parse(["--timeline-mark-cycles", "--no-timeline-mark-cycles", "-np", "1", "true"])

@@ -1,0 +1,132 @@
+"""hvdrun --encrypt over two hosts: what passes between them, and who is refused."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from launching import FAILSAFE_SECONDS, wait_until
+
+from .network import Host, Network, finish
+
+SNIFF = Path(__file__).with_name("sniff.py")
+TENSOR = b"the weights of nobody else "  # what the tensor's bytes say, again and again
+WORDS = "an object that is pickled"
+
+TRAINING = """
+import os, sys
+import numpy as np, sirtaki.numpy as hvd
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+secret = np.frombuffer(TENSOR * 1000, np.uint8).copy()
+assert (hvd.broadcast(secret if rank == 0 else np.zeros_like(secret), 0) == secret).all()
+assert hvd.allgather_object((rank, WORDS)) == [(other, WORDS) for other in range(size)]
+for kind in (np.float32, np.float64, np.int32, np.int64, np.float16):
+    for count in (1, 1000, 300_001):
+        mine = (np.arange(count) % 11 + rank).astype(kind)
+        total = hvd.allreduce(mine, op=hvd.Sum)
+        assert (total == ((np.arange(count) % 11) * size + size * (size - 1) // 2).astype(kind)).all(), kind
+print("right", hvd.cross_size())
+"""
+
+
+def script(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(text.replace("TENSOR", repr(TENSOR)).replace("WORDS", repr(WORDS)))
+    return path
+
+
+def hvdrun(network: Network, hosts: str, *arguments: str | Path) -> tuple[int, str, str]:
+    return network.hosts[0].run(sys.executable, "-m", "sirtaki.runner", "-H", hosts, *arguments)
+
+
+class Sniffer:
+    """All that passes a host's interface while it lives."""
+
+    def __init__(self, host: Host, file: Path) -> None:
+        self._file = file
+        self._process = host.start(sys.executable, SNIFF, host.interface, file)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "listening\n", finish([self._process])
+
+    def end(self, behind: bytes) -> bytes:
+        """What has passed, once `behind` has."""
+        wait_until(lambda: behind in self._file.read_bytes(), f"{behind!r} has passed")
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(FAILSAFE_SECONDS)
+        return self._file.read_bytes()
+
+
+SAY = """
+import socket, sys
+socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"that was all", (sys.argv[1], 9))
+"""
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--encrypt", "--sockets-per-link", "2"]], ids=["plain", "encrypted"]
+)
+def test_what_passes_between_the_hosts(network: Network, tmp_path: Path, options: list[str]) -> None:
+    """Sums are exact with and without; what they are made of is seen only without."""
+    sniffer = Sniffer(network.hosts[1], tmp_path / "seen")
+    program = script(tmp_path, TRAINING)
+    code, output, errors = hvdrun(network, "hosta:2,hostb:2", *options, sys.executable, program)
+    assert code == 0, errors
+    assert sorted(output.splitlines()) == [f"[{rank}] right 2" for rank in range(4)]
+    network.hosts[1].run(sys.executable, "-c", SAY, network.hosts[0].address)
+    seen = sniffer.end(behind=b"that was all")
+    for words in (TENSOR, WORDS.encode(), b'"settings"'):
+        assert (words in seen) == (not options), words
+
+
+BREAKING = """
+import os, sys
+PREPARATION
+import numpy as np, sirtaki.numpy as hvd
+hvd.init()
+hvd.allreduce(np.ones(1000), name="gradient")
+if hvd.rank() == 1:
+    os.kill(os.getpid(), 9)
+hvd.allreduce(np.ones(1000), name="gradient")
+"""
+PLAIN_ON_ONE = """
+if os.environ["SIRTAKI_RANK"] == "1":
+    os.environ["SIRTAKI_ENCRYPT"] = "0"
+"""
+NO_OPENSSL_ON_ONE = """
+if os.environ["SIRTAKI_RANK"] == "1":
+    from sirtaki._core.bootstrap import encryption
+    encryption._library = "libssl-of-nobody.so"
+"""
+
+
+@pytest.mark.parametrize(
+    ("preparation", "expected"),
+    [
+        ("", ["rank 1 (pid ", " on hostb) was lost"]),
+        (PLAIN_ON_ONE, ["the setting encrypt is 1 on the rendezvous and 0 on rank 1", "SIRTAKI_ENCRYPT"]),
+        (
+            NO_OPENSSL_ON_ONE,
+            ["rank 1 on hostb could not start", "libssl-of-nobody.so was not found", "apt install"],
+        ),
+    ],
+    ids=["lost", "plain", "without OpenSSL"],
+)
+def test_what_goes_wrong_is_said_of_the_rank_concerned(
+    network: Network, tmp_path: Path, preparation: str, expected: list[str]
+) -> None:
+    program = script(tmp_path, BREAKING.replace("PREPARATION", preparation))
+    code, _, errors = hvdrun(network, "hosta:1,hostb:1", "--encrypt", sys.executable, program)
+    assert code != 0
+    for words in expected:
+        assert words in errors, errors
+
+
+def test_the_setting_may_come_from_the_environment(network: Network, tmp_path: Path) -> None:
+    program = script(tmp_path, TRAINING)
+    command = [sys.executable, "-m", "sirtaki.runner", "-H", "hosta:1,hostb:1", sys.executable, str(program)]
+    code, output, errors = network.hosts[0].run(*command, SIRTAKI_ENCRYPT="1")
+    assert code == 0, errors
+    assert sorted(output.splitlines()) == [f"[{rank}] right 2" for rank in range(2)]
