@@ -149,9 +149,9 @@ def converse(job: Job, mine: Identity, kind: LinkKind, role: Role) -> Conversati
             "install the same version for every rank"
         )
     if bool(peer.certificate) != bool(mine.certificate):
-        ours, theirs = int(bool(mine.certificate)), int(bool(peer.certificate))
+        here, there = int(bool(mine.certificate)), int(bool(peer.certificate))
         raise HandshakeError(
-            f"the setting encrypt is {theirs} on {peer.name} and {ours} on {mine.name}: set SIRTAKI_ENCRYPT "
+            f"the setting encrypt is {there} on {peer.name} and {here} on {mine.name}: set SIRTAKI_ENCRYPT "
             "to one value for all ranks (with hvdrun: use --encrypt, or do not)"
         )
     return peer

@@ -63,6 +63,7 @@ constexpr long x509_version_3 = 2;
   X(make_bio_pair, BIO_new_bio_pair, int, (SslBio*, size_t own_bytes, SslBio*, size_t others_bytes))          \
   X(free_bio, BIO_free, int, (SslBio))                                                                        \
   X(bio_pending, BIO_ctrl_pending, size_t, (SslBio))                                                          \
+  X(bio_wants, BIO_ctrl_get_read_request, size_t, (SslBio))                                                   \
   X(look_at_bio, BIO_nread0, int, (SslBio, char** from))                                                      \
   X(take_from_bio, BIO_nread, int, (SslBio, char** from, int bytes))                                          \
   X(room_in_bio, BIO_nwrite0, int, (SslBio, char** to))                                                       \

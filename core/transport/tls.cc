@@ -152,7 +152,7 @@ Status TlsSession::handshake() {
     if (!words.empty()) return {SRT_PROTOCOL, "TLS could not be agreed on: " + words};
     if (sent == Flow::ended) break;
     if (!error) return sent == Flow::moves ? Status::ok() : Status(SRT_IN_PROGRESS, "");
-    const Flow came = take_in();
+    const Flow came = take_in(functions_.bio_wants(wire_));
     if (came == Flow::ended) break;
     if (came == Flow::waits) return {SRT_IN_PROGRESS, ""};
   }
@@ -176,11 +176,11 @@ TlsSession::Flow TlsSession::send_out(bool more) {
 }
 
 // Takes in what the socket has, as far as there is room.
-TlsSession::Flow TlsSession::take_in() {
+TlsSession::Flow TlsSession::take_in(size_t most) {
   char* to = nullptr;
   const int room = functions_.room_in_bio(wire_, &to);
   if (room <= 0) return Flow::waits;
-  const ssize_t count = ::recv(socket_, to, static_cast<size_t>(room), MSG_DONTWAIT);
+  const ssize_t count = ::recv(socket_, to, std::min(static_cast<size_t>(room), most), MSG_DONTWAIT);
   if (count == 0) return Flow::ended;
   if (count < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? Flow::waits : Flow::ended;
   functions_.give_to_bio(wire_, &to, static_cast<int>(count));
@@ -232,7 +232,7 @@ ptrdiff_t TlsSession::read(std::span<uint8_t> bytes) {
       continue;
     }
     const bool wants_more = functions_.error(ssl_, count) == ssl_error_want_read;
-    const Flow came = wants_more ? take_in() : Flow::ended;
+    const Flow came = wants_more ? take_in(wire_bytes) : Flow::ended;
     if (came == Flow::waits) break;
     unreadable_ = came == Flow::ended;
   }

@@ -51,8 +51,8 @@ class TlsSession {
   ~TlsSession();
   TlsSession(const TlsSession&) = delete;
 
-  // Goes on with the handshake. SRT_IN_PROGRESS: call again when the socket is readable, or writable if wants_write().
-  // SRT_PEER_LOST: the other side has closed the connection.
+  // Goes on with the handshake, and takes nothing from the socket that follows it. SRT_IN_PROGRESS: call again when the
+  // socket is readable, or writable if wants_write(). SRT_PEER_LOST: the other side has closed the connection.
   Status handshake();
   bool wants_write() const { return unsent() > 0; }
 
@@ -70,7 +70,7 @@ class TlsSession {
   size_t unsent() const;
   enum class Flow { moves, waits, ended };
   Flow send_out(bool more);
-  Flow take_in();
+  Flow take_in(size_t most);
   bool encrypt(std::span<const uint8_t> bytes);
 
   std::shared_ptr<const TlsIdentity> identity_;

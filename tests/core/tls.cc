@@ -102,6 +102,22 @@ TEST(nothing_of_the_text_is_on_the_wire) {
   CHECK(!has_ended);
 }
 
+TEST(a_handshake_takes_nothing_that_follows_it) {
+  Sockets sockets;
+  Sessions sessions = encrypted::begin(sockets.on());
+  Status connecting;
+  while (!(connecting = sessions.ends[0]->handshake()).is_ok()) {
+    REQUIRE(connecting.code() == SRT_IN_PROGRESS);
+    CHECK_EQUAL(sessions.ends[1]->handshake().code(), SRT_IN_PROGRESS);
+  }
+  const Bytes text = random_bytes(100);
+  CHECK_EQUAL(sessions.ends[0]->write(text, false), 100);
+  expect_ok(sessions.ends[1]->handshake());
+  CHECK_EQUAL(sessions.ends[1]->unread(), size_t{0});  // so whoever waits for the socket hears of it
+  bool has_ended = true;
+  CHECK(read_all(*sessions.ends[1], has_ended) == text);
+}
+
 TEST(another_certificate_than_was_announced_is_refused) {
   const auto first = encrypted::identity(), second = encrypted::identity(), stranger = encrypted::identity();
   for (int deceived : {0, 1}) {
