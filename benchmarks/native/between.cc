@@ -1,7 +1,7 @@
 // All-reduce between two hosts, beside what the same kind of connection carries: two processes that are told to live on
 // two hosts, linked by TCP over loopback, and in turn a plain stream both ways (a thread a direction, 1 MiB at a time).
 //
-//   between [NAME=VALUE ...] [BYTES ...]     settings by name, as in sockets_per_link=2
+//   between [NAME=VALUE ...] [BYTES ...]     settings by name, as in sockets_per_link=2 or encrypt=1
 //
 // Prints one JSON object a size: times in microseconds as rank 0 saw them, and "ratios", the stream's time over
 // sirtaki's, block by block.
@@ -75,8 +75,11 @@ class Rank {
     const srt_topology topology{sizeof topology, rank, 2, 0, 1, rank, 2, peers};
     srt_error error{};
     must(srt_create(config, &topology, &context_, &error) == SRT_OK, error.text);
+    char encrypts[8] = "";
+    must(srt_config_get(config, "encrypt", encrypts, sizeof encrypts) == SRT_OK, "no such setting");
     for (const Connection& link : links)
-      must(srt_link_socket(context_, 1 - rank, link.ends[rank], &error) == SRT_OK, error.text);
+      if (encrypts[0] == '1') link_encrypted(link.ends[rank]);
+      else must(srt_link_socket(context_, 1 - rank, link.ends[rank], &error) == SRT_OK, error.text);
     must(srt_start(context_, &error) == SRT_OK, error.text);
   }
   ~Rank() {
@@ -101,6 +104,22 @@ class Rank {
   }
 
  private:
+  // The two tell each other their certificates over the stream, which belongs to this program alone.
+  void link_encrypted(int socket) {
+    srt_error error{};
+    srt_tls* tls = srt_tls_create(nullptr, &error);
+    must(tls, error.text);
+    uint8_t own[32], peer[32];
+    srt_tls_fingerprint(tls, own);
+    send_all(stream_, reinterpret_cast<const char*>(own), sizeof own);
+    receive_all(stream_, reinterpret_cast<char*>(peer), sizeof peer);
+    srt_tls_session* session = srt_tls_open(tls, socket, rank_, peer, &error);
+    must(session, error.text);
+    while (srt_tls_handshake(session, &error) == SRT_IN_PROGRESS) std::this_thread::yield();
+    must(error.status == SRT_OK && srt_link_tls(context_, 1 - rank_, socket, session, &error) == SRT_OK, error.text);
+    srt_tls_destroy(tls);
+  }
+
   // Microseconds a call, of a block of them.
   template <typename Call>
   double timed(size_t bytes, Call&& call) {
