@@ -11,9 +11,9 @@
 namespace sirtaki {
 namespace {
 
-constexpr size_t record_bytes = 16 << 10;       // the most that TLS puts into a record
-constexpr size_t records_at_once = 15;          // encrypted before the socket gets them
-constexpr size_t wire_bytes = 256 << 10;        // has room for these, with what TLS adds to each
+constexpr size_t record_bytes = 16 << 10;  // the most that TLS puts into a record
+constexpr size_t records_at_once = 7;      // encrypted before the socket gets them
+constexpr size_t wire_bytes = 128 << 10;   // has room for these, with what TLS adds to each
 constexpr const char* libraries[] = {"libssl.so.3", "libssl.so.1.1"};
 constexpr const char* advice =
     "; encryption needs OpenSSL 3 or 1.1.1: install it (Debian and Ubuntu: `apt install libssl3`; Fedora and RHEL: "
