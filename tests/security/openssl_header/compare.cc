@@ -12,11 +12,12 @@
 
 namespace {
 
+using declarations::same_calls;
+
 constexpr sirtaki::OpensslFunctions functions;
 
-#define COMPARE(member, symbol, result, parameters)                                                         \
-  static_assert(declarations::same_calls(functions.member, decltype (&::symbol)()), #symbol " is declared " \
-                                                                                            "differently");
+#define COMPARE(member, symbol, result, parameters) \
+  static_assert(same_calls(functions.member, decltype (&::symbol)()), #symbol " is declared differently");
 SIRTAKI_OPENSSL_FUNCTIONS(COMPARE)
 
 static_assert(sirtaki::tls_1_3 == TLS1_3_VERSION);
