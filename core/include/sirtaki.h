@@ -192,9 +192,9 @@ int32_t srt_process_open(srt_error *);                  /* a pidfd of the callin
 
 /* Encryption: TLS 1.3, by OpenSSL, which is opened at run time. Each process makes a certificate for itself; both sides
  * of a connection know the fingerprint (32 bytes, SHA-256) of the other's beforehand, and accept no other one. */
-srt_tls *srt_tls_create(const char *library, srt_error *);  /* NULL: libssl.so.3, else libssl.so.1.1 */
+srt_tls *srt_tls_create(const char *library, srt_error *); /* NULL: libssl.so.3, else libssl.so.1.1 */
 void srt_tls_fingerprint(const srt_tls *, uint8_t *out);
-void srt_tls_destroy(srt_tls *);                            /* its sessions may outlive it */
+void srt_tls_destroy(srt_tls *); /* its sessions may outlive it */
 /* A session on a connected stream socket, which stays the caller's. It is for one thread at a time, and never waits. */
 srt_tls_session *srt_tls_open(const srt_tls *, int32_t fd, int32_t accepts, const uint8_t *peer, srt_error *);
 /* SRT_IN_PROGRESS: call again when the socket is readable, or writable if srt_tls_wants_write. SRT_PEER_LOST: the other
@@ -205,8 +205,8 @@ int32_t srt_tls_wants_write(const srt_tls_session *);
  * with the rest. */
 int64_t srt_tls_write(srt_tls_session *, const void *from, int64_t bytes);
 int64_t srt_tls_read(srt_tls_session *, void *to, int64_t bytes);
-int64_t srt_tls_unread(const srt_tls_session *);            /* 0 if all that has left the socket was read */
-void srt_tls_close(srt_tls_session *);                      /* says nothing to the other side */
+int64_t srt_tls_unread(const srt_tls_session *); /* 0 if all that has left the socket was read */
+void srt_tls_close(srt_tls_session *); /* says nothing to the other side */
 
 /* One rank's life: create, add links, start, use, shut down, destroy. */
 srt_status srt_create(const srt_config *, const srt_topology *, srt_context **out, srt_error *);
@@ -214,10 +214,10 @@ srt_status srt_link_socket(srt_context *, int32_t peer, int32_t fd, srt_error *)
 srt_status srt_link_tls(srt_context *, int32_t peer, int32_t fd, srt_tls_session *, srt_error *); /* takes both over */
 srt_status srt_link_memory(srt_context *, const srt_memory *, srt_error *);
 srt_status srt_start(srt_context *, srt_error *);
-srt_status srt_abort(srt_context *, const char *reason);      /* every rank's open handles end with this text */
-srt_status srt_shutdown(srt_context *, int32_t timeout_ms);   /* lets what is in flight end, says goodbye */
-void srt_destroy(srt_context *);                              /* no other call may be running */
-void srt_fork_child(srt_context *);                           /* in a forked child: closes, takes no lock */
+srt_status srt_abort(srt_context *, const char *reason); /* every rank's open handles end with this text */
+srt_status srt_shutdown(srt_context *, int32_t timeout_ms); /* lets what is in flight end, says goodbye */
+void srt_destroy(srt_context *); /* no other call may be running */
+void srt_fork_child(srt_context *); /* in a forked child: closes, takes no lock */
 
 /* The process's context, for operations inside programs that a framework has compiled: they outlive contexts, and can
  * carry none. NULL takes it back, which srt_destroy needs to come first; returns when nobody holds the former one. */
@@ -239,15 +239,15 @@ srt_status srt_run(srt_context *, const srt_request *, int32_t count, int32_t ti
 /* For native callers that must not wait, and whose requests have hooks. SRT_IN_PROGRESS: the hooks will be called.
  * SRT_OK: all ended within microseconds, well or badly, and no hook is called. Anything else: nothing was queued. */
 srt_status srt_start_operations(srt_context *, const srt_request *, int32_t count, srt_handle *out, srt_error *);
-void srt_flush(srt_context *);                                /* do not wait for more: negotiate what is queued */
-srt_status srt_poll(srt_context *, srt_handle);               /* SRT_IN_PROGRESS, or how it ended */
+void srt_flush(srt_context *); /* do not wait for more: negotiate what is queued */
+srt_status srt_poll(srt_context *, srt_handle); /* SRT_IN_PROGRESS, or how it ended */
 /* Waits for all of them; the status is that of the first handle that failed. */
 srt_status srt_wait(srt_context *, const srt_handle *, int32_t count, int32_t timeout_ms);
 /* For tensors on a GPU: returns when the operations are on their way; from then on the CUDA stream waits for them, and
  * the host does not. A failure after that ends the context, and shows in the next call. */
 srt_status srt_wait_on_stream(srt_context *, const srt_handle *, int32_t count, uintptr_t stream, int32_t timeout_ms);
-srt_status srt_output(srt_context *, srt_handle, srt_tensor *out);  /* valid until the handle is released */
-uint32_t srt_result(srt_context *, srt_handle);               /* SRT_RESULT_* of a finished handle */
+srt_status srt_output(srt_context *, srt_handle, srt_tensor *out); /* valid until the handle is released */
+uint32_t srt_result(srt_context *, srt_handle); /* SRT_RESULT_* of a finished handle */
 /* Of a finished join: the rank that joined last. Of a set that was added: its number. */
 int64_t srt_result_number(srt_context *, srt_handle);
 /* Of a finished all-to-all: rows that came from each member; how many numbers, at most `capacity` of them written. */
@@ -256,8 +256,8 @@ int32_t srt_result_splits(srt_context *, srt_handle, int64_t *out, int32_t capac
 int32_t srt_process_set(srt_context *, int32_t number, int32_t *out, int32_t capacity);
 /* Where this rank stands; peers is NULL. */
 void srt_place(srt_context *, srt_topology *out);
-const char *srt_handle_error(srt_context *, srt_handle);      /* "" if none; valid until it is released */
-const char *srt_context_error(srt_context *);                 /* why the context is dead; "" if it lives */
+const char *srt_handle_error(srt_context *, srt_handle); /* "" if none; valid until it is released */
+const char *srt_context_error(srt_context *); /* why the context is dead; "" if it lives */
 /* How the context died, SRT_OK if it lives; `culprit`: the rank that failed, was lost or came too late (the first of
  * several). */
 srt_status srt_context_failure(srt_context *, int32_t *culprit);
@@ -269,9 +269,9 @@ void srt_release(srt_context *, const srt_handle *, int32_t count); /* an unfini
 
 /* A library that is opened when the first tensor on a GPU comes. */
 typedef struct srt_gpu_library {
-  int32_t version;            /* libcuda: 12080 is 12.8; libnccl: 22803 is 2.28.3; 0: it cannot be used */
-  char path[1024];            /* the file; "" if there is none */
-  char text[3064];            /* one line: what was found, or what was looked for, where, and why it did not do */
+  int32_t version; /* libcuda: 12080 is 12.8; libnccl: 22803 is 2.28.3; 0: it cannot be used */
+  char path[1024]; /* the file; "" if there is none */
+  char text[3064]; /* one line: what was found, or what was looked for, where, and why it did not do */
 } srt_gpu_library;
 
 /* Looks for both libraries, and counts the GPUs, without taking any into use. */
@@ -280,23 +280,23 @@ srt_status srt_gpu_libraries(const srt_config *, srt_gpu_library *cuda, srt_gpu_
 /* What this rank has done so far. Times are in seconds. */
 typedef struct srt_statistics {
   uint32_t struct_size;
-  int64_t operations;         /* that have ended */
-  int64_t failed;             /* those of them that failed */
-  int64_t cache_hits;         /* operations that were reported by their number in the response cache */
-  int64_t cache_misses;       /* those that were reported in full */
-  int64_t plans;              /* what was fused into one operation counts as one */
-  int64_t planned_tensors;    /* in all of them together */
-  int64_t largest_plan;       /* tensors in the largest one */
-  int64_t bytes;              /* of this rank's tensors in these plans */
-  double bus_bytes;           /* what a rank has to send at least, whatever the algorithm */
-  double waiting;             /* time in which anything waited for another rank to submit it, too */
-  double moving;              /* time in which data of anything agreed moved */
+  int64_t operations; /* that have ended */
+  int64_t failed; /* those of them that failed */
+  int64_t cache_hits; /* operations that were reported by their number in the response cache */
+  int64_t cache_misses; /* those that were reported in full */
+  int64_t plans; /* what was fused into one operation counts as one */
+  int64_t planned_tensors; /* in all of them together */
+  int64_t largest_plan; /* tensors in the largest one */
+  int64_t bytes; /* of this rank's tensors in these plans */
+  double bus_bytes; /* what a rank has to send at least, whatever the algorithm */
+  double waiting; /* time in which anything waited for another rank to submit it, too */
+  double moving; /* time in which data of anything agreed moved */
 } srt_statistics;
 
 /* How often a rank was the last to submit what all others had submitted, and how much later than they. */
 typedef struct srt_lateness {
   int64_t times;
-  double total, longest;      /* seconds */
+  double total, longest; /* seconds */
 } srt_lateness;
 
 /* by_rank: NULL, or room for one a rank; alike on all ranks, and told to them at most twice a second. */
@@ -304,12 +304,12 @@ srt_status srt_stats(srt_context *, srt_statistics *out, srt_lateness *by_rank);
 
 /* How to see where the program is while others wait for it. Both sources write what Python's faulthandler does. */
 typedef struct srt_stack_source {
-  int32_t interpreter_fd;     /* a SOCK_SEQPACKET socket: a question of 4 bytes gets them back, followed by the main
-                                 thread's stack, unless nobody can have the interpreter's lock */
-  int32_t file_fd;            /* when this signal comes, the stacks of all threads are written here */
+  int32_t interpreter_fd; /* a SOCK_SEQPACKET socket: a question of 4 bytes gets them back, followed by the main
+                             thread's stack, unless nobody can have the interpreter's lock */
+  int32_t file_fd; /* when this signal comes, the stacks of all threads are written here */
   int32_t signal_number;
-  uint64_t thread;            /* the main thread: pthread_self() */
-  const char *own_folder;     /* where sirtaki's own Python files lie */
+  uint64_t thread; /* the main thread: pthread_self() */
+  const char *own_folder; /* where sirtaki's own Python files lie */
 } srt_stack_source;
 
 /* Before srt_start. */
