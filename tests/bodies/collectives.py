@@ -116,6 +116,17 @@ def scales(name: str) -> None:
 
 
 @case()
+def factors_may_change_from_step_to_step() -> None:
+    for before, after in ((1.0, 1.0), (1.0, 2.0), (4.0, 2.0), (4.0, 1.0), (1.0, 1.0)):
+        factors = {"prescale_factor": before, "postscale_factor": after}
+        for result in (
+            hvd.allreduce(np.ones(5), op=hvd.Sum, name="changing", **factors),
+            hvd.allreduce_(np.ones(5), op=hvd.Sum, name="changing", **factors),
+        ):
+            assert_same(result, np.full(5, hvd.size() * before * after))
+
+
+@case()
 def scales_of_integers_are_computed_in_floating_point() -> None:
     mine = np.array([10, -10], np.int32)
     result = hvd.allreduce(mine, op=hvd.Sum, postscale_factor=0.25 / hvd.size())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import tempfile
 import threading
 import time
@@ -15,8 +16,17 @@ from dataclasses import replace
 import pytest
 
 from sirtaki._core.bootstrap.address import is_abstract, is_loopback, split_address, unix_path
+from sirtaki._core.bootstrap.arrival import Arrival, is_ours
 from sirtaki._core.bootstrap.dial import dial
-from sirtaki._core.bootstrap.handshake import BootstrapError, BootstrapTimeout, Identity, Job
+from sirtaki._core.bootstrap.handshake import (
+    BootstrapError,
+    BootstrapTimeout,
+    Identity,
+    Job,
+    LinkKind,
+    Role,
+    converse,
+)
 from sirtaki._core.bootstrap.interfaces import local_addresses
 from sirtaki._core.bootstrap.reception import Meeting, Place, Reception
 
@@ -179,3 +189,53 @@ def test_without_a_usable_folder_the_socket_has_no_file(folder: str, pool: Threa
         came = pool.submit(come, [reception.name], meeting(1))
         accept(reception, meeting(0), {(1, 0)})[1, 0].close()
         came.result(FAILSAFE_SECONDS).close()
+
+
+def test_what_comes_along_with_the_proof_is_left_in_the_socket() -> None:
+    near, far = socket.socketpair()
+    ours = converse(JOB, Identity(0, 1), LinkKind.RANKS, Role.ACCEPTS)
+    theirs = converse(JOB, Identity(1, 1), LinkKind.RANKS, Role.CONNECTS)
+    with near, far:
+        arrival = Arrival(near, ours, time.monotonic() + FAILSAFE_SECONDS)
+        hello, length = next(theirs)
+        far.sendall(hello)
+        arrival.send()
+        for data in (theirs.send(far.recv(length))[0], b""):
+            arrival.receive()
+            arrival.recognise()
+            far.sendall(data and data + b"for the core")
+        assert arrival.peer == Identity(1, 1)
+        assert near.recv(100) == b"for the core"
+
+
+@pytest.mark.parametrize(
+    ("peer", "words"),
+    [
+        (Identity(2, 1), "rank 2 answers where rank 1 should be"),
+        (Identity(1, 2), "rank 1 is at its init number 2, but rank 0 at number 1"),
+    ],
+)
+def test_whoever_answers_has_to_be_the_rank_that_is_wanted(peer: Identity, words: str) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        ours = meeting(0).greet(near, 1)
+        theirs = converse(JOB, peer, LinkKind.RANKS, Role.ACCEPTS)
+        hello, _ = next(ours)
+        their_hello, _ = next(theirs)
+        proof, _ = ours.send(their_hello)
+        theirs.send(hello)
+        with pytest.raises(BootstrapError, match=words):
+            ours.send(theirs.send(proof)[0])
+
+
+def test_only_the_same_user_or_root_comes_through_a_unix_socket() -> None:
+    class Connection(socket.socket):
+        user = 0
+
+        def getsockopt(self, *_: int) -> bytes:  # type: ignore[override]
+            return struct.pack("3i", 1, self.user, 0)
+
+    with Connection() as connection:
+        for user, is_welcome in ((os.getuid(), True), (0, True), (os.getuid() + 4242, False)):
+            connection.user = user
+            assert is_ours(connection) == is_welcome

@@ -2,6 +2,7 @@
 #include "data/algorithm.h"
 
 #include <cmath>
+#include <cstring>
 #include <random>
 
 #include "world.h"
@@ -99,6 +100,44 @@ TEST(averages_are_divided_once_in_every_algorithm) {
         expect_ok(run_one(context, request, handle));
         CHECK(data == std::vector<int32_t>(static_cast<size_t>(count), 1));
       });
+    }
+}
+
+// Whether a rank's elements are sent from where they lie, as long ones are, or copied first.
+TEST(factors_apply_once_in_every_algorithm) {
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 1, 2, 3}, {0, 0, 1, 1}, {0, 0, 0, 0}})
+    for (const char* algorithm : {"direct", "ring", "recursive_doubling", "hierarchical"})
+      for (int64_t count : {int64_t{1'003}, int64_t{60'001}}) {
+        World ranks(4, on_hosts(hosts, {{"cpu_algorithm", algorithm}}));
+        ranks.run([&](int rank, Context& context) {
+          std::vector<float> data(static_cast<size_t>(count), static_cast<float>(rank));
+          srt_request request = in_place(SRT_ALLREDUCE, "scaled", data, count, DType::float32);
+          request.prescale = 0.5;
+          request.postscale = 8;
+          Ticket handle = 0;
+          expect_ok(run_one(context, request, handle));
+          CHECK(data == std::vector<float>(static_cast<size_t>(count), 24.0f));
+        });
+      }
+}
+
+// A zero has two signs, and which one a maximum takes depends on the order of its arguments: on no rank another one.
+TEST(all_ranks_get_the_same_zero) {
+  for (const char* algorithm : {"direct", "ring", "recursive_doubling"})
+    for (const int32_t op : {SRT_MIN, SRT_MAX}) {
+      constexpr int size = 4;
+      const int64_t count = 100;
+      std::vector<std::vector<float>> results(size);
+      World ranks(size, on_hosts({0, 1, 2, 3}, {{"cpu_algorithm", algorithm}}));
+      ranks.run([&](int rank, Context& context) {
+        std::vector<float>& data = results[static_cast<size_t>(rank)];
+        for (int64_t i = 0; i < count; ++i) data.push_back(i >> rank & 1 ? -0.0f : 0.0f);
+        srt_request request = in_place(SRT_ALLREDUCE, "zeros", data, count, DType::float32);
+        request.reduce_op = op;
+        Ticket handle = 0;
+        expect_ok(run_one(context, request, handle));
+      });
+      for (const auto& of_rank : results) CHECK_EQUAL(std::memcmp(of_rank.data(), results[0].data(), 4 * count), 0);
     }
 }
 

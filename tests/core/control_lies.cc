@@ -135,6 +135,25 @@ TEST(a_cached_send_is_not_for_others_to_repeat) {
   CHECK_EQUAL(world.coordinator.merge(2, bytes, world.now).code(), SRT_PROTOCOL);
 }
 
+TEST(what_a_set_does_is_for_its_members) {
+  World world(3);
+  for (int32_t rank : {0, 1, 2}) world.submit(rank, add_set({1, 2}));
+  CHECK(world.round());
+  for (int32_t rank : {1, 2}) world.submit(rank, in_set(allreduce("x"), 1));
+  CHECK(world.round());
+  REQUIRE(world.last_decision.responses.size() == 1);
+  Report by_id, in_full, join;
+  by_id.present = {world.last_decision.responses[0].id};
+  in_full.full_requests = {{std::make_shared<Signature>(in_set(allreduce("y"), 1)), false}};
+  join.joined = {1};
+  for (Report report : {by_id, in_full, join}) {
+    report.last_decision = 2;
+    Bytes bytes;
+    encode(report, bytes);
+    CHECK_EQUAL(world.coordinator.merge(0, bytes, world.now).code(), SRT_PROTOCOL);
+  }
+}
+
 TEST(a_third_rank_in_a_pair_leaves_nobody_waiting) {
   World world(3);
   world.submit(0, sending("x", 0, 1));

@@ -53,6 +53,16 @@ TEST(report_survives_the_wire) {
   CHECK(*report.full_requests[1].signature == add_set({0, 1, 2}));
 }
 
+TEST(nothing_may_follow_a_message) {
+  Bytes report_and_more = bytes_of(rich_report()), decision_and_more = bytes_of(rich_decision());
+  report_and_more.push_back(0);
+  decision_and_more.push_back(0);
+  Report report;
+  Decision decision;
+  CHECK(!decode(report_and_more, report));
+  CHECK(!decode(decision_and_more, decision));
+}
+
 TEST(decision_survives_the_wire) {
   const Bytes bytes = bytes_of(rich_decision());
   Decision decision;

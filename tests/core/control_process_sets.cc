@@ -113,6 +113,7 @@ TEST(removing_a_set_refuses_what_is_pending_in_it) {
   CHECK(contains(world.refusal({1}, SRT_INVALID_ARGUMENT), "process set 1 was removed before the join took place"));
   CHECK_EQUAL(world.outcome(1).refusals.at(0).ticket, join);
   CHECK(world.outcome(2).refusals.empty());
+  CHECK_EQUAL(world.coordinator.next_deadline(), never);  // nothing is pending any more that could stall
 }
 
 TEST(late_reports_about_a_removed_set_are_ignored) {

@@ -227,6 +227,12 @@ TEST(a_request_made_twice_is_noticed) {
   const Bytes report = host.take_report(2);
   CHECK(host.relay.merge(2, report, host.now).is_ok());
   CHECK_EQUAL(host.relay.merge(2, report, host.now).code(), SRT_PROTOCOL);
+  Host knows;
+  CHECK(knows.round(allreduce("x")));
+  knows.submit(2, allreduce("x"));
+  const Bytes by_id = knows.take_report(2);
+  CHECK(knows.relay.merge(2, by_id, knows.now).is_ok());
+  CHECK_EQUAL(knows.relay.merge(2, by_id, knows.now).code(), SRT_PROTOCOL);
 }
 
 TEST(aggregates_survive_the_wire) {

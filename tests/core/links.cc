@@ -96,6 +96,27 @@ TEST(the_last_words_are_read_before_the_end) {
   CHECK(pair.b.is_ended());
 }
 
+// Memory that is used again holds what was sent to somebody else before.
+TEST(padding_is_zero) {
+  Channel out, in;
+  Link link(std::make_unique<DrippingPipe>(out, in, 1));
+  const Bytes earlier(1'000, 0xff), body(3, 0x11);
+  for (const bool is_elsewhere : {false, true}) {
+    link.send({.kind = FrameKind::data}, earlier);
+    while (link.unsent()) link.flush();
+    out.bytes.clear();
+    if (is_elsewhere) {
+      link.begin({.length = 3, .kind = FrameKind::data});
+      link.add_elsewhere(body);
+    } else {
+      link.send({.kind = FrameKind::data}, body);
+    }
+    while (link.unsent()) link.flush();
+    REQUIRE(out.bytes.size() == sizeof(FrameHeader) + padded(3));
+    CHECK_EQUAL(std::count(out.bytes.end() - 13, out.bytes.end(), 0), 13);
+  }
+}
+
 TEST(an_impossible_header_is_refused) {
   for (const FrameHeader& header :
        {FrameHeader{longest_frame + 1, FrameKind::data, 0, 0}, FrameHeader{0, static_cast<FrameKind>(0), 0, 0},
@@ -112,6 +133,18 @@ TEST(an_impossible_header_is_refused) {
     CHECK_EQUAL(status.code(), SRT_PROTOCOL);
     CHECK(!frame);
   }
+}
+
+TEST(a_queue_of_bytes_makes_room_in_front) {
+  ByteQueue queue;
+  Bytes expected(3'000);
+  for (size_t i = 0; i < expected.size(); ++i) expected[i] = static_cast<uint8_t>(i * 7);
+  std::ranges::copy(expected, queue.extend(expected.size()).begin());
+  queue.consume(2'500);
+  expected.erase(expected.begin(), expected.begin() + 2'500);
+  std::ranges::fill(queue.extend(3'000), uint8_t{5});  // does not fit behind what is there, and does in front of it
+  expected.resize(3'500, 5);
+  CHECK(std::ranges::equal(queue.front(), expected));
 }
 
 TEST(a_queue_of_bytes_keeps_them_in_order) {
@@ -159,12 +192,13 @@ TEST(bodies_go_from_place_to_place) {
 
 TEST(a_link_that_lets_go_touches_no_memory_of_others) {
   Pair pair(11);
-  Bytes body(320, 9), place(320, 0);
-  const FrameHeader header{320, FrameKind::data, 1, 1};
+  Bytes body(3'200, 9), place(3'200, 0);
+  const FrameHeader header{3'200, FrameKind::data, 1, 1};
   pair.b.place(header, place);
   pair.a.begin(header);
   pair.a.add_elsewhere(body);
-  while (pair.a.unsent() > 100) pair.a.flush();
+  while (pair.a.unsent() > 2'000) pair.a.flush();
+  REQUIRE(pair.a.unsent() > 0);
   for (int i = 0; i < 3; ++i) pair.b.receive();
   pair.a.let_go();
   pair.b.let_go();
@@ -173,6 +207,8 @@ TEST(a_link_that_lets_go_touches_no_memory_of_others) {
   while (pair.a.unsent()) pair.a.flush();
   for (int i = 0; i < 50; ++i) pair.b.receive();
   CHECK(place == before);
+  CHECK(!pair.ab.bytes.empty());  // the rest of the body, as it was
+  CHECK_EQUAL(std::count(pair.ab.bytes.begin(), pair.ab.bytes.end(), 9), std::ssize(pair.ab.bytes));
 }
 
 TEST(a_stream_over_several_sockets_keeps_its_order) {
@@ -203,6 +239,7 @@ TEST(a_stream_over_several_sockets_keeps_its_order) {
       read += static_cast<size_t>(in_now);
     }
     CHECK(sent == got);
+    CHECK_EQUAL(in.read(std::span(got).first(1)), -1);  // the end
     uint8_t more;
     CHECK_EQUAL(in.read({&more, 1}), -1);
   }

@@ -4,32 +4,14 @@
 #include <algorithm>
 
 #include "check.h"
+#include "pipe.h"
 
 using namespace sirtaki;
+using world::Pipe;
 
 namespace {
 
 using Knobs = std::vector<std::pair<std::string, std::string>>;
-
-// One end of a connection within this process.
-class Pipe final : public BytePipe {
- public:
-  Pipe(std::shared_ptr<Bytes> out, std::shared_ptr<Bytes> in) : out_(std::move(out)), in_(std::move(in)) {}
-
-  ptrdiff_t write(std::span<const uint8_t> bytes, bool) override {
-    out_->insert(out_->end(), bytes.begin(), bytes.end());
-    return static_cast<ptrdiff_t>(bytes.size());
-  }
-  ptrdiff_t read(std::span<uint8_t> bytes) override {
-    const auto count = static_cast<ptrdiff_t>(std::min(bytes.size(), in_->size()));
-    std::copy_n(in_->begin(), count, bytes.begin());
-    in_->erase(in_->begin(), in_->begin() + count);
-    return count;
-  }
-
- private:
-  std::shared_ptr<Bytes> out_, in_;
-};
 
 // By rank, which host it is on.
 class Ranks {
@@ -62,6 +44,9 @@ class Ranks {
     CHECK_EQUAL(std::string((*this)[rank].pass(now, news).text()), "");
     return std::move(news.outcome);
   }
+
+  // The link on which a rank sends to another one.
+  Link& link(int32_t from, int32_t to) { return *links_[static_cast<size_t>(from)]->control(to); }
 
   Nanoseconds now = seconds(100);
 
@@ -99,6 +84,80 @@ TEST(a_leader_that_is_asked_where_it_is_while_it_leaves_does_not_answer) {
     if (rank == 1) continue;
     REQUIRE(told.refusals.size() == 1);
     CHECK_EQUAL(told.refusals[0].status.code(), SRT_PEER_FINISHED);
+  }
+}
+
+// The rank that has left is looked up by its number.
+TEST(a_rank_that_has_left_above_has_to_exist) {
+  for (const int32_t rank : {-1, 0, 2, 3, 1'000}) {
+    Ranks ranks({0, 0, 0});
+    Bytes body;
+    Writer(body).put(rank);
+    ranks.link(0, 1).send({.kind = FrameKind::cut_off}, body);
+    ranks.link(0, 1).flush();
+    News news;
+    const Status status = ranks[1].pass(ranks.now, news);
+    if (rank >= 0 && rank < 3) {
+      CHECK_EQUAL(std::string(status.text()), "");
+      CHECK_EQUAL(news.finished_above, rank);
+    } else {
+      CHECK_EQUAL(status.code(), SRT_PROTOCOL);
+      CHECK_EQUAL(news.offender, 0);
+    }
+  }
+}
+
+TEST(only_those_above_decide_or_say_that_somebody_has_left) {
+  Bytes body;
+  Writer(body).put<int32_t>(1);
+  for (const FrameKind kind : {FrameKind::cut_off, FrameKind::decision}) {
+    Ranks ranks({0, 0, 0});
+    ranks.link(1, 0).send({.kind = kind}, body);
+    ranks.link(1, 0).flush();
+    News news;
+    const Status status = ranks[0].pass(ranks.now, news);
+    CHECK_EQUAL(status.code(), SRT_PROTOCOL);
+    CHECK_EQUAL(std::string(status.text()),
+                format("rank 1 sent a frame of kind %d that it may not send", static_cast<int>(kind)));
+    CHECK_EQUAL(news.offender, 1);
+  }
+}
+
+// What ends the world on one rank ends it on all, so it has to be something that does.
+TEST(an_abort_has_to_have_a_reason_that_ends_the_world) {
+  for (const srt_status code :
+       std::vector<srt_status>{SRT_PEER_LOST, SRT_OK, SRT_IN_PROGRESS, SRT_MISMATCH, -1, 1'000}) {
+    Ranks ranks({0, 0});
+    Bytes body;
+    Writer writer(body);
+    writer.put(static_cast<int32_t>(code));
+    writer.put<int32_t>(1);
+    writer.put<uint64_t>(0);
+    writer.put_text("why");
+    ranks.link(1, 0).send({.kind = FrameKind::abort}, body);
+    ranks.link(1, 0).flush();
+    News news;
+    const Status status = ranks[0].pass(ranks.now, news);
+    CHECK_EQUAL(status.code(), code == SRT_PEER_LOST ? SRT_OK : SRT_PROTOCOL);
+    CHECK_EQUAL(news.abort.has_value(), code == SRT_PEER_LOST);
+  }
+}
+
+// One in shared memory overtakes what is still on its way over the socket.
+TEST(a_goodbye_counts_on_the_link_of_the_data) {
+  const auto ring = std::make_shared<Bytes>(), socket = std::make_shared<Bytes>(), back = std::make_shared<Bytes>();
+  Links links(2);
+  links.add_ring(1, std::make_unique<Pipe>(back, ring));
+  links.add_socket(1, std::make_unique<Pipe>(back, socket));
+  const RankNames names{"rank 0", "rank 1"};
+  Negotiation negotiation({0, names, ControlTree({0, 0}, 16), links, nullptr}, Config());
+  for (const auto& [way, has_finished] : {std::pair(ring, false), std::pair(socket, true)}) {
+    Link peer(std::make_unique<Pipe>(way, back));
+    peer.send({.kind = FrameKind::goodbye}, {});
+    peer.flush();
+    News news;
+    CHECK(negotiation.pass(seconds(1), news).is_ok());
+    CHECK_EQUAL(negotiation.has_finished(1), has_finished);
   }
 }
 

@@ -307,6 +307,26 @@ TEST(a_joined_rank_neither_gives_nor_takes) {
   });
 }
 
+// It sums its slice of several tensors that are fused, in memory of its own, and each part goes where it belongs.
+TEST(a_joined_rank_sums_many_tensors_for_the_others) {
+  on_all(3, [](World& ranks) {
+    ranks.run([](int rank, Context& context) {
+      if (rank == 2) return expect_ok(end_of(context, join_of(0)));
+      std::vector<Sum> sums;
+      for (const char* name : {"a", "b", "c", "d", "e", "f", "g"}) sums.emplace_back(name, 1'000);
+      std::vector<srt_request> requests;
+      for (Sum& sum : sums) requests.push_back(sum.request(0, 10 * sum.name[0] + rank));
+      std::vector<Ticket> handles(requests.size());
+      const auto many = static_cast<int32_t>(requests.size());
+      expect_ok(context.enqueue(requests.data(), many, handles.data()));
+      expect_ok(context.wait(handles.data(), many, seconds(60)));
+      context.release(handles.data(), many);
+      for (const Sum& sum : sums) CHECK(sum.is(20 * sum.name[0] + 1));
+      expect_ok(end_of(context, join_of(0)));
+    });
+  });
+}
+
 TEST(a_join_ends_when_a_rank_leaves_and_says_who) {
   for (int leaver : {0, 1, 2})
     on_all(3, [leaver](World& ranks) {

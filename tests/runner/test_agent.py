@@ -17,6 +17,7 @@ from launching import FAILSAFE_SECONDS, is_running, wait_until
 
 from sirtaki._core._version import VERSION
 from sirtaki.runner.frames import ROOM, START_MARK, Frame, FrameReader, Kind
+from sirtaki.runner.ssh import SshOptions, ssh_command
 
 KEY = bytes(range(32))
 
@@ -107,6 +108,21 @@ def test_it_answers_and_ends_with_its_input(agent: Callable[[], Conversation], t
     assert (answer["version"], answer["problem"]) == (VERSION, "")
     assert talk.end() == (1, "")  # hvdrun has not said that this is the end
     assert list(tmp_path.iterdir()) == []
+
+
+def test_it_starts_wherever_the_interpreter_lies(tmp_path: Path) -> None:
+    """ssh hands the command to the shell of the other host as one text."""
+    python = tmp_path / "my venv; exit 3" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    *options, mark, host, command = ssh_command("ssh", "hostA", SshOptions(), str(python))
+    assert "-oBatchMode=yes" in options  # there is nobody whom ssh could ask for a password
+    assert (mark, host) == ("--", "hostA")  # a host is no option, whatever it is called
+    ended = subprocess.run(
+        ["/bin/sh", "-c", command], input=b"", capture_output=True, timeout=FAILSAFE_SECONDS
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, START_MARK, b"")
 
 
 def test_what_makes_no_sense_ends_it(agent: Callable[[], Conversation]) -> None:

@@ -40,6 +40,16 @@ def test_the_login_may_not_print_without_end() -> None:
     assert not reader.started
 
 
+def test_every_byte_of_the_magic_counts() -> None:
+    data = Frame(Kind.ALIVE).pack()
+    assert [frame.kind for frame in FrameReader().take(data)] == [Kind.ALIVE]
+    for place in range(4):
+        other = bytearray(data)
+        other[place] ^= 1
+        with pytest.raises(WireError, match="something else writes into the connection"):
+            list(FrameReader().take(bytes(other)))
+
+
 def test_a_length_beyond_the_limit_is_refused_before_it_is_read() -> None:
     good = Frame(Kind.STDOUT, 0, b"x").pack()
     for kind in Kind:

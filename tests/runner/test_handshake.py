@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from sirtaki._core.bootstrap.handshake import (
     BootstrapError,
+    BootstrapTimeout,
     HandshakeError,
     Identity,
     Job,
@@ -107,6 +108,22 @@ def test_nobody_is_taken_for_another_by_echoing_what_he_says() -> None:
         near.close()
 
 
+def test_whoever_answers_byte_by_byte_gets_no_more_time() -> None:
+    near, far = socket.socketpair()
+
+    def drip() -> None:
+        with suppress(OSError):
+            for _ in range(100):
+                far.sendall(b"s")
+                time.sleep(0.05)
+
+    with near, far, ThreadPoolExecutor() as pool:
+        pool.submit(drip)
+        with pytest.raises(BootstrapTimeout):
+            shake_hands(near, JOB, Identity(0, 1), LinkKind.RANKS, Role.CONNECTS, time.monotonic() + 0.5)
+        near.close()
+
+
 def test_the_key_is_for_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "key"
     key = write_key(str(path))
@@ -114,6 +131,9 @@ def test_the_key_is_for_its_owner_only(tmp_path: Path) -> None:
     assert read_key(str(path)) == key
     assert path.stat().st_mode & 0o777 == 0o600
     assert key.hex() not in repr(replace(JOB, key=key))
+    with pytest.raises(FileExistsError):
+        write_key(str(path))  # it might be somebody else's, or a link
+    assert read_key(str(path)) == key
     path.chmod(0o640)
     with pytest.raises(BootstrapError, match=r"others may read or write the job's key .*chmod 600"):
         read_key(str(path))

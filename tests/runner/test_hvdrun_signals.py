@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from launching import FAILSAFE_SECONDS, HVDRUN, is_running, read_pids, read_terminal, wait_until
 
+from sirtaki.runner.guard import end_groups
+
 Start = Callable[..., subprocess.Popen[bytes]]
 Script = Callable[[str], str]
 
@@ -235,6 +237,40 @@ def test_ranks_that_are_stopped_end_too(start_hvdrun: Start, rank_script: Script
     process.send_signal(signal.SIGINT)
     assert finish(process)[0] == 130
     assert not any(is_running(pid) for pid in pids)
+
+
+def test_a_rank_that_is_stopped_ends_by_its_own_handler(
+    start_hvdrun: Start, rank_script: Script, tmp_path: Path
+) -> None:
+    """A stopped process takes no signal but SIGKILL until it is continued: it would leave no checkpoint."""
+    handler = """
+def leave(*_):
+    open(f"{folder}/left{rank}", "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+note(f"ready{rank}", os.getpid())
+time.sleep(300)
+"""
+    process = start_hvdrun("-np", "2", "python", rank_script(FAMILY + handler))
+    read_pids(tmp_path, 6)
+    for rank in range(2):
+        os.kill(int((tmp_path / f"ready{rank}.pid").read_text()), signal.SIGSTOP)
+    process.terminate()
+    assert finish(process)[0] == 143
+    assert sorted(file.name for file in tmp_path.glob("left*")) == ["left0", "left1"]
+
+
+def test_the_guard_continues_what_is_stopped() -> None:
+    """It does so itself: the system continues only what becomes an orphan, and hangs it up before."""
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    script = "trap 'exit 7' TERM; echo ready; read nothing"
+    with subprocess.Popen(["sh", "-c", script], start_new_session=True, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        wait_until(lambda: state_of(process.pid) == "T", "it has stopped")
+        end_groups([process.pid])
+        assert process.wait(FAILSAFE_SECONDS) == 7
 
 
 def test_ctrl_z_stops_all_and_fg_continues_all(

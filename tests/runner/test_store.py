@@ -26,7 +26,7 @@ from sirtaki._core.bootstrap.handshake import (
     receive_frame,
     shake_hands,
 )
-from sirtaki._core.bootstrap.messages import GATHER, GATHERED, NUMBER, PAYLOAD_LIMIT
+from sirtaki._core.bootstrap.messages import GATHER, GATHERED, NUMBER, PAYLOAD_LIMIT, pack_failure
 from sirtaki._core.bootstrap.store import StoreClient, StoreEvent, StoreServer
 
 JOB = Job("job", 3, b"k" * 32, "1.0")
@@ -221,11 +221,20 @@ def test_who_does_not_belong_is_refused_and_the_others_go_on(
 
 def test_two_processes_with_one_rank_number(start: Callable[..., Rendezvous]) -> None:
     rendezvous = start()
-    first = rendezvous.connect(1)
-    with pytest.raises(BootstrapError, match="two processes claim to be rank 1"):
-        rendezvous.connect(1)
-    first.close()
+    for rank in range(2):
+        first = rendezvous.connect(rank)
+        with pytest.raises(BootstrapError, match=f"two processes claim to be rank {rank}"):
+            rendezvous.connect(rank)
+        first.close()
     assert rendezvous.works(generation=2)
+
+
+def test_a_failure_of_a_rank_that_does_not_exist_is_refused(start: Callable[..., Rendezvous]) -> None:
+    client = start().connect(1)
+    deadline = time.monotonic() + FAILSAFE_SECONDS
+    client._send(pack_failure(99, "it was lost"), deadline)
+    with pytest.raises(BootstrapError, match="there is no rank 99 in this job"):
+        client._receive(GATHERED, deadline, 1000)
 
 
 def test_a_rank_that_has_given_its_payload_cannot_give_another(start: Callable[..., Rendezvous]) -> None:

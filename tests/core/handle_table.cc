@@ -1,0 +1,45 @@
+// The table of handles by itself.
+#include "context/handle_table.h"
+
+#include "check.h"
+
+using namespace sirtaki;
+
+// Threads that fail, that wait and that shut down may all end it.
+TEST(a_handle_keeps_its_first_ending) {
+  const Log log(-1);
+  Timeline timeline(0, "rank 0", log);
+  Observer observer(1, 8, timeline);
+  HandleTable table(observer);
+  const auto lock = table.lock();
+  HandleEntry entry;
+  entry.signature = std::make_shared<Signature>();
+  const Ticket first = table.open(std::move(entry));
+  HandleEntry other;
+  other.signature = std::make_shared<Signature>();
+  table.open(std::move(other));
+  table.end(first, {SRT_PEER_LOST, "it was lost"});
+  table.end(first, Status::ok());
+  CHECK_EQUAL(table.find(first)->status.code(), SRT_PEER_LOST);
+  CHECK_EQUAL(table.find(first)->error.substr(table.find(first)->error.size() - 11), "it was lost");
+  CHECK(table.any_unfinished());
+}
+
+TEST(memory_in_use_may_be_read_by_others_but_not_written) {
+  const auto reads = [](uintptr_t at, int64_t bytes) { return MemoryRanges::Use{at, 0, bytes, 0}; };
+  const auto writes = [](uintptr_t at, int64_t bytes) { return MemoryRanges::Use{0, at, 0, bytes}; };
+  MemoryRanges ranges;
+  ranges.add(1, reads(1'000, 100));
+  ranges.add(2, writes(2'000, 100));
+  CHECK_EQUAL(ranges.collision(reads(1'050, 10)), 0u);
+  CHECK_EQUAL(ranges.collision(writes(1'050, 10)), 1u);
+  CHECK_EQUAL(ranges.collision(writes(990, 11)), 1u);
+  CHECK_EQUAL(ranges.collision(reads(2'099, 1)), 2u);
+  CHECK_EQUAL(ranges.collision(writes(1'900, 500)), 2u);
+  for (const auto& beside : {reads(1'900, 100), writes(1'900, 100), writes(1'100, 100), writes(990, 10)})
+    CHECK_EQUAL(ranges.collision(beside), 0u);
+  ranges.remove(1, reads(1'000, 100));
+  CHECK_EQUAL(ranges.collision(writes(1'050, 10)), 0u);
+}
+
+CHECK_MAIN()

@@ -1,0 +1,72 @@
+"""The package as it is installed, in which one file may be another: the repository itself never changes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import site
+import sys
+import venv
+from pathlib import Path
+
+from mutants import ROOT
+
+# As setup.py maps them.
+PACKAGES = {"adapters": "sirtaki", "bindings": "sirtaki/_core", "runner": "sirtaki/runner"}
+_IGNORED = shutil.ignore_patterns("__pycache__")
+
+
+class Overlay:
+    """An interpreter of its own, which imports links to the repository's files.
+
+    Other processes that a test starts with `sys.executable` import them, too, whatever their environment.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.package = folder / "package"
+        for source, target in PACKAGES.items():
+            shutil.copytree(
+                ROOT / source, self.package / target, copy_function=_link, ignore=_IGNORED, dirs_exist_ok=True
+            )
+        venv.create(folder / "venv", symlinks=True)
+        self.python = folder / "venv" / "bin" / "python"
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        paths = [
+            str(self.package),
+            *(f"import site; site.addsitedir({one!r})" for one in site.getsitepackages()),
+        ]
+        packages = folder / "venv" / "lib" / version / "site-packages"
+        (packages / "first.pth").write_text("\n".join(paths) + "\n")
+
+    def put(self, file: str, text: str) -> None:
+        """Lets a Python file of the repository read `text`."""
+        place = self._place(file)
+        place.unlink()
+        place.write_text(text)
+
+    def put_library(self, built: Path) -> None:
+        """Lets a library of the bindings be another one."""
+        place = self.package / "sirtaki" / "_core" / built.name
+        place.unlink()
+        shutil.copy2(built, place)
+
+    def restore(self, file: str) -> None:
+        """Undoes `put` and `put_library`."""
+        folder = self.package / "sirtaki" / "_core"
+        for name in [path.name for path in folder.glob("*.so") if not path.is_symlink()]:
+            (folder / name).unlink()
+            _link(ROOT / "bindings" / name, folder / name)
+        if not file.startswith("core/"):
+            place = self._place(file)
+            place.unlink()
+            _link(ROOT / file, place)
+            for compiled in (place.parent / "__pycache__").glob(f"{place.stem}.*.pyc"):
+                compiled.unlink()
+
+    def _place(self, file: str) -> Path:
+        top, _, rest = file.partition("/")
+        return self.package / PACKAGES[top] / rest
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    os.symlink(source, target)
