@@ -72,14 +72,14 @@ demo: $(STAMPS)/demo
 test: $(STAMPS)/test
 	$(CMAKE) -S core -B build/core -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DSIRTAKI_TESTS=ON
 	$(CMAKE) --build build/core
-	SIRTAKI_CORE_TESTS=$(CURDIR)/build/core $(BIN)/python -m pytest $(SIDE_BY_SIDE)
+	CORE_TESTS=$(CURDIR)/build/core $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-sanitized: $(SANITIZED)
 
 $(SANITIZED): test-%: $(STAMPS)/test
 	cd core && $(CMAKE) --preset $*
 	$(CMAKE) --build build/$*
-	SIRTAKI_CORE_TESTS=$(CURDIR)/build/$* $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/core
+	CORE_TESTS=$(CURDIR)/build/$* $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/core
 
 fuzz: $(STAMPS)/test
 	@command -v clang++ >/dev/null || { echo "sirtaki: there is no clang++; on Debian: apt install clang"; exit 1; }

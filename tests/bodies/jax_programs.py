@@ -22,7 +22,7 @@ from bodies import case
 
 jax.config.update("jax_enable_x64", True)
 
-SEEDS = int(os.environ.get("SIRTAKI_JAX_PROGRAMS", "3"))  # two programs each
+SEEDS = int(os.environ.get("JAX_PROGRAMS", "3"))  # two programs each
 RUNS = 60  # of them, in any order
 MODULUS = 8191.0  # keeps values exact, whatever follows what
 SIZES = (1, 3, 700)  # elements: a small program's calls run one by one, a large one's side by side

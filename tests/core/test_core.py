@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(os.environ.get("SIRTAKI_CORE_TESTS", Path(__file__).parents[2] / "build" / "core"))
+FOLDER = Path(os.environ.get("CORE_TESTS", Path(__file__).parents[2] / "build" / "core"))
 PATIENCE = 300.0  # seconds: far beyond anything that works
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[2] / "build" / "core"
-FOLDER = Path(os.environ.get("SIRTAKI_CORE_TESTS", TESTS)) / "fake_gpu"
+FOLDER = Path(os.environ.get("CORE_TESTS", TESTS)) / "fake_gpu"
 
 
 needs_fake = pytest.mark.skipif(

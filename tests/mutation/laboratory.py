@@ -52,7 +52,7 @@ class Laboratory:
         self._folder = folder
         self._overlay = Overlay(folder)
         is_usual = build.folder == ROOT / "build" / "core"
-        self._settings = {} if is_usual else {"SIRTAKI_CORE_TESTS": str(build.folder)}
+        self._settings = {} if is_usual else {"CORE_TESTS": str(build.folder)}
 
     def run_unmutated(self, mutant: Mutant) -> Ended:
         return self._run(mutant, self._build.folder, limit=600.0)

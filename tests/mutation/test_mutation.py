@@ -15,7 +15,7 @@ from laboratory import Laboratory
 from mutants import ROOT, Mutant, load
 from native import Build, BuildError
 
-BUILD = Path(os.environ.get("SIRTAKI_CORE_TESTS", ROOT / "build" / "core"))
+BUILD = Path(os.environ.get("CORE_TESTS", ROOT / "build" / "core"))
 SEED = 1
 # Folders whose tests need no framework: a trial takes a few seconds.
 SAMPLED = ("adapters/common", "adapters/numpy", "bindings", "bindings/bootstrap", "runner")
