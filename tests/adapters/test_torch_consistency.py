@@ -55,6 +55,17 @@ def test_different_batches_are_nothing_to_speak_of(size: int) -> None:
     assert not warnings_of(train(own_loss), size)
 
 
+def test_a_rank_whose_others_have_joined_has_nobody_to_be_equal_to() -> None:
+    def body() -> None:
+        model = network()
+        optimizer = distributed(model)
+        for number in range(4 if hvd.rank() == 0 else 0):
+            step(model, optimizer, number, own_loss)
+        hvd.join()
+
+    assert not warnings_of(body)
+
+
 def test_equal_batches_where_they_are_no_mistake() -> None:
     def nothing_to_learn(model: torch.nn.Module, number: int) -> torch.Tensor:
         return 0.0 * whole_loss(model, number)

@@ -133,6 +133,18 @@ TEST(factors_apply_as_on_the_cpu) {
   });
 }
 
+TEST(factors_apply_to_an_average) {
+  Fake fake;
+  on_each_gpu(fake, {2, 4}, [&](int rank, int, Context& context) {
+    for (int64_t count : row_counts) {
+      srt_request request = world::request(SRT_ALLREDUCE, nullptr, &count, 1, DType::float32);
+      request.reduce_op = SRT_AVERAGE;
+      request.prescale = 4.0;
+      CHECK_EQUAL(difference(fake, context, rank, request, count), 0);
+    }
+  });
+}
+
 TEST(every_dtype_is_moved) {
   Fake fake;
   on_each_gpu(fake, {1, 2, 3}, [&](int rank, int size, Context& context) {
@@ -224,7 +236,8 @@ TEST(small_and_large_tensors_are_fused) {
     for (int step = 0; step < 4; ++step) {
       std::vector<srt_request> requests;
       for (size_t i = 0; i < data.size(); ++i) {
-        const std::vector<float> filled(static_cast<size_t>(counts[i]), static_cast<float>(rank + step));
+        const std::vector<float> filled(static_cast<size_t>(counts[i]),
+                                        static_cast<float>(rank + step) + static_cast<float>(i));
         data[i].bytes().assign(reinterpret_cast<const uint8_t*>(filled.data()),
                                reinterpret_cast<const uint8_t*>(filled.data() + filled.size()));
         requests.push_back(in_place(SRT_ALLREDUCE, names[i].c_str(), data[i], counts[i], rank, stream.number()));
@@ -234,9 +247,9 @@ TEST(small_and_large_tensors_are_fused) {
       CHECK_EQUAL(std::string(context.wait(handles.data(), 40, seconds(60)).text()), "");
       context.release(handles.data(), 40);
       int64_t wrong = 0;
-      for (OnGpu& tensor : data)
-        for (float value : values_in<float>(tensor.bytes()))
-          wrong += value != static_cast<float>(size * step + size * (size - 1) / 2);
+      for (int i = 0; i < 40; ++i)
+        for (float value : values_in<float>(data[static_cast<size_t>(i)].bytes()))
+          wrong += value != static_cast<float>(size * (step + i) + size * (size - 1) / 2);
       CHECK_EQUAL(wrong, 0);
     }
   });

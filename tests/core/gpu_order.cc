@@ -208,6 +208,27 @@ TEST(a_rank_that_has_joined_gives_neutral_elements) {
   });
 }
 
+TEST(an_average_may_be_that_of_the_ranks_that_have_not_joined) {
+  for (const char* backend : {"auto", "staged"}) {
+    Fake fake;
+    World ranks(3, on_gpus({{"gpu_backend", backend}, {"join_average", "contributors"}}));
+    ranks.run([&](int rank, Context& context) {
+      const int64_t count = 300;
+      Ticket handle;
+      for (int step = 0; step <= rank; ++step) {  // with 3, 2 and 1 ranks
+        OnGpu data(fake, rank, floats(count, static_cast<float>(2 * rank)));
+        srt_request average = in_place(SRT_ALLREDUCE, "x", data, count, rank);
+        average.reduce_op = SRT_AVERAGE;
+        expect_ok(run_one(context, average, handle, patience));
+        CHECK_EQUAL(wrong_in(data.bytes(), static_cast<float>(2 + step)), 0);
+        context.release(&handle, 1);
+      }
+      expect_ok(run_one(context, request(SRT_JOIN, nullptr, nullptr, 0), handle, patience));
+      context.release(&handle, 1);
+    });
+  }
+}
+
 TEST(a_rank_joins_without_having_used_a_gpu) {
   on_each_backend(3, [](Fake& fake, int rank, Context& context) {
     const int64_t count = 300;
