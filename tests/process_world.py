@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 WORKER = Path(__file__).with_name("process") / "worker.py"
-PATIENCE = 120.0  # seconds: far beyond anything that works
+PATIENCE = 300.0  # seconds: far beyond anything that works, on a busy machine too
 
 
 def hvdrun(ranks: int, *command: str | Path, **environment: str) -> list[str]:
