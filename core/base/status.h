@@ -1,6 +1,7 @@
 // One status from bottom to top: what happened, and a sentence for the person who reads it.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,8 +14,9 @@ namespace sirtaki {
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(srt_status code, std::string text)
-      : code_(code), text_(std::make_shared<const std::string>(std::move(text))) {}
+  // `culprit` is the rank whose bytes caused it; -1: this rank.
+  Status(srt_status code, std::string text, int32_t culprit = -1)
+      : code_(code), culprit_(culprit), text_(std::make_shared<const std::string>(std::move(text))) {}
 
   static Status ok() { return {}; }
 
@@ -22,9 +24,11 @@ class [[nodiscard]] Status {
   explicit operator bool() const = delete;  // "if (status)" reads both ways; say is_ok()
   srt_status code() const { return code_; }
   const char* text() const { return text_ ? text_->c_str() : ""; }
+  int32_t culprit() const { return culprit_; }
 
  private:
   srt_status code_ = SRT_OK;
+  int32_t culprit_ = -1;
   std::shared_ptr<const std::string> text_;
 };
 

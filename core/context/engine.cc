@@ -131,7 +131,7 @@ bool Engine::pass(Nanoseconds now) {
 // What the interrupted iteration held is free again, so there is usually room for the words that all ranks are told.
 void Engine::fail_without_memory(Nanoseconds now) {
   try {
-    return fail(own_failure({SRT_OUT_OF_MEMORY, "there is no memory left"}), Tell::everyone, now);
+    return fail(failure({SRT_OUT_OF_MEMORY, "there is no memory left"}), Tell::everyone, now);
   } catch (const std::bad_alloc&) {
     const auto lock = parts_.handles.lock();
     if (death_.status.is_ok()) death_ = {{SRT_OUT_OF_MEMORY, "no memory left"}, parts_.rank};  // fits without any
@@ -146,15 +146,14 @@ bool Engine::iterate(Nanoseconds now) {
   if (!is_dead()) {
     news_ = {};
     const Status status = parts_.negotiation.pass(now, news_);
-    if (news_.offender >= 0) fail({status, news_.offender}, Tell::everyone, now);
-    else if (!status.is_ok()) fail(own_failure(status), Tell::everyone, now);
+    if (!status.is_ok()) fail(failure(status), Tell::everyone, now);
     else act_on(news_, now);
     heed_abort(now);
     moved |= news_.moved;
   }
   if (!is_dead()) {
     const Status status = parts_.execution.advance(now, moved);
-    if (!status.is_ok()) fail(own_failure(status), Tell::everyone, now);
+    if (!status.is_ok()) fail(failure(status), Tell::everyone, now);
   }
   if (moved) moved_at_ = now;
   if (now >= next_look_) moved |= look_around(now);
@@ -207,7 +206,7 @@ bool Engine::take_ready(Nanoseconds now) {
   if (is_dead() || finished_above_ >= 0) readiness_.clear();  // their handles have ended
   Readiness::Taken taken;
   const Status status = readiness_.take(taken);
-  if (!status.is_ok()) fail(own_failure(status), Tell::everyone, now);
+  if (!status.is_ok()) fail(failure(status), Tell::everyone, now);
   if (is_dead()) return false;
   for (Request& request : taken.requests) submit_to_member(std::move(request), now);
   if (taken.wants_flush) parts_.negotiation.member().flush();
@@ -254,7 +253,7 @@ void Engine::act_on(News& news, Nanoseconds now) {
   }
   for (const Plan& plan : news.outcome.plans) {
     const Status status = parts_.execution.start(plan, now);
-    if (!status.is_ok()) return fail(own_failure(status), Tell::everyone, now);
+    if (!status.is_ok()) return fail(failure(status), Tell::everyone, now);
   }
   settle_sets(news.outcome);
   for (const Stall& stall : news.outcome.stalls) parts_.watch.say(stall);

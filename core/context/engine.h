@@ -105,7 +105,7 @@ class Engine {
   void end_all_when_quiet();
   void end_unplanned(const Status& status);
   void end_refused(Ticket ticket, const Status& status);
-  AbortNotice own_failure(const Status& status) const;
+  AbortNotice failure(const Status& status) const;
 
   void drain(Nanoseconds deadline, Ticket all_here);
   void serve_others(Nanoseconds deadline);

@@ -96,7 +96,8 @@ void Engine::serve_others(Nanoseconds deadline) {
   }
 }
 
-AbortNotice Engine::own_failure(const Status& status) const {
+AbortNotice Engine::failure(const Status& status) const {
+  if (status.culprit() >= 0) return {status, status.culprit()};
   return {
       {status.code(), format("%s failed: %s", parts_.names[static_cast<size_t>(parts_.rank)].c_str(), status.text())},
       parts_.rank};

@@ -66,10 +66,8 @@ Negotiation::Negotiation(NegotiationParts parts, const Config& config)
 
 Status Negotiation::pass(Nanoseconds now, News& news) {
   for (const Links::Entry& entry : links_.all()) {
-    Status status = take_frames(entry, now, news);
-    if (status.is_ok()) continue;
-    news.offender = entry.peer;
-    return status;
+    const Status status = take_frames(entry, now, news);
+    if (!status.is_ok()) return {status.code(), status.text(), entry.peer};
   }
   SIRTAKI_TRY(report(now, news));
   relay(now, news);

@@ -32,7 +32,6 @@ struct News {
   std::optional<AbortNotice> abort;
   std::vector<int32_t> lost;  // ranks whose link ended without a goodbye
   int32_t finished_above = -1;  // a rank through which this one negotiates, the coordinator at last: it has left
-  int32_t offender = -1;  // the rank whose bytes made the pass fail
   bool has_reported = false;  // the member says of what
   bool has_decided = false;  // a Decision was applied
   bool moved = false;

@@ -51,10 +51,12 @@ TEST(data_of_another_transfer_is_refused) {
                                    {0, FrameKind::data, 0, plan},
                                    {bytes - 1, FrameKind::data, 0, plan},
                                    {bytes + 1, FrameKind::data, 0, plan},
-                                   {2 * bytes, FrameKind::data, 0, plan}}) {
+                                   {2 * bytes, FrameKind::data, 0, plan},
+                                   {bytes, static_cast<FrameKind>(0xff), 0, plan}}) {
     const Status status = receive(other);
     CHECK_EQUAL(status.code(), SRT_PROTOCOL);
-    CHECK(std::string(status.text()).find("rank 0 sent transfer ") == 0);
+    CHECK_EQUAL(status.culprit(), 0);
+    CHECK(std::string(status.text()).find("rank 0: ") == 0);
   }
 }
 

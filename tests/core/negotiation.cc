@@ -102,7 +102,7 @@ TEST(a_rank_that_has_left_above_has_to_exist) {
       CHECK_EQUAL(news.finished_above, rank);
     } else {
       CHECK_EQUAL(status.code(), SRT_PROTOCOL);
-      CHECK_EQUAL(news.offender, 0);
+      CHECK_EQUAL(status.culprit(), 0);
     }
   }
 }
@@ -119,7 +119,7 @@ TEST(only_those_above_decide_or_say_that_somebody_has_left) {
     CHECK_EQUAL(status.code(), SRT_PROTOCOL);
     CHECK_EQUAL(std::string(status.text()),
                 format("rank 1 sent a frame of kind %d that it may not send", static_cast<int>(kind)));
-    CHECK_EQUAL(news.offender, 1);
+    CHECK_EQUAL(status.culprit(), 1);
   }
 }
 
