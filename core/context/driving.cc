@@ -20,7 +20,7 @@ Nanoseconds between_looks_at_device(Nanoseconds idle_for) {
 
 bool Engine::drive(const std::function<bool()>& done, Nanoseconds deadline, bool is_engine) {
   parts_.sleeper.set_attention(Attention::awake);
-  next_look_ = 0;
+  if (is_engine) next_look_ = 0;  // what has woken its thread is seen there
   Nanoseconds moment = now(), busy_at = 0;
   for (bool look = true;;) {
     const bool was_in_operation = !parts_.execution.executor().is_idle();
