@@ -165,15 +165,15 @@ Status Context::open_one(const srt_request& request, GpuEventPtr input, Ticket& 
   HandleEntry entry;
   SIRTAKI_TRY(make_entry(request, {rank_, size_, sets_, handles_}, entry));
   entry.ready = std::move(input);
-  const std::string name = printable(entry.signature->name, 200);
+  const auto shown = [](const Signature& signature) { return printable(signature.name, 200); };
   if (handles_.is_name_taken(*entry.signature) && request.name && !(request.flags & SRT_REQUEST_QUEUE_SAME_NAME))
     return {SRT_INVALID_ARGUMENT,
             format("'%s': an operation of this name is still in flight; wait for it, or choose another name",
-                   name.c_str())};
+                   shown(*entry.signature).c_str())};
   if (const Ticket other = handles_.memory().collision(entry.memory_use()))
     return {SRT_INVALID_ARGUMENT,
             format("'%s' would use memory of '%s', which is still in flight; wait for that one first, or pass a copy",
-                   name.c_str(), printable(handles_.open_entry(other)->signature->name, 200).c_str())};
+                   shown(*entry.signature).c_str(), shown(*handles_.open_entry(other)->signature).c_str())};
   if (entry.signature->kind == Kind::join) SIRTAKI_TRY(begin_join(*entry.signature));
   out = handles_.open(std::move(entry));
   handles_.take_name(out);

@@ -144,7 +144,7 @@ bool Engine::iterate(Nanoseconds now) {
   moved |= take_ready(now);
   look_for_abort(now);
   if (!is_dead()) {
-    news_ = {};
+    news_.clear();
     const Status status = parts_.negotiation.pass(now, news_);
     if (!status.is_ok()) fail(failure(status), Tell::everyone, now);
     else act_on(news_, now);

@@ -148,11 +148,11 @@ std::vector<Ticket> HandleTable::take_turns() {
 void HandleTable::pass_name_on(const HandleEntry& entry, Ticket handle) {
   const auto found = names_.find(key_of(*entry.signature));
   if (found == names_.end() || found->second.handle != handle) return;  // it was still waiting for its turn
-  std::deque<Ticket> behind = std::move(found->second.behind);
+  std::vector<Ticket> behind = std::move(found->second.behind);
   names_.erase(found);  // the key lies in this entry, so the next holder brings its own
   while (!behind.empty()) {
     const Ticket next = behind.front();
-    behind.pop_front();
+    behind.erase(behind.begin());
     if (!open_entry(next)) continue;
     HandleEntry& successor = *place_of(next)->entry;
     names_.emplace(key_of(*successor.signature), Holder{next, std::move(behind)});

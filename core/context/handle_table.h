@@ -5,7 +5,6 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -129,7 +128,7 @@ class HandleTable {
 
   struct Holder {
     Ticket handle;
-    std::deque<Ticket> behind;  // those that wait for the name
+    std::vector<Ticket> behind;  // those that wait for the name, the next one first
   };
 
   static NameKey key_of(const Signature& signature) { return {signature.process_set, signature.kind, signature.name}; }

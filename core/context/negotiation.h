@@ -35,6 +35,14 @@ struct News {
   bool has_reported = false;  // the member says of what
   bool has_decided = false;  // a Decision was applied
   bool moved = false;
+
+  void clear() {
+    outcome.clear();
+    abort.reset();
+    lost.clear();
+    finished_above = -1;
+    has_reported = has_decided = moved = false;
+  }
 };
 
 struct NegotiationParts {

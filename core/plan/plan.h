@@ -86,6 +86,19 @@ struct Outcome {
   std::vector<ProcessSetChange> process_sets;
   Status fatal;                      // not ok: the job cannot go on, because a deadline has passed
   int32_t culprit = 0;               // the rank that brought this about; of several late ones the first
+
+  // Lists keep their room: a driver that polls clears this at every look.
+  void clear() {
+    plans.clear();
+    refusals.clear();
+    stalls.clear();
+    is_asked = false;
+    lateness.clear();
+    joins.clear();
+    process_sets.clear();
+    fatal = Status::ok();
+    culprit = 0;
+  }
 };
 
 }  // namespace sirtaki
