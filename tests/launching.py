@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 HVDRUN = (sys.executable, "-m", "sirtaki.runner")
-FAILSAFE_SECONDS = 60.0
+FAILSAFE_SECONDS = 180.0
 
 # What a rank needs to talk to the rendezvous as `init` does, without the core; `{}` is for the test's lines.
 RANK_SCRIPT = """

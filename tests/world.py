@@ -20,7 +20,7 @@ from sirtaki._core.topology import Peer, SharedMemory, Topology
 
 TRANSPORTS = ("shm", "socket")
 ENCRYPTED = "encrypted"  # each rank on a host of its own, with TLS in between
-PATIENCE = 60.0  # seconds: far beyond anything that works
+PATIENCE = 120.0  # seconds: far beyond anything that works
 SETTINGS = {"stall_report": "20", "stall_deadline": "40", "progress_deadline": "40"}
 
 

@@ -11,7 +11,7 @@ import sirtaki.numpy as hvd
 from bodies import case
 from bodies.data import assert_same, combined, values
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 @case()

@@ -23,7 +23,7 @@ from sirtaki._core.bootstrap.handshake import (
     Identity,
 )
 
-FAILSAFE_SECONDS = 30.0
+FAILSAFE_SECONDS = 120.0
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from sirtaki._core.bootstrap.interfaces import local_addresses
 from sirtaki._core.bootstrap.reception import Meeting, Place, Reception
 
 JOB = Job("job", 4, b"k" * 32, "1.0")
-FAILSAFE_SECONDS = 30.0
+FAILSAFE_SECONDS = 120.0
 
 
 def meeting(rank: int, job: Job = JOB, seconds: float = FAILSAFE_SECONDS, generation: int = 1) -> Meeting:

@@ -21,7 +21,7 @@ from sirtaki._core.current import find
 from sirtaki._core.request import Batch
 from sirtaki.torch import device
 
-PATIENCE = 60.0  # seconds: far beyond anything that works
+PATIENCE = 120.0  # seconds: far beyond anything that works
 NOT_READY = 600
 
 

@@ -27,7 +27,7 @@ from sirtaki._core.bootstrap.handshake import (
 from sirtaki._core.bootstrap.key import read_key, write_key
 
 JOB = Job("job", 3, b"k" * 32, "1.0")
-FAILSAFE_SECONDS = 30.0
+FAILSAFE_SECONDS = 120.0
 
 
 def shake(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from launching import FAILSAFE_SECONDS
 
 from sirtaki._core._version import VERSION
 
@@ -107,7 +108,7 @@ def test_every_rank_reads_nothing_and_lost_input_is_mentioned(hvdrun: Run, tmp_p
 
 def test_closed_standard_streams_do_not_matter(hvdrun: Run, environment: dict[str, str]) -> None:
     command = f"exec {sys.executable} -m sirtaki.runner -np 2 echo hello <&- >&- 2>&-"
-    result = subprocess.run(["sh", "-c", command], env=environment, timeout=60, check=False)
+    result = subprocess.run(["sh", "-c", command], env=environment, timeout=FAILSAFE_SECONDS, check=False)
     assert result.returncode == 0
 
 
@@ -274,6 +275,8 @@ def test_a_rank_that_does_not_end_is_named(hvdrun: Run, environment: dict[str, s
         "-c",
         "[ $SIRTAKI_RANK = 1 ] && exec sleep 1.5; :",
     ]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=FAILSAFE_SECONDS, check=False
+    )
     said = [line for line in result.stderr.splitlines() if "still" in line]
     assert said == ["hvdrun: rank 1 still runs; the others ended 0 s ago"]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from launching import HVDRUN, read_terminal
+from launching import FAILSAFE_SECONDS, HVDRUN, read_terminal
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -75,7 +75,12 @@ def test_a_reader_that_has_seen_enough(environment: dict[str, str]) -> None:
     ranks = f"{sys.executable} -m sirtaki.runner -np 2 sh -c 'while :; do echo hello; done'"
     command = f"{ranks} | head -n 2; exit ${{PIPESTATUS[0]}}"
     result = subprocess.run(
-        ["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-c", command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=FAILSAFE_SECONDS,
+        check=False,
     )
     assert result.returncode == 141
     assert len(result.stdout.splitlines()) == 2
@@ -90,7 +95,7 @@ def test_a_reader_that_leaves_after_the_ranks_have_ended(
     process.stdout.read(10)
     time.sleep(0.5)
     process.stdout.close()
-    assert process.wait(timeout=60) == 141
+    assert process.wait(timeout=FAILSAFE_SECONDS) == 141
 
 
 def test_a_full_disk_ends_the_job_with_a_reason(hvdrun: Run) -> None:
@@ -125,7 +130,7 @@ def test_on_a_terminal_each_rank_has_its_colour(environment: dict[str, str]) -> 
     os.close(terminal)
     shown = read_terminal(controller)
     os.close(controller)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=FAILSAFE_SECONDS) == 0
     assert b"\x1b[36m[0]\x1b[0m half\r" in shown
     assert b"\x1b[35m[1]\x1b[0m line 1\r\n" in shown
     assert b"\x1b[K" in shown

@@ -105,7 +105,11 @@ def test_the_guard_that_replaces_a_killed_one_needs_no_orders(tmp_path: Path) ->
         guard.replace_if_killed()
         os._exit(0)
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script), tmp_path / "kept"], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), tmp_path / "kept"],
+        check=True,
+        timeout=FAILSAFE_SECONDS,
+    )
     wait_until(lambda: not (tmp_path / "kept").exists(), "the directory is gone")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.room import RANKS_PER_CORE, Memory, Room, read_memory
@@ -118,7 +119,7 @@ def test_sigterm_while_many_ranks_start(tmp_path: Path, environment: dict[str, s
     command = [sys.executable, "-m", "sirtaki.runner", "-np", "300", "--oversubscribe", sys.executable, "-S"]
     ended = subprocess.run(
         [*command, str(script)], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=60,
+        timeout=FAILSAFE_SECONDS,
     )  # fmt: skip
     assert ended.returncode == 143, ended.stderr
     assert "terminated (SIGTERM)" in ended.stderr

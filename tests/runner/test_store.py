@@ -30,7 +30,7 @@ from sirtaki._core.bootstrap.messages import GATHER, GATHERED, NUMBER, PAYLOAD_L
 from sirtaki._core.bootstrap.store import StoreClient, StoreEvent, StoreServer
 
 JOB = Job("job", 3, b"k" * 32, "1.0")
-FAILSAFE_SECONDS = 30.0
+FAILSAFE_SECONDS = 120.0
 
 
 class Rendezvous:

@@ -51,7 +51,7 @@ from sirtaki._core.bootstrap.rounds import Rounds
 from sirtaki._core.bootstrap.store import StoreClient, StoreServer
 
 JOB = Job("job", 2, b"k" * 32, "1.0")
-FAILSAFE_SECONDS = 30.0
+FAILSAFE_SECONDS = 120.0
 TRUE_MEMBER = Member("boot/1", "hostA", 70, "unix:@sirtaki-70", {"fusion": "64"})
 
 json_values = st.recursive(
