@@ -22,7 +22,7 @@ INSTALL := $(PIP) install --quiet --config-settings editable_mode=strict --edita
 SOURCES := $(shell find core -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt) pyproject.toml setup.py \
   $(shell find adapters bindings runner -type d -not -name __pycache__)
 # Tests wait more than they compute: two at a time.
-SIDE_BY_SIDE := --numprocesses 2 --dist loadgroup
+SIDE_BY_SIDE := --numprocesses 2 --dist loadgroup --durations 15
 NATIVE := $(shell find core tests benchmarks -name '*.cc' -o -name '*.h')
 
 .DEFAULT_GOAL := help
