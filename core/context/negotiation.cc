@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/blame.h"
 #include "base/log.h"
 
 namespace sirtaki {
@@ -81,7 +82,7 @@ Status Negotiation::take_frames(const Links::Entry& entry, Nanoseconds now, News
   if (entry.is_ring && !link.readable()) return Status::ok();
   for (;;) {
     const Frame* frame = nullptr;
-    if (const Status status = link.front(frame); !status.is_ok()) return blame(entry.peer, status);
+    if (const Status status = link.front(frame); !status.is_ok()) return blame(names_, entry.peer, status);
     if (!frame) {
       if (!link.receive()) break;
       continue;
@@ -139,11 +140,7 @@ Status Negotiation::take_report(int32_t peer, const Frame& frame, Nanoseconds no
   const Status status =
       is_aggregate ? relay_->merge_aggregate(from.subtree, frame.body, now) : relay_->merge(peer, frame.body, now);
   if (status.is_ok()) return status;
-  return blame(peer, status);
-}
-
-Status Negotiation::blame(int32_t peer, const Status& status) const {
-  return {status.code(), format("%s: %s", names_[static_cast<size_t>(peer)].c_str(), status.text())};
+  return blame(names_, peer, status);
 }
 
 // It is passed on first: those below wait for it, too.

@@ -94,7 +94,6 @@ class Negotiation {
   Status take_frames(const Links::Entry& entry, Nanoseconds now, News& news);
   Status take_frame(const Links::Entry& entry, const Frame& frame, Nanoseconds now, News& news);
   Status take_report(int32_t peer, const Frame& frame, Nanoseconds now);
-  Status blame(int32_t peer, const Status& status) const;
   Status take_decision(std::span<const uint8_t> decision, Nanoseconds now, News& news);
   void take_goodbye(const Links::Entry& entry, News& news);
   Status report(Nanoseconds now, News& news);

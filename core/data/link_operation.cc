@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/blame.h"
 #include "data/adasum.h"
 #include "data/algorithm.h"
 
@@ -132,27 +133,25 @@ Status LinkOperation::arrived(size_t member, int64_t tag, int64_t bytes, std::sp
     received_ = true;
     status = link(member).front(frame);
   }
-  if (!status.is_ok()) return blame(member, status.text());
+  const int32_t sender = transfer_->members[member];
+  if (!status.is_ok()) return blame(setting_.names, sender, status);
   if (!frame || frame->header.kind != FrameKind::data) {
-    awaited_.push_back(transfer_->members[member]);
+    awaited_.push_back(sender);
     return Status::ok();
   }
   if (frame->header.plan != transfer_->plan || frame->header.step != static_cast<uint16_t>(tag) ||
       frame->header.length != bytes)
-    return blame(member, format("transfer %u of operation %llu with %u bytes arrived, where transfer %u of operation "
-                                "%llu with %lld bytes was due",
-                                frame->header.step, static_cast<unsigned long long>(frame->header.plan),
-                                frame->header.length, static_cast<unsigned>(tag & 0xffff),
-                                static_cast<unsigned long long>(transfer_->plan), static_cast<long long>(bytes)));
+    return blame(
+        setting_.names, sender,
+        {SRT_PROTOCOL, format("transfer %u of operation %llu with %u bytes arrived, where transfer %u of "
+                              "operation %llu with %lld bytes was due",
+                              frame->header.step, static_cast<unsigned long long>(frame->header.plan),
+                              frame->header.length, static_cast<unsigned>(tag & 0xffff),
+                              static_cast<unsigned long long>(transfer_->plan), static_cast<long long>(bytes))});
   // An empty body still has to be told from none.
   static constexpr uint8_t nothing = 0;
   body = frame->body.empty() ? std::span<const uint8_t>(&nothing, size_t{0}) : frame->body;
   return Status::ok();
-}
-
-Status LinkOperation::blame(size_t member, const std::string& what) const {
-  const int32_t sender = transfer_->members[member];
-  return {SRT_PROTOCOL, format("%s: %s", setting_.names[static_cast<size_t>(sender)].c_str(), what.c_str()), sender};
 }
 
 bool LinkBackend::serves(const Transfer& transfer) const {

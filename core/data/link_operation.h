@@ -47,7 +47,6 @@ class LinkOperation : public Operation {
 
   // The body of the frame that must come next from a member; empty data() if it is not here yet.
   Status arrived(size_t member, int64_t tag, int64_t bytes, std::span<const uint8_t>& body);
-  Status blame(size_t member, const std::string& what) const;
   void consume(size_t member) { link(member).pop(); }
 
   // Sends a list's bytes [begin, end): inputs, prescaled, or results, which lie in `scratch` where the list has no

@@ -1,0 +1,17 @@
+// Failures that another rank has caused.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace sirtaki {
+
+// The same failure with the rank whose bytes caused it: named in the text, and as the culprit.
+inline Status blame(const std::vector<std::string>& names, int32_t culprit, const Status& status) {
+  const std::string& name = names[static_cast<size_t>(culprit)];
+  return {status.code(), format("%s: %s", name.c_str(), status.text()), culprit};
+}
+
+}  // namespace sirtaki
