@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import socket
 import threading
 import time
@@ -189,23 +190,24 @@ def test_what_ranks_tell_each_other_is_seen_only_without_encryption(job: Job) ->
         between.close()
 
 
-def test_who_terminates_tls_between_ranks_is_refused_by_both_sides(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_who_terminates_tls_between_ranks_is_refused_by_both_sides() -> None:
     found: dict[Place, Connection] = {}
-    with Reception() as reception, ThreadPoolExecutor(1) as pool:
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors), Reception() as reception, ThreadPoolExecutor(1) as pool:
         port = split_address(reception.open_to_hosts([], JOB.key)[0])[1]
         between = Between(f"127.0.0.1:{port}", terminate_tls)
         accepted = pool.submit(accept, reception, JOB, found)
         with pytest.raises(HandshakeError, match="the connection to rank 0 cannot be encrypted"):
             come(between.address)
         between.close()
+        deadline = time.monotonic() + FAILSAFE_SECONDS
+        while not errors.getvalue() and time.monotonic() < deadline:  # rank 0 listens until rank 1 has come
+            time.sleep(0.01)
         come(f"127.0.0.1:{port}").close()  # the true way still works
         accepted.result(FAILSAFE_SECONDS)
         found[1, 0].close()
-    errors = capsys.readouterr().err
-    assert "rank 0 refused a connection" in errors
-    assert "the connection to rank 1 cannot be encrypted" in errors
+    assert "rank 0 refused a connection" in errors.getvalue()
+    assert "the connection to rank 1 cannot be encrypted" in errors.getvalue()
 
 
 @pytest.mark.parametrize("encrypts", [0, 1])
