@@ -56,8 +56,8 @@ def show_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], t
             table.add_row(*row)
         else:
             table.add_section()
-    console = Console()
-    Console(width=max(console.width, 120)).print(table)
+    wanted = Console(width=10_000).measure(table).maximum  # a figure that is cut short is worth nothing
+    Console(width=max(Console().width, wanted)).print(table)
 
 
 def _show_plain(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
