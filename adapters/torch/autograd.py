@@ -245,7 +245,7 @@ class Broadcast(Collective):
         return [total if is_root else torch.zeros_like(total) for total in totals]
 
 
-def alltoall(where: Where, splits: Sequence[int] | None, tensor: Tensor) -> tuple[Tensor, Tensor]:
+def alltoall(where: Where, splits: Sequence[int] | None, tensor: Tensor) -> tuple[Tensor, list[int]]:
     """The rows that came, recorded if autograd follows the tensor; and how many came from each rank."""
     if _is_recorded(tensor):
         return _AllToAll.apply(where, splits, tensor)
@@ -259,10 +259,9 @@ class _AllToAll(Function):
     @staticmethod
     def forward(
         ctx: Any, where: Where, splits: Sequence[int] | None, tensor: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, list[int]]:
         result, received = alltoall(where, splits, tensor.detach())
-        ctx.where, ctx.rows, ctx.received = where, tensor.shape[0], received.tolist()
-        ctx.mark_non_differentiable(received)
+        ctx.where, ctx.rows, ctx.received = where, tensor.shape[0], received
         return result, received
 
     @staticmethod

@@ -98,8 +98,7 @@ def alltoall(
         PeerLostError: a rank died.
     """
     where = Where(current(), name, process_set)
-    result, received = autograd.alltoall(where, _counts(splits), tensor)
-    return result if splits is None else (result, received)
+    return _with_counts(splits, *autograd.alltoall(where, _counts(splits), tensor))
 
 
 def alltoall_async(
@@ -111,9 +110,8 @@ def alltoall_async(
     """As `alltoall`, without waiting."""
     context = current()
     operation = single(context, operations.alltoall(_counts(splits)), tensor, name, process_set)
-    if splits is None:
-        both = operation.finish
-        operation.finish = lambda *ended: both(*ended)[0]
+    both = operation.finish
+    operation.finish = lambda *ended: _with_counts(splits, *both(*ended))
     return start(context, operation)
 
 
@@ -249,6 +247,13 @@ def _send(tensor: Tensor, destination: int, name: str | None, process_set: Proce
 def _receive(tensor: Tensor, source: int, name: str | None, process_set: ProcessSet) -> Operation[Tensor]:
     context = current()
     return single(context, operations.receive((source, context.rank)), tensor, name, process_set)
+
+
+def _with_counts(
+    splits: Tensor | Sequence[int] | None, result: Tensor, received: list[int]
+) -> Tensor | tuple[Tensor, Tensor]:
+    """What an all-to-all returns: how many rows came from each rank only to who has given splits."""
+    return result if splits is None else (result, torch.tensor(received, dtype=torch.int32))
 
 
 def _counts(splits: Tensor | Sequence[int] | None) -> list[int] | None:

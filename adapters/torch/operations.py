@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sirtaki._core.context import Context
@@ -110,14 +109,14 @@ def allgather(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any
 
 
 def alltoall(splits: Sequence[int] | None) -> Describe:
-    """Into a new tensor; the result is a pair of it and the rows that came from each rank."""
+    """Into a new tensor; the result is a pair of it and the numbers of rows that came from each rank."""
 
     def describe(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any, Finish]:
         source = row_major_view(tensor, call.name)
         ops.describe_alltoall(batch, source, splits, call, index)
 
-        def finish(context: Context, batch: Batch) -> tuple[Tensor, Tensor]:
-            received = torch.tensor(context.received_splits(batch, index), dtype=torch.int32)
+        def finish(context: Context, batch: Batch) -> tuple[Tensor, list[int]]:
+            received = context.received_splits(batch, index)
             return from_output(context, batch, index), received
 
         return source, finish
