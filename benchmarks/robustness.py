@@ -108,8 +108,12 @@ def beside_peers(found: dict[str, Row], layer: str) -> float | None:
 
 
 def cliffs(rows: list[Row]) -> list[str]:
-    """Lists the sizes from which sirtaki takes more than CLIFF times as long for twice the bytes."""
+    """Lists the sizes from which sirtaki takes more than CLIFF times as long for twice the bytes.
+
+    Beside each: the limit's times, for the memory system has cliffs of its own, where caches end.
+    """
     said = []
+    limits = {r.bytes: r.median for r in rows if (r.who, r.collective) == ("limit", "allreduce")}
     for layer in LAYERS:
         own = sorted(
             (r for r in rows if r.who == layer and r.collective == "allreduce"), key=lambda r: r.bytes
@@ -117,9 +121,15 @@ def cliffs(rows: list[Row]) -> list[str]:
         for low, high in pairwise(own):
             doublings = math.log2(high.bytes / low.bytes)
             if high.median > low.median * CLIFF**doublings:
-                times = f"{low.median:,.0f} to {high.median:,.0f} µs"
-                said.append(f"{layer} from {readable(low.bytes)} to {readable(high.bytes)}: {times}")
+                times = _times(low.median, high.median)
+                limit = _times(limits[low.bytes], limits[high.bytes])
+                sizes = f"{readable(low.bytes)} to {readable(high.bytes)}"
+                said.append(f"{layer} from {sizes}: {times} (limit: {limit})")
     return said
+
+
+def _times(low: float, high: float) -> str:
+    return f"{low:,.0f} to {high:,.0f} µs"
 
 
 def judge(condition: str, rows: list[Row]) -> list[Target]:
