@@ -24,7 +24,7 @@ _PIECE_BYTES = 64 * 1024
 
 
 class AgentJob:
-    """The ranks of this host. `values`: those of START, which `start_values` writes."""
+    """The ranks of this host. `values`: those of the frame START."""
 
     def __init__(self, values: Mapping[str, Any], cores: int, guard: Guard) -> None:
         """Raises LaunchError, or KeyError, TypeError or ValueError if the values make no sense."""

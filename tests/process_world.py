@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 WORKER = Path(__file__).with_name("process") / "worker.py"
 PATIENCE = 300.0  # seconds: far beyond anything that works, on a busy machine too
 
@@ -49,7 +51,10 @@ class ProcessWorld:
             self._ranks.append(connection.makefile("rw"))
 
     def run(self, case: str) -> None:
-        """Runs a case on all ranks; AssertionError with the errors of those where it failed."""
+        """Runs a case on all ranks; AssertionError with the errors of those where it failed.
+
+        Skips the test if the case has done so on all ranks.
+        """
         self._accept()
         for rank in self._ranks:
             rank.write(json.dumps(case) + "\n")
@@ -58,6 +63,9 @@ class ProcessWorld:
         failures = [answer for answer in answers if answer["error"]]
         if failures:
             raise AssertionError("\n".join(f"rank {a['rank']}:\n{a['error']}" for a in failures))
+        if all(answer["skipped"] for answer in answers):
+            pytest.skip(answers[0]["skipped"])
+        assert not any(answer["skipped"] for answer in answers), answers
 
     def _lost(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import warnings
 from collections.abc import Sequence
 from functools import lru_cache
@@ -80,6 +81,23 @@ def reduction(
             f"hvd.Product{_meant(op)}"
         )
     return Reduction(code, prescale, postscale)
+
+
+def gradient_reduction(op: int, predivide: float) -> Reduction:
+    """The reduction of gradients: `predivide` divides them before an average, and multiplies it.
+
+    Raises:
+        ValueError: there is no such operation, or the factor is not a positive number, or not 1 without
+            op=Average.
+    """
+    how = reduction(op, None)
+    if predivide == 1.0:
+        return how
+    if how.op != core.AVERAGE:
+        raise ValueError("gradient_predivide_factor needs op=Average")
+    if not (math.isfinite(predivide) and predivide > 0):
+        raise ValueError(f"gradient_predivide_factor is {predivide}, but it has to be a positive number")
+    return Reduction(how.op, 1.0 / predivide, predivide)
 
 
 def _check_average(average: Any) -> None:

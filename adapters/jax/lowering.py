@@ -23,6 +23,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import dispatch
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
@@ -33,7 +34,10 @@ from sirtaki.jax.terms import Terms
 
 _ORDERED_CALLS = 16  # of each block; XLA runs at most 8 steps one by one, or more if all have little data
 _LITTLE = 4096  # bytes
-_LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+_LOWERED = getattr(
+    dispatch, "JAXPR_TO_MLIR_MODULE_EVENT", "/jax/core/compile/jaxpr_to_mlir_module_duration"
+)  # the event that a program has been lowered; a private constant of JAX, here by its name in 0.5 to 0.10
+_NOT_NUMBERED = -1  # the core refuses it: calls that nobody has numbered would be mistaken for each other
 _CONFIGURATIONS = ("mhlo.backend_config", "backend_config")  # the attribute's name in different versions
 
 
@@ -100,7 +104,7 @@ def _attributes(terms: Terms, on_gpu: bool) -> dict[str, Any]:
         "root": terms.root,
         "process_set": terms.process_set,
         "members": terms.members,
-        "number": 0,
+        "number": _NOT_NUMBERED,
         "count": len(terms.paths),
         "device": jax.local_devices()[0].local_hardware_id if on_gpu else core.CPU,
         "prescale": float(terms.prescale),

@@ -53,3 +53,8 @@ __all__ = [
     "shard_arrays",
     "verbose",
 ]
+
+
+def __dir__() -> list[str]:
+    """Lists the public names alone, for the completion of editors and notebooks."""
+    return sorted(__all__)

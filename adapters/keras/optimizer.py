@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
 import keras
 
 from sirtaki._core.current import current
-from sirtaki.common.ops import Average, Sum
+from sirtaki.common.ops import Average, Sum, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.keras import backends
 from sirtaki.keras.compression import Compression, Compressor
@@ -68,7 +67,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     Raises:
         ValueError: wrong arguments, something that is no optimizer of Keras 3, or one that is distributed
             already.
-        UnsupportedError: Keras runs on another backend than TensorFlow or torch.
+        UnsupportedError: Keras runs on another backend than TensorFlow, torch or JAX.
         NotInitializedError: init() has not been called.
     """
     _check_optimizer(optimizer)
@@ -140,10 +139,7 @@ def _shown(value: Any) -> str:
 def _check_combination(op: int, predivide: float) -> None:
     if op not in (Average, Sum):
         raise ValueError("op has to be Average or Sum: gradients of Keras can be combined in these ways only")
-    if predivide != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor needs op=Average")
-    if not (math.isfinite(predivide) and predivide > 0):
-        raise ValueError(f"gradient_predivide_factor is {predivide}, but it has to be a positive number")
+    gradient_reduction(op, predivide)
 
 
 def _checked_groups(groups: Groups) -> Groups:

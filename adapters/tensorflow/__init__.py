@@ -88,3 +88,8 @@ __all__ = [
     "broadcast_object",
     "allgather_object",
 ]
+
+
+def __dir__() -> list[str]:
+    """Lists the public names alone, for the completion of editors and notebooks."""
+    return sorted(__all__)

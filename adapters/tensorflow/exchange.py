@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sirtaki.common.ops import Average, reduction
+from sirtaki.common.ops import Average, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.tensorflow.compression import Compression, Compressor
 from sirtaki.tensorflow.consistency import reduce_checked
@@ -36,13 +36,7 @@ class GradientExchange:
     _kept: list[Any] = field(default_factory=list)  # these sources, so that no other gets such an id
 
     def __post_init__(self) -> None:
-        reduction(self.op, None)
-        if self.gradient_predivide_factor <= 0:
-            raise ValueError(
-                f"gradient_predivide_factor is {self.gradient_predivide_factor}; it has to be positive"
-            )
-        if self.gradient_predivide_factor != 1.0 and self.op != Average:
-            raise ValueError("gradient_predivide_factor divides an average in two steps: it needs op=Average")
+        gradient_reduction(self.op, self.gradient_predivide_factor)
         if isinstance(self.groups, int) and self.groups < 0:
             raise ValueError(f"groups is {self.groups}; it takes a number of groups, or lists of variables")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,10 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from sirtaki._core import request as core
 from sirtaki._core.context import Context
 from sirtaki._core.current import current
-from sirtaki.common.ops import Adasum, Average, Reduction, reduction
+from sirtaki.common.ops import Adasum, Average, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.torch.adasum import AdasumOptimizer, with_adasum
 from sirtaki.torch.autograd import Where
@@ -88,7 +86,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         optimizer._undo()
     if isinstance(optimizer, Wrapped):
         raise ValueError("this optimizer is distributed already: call DistributedOptimizer once for it")
-    how = _reduction(op, gradient_predivide_factor)
+    how = gradient_reduction(op, gradient_predivide_factor)
     _check_passes(backward_passes_per_step)
     names = names_of(optimizer, named_parameters)
     groups = num_groups if groups is None else groups
@@ -225,17 +223,6 @@ def _where(context: Context, process_set: ProcessSet) -> Where:
     """Two optimizers may have parameters of the same names, so each has a name of its own."""
     number = context.next_number(f"optimizer.{process_set.number(context)}")
     return Where(context, f"gradient.{number}" if number else "gradient", process_set)
-
-
-def _reduction(op: int, predivide: float) -> Reduction:
-    how = reduction(op, None)
-    if predivide == 1.0:
-        return how
-    if how.op != core.AVERAGE:
-        raise ValueError("gradient_predivide_factor needs op=Average")
-    if not (math.isfinite(predivide) and predivide > 0):
-        raise ValueError(f"gradient_predivide_factor is {predivide}, but it has to be a positive number")
-    return Reduction(how.op, 1.0 / predivide, predivide)
 
 
 def _check_passes(passes: int) -> None:

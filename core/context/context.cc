@@ -397,10 +397,6 @@ void Context::statistics(srt_statistics& out, srt_lateness* by_rank) {
 
 AbortNotice Context::death() const { return engine_ && !forked_ ? engine_->death() : AbortNotice{}; }
 
-const char* Context::death_text() {
-  if (!engine_ || !engine_->is_dead()) return "";
-  if (death_text_.empty()) death_text_ = engine_->death().status.text();
-  return death_text_.c_str();
-}
+const char* Context::death_text() const { return engine_ ? engine_->death_text() : ""; }
 
 }  // namespace sirtaki

@@ -50,7 +50,7 @@ class Context {
   void abort(std::string reason) { engine_->abort(std::move(reason)); }
   void shutdown(Nanoseconds timeout);
   void fork_child();
-  const char* death_text();
+  const char* death_text() const;
   // Whether an operation has failed because a rank that it needs had finished; the context lives on.
   bool has_missed_peer();
   AbortNotice death() const;  // ok while it lives
@@ -116,7 +116,6 @@ class Context {
   std::unique_ptr<Engine> engine_;  // nullptr before start
   std::once_flag thread_started_;
   Attempts attempts_;
-  std::string death_text_;
   bool forked_ = false;
 };
 

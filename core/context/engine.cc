@@ -377,9 +377,12 @@ Whereabouts Engine::whereabouts() {
 
 std::string Engine::oldest_waiting() {
   const auto lock = parts_.handles.lock();
-  for (Ticket handle : parts_.handles.unfinished())
-    if (const HandleEntry* entry = parts_.handles.open_entry(handle); !entry->planned) return entry->signature->name;
-  return {};
+  const HandleEntry* oldest = nullptr;
+  for (Ticket handle : parts_.handles.unfinished()) {
+    const HandleEntry* entry = parts_.handles.open_entry(handle);
+    if (!entry->planned && (!oldest || entry->record < oldest->record)) oldest = entry;
+  }
+  return oldest ? oldest->signature->name : std::string();
 }
 
 }  // namespace sirtaki

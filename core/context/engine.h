@@ -72,6 +72,8 @@ class Engine {
   // Why the context is dead, and because of which rank; ok while it lives.
   AbortNotice death() const;
   bool is_dead() const { return dead_.load(std::memory_order_acquire); }
+  // Why it is dead; "" while it lives. Needs no lock: what is written before `dead_` does not change any more.
+  const char* death_text() const { return is_dead() ? death_.status.text() : ""; }
 
   void forked() { forked_ = true; }
 

@@ -137,6 +137,11 @@ Status XlaCall::read(const XlaCallFrame& frame, XlaCall& out) {
   SIRTAKI_TRY(attributes.integer("number", number));
   SIRTAKI_TRY(attributes.integer("count", count));
   SIRTAKI_TRY(attributes.text("names", names));
+  if (number < 0)
+    return {SRT_UNSUPPORTED,
+            format("'%.*s': this version of JAX does not tell when it has lowered a program, so calls of one name "
+                   "cannot be told apart; use a version that docs/jax.md names",
+                   static_cast<int>(names.size()), names.data())};
   out.process_set_ = like.process_set;
   out.names_ = split(names, number);
   const auto tensors = static_cast<size_t>(count);

@@ -1,6 +1,7 @@
 // What compiled programs call. On the CPU the results come later, so that no thread of XLA's waits for a rank: whatever
 // starts in whatever order on whichever rank, it all goes on. On a GPU they come in the stream.
 #include <exception>
+#include <new>
 
 #include "base/status.h"
 #include "base/text.h"
@@ -65,8 +66,10 @@ XlaError* handle(XlaCallFrame* frame) {
   if (tells_version<minor>(*frame) || frame->stage != XlaStage::execute) return nullptr;
   try {
     return to_xla(*frame->api, execute(*frame, on_gpu));
-  } catch (const std::exception& problem) {  // in practice that is running out of memory
-    return to_xla(*frame->api, {SRT_OUT_OF_MEMORY, format("a compiled program's call failed: %s", problem.what())});
+  } catch (const std::bad_alloc&) {
+    return to_xla(*frame->api, {SRT_OUT_OF_MEMORY, "there is no memory left for a compiled program's call"});
+  } catch (const std::exception& problem) {
+    return to_xla(*frame->api, {SRT_INTERNAL, format("unexpected in a compiled program's call: %s", problem.what())});
   }
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -237,8 +239,13 @@ def a_gathered_array_outlives_its_handle_and_is_writable() -> None:
 
 @case()
 def barrier() -> None:
-    for _ in range(10):
+    for late in range(hvd.size()):
+        if hvd.rank() == late:
+            time.sleep(0.05)
+        came = time.monotonic()
         hvd.barrier()
+        times = hvd.allgather(np.array([[came, time.monotonic()]]))
+        assert times[:, 1].min() >= times[:, 0].max()  # nobody has left before the last one came
 
 
 @case()

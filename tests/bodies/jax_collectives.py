@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -150,4 +151,13 @@ def large_arrays() -> None:
 def objects() -> None:
     assert hvd.broadcast_object({"step": hvd.rank()}, 0) == {"step": 0}
     assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+
+
+@case()
+def barrier() -> None:
+    if hvd.rank() == hvd.size() - 1:
+        time.sleep(0.05)
+    came = time.monotonic()
     hvd.barrier()
+    times = hvd.allgather_object((came, time.monotonic()))
+    assert min(left for _, left in times) >= max(came for came, _ in times)

@@ -12,6 +12,7 @@ import pytest
 import sirtaki.jax as hvd
 from bodies import case
 from sirtaki._core.errors import NotInitializedError, UnsupportedError
+from sirtaki.jax import lowering
 
 jax.config.update("jax_enable_x64", True)
 
@@ -119,6 +120,17 @@ def a_barrier_inside_jit() -> None:
         return x
 
     refused(in_program(program, 1.0), "inside jit")
+
+
+@case()
+def a_jax_that_tells_of_no_lowered_program() -> None:
+    """Calls that have no numbers would be mistaken for each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lowering, "_LOWERED", "/another/event")
+        with pytest.raises(FAILURES, match=r"UNIMPLEMENTED: .*this version of JAX does not tell"):
+            jax.block_until_ready(jax.jit(lambda x: hvd.allreduce(x) + 1)(jnp.ones(3)))
+    lowering._modules.unnamed.clear()
+    still_works()
 
 
 @case()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from typing import Any
 
 import keras
@@ -22,6 +23,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "op": ({"op": hvd.Min}, "op has to be Average or Sum"),
     "predivide and sum": ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "needs op=Average"),
     "predivide": ({"gradient_predivide_factor": 0.0}, "has to be a positive number"),
+    "infinite predivide": ({"gradient_predivide_factor": math.inf}, "has to be a positive number"),
     "passes": ({"backward_passes_per_step": 0}, "one pass at least"),
     "groups": ({"groups": -1}, "number of groups"),
     "no groups": ({"groups": [1, 2]}, "list of lists of variables"),

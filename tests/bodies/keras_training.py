@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 import sirtaki.keras as hvd
 from bodies import case
@@ -48,12 +49,13 @@ def compiled_fit(optimizer: str) -> None:
 
 @case()
 def compiled_by_xla() -> None:
-    if keras.backend.backend() != "tensorflow":  # torch has another compiler; JAX's programs are XLA's anyway
-        return
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("torch has another compiler, and JAX's programs are XLA's anyway")
     from sirtaki.tensorflow.xla import is_served
 
-    if is_served():  # else the function says so, as the adapter's own tests show
-        assert_trained_as_one(OPTIMIZERS["Adam"], jit_compile=True)
+    if not is_served():
+        pytest.skip("this TensorFlow's XLA is not served, as the adapter's own tests show")
+    assert_trained_as_one(OPTIMIZERS["Adam"], jit_compile=True)
 
 
 @case(as_dense=[True, False])

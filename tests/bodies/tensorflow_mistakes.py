@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -79,6 +80,12 @@ def tapes_and_optimizers() -> None:
         lambda: hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum, gradient_predivide_factor=2.0),
         "op=Average",
     )
+    for factor in (0.0, -1.0, math.inf, math.nan):
+        fails(
+            ValueError,
+            lambda: hvd.DistributedGradientTape(tf.GradientTape(), gradient_predivide_factor=factor),  # noqa: B023
+            "positive number",
+        )
     fails(ValueError, lambda: hvd.DistributedGradientTape(tf.GradientTape(), num_groups=-1), "-1")
     fails(
         ValueError, lambda: hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[3]), "layers"

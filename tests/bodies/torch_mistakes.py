@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -131,7 +132,8 @@ def options_that_do_not_fit() -> None:
     refused(lambda: distributed(model, backward_passes_per_step=0), "backward_passes_per_step")
     refused(lambda: distributed(model, op=6), "op")
     refused(lambda: distributed(model, op=hvd.Sum, gradient_predivide_factor=2.0), "op=Average")
-    refused(lambda: distributed(model, gradient_predivide_factor=0.0), "positive")
+    for factor in (0.0, -1.0, math.inf, math.nan):
+        refused(lambda: distributed(model, gradient_predivide_factor=factor), "positive")  # noqa: B023
     assert type(sgd(model)) is torch.optim.SGD
 
 

@@ -1,10 +1,13 @@
 // What goes wrong, at every point of the protocol: links that delay, break, lie or fall silent; ranks that give up,
 // leave, or never come. Each handle ends exactly once, each rank learns why, and nobody waits for ever.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <mutex>
 #include <set>
+#include <thread>
 
 #include "faulty_wire.h"
 #include "world.h"
@@ -242,6 +245,51 @@ TEST(a_rank_that_never_submits_is_given_up_by_name) {
       for (++done; done < 3;) std::this_thread::yield();
     });
   }
+}
+
+// The handle of what has ended is used again, so the order of handles says nothing.
+TEST(a_stall_report_names_what_a_rank_has_submitted_first) {
+  const Descriptor file(::memfd_create("log", MFD_CLOEXEC));
+  const auto logged = [&] {
+    std::string text(1 << 16, ' ');
+    text.resize(static_cast<size_t>(std::max<ssize_t>(::pread(file.get(), text.data(), text.size(), 0), 0)));
+    return text;
+  };
+  World ranks(2, {Over::memory,
+                  {{"stall_report", "0.1"}, {"stall_deadline", "0"}, {"log_descriptor", std::to_string(file.get())}},
+                  nullptr,
+                  true});
+  ranks.run([&](int rank, Context& context) {
+    const int64_t count = 4;
+    std::vector<float> data[3] = {std::vector<float>(4), std::vector<float>(4), std::vector<float>(4)};
+    const auto enqueue = [&](const char* name, size_t place) {
+      const srt_request request = in_place(SRT_ALLREDUCE, name, data[place], count, DType::float32);
+      Ticket handle = 0;
+      CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_OK);
+      return handle;
+    };
+    const Ticket common = enqueue("common", 0);
+    const Ticket own = enqueue(rank ? "second" : "other", 1);
+    CHECK_EQUAL(context.wait(&common, 1, seconds(30)).code(), SRT_OK);
+    context.release(&common, 1);
+    if (rank) enqueue("third", 2);
+    const Nanoseconds end = now() + seconds(30);
+    while (logged().find("it waits for 'second'") == std::string::npos && now() < end)
+      CHECK_EQUAL(context.wait(&own, 1, milliseconds(20)).code(), SRT_IN_PROGRESS);
+  });
+  CHECK(logged().find("it waits for 'second'") != std::string::npos);
+  CHECK(logged().find("it waits for 'third'") == std::string::npos);
+}
+
+TEST(any_thread_may_ask_why_a_context_is_dead) {
+  World ranks(1, {Over::memory, {}, nullptr, true});
+  ranks.run([](int, Context& context) {
+    context.abort("enough");
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i)
+      threads.emplace_back([&] { CHECK(std::string(context.death_text()).find("enough") != std::string::npos); });
+    for (std::thread& thread : threads) thread.join();
+  });
 }
 
 // Rank 1 hears of the refusal last, and of the ranks that have given up because of it before.

@@ -122,6 +122,14 @@ TEST(what_one_rank_can_see_alone_fails_at_once) {
   Step root(SRT_BROADCAST, "x");
   root.integers["root"] = 5;
   CHECK(contains(outcome(root), "3 'x': the root rank 5 is not in this job (ranks 0"));
+  Step unnumbered(SRT_ALLREDUCE, "x");
+  unnumbered.integers["number"] = -1;
+  CHECK(contains(outcome(unnumbered), "12 'x': this version of JAX does not tell when it has lowered a program"));
+  Step nonsense(SRT_ALLREDUCE, "x");
+  XlaBuffer buffer = array.buffer();
+  buffer.dimensions = -1;  // no vector is so short
+  nonsense.add(buffer, buffer);
+  CHECK(contains(text_of(nonsense.call()), "13 unexpected in a compiled program's call: "));
   Step nothing(SRT_ALLREDUCE, "");
   CHECK_EQUAL(text_of(nothing.call()), "");
   CHECK(nothing.future == nullptr);

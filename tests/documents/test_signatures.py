@@ -18,6 +18,8 @@ _OF_KERAS = (
     "backward_passes_per_step average_aggregated_gradients"
 )
 
+ADAPTERS = ("numpy", "torch", "tensorflow", "keras", "jax")
+
 TENSORFLOW = {
     "allreduce": f"tensor {_COMBINED.format('name', '')}",
     "grouped_allreduce": f"tensors {_COMBINED.format('', 'name')}",
@@ -92,3 +94,10 @@ def test_what_horovods_modules_for_keras_order_differently_has_to_be_named() -> 
     parameters = inspect.signature(find("keras", "DistributedOptimizer")).parameters
     positional = [name for name, one in parameters.items() if one.kind is not one.KEYWORD_ONLY]
     assert positional == _OF_KERAS.split()[:8]
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_editors_are_shown_public_names_alone(adapter: str) -> None:
+    module = import_module(f"sirtaki.{adapter}")
+    assert dir(module) == sorted(module.__all__)
+    assert all(hasattr(module, name) for name in dir(module))

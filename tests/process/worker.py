@@ -12,22 +12,25 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import pytest
 from bodies import find
 
 import sirtaki.numpy as hvd
 
 
-def attempt(name: str) -> str:
-    """Runs a case in a world of its own; returns its traceback, "" if all went well."""
+def attempt(name: str) -> dict[str, str]:
+    """Runs a case in a world of its own; returns its traceback as "error", or why it was "skipped", or ""."""
     try:
         hvd.init()
         try:
             find(name).body()
         finally:
             hvd.shutdown()
+    except pytest.skip.Exception as reason:
+        return {"error": "", "skipped": str(reason)}
     except BaseException:
-        return traceback.format_exc()
-    return ""
+        return {"error": traceback.format_exc(), "skipped": ""}
+    return {"error": "", "skipped": ""}
 
 
 def tensors() -> contextlib.AbstractContextManager[object]:
@@ -45,8 +48,8 @@ def main() -> None:
     control.connect(sys.argv[1])
     with tensors(), control.makefile("rw") as stream:
         for line in stream:
-            error = attempt(json.loads(line))
-            stream.write(json.dumps({"rank": os.environ["SIRTAKI_RANK"], "error": error}) + "\n")
+            answer = {"rank": os.environ["SIRTAKI_RANK"], **attempt(json.loads(line))}
+            stream.write(json.dumps(answer) + "\n")
             stream.flush()
 
 
