@@ -107,7 +107,7 @@ def add_horovod_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_translated_flags(parser: argparse.ArgumentParser, destination: Callable[[str], str]) -> None:
     """Adds those that set one of the core's settings, where `destination` says."""
-    group = parser.add_argument_group("the same in Horovod's words")
+    group = parser.add_argument_group("Horovod's names for the same settings")
     for flag, translation in TRANSLATED.items():
         into, ours = destination(translation.knob), f"--{translation.knob.replace('_', '-')}"
         if translation.in_our_words is None:

@@ -25,7 +25,7 @@ def add_knobs(parser: argparse.ArgumentParser) -> Sequence[Knob]:
         from sirtaki._core.library import knobs
     except ImportError:
         return ()
-    group = parser.add_argument_group("settings of the core, alike for all ranks")
+    group = parser.add_argument_group("core settings, the same on all ranks")
     for knob in knobs():
         help_text = f"{knob.help} ({knob.default})".replace("%", "%%")
         if knob.type == "boolean":
