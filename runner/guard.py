@@ -139,9 +139,9 @@ def _signal(group: int, number: int) -> bool:
 
 
 def _with_members(groups: set[int]) -> set[int]:
-    """Those groups in which a process still runs.
+    """Returns the groups in which a process still runs.
 
-    One that is dead but unburied does not count: in a container without an init process it stays for ever.
+    A zombie does not count: in a container without an init process it remains for ever.
     """
     found = set()
     for entry in os.listdir("/proc") if groups else ():

@@ -38,7 +38,7 @@ class Rank(Protocol):
 class Process:
     """A running process, which leads its own group.
 
-    It stays unburied until `bury`, so that the number of its group cannot pass to anyone else.
+    Remains a zombie until `bury`, so that the number of its process group cannot be reused.
     """
 
     def __init__(

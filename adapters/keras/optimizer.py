@@ -157,7 +157,7 @@ def _checked_groups(groups: Groups) -> Groups:
 
 
 def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
-    """Makes Keras add up so many passes; returns what makes their sum of the mean that it makes of them."""
+    """Enables gradient accumulation over `passes` steps; returns the factor from Keras' mean to a sum."""
     if passes < 1:
         raise ValueError(f"backward_passes_per_step is {passes}, but a step needs one pass at least")
     if passes == 1:

@@ -77,7 +77,7 @@ def refuse() -> None:
     if is_compiled():
         raise ValueError(
             "XLA compiles this function. There sirtaki can only do all-reduces and broadcasts of tensors "
-            "whose shapes are known, and that with a recent TensorFlow (2.21 is). Use jit_compile=False for "
+            "whose shapes are known, and only with TensorFlow 2.21 or newer. Use jit_compile=False for "
             "this function; those that it calls may be compiled"
         )
 

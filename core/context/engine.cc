@@ -366,8 +366,8 @@ Status Engine::nothing_is_decided() const {
   return {SRT_PEER_FINISHED, who + " has finished and cannot take part"};
 }
 
-// What it says of itself when others wait for it. A program that is in no call of sirtaki's does not wait for what it
-// has left in flight; without a stack it may.
+// Describes this rank for a peer's stall report. A pending operation counts as waited-for only if the program is inside
+// sirtaki, or its stack is unknown.
 Whereabouts Engine::whereabouts() {
   StackSample stack = parts_.program_stack.sample();
   Whereabouts own{parts_.rank, true, {}, std::move(stack.frames)};

@@ -45,7 +45,7 @@ class Member {
   // Appends one Report with everything that is queued and not withheld.
   void report(Bytes& out);
 
-  // Of whose requests the last report told, and whether by their numbers in the response cache.
+  // Tickets covered by the last report, and whether each was sent as a cache id.
   struct Reported {
     Ticket ticket;
     bool by_id;

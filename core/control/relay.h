@@ -45,9 +45,8 @@ class Relay {
   // Appends one aggregate with everything that need not be held any longer.
   void report(Nanoseconds now, Bytes& out);
 
-  // This rank leaves, and nobody relays in its place: nothing is held from now on, and whoever goes on without it in a
-  // set of their own is said to leave, too, for they will hear of nothing any more. Others could wait for them for
-  // long.
+  // Stops relaying, because this rank leaves; nothing is held from now on. Descendants that would continue in their own
+  // process sets are reported as leaving too: no news can reach them, and peers would otherwise wait indefinitely.
   void let_go();
 
  private:

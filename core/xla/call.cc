@@ -99,8 +99,8 @@ std::vector<std::string> split(std::string_view lines, int64_t number) {
   return names;
 }
 
-// Results have a shape that was compiled, so the ranks' first dimensions must not differ. What the core lets differ is
-// therefore put behind one that cannot: one row of everything to gather, a row for each member to exchange.
+// Compiled shapes are static, so a fixed leading dimension is prepended where the core allows the first one to differ
+// between ranks: 1 for all-gather, `members` for all-to-all.
 std::vector<int64_t> requested_shape(int32_t kind, const XlaBuffer& operand, int64_t members) {
   std::vector<int64_t> shape(operand.shape, operand.shape + operand.dimensions);
   if (kind == SRT_ALLGATHER) shape.insert(shape.begin(), 1);
