@@ -1,4 +1,4 @@
-// The C functions: arguments in, Status out. Nothing is decided here, and no exception leaves.
+// The C functions: arguments in, Status out. They decide nothing, and let no exception escape.
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -37,7 +37,7 @@ int32_t give_descriptor(int fd, const char* what, srt_error* error) {
 
 const Ticket* tickets(const srt_handle* handles) { return reinterpret_cast<const Ticket*>(handles); }
 
-// As much of a text as there is room for.
+// Copies as much of a text as fits.
 template <size_t capacity>
 void copy_text(const std::string& text, char (&out)[capacity]) {
   const size_t length = std::min(text.size(), capacity - 1);

@@ -1,4 +1,5 @@
-// What the files of C functions share: a context as C sees it, and the one place where exceptions end.
+// Parts shared by the files of C functions: the context behind the C handle, and the only place that catches
+// exceptions.
 #pragma once
 
 #include <cstring>
@@ -25,7 +26,7 @@ inline srt_status give(const Status& status, srt_error* error) {
   return status.code();
 }
 
-// The one place where exceptions end; in practice that is running out of memory.
+// Catches all exceptions, in this place only; in practice these are running out of memory.
 template <typename Call>
 srt_status guarded(srt_error* error, Call&& call) {
   try {

@@ -1,4 +1,4 @@
-// The process's context, for callers that can carry none: operations inside programs that a framework has compiled.
+// The process's context, for callers that cannot carry one: operations inside programs that a framework has compiled.
 #include <mutex>
 #include <shared_mutex>
 
@@ -6,7 +6,7 @@
 
 namespace {
 
-// The only state that is not a context's own. A shared lock keeps the context for as long as a call uses it.
+// The only state outside contexts. A shared lock keeps the context alive while a call uses it.
 constinit std::shared_mutex in_use;
 constinit srt_context* process_context = nullptr;
 

@@ -1,4 +1,4 @@
-// Failures that another rank has caused.
+// Failures caused by another rank.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace sirtaki {
 
-// The same failure with the rank whose bytes caused it: named in the text, and as the culprit.
+// Returns the same failure attributed to the rank whose bytes caused it: named in the text, and as the culprit.
 inline Status blame(const std::vector<std::string>& names, int32_t culprit, const Status& status) {
   const std::string& name = names[static_cast<size_t>(culprit)];
   return {status.code(), format("%s: %s", name.c_str(), status.text()), culprit};

@@ -1,4 +1,4 @@
-// Monotonic time as plain nanoseconds, so that a state machine can be given any time it likes.
+// Monotonic time as plain nanoseconds, so that a state machine can be run with any time.
 #pragma once
 
 #include <time.h>

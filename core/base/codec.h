@@ -43,7 +43,7 @@ class Writer {
   Bytes& out_;
 };
 
-// After the first read past the end, or past a limit, ok() stays false and everything reads as zero.
+// A reader: after the first read past the end, or past a limit, ok() stays false and all values read as zero.
 class Reader {
  public:
   explicit Reader(std::span<const uint8_t> bytes) : bytes_(bytes) {}
@@ -68,7 +68,7 @@ class Reader {
     return value;
   }
 
-  // An enumeration whose last valid value is given: a peer's byte never becomes an unknown enumerator.
+  // Reads an enumeration whose last valid value is given: a peer's byte never becomes an unknown enumerator.
   template <typename E>
   E get_enum(E last) {
     const auto value = get<std::underlying_type_t<E>>();
@@ -79,7 +79,7 @@ class Reader {
     return static_cast<E>(value);
   }
 
-  // A count of things of which each takes at least `minimum_bytes`: a lie cannot make us allocate.
+  // Reads a count of items that take at least `minimum_bytes` each: a false count cannot cause a large allocation.
   uint32_t get_count(size_t minimum_bytes) {
     const auto count = get<uint32_t>();
     if (count > bytes_.size() / minimum_bytes) {
@@ -96,7 +96,7 @@ class Reader {
     return values;
   }
 
-  // The same, but reuses the vector's memory.
+  // Reads the same list into an existing vector, reusing its memory.
   template <typename T>
   void get_all_into(std::vector<T>& values) {
     const uint32_t count = get_count(sizeof(T));

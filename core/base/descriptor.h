@@ -19,7 +19,7 @@ class Descriptor {
   }
   ~Descriptor() { close(); }
 
-  // A second descriptor of the same thing, closed on exec; empty for -1 or when there are too many.
+  // Returns a duplicate of a descriptor, closed on exec; empty for -1 or if there are too many descriptors.
   static Descriptor duplicate(int fd) { return Descriptor(fd < 0 ? -1 : ::fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
 
   int get() const { return fd_; }

@@ -18,7 +18,7 @@ enum class DType : uint8_t {
 };
 constexpr DType last_dtype = DType::float4_e2m1fn_x2;
 
-// nullptr when no dtype has this code.
+// Returns the dtype with this code, nullptr if there is none.
 const srt_dtype* dtype_entry(int code);
 int dtype_count();
 

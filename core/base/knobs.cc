@@ -19,7 +19,7 @@ struct Row {
 constexpr int agreed = 1;
 constexpr size_t longest_path = 4'000;
 
-// In the order of enum Knob.
+// The knobs, in the order of enum Knob.
 // clang-format off
 constexpr Row rows[] = {
     {{"fusion_threshold", "bytes", "64M", "",
@@ -94,7 +94,7 @@ bool is_choice(const srt_knob& knob, std::string_view value) {
   return false;
 }
 
-// A number with an optional K, M or G (powers of 1,024) for bytes.
+// Parses a number, for bytes with an optional suffix K, M or G (powers of 1,024).
 bool parse_number(std::string_view text, bool suffixes, double& out) {
   double factor = 1;
   if (suffixes && !text.empty()) {

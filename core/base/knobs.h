@@ -1,5 +1,5 @@
-// Every setting, declared once: name, type, default, choices, help. The launcher's flags, the environment
-// variables and the documentation come from this table.
+// All settings, declared once: name, type, default, choices, help. The launcher's flags, the environment variables and
+// the documentation are derived from this table.
 #pragma once
 
 #include <array>
@@ -26,10 +26,10 @@ constexpr int knob_count = static_cast<int>(Knob::count_);
 
 const srt_knob* knob_entry(int index);  // nullptr out of range
 
-// One value a knob, checked when it is set.
+// One value per knob, checked when it is set.
 class Config {
  public:
-  Config();  // the defaults
+  Config();  // sets the defaults
 
   Status set(std::string_view name, std::string_view value);
   const std::string* find(std::string_view name) const;  // nullptr: no such knob

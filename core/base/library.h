@@ -1,4 +1,4 @@
-// A shared library that is opened at run time, so that nothing of it is needed to build or to install.
+// A shared library that is opened at run time, so that it is not needed to build or to install.
 #pragma once
 
 #include <dlfcn.h>
@@ -8,19 +8,19 @@
 
 namespace sirtaki {
 
-// What a library or the loader says, fit for one line of a message.
+// Returns a message of a library or of the loader, shortened to one line.
 std::string one_line(std::string_view words);
 
-// One library on its way from a name to its functions. It is never closed.
+// A library opened by name, and its functions. It is never closed.
 class Library {
  public:
-  // A second copy beside the one that a framework uses would not know what that knows: what is loaded goes first, then
-  // the `folders` (separated by colons), then the system's.
+  // Opens a library: the loaded copy first, then those in `folders` (separated by colons), then the system's. A second
+  // copy would not share the state of the copy that a framework uses.
   explicit Library(const char* name, const std::string& folders = {});
 
   bool is_open() const { return handle_ != nullptr; }
   const std::string& path() const { return path_; }
-  std::string absence() const;  // where it was looked for in vain
+  std::string absence() const;  // the places that were searched in vain
 
   template <typename Function>
   void find(const char* symbol, Function*& out) {

@@ -9,7 +9,7 @@ namespace sirtaki {
 void Log::line(std::string_view text) const {
   if (descriptor_ < 0) return;
   const std::string whole = "sirtaki: " + printable(text, 8'000) + "\n";
-  // A log line that cannot be written has nobody to be told to.
+  // A failure to write the log cannot be reported anywhere.
   [[maybe_unused]] const ssize_t written = ::write(descriptor_, whole.data(), whole.size());
 }
 

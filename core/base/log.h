@@ -1,4 +1,4 @@
-// Log lines go straight to a descriptor, so that a stall report appears even while Python holds its lock.
+// A log that writes straight to a descriptor, so that a stall report appears even while Python holds its lock.
 #pragma once
 
 #include <string_view>
@@ -11,7 +11,7 @@ class Log {
  public:
   explicit Log(int descriptor) : descriptor_(descriptor) {}
 
-  // One write a line: lines of different ranks do not mix. Control characters are replaced.
+  // Writes a line with one write(), so that lines of different ranks do not mix. Control characters are replaced.
   void line(std::string_view text) const;
 
  private:

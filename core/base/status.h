@@ -1,4 +1,4 @@
-// One status from bottom to top: what happened, and a sentence for the person who reads it.
+// The status type of all layers: an error code, and a sentence for the person who reads it.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace sirtaki {
 
-// Cheap when all is well: no text is allocated for ok.
+// A code, a text and a culprit. No text is allocated for ok, which keeps it cheap.
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  // `culprit` is the rank whose bytes caused it; -1: this rank.
+  // Creates a status. `culprit` is the rank whose bytes caused it; -1: this rank.
   Status(srt_status code, std::string text, int32_t culprit = -1)
       : code_(code), culprit_(culprit), text_(std::make_shared<const std::string>(std::move(text))) {}
 
@@ -40,12 +40,12 @@ struct StatusTable {
   static bool is_fatal(srt_status code);
 };
 
-// printf-style, because <format> is missing from GCC 12.
+// Formats in printf style, because <format> is missing from GCC 12.
 std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
 
 }  // namespace sirtaki
 
-// Leaves the function with the status of an expression that failed.
+// Returns from the function with the status of an expression that failed.
 #define SIRTAKI_TRY(expression)                                                     \
   do {                                                                              \
     if (::sirtaki::Status status_ = (expression); !status_.is_ok()) return status_; \

@@ -20,14 +20,15 @@ uint32_t character(std::string_view sequence) {
   return code;
 }
 
-// Control characters, those of ISO 6429 beyond ASCII among them (a terminal may obey U+009B as it obeys ESC [), ends of
-// lines, and what rearranges a line (Unicode's bidirectional marks, https://www.unicode.org/reports/tr9).
+// Returns whether a character may mislead the reader: control characters, including those of ISO 6429 beyond ASCII (a
+// terminal may interpret U+009B like ESC [), line ends, and characters that rearrange a line (Unicode's bidirectional
+// marks, https://www.unicode.org/reports/tr9).
 bool misleads(uint32_t code) {
   return code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x061c || (code >= 0x200e && code <= 0x200f) ||
          (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069) || code == 0xfeff;
 }
 
-// The length of what may be shown as it is at `at`; 0 if nothing may.
+// Returns the length of the character at `at` if it may be shown unchanged, else 0.
 size_t printable_length(std::string_view text, size_t at) {
   const size_t length = utf8_length(text, at);
   return length && !misleads(character(text.substr(at, length))) ? length : 0;
@@ -42,7 +43,7 @@ size_t utf8_length(std::string_view text, size_t at) {
   if (length <= 1 || at + length > text.size()) return length == 1 ? 1 : 0;
   for (size_t i = 1; i < length; ++i)
     if ((byte(at + i) & 0xc0) != 0x80) return 0;
-  // The second byte has bounds of its own: no overlong forms, surrogates, or what lies beyond the last character.
+  // The second byte has its own bounds, which exclude overlong forms, surrogates, and code points beyond the last one.
   const uint8_t second = byte(at + 1);
   const bool is_wrong = (first == 0xe0 && second < 0xa0) || (first == 0xed && second >= 0xa0) ||
                         (first == 0xf0 && second < 0x90) || (first == 0xf4 && second >= 0x90);

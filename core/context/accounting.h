@@ -1,4 +1,4 @@
-// What the observer is told of a plan that begins and of one that is over.
+// Accounting of plans: reports those that begin, and the bytes that they move, to the observer.
 #pragma once
 
 #include <vector>
@@ -10,11 +10,11 @@
 
 namespace sirtaki {
 
-// A plan with these handles of this rank was agreed on. `transfer`: nullptr if it moves no data.
+// Reports an agreed plan with these handles of this rank. `transfer` is nullptr if the plan moves no data.
 void note_plan_begun(const Plan& plan, const std::vector<Ticket>& handles, const Transfer* transfer, HandleTable& table,
                      Nanoseconds now);
 
-// The bytes that each rank has to send and receive at least, as NCCL's performance tests count them ("busbw",
+// Returns the bytes that each rank has to send and receive at least, as NCCL's performance tests count them ("busbw",
 // https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 double bus_bytes(const Transfer& transfer);
 

@@ -1,4 +1,4 @@
-// Whether to try to end an operation in the thread that submits it, before the engine's thread takes over.
+// Policy for completing an operation in the thread that submits it, before the engine's thread takes over.
 #pragma once
 
 #include <atomic>
@@ -6,9 +6,10 @@
 
 namespace sirtaki {
 
-// Waking the engine's thread and being woken by it takes longer than a small operation does between ranks that come
-// together. So a thread that must not wait tries for as long as that takes, while it pays: after three failures in a
-// row only one operation of many is tried. One thread tries at a time; what others submit meanwhile is independent.
+// Credit for attempts. Waking the engine's thread and being woken by it takes longer than a small operation between
+// ranks that arrive together. A thread that must not wait therefore tries for about that long, as long as it pays off:
+// after three failures in a row only one operation of many is tried. One thread tries at a time; operations that others
+// submit meanwhile are independent.
 class Attempts {
  public:
   bool begin() {
@@ -23,7 +24,7 @@ class Attempts {
   }
 
  private:
-  static constexpr int32_t full = 2, pause = -64;  // operations that are not tried after failures
+  static constexpr int32_t full = 2, pause = -64;  // pause: operations not tried after failures
   std::atomic<int32_t> credit_{full};
   std::atomic<bool> is_one_made_{false};
 };

@@ -12,7 +12,7 @@ int32_t give(const std::vector<T>& values, T* out, int32_t capacity) {
   return static_cast<int32_t>(values.size());
 }
 
-constexpr Nanoseconds longest_farewell = seconds(2);  // of communicators, to ranks that shut down later
+constexpr Nanoseconds longest_farewell = seconds(2);  // for communicators, whose other ranks may shut down later
 constexpr Nanoseconds longest_attempt = microseconds(200);  // as long as it takes to wake threads, there and back
 constexpr int64_t most_attempted_elements = 16'384;
 constexpr int32_t most_attempted_requests = 16;
@@ -25,7 +25,7 @@ bool has_memory_on_gpu(const srt_request& request) {
   return names_gpu(request) && request.kind <= SRT_SEND && request.kind != SRT_BARRIER;
 }
 
-// Whether it can end within a moment, if all ranks are there. What makes no sense is refused where it is looked at.
+// Returns whether a request can end within a moment if all ranks are there. make_entry() rejects invalid ones later.
 bool is_small(const srt_request& request) {
   if (names_gpu(request)) return false;
   int64_t elements = 1;
@@ -87,7 +87,7 @@ Status Context::enqueue(const srt_request* requests, int32_t count, Ticket* out,
   SIRTAKI_TRY(mark_inputs(requests, count, inputs));
   Engine::Nudge nudge = Engine::Nudge::none;
   SIRTAKI_TRY(open_all({requests, count, out, manner}, std::move(inputs), nudge));
-  // A hook is called by the engine's thread, which a world of one starts only now.
+  // The engine's thread calls hooks; a world of one starts it only now.
   const bool has_hook = std::any_of(requests, requests + count,
                                     [](const srt_request& request) { return request.on_complete != nullptr; });
   if (has_hook) std::call_once(thread_started_, [this] { engine_->start_thread(); });
@@ -105,7 +105,7 @@ Status Context::start_operations(const srt_request* requests, int32_t count, Tic
   }
   const Status status = enqueue(requests, count, out, Manner::attempt);
   if (status.is_ok()) {
-    std::ignore = wait(out, count, longest_attempt);  // each handle says how it has ended
+    std::ignore = wait(out, count, longest_attempt);  // each handle has its own status
     const auto lock = handles_.lock();
     have_ended = handles_.end_attempt(out, count);
   }
@@ -114,12 +114,12 @@ Status Context::start_operations(const srt_request* requests, int32_t count, Tic
   return status;
 }
 
-// One event serves what comes from one stream.
+// Records an event behind each input on a GPU; inputs from one stream share an event.
 Status Context::mark_inputs(const srt_request* requests, int32_t count, Inputs& inputs) {
   if (!gpu_backend_) return Status::ok();
   for (int32_t i = 0; i < count; ++i) {
     const srt_request& request = requests[i];
-    // A rank that joins takes part without NCCL if it has no such GPU.
+    // A joining rank without such a GPU takes part without NCCL.
     if (names_gpu(request) && request.kind == SRT_JOIN) std::ignore = gpu_.choose(request.device);
     if (!has_memory_on_gpu(request)) continue;
     SIRTAKI_TRY(gpu_.choose(request.device));
@@ -134,7 +134,7 @@ Status Context::mark_inputs(const srt_request* requests, int32_t count, Inputs& 
   return Status::ok();
 }
 
-// A GPU that has failed under the caller fails the rank.
+// Aborts the rank, because a GPU has failed under the caller.
 Status Context::give_up(const Status& status) {
   engine_->abort(status.text());
   return status;
@@ -180,7 +180,7 @@ Status Context::open_one(const srt_request& request, GpuEventPtr input, Ticket& 
   return Status::ok();
 }
 
-// From now on this rank submits nothing to the set, until all its members have joined.
+// Marks the set as joined: this rank submits nothing to it until all its members have joined.
 Status Context::begin_join(const Signature& signature) {
   for (Ticket handle : handles_.unfinished()) {
     const HandleEntry& entry = *handles_.open_entry(handle);
@@ -232,7 +232,7 @@ Status Context::await(const Ticket* handles, int32_t count, Until until, Nanosec
   return all ? first : Status(SRT_IN_PROGRESS, "still in flight");
 }
 
-// For the caller everything that it adds to the stream from now on comes after the operations.
+// Makes the stream wait: work that the caller adds to it from now on runs after the operations.
 Status Context::wait_on_stream(const Ticket* handles, int32_t count, uintptr_t stream, Nanoseconds timeout) {
   SIRTAKI_TRY(await(handles, count, Until::launched, timeout));
   const auto cuda_stream = reinterpret_cast<CudaStream>(stream);
@@ -328,7 +328,7 @@ void Context::shutdown(Nanoseconds timeout) {
   timeline_.stop();
 }
 
-// With something in flight, queues a barrier of the ranks that shut down; else 0.
+// Queues a barrier of the ranks that shut down if operations are in flight; otherwise returns 0.
 Ticket Context::meet_at_the_end() {
   {
     const auto lock = handles_.lock();
@@ -345,10 +345,10 @@ Ticket Context::meet_at_the_end() {
   request.device = -1;
   request.prescale = request.postscale = 1.0;
   Ticket ticket = 0;
-  return enqueue(&request, 1, &ticket).is_ok() ? ticket : 0;  // a rank that has joined, say, takes part in nothing
+  return enqueue(&request, 1, &ticket).is_ok() ? ticket : 0;  // a joined rank, for example, takes part in nothing
 }
 
-// Only this thread exists here, and any lock may be held for ever: close what the parent's peers watch, and no more.
+// Closes what the parent's peers watch, and no more: only this thread exists, and any lock may be held for ever.
 void Context::fork_child() {
   forked_ = true;
   if (engine_) engine_->forked();

@@ -1,4 +1,4 @@
-// One rank: owns every part, and nothing else does. Parts get the parts they need, never the Context.
+// One rank. The Context owns every part; parts receive the parts they need, never the Context.
 #pragma once
 
 #include <map>
@@ -22,17 +22,17 @@ class Context {
 
   // Before start().
   Status link_socket(int32_t peer, int fd);
-  Status link_tls(int32_t peer, int fd, std::unique_ptr<TlsSession>& session);  // takes both over on success
+  Status link_tls(int32_t peer, int fd, std::unique_ptr<TlsSession>& session);  // takes ownership of both on success
   Status link_memory(const srt_memory& memory);
   void add_backend(std::unique_ptr<Backend> backend) { extra_backends_.push_back(std::move(backend)); }
   Status watch_stack(const srt_stack_source& source);
   Status start();
 
-  // A caller that waits at once needs neither timer nor thread.
+  // The caller's next step after enqueue(). One that waits at once needs neither timer nor thread.
   enum class Manner { leave, wait_at_once, attempt };
   Status enqueue(const srt_request* requests, int32_t count, Ticket* out, Manner manner = Manner::leave);
-  // For callers that have hooks and must not wait. Small operations may have ended when it returns: then no hook is
-  // called for any of them.
+  // Enqueues for callers that have hooks and must not wait. Small operations may have ended on return (`have_ended`);
+  // then no hook is called for any of them.
   Status start_operations(const srt_request* requests, int32_t count, Ticket* out, bool& have_ended);
   Status wait(const Ticket* handles, int32_t count, Nanoseconds timeout);
   Status wait_on_stream(const Ticket* handles, int32_t count, uintptr_t stream, Nanoseconds timeout);
@@ -51,16 +51,16 @@ class Context {
   void shutdown(Nanoseconds timeout);
   void fork_child();
   const char* death_text() const;
-  // Whether an operation has failed because a rank that it needs had finished; the context lives on.
+  // Whether an operation has failed because a rank that it needs had finished; the context stays alive.
   bool has_missed_peer();
-  AbortNotice death() const;  // ok while it lives
+  AbortNotice death() const;  // ok while it is alive
   Status start_timeline(const char* path, bool marks_decisions);
   void stop_timeline() {
     if (!forked_) timeline_.stop();
   }
   void statistics(srt_statistics& out, srt_lateness* by_rank);
 
-  // Not ok where nothing may be called: before start, after shutdown, in a forked child.
+  // Returns an error where no operation may be called: before start, after shutdown, in a forked child.
   Status usable() const;
 
  private:
@@ -68,7 +68,7 @@ class Context {
   Ticket meet_at_the_end();
   enum class Until { finished, launched };
   Status await(const Ticket* handles, int32_t count, Until until, Nanoseconds timeout);
-  // By request: behind what makes its input on a GPU; empty if all are on the CPU.
+  // Events by request, recorded behind the work that produces its input on a GPU; empty if all are on the CPU.
   using Inputs = std::vector<GpuEventPtr>;
   Status give_up(const Status& status);
   Status mark_inputs(const srt_request* requests, int32_t count, Inputs& inputs);
@@ -95,7 +95,7 @@ class Context {
   std::vector<int32_t> local_ranks_;
   Log log_;
   std::map<int32_t, std::vector<Descriptor>> sockets_;    // by peer, before start
-  std::map<int32_t, std::vector<TlsChannel>> encrypted_;  // the same
+  std::map<int32_t, std::vector<TlsChannel>> encrypted_;  // likewise
   Links links_;
   const Kernels& kernels_;
   Timeline timeline_;

@@ -1,4 +1,4 @@
-// The engine's loop: when a driver polls, when it sleeps, and how the role passes on.
+// The engine's loop: when a driver polls, when it sleeps, and how it hands over the role.
 #include <sched.h>
 
 #include <algorithm>
@@ -8,10 +8,10 @@
 namespace sirtaki {
 namespace {
 
-constexpr Nanoseconds longest_sleep = seconds(1);  // deadlines are looked at this often at least
+constexpr Nanoseconds longest_sleep = seconds(1);  // deadlines are checked at least this often
 constexpr Nanoseconds shortest_look = microseconds(50), longest_look = milliseconds(1);  // between looks at a GPU
 
-// It rings no bell, so it is looked at: what has taken long may take a sixteenth longer.
+// Returns the polling interval of a device, which rings no doorbell: a sixteenth of the time waited so far.
 Nanoseconds between_looks_at_device(Nanoseconds idle_for) {
   return std::clamp(idle_for / 16, shortest_look, longest_look);
 }
@@ -20,7 +20,7 @@ Nanoseconds between_looks_at_device(Nanoseconds idle_for) {
 
 bool Engine::drive(const std::function<bool()>& done, Nanoseconds deadline, bool is_engine) {
   parts_.sleeper.set_attention(Attention::awake);
-  if (is_engine) next_look_ = 0;  // what has woken its thread is seen there
+  if (is_engine) next_look_ = 0;  // look_around() then sees what has woken its thread
   Nanoseconds moment = now(), busy_at = 0;
   for (bool look = true;;) {
     const bool was_in_operation = !parts_.execution.executor().is_idle();
@@ -56,17 +56,17 @@ bool Engine::drive(const std::function<bool()>& done, Nanoseconds deadline, bool
   }
 }
 
-// Whether a driver that has seen nothing move since `busy_at` looks again at once.
+// Returns whether a driver that has seen nothing move since `busy_at` polls again at once.
 bool Engine::polls(Nanoseconds moment, Nanoseconds busy_at, bool is_engine) const {
   const bool in_operation = !parts_.execution.executor().is_idle();
   const Nanoseconds patience = polling_.patience(in_operation);
   if (awaits_device() && moment - moved_at_ >= patience) return false;
-  // Native callers wait for their hooks; one that has just got its own soon comes with the next operation.
+  // Native callers wait for their hooks; a caller whose hook has just run soon submits its next operation.
   const bool for_hooks = is_engine && (parts_.handles.awaits_hooks() || moment - hooked_at_ < patience);
   return (!is_engine || for_hooks || in_operation) && moment - busy_at < patience;
 }
 
-// Between two looks. Yielding costs a system call if nobody waits for this core. Returns the time.
+// Pauses between two polls and returns the time. Yielding costs a system call if no thread waits for this core.
 Nanoseconds Engine::relax(Nanoseconds moment, Nanoseconds idle_for, bool is_engine) {
   const bool yields = polling_.yields(idle_for, moment, is_engine);
   if (yields) sched_yield();
@@ -83,14 +83,14 @@ Nanoseconds Engine::next_due(Nanoseconds moment) const {
   if (awaits_device()) due = std::min(due, moment + between_looks_at_device(moment - moved_at_));
   if (suspect_ >= 0 && !is_dead()) due = std::min(due, suspect_until_);
   if (heard_abort_ && !is_dead()) due = std::min(due, heed_abort_at_);
-  // A full ring tells nobody when it has room again; sockets do.
+  // A full ring does not signal when it has room again; sockets do.
   if (parts_.links.rings_have_outbound()) due = std::min(due, moment + milliseconds(1));
   return due;
 }
 
 bool Engine::awaits_device() const { return !readiness_.is_empty() || parts_.execution.executor().must_be_polled(); }
 
-// What a peer may have done between the last pass and the note that this rank sleeps.
+// Checks for work that arrived between the last pass and the note that this rank sleeps.
 bool Engine::must_not_sleep() {
   if (has_submissions_.load(std::memory_order_seq_cst) || flush_wanted_.load(std::memory_order_seq_cst)) return true;
   if (abort_wanted_.load(std::memory_order_seq_cst) && !is_dead()) return true;
@@ -98,13 +98,13 @@ bool Engine::must_not_sleep() {
   return pass(now());
 }
 
-// Gives the role up. Someone goes on with what is left: another caller that waits, else the engine's thread.
+// Gives up the driver's role. Another caller that waits, else the engine's thread, continues with what is left.
 void Engine::leave() {
   if (parts_.neighbours) parts_.neighbours->ring_all();
   const bool busy = !parts_.execution.executor().is_idle() || !readiness_.is_empty();
   parts_.sleeper.set_attention(busy ? Attention::engine_sleeps : Attention::idle);
-  // What is held for ranks that are late wants the engine later. Whoever submits after the look at submissions below
-  // arms the timer anew.
+  // Reports held for late ranks need the engine later. A thread that submits after the check of submissions below arms
+  // the timer anew.
   if (parts_.negotiation.relay_due() != never)
     parts_.sleeper.set_timer(std::max<Nanoseconds>(parts_.negotiation.next_due() - now(), 1));
   const bool work_left = busy || parts_.negotiation.member().report_due() <= now() || parts_.links.has_inbound() ||
@@ -123,7 +123,7 @@ void Engine::run() {
     bool is_driver = driver_.try_lock();
     if (!is_driver) {
       parts_.sleeper.disarmed();
-      is_driver = driver_.try_lock();  // the driver may have left before it could see that
+      is_driver = driver_.try_lock();  // the driver may have left before it could see the flag
     }
     Nanoseconds until = now() + longest_sleep;
     if (is_driver) {
@@ -142,7 +142,7 @@ void Engine::run() {
   }
 }
 
-// Native callers' hooks run here: on the engine's own thread, without the driver's role or any lock.
+// Runs native callers' hooks: on the engine's own thread, without the driver's role or any lock.
 bool Engine::run_completions() {
   std::vector<Completion> completions;
   {

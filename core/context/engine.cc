@@ -12,7 +12,7 @@ namespace sirtaki {
 namespace {
 
 constexpr Nanoseconds between_looks = milliseconds(50);     // at deadlines and neighbours, while busy
-constexpr Nanoseconds last_words = milliseconds(200);  // how long a lost rank's own reason, or a Decision, is awaited
+constexpr Nanoseconds last_words = milliseconds(200);  // time to wait for a lost rank's own reason, or for a Decision
 
 }  // namespace
 
@@ -79,7 +79,7 @@ bool Engine::wait(const std::function<bool()>& done, Nanoseconds deadline) {
     if (done()) return true;
     const Nanoseconds left = deadline == never ? seconds(1) : deadline - now();
     if (left <= 0) return false;
-    parts_.sleeper.wake();  // whoever sleeps as the driver has a flush to make
+    parts_.sleeper.wake();  // a sleeping driver has a flush to make
     parts_.handles.wait(lock, std::min(left, milliseconds(100)));
     if (done()) return true;
   }
@@ -128,13 +128,14 @@ bool Engine::pass(Nanoseconds now) {
   }
 }
 
-// What the interrupted iteration held is free again, so there is usually room for the words that all ranks are told.
+// Fails the context. The interrupted iteration has freed its memory, so there is usually room for the text for all
+// ranks.
 void Engine::fail_without_memory(Nanoseconds now) {
   try {
     return fail(failure({SRT_OUT_OF_MEMORY, "there is no memory left"}), Tell::everyone, now);
   } catch (const std::bad_alloc&) {
     const auto lock = parts_.handles.lock();
-    if (death_.status.is_ok()) death_ = {{SRT_OUT_OF_MEMORY, "no memory left"}, parts_.rank};  // fits without any
+    if (death_.status.is_ok()) death_ = {{SRT_OUT_OF_MEMORY, "no memory left"}, parts_.rank};  // needs no allocation
   }
   dead_.store(true, std::memory_order_release);
 }
@@ -166,7 +167,7 @@ bool Engine::iterate(Nanoseconds now) {
 
 bool Engine::take_submissions(Nanoseconds now) {
   const bool turns = parts_.handles.has_turns();
-  // Looked at before the submissions: whoever wants a flush has submitted before.
+  // Read before the submissions: a thread that wants a flush has submitted before.
   const bool flush = (flush_wanted_.load(std::memory_order_seq_cst) && flush_wanted_.exchange(false)) || turns;
   if (!turns && !has_submissions_.load(std::memory_order_seq_cst)) {
     if (flush) flush_all();
@@ -200,7 +201,7 @@ void Engine::flush_all() {
   readiness_.flush();
 }
 
-// What a GPU has made meanwhile.
+// Submits requests whose input a GPU has completed meanwhile.
 bool Engine::take_ready(Nanoseconds now) {
   if (readiness_.is_empty()) return false;
   if (is_dead() || finished_above_ >= 0) readiness_.clear();  // their handles have ended
@@ -219,14 +220,14 @@ void Engine::submit_to_member(Request request, Nanoseconds now) {
   const bool is_there = member.members(signature.process_set) != nullptr;
   if (is_there && signature.kind == Kind::join) return member.join(signature.process_set, request.ticket, now);
   if (is_there) return member.submit(std::move(request), now);
-  // Removed since the caller asked.
+  // The set was removed since the caller submitted.
   const auto lock = parts_.handles.lock();
   const std::string text = format("process set %d was removed before '%s' took place", signature.process_set,
                                   printable(signature.name, 200).c_str());
   parts_.handles.end(request.ticket, {SRT_INVALID_ARGUMENT, text});
 }
 
-// Sets that were added or removed, and joins that are over.
+// Applies process sets that were added or removed, and joins that are complete.
 void Engine::settle_sets(const Outcome& outcome) {
   if (outcome.process_sets.empty() && outcome.joins.empty()) return;
   const auto lock = parts_.handles.lock();
@@ -296,8 +297,8 @@ void Engine::look_for_abort(Nanoseconds now) {
     hear({{abort.status, printable(abort.text, abort.text.size())}, abort.rank, abort.decision}, Tell::everyone, now);
 }
 
-// An abort may overtake the Decision that made its origin give up, for instance because all ranks disagree: it came
-// another way. This rank's operations end with what was decided.
+// Records an abort, to act on it later. An abort may overtake the Decision that made its origin give up, for instance
+// because all ranks disagree: it takes another path. This rank's operations should end with what was decided.
 void Engine::hear(AbortNotice notice, Tell whom, Nanoseconds now) {
   if (heard_abort_) return;
   heard_abort_ = std::move(notice);
@@ -311,8 +312,8 @@ void Engine::heed_abort(Nanoseconds now) {
   if (!is_behind || now >= heed_abort_at_) fail(*heard_abort_, heard_tells_, now);
 }
 
-// Deadlines and deaths: looked at now and then while busy, and always before sleep. True if the links, which have been
-// read before, want to be read again.
+// Checks deadlines and deaths: now and then while busy, and always before sleep. Returns whether the links, which have
+// been read before, must be read again.
 bool Engine::look_around(Nanoseconds now) {
   next_look_ = now + between_looks;
   const Sleeper::Signs signs = parts_.sleeper.look();
@@ -335,8 +336,8 @@ void Engine::check_deadlines(Nanoseconds now) {
   if (late) fail(*late, Tell::everyone, now);
 }
 
-// A rank that has said goodbye without the bytes that are waited for; -1: none. Those that it has sent just before are
-// here once the goodbye is seen, so they are looked for once more.
+// Returns a rank that has said goodbye without sending the awaited bytes; -1: none. Bytes sent just before a goodbye
+// are here once it is seen, so they are looked for once more.
 int32_t Engine::finished_but_awaited() const {
   const Executor& executor = parts_.execution.executor();
   std::vector<int32_t> late, still_late;
@@ -348,8 +349,9 @@ int32_t Engine::finished_but_awaited() const {
   return -1;
 }
 
-// A rank that fails tells why before it goes, so its last words are awaited for a moment: in this host's shared memory
-// they are there already, and are read by the next pass; from another host they may still be on their way.
+// Handles the loss of a rank. A failing rank sends its reason before it exits, so the reason is awaited for a moment:
+// in this host's shared memory it is there already, and the next pass reads it; from another host it may still be in
+// transit.
 void Engine::lose(int32_t rank, Nanoseconds now) {
   if (is_dead() || suspect_ >= 0) return;
   look_for_abort(now);

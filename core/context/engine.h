@@ -1,9 +1,9 @@
 // The progress engine: one loop that negotiates and executes, driven by one thread at a time: its own, or a caller
 // that waits (so that a small synchronous operation needs no other thread).
 //
-// A driver polls while there is something to expect soon, then sleeps; one that leaves hands the work on. What the
-// loop touches (negotiation, executor, links) belongs to the driver; what callers touch (handles, submissions) has
-// a lock of its own.
+// A driver polls while progress is expected soon, then sleeps; one that leaves hands the work on. State that the loop
+// touches (negotiation, executor, links) belongs to the driver; state that callers touch (handles, submissions) has a
+// lock of its own.
 #pragma once
 
 #include <atomic>
@@ -51,40 +51,42 @@ class Engine {
 
   void start_thread();
 
-  // What a submission asks of the engine if its caller does not wait at once.
+  // The wake-up that a submission requires if its caller does not wait at once.
   enum class Nudge { none, arm_window, wake };
 
-  // Queues opened handles, in order. The handle table's lock is held.
+  // Queues opened handles, in order. The caller holds the handle table's lock.
   Nudge submit(const Ticket* handles, int32_t count);
-  // After the lock is gone.
+  // Delivers the nudge, after that lock is released.
   void nudge(Nudge nudge);
   void flush();
 
-  // Drives, or waits for whoever does, until `done` (called with the handle table's lock) or the deadline.
+  // Drives, or waits for the current driver, until `done` (called with the handle table's lock) or the deadline.
   bool wait(const std::function<bool()>& done, Nanoseconds deadline);
-  void poll();  // one pass, if nobody drives
+  void poll();  // runs one pass if no thread drives
 
   void abort(std::string reason);
-  // Ends what is in flight by the deadline, says goodbye and stops. Later calls do nothing. `all_here` is a barrier of
-  // all ranks that shut down, or 0: once it has ended, what a rank has not submitted is not waited for any more.
+  // Completes what is in flight by the deadline, says goodbye and stops. Later calls do nothing. `all_here` is a
+  // barrier of all ranks that shut down, or 0: once it has ended, operations that some rank has not submitted are not
+  // awaited.
   void shutdown(Nanoseconds deadline, Ticket all_here);
 
-  // Why the context is dead, and because of which rank; ok while it lives.
+  // Returns why the context is dead, and because of which rank; ok while it is alive.
   AbortNotice death() const;
   bool is_dead() const { return dead_.load(std::memory_order_acquire); }
-  // Why it is dead; "" while it lives. Needs no lock: what is written before `dead_` does not change any more.
+  // Returns why it is dead; "" while it is alive. Needs no lock: what is written before `dead_` does not change any
+  // more.
   const char* death_text() const { return is_dead() ? death_.status.text() : ""; }
 
   void forked() { forked_ = true; }
 
  private:
-  // Whom a failure is told: nobody, if this rank leaves in good order; its host, if all ranks hear of it anyhow.
+  // The ranks to notify of a failure: none if this rank leaves in good order; its host if all are notified anyway.
   enum class Tell { nobody, host, everyone };
 
-  // Makes this thread the driver, if there is none and something is left to drive.
+  // Makes this thread the driver, unless there is one or the engine is closed.
   bool take_role();
-  // One iteration of the loop. True if anything moved. Driver only, like all below it. Running out of memory in it
-  // fails the context as any other failure does.
+  // Runs one iteration of the loop and returns whether anything moved. Driver only, like all below it. Running out of
+  // memory in it fails the context as any other failure does.
   bool pass(Nanoseconds now);
   bool iterate(Nanoseconds now);
   void fail_without_memory(Nanoseconds now);
@@ -130,34 +132,34 @@ class Engine {
   const int64_t report_bytes_;
   const Nanoseconds report_window_;
 
-  std::mutex driver_;            // whoever holds it drives
+  std::mutex driver_;            // held by the driver
   std::thread thread_;
-  Nanoseconds hooked_at_ = 0;    // when its last hook had been run; the engine's thread's own
+  Nanoseconds hooked_at_ = 0;    // when thread_ last ran a hook; used by that thread only
   std::atomic<bool> stopping_{false}, flush_wanted_{false}, has_submissions_{false};
   std::atomic<bool> dead_{false}, abort_wanted_{false}, shut_down_{false};
   bool forked_ = false;
 
-  // Under the handle table's lock.
+  // Guarded by the handle table's lock.
   std::vector<Ticket> submissions_;
   int64_t submitted_bytes_ = 0;
   std::string abort_reason_;
   AbortNotice death_;
 
-  // The driver's.
+  // Used by the driver only.
   std::vector<Ticket> taken_;
   Readiness readiness_;
   News news_;
   Polling polling_;
   Nanoseconds next_look_ = 0, moved_at_ = 0;
-  int32_t suspect_ = -1;          // a rank whose link broke: its own words are awaited until suspect_until_
+  int32_t suspect_ = -1;          // a rank whose link broke: its own abort is awaited until suspect_until_
   Nanoseconds suspect_until_ = 0;
-  // Another rank has given up, which is acted on after a Decision that has yet to come, or at this moment.
+  // An abort by another rank, acted on after a Decision that has yet to come, or at heed_abort_at_.
   std::optional<AbortNotice> heard_abort_;
   Tell heard_tells_ = Tell::host;
   Nanoseconds heed_abort_at_ = 0;
   bool all_ended_ = false;
-  bool closed_ = false;           // shut down, and its links are closed: nobody drives any more
-  int32_t finished_above_ = -1;   // a rank through which this one negotiated: nothing is decided any more
+  bool closed_ = false;           // shut down with its links closed: no thread drives any more
+  int32_t finished_above_ = -1;   // a rank through which this one negotiated has left: nothing is decided any more
 };
 
 }  // namespace sirtaki

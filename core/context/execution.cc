@@ -38,7 +38,7 @@ Status Execution::advance(Nanoseconds now, bool& moved) {
   return status;
 }
 
-// Whoever waits on a stream need not wait for more.
+// Records launch events and wakes waiters: a caller that waits on a stream need not wait for more.
 void Execution::note_launches() {
   const auto lock = handles_.lock();
   for (const auto& [plan, event] : changes_.launched)

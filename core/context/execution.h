@@ -1,4 +1,4 @@
-// From plans to finished handles: hands each plan to the executor as a transfer, and ends the handles when it is done.
+// Execution of plans: hands each plan to the executor as a transfer, and ends its handles when it is done.
 #pragma once
 
 #include <unordered_map>
@@ -13,17 +13,17 @@ namespace sirtaki {
 
 class Execution {
  public:
-  // An average divides by the members of the process set, or only by those that have not joined.
+  // `averages_contributors`: an average divides by the members that have not joined, not by all of the process set.
   Execution(int32_t rank, HandleTable& handles, Member& member, const GpuChoice& gpu, bool averages_contributors)
       : handles_(handles), member_(member), maker_(rank, handles, gpu, averages_contributors) {}
 
   Executor& executor() { return executor_; }
 
-  // Not ok when this rank cannot take part any more (no memory): the context is dead then.
+  // Fails when this rank cannot take part any more (no memory); the caller then fails the context.
   Status start(const Plan& plan, Nanoseconds now);
   Status advance(Nanoseconds now, bool& moved);
 
-  // The name of the first tensor of a plan that has not finished, for messages.
+  // Returns the name of the first tensor of a plan that has not finished, for messages.
   std::string tensor_of(uint64_t plan) const;
 
  private:

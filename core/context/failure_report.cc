@@ -55,11 +55,11 @@ void FailureReport::forget() const {
   if (is_wanted()) ::unlink(path_.c_str());
 }
 
-// Under another name first, so that nobody reads half of it.
+// Writes under another name first, so that no reader sees a partial file.
 void FailureReport::write(const AbortNotice& why, const StackSample& stack, HandleTable& handles) const {
   const std::string text = describe(why, stack, handles), fresh = path_ + ".new";
-  ::mkdir(directory_.c_str(), 0777);  // if it is not there already
-  ::unlink(fresh.c_str());  // in a folder that others may write to, it could be a link to any file of this user
+  ::mkdir(directory_.c_str(), 0777);  // may exist already
+  ::unlink(fresh.c_str());  // in a folder that others can write to, it could be a link to any file of this user
   const Descriptor file(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
   const bool is_written = file.is_open() &&
                           ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&

@@ -1,5 +1,5 @@
-// What a rank was doing when its job failed, as a file in JSON: what is in flight, what came before, and where the
-// program is. Written by the core, which needs no interpreter for it.
+// A JSON report of what a rank was doing when its job failed: operations in flight, earlier ones, and the program's
+// stack. The core writes it without an interpreter.
 #pragma once
 
 #include <string>
@@ -14,10 +14,10 @@ namespace sirtaki {
 
 class FailureReport {
  public:
-  // Nothing is ever written without the setting dump_directory.
+  // Without the setting dump_directory nothing is ever written.
   FailureReport(int32_t rank, const std::vector<RankPlace>& places, const Config& config, const Log& log);
 
-  // Removes what an earlier world of this rank has left, so that it is not taken for this one's.
+  // Removes the report of an earlier world of this rank, so that it is not mistaken for this world's.
   void forget() const;
   bool is_wanted() const { return !path_.empty(); }
   void write(const AbortNotice& why, const StackSample& stack, HandleTable& handles) const;

@@ -6,7 +6,7 @@
 namespace sirtaki {
 namespace {
 
-// The operation's name, once, and what became of it. Process sets have no name of the user's.
+// Returns the text with the operation's name in it once. Operations on process sets have no name of the user's.
 std::string with_name(const Signature& signature, std::string text) {
   const std::string name = "'" + signature.name + "'";
   if (changes_process_sets(signature.kind) || text.find(name) != std::string::npos) return text;
@@ -149,7 +149,7 @@ void HandleTable::pass_name_on(const HandleEntry& entry, Ticket handle) {
   const auto found = names_.find(key_of(*entry.signature));
   if (found == names_.end() || found->second.handle != handle) return;  // it was still waiting for its turn
   std::vector<Ticket> behind = std::move(found->second.behind);
-  names_.erase(found);  // the key lies in this entry, so the next holder brings its own
+  names_.erase(found);  // the key points into this entry, so the next holder inserts its own
   while (!behind.empty()) {
     const Ticket next = behind.front();
     behind.erase(behind.begin());

@@ -37,23 +37,23 @@ struct HandleEntry {
   srt_complete_hook on_complete = nullptr;
   srt_allocate_hook allocate = nullptr;
   void* user = nullptr;
-  bool is_attempted = false;    // the submitting thread still tries to end it by itself, without a hook
+  bool is_attempted = false;    // the submitting thread still tries to complete it, without a hook
 
-  uint64_t record = 0;          // of the observer
-  bool has_turn = false;        // it holds its name; else it waits for another of the same name
+  uint64_t record = 0;          // the observer's record
+  bool has_turn = false;        // whether it holds its name; else it waits for another operation of that name
   bool planned = false, finished = false, released = false;
-  bool has_let_go = false;      // of its name and memory
+  bool has_let_go = false;      // whether its name and memory are free for reuse
   Status status;
   std::string error;            // the status' text, with this operation's name
   uint32_t result = 0;          // SRT_RESULT_*
-  int64_t number = 0;           // of the set that was added; the rank that joined last
-  std::vector<int64_t> received;  // of an all-to-all: rows from each member
+  int64_t number = 0;           // the added set's number, or the rank that joined last
+  std::vector<int64_t> received;  // all-to-all: rows from each member
   srt_tensor described{};       // the output, once finished
   AlignedMemory memory;
 
   // On a GPU only.
-  GpuEventPtr ready;            // once it has fired, the input is there
-  GpuEventPtr launched;         // once it has fired, the operation is over; nullptr until everything is on its way
+  GpuEventPtr ready;            // fires when the input is there
+  GpuEventPtr launched;         // fires when the operation is over; nullptr until all of it is launched
   std::unique_ptr<GpuOutput> gpu_output;
 };
 
@@ -70,19 +70,19 @@ class HandleTable {
   explicit HandleTable(Observer& observer) : observer_(observer) {}
   static constexpr int64_t numbers_before_wrap = 1024;
 
-  // One lock over everything; the driver takes it once a plan, a caller once a call.
+  // Takes the one lock over everything: the driver once per plan, a caller once per call.
   using Lock = std::unique_lock<std::mutex>;
   Lock lock() { return Lock(mutex_); }
 
-  // Those below need the lock.
+  // The members below require the lock.
 
   Observer& observer() { return observer_; }
-  Ticket open(HandleEntry entry);                       // the handle; its memory is in use from now on
+  Ticket open(HandleEntry entry);                       // returns the handle; its memory is in use from now on
   const MemoryRanges& memory() const { return memory_; }
-  HandleEntry* find(Ticket handle);                     // nullptr: never opened, or released
-  HandleEntry* open_entry(Ticket handle);               // also a released one that has not ended
-  void end(Ticket handle, const Status& status);  // idempotent; wakes waiters, and lets go of name and memory
-  // A caller whose stream waits for it may use its name and memory again before it has ended.
+  HandleEntry* find(Ticket handle);                     // nullptr if never opened, or released
+  HandleEntry* open_entry(Ticket handle);               // includes released ones that have not ended
+  void end(Ticket handle, const Status& status);  // idempotent; wakes waiters, frees name and memory
+  // Frees name and memory before the operation has ended, for a caller whose stream waits for it.
   void let_go(Ticket handle);
   void release(Ticket handle);
   std::vector<Ticket> unfinished() const;
@@ -90,21 +90,21 @@ class HandleTable {
   bool has_missed_peer() const { return has_missed_peer_; }
   std::vector<Completion> take_completions() { return std::move(completions_); }
   bool has_completions() const { return !completions_.empty(); }
-  void forget_hook(HandleEntry& entry);  // it will not be called
-  // An attempt is over. True if all have ended; no hook is called then, else those of all are.
+  void forget_hook(HandleEntry& entry);  // without calling it
+  // Ends an attempt. Returns true if all have ended: then no hook is called; otherwise all of their hooks are.
   bool end_attempt(const Ticket* handles, int32_t count);
   bool awaits_hooks() const { return hooks_.load(std::memory_order_relaxed) > 0; }  // needs no lock
 
-  // Names in flight. A name that is taken either refuses the newcomer or lets it wait its turn.
+  // Names in flight. A request whose name is taken is either rejected or waits for its turn.
   bool is_name_taken(const Signature& signature) const;
-  // If another holds the name, this one waits behind it, and comes out of take_turns() in due time.
+  // Takes the operation's name. If another holds it, this one waits behind it until take_turns() returns it.
   void take_name(Ticket handle);
   std::vector<Ticket> take_turns();
   bool has_turns() const { return has_turns_.load(std::memory_order_relaxed); }  // needs no lock
 
-  // The next number of an unnamed operation. It counts per process set, kind and pair of ranks, and wraps, so that the
-  // names of one step come back in the next ones and are found in the response cache.
-  using Series = std::array<int32_t, 4>;  // process set, kind, and of a send the two ranks
+  // Returns the next number for an unnamed operation. Numbers count per process set, kind and pair of ranks, and wrap,
+  // so that the names of one step recur in the next ones and are found in the response cache.
+  using Series = std::array<int32_t, 4>;  // process set, kind, and for a send the two ranks
   int64_t next_number(const Series& series) { return numbers_[series]++ % numbers_before_wrap; }
 
   void wait(Lock& lock, int64_t nanoseconds);
@@ -128,7 +128,7 @@ class HandleTable {
 
   struct Holder {
     Ticket handle;
-    std::vector<Ticket> behind;  // those that wait for the name, the next one first
+    std::vector<Ticket> behind;  // operations that wait for the name, the next one first
   };
 
   static NameKey key_of(const Signature& signature) { return {signature.process_set, signature.kind, signature.name}; }
@@ -147,12 +147,12 @@ class HandleTable {
   std::vector<Place> places_;
   std::vector<uint32_t> free_;
   std::unordered_map<NameKey, Holder, NameHash> names_;
-  std::vector<Ticket> turns_;  // whose name has become free
+  std::vector<Ticket> turns_;  // operations whose name has become free
   std::atomic<bool> has_turns_{false};
   MemoryRanges memory_;
   std::map<Series, int64_t> numbers_;
   std::vector<Completion> completions_;
-  std::atomic<int64_t> hooks_{0};  // of operations in flight
+  std::atomic<int64_t> hooks_{0};  // pending, those of operations in flight
 };
 
 }  // namespace sirtaki

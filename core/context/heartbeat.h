@@ -1,5 +1,5 @@
-// Machines that fall silent without a word, as when a cable is pulled: noticed on each connection by itself, whether
-// anything is under way or not.
+// Detection of machines that fall silent, as when a cable is pulled. Each connection is checked by itself, whether or
+// not an operation is in flight.
 #pragma once
 
 #include <optional>
@@ -11,22 +11,22 @@ namespace sirtaki {
 
 class Heartbeat {
  public:
-  // A peer's machine may be silent for so long; 0: for ever.
+  // `limit`: the longest silence of a peer's machine that is tolerated; 0: no limit.
   Heartbeat(const Links& links, const RankNames& names, Nanoseconds limit)
       : links_(links), names_(names), limit_(limit) {}
 
-  // How often an idle machine is asked for a sign of life; 0: never.
+  // Returns the interval at which an idle machine is probed; 0: never.
   static Nanoseconds interval(Nanoseconds limit) { return limit / 3; }
 
-  // Whose machine has been silent for too long, looked for once a second. It has to be so twice in a row: a connection
-  // without room is probed at growing distances, and each time an answer is owed for as long as it travels.
+  // Checks once a second for a peer whose machine has been silent for too long. The silence must show in two checks in
+  // a row: a connection without room is probed at growing intervals, and each probe is unanswered while it travels.
   std::optional<AbortNotice> check(Nanoseconds now);
 
  private:
   const Links& links_;
   const RankNames& names_;
   Nanoseconds limit_, next_ = 0;
-  std::vector<int32_t> suspects_;  // who were too silent at the last look
+  std::vector<int32_t> suspects_;  // peers that were too silent at the last check
 };
 
 }  // namespace sirtaki

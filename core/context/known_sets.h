@@ -1,4 +1,4 @@
-// The process sets as this rank's callers know them. The handle table's lock guards it.
+// The process sets as this rank's callers know them. The handle table's lock guards them.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@ class KnownSets {
   void add(int32_t number, std::vector<int32_t> members) { sets_[number] = {std::move(members), false}; }
   void remove(int32_t number) { sets_.erase(number); }
 
-  // The ranks of the sets that one does not belong to.
+  // Returns the ranks of the sets that `rank` does not belong to.
   std::vector<int32_t> ranks_without(int32_t rank) const {
     std::vector<int32_t> ranks;
     for (const auto& [number, set] : sets_)

@@ -1,4 +1,4 @@
-// How a rank's part in the job ends: in good order, or with a failure that everybody has to hear of.
+// The end of a rank's part in the job: in good order, or with a failure that is propagated to all ranks.
 #include <sched.h>
 
 #include <algorithm>
@@ -9,9 +9,9 @@
 namespace sirtaki {
 namespace {
 
-constexpr Nanoseconds longest_delivery = seconds(1);  // of goodbyes, to machines that may not be there any more
+constexpr Nanoseconds longest_delivery = seconds(1);  // for goodbyes, to machines that may be gone
 
-// A coordinator that gathers tensors while plans move may decide after the barrier what was complete before it.
+// A coordinator that batches tensors while plans move may decide after the barrier what was complete before it.
 constexpr Nanoseconds last_decisions = milliseconds(300);
 
 }  // namespace
@@ -25,7 +25,7 @@ void Engine::shutdown(Nanoseconds deadline, Ticket all_here) {
   const std::lock_guard driver(driver_);
   if (!is_dead()) serve_others(deadline);
   const Nanoseconds last_call = std::max(deadline, now() + milliseconds(200));
-  // A failure is told quickly or not at all: the machine that failed may take no byte any more.
+  // A failure is sent quickly or not at all: the failed machine may accept no more bytes.
   const Nanoseconds end_of_words = is_dead() ? std::min(last_call, now() + longest_delivery) : last_call;
   if (!is_dead()) {
     if (parts_.neighbours) parts_.neighbours->say_goodbye();
@@ -33,7 +33,7 @@ void Engine::shutdown(Nanoseconds deadline, Ticket all_here) {
     fail({{SRT_SHUT_DOWN, "sirtaki was shut down on this rank before the operation ended"}, parts_.rank}, Tell::nobody,
          now());
   }
-  // What peers have not taken yet is theirs to read: until it is gone, or time is up.
+  // Peers may still read what they have not taken yet: flush until it is gone, or time is up.
   while ((parts_.links.has_outbound() && now() < end_of_words) || (!all_ended_ && now() < last_call)) {
     pass(now());
     sched_yield();
@@ -48,7 +48,8 @@ void Engine::shutdown(Nanoseconds deadline, Ticket all_here) {
   parts_.links.close();
 }
 
-// Waits until nothing is in flight, or only what some rank has not submitted and, as all are here, never will.
+// Waits until nothing is in flight, or only operations that some rank has not submitted and, as all are here, never
+// will.
 void Engine::drain(Nanoseconds deadline, Ticket all_here) {
   HandleTable& handles = parts_.handles;
   const auto has_ended = [&](bool counts_unplanned) {
@@ -67,15 +68,15 @@ void Engine::drain(Nanoseconds deadline, Ticket all_here) {
   wait([&] { return has_ended(true) || nothing_can_come(); }, deadline);
 }
 
-// A connection that is closed with unread bytes in it forgets what has not arrived yet.
+// Waits for delivery: a connection that is closed with unread bytes in it discards what has not arrived yet.
 void Engine::deliver(Nanoseconds deadline) {
   parts_.links.end_writing();
   deadline = std::min(deadline, now() + longest_delivery);
   while (!parts_.links.are_delivered() && now() < deadline) std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
-// Process sets that this rank does not belong to may go on without it, but not without the Decisions that it makes or
-// passes on.
+// Serves process sets that this rank does not belong to: they may continue without it, but not without the Decisions
+// that it makes or forwards.
 void Engine::serve_others(Nanoseconds deadline) {
   std::vector<int32_t> others;
   {
@@ -91,7 +92,7 @@ void Engine::serve_others(Nanoseconds deadline) {
   };
   while (!is_dead() && finished_above_ < 0 && !all_have_finished() && now() < deadline) {
     const bool moved = pass(now());
-    if (parts_.neighbours) parts_.neighbours->ring_all();  // they may sleep until they hear something
+    if (parts_.neighbours) parts_.neighbours->ring_all();  // they may sleep until a doorbell rings
     if (!moved) std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
 }
@@ -108,7 +109,7 @@ void Engine::fail(const AbortNotice& notice, Tell whom, Nanoseconds now) {
   AbortNotice first = notice;
   const bool tells_host = whom != Tell::nobody && parts_.neighbours;
   if (tells_host) {
-    // Another rank may have been quicker: then its words count.
+    // Another rank may have been quicker: then its text counts.
     parts_.neighbours->write_abort({true, notice.status.code(), notice.origin, notice.status.text(), notice.decision});
     const Abort abort = parts_.neighbours->read_abort();
     if (abort.is_there) first = {{abort.status, printable(abort.text, abort.text.size())}, abort.rank, abort.decision};
@@ -141,7 +142,7 @@ void Engine::end_unplanned(const Status& status) {
     if (!parts_.handles.open_entry(handle)->planned) end_refused(handle, status);
 }
 
-// The handle table's lock is held. After a join that is refused, this rank may submit again.
+// Ends a refused operation; the caller holds the handle table's lock. After a refused join this rank may submit again.
 void Engine::end_refused(Ticket ticket, const Status& status) {
   const HandleEntry* entry = parts_.handles.open_entry(ticket);
   if (entry && entry->signature->kind == Kind::join)

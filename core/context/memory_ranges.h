@@ -1,5 +1,5 @@
-// The memory that operations in flight read and write. Two of them may share a storage, but where one writes no
-// other may read or write.
+// The memory that operations in flight read and write. Two operations may share a storage, but no other operation may
+// read or write memory that one writes.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ class MemoryRanges {
     bool writes() const { return output && output_bytes; }
   };
 
-  // The operation whose memory this one would collide with; 0 if none.
+  // Returns the operation whose memory `use` would collide with; 0 if none.
   Ticket collision(const Use& use) const;
   void add(Ticket handle, const Use& use);
   void remove(Ticket handle, const Use& use);

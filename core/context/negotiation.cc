@@ -87,7 +87,7 @@ Status Negotiation::take_frames(const Links::Entry& entry, Nanoseconds now, News
       if (!link.receive()) break;
       continue;
     }
-    if (frame->header.kind == FrameKind::data) break;  // for the operation that runs, or will
+    if (frame->header.kind == FrameKind::data) break;  // for an operation that runs, or will run
     SIRTAKI_TRY(take_frame(entry, *frame, now, news));
     link.pop();
     news.moved = true;
@@ -130,7 +130,7 @@ Status Negotiation::take_frame(const Links::Entry& entry, const Frame& frame, Na
           format("rank %d sent a frame of kind %d that it may not send", peer, static_cast<int>(frame.header.kind))};
 }
 
-// Only those that others report to report for them.
+// Merges a child's report. Besides the coordinator, exactly the ranks that others report to have a relay.
 Status Negotiation::take_report(int32_t peer, const Frame& frame, Nanoseconds now) {
   const Child& from = *child(peer);
   const bool is_aggregate = frame.header.kind == FrameKind::aggregate;
@@ -143,7 +143,7 @@ Status Negotiation::take_report(int32_t peer, const Frame& frame, Nanoseconds no
   return blame(names_, peer, status);
 }
 
-// It is passed on first: those below wait for it, too.
+// Applies a Decision. It is forwarded first, because the ranks below wait for it, too.
 Status Negotiation::take_decision(std::span<const uint8_t> decision, Nanoseconds now, News& news) {
   heard_ = now;
   news.has_decided = true;
@@ -155,7 +155,7 @@ Status Negotiation::take_decision(std::span<const uint8_t> decision, Nanoseconds
   return member_->apply(decision, news.outcome);
 }
 
-// Each counts on the link of what comes before it: its data, its Decisions.
+// Handles a goodbye. It counts on the link that carried what comes before it: the peer's data, or its Decisions.
 void Negotiation::take_goodbye(const Links::Entry& entry, News& news) {
   if (!entry.is_ring || !links_.data(entry.peer)) finished_[static_cast<size_t>(entry.peer)] = true;
   if (entry.link.get() != parent_) return;
@@ -175,7 +175,7 @@ const Negotiation::Child* Negotiation::child(int32_t rank) const {
   return found != children_.end() && found->rank == rank ? &*found : nullptr;
 }
 
-// A question that crossed this rank's goodbye is not answered any more.
+// Reports what is due. A question that crossed this rank's goodbye is not answered any more.
 Status Negotiation::report(Nanoseconds now, News& news) {
   if (has_left_ || member_->report_due() > now) return Status::ok();
   scratch_.clear();
@@ -188,7 +188,7 @@ Status Negotiation::report(Nanoseconds now, News& news) {
   return Status::ok();
 }
 
-// What this rank reports for those below it.
+// Reports on behalf of the ranks below.
 void Negotiation::relay(Nanoseconds now, News& news) {
   if (!relay_ || relay_->report_due() > now) return;
   scratch_.clear();
@@ -231,7 +231,7 @@ Nanoseconds Negotiation::next_due() const {
   return std::min(member_->report_due(), coordinator_ ? coordinator_->next_deadline() : relay_due());
 }
 
-// The bytes are of our own making, so merging them succeeds.
+// Sends this rank's goodbye to the negotiation. This rank made the bytes itself, so merging them succeeds.
 void Negotiation::leave(Nanoseconds now) {
   if (std::exchange(has_left_, true)) return;
   scratch_.clear();

@@ -19,20 +19,20 @@ namespace sirtaki {
 
 constexpr int32_t coordinator_rank = 0;
 
-// Why the job was given up, as it travels from the first rank that noticed to all others.
+// The reason why the job was given up, as sent from the first rank that noticed to all others.
 struct AbortNotice {
   Status status;
-  int32_t origin = 0;  // the rank that brought it about: the one that failed, was lost or is late
-  uint64_t decision = 0;  // is acted on after this Decision, whose refusals may be why the origin gave up
+  int32_t origin = 0;  // the rank that caused it: the one that failed, was lost or is late
+  uint64_t decision = 0;  // acted on after this Decision, whose refusals may be why the origin gave up
 };
 
-// What one pass brought.
+// The results of one pass.
 struct News {
   Outcome outcome;
   std::optional<AbortNotice> abort;
   std::vector<int32_t> lost;  // ranks whose link ended without a goodbye
-  int32_t finished_above = -1;  // a rank through which this one negotiates, the coordinator at last: it has left
-  bool has_reported = false;  // the member says of what
+  int32_t finished_above = -1;  // a rank on the path to the coordinator, or the coordinator, that has left
+  bool has_reported = false;  // Member::reported() has the details
   bool has_decided = false;  // a Decision was applied
   bool moved = false;
 
@@ -60,31 +60,31 @@ class Negotiation {
   Member& member() { return *member_; }
   const Member& member() const { return *member_; }
 
-  // Frames in, reports and Decisions made and applied, frames out. Never blocks.
+  // Receives frames, makes and applies reports and Decisions, sends frames. Never blocks.
   Status pass(Nanoseconds now, News& news);
 
-  // When pass() has to be called though nothing arrives; and when for the sake of what is held for other ranks.
+  // Returns when pass() has to be called even if nothing arrives; relay_due(): because of what is held for other ranks.
   Nanoseconds next_due() const;
   Nanoseconds relay_due() const { return relay_ ? relay_->report_due() : never; }
 
   void flush_links(Nanoseconds now);
-  bool has_finished(int32_t rank) const;  // it has said goodbye
+  bool has_finished(int32_t rank) const;  // whether it has said goodbye
   void say_goodbye(Nanoseconds now);
 
-  // To whom this rank reports; -1: it is the coordinator.
+  // Returns the rank that this one reports to; -1: it is the coordinator.
   int32_t parent() const { return parent_rank_; }
 
-  // The ranks that hear of Decisions through this one, itself among them.
+  // Returns the ranks that receive Decisions through this one, itself among them.
   const std::vector<int32_t>& subtree() const { return subtree_; }
 
-  // Takes part in nothing any more, but goes on for the ranks of its subtree.
+  // Ends this rank's part in operations, but continues to serve the ranks of its subtree.
   void leave(Nanoseconds now);
   void send_abort(const AbortNotice& notice, Nanoseconds now);
   Nanoseconds heard_from_coordinator() const { return heard_; }
   Nanoseconds reported() const { return reported_; }
 
  private:
-  // A rank that reports here.
+  // A rank that reports to this one.
   struct Child {
     int32_t rank;
     Link* link;

@@ -16,7 +16,7 @@ void Readiness::flush() {
 }
 
 Status Readiness::take(Taken& taken) {
-  std::vector<CudaStream> busy;  // their later events need not be asked
+  std::vector<CudaStream> busy;  // later events of these streams need no query
   size_t kept = 0;
   for (Waiting& one : waiting_) {
     bool is_ready = kept == 0;

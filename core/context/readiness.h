@@ -1,5 +1,5 @@
-// Requests whose input a GPU is still making. They are reported once it is there, so that what is agreed on can begin
-// at once: operations that wait for one another on the GPUs could do so for ever.
+// Requests whose input a GPU is still computing. They are reported once it is ready, so that agreed operations can
+// begin at once: operations that wait for one another on the GPUs could deadlock.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace sirtaki {
 
-// What a caller has asked for, and when it may be reported.
+// A caller's request, and the event after which it may be reported.
 struct Submission {
   Request request;
   GpuEventPtr ready;  // nullptr: at once
@@ -17,21 +17,21 @@ struct Submission {
 
 class Readiness {
  public:
-  // Does it have to wait? A change of a process set, or the end of this rank's data, overtakes nothing.
+  // Returns whether a submission has to wait. A change of a process set, or a join, overtakes nothing.
   bool must_wait(const Submission& submission) const {
     return submission.ready || (!is_empty() && comes_last(submission));
   }
 
   void add(Submission submission) { waiting_.push_back({std::move(submission), false}); }
-  void flush();  // what waits now is not to wait any longer once it is ready
+  void flush();  // reports what waits now without delay once it is ready
   bool is_empty() const { return waiting_.empty(); }
   void clear() { waiting_.clear(); }
 
   struct Taken {
-    std::vector<Request> requests;  // that are ready, in the order in which they were added
+    std::vector<Request> requests;  // ready ones, in the order in which they were added
     bool wants_flush = false;
   };
-  // Not ok when a GPU has failed.
+  // Takes the requests that are ready. Fails when a GPU has failed.
   Status take(Taken& taken);
 
  private:

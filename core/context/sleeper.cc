@@ -12,7 +12,7 @@
 namespace sirtaki {
 namespace {
 
-// What an event of `sources_` is about: a kind in the upper half, a slot or rank in the lower.
+// The subject of an event of `sources_`: a kind in the upper half, a slot or rank in the lower.
 enum Tag : uint64_t { tag_timer = uint64_t{1} << 32, tag_neighbour = uint64_t{2} << 32, tag_link = uint64_t{3} << 32 };
 
 bool add(int epoll, int fd, uint32_t events, uint64_t tag) {
@@ -61,7 +61,7 @@ Status Sleeper::open() {
   return Status::ok();
 }
 
-// Links are edge-triggered: a pass reads what it can use, and leaves what belongs to a later plan.
+// Watches a descriptor. Links are edge-triggered: a pass reads what it can use, and leaves bytes of later plans.
 Status Sleeper::watch(int fd, uint32_t events, uint64_t tag) {
   return add(sources_.get(), fd, events, tag) ? Status::ok() : refused("epoll_ctl");
 }
@@ -80,7 +80,7 @@ Attention Sleeper::attention() const {
                      : static_cast<Attention>(own_attention_.load(std::memory_order_seq_cst));
 }
 
-// epoll_wait counts in milliseconds.
+// Blocks until an event or `until`. ppoll serves waits below 1 ms, because epoll_wait counts in milliseconds.
 void Sleeper::sleep(int epoll, int bell, Nanoseconds until) {
   int timeout = -1;
   if (until != never) {

@@ -1,7 +1,7 @@
-// Where a rank waits when there is nothing to do: on doorbells, sockets, a timer and the neighbours' lives.
+// The wait of a rank that has nothing to do: on doorbells, sockets, a timer and the exit of its neighbours.
 //
-// Two threads may wait, each with a doorbell of its own: the engine's, and a caller's that drives the engine while
-// it waits. Whoever is responsible for progress says so in this rank's attention word, and peers ring that bell.
+// Two threads may wait, each with a doorbell of its own: the engine's, and a caller's that drives the engine while it
+// waits. The thread responsible for progress is named in this rank's attention word, and peers ring its doorbell.
 #pragma once
 
 #include <atomic>
@@ -22,29 +22,31 @@ class Sleeper {
   Status open();
   void close();  // in a forked child
 
-  // Notes how deep a sleep begins; after it, the caller looks once more whether there is work.
+  // Publishes how deep a sleep begins; afterwards the caller checks once more whether there is work.
   void set_attention(Attention attention);
   Attention attention() const;
 
-  // Sleep until a bell, a descriptor or the time (`never` for none). The engine's sleep arms the descriptors.
+  // Block until a doorbell rings, a descriptor is ready or the time comes (`never`: no limit). The engine's
+  // descriptors are one-shot.
   void engine_sleep(Nanoseconds until);
   void waiter_sleep(Nanoseconds until);
 
-  // The engine's descriptors fire once and are armed again when whoever drives is done.
+  // Marks the engine's descriptors as fired; rearm() arms them again when the driver is done.
   void disarmed() { disarmed_.store(true, std::memory_order_seq_cst); }
   void rearm();
 
-  // Wakes whoever is responsible in this process; nothing if someone polls.
+  // Wakes the thread responsible in this process; does nothing if a thread polls.
   void wake();
   void ring_engine();
 
-  // The report window: the engine wakes then. `never` disarms it.
+  // Sets the timer of the report window, at which the engine wakes. `never` disarms it.
   void set_timer(Nanoseconds delay);
 
-  // What the descriptors have told since the last look, cheap if nothing. They tell it once: whoever looks has to act.
+  // The events of the descriptors since the last look; cheap if there are none. Each is reported once: the caller must
+  // act.
   struct Signs {
-    bool of_links = false;   // something may be there to be read, or room to write
-    std::vector<int> deaths;  // slots of neighbours
+    bool of_links = false;   // bytes may be there to be read, or room to write
+    std::vector<int> deaths;  // slots of dead neighbours
   };
   Signs look();
 

@@ -1,4 +1,4 @@
-// From a context to a rank that works: its links, its parts, and how it moves data.
+// The start of a rank: its links, its parts, and how it moves data.
 #include <algorithm>
 
 #include "context/context.h"
@@ -12,7 +12,8 @@
 namespace sirtaki {
 namespace {
 
-// The same on all hosts, whatever their caches. Larger pieces save little, and arrive later.
+// Returns the chunk size of links: the same on all hosts, whatever their caches. Larger chunks save little, and arrive
+// later.
 int64_t chunk_bytes_of_links(const Config& config) {
   constexpr int64_t usual = 512 << 10;
   const int64_t wish = config.integer(Knob::chunk_bytes);
@@ -40,7 +41,8 @@ Status Context::link_tls(int32_t peer, int fd, std::unique_ptr<TlsSession>& sess
   return Status::ok();
 }
 
-// Between two hosts, links are encrypted exactly if the setting says so: nothing falls back to plain text.
+// Adds the links. Between two hosts they are encrypted exactly if the setting asks for it: nothing falls back to
+// plain text.
 Status Context::add_socket_links() {
   const bool encrypts = config_.integer(Knob::encrypt) != 0;
   const auto crosses = [&](int32_t peer) {
@@ -105,7 +107,7 @@ Status Context::start() {
   return Status::ok();
 }
 
-// In the order in which they are asked.
+// Adds the backends, in the order in which they are asked.
 void Context::add_backends() {
   Executor& executor = execution_->executor();
   const bool others_serve_gpus = !extra_backends_.empty();

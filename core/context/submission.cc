@@ -25,7 +25,7 @@ Status check_name(std::string_view name) {
 }
 
 Status check_shape(const srt_request& request, Signature& signature) {
-  const bool is_list = changes_process_sets(signature.kind);  // of ranks
+  const bool is_list = changes_process_sets(signature.kind);  // the shape is a list of ranks
   const int32_t most = is_list ? 1 << 20 : static_cast<int32_t>(most_dimensions);
   if (request.dimensions < 0 || request.dimensions > most)
     return refuse(signature.name,
@@ -95,7 +95,7 @@ Status check_rank(const Signature& signature, const char* role, int32_t rank, co
   return refuse(signature.name, format("the %s %d is not one of the ranks %s", role, rank, list(set.members).c_str()));
 }
 
-// Splits that are not given cut the tensor into equal parts.
+// Fills in the splits. Without given ones the tensor is cut into equal parts.
 Status fill_splits(const srt_request& request, const KnownSet& set, Signature& signature) {
   const auto members = static_cast<int64_t>(set.members.size());
   const int64_t rows = signature.shape.front();
@@ -133,7 +133,7 @@ bool overlap(uintptr_t a, int64_t a_bytes, uintptr_t b, int64_t b_bytes) {
   return a < b + static_cast<uintptr_t>(b_bytes) && b < a + static_cast<uintptr_t>(a_bytes);
 }
 
-// How much of the caller's output the operation fills.
+// Returns how many bytes of the caller's output the operation fills.
 int64_t bytes_written(const Signature& signature, const Caller& caller) {
   if (signature.kind != Kind::reducescatter) return signature.bytes();
   const std::vector<int32_t>& members = caller.sets.find(signature.process_set)->members;
@@ -189,7 +189,7 @@ void set_memory(const srt_request& request, const Caller& caller, const Signatur
   out.output_bytes = bytes_written(signature, caller);
 }
 
-// A pair's names are its own: other pairs of the set may use the same ones.
+// Returns the name with its pair of ranks: other pairs of the set may use the same name.
 std::string of_pair(const std::string& name, const srt_request& request) {
   return format("%s (%d to %d)", name.c_str(), request.root, request.destination);
 }

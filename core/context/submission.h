@@ -1,4 +1,4 @@
-// From a caller's request to an entry of the handle table: everything that one rank can check by itself.
+// Conversion of a caller's request to an entry of the handle table, with all checks that one rank can make by itself.
 #pragma once
 
 #include "base/status.h"
@@ -8,7 +8,7 @@
 
 namespace sirtaki {
 
-// Where the request is made. Under the handle table's lock.
+// The rank that makes a request. The handle table's lock guards it.
 struct Caller {
   int32_t rank, world_size;
   KnownSets& sets;

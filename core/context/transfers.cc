@@ -28,7 +28,7 @@ size_t index_of(const std::vector<int32_t>& members, int32_t rank) {
 Status TransferMaker::make(const Plan& plan, Transfer& transfer) {
   const Signature& first = *plan.tensors.front().signature;
   transfer.plan = plan.number;
-  transfer.kind = plan.kind == Kind::send ? Kind::alltoall : plan.kind;  // among two
+  transfer.kind = plan.kind == Kind::send ? Kind::alltoall : plan.kind;  // between two members
   transfer.dtype = first.dtype;
   transfer.reduce_op = first.reduce_op;
   transfer.prescale.factor = first.prescale;
@@ -42,7 +42,7 @@ Status TransferMaker::make(const Plan& plan, Transfer& transfer) {
   for (const PlannedTensor& tensor : plan.tensors) {
     Status status;
     const Share share{tensor, take_entry(tensor, status)};
-    if (status.is_ok() && share.entry) transfer.device = share.entry->signature->device;  // ranks number their own
+    if (status.is_ok() && share.entry) transfer.device = share.entry->signature->device;  // each rank numbers its own
     if (!status.is_ok()) return status;
     switch (plan.kind) {
       case Kind::allgather: SIRTAKI_TRY(add_gathered(share, transfer)); break;
@@ -64,7 +64,7 @@ HandleEntry* TransferMaker::take_entry(const PlannedTensor& tensor, Status& stat
   return entry;
 }
 
-// What the plan says and what this rank asked for are equal, but for a tensor that a joined rank does not have.
+// Adds a whole tensor. Plan and request are equal, but a joined rank has no tensor.
 void TransferMaker::add_whole(const Share& share, Transfer& transfer) {
   const int64_t bytes = share.tensor.signature->bytes();
   transfer.buffer.add(share.input(), share.output(), bytes);
@@ -87,7 +87,7 @@ void TransferMaker::add_scattered(const Share& share, Transfer& transfer) {
   }
 }
 
-// The output, once its number of rows is known.
+// Allocates the output, once its number of rows is known.
 Status TransferMaker::allocate(const Share& share, int64_t rows) {
   if (!share.entry) return Status::ok();
   HandleEntry& entry = *share.entry;

@@ -1,4 +1,4 @@
-// A plan becomes a transfer: what all ranks agreed on meets this rank's memory.
+// Conversion of a plan to a transfer: what all ranks agreed on, with this rank's memory.
 #pragma once
 
 #include "context/handle_table.h"
@@ -12,11 +12,11 @@ class TransferMaker {
   TransferMaker(int32_t rank, HandleTable& handles, const GpuChoice& gpu, bool averages_contributors)
       : rank_(rank), handles_(handles), gpu_(gpu), averages_contributors_(averages_contributors) {}
 
-  // Not ok when this rank cannot take part (no memory): the context is dead then.
+  // Fails when this rank cannot take part (no memory); the caller then fails the context.
   Status make(const Plan& plan, Transfer& transfer);
 
  private:
-  // A tensor of the plan, and this rank's own of it; without an entry where the rank has joined.
+  // A tensor of the plan, and this rank's entry for it; nullptr where the rank has joined.
   struct Share {
     const PlannedTensor& tensor;
     HandleEntry* entry;
@@ -36,7 +36,7 @@ class TransferMaker {
   int32_t rank_;
   HandleTable& handles_;
   const GpuChoice& gpu_;
-  bool averages_contributors_;  // else all members of the set, joined or not
+  bool averages_contributors_;  // else an average divides by all members of the set, joined or not
 };
 
 }  // namespace sirtaki

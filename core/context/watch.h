@@ -1,5 +1,5 @@
-// Who is late: turns what negotiation and execution know into log lines and, in the end, into an error. Nothing
-// waits for ever.
+// Detection of late ranks: turns what negotiation and execution know into log lines and, in the end, into an error.
+// Nothing waits for ever.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace sirtaki {
 
-// Where a rank lives, for those who read it from a file.
+// The location of a rank, for readers of files.
 struct RankPlace {
   std::string host;
   int32_t pid;
@@ -31,11 +31,11 @@ class Watch {
  public:
   Watch(const WatchParts& parts, const Config& config);
 
-  // Says it once a host: by its lowest rank that is not late itself. In words, and as a line of JSON if a file is set.
+  // Reports a stall once per host, by its lowest rank that is not late itself: in words, and as JSON if a file is set.
   void say(const Stall& stall) const;
 
-  // Looks at the clock: why the job is given up, and because of which rank, when a deadline has passed.
-  // `oldest_waiting` names what waits for a Decision ("": nothing); it is asked only where the coordinator is silent,
+  // Checks the deadlines. Returns why the job is given up, and because of which rank, when one has passed.
+  // `oldest_waiting` names what waits for a Decision ("": nothing); it is called only where the coordinator is silent,
   // for it goes through all that is in flight.
   std::optional<AbortNotice> check(Nanoseconds now, const Execution& execution, Executor& executor,
                                    const Negotiation& negotiation, const std::function<std::string()>& oldest_waiting);
@@ -55,8 +55,8 @@ class Watch {
   Nanoseconds stall_report_, progress_deadline_, stall_deadline_;
   Nanoseconds next_progress_line_ = 0, next_coordinator_line_ = 0;
   uint64_t stuck_plan_ = 0;
-  Nanoseconds asked_at_ = 0;  // when the coordinator was told something that it has not answered
-  bool has_told_silence_ = false;  // of the coordinator
+  Nanoseconds asked_at_ = 0;  // when the coordinator was sent a report that it has not answered
+  bool has_told_silence_ = false;  // whether the coordinator's silence was logged
 };
 
 }  // namespace sirtaki

@@ -11,7 +11,7 @@ Nanoseconds age_of(Nanoseconds moment, Nanoseconds now) {
   return moment == long_ago ? no_age : std::max<Nanoseconds>(now - moment, 0);
 }
 
-// An age of before the clock began is cut: it cannot be, and must not overflow.
+// Converts an age to a time. An age from before the clock began is clamped: it is impossible, and must not overflow.
 Nanoseconds moment_of(Nanoseconds age, Nanoseconds now) {
   return age == no_age ? long_ago : std::max<Nanoseconds>(now - age, 0);
 }
@@ -35,7 +35,7 @@ Arrivals get_arrivals(Reader& reader, Nanoseconds now) {
   return {};
 }
 
-// Reads who speaks, and checks that it is for themselves.
+// A reader of reporting ranks, which checks that they belong to the subtree.
 class SpeakerReader {
  public:
   SpeakerReader(Reader& reader, const RankBits& subtree, Nanoseconds now)

@@ -1,7 +1,6 @@
-// What a leader reports for its whole subtree: each thing once, with the ranks that say it.
+// A leader's report for its whole subtree: each item once, with the ranks that it applies to.
 //
-// Times become ages on the wire, so that hosts need not agree on the time. What a message takes to travel is not
-// counted.
+// Times become ages on the wire, so that hosts need no common clock. The travel time of a message is not counted.
 #pragma once
 
 #include <span>
@@ -14,23 +13,23 @@
 
 namespace sirtaki {
 
-// In what ranks' requests for one ragged operation may differ: how many rows they bring, and for whom.
+// The part in which ranks' requests for one ragged operation may differ: how many rows they bring, and for whom.
 struct RowShare {
   int64_t rows = 0;                      // the first dimension
   std::vector<int64_t> splits;
 };
 
-// Whether two requests are the same in everything, but for a ragged one's rows.
+// Returns whether two requests are the same in everything except a ragged one's rows.
 bool are_alike(const Signature& a, const Signature& b);
 
 RowShare share_of(const Signature& signature);
 SignaturePtr with_share(const SignaturePtr& signature, const RowShare& share);
 
 struct Aggregate {
-  // Ranks that say the same, and when they said it here.
+  // Ranks that report the same, and when they did, in this host's time.
   struct Speakers {
     RankRuns ranks;
-    RankRuns absent;                     // those of them that have nothing to give
+    RankRuns absent;                     // the ranks among these that have nothing to give
     Arrivals arrivals;
   };
   struct Batch {
@@ -40,7 +39,7 @@ struct Aggregate {
   struct FullRequest {
     Speakers by;
     SignaturePtr signature;
-    std::vector<RowShare> shares;        // of a ragged kind: one for each rank, in their order
+    std::vector<RowShare> shares;        // ragged kinds only: one per rank, in their order
   };
   struct Reached {                       // the last Decision that these ranks have applied
     uint64_t decision = 0;
@@ -51,7 +50,7 @@ struct Aggregate {
     Remarks remarks;
   };
 
-  // In this order: a rank's remarks hold for the requests that came before.
+  // The order matters: a rank's remarks apply to the requests that precede them.
   std::vector<Reached> reached;
   std::vector<Batch> batches;
   std::vector<FullRequest> full_requests;
@@ -62,7 +61,7 @@ struct Aggregate {
 
 void encode(const Aggregate& aggregate, Nanoseconds now, Bytes& out);
 
-// False if the bytes make no sense, or speak for other ranks than these.
+// Returns false if the bytes are malformed, or concern ranks outside `subtree`.
 bool decode(std::span<const uint8_t> bytes, const RankBits& subtree, Nanoseconds now, Aggregate& aggregate);
 
 }  // namespace sirtaki

@@ -1,5 +1,5 @@
-// When the ranks of a group asked for one operation: as much as is needed to tell since when it waits, and who kept the
-// others waiting for how long.
+// The times at which the ranks of a group requested one operation: enough to tell how long it has waited, and which
+// rank delayed the others for how long.
 #pragma once
 
 #include <algorithm>
@@ -15,12 +15,12 @@ constexpr Nanoseconds long_ago = INT64_MIN;
 struct Arrivals {
   Nanoseconds first = never;
   Nanoseconds latest = long_ago;
-  Nanoseconds before_latest = long_ago;  // the latest of all others
+  Nanoseconds before_latest = long_ago;  // the latest among the other ranks
   int32_t last_rank = -1;
 
   static Arrivals of(int32_t rank, Nanoseconds moment) { return {moment, moment, long_ago, rank}; }
 
-  // The same, in whatever order groups are put together.
+  // Merges another group's arrivals. The result does not depend on the order of merges.
   void merge(const Arrivals& other) {
     const bool is_later = std::tie(other.latest, other.last_rank) > std::tie(latest, last_rank);
     before_latest = std::max({before_latest, other.before_latest, std::min(latest, other.latest)});

@@ -41,7 +41,7 @@ Status Coordinator::State::reach(int32_t rank, uint64_t last_decision) {
   return {};
 }
 
-// An id that was retired is dropped: the Decision that retired it makes the rank ask again, in full.
+// Submits a request by id. A retired id is dropped: the Decision that retired it makes the rank ask again, in full.
 Status Coordinator::State::submit_by_id(int32_t rank, CacheId id, bool absent, Nanoseconds moment) {
   Entry* entry = table.find(id);
   if (!entry) {
@@ -104,7 +104,7 @@ Status Coordinator::State::submit(Entry& entry, const Submission& submission, Na
   return {};
 }
 
-// Opens an entry with its first request; false if this is another that does not agree with it.
+// Opens an entry with its first request; returns false if this is a later request that does not agree with it.
 bool Coordinator::State::propose(Entry& entry, const SignaturePtr& signature, Nanoseconds moment) {
   if (!entry.is_pending()) {
     table.open(entry, signature);
@@ -115,7 +115,7 @@ bool Coordinator::State::propose(Entry& entry, const SignaturePtr& signature, Na
   return signature == entry.proposed || agree(*entry.proposed, *signature);
 }
 
-// After the submissions that arrived then.
+// Records when submissions arrived; called after they were added.
 void Coordinator::State::arrive(Entry& entry, const Arrivals& arrivals) {
   entry.arrivals.merge(arrivals);
   const Arrivals& all = entry.arrivals;
@@ -124,7 +124,7 @@ void Coordinator::State::arrive(Entry& entry, const Arrivals& arrivals) {
   consider(entry);
 }
 
-// Remembers to look at an entry, if something may have become of it.
+// Marks an entry to be examined, if it may be settled now.
 void Coordinator::State::consider(Entry& entry) {
   if (entry.is_candidate) return;
   const bool may_settle = entry.is_complete() || entry.is_broken() || entry.same_name != &entry;
@@ -133,7 +133,7 @@ void Coordinator::State::consider(Entry& entry) {
   candidates.push_back(&entry);
 }
 
-// What a rank says besides its requests, after these.
+// Takes in a rank's remarks; called after its requests.
 Status Coordinator::State::take(int32_t rank, Remarks& remarks, Nanoseconds now) {
   Reporter& reporter = reporters[static_cast<size_t>(rank)];
   if (reporter.has_finished) return nonsense_report("it has said goodbye before");
@@ -185,7 +185,8 @@ void Coordinator::State::finish(int32_t rank) {
   sets_have_changed = true;
 }
 
-// Of a set that a rank has left. At once: to those that may still send to one another, nobody has joined any more.
+// Refuses joins of a set that a rank has left. They are refused at once: for members that may still send to one
+// another, no rank counts as joined any more.
 void Coordinator::State::refuse_joins(const ProcessSet& set, std::vector<int32_t> ranks) {
   const Status status = peer_finished(set, "the join", names);
   decision.refusals.push_back({set.number, Kind::barrier, "", std::move(ranks), status.code(), status.text()});

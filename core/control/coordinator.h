@@ -19,30 +19,31 @@ namespace sirtaki {
 struct CoordinatorRules {
   int64_t fusion_threshold = 64 << 20;        // bytes of one plan; 0: no fusion
   uint32_t cache_capacity = 8'192;            // response cache, names; 0: no cache
-  Nanoseconds stall_report = seconds(5);      // then doubling
+  Nanoseconds stall_report = seconds(5);      // first report; then at doubling times
   Nanoseconds stall_deadline = seconds(1'800);  // Outcome.fatal after it; 0: never
 };
 
 class Coordinator {
  public:
-  // rank_names are how messages name each rank: "rank 2 (pid 71 on hostB)". leaders: by rank, who reports for it; -1,
-  // or none at all: it does so itself.
+  // Creates a coordinator. rank_names are how messages name each rank: "rank 2 (pid 71 on hostB)". leaders: by rank,
+  // the rank that reports for it; -1, or an empty list: each rank reports for itself.
   Coordinator(std::vector<std::string> rank_names, CoordinatorRules rules, std::vector<int32_t> leaders = {});
   ~Coordinator();
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
 
-  // Takes one rank's Report in; SRT_PROTOCOL when its bytes make no sense.
+  // Merges one rank's Report; SRT_PROTOCOL if it is invalid.
   Status merge(int32_t rank, std::span<const uint8_t> report, Nanoseconds now);
 
-  // Takes in what a leader reports for the ranks of its subtree, as if each of them had reported; SRT_PROTOCOL when it
-  // makes no sense, or speaks for others.
+  // Merges a leader's aggregate for the ranks of its subtree, as if each of them had reported; SRT_PROTOCOL if it is
+  // invalid, or concerns ranks outside the subtree.
   Status merge_aggregate(int32_t leader, const RankBits& subtree, std::span<const uint8_t> aggregate, Nanoseconds now);
 
-  // Appends a Decision if there is anything to say; false, and nothing appended, if not.
+  // Appends a Decision if there is anything to report; otherwise returns false, and appends nothing.
   bool decide(Nanoseconds now, Bytes& out);
 
-  // When decide() has something to say though no report comes: the next stall report or deadline, else `never`.
+  // Returns when decide() has something to report even if no report arrives: the next stall report or deadline, else
+  // `never`.
   Nanoseconds next_deadline() const;
 
  private:

@@ -1,5 +1,5 @@
-// The coordinator's inside: reports come in (coordinator.cc), those of many ranks at once too (unrolling.cc), and
-// decisions go out (settlement.cc).
+// The internals of the coordinator: incoming reports (coordinator.cc), aggregates of many ranks (unrolling.cc), and
+// outgoing decisions (settlement.cc).
 #pragma once
 
 #include "control/aggregate.h"
@@ -20,25 +20,25 @@ inline Status nonsense_report(const std::string& what) {
 }
 
 struct Coordinator::State {
-  // What is known of one rank.
+  // The coordinator's state of one rank.
   struct Reporter {
     uint64_t last_decision = 0;
-    int64_t lapsed = 0;                    // reported ids that had been retired and have not been accounted for yet
+    int64_t lapsed = 0;                    // reported ids that had been retired and are not accounted for yet
     bool has_finished = false;
-    std::vector<int32_t> waiting_joins;    // sets whose join waits until nothing is lapsed
+    std::vector<int32_t> waiting_joins;    // sets whose join waits until no id is lapsed
   };
 
-  // One rank's request, by whichever way it came.
+  // One rank's request, by id or in full.
   struct Submission {
     int32_t rank;
     const SignaturePtr& signature;
-    std::span<const int64_t> rows;         // of a ragged kind
+    std::span<const int64_t> rows;         // ragged kinds only
     bool absent;
   };
 
   State(std::vector<std::string> rank_names, CoordinatorRules coordinator_rules, std::vector<int32_t> leaders);
 
-  // Reports come in.
+  // Incoming reports.
   Status merge(int32_t rank, Nanoseconds now);
   Status reach(int32_t rank, uint64_t last_decision);
   Status submit_by_id(int32_t rank, CacheId id, bool absent, Nanoseconds moment);
@@ -52,14 +52,14 @@ struct Coordinator::State {
   void refuse_joins(const ProcessSet& set, std::vector<int32_t> ranks);
   void consider(Entry& entry);
 
-  // Many ranks report at once.
+  // Incoming aggregates.
   Status merge_many(Nanoseconds now);
   Status hear(const Aggregate::Speakers& by);
   Status submit_batch(const Aggregate::Batch& batch);
   Status submit_many_in_full(const Aggregate::FullRequest& request);
   Status submit_alike(Entry& entry, const SignaturePtr& signature, const Aggregate::Speakers& by);
 
-  // Decisions go out.
+  // Outgoing decisions.
   bool has_work(Nanoseconds now) const;
   void settle_everything(Nanoseconds now);
   void reconsider_changed_sets();
@@ -87,15 +87,15 @@ struct Coordinator::State {
   uint64_t decisions = 0;
   uint64_t plans = 0;
 
-  Decision decision;                       // in the making
-  std::vector<Entry*> candidates;          // something happened to them
-  std::vector<Entry*> agreed;              // go into plans
+  Decision decision;                       // the Decision being made
+  std::vector<Entry*> candidates;          // entries that have changed
+  std::vector<Entry*> agreed;              // entries that go into plans
   std::vector<Entry*> set_changes;         // agreed requests to add or remove sets
   std::vector<Entry*> answered;
   std::vector<ReadyEntry> ready;           // these are kept for their memory
   Report report;
   Aggregate aggregate;
-  RankBits speakers, absentees;            // of the part of the aggregate that is merged
+  RankBits speakers, absentees;            // ranks of the part of the aggregate that is being merged
 };
 
 }  // namespace sirtaki

@@ -15,12 +15,12 @@ struct OpenPlan {
 
 bool is_fusible(Kind kind) { return kind <= Kind::send && kind != Kind::barrier; }
 
-// Sends between two ranks travel together, in both directions.
+// Returns whether two sends are between the same two ranks: these are fused, in both directions.
 bool are_of_one_pair(const Signature& x, const Signature& y) {
   return std::minmax(x.root, x.destination) == std::minmax(y.root, y.destination);
 }
 
-// What a plan moves for an entry: the whole result of a ragged kind.
+// Returns the bytes that a plan moves for an entry: the whole result of a ragged kind.
 int64_t bytes_of(const Entry& entry) {
   const Signature& proposed = *entry.proposed;
   if (!is_ragged(entry.kind)) return proposed.bytes();
@@ -40,7 +40,7 @@ bool fits_with(const Entry& a, const Entry& b) {
     return false;
   }
   if (a.kind == Kind::send) return are_of_one_pair(x, y);
-  if (x.root != y.root) return false;  // also where it means nothing: members look at it, whatever the kind
+  if (x.root != y.root) return false;  // checked even for kinds without a root: members compare it for every kind
   if (!reduces(a.kind)) return true;
   return x.dtype == y.dtype && x.reduce_op == y.reduce_op && x.prescale == y.prescale && x.postscale == y.postscale;
 }
@@ -52,7 +52,7 @@ bool goes_before(const ReadyEntry& a, const ReadyEntry& b) {
   return a.entry->kind < b.entry->kind;
 }
 
-// The plan to which an entry is added: an open one that it fits into, else a new one.
+// Returns the plan to which an entry is added: an open one into which it fits, else a new one.
 size_t choose_plan(const Entry& entry, int64_t threshold, std::vector<OpenPlan>& open,
                    std::vector<DecidedPlan>& plans) {
   const int64_t bytes = is_fusible(entry.kind) ? bytes_of(entry) : 0;

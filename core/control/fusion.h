@@ -1,4 +1,4 @@
-// Puts what is ready everywhere into as few plans as the threshold allows.
+// Fusion of operations that are ready on all ranks into as few plans as the threshold allows.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// Tensors that complete together: planned in one Decision, or refused for one cause.
+// Groups of tensors that complete together: planned in one Decision, or refused for one cause.
 #pragma once
 
 #include <unordered_map>
@@ -11,26 +11,27 @@ namespace sirtaki {
 
 class Groups {
  public:
-  // A member of a group was submitted by a rank. Not ok: its group has been refused before, and so is this.
+  // Records that a rank submitted a member of a group. Not ok: its group has been refused before, so this request is
+  // refused too.
   Status submitted(const ProcessSet& set, int32_t rank, const Signature& signature);
 
-  // The entry is pending, and someone asked for it as a member of this group.
+  // Records a pending entry that a rank requested as a member of this group.
   void add(Entry& entry, int64_t group_id);
 
-  // All ranks agree on an entry. Appends the group's entries to `complete` if that was the last one.
+  // Records that all ranks agree on an entry. Appends the group's entries to `complete` if it was the last one.
   void agreed(Entry& entry, std::vector<Entry*>& complete);
 
-  // An entry is refused. Appends the entries that share a group with it to `refused`, and remembers the cause for the
-  // ranks that have yet to submit members of these groups.
+  // Records that an entry is refused. Appends the entries that share a group with it to `refused`, and remembers the
+  // cause for the ranks that have yet to submit members of these groups.
   void refused(const Entry& culprit, const Status& cause, std::vector<Entry*>& refused);
 
-  // The ranks that keep an agreed entry's group waiting.
+  // Returns the ranks that an agreed entry's group waits for.
   RankBits missing(const Entry& entry) const;
 
-  // A rank that has joined will submit no more, and owes nothing.
+  // Records that a rank has joined: it will submit no more, and owes nothing.
   void rank_joined(const ProcessSet& set, int32_t rank);
 
-  // No group of this set will ever be complete.
+  // Drops all groups of a set: none of them will ever be complete.
   void drop_set(const ProcessSet& set);
 
  private:
@@ -44,15 +45,15 @@ class Groups {
       return std::hash<int64_t>()(key.group_id) ^ (static_cast<size_t>(key.process_set) * 0x9e3779b97f4a7c15);
     }
   };
-  // How much of a group one rank has submitted.
+  // The part of a group that one rank has submitted.
   struct Share {
-    int32_t expected = 0;               // 0: not known before its first
+    int32_t expected = 0;               // 0: unknown before the rank's first submission
     int32_t submitted = 0;
   };
   // A group that was refused, while ranks have yet to submit some of it.
   struct Refused {
     Status cause;
-    std::vector<int32_t> owed;          // by member position: how many more are refused
+    std::vector<int32_t> owed;          // by member position: number of further tensors to refuse
   };
   struct Group {
     std::vector<Entry*> entries;

@@ -1,5 +1,5 @@
-// Who comes last: the coordinator sees when each rank submits, and tells all ranks now and then, so that every one of
-// them can say which rank the others wait for.
+// Lateness per rank: the coordinator sees when each rank submits, and informs all ranks from time to time, so that each
+// of them can report which rank the others wait for.
 #pragma once
 
 #include <vector>
@@ -13,10 +13,10 @@ class LatenessWatch {
  public:
   explicit LatenessWatch(size_t ranks) : by_rank_(ranks), has_changed_(ranks) {}
 
-  // A rank completed an operation that all others had submitted, so much later than the last of them.
+  // Records that a rank completed an operation that all others had submitted, `by` after the last of them.
   void was_last(int32_t rank, Nanoseconds by);
 
-  // Adds what has changed since the last time, at most twice a second: it only travels with a Decision that is sent
+  // Appends what has changed since the last call, at most twice a second: it only travels with a Decision that is sent
   // anyway.
   void publish(Nanoseconds now, std::vector<RankLateness>& out);
 

@@ -1,4 +1,4 @@
-// A rank's side of the negotiation: it reports what is ready here, and applies what the coordinator decided.
+// A rank's side of the negotiation: it reports what is ready on this rank, and applies what the coordinator decided.
 // Free of I/O, threads and clocks: bytes in, bytes out, times as arguments.
 #pragma once
 
@@ -15,11 +15,11 @@
 
 namespace sirtaki {
 
-// When a rank reports (the flush rule). The same on all ranks.
+// The flush rule: when a rank reports. The same on all ranks.
 struct ReportRule {
   int64_t bytes = 1 << 20;                    // report when this much is queued
   Nanoseconds window = microseconds(300);     // or this long after the first queued request
-  int32_t plans_in_flight = 2;                // while a set has so many unfinished plans, its reports wait
+  int32_t plans_in_flight = 2;                // while a set has this many unfinished plans, its reports wait
 };
 
 class Member {
@@ -29,17 +29,17 @@ class Member {
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
 
-  // Queues a request. The caller has made sure that its (set, kind, name) is not in flight here, that the set
+  // Queues a request. The caller has ensured that its (set, kind, name) is not in flight on this rank, that the set
   // exists, and that this rank is a member of it and has not joined it.
   void submit(Request request, Nanoseconds now);
 
-  // This rank has no more data for a set: it counts as ready for everything there until all have joined.
+  // Joins a set: this rank has no more data for it, and counts as ready for everything there until all have joined.
   void join(int32_t process_set, Ticket ticket, Nanoseconds now);
 
-  // Someone waits: everything that is queued now reports as soon as its set allows.
+  // Makes everything that is queued now due as soon as its set allows, because a caller waits.
   void flush();
 
-  // When to call report(): `never` if nothing is to be said, a time in the past if it is due.
+  // Returns when to call report(): `never` if there is nothing to report, a time in the past if it is due.
   Nanoseconds report_due() const;
 
   // Appends one Report with everything that is queued and not withheld.
@@ -52,22 +52,22 @@ class Member {
   };
   const std::vector<Reported>& reported() const;
 
-  // Appends a Report that says goodbye: this rank takes part in nothing that is decided after it.
+  // Appends a Report that says goodbye: this rank takes part in no later Decision.
   void goodbye(Bytes& out);
 
-  // The number of the last Decision that was applied; 0: none.
+  // Returns the number of the last Decision that was applied; 0: none.
   uint64_t last_decision() const;
 
-  // Applies one Decision and adds to `outcome` what it means here; SRT_PROTOCOL when its bytes make no sense.
+  // Applies one Decision and adds its consequences for this rank to `outcome`; SRT_PROTOCOL if it is invalid.
   Status apply(std::span<const uint8_t> decision, Outcome& outcome);
 
-  // Where this rank is, in the next report, which is due at once: the answer to Outcome::is_asked.
+  // Puts where this rank is into the next report, which is due at once: the answer to Outcome::is_asked.
   void answer(Whereabouts whereabouts);
 
-  // The data plane has finished a plan of this set.
+  // Records that the data plane has finished a plan of this set.
   void plan_finished(int32_t process_set);
 
-  // nullptr if there is no such set.
+  // Returns the members of a process set; nullptr if there is no such set.
   const std::vector<int32_t>* members(int32_t process_set) const;
 
  private:

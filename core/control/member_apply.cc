@@ -7,7 +7,7 @@ Status nonsense(const std::string& what) {
   return Status(SRT_PROTOCOL, "the coordinator's decision makes no sense here: " + what);
 }
 
-// Of all members' rows together; -1 if that is more than there can be.
+// Returns the bytes of all members' rows together; -1 if they overflow.
 int64_t total_bytes(const Signature& signature, const std::vector<int64_t>& rows) {
   int64_t total = 0;
   for (int64_t count : rows)
@@ -19,14 +19,16 @@ bool has(const std::vector<int32_t>& ascending, int32_t rank) {
   return std::binary_search(ascending.begin(), ascending.end(), rank);
 }
 
-// What one transfer moves has to be alike in all that the transfer takes from its first tensor.
+// Returns whether one transfer can move both tensors: they must match in all that a transfer takes from its first
+// tensor.
 bool can_be_fused(const Signature& a, const Signature& b) {
   if (a.kind != b.kind) return false;
   if (a.kind == Kind::send) return std::minmax(a.root, a.destination) == std::minmax(b.root, b.destination);
   return a.root == b.root && (!reduces(a.kind) || (a.dtype == b.dtype && a.reduce_op == b.reduce_op));
 }
 
-// Whether a rank that has joined can stand in with neutral elements: it has no rows, and nothing that others want.
+// Returns whether a rank that has joined can take part with neutral elements: it has no rows, and nothing that others
+// need.
 bool can_join_in(const PlannedTensor& tensor, const MemberSet& set, int32_t rank) {
   const Signature& signature = *tensor.signature;
   if (signature.kind == Kind::send) return false;
@@ -88,7 +90,7 @@ Status Member::State::apply_plan(const DecidedPlan& decided, uint64_t number, Ou
   return {};
 }
 
-// What an item of a plan stands for.
+// Resolves an item of a plan to a tensor.
 Status Member::State::look_up(PlanItem item, const MemberSet& set, PlannedTensor& tensor) const {
   const MemberOperation* operation = operation_of(item);
   if (!operation || operation->process_set != set.number) return nonsense("a plan with an unknown tensor");
@@ -110,7 +112,8 @@ Status Member::State::look_up(PlanItem item, const MemberSet& set, PlannedTensor
   return is_sane ? Status() : nonsense("a plan without the rows of each member");
 }
 
-// This rank's own request for it, which the plan must fit: its memory is no larger. None if this rank has joined.
+// Takes this rank's own request for a tensor, which the plan must fit: its memory is no larger. There is none if this
+// rank has joined.
 Status Member::State::take_part(PlanItem item, const MemberSet& set, PlannedTensor& tensor) {
   MemberOperation& operation = *operation_of(item);
   if (operation.is_reported()) {
@@ -145,8 +148,9 @@ Status Member::State::apply_refusals(Outcome& outcome) {
   return {};
 }
 
-// Retired ids first: a new entry may take a retired one's slot. The coordinator never retires what it knows to be
-// pending, so whatever was reported by a retired id has not reached it, and will mean nothing when it does.
+// Applies the cache changes, retired ids first: a new entry may reuse a retired slot. The coordinator never retires an
+// entry that it knows to be pending, so a request that was reported by a retired id has not reached it, and will be
+// void on arrival.
 Status Member::State::apply_cache_changes() {
   for (CacheId id : decision.retired) {
     MemberOperation* operation = cache.find(id);
@@ -227,7 +231,7 @@ Status Member::State::apply_stalls(Outcome& outcome) {
   return {};
 }
 
-// What the coordinator has not heard of yet ends here: its reports will be ignored there.
+// Removes a set, and refuses the requests that the coordinator has not received yet: it will ignore their reports.
 void Member::State::remove_set(MemberSet& set, Outcome& outcome) {
   const size_t first = outcome.refusals.size();
   const auto refuse = [&](Ticket ticket, const std::string& what) {

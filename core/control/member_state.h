@@ -1,4 +1,4 @@
-// The inside of a Member, in two halves: reports go out (member.cc), decisions come in (member_apply.cc).
+// The internals of a Member, in two halves: outgoing reports (member.cc), incoming decisions (member_apply.cc).
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace sirtaki {
 
-// One (process set, kind, name) that is cached, in flight here, or both.
+// One (process set, kind, name) that is cached, in flight on this rank, or both.
 struct MemberOperation {
   enum class Phase : uint8_t { idle, queued, reported, reported_by_id };
 
@@ -27,7 +27,7 @@ struct MemberOperation {
   std::string name;
   Phase phase = Phase::idle;
   bool is_in_sweep = false;
-  Request request;                   // in flight unless idle
+  Request request;                   // in flight unless the phase is idle
   CacheId id = 0;
   SignaturePtr cached;
   std::vector<int64_t> rows;
@@ -38,14 +38,14 @@ struct MemberSet {
 
   int32_t number;
   std::vector<int32_t> members;
-  size_t position = 0;               // of this rank among the members
+  size_t position = 0;               // this rank's index among the members
   bool is_member = false;
   std::vector<MemberOperation*> queue;
   int64_t queued_bytes = 0;
   Nanoseconds queued_since = never;
   bool is_flushed = false;
   int32_t unfinished_plans = 0;
-  Ticket join_ticket = 0;            // 0: has not joined
+  Ticket join_ticket = 0;            // 0: this rank has not joined
   bool join_is_queued = false;
 };
 
@@ -88,11 +88,11 @@ struct Member::State {
   CacheTable<MemberOperation> cache;
   std::vector<std::unique_ptr<MemberSet>> sets;  // by number
   std::unordered_map<OperationKey, std::unique_ptr<MemberOperation>, OperationKeyHash> operations;
-  std::vector<MemberOperation*> resend;          // reported by an id that was retired meanwhile
+  std::vector<MemberOperation*> resend;          // operations reported by an id that was retired meanwhile
   uint32_t lapsed = 0;
   uint64_t last_decision = 0;
-  uint64_t last_plan = 0;                  // of all process sets
-  std::optional<Whereabouts> answer;       // to be reported
+  uint64_t last_plan = 0;                  // across all process sets
+  std::optional<Whereabouts> answer;       // for the next report
   std::vector<Reported> reported;
   Report report;                           // these four are kept for their memory
   Decision decision;

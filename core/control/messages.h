@@ -1,5 +1,5 @@
-// What ranks report and what they are told, and the bytes of it. Decoding checks every bound: bytes that make no sense
-// give false, never a crash or a large allocation.
+// The messages of the negotiation, reports and decisions, and their encoding. Decoding checks every bound: malformed
+// bytes give false, never a crash or a large allocation.
 #pragma once
 
 #include <cstdint>
@@ -14,29 +14,29 @@
 
 namespace sirtaki {
 
-constexpr size_t longest_text = 1'500;  // bytes of a status text in a Decision
+constexpr size_t longest_text = 1'500;  // bytes, of a status text in a Decision
 
-// What a rank has to say besides its requests. It holds for what the rank has requested before.
+// A rank's statements besides its requests. They apply to what the rank has requested before.
 struct Remarks {
   bool goodbye = false;
-  uint32_t lapsed = 0;               // ids reported earlier that were retired before they were merged: each of them
-                                     // was requested again in full, or its process set is gone
+  uint32_t lapsed = 0;               // ids reported earlier that were retired before they were merged: each was
+                                     // requested again in full, or its process set is gone
   std::vector<int32_t> joined;       // process sets
   std::optional<Whereabouts> whereabouts;  // the answer to Decision.asked
 
   bool are_none() const { return !goodbye && !lapsed && joined.empty() && !whereabouts; }
   void clear();
-  void append(Remarks later);        // the same rank's
+  void append(Remarks later);        // `later` is from the same rank
 };
 
-// From a rank to the coordinator, or to the leader that reports for it.
+// A message from a rank to the coordinator, or to the leader that reports for it.
 struct Report : Remarks {
   struct FullRequest {
     SignaturePtr signature;
     bool absent = false;
   };
 
-  uint64_t last_decision = 0;        // the last one applied
+  uint64_t last_decision = 0;        // the last Decision that was applied
   std::vector<CacheId> present;
   std::vector<CacheId> absent;
   std::vector<FullRequest> full_requests;
@@ -44,14 +44,14 @@ struct Report : Remarks {
   void clear();
 };
 
-// What all ranks agreed on for the first time, or anew.
+// An operation that all ranks agreed on for the first time, or anew.
 struct Response {
   SignaturePtr signature;
   std::vector<int64_t> rows;
-  CacheId id = 0;                    // 0: is not cached
+  CacheId id = 0;                    // 0: not cached
 };
 
-// A tensor of a decided plan: a cache id, or the place of a response in the same Decision.
+// A tensor of a decided plan: a cache id, or the index of a response in the same Decision.
 using PlanItem = uint64_t;
 constexpr PlanItem is_response = PlanItem{1} << 63;
 
@@ -66,7 +66,7 @@ struct DecidedRefusal {
   int32_t process_set = world_set;
   Kind kind = Kind::allreduce;
   std::string name;                  // empty: the join of this set
-  std::vector<int32_t> ranks;        // whose request it answers, ascending
+  std::vector<int32_t> ranks;        // the ranks whose request this answers, ascending
   srt_status code = SRT_MISMATCH;
   std::string text;
 };
@@ -78,11 +78,11 @@ struct DecidedJoin {
 
 struct DecidedSetChange {
   int32_t process_set = 0;
-  std::string name;                  // of the request
+  std::string name;                  // name of the request
   std::vector<int32_t> members;      // empty: removed
 };
 
-// From the coordinator to every rank.
+// A message from the coordinator to every rank.
 struct Decision {
   uint64_t number = 0;               // from 1
   uint64_t first_plan = 0;           // the number of plans[0]; the others follow it
@@ -92,12 +92,12 @@ struct Decision {
   std::vector<CacheId> retired;
   std::vector<DecidedJoin> joins;
   std::vector<DecidedSetChange> set_changes;
-  std::vector<int32_t> asked;        // ranks that are to say where they are, because others wait for them
+  std::vector<int32_t> asked;        // ranks that must report where they are, because others wait for them
   std::vector<Stall> stalls;
-  std::vector<RankLateness> lateness;  // goes along with what else there is to say
+  std::vector<RankLateness> lateness;  // travels only with other content
   srt_status fatal = SRT_OK;
   std::string fatal_text;
-  int32_t culprit = 0;               // the rank that brought it about; of several late ones the first
+  int32_t culprit = 0;               // the rank that caused it; of several late ranks the first
 
   bool says_nothing() const;
   void clear();
@@ -109,7 +109,7 @@ void get_remarks(Reader& reader, Remarks& remarks);
 void encode(const Report& report, Bytes& out);
 void encode(const Decision& decision, Bytes& out);
 
-// These overwrite what the message held, and reuse its memory.
+// Each decodes into a message, overwriting its contents and reusing its memory.
 bool decode(std::span<const uint8_t> bytes, Report& report);
 bool decode(std::span<const uint8_t> bytes, Decision& decision);
 

@@ -1,4 +1,4 @@
-// What the coordinator knows of every operation: what is cached of it, and who has asked for it so far.
+// The coordinator's table of operations: the cached response of each, and the ranks that have requested it so far.
 #pragma once
 
 #include <list>
@@ -24,7 +24,7 @@ struct Entry {
 
   OperationKey key() const { return {set->number, kind, name}; }
   bool is_pending() const { return submissions > 0; }
-  RankBits participants() const;        // the set's members; of a send: the two
+  RankBits participants() const;        // the set's members; the two ranks of a send
   bool is_complete() const;             // every participant has submitted or joined
   RankBits missing() const;             // the participants that have done neither
   bool is_broken() const;               // a participant has said goodbye
@@ -34,24 +34,24 @@ struct Entry {
   Kind kind = Kind::allreduce;
   std::string name;
   std::list<Entry>::iterator place;     // in one of the table's two lists
-  Entry* same_name = nullptr;           // a ring of the entries that differ in their kind only
+  Entry* same_name = nullptr;           // a ring of the entries that differ only in their kind
 
   CacheId id = 0;
   SignaturePtr cached;
   std::vector<int64_t> cached_rows;
 
-  SignaturePtr proposed;                // the first submitter's
+  SignaturePtr proposed;                // the request of the first submitter
   std::vector<Dissent> dissents;
   RankBits submitted;
   int32_t submissions = 0;
   int32_t absences = 0;
-  int32_t priority = 0;                 // the highest
-  std::vector<int64_t> rows;            // of a ragged kind: row_counts_each() a member, in member order
-  Arrivals arrivals;                    // of the submissions
+  int32_t priority = 0;                 // the highest of all submissions
+  std::vector<int64_t> rows;            // ragged kinds only: row_counts_each() per member, in member order
+  Arrivals arrivals;                    // times of the submissions
   Nanoseconds next_stall_report = 0;
-  bool is_candidate = false;            // decide() will look at it
-  bool is_agreed = false;               // all members agree; at most its group keeps it waiting
-  bool is_answered = false;             // planned or refused; close() comes at the end of the decision
+  bool is_candidate = false;            // decide() will examine it
+  bool is_agreed = false;               // all members agree; only its group may still delay it
+  bool is_answered = false;             // planned or refused; close() follows at the end of the decision
 };
 
 class EntryTable {
@@ -62,19 +62,20 @@ class EntryTable {
   bool was_issued(CacheId id) const { return ids_.was_issued(id); }
   Entry* find(const OperationKey& key) const;
   Entry& find_or_create(const OperationKey& key, ProcessSet& set);
-  void drop_if_unused(Entry& entry);    // neither pending nor cached
+  void drop_if_unused(Entry& entry);    // drops an entry that is neither pending nor cached
 
-  // The first submission of a request that becomes pending.
+  // Makes an entry pending, with its first submission.
   void open(Entry& entry, SignaturePtr proposed);
 
-  // An answered entry: it stays only if it is cached.
+  // Closes an answered entry, which stays in the table only if it is cached.
   void close(Entry& entry);
 
-  // Caches what an entry's members agreed on, if there is room, and appends what made room to `retired`.
+  // Caches what an entry's members agreed on, if there is room, and appends the ids that were retired for it to
+  // `retired`.
   void remember(Entry& entry, SignaturePtr signature, std::vector<CacheId>& retired);
   void forget(Entry& entry, std::vector<CacheId>& retired);
 
-  // Drops what is cached of a set, in which nothing is pending any more.
+  // Drops the cached entries of a set that has no pending entries any more.
   void forget_set(const ProcessSet& set, std::vector<CacheId>& retired);
 
   std::list<Entry>& pending() { return pending_; }

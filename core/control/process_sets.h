@@ -1,4 +1,4 @@
-// The coordinator's view of the process sets, and which of their members have joined or left.
+// The coordinator's view of the process sets, and of their members that have joined or left.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ struct ProcessSet {
   ProcessSet(int32_t number, std::vector<int32_t> members, int32_t world_size);
 
   bool has(int32_t rank) const { return bits.has(rank); }
-  size_t position(int32_t rank) const;  // of a member
+  size_t position(int32_t rank) const;  // only for a member
   bool is_broken() const { return finished_count > 0; }
 
   int32_t number;
@@ -24,14 +24,14 @@ struct ProcessSet {
   RankBits joined;
   int32_t joined_count = 0;
   int32_t last_joined = 0;
-  Nanoseconds first_joined = 0;         // when the first member joined
+  Nanoseconds first_joined = 0;         // time when the first member joined
   Nanoseconds join_waits_since = 0;     // since the first join, or the last plan after it
-  Nanoseconds next_stall_report = 0;    // of the join, after its first
-  bool is_join_reported = false;        // as a stall
+  Nanoseconds next_stall_report = 0;    // time of the join's next report, after its first
+  bool is_join_reported = false;        // the join was reported as a stall
   RankBits finished;                    // members that have said goodbye
   int32_t finished_count = 0;
-  bool has_changed = false;             // someone joined or left: what is pending may be settled now
-  bool is_being_removed = false;        // by the decision in the making
+  bool has_changed = false;             // a rank joined or left: pending operations may be settled now
+  bool is_being_removed = false;        // by the decision being made
 };
 
 class ProcessSets {
@@ -42,12 +42,12 @@ class ProcessSets {
   bool was_removed(int32_t number) const { return number > 0 && number < next_number_ && !find(number); }
   const std::vector<std::unique_ptr<ProcessSet>>& all() const { return sets_; }
 
-  // In how many sets someone has joined and waits for the others.
+  // Returns the number of sets in which a rank has joined and waits for the others.
   int32_t joining() const { return joining_; }
   void join(ProcessSet& set, int32_t rank, Nanoseconds now);
   void unjoin(ProcessSet& set);
 
-  // Whether the request of an add_process_set or remove_process_set can be fulfilled.
+  // Returns whether an add_process_set or remove_process_set request can be fulfilled.
   Status check_addition(const Signature& request) const;
   Status check_removal(const Signature& request) const;
 

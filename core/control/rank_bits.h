@@ -24,7 +24,7 @@ class RankBits {
     return common != 0;
   }
 
-  // Whether each of these ranks is in one of the others.
+  // Returns whether each of these ranks is in one of the others.
   template <typename... Others>
   bool are_within(const Others&... others) const {
     uint64_t outside = 0;
@@ -49,13 +49,13 @@ class RankBits {
     return *this;
   }
 
-  // Takes the other's ranks out.
+  // Removes the other's ranks.
   RankBits& operator-=(const RankBits& other) {
     for (size_t i = 0; i < words_.size(); ++i) words_[i] &= ~other.words_[i];
     return *this;
   }
 
-  // Ascending.
+  // Visits the ranks in ascending order.
   template <typename Visit>
   void for_each(Visit visit) const {
     for (size_t i = 0; i < words_.size(); ++i) {

@@ -1,5 +1,5 @@
-// Ranks in ascending order, as runs of consecutive numbers: those of a host, or of a tree of hosts, are a run or a few,
-// and take as much room on the wire.
+// Ranks in ascending order, as runs of consecutive numbers: the ranks of a host, or of a tree of hosts, form one run or
+// a few, and take correspondingly little room on the wire.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ class RankRuns {
  public:
   void clear() { runs_.clear(); }
 
-  // Higher than all before.
+  // Adds a rank, which must be higher than all before.
   void add(int32_t rank) {
     if (!runs_.empty() && runs_.back().first + runs_.back().count == rank) ++runs_.back().count;
     else runs_.push_back({rank, 1});
@@ -56,7 +56,7 @@ class RankRuns {
     }
   }
 
-  // Fails the reader unless they ascend, are as few runs as can be, and lie below the limit.
+  // Reads runs. Fails the reader unless they ascend, are as few as possible, and lie below the limit.
   void get(Reader& reader, int32_t limit) {
     const uint32_t count = reader.get_count(2 * sizeof(int32_t));
     runs_.clear();

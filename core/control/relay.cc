@@ -59,9 +59,9 @@ void Relay::State::drop_if_unused(RelayedOperation& operation) {
   others.erase(operation.place);
 }
 
-// ---- Reports come in ---------------------------------------------------------------------------------------
+// ---- Incoming reports --------------------------------------------------------------------------------------
 
-// An id that was retired goes up as it is: the coordinator counts it, and the rank asks again in full.
+// Holds a request by id. A retired id is sent up unchanged: the coordinator counts it, and the rank asks again in full.
 Status Relay::State::hold_by_id(CacheId id, const HeldRequest& request, Nanoseconds now) {
   RelayedOperation* operation = cache.find(id);
   if (!operation) {
@@ -73,7 +73,7 @@ Status Relay::State::hold_by_id(CacheId id, const HeldRequest& request, Nanoseco
   return {};
 }
 
-// With a share for each rank, in their order, if it is of a ragged kind.
+// Holds a full request. A ragged kind has one share for each rank, in their order.
 Status Relay::State::hold_in_full(const SignaturePtr& signature, std::span<const RowShare> shares,
                                   const HeldRequest& request, Nanoseconds now) {
   RelayedOperation& operation = find_or_create(*signature);
@@ -98,7 +98,7 @@ void Relay::State::hold(RelayedOperation& operation, HeldRequest& same, const He
   if (is_complete(operation) || now - operation.oldest >= rule.hold) release(operation);
 }
 
-// Whether nobody is missing here who could still ask for it.
+// Returns whether no rank of the subtree is missing that could still request the operation.
 bool Relay::State::is_complete(const RelayedOperation& operation) {
   const RelayedSet* set = find_set(operation.process_set);
   if (!set) return true;
@@ -164,9 +164,9 @@ Status Relay::State::merge_report(int32_t rank, Nanoseconds now) {
   return {};
 }
 
-// ---- They go up --------------------------------------------------------------------------------------------
+// ---- Outgoing reports --------------------------------------------------------------------------------------
 
-// What was held for long enough, and what a rank's remarks hold for, or change.
+// Releases what was held for long enough, and what a rank's remarks apply to, or change.
 void Relay::State::release_due(Nanoseconds now) {
   if (remarks.empty() && (held.empty() || now - held.front().oldest < rule.hold)) return;
   RankBits urgent(places);
@@ -176,7 +176,8 @@ void Relay::State::release_due(Nanoseconds now) {
       release(operation);
 }
 
-// Those of the subtree that have not asked for it yet are remembered to be missing.
+// Moves an operation's held requests to the aggregate. Ranks of the subtree that have not requested it yet are
+// remembered as missing.
 void Relay::State::give(RelayedOperation& operation) {
   operation.is_released = false;
   if (operation.held.are_none()) return drop_if_unused(operation);
@@ -201,7 +202,7 @@ void Relay::State::give(RelayedOperation& operation) {
   drop_if_unused(operation);
 }
 
-// Ids that the same ranks have asked for at the same time share the rest.
+// Adds an id to the aggregate. Ids that the same ranks have requested at the same time share one batch.
 void Relay::State::give_id(CacheId id, const HeldRequest& request) {
   const bool is_same = !aggregate.batches.empty() && request.by == batch.by && request.absent == batch.absent &&
                        request.arrivals == batch.arrivals;

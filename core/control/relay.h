@@ -1,10 +1,10 @@
-// What a leader does for the ranks below it: it gathers their reports into one aggregate for its own parent, so that a
-// step in which all ranks do the same is told upwards once. Free of I/O, threads and clocks, like Member and
+// The relay of a leader: it gathers the reports of the ranks below into one aggregate for its own parent, so that a
+// step in which all ranks do the same is reported upwards once. Free of I/O, threads and clocks, like Member and
 // Coordinator.
 //
-// A request is held until every rank of the subtree that belongs to it has made it. It goes up earlier when a rank has
-// something to say that must not overtake it (a join, a goodbye, where it is), when it has waited for a short while, so
-// that the coordinator knows who keeps whom waiting, and when a Decision concerns it.
+// A request is held until every rank of the subtree that takes part has made it. It is sent up earlier when a rank
+// reports something that must not overtake it (a join, a goodbye, where it is), after a short wait, so that the
+// coordinator knows which ranks delay which, and when a Decision concerns it.
 #pragma once
 
 #include <cstdint>
@@ -20,26 +20,25 @@
 namespace sirtaki {
 
 struct RelayRule {
-  Nanoseconds hold = milliseconds(10);  // at most, for ranks that are late: far less than any stall is told after
+  Nanoseconds hold = milliseconds(10);  // maximum wait for late ranks: far less than any stall_report
 };
 
 class Relay {
  public:
-  // `subtree`: the ranks for which it speaks, ascending, its own among them.
+  // Creates a relay. `subtree`: the ranks that it reports for, ascending, including its own.
   Relay(const std::vector<int32_t>& subtree, int32_t world_size, RelayRule rule, uint32_t cache_capacity);
   ~Relay();
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
 
-  // Takes in the Report of one rank, or what another relay reports for its own subtree; SRT_PROTOCOL when that makes no
-  // sense.
+  // Merges the Report of one rank, or another relay's aggregate of its own subtree; SRT_PROTOCOL if it is invalid.
   Status merge(int32_t rank, std::span<const uint8_t> report, Nanoseconds now);
   Status merge_aggregate(const RankBits& subtree, std::span<const uint8_t> aggregate, Nanoseconds now);
 
-  // A Decision passes on its way down: what it says of process sets and of the response cache is learned here.
+  // Applies a Decision on its way down: the relay learns the changes of process sets and of the response cache.
   Status pass(std::span<const uint8_t> decision);
 
-  // When to call report(): `never` if nothing is to be said, a time in the past if it is due.
+  // Returns when to call report(): `never` if there is nothing to report, a time in the past if it is due.
   Nanoseconds report_due() const;
 
   // Appends one aggregate with everything that need not be held any longer.

@@ -1,4 +1,4 @@
-// The half of a relay that listens to what passes on its way down.
+// The half of a relay that reads Decisions on their way down.
 #include <algorithm>
 
 #include "control/relay_state.h"
@@ -21,7 +21,8 @@ RankBits Relay::State::places_of(const std::vector<int32_t>& world_ranks) const 
   return found;
 }
 
-// What is planned was asked for by everyone who could, so nobody is missing any more.
+// Clears `forwarded` of planned operations: all ranks that could request them have done so, and none is missing any
+// more.
 void Relay::State::pass_plans() {
   for (const DecidedPlan& plan : decision.plans) {
     for (PlanItem item : plan.items) {
@@ -36,7 +37,7 @@ void Relay::State::pass_plans() {
   }
 }
 
-// Those that are refused may ask again. Who has yet to ask is told the same sooner if nothing is held any longer.
+// Lets refused ranks ask again. Releases what is held, so that ranks that have yet to ask get the same answer sooner.
 void Relay::State::pass_refusals() {
   for (const DecidedRefusal& refusal : decision.refusals) {
     const RankBits refused = places_of(refusal.ranks);
@@ -52,7 +53,7 @@ void Relay::State::pass_refusals() {
   }
 }
 
-// What is held by an id that means nothing any more.
+// Moves the requests that are held by a retired id to `lapsed`.
 void Relay::State::lapse(RelayedOperation& operation, CacheId id) {
   if (operation.by_id.by.are_none()) return;
   operation.held -= operation.by_id.by;
@@ -95,7 +96,7 @@ Status Relay::State::pass_set_changes() {
   return {};
 }
 
-// With a set goes what was asked for in it: the Decision that removes it answers.
+// Removes a set together with its requests: the Decision that removes it answers them.
 void Relay::State::remove_set(int32_t number) {
   const auto is_of_set = [&](const RelayedOperation& operation) { return operation.process_set == number; };
   std::erase_if(released, [&](const RelayedOperation* operation) { return is_of_set(*operation); });

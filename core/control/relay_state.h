@@ -1,6 +1,7 @@
-// The inside of a Relay, in two halves: reports come in and go up (relay.cc), decisions pass (relay_pass.cc).
+// The internals of a Relay, in two halves: reports arrive and are forwarded to the parent (relay.cc), Decisions pass
+// through (relay_pass.cc).
 //
-// Ranks are counted by their place in the subtree here, so that a set of those of one host is a single word.
+// Ranks are numbered by their place in the subtree here, so that a set of ranks of one host is a single word.
 #pragma once
 
 #include <list>
@@ -16,7 +17,7 @@
 
 namespace sirtaki {
 
-// Requests for one operation in the same words.
+// Identical requests for one operation.
 struct HeldRequest {
   explicit HeldRequest(int32_t places = 0) : by(places), absent(places) {}
 
@@ -28,10 +29,10 @@ struct HeldFullRequest : HeldRequest {
   HeldFullRequest(int32_t places, SignaturePtr request) : HeldRequest(places), signature(std::move(request)) {}
 
   SignaturePtr signature;
-  std::map<int32_t, RowShare> shares;    // of a ragged kind, by place
+  std::map<int32_t, RowShare> shares;    // ragged kinds only, by place
 };
 
-// One (process set, kind, name) that is cached, held, or on its way up from a part of the subtree.
+// One (process set, kind, name) that is cached, held, or forwarded by part of the subtree.
 struct RelayedOperation {
   OperationKey key() const { return {process_set, kind, name}; }
 
@@ -40,24 +41,24 @@ struct RelayedOperation {
   std::string name;
   std::list<RelayedOperation>::iterator place;  // in one of the relay's two lists
   CacheId id = 0;
-  RankBits pair;                         // of a send: who of the subtree takes part
+  RankBits pair;                         // sends only: the participants in this subtree
   HeldRequest by_id;
   std::vector<HeldFullRequest> in_full;
-  RankBits held;                         // by whom
-  RankBits forwarded;                    // who has asked and is told of, while others of the subtree have not
-  Nanoseconds oldest = never;            // of what is held
+  RankBits held;                         // ranks whose requests are held
+  RankBits forwarded;                    // ranks already sent up, while others of the subtree are missing
+  Nanoseconds oldest = never;            // earliest arrival of a held request
   bool is_released = false;
 };
 
 struct RelayedSet {
   int32_t number;
-  RankBits members, joined;              // of the subtree
+  RankBits members, joined;              // ranks of the subtree
 };
 
 struct Relay::State {
   State(const std::vector<int32_t>& subtree, int32_t world_size, RelayRule relay_rule, uint32_t cache_capacity);
 
-  // Reports come in.
+  // Incoming reports.
   Status hold_by_id(CacheId id, const HeldRequest& request, Nanoseconds now);
   Status hold_in_full(const SignaturePtr& signature, std::span<const RowShare> shares, const HeldRequest& request,
                       Nanoseconds now);
@@ -69,14 +70,14 @@ struct Relay::State {
   bool is_complete(const RelayedOperation& operation);
   void release(RelayedOperation& operation);
 
-  // They go up.
+  // Outgoing reports.
   void release_due(Nanoseconds now);
   void give(RelayedOperation& operation);
   void give_id(CacheId id, const HeldRequest& request);
   Aggregate::Speakers speakers(const HeldRequest& request) const;
   void give_reached();
 
-  // Decisions pass.
+  // Decisions on their way down.
   void pass_plans();
   void pass_refusals();
   Status pass_cache_changes();
@@ -94,23 +95,23 @@ struct Relay::State {
 
   RelayRule rule;
   std::vector<int32_t> ranks;            // by place
-  std::vector<int32_t> place_by_rank;    // -1: of another subtree
+  std::vector<int32_t> place_by_rank;    // -1: in another subtree
   int32_t places;
-  RankBits finished;                     // have said goodbye
+  RankBits finished;                     // ranks that have said goodbye
   std::vector<RelayedSet> sets;          // by number
   CacheTable<RelayedOperation> cache;
   std::list<RelayedOperation> held;      // the oldest first
   std::list<RelayedOperation> others;
   std::unordered_map<OperationKey, RelayedOperation*, OperationKeyHash> operations;
-  std::vector<RelayedOperation*> released;       // go up with the next aggregate
-  std::vector<std::pair<CacheId, HeldRequest>> lapsed;  // ids that are retired: the coordinator counts them
+  std::vector<RelayedOperation*> released;       // are sent with the next aggregate
+  std::vector<std::pair<CacheId, HeldRequest>> lapsed;  // retired ids: the coordinator counts them
   std::map<int32_t, Remarks> remarks;    // by rank
   std::vector<uint64_t> reached;         // by place: the last Decision that the rank has applied
-  RankBits heard;                        // who has reported since the last aggregate
-  Report report;                    // these are kept for their memory
+  RankBits heard;                        // ranks that have reported since the last aggregate
+  Report report;                    // members from here on are kept for their memory
   Aggregate aggregate;
-  HeldRequest one;                       // of the rank whose report is merged
-  HeldRequest batch;                     // of the aggregate's last batch
+  HeldRequest one;                       // the request of the rank whose report is merged
+  HeldRequest batch;                     // the requests of the aggregate's last batch
   Decision decision;
 };
 

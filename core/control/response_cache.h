@@ -1,7 +1,7 @@
-// The response cache: what was once agreed has a number, and from then on the number is enough.
+// The response cache: an operation that was once agreed on has a number, which replaces the full request from then on.
 //
-// The coordinator gives ids out and takes them back, each in a Decision; every rank applies every Decision, so all
-// caches are equal. An id is a counter and a slot, so that it is never reused and is found without a search.
+// The coordinator assigns and retires ids, each in a Decision; every rank applies every Decision, so all caches are
+// equal. An id is a counter and a slot, so that it is never reused and is found without a search.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace sirtaki {
 
 using CacheId = uint64_t;  // 0: none
 
-// What an operation is known by; one of each may be in flight on a rank.
+// The key of an operation; at most one operation per key may be in flight on a rank.
 struct OperationKey {
   int32_t process_set;
   Kind kind;
@@ -36,21 +36,21 @@ inline OperationKey key_of(const Signature& signature) {
   return {signature.process_set, signature.kind, signature.name};
 }
 
-// The numbers of rows that a ragged request brings: row_counts_each() of them, if it makes sense.
+// Returns the row counts of a ragged request: row_counts_each() of them, if it is valid.
 std::span<const int64_t> rows_of(const Signature& signature);
 
-// Where those of the member at `position` lie among all members' rows.
+// Returns the row counts of the member at `position` within those of all members.
 std::span<const int64_t> rows_at(const Signature& signature, const std::vector<int64_t>& rows, size_t members,
                                  size_t position);
 
-// Ranks number their own devices, so only the CPU and the others are told apart.
+// Returns whether both are on the CPU, or both on a GPU. Ranks number their own devices, so GPUs are not compared.
 inline bool same_kind_of_device(const Signature& a, const Signature& b) { return (a.device < 0) == (b.device < 0); }
 
-// Whether two ranks' requests under one key can be one operation: the same in all but the priority, which is a hint,
-// and a ragged kind's rows.
+// Returns whether two ranks' requests under one key can be one operation: the same in all but the priority, which is a
+// hint, and a ragged kind's rows.
 bool agree(const Signature& a, const Signature& b);
 
-// Whether a cached response is the answer to this request from the member at `position` of `members`.
+// Returns whether a cached response answers this request from the member at `position` of `members`.
 bool answers(const Signature& cached, const std::vector<int64_t>& rows, const Signature& request, size_t members,
              size_t position);
 
@@ -58,7 +58,7 @@ constexpr uint32_t most_cached = 1 << 24;
 
 inline uint32_t slot_of(CacheId id) { return static_cast<uint32_t>(id) & (most_cached - 1); }
 
-// Finds what is cached under an id: a rank's operation or the coordinator's entry.
+// A table from ids to cached records: a rank's operation or the coordinator's entry.
 template <typename Record>
 class CacheTable {
  public:
@@ -72,7 +72,7 @@ class CacheTable {
     return slot < slots_.size() && slots_[slot].id == id ? slots_[slot].record : nullptr;
   }
 
-  // False if the id is none, beyond the capacity, or its slot is taken.
+  // Adds a record; returns false if the id is 0, beyond the capacity, or its slot is taken.
   bool put(CacheId id, Record* record) {
     const uint32_t slot = slot_of(id);
     if (id < most_cached || slot >= capacity_) return false;
@@ -99,7 +99,7 @@ class CacheTable {
   uint32_t size_ = 0;
 };
 
-// Where ids come from: the coordinator alone has one.
+// The source of ids: only the coordinator has one.
 class CacheIds {
  public:
   CacheId take() {

@@ -1,4 +1,4 @@
-// The half of the coordinator that decides: what is complete is planned or refused, and everyone is told.
+// The half of the coordinator that decides: complete operations are planned or refused, and all ranks are notified.
 #include <algorithm>
 
 #include "control/coordinator_state.h"
@@ -6,7 +6,7 @@
 namespace sirtaki {
 namespace {
 
-// Whether what the members agreed on this time is what the cache holds.
+// Returns whether the members agreed on what the cache holds.
 bool is_as_cached(const Entry& entry) {
   if (is_ragged(entry.kind) && entry.rows != entry.cached_rows) return false;
   if (entry.proposed == entry.cached) return true;
@@ -55,11 +55,11 @@ void Coordinator::State::settle(Entry& entry) {
   }
 }
 
-// Refuses the entries of one name when every member has submitted it, each for one kind only, and not the same.
+// Refuses the entries of one name if every member has submitted it, each for one kind only, and not all for the same.
 bool Coordinator::State::refuse_different_kinds(Entry& entry) {
   std::vector<Entry*> entries;
   RankBits ready = entry.set->joined;
-  RankBits silent = entry.set->joined;  // have joined without submitting any of them
+  RankBits silent = entry.set->joined;  // ranks that have joined without submitting any of them
   int32_t submissions = 0;
   Entry* next = &entry;
   do {
@@ -79,7 +79,7 @@ bool Coordinator::State::refuse_different_kinds(Entry& entry) {
   return true;
 }
 
-// Refuses an entry, and with it whatever shares a group with it.
+// Refuses an entry, and all entries that share a group with it.
 void Coordinator::State::refuse(Entry& entry, const Status& cause) {
   std::vector<Entry*> doomed{&entry};
   for (size_t i = 0; i < doomed.size(); ++i) {
@@ -107,7 +107,7 @@ void Coordinator::State::plan_agreed(Nanoseconds now) {
   agreed.clear();
 }
 
-// What stands for an entry in a plan: its cache id if the cache holds what was agreed, else a new response.
+// Returns an entry's item in a plan: its cache id if the cache holds what was agreed, else a new response.
 PlanItem Coordinator::State::item_of(Entry& entry) {
   if (entry.id && is_as_cached(entry)) return entry.id;
   SignaturePtr signature = entry.proposed;
@@ -121,7 +121,7 @@ PlanItem Coordinator::State::item_of(Entry& entry) {
   return is_response | (decision.responses.size() - 1);
 }
 
-// A join ends when all members have joined.
+// Ends the join of each set that all members have joined.
 void Coordinator::State::settle_joins(Nanoseconds now) {
   for (const auto& set : sets.all()) {
     if (!std::exchange(set->has_changed, false) || !set->joined_count) continue;
@@ -162,7 +162,7 @@ void Coordinator::State::drop_removed_sets() {
   for (const DecidedSetChange& change : decision.set_changes) {
     if (!change.members.empty()) continue;
     table.forget_set(*sets.find(change.process_set), decision.retired);
-    for (Response& response : decision.responses) {  // what was agreed in this very decision is not cached after all
+    for (Response& response : decision.responses) {  // what this same decision agreed on is not cached after all
       if (response.signature->process_set != change.process_set) continue;
       std::erase(decision.retired, response.id);
       response.id = 0;
@@ -171,7 +171,7 @@ void Coordinator::State::drop_removed_sets() {
   }
 }
 
-// Refuses what is pending in a set that is being removed.
+// Refuses all pending entries of a set that is being removed.
 void Coordinator::State::empty_set(ProcessSet& set) {
   set.is_being_removed = true;
   for (Entry& entry : table.pending()) {

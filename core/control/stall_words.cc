@@ -18,7 +18,7 @@ std::string list_tensors(const Stall& stall) {
   return text;
 }
 
-// One rank is named with its process and host, several only by their numbers.
+// Names one rank with its process and host, several ranks only by their numbers.
 std::string name_waiting(const std::vector<int32_t>& ranks, const RankNames& names) {
   constexpr size_t most = 16;
   if (ranks.size() <= 1) return list_ranks(ranks, names);
@@ -36,14 +36,14 @@ std::string name_place(const StackFrame& frame) {
   return frame.function == "<module>" ? at : "in " + frame.function + "() " + at;
 }
 
-// The innermost of the user's own functions, else the innermost of all.
+// Names the innermost of the user's own functions, else the innermost of all.
 std::string name_place(const std::vector<StackFrame>& frames) {
   const auto is_users = [](const StackFrame& frame) { return !is_library(frame.file); };
   const auto own = std::find_if(frames.begin(), frames.end(), is_users);
   return name_place(own == frames.end() ? frames.front() : *own);
 }
 
-// What becomes of "rank 1 has not submitted it …".
+// Returns the continuation of "rank 1 has not submitted it …".
 std::string describe(const Whereabouts& whereabouts, bool are_several, const RankNames& names) {
   if (!whereabouts.answers) {
     const std::string text = are_several ? " and do not answer. Are those processes stopped"
@@ -64,7 +64,7 @@ struct Group {
   std::vector<int32_t> ranks;
 };
 
-// Ranks that do the same are named together.
+// Groups missing ranks that do the same, so that they are named together.
 std::vector<Group> group_missing(const Stall& stall, const RankNames& names) {
   std::vector<Group> groups;
   for (int32_t rank : stall.missing) {
@@ -81,7 +81,7 @@ std::vector<Group> group_missing(const Stall& stall, const RankNames& names) {
   return groups;
 }
 
-// What to think of, where nothing is said that points to it.
+// Returns advice if nothing in the report points to a cause.
 std::string advise(const Stall& stall) {
   const auto& told = stall.whereabouts;
   if (std::any_of(told.begin(), told.end(), [](const Whereabouts& one) { return !one.waits_for.empty(); }))

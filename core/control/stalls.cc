@@ -20,7 +20,7 @@ Status deadline_passed(const Stall& stall, const RankNames& names) {
                                      " seconds (stall_deadline): " + describe_stall(stall, names)));
 }
 
-// Adds the end of a stall that the last rank has ended; what it had kept waiting is told together.
+// Adds the end of a stall to a decision; stalls that the same rank has ended in one set are reported together.
 void add_end(const ProcessSet& set, int32_t last_rank, Nanoseconds waited, const std::string& name,
              Decision& decision) {
   const std::vector<int32_t> last{last_rank};
@@ -105,7 +105,7 @@ bool StallWatch::is_awaiting(Nanoseconds now) const {
 void StallWatch::ask(const std::vector<Cause>& causes, Nanoseconds now, Decision& decision) {
   inquiry_ = {true, now + answer_time, {}, {}};
   for (const Cause& cause : causes) {
-    if (due(cause) > later(now, answer_time)) continue;  // what will be due when the answers are here, too
+    if (due(cause) > later(now, answer_time)) continue;  // includes causes that become due while waiting for answers
     for (int32_t rank : cause.missing.ranks())
       if (std::find(inquiry_.asked.begin(), inquiry_.asked.end(), rank) == inquiry_.asked.end())
         inquiry_.asked.push_back(rank);
@@ -130,7 +130,7 @@ std::vector<StallWatch::Cause> StallWatch::find_causes(EntryTable& table, const 
   for (const auto& set : sets.all()) {
     const bool waits_for_entries =
         std::any_of(causes.begin(), causes.end(), [&](const Cause& cause) { return cause.set == set.get(); });
-    if (!set->joined_count || waits_for_entries) continue;  // who waits for something else is not late to join
+    if (!set->joined_count || waits_for_entries) continue;  // ranks that wait for entries are not late to join
     RankBits missing = set->bits;
     missing -= set->joined;
     causes.push_back({set.get(), std::move(missing), set->joined, {}, set->join_waits_since, set->next_stall_report});
@@ -161,7 +161,7 @@ Stall StallWatch::describe(const Cause& cause, Nanoseconds now) const {
   return stall;
 }
 
-// A cause is reported when its oldest request has waited long enough; what came later goes along.
+// Reports a cause when its oldest request has waited long enough, together with its later requests.
 void StallWatch::report(Cause& cause, Nanoseconds now, Decision& decision) {
   Nanoseconds next = cause.next_report ? cause.next_report : later(cause.since, report_after_);
   if (next <= now) {

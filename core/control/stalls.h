@@ -1,8 +1,8 @@
-// Who keeps whom waiting, and when to say so.
+// Stall detection: which ranks wait for which others, and when to report it.
 //
-// When something has waited for too long, the missing ranks are asked where they are, through a Decision; sirtaki's
-// own thread answers there, whatever the program does. Once all have answered, or a second later, it is said who waits
-// for what, and what the missing ones do instead.
+// When an operation has waited for too long, a Decision asks the missing ranks where they are; sirtaki's own thread
+// answers there, whatever the program does. Once all have answered, or a second later, a report says which ranks wait
+// for what, and what the missing ranks are doing instead.
 #pragma once
 
 #include <vector>
@@ -15,33 +15,33 @@
 
 namespace sirtaki {
 
-// Adds to a decision that an entry whose stall was reported is complete now, and which rank came last.
+// Adds to a decision that an entry whose stall was reported is complete now, and which rank was last.
 void tell_end_of_stall(const Entry& entry, Decision& decision);
 
-// The same for a reported stall of a join, once all members of the set have joined.
+// Adds the same for a reported stall of a join, once all members of the set have joined.
 void tell_end_of_stall(const ProcessSet& set, Nanoseconds now, Decision& decision);
 
 class StallWatch {
  public:
-  // Zero for either: never. leaders: as in the coordinator.
+  // Creates a watch; zero for either time: never. leaders: as in the coordinator.
   StallWatch(Nanoseconds report_after, Nanoseconds deadline, std::vector<int32_t> leaders)
       : report_after_(report_after), deadline_(deadline), leaders_(std::move(leaders)) {}
 
-  // Something began to wait.
+  // Records that something began to wait.
   void begun(Nanoseconds now);
 
-  // A rank that was asked says where it is.
+  // Takes in the answer of a rank that was asked where it is.
   void answered(Whereabouts whereabouts);
 
-  // A lower bound of when look() has something to say.
+  // Returns a lower bound of the time at which look() has something to report.
   Nanoseconds next(const EntryTable& table, const ProcessSets& sets) const;
 
-  // Adds what is to be said at this time to a decision.
+  // Adds to a decision what is due at this time.
   void look(Nanoseconds now, EntryTable& table, const ProcessSets& sets, const Groups& groups, const RankNames& names,
             Decision& decision);
 
  private:
-  // One reason for which requests wait: the same ranks are missing in the same set.
+  // One cause of waiting: the same ranks are missing in the same set.
   struct Cause {
     ProcessSet* set;
     RankBits missing;
@@ -51,10 +51,10 @@ class StallWatch {
     Nanoseconds next_report;         // 0: has not been reported
   };
 
-  // The question that is out, and what is known of where the missing ranks are.
+  // The pending question, and the answers so far about where the missing ranks are.
   struct Inquiry {
     bool is_open = false;
-    Nanoseconds until = 0;           // later answers are not awaited
+    Nanoseconds until = 0;           // end of the wait for answers
     std::vector<int32_t> asked;
     std::vector<Whereabouts> answers;
   };
@@ -71,7 +71,7 @@ class StallWatch {
   std::vector<int32_t> leaders_;     // by rank
   Nanoseconds next_report_ = never;
   Inquiry inquiry_;
-  bool is_over_ = false;             // the deadline has been told
+  bool is_over_ = false;             // the deadline has been reported
 };
 
 }  // namespace sirtaki

@@ -1,5 +1,5 @@
-// The coordinator's way with aggregates: what a leader reports is taken apart, and submitted as if each rank had said
-// it. Where all that has to be known of a request is who made it, its ranks are taken together.
+// The coordinator's handling of aggregates: a leader's report is taken apart, and submitted as if each rank had
+// reported. Where only the set of requesting ranks matters, these are submitted together.
 #include "control/coordinator_state.h"
 
 namespace sirtaki {
@@ -9,12 +9,12 @@ bool is_plain(const Signature& signature) {
   return !is_ragged(signature.kind) && signature.kind != Kind::send && signature.group_id == 0;
 }
 
-// A moment for each rank, so that merging them gives the group's arrivals again.
+// A time for each rank, such that merging these times reproduces the group's arrivals.
 class Moments {
  public:
   explicit Moments(const Arrivals& arrivals) : arrivals_(arrivals) {}
 
-  // Each rank once.
+  // Returns the time of a rank; called once per rank.
   Nanoseconds of(int32_t rank) {
     if (rank == arrivals_.last_rank) return arrivals_.latest;
     return std::exchange(is_next_to_last_told_, true) ? arrivals_.first : arrivals_.before_latest;
@@ -41,7 +41,7 @@ Status Coordinator::State::merge_many(Nanoseconds now) {
   return {};
 }
 
-// Who speaks; not ok if one of them has left.
+// Reads the reporting ranks into `speakers` and `absentees`; not ok if one of them has left.
 Status Coordinator::State::hear(const Aggregate::Speakers& by) {
   bool has_left = false;
   speakers.clear();
@@ -87,7 +87,7 @@ Status Coordinator::State::submit_many_in_full(const Aggregate::FullRequest& req
   return {};
 }
 
-// Of the speakers.
+// Submits the same request for all ranks in `speakers`.
 Status Coordinator::State::submit_alike(Entry& entry, const SignaturePtr& signature, const Aggregate::Speakers& by) {
   if (entry.submitted.overlaps(speakers) || entry.set->joined.overlaps(speakers))
     return nonsense_report("a request that they cannot make twice");

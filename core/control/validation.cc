@@ -13,7 +13,7 @@ constexpr size_t most_extents_named = 24;
 constexpr size_t longest_quoted = 160;
 constexpr size_t longest_rank_name = 120;
 
-// Cuts at the start of a UTF-8 character and says so.
+// Shortens a text at the start of a UTF-8 character, and marks the cut.
 std::string shortened(const std::string& text, size_t limit) {
   if (text.size() <= limit) return text;
   size_t end = limit - 3;
@@ -60,7 +60,7 @@ struct Field {
   const char* advice;
 };
 
-// In the order in which a difference is looked for; the first one found is told.
+// The fields in the order in which they are compared; the first difference is reported.
 constexpr Field fields[] = {
     {[](const Signature& a, const Signature& b) { return changes_process_sets(a.kind) && a.shape != b.shape; },
      describe_members, "every rank must name the same ranks"},
@@ -136,7 +136,7 @@ Status disagreement(const Entry& entry, const RankNames& names) {
   return Status(SRT_MISMATCH, "ranks disagree about " + quoted(entry.name));
 }
 
-// A joined rank has neutral elements to give, and nowhere to put anything.
+// Refuses a send if one of its two ranks has joined: it has only neutral elements to give, and no memory for a result.
 Status validate_pair(const Entry& entry, const RankNames& names) {
   RankBits silent = entry.participants();
   silent -= entry.submitted;

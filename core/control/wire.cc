@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t most_splits = 1 << 20;
 
-// So that elements() and bytes() cannot overflow.
+// Returns whether elements() and bytes() cannot overflow.
 bool has_sane_shape(const Signature& signature) {
   if (changes_process_sets(signature.kind)) return true;
   if (signature.shape.size() > most_dimensions) return false;
@@ -23,7 +23,7 @@ bool has_sane_shape(const Signature& signature) {
   return true;
 }
 
-// As many rows as the tensor has, at most.
+// Returns whether the splits have at most as many rows as the tensor.
 bool has_sane_splits(const Signature& signature) {
   if (signature.splits.size() > most_splits) return false;
   if (signature.kind != Kind::alltoall) return true;
@@ -35,7 +35,7 @@ bool has_sane_splits(const Signature& signature) {
   return true;
 }
 
-// There are kernels for it.
+// Returns whether there are kernels for the reduction.
 bool has_sane_reduction(const Signature& signature) {
   if (!reduces(signature.kind)) return true;
   if (signature.kind == Kind::reducescatter && signature.reduce_op == ReduceOp::adasum) return false;

@@ -1,5 +1,5 @@
-// How what several messages are made of is written and read: lists, requests, and where a rank is. Reading checks
-// every bound, and leaves the reader failed where bytes make no sense.
+// Encoding and decoding of the parts that several messages share: lists, requests, and where a rank is. Reading checks
+// every bound, and leaves the reader failed where bytes are malformed.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace sirtaki {
 
-constexpr size_t smallest_item = 4;  // bytes of anything that a list holds: keeps a lie about its length cheap
+constexpr size_t smallest_item = 4;  // bytes of any list element: bounds the allocation that a false length causes
 
 template <typename T>
 void put_list(Writer& writer, const std::vector<T>& values) {
@@ -30,7 +30,7 @@ void get_each(Reader& reader, std::vector<T>& values, Get get) {
   for (uint32_t i = 0; i < count && reader.ok(); ++i) get(values.emplace_back());
 }
 
-// Whether numbers and lists fit one another, and nothing overflows that is computed of them.
+// Returns whether numbers and lists are consistent, and no value computed from them overflows.
 bool is_sane(const Signature& signature);
 
 void put_signature(Writer& writer, const Signature& signature);
@@ -39,10 +39,10 @@ SignaturePtr get_signature(Reader& reader);
 void put_whereabouts(Writer& writer, const Whereabouts& whereabouts);
 void get_whereabouts(Reader& reader, Whereabouts& whereabouts);
 
-// A tensor's name, or none.
+// Returns a tensor's name, or an empty one.
 std::string get_name(Reader& reader);
 
-// What a person will read.
+// Returns text that a person will read.
 std::string get_printable(Reader& reader, size_t limit);
 
 }  // namespace sirtaki

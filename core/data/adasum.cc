@@ -7,7 +7,7 @@
 namespace sirtaki {
 namespace {
 
-// What is needed of two vectors to combine them.
+// The dot products that combine two vectors.
 struct Dots {
   double ab = 0, aa = 0, bb = 0;
 };
@@ -100,7 +100,7 @@ class Adasum final : public Operation {
     raw_.shrink_to_fit();
   }
 
-  // Where the tensors lie in this rank's slice, in elements.
+  // Computes where the tensors lie in this rank's slice, in elements.
   void cut_tensors() {
     const auto element = static_cast<int64_t>(whole_->element_bytes());
     int64_t begin = 0;
@@ -174,10 +174,10 @@ class Adasum final : public Operation {
   size_t members_;
   Slice own_;                                  // this rank's slice, in bytes
   size_t elements_;
-  std::vector<Slice> tensors_;                 // of the slice, in elements
-  std::vector<std::vector<uint8_t>> raw_;      // by member: its version of the slice, as it came
-  std::vector<std::vector<double>> vectors_;   // what is still to be combined
-  std::vector<Dots> dots_;                     // of this level: by pair and tensor
+  std::vector<Slice> tensors_;                 // parts of tensors in the slice, in elements
+  std::vector<std::vector<uint8_t>> raw_;      // by member: its version of the slice, as received
+  std::vector<std::vector<double>> vectors_;   // vectors still to be combined
+  std::vector<Dots> dots_;                     // those of this level, by pair and tensor
   std::vector<uint8_t> result_;
   int32_t phase_ = 0;
   std::unique_ptr<Operation> running_;

@@ -8,7 +8,7 @@
 namespace sirtaki {
 namespace {
 
-constexpr int64_t few_bytes = 64 << 10;  // measured over loopback: even at 256 KiB, a seventh less time at 16 KiB
+constexpr int64_t few_bytes = 64 << 10;  // measured over loopback: equal at 256 KiB, a seventh less time at 16 KiB
 
 }  // namespace
 
@@ -20,8 +20,8 @@ Algorithm choose_algorithm(std::string_view wish, const std::vector<int>& member
   if (wish == "recursive_doubling") return Algorithm::recursive_doubling;
   // Between hosts every byte then travels once in each direction, however many members a host has.
   if (is_spread && has_company) return Algorithm::hierarchical;
-  // Of two numbers there is one sum. Among more, the bits would depend on what a tensor is fused with, and so on when
-  // it was ready.
+  // Two numbers have one sum. Among more, the bits would depend on what a tensor is fused with, and thus on when it was
+  // ready.
   return members_per_host.size() == 2 && bytes <= few_bytes ? Algorithm::recursive_doubling : Algorithm::direct;
 }
 

@@ -1,5 +1,5 @@
-// Which way an all-reduce takes, when not all of it can go through one host's shared memory. All members have to come
-// to the same answer, so it depends on nothing but what they all know.
+// The choice of an all-reduce's algorithm when not all of it can go through one host's shared memory. All members have
+// to make the same choice, so it depends only on what they all know.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ enum class Algorithm {
   hierarchical,        // inside hosts first, then between them
 };
 
-// The knob cpu_algorithm: "auto", or the name of an algorithm, which is taken wherever it can be.
+// Chooses an algorithm. `wish` is the knob cpu_algorithm: "auto", or the name of an algorithm, used wherever it can be.
 Algorithm choose_algorithm(std::string_view wish, const std::vector<int>& members_per_host, int64_t bytes);
 
-// In which members of a transfer live on one host, for each host that has any. `host_of` is by rank of the world.
+// Counts the members of a transfer on each host that has any. `host_of` is by rank of the world.
 std::vector<int> count_members(const std::vector<int32_t>& members, const std::vector<int32_t>& host_of);
 
-// What a world of several hosts uses, for people.
+// Describes the algorithm of a world of several hosts, for people.
 std::string describe_algorithm(std::string_view wish, const std::vector<int>& ranks_per_host, bool has_shared_memory);
 
 }  // namespace sirtaki

@@ -18,7 +18,7 @@ class DirectReducescatter final : public LinkOperation {
   }
 
  private:
-  // Step 2r sends chunk r of every other member's part, step 2r + 1 reduces chunk r of this rank's.
+  // Sends chunk r of every other member's part in step 2r, reduces chunk r of this rank's in step 2r + 1.
   Status step(int64_t index, bool& finished) override {
     const int64_t round = index / 2;
     if (index % 2 == 1) return reduce_own(round, finished);

@@ -1,10 +1,10 @@
-// How far apart the ranks' cores are, learnt from how long it takes to write where a neighbour has read.
+// The distance between the ranks' cores, learnt from how long it takes to write where a neighbour has read.
 //
 // A chunk slot that a neighbour has read lies in its caches. Where cores share one nearby (an L2, a chiplet's L3),
 // writing it again and reading it from there is the fastest way; where they do not, each line is a round trip, and it
-// is better to store past the caches. Which it is depends on where the operating system, or the machine below a
-// virtual one, puts the ranks, and changes while they run: so a far rank writes a chunk the plain way now and then,
-// and looks at the clock.
+// is better to store past the caches. The case depends on where the operating system, or the machine below a virtual
+// one, puts the ranks, and changes while they run: so a far rank writes a chunk with plain stores now and then, and
+// measures the time.
 #pragma once
 
 #include <cstdint>
@@ -15,17 +15,17 @@ namespace sirtaki {
 
 class Distance {
  public:
-  // Whether the next chunk of so many bytes is to be written past the cache.
+  // Returns whether the next chunk, of so many bytes, is to be written past the cache.
   bool streams(int64_t bytes) {
     if (bytes < least_bytes || slow_writes_ < slow_writes_in_a_row) return false;
     return ++written_ % plain_every != 0;
   }
 
-  // A chunk was written the plain way.
+  // Notes the time of a chunk that was written with plain stores.
   void noted(int64_t bytes, Nanoseconds took) {
     if (bytes < least_bytes) return;
     const bool is_slow = took * cache_line_bytes > bytes * slow_line;
-    slow_writes_ = is_slow ? slow_writes_ + 1 : 0;  // one alone may be a thread that was put aside
+    slow_writes_ = is_slow ? slow_writes_ + 1 : 0;  // a single one may be a thread that was preempted
   }
 
  private:

@@ -1,4 +1,4 @@
-// Runs plans: started in the order of their numbers, each a resumable operation of some backend.
+// The execution of plans: started in the order of their numbers, each a resumable operation of some backend.
 #pragma once
 
 #include <deque>
@@ -11,13 +11,13 @@ namespace sirtaki {
 
 class Executor {
  public:
-  // Asked in this order; the first that serves a transfer runs it.
+  // Adds a backend. They are asked in this order; the first that serves a transfer runs it.
   void add_backend(std::unique_ptr<Backend> backend) { backends_.push_back(std::move(backend)); }
 
-  // Transfers come in ascending plan order.
+  // Adds a transfer. They come in ascending plan order.
   void add(std::shared_ptr<const Transfer> transfer) { queue_.push_back(std::move(transfer)); }
 
-  // What has become of plans, by their numbers.
+  // Changes of plans, by their numbers.
   struct Changes {
     struct Launch {
       uint64_t plan;
@@ -25,10 +25,10 @@ class Executor {
     };
     std::vector<Launch> launched;  // on a device: it is over after the event
     std::vector<uint64_t> finished;
-    uint64_t failed = 0;               // the plan whose operation ended all with a status that is not ok
+    uint64_t failed = 0;               // the plan whose operation returned a status that is not ok
     bool moved = false;
 
-    // Lists keep their room: this is asked for at every turn.
+    // Clears the lists, but keeps their capacity: this is called in every iteration.
     void clear() {
       launched.clear();
       finished.clear();
@@ -42,12 +42,12 @@ class Executor {
 
   bool is_idle() const { return queue_.empty() && active_.empty(); }
   Nanoseconds last_moved() const { return last_moved_; }
-  bool must_be_polled() const;  // something waits for a device
+  bool must_be_polled() const;  // whether an operation waits for a device
 
-  // What the oldest unfinished plan waits for; nullptr if there is none.
+  // Returns the oldest unfinished plan and the ranks it waits for; nullptr if there is none.
   const Transfer* stuck(std::vector<int32_t>& waits_for) const;
 
-  // Give up everything. Operations stay until they are quiet.
+  // Cancels everything. Operations stay until they are quiet.
   void cancel();
   bool is_quiet();
 

@@ -1,6 +1,6 @@
-// What crosses hosts with several members each: every byte goes between two hosts once, and spreads inside them. As in
-// Karonis et al., "Exploiting Hierarchy in Parallel Computer Networks to Optimize Collective Operation Performance"
-// (2000).
+// Transfers between hosts with several members each: every byte goes between two hosts once, and then spreads inside
+// them. As in Karonis et al., "Exploiting Hierarchy in Parallel Computer Networks to Optimize Collective Operation
+// Performance" (2000).
 #pragma once
 
 #include <string>
@@ -28,7 +28,7 @@ class HierarchicalBackend final : public Backend {
   HierarchyParts parts_;
 };
 
-// What the hierarchical operations have in common: where a transfer's members live, and transfers among some of them.
+// The common part of the hierarchical operations: where a transfer's members live, and transfers among some of them.
 class Hierarchical : public PhasedOperation {
  protected:
   using Members = std::vector<size_t>;  // indices of the whole transfer's members
@@ -41,24 +41,24 @@ class Hierarchical : public PhasedOperation {
   size_t own_place() const { return own_place_; }  // among the local ones
   bool is_alone() const { return local().size() == 1; }
 
-  // A transfer of this kind among some members, this rank being one of them; the caller fills in what moves.
+  // Returns a transfer of this kind among some members, including this rank; the caller fills in what moves.
   std::shared_ptr<Transfer> among(const Members& members, Kind kind) const;
   int add_local(std::shared_ptr<Transfer> transfer, int after = no_phase);
   int add_between(std::shared_ptr<Transfer> transfer, int after = no_phase);
 
-  // The same list with memory of the operation's own where it has no output: what arrives has to be passed on.
+  // Returns the list with memory of the operation where it has no output: what arrives has to be forwarded.
   ScatterList with_memory(const ScatterList& list);
 
   static size_t index_in(const Members& members, size_t member);
-  // The list worked on in place, where its outputs are; then its inputs alone, its outputs as inputs, its outputs
-  // alone, its sizes alone.
+  // Return the list worked on in place, where its outputs are; its inputs alone; its outputs as inputs; its outputs
+  // alone; its sizes alone.
   static ScatterList in_place(const ScatterList& list);
   static ScatterList inputs(const ScatterList& list);
   static ScatterList results(const ScatterList& list);
   static ScatterList outputs(const ScatterList& list);
   static ScatterList sizes(const ScatterList& list);
 
-  // So much of a plan is in one phase, and others meanwhile elsewhere.
+  // Returns the bytes of a plan that are in one phase at a time, while others are in other phases.
   int64_t bytes_a_piece() const;
 
  private:

@@ -1,11 +1,12 @@
 // All-reduce in three phases: a reduce-scatter inside each host, an all-reduce of each slice between its carriers, one
-// a host, and an all-gather inside. So each byte of the sum goes between two hosts once in each direction, and all
-// local ranks work on it. Hosts with more members than the smallest one has give to the carriers, and get from them.
+// per host, and an all-gather inside. So each byte of the sum goes between two hosts once in each direction, and all
+// local ranks work on it. On hosts with more members than the smallest host, the others give to the carriers, and get
+// from them.
 //
-// A large plan is cut into pieces, so that the network is busy with one while others go through shared memory.
-// What is added inside a host is in rank order, and so is what is added between them: the same bits every run as long
-// as the ranks live on the same hosts. Sums travel in the tensors' own dtype: 16-bit floats are rounded once inside a
-// host and once between them.
+// A large plan is cut into pieces, so that the network is busy with one while others go through shared memory. Sums
+// inside a host are in rank order, and so are sums between hosts: the same bits every run as long as the ranks live on
+// the same hosts. Sums travel in the tensors' own dtype: 16-bit floats are rounded once inside a host and once between
+// them.
 #include <algorithm>
 
 #include "data/hierarchical.h"
@@ -25,7 +26,7 @@ class HierarchicalAllreduce final : public Hierarchical {
     const int64_t total = whole().buffer.bytes(), each = bytes_a_piece();
     const int64_t pieces = (total + each - 1) / each;
     summed_.resize(static_cast<size_t>(pieces), no_phase);
-    // The next piece is scattered before the one before is gathered, so that nobody waits for the network alone.
+    // The next piece is scattered before the one before is gathered, so that no rank waits for the network alone.
     for (int64_t i = 0; i <= pieces; ++i) {
       if (i < pieces) begin_piece(i);
       if (i > 0 && !is_alone()) gather(i - 1);
@@ -36,7 +37,7 @@ class HierarchicalAllreduce final : public Hierarchical {
  private:
   bool is_carrier() const { return own_place() < carriers_; }
 
-  // Of the whole buffer; nothing for those who are no carriers.
+  // Returns a slice of the whole buffer; empty for a place that is no carrier.
   ScatterList slice(int64_t piece, size_t place) const {
     if (place >= carriers_) return {};
     const int64_t begin = piece * bytes_a_piece();
@@ -73,8 +74,8 @@ class HierarchicalAllreduce final : public Hierarchical {
     add_local(std::move(transfer), summed_[static_cast<size_t>(piece)]);
   }
 
-  size_t carriers_;             // how many slices there are: what the smallest host can carry
-  Members counterparts_;        // this rank's, on all hosts: in the order of the hosts for every slice
+  size_t carriers_;             // number of slices: what the smallest host can carry
+  Members counterparts_;        // this rank's on all hosts, in the order of the hosts for every slice
   std::vector<int> summed_;     // by piece: the phase that adds up this rank's slice
   std::vector<ScatterList> results_;  // by piece: this rank's slice, to be read
 };

@@ -6,7 +6,7 @@
 namespace sirtaki {
 namespace {
 
-// From the root to the first member of each other host; from these, piece by piece, to the others of their host.
+// A broadcast from the root to the first member of each other host, and from these, piece by piece, to the others.
 class HierarchicalBroadcast final : public Hierarchical {
  public:
   HierarchicalBroadcast(const HierarchyParts& parts, std::shared_ptr<const Transfer> transfer)
@@ -46,10 +46,10 @@ class HierarchicalBroadcast final : public Hierarchical {
     return *std::find_if(local().begin(), local().end(), speaks);
   }
 
-  Members speakers_;  // one a host
+  Members speakers_;  // one per host
 };
 
-// Each member's rows go to one member of each other host, in turn, and then everyone passes on what it has got.
+// An all-gather: each member's rows go to one member of each other host, in turn, and every member forwards them.
 class HierarchicalAllgather final : public Hierarchical {
  public:
   HierarchicalAllgather(const HierarchyParts& parts, std::shared_ptr<const Transfer> transfer)
@@ -59,7 +59,7 @@ class HierarchicalAllgather final : public Hierarchical {
       for (size_t place = 0; place < from.size(); ++place)
         for (const Members& to : hosts())
           receivers_[from[place]].push_back(&from == &to ? from[place] : to[place % to.size()]);
-    ScatterList got;  // what this rank has for the others of its host
+    ScatterList got;  // rows that this rank has for the others of its host
     const int exchanged = add_exchange(got);
     if (!is_alone()) add_gather(got, exchanged);
   }
@@ -101,7 +101,7 @@ class HierarchicalAllgather final : public Hierarchical {
     add_local(std::move(transfer), exchanged);
   }
 
-  std::vector<Members> receivers_;  // by member: who gets its rows from it, one a host
+  std::vector<Members> receivers_;  // by member: the members that get its rows from it, one per host
 };
 
 }  // namespace

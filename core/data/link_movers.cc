@@ -31,7 +31,7 @@ class LinkBroadcast final : public LinkOperation {
   }
 };
 
-// All-gather and all-to-all: every pair by itself.
+// All-gather and all-to-all: each pair by itself.
 class LinkExchange final : public LinkOperation {
  public:
   LinkExchange(const LinkSetting& setting, std::shared_ptr<const Transfer> t) : LinkOperation(setting, std::move(t)) {
@@ -44,7 +44,7 @@ class LinkExchange final : public LinkOperation {
   }
 
  private:
-  // Step 2r sends chunk r of what is for each member, step 2r + 1 collects chunk r from everyone.
+  // Sends chunk r of each member's data in step 2r, collects chunk r from all members in step 2r + 1.
   Status step(int64_t index, bool& finished) override {
     const int64_t round = index / 2;
     if (index % 2 == 1) return collect(round, finished);
@@ -80,7 +80,7 @@ class LinkExchange final : public LinkOperation {
   }
 
   int64_t rounds_ = 0;
-  std::vector<int64_t> got_;  // by member: rounds that are here
+  std::vector<int64_t> got_;  // by member: rounds that have arrived
 };
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int steps_a_call = 8;           // then negotiation has its turn
 constexpr size_t most_unsent = 2 << 20;   // bytes that may pile up on a link before packing waits
-constexpr int64_t worth_referring = 8 << 10;  // less is copied sooner than sent by itself
+constexpr int64_t worth_referring = 8 << 10;  // smaller pieces are faster to copy than to send separately
 
 }  // namespace
 
@@ -119,7 +119,7 @@ void LinkOperation::reduce(std::span<const uint8_t* const> bodies, const Scatter
   });
 }
 
-// The memory of tensors goes back to their owners.
+// Stops the use of tensors' memory, which goes back to its owners.
 void LinkOperation::cancel() {
   for (size_t member = 0; member < member_count(); ++member)
     if (member != transfer_->own) link(member).let_go();
@@ -148,7 +148,7 @@ Status LinkOperation::arrived(size_t member, int64_t tag, int64_t bytes, std::sp
                               frame->header.step, static_cast<unsigned long long>(frame->header.plan),
                               frame->header.length, static_cast<unsigned>(tag & 0xffff),
                               static_cast<unsigned long long>(transfer_->plan), static_cast<long long>(bytes))});
-  // An empty body still has to be told from none.
+  // An empty body has to be distinguishable from none.
   static constexpr uint8_t nothing = 0;
   body = frame->body.empty() ? std::span<const uint8_t>(&nothing, size_t{0}) : frame->body;
   return Status::ok();

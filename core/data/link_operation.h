@@ -1,5 +1,5 @@
-// What the collectives over links (sockets) have in common. Every member knows the order of every transfer of a
-// plan, so frames need no matching: a frame's plan and step are only checked.
+// The common part of the collectives over links (sockets). Every member knows the order of every transfer of a plan, so
+// frames need no matching: a frame's plan and step are only checked.
 #pragma once
 
 #include <span>
@@ -11,7 +11,7 @@
 
 namespace sirtaki {
 
-// Names a rank in messages: "rank 2 (pid 71 on hostB)".
+// Names of ranks in messages: "rank 2 (pid 71 on hostB)".
 using RankNames = std::vector<std::string>;
 
 struct LinkSetting {
@@ -30,7 +30,7 @@ class LinkOperation : public Operation {
   std::vector<int32_t> waits_for() const final { return awaited_; }
 
  protected:
-  // One step of the algorithm; `finished` stays false when it has to wait, and it is called again.
+  // Runs one step of the algorithm; `finished` stays false when it has to wait, and it is called again.
   virtual Status step(int64_t index, bool& finished) = 0;
   int64_t steps = 0;  // set by the constructor of the algorithm
 
@@ -40,17 +40,17 @@ class LinkOperation : public Operation {
   int64_t chunk_bytes() const { return setting_.chunk_bytes; }
   ReduceKernel reduce_kernel() const { return arithmetic().reduce[static_cast<int>(transfer_->reduce_op)]; }
 
-  // Is there room to send to all others (or one) without piling up bytes? Space for one frame's body.
+  // Return whether there is room to send to a member (or all) without piling up bytes; space for one frame's body.
   bool has_room(size_t member) const;
   bool all_have_room() const;
   std::span<uint8_t> compose(size_t member, int64_t tag, int64_t bytes);
 
-  // The body of the frame that must come next from a member; empty data() if it is not here yet.
+  // Returns the body of the frame that must come next from a member; empty data() if it has not arrived yet.
   Status arrived(size_t member, int64_t tag, int64_t bytes, std::span<const uint8_t>& body);
   void consume(size_t member) { link(member).pop(); }
 
   // Sends a list's bytes [begin, end): inputs, prescaled, or results, which lie in `scratch` where the list has no
-  // output. What lies ready in the users' memory is not copied.
+  // output. Bytes that lie ready in the users' memory are not copied.
   void send_inputs(size_t member, int64_t tag, const ScatterList& list, int64_t begin, int64_t end);
   void send_results(size_t member, int64_t tag, const ScatterList& list, int64_t begin, int64_t end,
                     const uint8_t* scratch);
@@ -63,7 +63,7 @@ class LinkOperation : public Operation {
   void reduce(std::span<const uint8_t* const> bodies, const ScatterList& list, int64_t begin, int64_t end,
               std::vector<uint8_t>& scratch);
 
-  // A list's bytes [begin, end), prescaled.
+  // Packs a list's bytes [begin, end), prescaled.
   void pack_bytes(const ScatterList& list, int64_t begin, int64_t end, uint8_t* out) const;
 
  private:

@@ -33,12 +33,12 @@ class MemoryBroadcast final : public MemoryOperation {
     return true;
   }
 
-  int64_t each_ = 0;  // bytes a round
+  int64_t each_ = 0;  // bytes per round
 };
 
-// All-gather and all-to-all. What a member sends is one stream of bytes: what it gives to all, or its parts for the
-// others, one after another. In each round every member packs its next chunk of that, and takes from everyone's chunk
-// what is for it: step 2r packs round r, 2r + 1 takes.
+// All-gather and all-to-all. A member sends one stream of bytes: its data for all, or its parts for the others, one
+// after another. In each round every member packs its next chunk of that stream, and takes its part of every other
+// member's chunk: step 2r packs round r, 2r + 1 takes.
 class MemoryExchange final : public MemoryOperation {
  public:
   MemoryExchange(const MemorySetting& setting, TransferPtr t) : MemoryOperation(setting, std::move(t)) {
@@ -92,7 +92,7 @@ class MemoryExchange final : public MemoryOperation {
   }
 
   ScatterList stream_;
-  std::vector<Slice> wanted_;  // by member: what of its stream is for this rank
+  std::vector<Slice> wanted_;  // by member: the part of its stream for this rank
 };
 
 }  // namespace

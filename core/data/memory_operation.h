@@ -1,8 +1,8 @@
-// What the shared-memory collectives have in common: chunk slots, milestones, and when a slot may be used again.
+// The common part of the shared-memory collectives: chunk slots, milestones, and when a slot may be used again.
 //
-// Words: a chunk is the piece of the buffer in flight; a rank writes it into one of its own slots (in turn), and
-// its milestone (plan number, step) tells the others how far it is. A slot is written again only when everyone
-// who reads it has published a milestone past the reading: its lease.
+// Words: a chunk is the piece of the buffer in flight; a rank writes it into one of its own slots (in turn), and its
+// milestone (plan number, step) shows the others how far it is. A slot is written again only when all its readers have
+// published a milestone past the reading: its lease.
 #pragma once
 
 #include <vector>
@@ -19,9 +19,9 @@ struct Lease {
   std::vector<int> readers;  // slots
 };
 
-// What a rank remembers of its slots from one operation to the next.
+// A rank's state of its slots, kept from one operation to the next.
 struct SlotState {
-  std::vector<Lease> leases = std::vector<Lease>(SharedRegion::slots_each);  // one a turn
+  std::vector<Lease> leases = std::vector<Lease>(SharedRegion::slots_each);  // one per turn
   Distance distance;
 };
 
@@ -39,13 +39,13 @@ class MemoryOperation : public Operation {
   std::vector<int32_t> waits_for() const final;
 
  protected:
-  // One step of the algorithm, as it lies between two publications. False: it has to wait for others.
+  // Runs one step of the algorithm, between two publications. Returns false if it has to wait for others.
   virtual bool step(int64_t index) = 0;
   // Set by the constructor of the algorithm. Steps and rounds count from 0.
   int64_t steps = 0;
   int64_t rounds = 0;
 
-  // Which of its slots a rank uses in a round; all members know. Plans of one size after another alternate, so that
+  // Returns the slot that a rank uses in a round; all members know it. Successive plans of one size alternate, so that
   // none has to wait until the slot that was filled last has been read.
   uint64_t turn(int64_t round) const {
     return (rounds % SharedRegion::slots_each ? transfer_->plan + static_cast<uint64_t>(transfer_->phase) : 0) +
@@ -60,18 +60,19 @@ class MemoryOperation : public Operation {
     return setting_.neighbours.region().chunk(slots_[member], turn(round));
   }
 
-  // Have all members (or one) finished step `index`? Remembers for whom it waits.
+  // Return whether all members (or one) have finished step `index`, and note the milestone that is awaited.
   bool all_past(int64_t index);
   bool is_past(size_t member, int64_t index);
 
-  // May the slot of this round be written? And once it is written: until the readers are past step `index`.
+  // may_write() returns whether the slot of this round may be written. lend(), once it is written, leases it until the
+  // readers are past a step.
   bool may_write(int64_t round);
   void lend(int64_t round, int64_t until_past_index);
 
-  // A list's bytes [begin, end), prescaled, into this rank's chunk of a round, at an offset.
+  // Packs a list's bytes [begin, end), prescaled, into this rank's chunk of a round, at an offset.
   void pack_chunk(const ScatterList& list, int64_t begin, int64_t end, int64_t round, int64_t offset = 0);
 
-  // Rounds that so many bytes take, at so many a round.
+  // Returns the rounds that so many bytes take, at `each` bytes per round.
   static int64_t rounds_for(int64_t bytes, int64_t each) { return (bytes + each - 1) / each; }
 
  private:
@@ -84,7 +85,7 @@ class MemoryOperation : public Operation {
   int64_t next_ = 0;
   uint64_t awaited_ = 0;         // the milestone that it waits for
 
-  // The milestone of a rank that has done so many steps of this transfer; steps count on from phase to phase.
+  // Returns the milestone of a rank that has done so many steps of this transfer; steps count on from phase to phase.
   Milestone after(int64_t done) const;
 };
 

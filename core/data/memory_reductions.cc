@@ -1,5 +1,5 @@
-// The reductions through shared memory. Each is a sequence of steps with a publication after every step; the slot of
-// a chunk is chosen by plan and round, so that all members know it without being told.
+// The reductions through shared memory. Each is a sequence of steps with a publication after every step; the slot of a
+// chunk is chosen by plan and round, so that all members know it without a message.
 #include <algorithm>
 
 #include "data/memory_operation.h"
@@ -7,9 +7,9 @@
 namespace sirtaki {
 namespace {
 
-// Everyone reduces everything. In each round all copy their chunk in, and then add the others' to their own on the way
-// into the user's memory: two passes, the least that is possible for two ranks; and one wait less than with slices,
-// which counts for more ranks as long as there are few bytes. Step 2r packs round r, step 2r + 1 reduces it.
+// An all-reduce in which every rank reduces everything. In each round all copy their chunk in, and then add the others'
+// to their own on the way into the user's memory: two passes, the minimum for two ranks, and one wait less than with
+// slices, which matters for more ranks as long as there are few bytes. Step 2r packs round r, step 2r + 1 reduces it.
 class WholeAllreduce final : public MemoryOperation {
  public:
   WholeAllreduce(const MemorySetting& setting, TransferPtr t) : MemoryOperation(setting, std::move(t)) {
@@ -45,7 +45,7 @@ class WholeAllreduce final : public MemoryOperation {
     transfer().buffer.visit(begin, end, [&](const uint8_t* input, uint8_t* output, int64_t offset, int64_t bytes) {
       if (!output) return;
       for (size_t member = 0; member < member_count(); ++member) sources_[member] = chunk(member, round) + offset;
-      // The own chunk holds what a prescale has made of the input, rounded exactly as the others see it.
+      // The own chunk holds the prescaled input, rounded exactly as the others see it.
       if (raw && input) sources_[transfer().own] = input;
       kernel(output, sources_.data(), static_cast<int>(member_count()), static_cast<size_t>(bytes) / element,
              transfer().postscale);
@@ -55,9 +55,9 @@ class WholeAllreduce final : public MemoryOperation {
   std::vector<const void*> sources_;
 };
 
-// More ranks and bytes. A round's chunk is cut into one slice a member. Everyone packs its whole chunk, reduces its own
-// slice of all chunks in rank order, and copies the other members' slices. Packing a round comes before copying the
-// round before it, so that a rank has something to do while others reduce.
+// An all-reduce for more ranks and bytes. A round's chunk is cut into one slice per member. Every rank packs its whole
+// chunk, reduces its own slice of all chunks in rank order, and copies the other members' slices. A round is packed
+// before the previous one is copied, so that a rank has work while others reduce.
 class SlicedAllreduce final : public MemoryOperation {
  public:
   SlicedAllreduce(const MemorySetting& setting, TransferPtr t) : MemoryOperation(setting, std::move(t)) {
@@ -67,7 +67,8 @@ class SlicedAllreduce final : public MemoryOperation {
   }
 
  private:
-  // Step 3r packs round r, 3r + 1 copies round r - 1, 3r + 2 reduces round r; the last pack and reduce are empty.
+  // Packs round r in step 3r, copies round r - 1 in 3r + 1, reduces round r in 3r + 2; the last pack and reduce are
+  // empty.
   bool step(int64_t index) override {
     const int64_t round = index / 3;
     switch (index % 3) {
@@ -94,7 +95,7 @@ class SlicedAllreduce final : public MemoryOperation {
     const Slice part = slice(transfer().own, round);
     const auto kernel = arithmetic().reduce[static_cast<int>(transfer().reduce_op)];
     for (size_t member = 0; member < member_count(); ++member) sources_[member] = chunk(member, round) + part.begin;
-    // Into this rank's own slot: nobody else reads that slice of it before it is reduced.
+    // Reduces into this rank's own slot: no other rank reads that slice of it before it is reduced.
     uint8_t* reduced = chunk(transfer().own, round) + part.begin;
     kernel(reduced, sources_.data(), static_cast<int>(member_count()),
            static_cast<size_t>(part.bytes) / transfer().element_bytes(), transfer().postscale);
@@ -111,7 +112,7 @@ class SlicedAllreduce final : public MemoryOperation {
     return true;
   }
 
-  // Of a round's chunk.
+  // Returns a member's slice of a round's chunk.
   Slice slice(size_t member, int64_t round) const {
     return slice_of(std::min(chunk_bytes(), transfer().buffer.bytes() - round * chunk_bytes()), member_count(), member);
   }
@@ -124,8 +125,8 @@ class SlicedAllreduce final : public MemoryOperation {
   std::vector<const void*> sources_;
 };
 
-// A round's chunk holds a share for each member: everyone packs what it has for the others, and then adds up its own
-// share of all chunks, straight into its output. Step 2r packs round r, step 2r + 1 reduces it.
+// A reduce-scatter. A round's chunk holds a share for each member: every rank packs the others' shares, and then adds
+// up its own share of all chunks, straight into its output. Step 2r packs round r, step 2r + 1 reduces it.
 class MemoryReducescatter final : public MemoryOperation {
  public:
   MemoryReducescatter(const MemorySetting& setting, TransferPtr t) : MemoryOperation(setting, std::move(t)) {
@@ -180,7 +181,7 @@ class MemoryReducescatter final : public MemoryOperation {
   }
 
   int64_t share_ = 0;
-  bool is_read_in_place_ = false;      // what this rank has for itself; a joined rank has nothing
+  bool is_read_in_place_ = false;      // this rank's input for itself; a joined rank has none
   std::vector<const void*> sources_;
 };
 

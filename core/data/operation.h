@@ -1,6 +1,6 @@
-// The shape of the data plane: a Backend starts Operations, and an Operation is a resumable state machine that
-// never blocks. What moves bytes through shared memory or sockets does its work inside advance(); what works by
-// itself (a GPU) only looks there whether it has finished.
+// The interfaces of the data plane: a Backend starts Operations, and an Operation is a resumable state machine that
+// never blocks. An operation that moves bytes through shared memory or sockets works inside advance(); a device that
+// works by itself (a GPU) is only polled there.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace sirtaki {
 // A Plan with this rank's memory filled in; or a phase of one, where an algorithm is made of several transfers.
 struct Transfer {
   uint64_t plan = 0;
-  int32_t phase = 0;                 // those of a plan run one after another, and may consist of phases themselves
+  int32_t phase = 0;                 // phases of a plan run one after another, and may consist of phases themselves
   bool is_last_phase = true;
   Kind kind = Kind::allreduce;
   DType dtype = DType::float32;
@@ -30,11 +30,11 @@ struct Transfer {
   std::vector<int32_t> members;      // world ranks, ascending
   size_t own = 0;                    // this rank's index among them
   size_t root = 0;                   // the root's index
-  ScatterList buffer;                // all-reduce, broadcast: the tensors. All-gather: what this rank gives
-  TransferTimes* times = nullptr;    // filled in while it goes on, if somebody wants to know
-  std::vector<ScatterList> outgoing; // reduce-scatter, all-to-all: what is for each member. Of a reduce-scatter this
+  ScatterList buffer;                // all-reduce, broadcast: the tensors. All-gather: this rank's input
+  TransferTimes* times = nullptr;    // filled in while it runs, if they are wanted
+  std::vector<ScatterList> outgoing; // reduce-scatter, all-to-all: data for each member. In a reduce-scatter this
                                      // rank's own part has the output too
-  std::vector<ScatterList> incoming;  // all-gather, all-to-all: where what comes from each member goes. This rank's own
+  std::vector<ScatterList> incoming;  // all-gather, all-to-all: memory for the data from each member. This rank's own
                                       // part has the input too
   std::vector<int64_t> flows;  // all-to-all: bytes from member i to member j, at i * members + j
   std::vector<int64_t> tensor_bytes;  // Adasum: where in the buffer a tensor ends and the next begins
@@ -45,11 +45,11 @@ struct Transfer {
 
 enum class Progress { blocked, moved, done };
 
-// What an operation has to itself while it runs, as a set of bits. Operations that need the same run one after
-// another, others side by side.
+// The resources that an operation uses exclusively while it runs, as a set of bits. Operations that need the same run
+// one after another, others concurrently.
 enum Needs : unsigned {
   needs_nothing = 0,
-  needs_slots = 1,  // of the shared memory
+  needs_slots = 1,  // chunk slots in shared memory
   needs_links = 2,
   needs_launches = 4  // the order in which work is launched on the GPU
 };
@@ -63,20 +63,20 @@ class Operation {
   // Does at most a few chunks of work. A status that is not ok ends the context.
   virtual Status advance(Nanoseconds now, Progress& progress) = 0;
 
-  // Give up. The operation is not destroyed before is_quiet(): someone may still touch the memory.
+  // Cancels the operation. It is not destroyed before is_quiet(): its memory may still be in use.
   virtual void cancel() {}
   virtual bool is_quiet() const { return true; }
 
-  // The ranks whose bytes it waits for, for messages.
+  // Returns the ranks whose bytes it waits for, for messages.
   virtual std::vector<int32_t> waits_for() const { return {}; }
 
-  // It waits for a device, which rings no bell: somebody has to look.
+  // Whether it waits for a device, which rings no doorbell and has to be polled.
   virtual bool must_be_polled() const { return false; }
 
-  // What it needs by now of what it needed to start: less and less.
+  // Returns what it still needs of what it needed to start, which only shrinks.
   virtual unsigned still_needs(unsigned needed_at_start) const { return needed_at_start; }
 
-  // Once everything is on its way on a device: the event after which it is over there.
+  // Returns the event after which it is over on a device, once everything is launched there.
   virtual std::shared_ptr<GpuEvent> launched() const { return nullptr; }
 };
 

@@ -1,6 +1,5 @@
-// An operation that is made of transfers of other backends: its phases. Those that go through the same medium run one
-// after another, in the same order on all who take part in them; what goes over links runs beside what goes through
-// shared memory.
+// An operation that is made of transfers of other backends: its phases. Those that use the same medium run one after
+// another, in the same order on all participants; phases over links run concurrently with phases through shared memory.
 #pragma once
 
 #include <array>
@@ -32,7 +31,7 @@ class PhasedOperation : public Operation {
   std::vector<int32_t> waits_for() const final;
 
  protected:
-  // For the constructors of algorithms. Adds a phase behind those of its lane; it starts when phase `after` of the
+  // Adds a phase behind those of its lane, for the constructors of algorithms; it starts when phase `after` of the
   // other lane has ended. Returns its index in its lane.
   int add(Lane lane, Phase phase, int after = no_phase);
 

@@ -1,6 +1,6 @@
-// All-reduce round a ring: each rank talks to two neighbours only, so it scales to worlds in which all pairs are
-// too many. After Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
-// The order of summation depends on the position in the buffer, and 16-bit floats are rounded at every hop.
+// All-reduce along a ring: each rank exchanges data with two neighbours only, so it scales to worlds in which all pairs
+// are too many. After Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations"
+// (2009). The order of summation depends on the position in the buffer, and 16-bit floats are rounded at every hop.
 #include <algorithm>
 
 #include "data/link_operation.h"
@@ -15,7 +15,7 @@ class RingAllreduce final : public LinkOperation {
     round_bytes_ = chunk_bytes() * members_;
     const int64_t rounds = (transfer().buffer.bytes() + round_bytes_ - 1) / round_bytes_;
     hops_ = 2 * (members_ - 1);
-    steps = rounds * 2 * hops_;  // a sending and a receiving step a hop
+    steps = rounds * 2 * hops_;  // a sending and a receiving step per hop
     work_.resize(static_cast<size_t>(std::min(round_bytes_, transfer().buffer.bytes())));
   }
 
@@ -47,7 +47,7 @@ class RingAllreduce final : public LinkOperation {
     return true;
   }
 
-  // In the first half of the hops the slice that arrives is added to; in the second it is final.
+  // Receives a slice: in the first half of the hops it is added to; in the second it is final.
   Status receive(int64_t position, int64_t hop, int64_t tag, bool& finished) {
     const auto previous = static_cast<size_t>(wrap(static_cast<int64_t>(transfer().own) - 1));
     const Slice part = slice(position);
@@ -68,7 +68,7 @@ class RingAllreduce final : public LinkOperation {
   }
 
   int64_t members_ = 0, round_bytes_ = 0, hops_ = 0;
-  int64_t begin_ = 0, bytes_ = 0;  // of the current round
+  int64_t begin_ = 0, bytes_ = 0;  // the current round's
   std::vector<uint8_t> work_;
 };
 

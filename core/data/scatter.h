@@ -1,5 +1,5 @@
-// A scatter list: tensors that lie anywhere in memory, seen as one buffer. Fusion copies nothing extra, because
-// packing is the copy into the chunk that travels, and unpacking is the reduction out of it.
+// A scatter list: tensors that lie anywhere in memory, seen as one buffer. Fusion copies nothing extra, because packing
+// is the copy into the chunk that is sent, and unpacking is the reduction out of it.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace sirtaki {
 
 class ScatterList {
  public:
-  // A null input reads as neutral elements, a null output is not written: a joined rank has neither.
+  // Adds a piece. A null input reads as neutral elements, a null output is not written: a joined rank has neither.
   void add(const uint8_t* input, uint8_t* output, int64_t bytes) {
     if (bytes == 0) return;
     pieces_.push_back({input, output, total_, total_ + bytes});
@@ -24,7 +24,7 @@ class ScatterList {
     for (const Piece& piece : other.pieces_) add(piece.input, piece.output, piece.end - piece.begin);
   }
 
-  // A list of the bytes [begin, end) alone.
+  // Returns a list of the bytes [begin, end) alone.
   ScatterList part(int64_t begin, int64_t end) const {
     ScatterList list;
     visit(begin, end,
@@ -32,7 +32,7 @@ class ScatterList {
     return list;
   }
 
-  // The output of the bytes [begin, end) if they lie in one place, else nothing.
+  // Returns the output of the bytes [begin, end) if it is contiguous, else an empty span.
   std::span<uint8_t> output_of(int64_t begin, int64_t end) const {
     std::span<uint8_t> found;
     visit(begin, end, [&](const uint8_t*, uint8_t* output, int64_t, int64_t bytes) {

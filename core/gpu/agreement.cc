@@ -16,7 +16,7 @@ void put(const std::string& text, char (&out)[capacity]) {
   std::memcpy(out, text.data(), std::min(text.size(), capacity - 1));
 }
 
-// What a peer wrote, ended and readable whatever it is.
+// Returns a peer's text, terminated and printable whatever it contains.
 template <size_t capacity>
 std::string get(const char (&text)[capacity]) {
   return printable(std::string_view(text, strnlen(text, capacity)), capacity);

@@ -11,7 +11,7 @@ struct Segment {
   int64_t bytes;
 };
 
-// What this rank does with a list's memory. Where it has none (it has joined), scratch memory stands in.
+// This rank's use of a list's memory. Where it has none (it has joined), scratch memory stands in.
 enum Role : unsigned { gives = 1, gets = 2 };
 
 class Assembler {
@@ -67,7 +67,7 @@ class Assembler {
     });
   }
 
-  // The large pieces, and all small ones as one.
+  // Returns the large pieces, and all small ones as one.
   std::vector<Segment> cut(const ScatterList& list, unsigned role) {
     std::vector<Segment> segments;
     int64_t small = 0;
@@ -113,7 +113,7 @@ class Assembler {
 
 }  // namespace
 
-// The same as when it lies anywhere else.
+// Assembles at address 0: the size is the same wherever the scratch memory lies.
 size_t scratch_needed(const Transfer& transfer) { return Assembler(transfer, 0).scratch_end(); }
 
 NcclAssembly assemble(const Transfer& transfer, uint8_t* scratch) {

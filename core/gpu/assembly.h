@@ -1,5 +1,5 @@
-// What a transfer becomes for NCCL. Large pieces of its tensors go as they are. Small ones are copied side by side into
-// scratch memory on the GPU, go in one call, and are copied back. What is large depends on sizes alone, so that all
+// The NCCL calls of a transfer. Large pieces of its tensors are sent as they are. Small ones are copied side by side
+// into scratch memory on the GPU, sent in one call, and copied back. The choice depends on sizes alone, so that all
 // ranks make the same calls.
 #pragma once
 
@@ -15,7 +15,7 @@ struct NcclAssembly {
     const uint8_t* input;
     uint8_t* output;
     int64_t bytes;
-    size_t member;  // who gives (broadcast), gets (reduce), or is at the other end (send, receive)
+    size_t member;  // that gives (broadcast), gets (reduce), or is at the other end (send, receive)
   };
   struct Copy {
     uint8_t* to;
@@ -30,7 +30,7 @@ struct NcclAssembly {
 
 constexpr int64_t large_piece = 64 << 10;  // bytes from which a call of its own costs less than two copies
 
-// Scratch memory that a transfer's assembly takes, in bytes.
+// Returns the scratch memory that a transfer's assembly takes, in bytes.
 size_t scratch_needed(const Transfer& transfer);
 NcclAssembly assemble(const Transfer& transfer, uint8_t* scratch);
 

@@ -1,5 +1,5 @@
-// One rank's end of an NCCL communicator. It never blocks (config.blocking = 0): calls may go on by themselves
-// afterwards, and are over when poll() says so. After the section "Fault Tolerance" of NVIDIA's NCCL user guide.
+// One rank's end of an NCCL communicator. It never blocks (config.blocking = 0): calls may continue in the background,
+// and are over when poll() reports it. After the section "Fault Tolerance" of NVIDIA's NCCL user guide.
 #pragma once
 
 #include "base/clock.h"
@@ -14,20 +14,21 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // All members, with the id that the first of them made. It can be used when poll() says so.
+  // Begins a communicator of all members, with the id that the first of them made. It is usable once poll() reports
+  // that the call is over.
   Status begin(const NcclUniqueId& id, size_t members, size_t own);
   bool has_begun() const { return communicator_ != nullptr; }
 
-  // Is the last call over? Not ok when anything has failed, here or at another member.
+  // Returns whether the last call is over. Fails when anything has failed, here or at another member.
   Status poll(bool& is_over) const;
 
-  // Ok also for a call that goes on by itself.
+  // Checks a result; also ok for a call that continues in the background.
   Status check(NcclResult result, const char* attempt) const;
 
   NcclCommunicator get() const { return communicator_; }
   const NcclFunctions& nccl() const { return device_.libraries().nccl(); }
 
-  // Ends what it does on the GPU, whoever waits for it there. Nothing else may be called afterwards.
+  // Aborts its work on the GPU, whatever waits for it there. Nothing else may be called afterwards.
   void abort();
   // Ends it in good order, together with the other members; after the deadline alone.
   void finish(Nanoseconds deadline);

@@ -1,5 +1,6 @@
-// Of the CUDA driver's API, what is used: own declarations, so that nothing of CUDA is needed to build. Names and
-// meanings are those of NVIDIA's "CUDA Driver API" reference; tests/gpu/headers compares them with the real header.
+// The part of the CUDA driver's API that is used: own declarations, so that nothing of CUDA is needed to build. Names
+// and meanings are those of NVIDIA's "CUDA Driver API" reference; tests/gpu/headers compares them with the real
+// header.
 //
 // The driver's API and the runtime's, which frameworks use, share streams, events and the primary context of a GPU.
 #pragma once

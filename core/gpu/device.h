@@ -16,16 +16,16 @@ class GpuDevice {
   ~GpuDevice();
 
   int ordinal() const { return ordinal_; }
-  const std::string& bus_id() const { return bus_id_; }  // tells it from the other GPUs of the host
+  const std::string& bus_id() const { return bus_id_; }  // distinguishes it from the other GPUs of the host
   const GpuLibraries& libraries() const { return libraries_; }
   const CudaFunctions& cuda() const { return libraries_.cuda(); }
   Status check(CudaResult result, const char* attempt) const { return libraries_.check(result, attempt); }
 
-  // While it lives, the calling thread's calls are for this GPU, and afterwards for what they were for before. Where
+  // A scope in which the calling thread's calls are for this GPU; afterwards they are for what they were for before. If
   // that is refused, so are the calls.
   class Scope {
    public:
-    explicit Scope(const GpuDevice* device);  // nullptr: nothing
+    explicit Scope(const GpuDevice* device);  // nullptr: does nothing
     ~Scope();
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;

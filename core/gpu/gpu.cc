@@ -21,7 +21,7 @@ Gpu::~Gpu() {
     if (stream) std::ignore = device_->cuda().stream_destroy(stream);
 }
 
-// What other ranks wait for goes before what only this one does.
+// Creates the streams. Their priority is the greatest: work that other ranks wait for precedes this rank's own.
 Status Gpu::create_streams() {
   const GpuDevice::Scope scope(device_.get());
   const CudaFunctions& cuda = device_->cuda();

@@ -1,4 +1,4 @@
-// The GPU that a rank works on, and what the rank has there: two streams, events and memory.
+// The GPU that a rank works on, and the rank's resources there: two streams, events and memory.
 #pragma once
 
 #include <atomic>
@@ -19,8 +19,8 @@ class Gpu {
   EventPool& events() { return events_; }
   MemoryPool& memory() { return memory_; }
   MemoryPool& pinned() { return pinned_; }
-  CudaStream launches() const { return launches_; }  // all that waits for other ranks' GPUs, in the order of plans
-  CudaStream copies() const { return copies_; }      // to and from the host, beside that
+  CudaStream launches() const { return launches_; }  // work that waits for other ranks' GPUs, in the order of plans
+  CudaStream copies() const { return copies_; }      // to and from the host, concurrently
 
   // Adds a copy to a stream; each end may be on the GPU or pinned on the host.
   Status copy(uint8_t* to, const uint8_t* from, int64_t bytes, CudaStream stream) const;
@@ -35,8 +35,8 @@ class Gpu {
   CudaStream launches_ = nullptr, copies_ = nullptr;
 };
 
-// An output that the core allocates on the GPU. Once released it is used again only when the stream that has waited
-// for it last is past that point; without one, its owner has to be done with it.
+// An output that the core allocates on the GPU. Once released it is reused only when the last stream that has waited
+// for it is past that point; without one, its owner has to be done with it.
 class GpuOutput {
  public:
   static Status allocate(Gpu& gpu, size_t bytes, std::unique_ptr<GpuOutput>& out);
@@ -47,7 +47,7 @@ class GpuOutput {
     stream_ = stream;
     is_used_ = true;
   }
-  // Its owner has let go of it, while that stream is still there.
+  // Releases it for its owner, while that stream still exists.
   void release();
 
  private:
@@ -55,20 +55,21 @@ class GpuOutput {
 
   Gpu& gpu_;
   MemoryBlock block_;
-  CudaStream stream_ = nullptr;  // which is the default stream
+  CudaStream stream_ = nullptr;  // nullptr is the default stream
   bool is_used_ = false;
-  GpuEventPtr after_;  // once it is released: behind its last use
+  GpuEventPtr after_;  // once released: an event behind its last use
 };
 
-// The libraries are opened and a GPU is taken into use when the first request for one comes, and not before.
+// The rank's choice of a GPU. The libraries are opened and a GPU is taken into use when the first request for one
+// comes, and not before.
 class GpuChoice {
  public:
   explicit GpuChoice(const Config& config) : config_(config) {}
 
-  // Ok when the rank works on this GPU, from now on if not before. In any thread.
+  // Chooses this GPU for the rank; fails if the rank works on another one. May be called in any thread.
   Status choose(int32_t ordinal);
 
-  Gpu* gpu() const { return chosen_.load(std::memory_order_acquire); }  // nullptr before
+  Gpu* gpu() const { return chosen_.load(std::memory_order_acquire); }  // nullptr until chosen
 
   void forked();  // in a forked child the GPU is its parent's
 

@@ -22,8 +22,8 @@ const GpuGroup* GpuBackend::find(const Transfer& transfer) const {
   return found == groups_.end() ? nullptr : found->second.get();
 }
 
-// Until its members have agreed, and connected, a group keeps everything to itself: whatever comes later, here and at
-// the other members, comes in the order of plans.
+// Returns what a transfer needs. Until its members have agreed, and connected, a group needs everything exclusively:
+// later transfers, here and at the other members, follow in the order of plans.
 unsigned GpuBackend::needs(const Transfer& transfer) const {
   const GpuGroup* group = find(transfer);
   const bool has_agreed = (group && group->has_agreed) || is_alone(transfer) || wish_ == "staged";
@@ -39,7 +39,7 @@ bool GpuBackend::goes_through_nccl(const GpuGroup& group, const Transfer& transf
 }
 
 Backend* GpuBackend::backend_on_cpu(const Transfer& transfer) const {
-  Transfer there;  // what backends look at
+  Transfer there;  // the fields that backends look at
   there.kind = transfer.kind;
   there.dtype = transfer.dtype;
   there.reduce_op = transfer.reduce_op;

@@ -1,4 +1,4 @@
-// Tensors on GPUs: through NCCL where all members can use it, else staged through the CPU's data plane.
+// Transfers of tensors on GPUs: through NCCL where all members can use it, else staged through the CPU's data plane.
 #pragma once
 
 #include <map>
@@ -42,11 +42,11 @@ class GpuBackend final : public Backend {
   // Ends the communicators in good order, by the deadline.
   void finish(Nanoseconds deadline);
 
-  // For its operations.
+  // Used by its operations.
   const GpuParts& parts() const { return parts_; }
   bool goes_through_nccl(const GpuGroup& group, const Transfer& transfer) const;
   Backend* backend_on_cpu(const Transfer& transfer) const;
-  // What the members of a transfer have told each other decides how they work together.
+  // Decides how the members of a transfer work together, by the facts that they have exchanged.
   Status decide(const Transfer& transfer, const std::vector<GpuFacts>& facts, GpuGroup& group);
 
  private:

@@ -11,16 +11,17 @@
 
 namespace sirtaki {
 
-// What was found of one library.
+// The result of the search for one library.
 struct LibraryFound {
   int version = 0;  // as the library counts; 0: it cannot be used
-  std::string path;  // of the file; empty: none
-  std::string text;  // one line: "libnccl 2.28.3 from /...", or what was looked for, where, and why it did not do
+  std::string path;  // the file's; empty: none
+  std::string text;  // one line: "libnccl 2.28.3 from /...", or what was looked for, where, and why it was rejected
 };
 
 class GpuLibraries {
  public:
-  // Does not fail: what cannot be used says so. Opening libcuda initialises the driver, and creates nothing on a GPU.
+  // Opens the libraries. Does not fail: `text` explains what cannot be used. Opening libcuda initialises the driver,
+  // and creates nothing on a GPU.
   explicit GpuLibraries(const Config& config);
 
   const LibraryFound& found_cuda() const { return found_cuda_; }
@@ -33,8 +34,8 @@ class GpuLibraries {
   const CudaFunctions& cuda() const { return cuda_; }
   const NcclFunctions& nccl() const { return nccl_; }
 
-  // Ok, or SRT_DEVICE (SRT_OUT_OF_MEMORY where memory was lacking) with what was attempted and the library's own words.
-  // That NCCL goes on in the background (nccl_in_progress) is no failure.
+  // Return ok, or SRT_DEVICE (SRT_OUT_OF_MEMORY where memory was lacking) with what was attempted and the library's own
+  // text. NCCL continuing in the background (nccl_in_progress) is no failure.
   Status check(CudaResult result, const char* attempt) const;
   Status check_nccl(NcclResult result, const char* attempt, NcclCommunicator communicator = nullptr) const;
 

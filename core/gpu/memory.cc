@@ -10,10 +10,10 @@
 namespace sirtaki {
 namespace {
 
-constexpr Nanoseconds longest_farewell = seconds(1);  // to streams that hold memory
+constexpr Nanoseconds longest_farewell = seconds(1);  // for streams that hold memory
 constexpr size_t smallest_block = 4 << 10, exact_from = 8 << 20;
 
-// Few sizes, so that blocks fit again: powers of two, and where those would waste much, whole units.
+// Rounds up to few sizes, so that blocks can be reused: powers of two, and where those would waste much, whole units.
 size_t capacity_for(size_t bytes) {
   if (bytes <= exact_from) return std::bit_ceil(std::max(bytes, smallest_block));
   return (bytes + exact_from - 1) / exact_from * exact_from;
@@ -26,7 +26,7 @@ void MemoryBlock::give_back(GpuEventPtr after) {
   pool_ = nullptr;
 }
 
-// What a stream does not let go of in time is left to the end of the process.
+// Frees all blocks. Those that a stream does not release in time are left to the end of the process.
 MemoryPool::~MemoryPool() {
   const GpuDevice::Scope scope(&device_);
   const Nanoseconds deadline = now() + longest_farewell;
@@ -80,7 +80,7 @@ void MemoryPool::put_back(uint8_t* data, size_t capacity, GpuEventPtr after) {
   else free_.emplace(capacity, data);
 }
 
-// Blocks whose events have fired become free. On a GPU that has failed they never do.
+// Moves blocks whose events have fired to the free list. On a GPU that has failed they never fire.
 void MemoryPool::collect() {
   std::erase_if(waiting_, [&](Waiting& block) {
     bool has_fired = false;

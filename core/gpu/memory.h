@@ -1,5 +1,5 @@
-// Memory on a GPU, or on the host and pinned (so that a GPU copies by itself), used again and again: to allocate it
-// may wait for everything that the GPU does.
+// Pools of memory on a GPU, or on the host and pinned (so that a GPU copies by itself). Memory is reused, because an
+// allocation may wait for everything that the GPU does.
 #pragma once
 
 #include <map>
@@ -13,7 +13,7 @@ namespace sirtaki {
 
 class MemoryPool;
 
-// A piece of a pool, which goes back to it; empty without one.
+// A piece of a pool, returned to it on destruction; empty without a pool.
 class MemoryBlock {
  public:
   MemoryBlock() = default;
@@ -27,9 +27,9 @@ class MemoryBlock {
 
   uint8_t* data() const { return data_; }
 
-  // It is used again once the event has fired.
+  // Returns it to the pool, which reuses it once the event has fired.
   void give_back(GpuEventPtr after);
-  // It is never used again, nor freed: a GPU that has failed may still write it.
+  // Gives it up: it is never reused, nor freed, because a GPU that has failed may still write it.
   void abandon() { pool_ = nullptr; }
 
  private:
@@ -51,7 +51,7 @@ class MemoryPool {
   MemoryPool(const GpuDevice& device, Place place) : device_(device), place_(place) {}
   ~MemoryPool();
 
-  // At least so many bytes, aligned to 256. The pool has to outlive the block.
+  // Takes at least so many bytes, aligned to 256. The pool has to outlive the block.
   Status take(size_t bytes, MemoryBlock& out);
 
  private:

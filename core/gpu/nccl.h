@@ -1,5 +1,5 @@
-// Of NCCL's API, what is used: own declarations, so that nothing of NCCL is needed to build. Names and meanings are
-// those of NVIDIA's "NCCL API" reference; tests/gpu/headers compares them with the real header.
+// The part of NCCL's API that is used: own declarations, so that nothing of NCCL is needed to build. Names and
+// meanings are those of NVIDIA's "NCCL API" reference; tests/gpu/headers compares them with the real header.
 #pragma once
 
 #include <climits>

@@ -9,7 +9,8 @@ NcclOperation::~NcclOperation() {
   for (MemoryBlock& block : neutral_) block.abandon();
 }
 
-// The communicator may go on with a call by itself, and takes the next one when it is over.
+// Advances step by step. The communicator may continue a call in the background, and takes the next one when it is
+// over.
 Status NcclOperation::advance(Nanoseconds, Progress& progress) {
   progress = Progress::blocked;
   for (;;) {
@@ -69,7 +70,7 @@ void NcclOperation::destroy_operator() {
   has_operator_ = false;
 }
 
-// All of it is one group, so that pieces go side by side and exchanges cannot wait for one another.
+// Makes all calls in one group, so that pieces move concurrently and exchanges cannot wait for one another.
 Status NcclOperation::call() {
   if (assembly_.calls.empty() && assembly_.sends.empty() && assembly_.receives.empty()) return Status::ok();
   const NcclFunctions& nccl = communicator_->nccl();
@@ -117,14 +118,14 @@ Status NcclOperation::finish_launch() {
   return gpu_.events().record(gpu_.launches(), launched_);
 }
 
-// What is on the stream already is waited for all the same.
+// Aborts the communicator. Work that is on the stream already is still waited for.
 void NcclOperation::cancel() {
-  has_operator_ = false;  // it goes with the communicator
+  has_operator_ = false;  // it is freed with the communicator
   if (communicator_) communicator_->abort();
   if (step_ != Step::prepare && !launched_) std::ignore = gpu_.events().record(gpu_.launches(), launched_);
 }
 
-// A GPU that does not answer any more does nothing any more.
+// Returns whether the GPU is done. A GPU that no longer answers does nothing any more.
 bool NcclOperation::is_quiet() const {
   bool is_over = true;
   return !launched_ || !launched_->look(is_over).is_ok() || is_over;

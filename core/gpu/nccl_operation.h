@@ -1,4 +1,4 @@
-// One transfer through NCCL: launched on the rank's stream for launches, then only looked at until it is over.
+// One transfer through NCCL: launched on the rank's stream for launches, then only polled until it is over.
 #pragma once
 
 #include "data/kernels/kernels.h"
@@ -11,7 +11,7 @@ namespace sirtaki {
 
 class NcclOperation final : public Operation {
  public:
-  // Without a communicator it only copies, among one.
+  // Without a communicator (a single member) it only copies.
   NcclOperation(Gpu& gpu, Communicator* communicator, const Kernels& kernels, std::shared_ptr<const Transfer> transfer,
                 const NcclReduction& reduction)
       : gpu_(gpu), communicator_(communicator), kernels_(kernels), transfer_(std::move(transfer)),
@@ -47,7 +47,7 @@ class NcclOperation final : public Operation {
   bool has_operator_ = false;
   NcclAssembly assembly_;
   MemoryBlock scratch_;
-  std::vector<MemoryBlock> neutral_;  // on the host, on their way
+  std::vector<MemoryBlock> neutral_;  // on the host, being copied
   GpuEventPtr launched_;
 };
 

@@ -6,7 +6,7 @@ namespace {
 struct NcclType {
   DType dtype;
   NcclDataType type;
-  DType part;  // what an element consists of
+  DType part;  // the type of an element's parts
   bool takes_factors;
 };
 

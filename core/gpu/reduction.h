@@ -1,4 +1,4 @@
-// How NCCL does a reduction, if it can: in which of its types, with which of its operators.
+// The form of a reduction in NCCL, if it supports it: which of its types, and which of its operators.
 #pragma once
 
 #include <optional>
@@ -10,17 +10,18 @@ namespace sirtaki {
 
 struct NcclReduction {
   NcclDataType type = 0;
-  int64_t element_bytes = 1;  // of that type: a complex number is two
-  NcclReduceOp op = 0;        // where no factor has to be made an operator of its own
+  int64_t element_bytes = 1;  // bytes of that type: a complex number is two elements
+  NcclReduceOp op = 0;        // unless a factor needs an operator of its own
   bool has_factor = false;
   double factor = 1.0;        // each input is multiplied with it before the sum
   DType factor_dtype = DType::float32;
 };
 
-// Nothing: the dtype, the reduce op or the factors are beyond NCCL. What does not reduce, moves as bytes.
+// Returns a transfer's reduction; nothing if NCCL does not support the dtype, the reduce op or the factors. Transfers
+// that do not reduce move as bytes.
 std::optional<NcclReduction> nccl_reduction(const Transfer& transfer);
 
-// Among one: is the result the input?
+// Returns whether the result of a single member is its input.
 bool is_identity(const Transfer& transfer);
 
 }  // namespace sirtaki

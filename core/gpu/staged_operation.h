@@ -11,7 +11,7 @@ namespace sirtaki {
 
 class StagedOperation final : public Operation {
  public:
-  // `gpu` is nullptr on a rank that has joined without having used one. `phase`: which of the plan this is.
+  // `gpu` is nullptr on a rank that has joined without having used one. `phase`: this one's index in the plan.
   StagedOperation(Gpu* gpu, Backend& backend, const Transfer& on_gpu, int32_t phase);
   ~StagedOperation() override;
 
@@ -39,12 +39,12 @@ class StagedOperation final : public Operation {
 
   Gpu* gpu_;
   Backend& backend_;
-  std::shared_ptr<Transfer> transfer_;  // of the GPU's memory, then of the host's
+  std::shared_ptr<Transfer> transfer_;  // over the GPU's memory, then over the host's
   std::vector<Copy> in_, out_;
   std::map<std::pair<const uint8_t*, int64_t>, uint8_t*> mirrored_;  // inputs, which may be in several lists
   MemoryBlock memory_;
   GpuEventPtr copied_;
-  bool is_unmarked_ = false;  // copies are on their way that no event is behind
+  bool is_unmarked_ = false;  // copies are in flight that no event is behind
   std::unique_ptr<Operation> inner_;
   Step step_ = Step::start;
 };

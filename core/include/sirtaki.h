@@ -2,7 +2,7 @@
  *
  * A context is one rank: one member of a training job. Any number of contexts may live in one process;
  * nothing is shared between them. The text between the two "declarations" marks holds declarations only
- * and is handed to cffi as it stands, which is why data pointers are uintptr_t.
+ * and is passed to cffi unchanged, which is why data pointers are uintptr_t.
  *
  * Every struct that a caller fills begins with struct_size = sizeof of that struct, so that it can grow.
  * Every function may be called from any thread, unless it says otherwise. No function raises or aborts.
@@ -51,17 +51,17 @@ enum {
   SRT_BARRIER = 3,
   SRT_REDUCESCATTER = 4,      /* dimension 0 is cut; the first shape[0] % size ranks get one row more */
   SRT_ALLTOALL = 5,           /* dimension 0 is cut as splits says */
-  SRT_SEND = 6,               /* from root to destination; both ask for it, and no other rank does */
-  SRT_ADD_PROCESS_SET = 7,    /* shape holds its ranks, ascending; all ranks ask. See srt_result_number */
-  SRT_REMOVE_PROCESS_SET = 8, /* root holds its number; all ranks ask */
+  SRT_SEND = 6,               /* from root to destination; these two submit it, and no other rank does */
+  SRT_ADD_PROCESS_SET = 7,    /* shape holds its ranks, ascending; all ranks submit it. See srt_result_number */
+  SRT_REMOVE_PROCESS_SET = 8, /* root holds its number; all ranks submit it */
   SRT_JOIN = 9                /* this rank has no more data for the process set: until all its members have joined,
                                  it takes part in their operations with neutral elements. See srt_result_number */
 };
 enum { SRT_SUM = 0, SRT_AVERAGE = 1, SRT_MIN = 2, SRT_MAX = 3, SRT_PRODUCT = 4, SRT_ADASUM = 5 };
 
 enum {
-  SRT_REQUEST_ABSENT = 1,     /* this rank has nothing new to give; see srt_request.flags */
-  SRT_REQUEST_QUEUE_SAME_NAME = 2 /* a name already in flight waits its turn instead of being refused */
+  SRT_REQUEST_ABSENT = 1,     /* this rank contributes nothing new; see srt_request.flags */
+  SRT_REQUEST_QUEUE_SAME_NAME = 2 /* a request whose name is in flight is queued, not rejected */
 };
 enum { SRT_RESULT_UNTOUCHED = 1 }; /* absent on all ranks: the output was not written */
 
@@ -77,10 +77,10 @@ typedef struct srt_status_entry {
 } srt_status_entry;
 
 typedef struct srt_dtype {
-  int32_t code;               /* what srt_request.dtype takes */
+  int32_t code;               /* the value for srt_request.dtype */
   const char *name;           /* "float32" */
-  int32_t bytes;              /* of one element */
-  int32_t reduce_ops;         /* bit 1 << SRT_SUM and so on: reductions accept it; every dtype can be moved */
+  int32_t bytes;              /* size of one element */
+  int32_t reduce_ops;         /* bits 1 << SRT_SUM and so on: valid reductions; every dtype can be moved */
 } srt_dtype;
 
 typedef struct srt_knob {
@@ -92,7 +92,7 @@ typedef struct srt_knob {
   int32_t agreed;             /* 1: all ranks of a job must have the same value */
 } srt_knob;
 
-/* A rank as messages name it. */
+/* A rank, as messages name it. */
 typedef struct srt_peer {
   const char *host;
   int32_t pid;
@@ -104,21 +104,21 @@ typedef struct srt_topology {
   int32_t rank, size;
   int32_t local_rank, local_size;
   int32_t cross_rank, cross_size;
-  const srt_peer *peers;      /* size of them, by rank */
+  const srt_peer *peers;      /* `size` entries, by rank */
 } srt_topology;
 
-/* What the ranks of one host share. Descriptors are duplicated: the caller may close its own. */
+/* Resources shared by the ranks of one host. Descriptors are duplicated: the caller may close its own. */
 typedef struct srt_memory {
   uint32_t struct_size;
   int32_t fd;                 /* from srt_memory_create, mapped by the core; -1 with an address */
   uintptr_t address;          /* an existing mapping (ranks as threads of one process), else 0 */
-  int32_t slot;               /* this rank's place: its index in the arrays below */
+  int32_t slot;               /* this rank's index in the arrays below */
   int32_t slot_count;
   const int32_t *ranks;       /* the rank in each slot, ascending */
-  const int32_t *engine_doorbells; /* one eventfd a slot: wakes that rank's engine thread */
-  const int32_t *waiter_doorbells; /* one eventfd a slot: wakes that rank's waiting caller */
-  const int32_t *process_fds; /* one pidfd a slot (readable when that process is dead), -1: none */
-  const int32_t *socket_fds;  /* a stream socket to that rank, watched for its end only, -1: none */
+  const int32_t *engine_doorbells; /* one eventfd per slot: wakes that rank's engine thread */
+  const int32_t *waiter_doorbells; /* one eventfd per slot: wakes that rank's waiting caller */
+  const int32_t *process_fds; /* one pidfd per slot (readable when that process is dead), -1: none */
+  const int32_t *socket_fds;  /* one stream socket per slot, to that rank, watched only for its end, -1: none */
 } srt_memory;
 
 typedef struct srt_tensor {
@@ -129,9 +129,9 @@ typedef struct srt_tensor {
   uint64_t bytes;
 } srt_tensor;
 
-/* Called once, from the engine's own thread, with no lock held; never into Python. */
+/* Completion hook: called once, from the engine's own thread, with no lock held; must not call into Python. */
 typedef void (*srt_complete_hook)(void *user, srt_status status, const char *error);
-/* Memory for an output whose size is known only now; 0 means that there is none. */
+/* Allocation hook: returns memory for an output whose size is known only now; 0 if there is none. */
 typedef uintptr_t (*srt_allocate_hook)(void *user, const srt_tensor *output);
 
 typedef struct srt_request {
@@ -142,26 +142,26 @@ typedef struct srt_request {
   int32_t root;               /* broadcast, send: a rank of the world */
   int32_t destination;        /* send: a rank of the world */
   int32_t process_set;        /* 0: all ranks */
-  int32_t device;             /* -1: the CPU; else the GPU that the memory is on. A rank works on one GPU.
-                                 Join: the one on which it takes part in what others do on theirs, if it
-                                 has not worked on one yet */
-  int32_t priority;           /* higher leaves first */
-  uint32_t flags;             /* SRT_REQUEST_*. An absent one joins in with its input as it is, or with
-                                 neutral elements without one (all-reduce), unless it is absent on all
-                                 ranks: then nothing happens (SRT_RESULT_UNTOUCHED) */
+  int32_t device;             /* -1: the CPU; else the GPU that the memory is on. A rank uses one GPU.
+                                 Join: the GPU on which this rank takes part in GPU operations of other
+                                 ranks, if it has not used one yet */
+  int32_t priority;           /* higher is sent first */
+  uint32_t flags;             /* SRT_REQUEST_*. An absent request takes part with its input as it is, or,
+                                 without an input, with neutral elements (all-reduce). If it is absent on
+                                 all ranks, nothing happens (SRT_RESULT_UNTOUCHED) */
   int32_t group_size;         /* members of the group; 0 without a group */
-  int64_t group_id;           /* members of a group complete together; 0: none. Alike on all ranks */
+  int64_t group_id;           /* members of a group complete together; 0: none. The same on all ranks */
   const char *name;           /* UTF-8, 1 to 1,024 bytes; NULL: numbered per process set and kind */
   int32_t dimensions;         /* up to 16 */
   const int64_t *shape;
-  uint64_t layout;            /* 0: row-major; else any number that tells one stride order from another */
+  uint64_t layout;            /* 0: row-major; else any number that identifies the stride order */
   const int64_t *splits;      /* all-to-all: rows of dimension 0 for each member of the process set */
   int32_t split_count;
   double prescale, postscale; /* all-reduce, reduce-scatter; 1.0 for none */
   uintptr_t input;
   uintptr_t output;           /* may be the input. All-gather, all-to-all: 0, the core allocates. Reduce-scatter:
                                  this rank's rows */
-  uintptr_t stream;           /* on a GPU: the CUDA stream in which what it holds now makes the input */
+  uintptr_t stream;           /* on a GPU: the CUDA stream whose work queued so far produces the input */
   srt_complete_hook on_complete;   /* native callers only, else NULL */
   srt_allocate_hook allocate;      /* native callers only, else NULL */
   void *user;
@@ -176,7 +176,7 @@ srt_status srt_dtype_get(int32_t index, srt_dtype *out);
 int32_t srt_knob_count(void);
 srt_status srt_knob_get(int32_t index, srt_knob *out);
 const char *srt_kernel_name(void);  /* the instruction set that reductions use here: "avx2" or "baseline" */
-int32_t srt_usable_cores(void);     /* by affinity and by the quotas of control groups, at least 1 */
+int32_t srt_usable_cores(void);     /* by affinity and cgroup quotas, at least 1 */
 
 /* Configuration: knobs by name, each checked when it is set. */
 srt_config *srt_config_create(void);
@@ -184,138 +184,142 @@ srt_status srt_config_set(srt_config *, const char *name, const char *value, srt
 srt_status srt_config_get(const srt_config *, const char *name, char *value, int32_t capacity);
 void srt_config_destroy(srt_config *);
 
-/* Descriptors that bootstrap makes and passes between processes; each returns -1 on failure. */
+/* Descriptors that bootstrap makes and passes between processes; each function returns -1 on failure. */
 int64_t srt_memory_bytes(const srt_config *, int32_t slot_count);
 int32_t srt_memory_create(int64_t bytes, srt_error *);  /* a sealed memfd, allocated and zeroed */
 int32_t srt_doorbell_create(srt_error *);               /* an eventfd */
 int32_t srt_process_open(srt_error *);                  /* a pidfd of the calling process */
 
-/* Encryption: TLS 1.3, by OpenSSL, which is opened at run time. Each process makes a certificate for itself; both sides
- * of a connection know the fingerprint (32 bytes, SHA-256) of the other's beforehand, and accept no other one. */
+/* Encryption: TLS 1.3, by OpenSSL, which is opened at run time. Each process generates its own certificate; both sides
+ * of a connection know the fingerprint (32 bytes, SHA-256) of the peer's beforehand, and accept no other. */
 srt_tls *srt_tls_create(const char *library, srt_error *); /* NULL: libssl.so.3, else libssl.so.1.1 */
 void srt_tls_fingerprint(const srt_tls *, uint8_t *out);
 void srt_tls_destroy(srt_tls *); /* its sessions may outlive it */
-/* A session on a connected stream socket, which stays the caller's. It is for one thread at a time, and never waits. */
+/* Opens a session on a connected stream socket, which the caller still owns. A session is for one thread at a time, and
+ * never blocks. */
 srt_tls_session *srt_tls_open(const srt_tls *, int32_t fd, int32_t accepts, const uint8_t *peer, srt_error *);
-/* SRT_IN_PROGRESS: call again when the socket is readable, or writable if srt_tls_wants_write. SRT_PEER_LOST: the other
- * side has closed the connection. */
+/* Advances the handshake. SRT_IN_PROGRESS: call again when the socket is readable, or writable if srt_tls_wants_write.
+ * SRT_PEER_LOST: the peer has closed the connection. */
 srt_status srt_tls_handshake(srt_tls_session *, srt_error *);
 int32_t srt_tls_wants_write(const srt_tls_session *);
-/* How many bytes moved, 0 if none can now, -1 at the end. After a write that took less than all, the next one begins
- * with the rest. */
+/* Returns the number of bytes moved, 0 if none can move now, -1 at the end. After a partial write, the next write must
+ * begin with the rest. */
 int64_t srt_tls_write(srt_tls_session *, const void *from, int64_t bytes);
 int64_t srt_tls_read(srt_tls_session *, void *to, int64_t bytes);
-int64_t srt_tls_unread(const srt_tls_session *); /* 0 if all that has left the socket was read */
-void srt_tls_close(srt_tls_session *); /* says nothing to the other side */
+int64_t srt_tls_unread(const srt_tls_session *); /* 0 if everything received from the socket was read */
+void srt_tls_close(srt_tls_session *); /* sends nothing to the peer */
 
-/* One rank's life: create, add links, start, use, shut down, destroy. */
+/* Life cycle of a rank: create, add links, start, use, shut down, destroy. */
 srt_status srt_create(const srt_config *, const srt_topology *, srt_context **out, srt_error *);
-srt_status srt_link_socket(srt_context *, int32_t peer, int32_t fd, srt_error *); /* takes fd over on success */
-srt_status srt_link_tls(srt_context *, int32_t peer, int32_t fd, srt_tls_session *, srt_error *); /* takes both over */
+srt_status srt_link_socket(srt_context *, int32_t peer, int32_t fd, srt_error *); /* takes ownership of fd on success */
+srt_status srt_link_tls(srt_context *, int32_t peer, int32_t fd, srt_tls_session *, srt_error *); /* takes over both */
 srt_status srt_link_memory(srt_context *, const srt_memory *, srt_error *);
 srt_status srt_start(srt_context *, srt_error *);
-srt_status srt_abort(srt_context *, const char *reason); /* every rank's open handles end with this text */
-srt_status srt_shutdown(srt_context *, int32_t timeout_ms); /* lets what is in flight end, says goodbye */
+srt_status srt_abort(srt_context *, const char *reason); /* all open handles of all ranks fail with this text */
+srt_status srt_shutdown(srt_context *, int32_t timeout_ms); /* waits for operations in flight, then says goodbye */
 void srt_destroy(srt_context *); /* no other call may be running */
-void srt_fork_child(srt_context *); /* in a forked child: closes, takes no lock */
+void srt_fork_child(srt_context *); /* in a forked child: closes descriptors, takes no lock */
 
-/* The process's context, for operations inside programs that a framework has compiled: they outlive contexts, and can
- * carry none. NULL takes it back, which srt_destroy needs to come first; returns when nobody holds the former one. */
+/* Sets the process's context, for operations inside programs that a framework has compiled: these outlive contexts, and
+ * cannot carry one. NULL clears it, which must precede srt_destroy. Returns when no thread holds the former context. */
 void srt_set_process_context(srt_context *);
-/* For a moment, by one thread: to queue operations, never to wait for them. NULL: there is none to let go of. */
+/* Acquires the process's context for a moment, on one thread: to queue operations, never to wait for them. NULL: there
+ * is none, and nothing to release. */
 srt_context *srt_hold_process_context(void);
 void srt_let_go_of_process_context(void);
 
-/* What programs that XLA compiled call, as a PyCapsule holds it for jax.ffi.register_ffi_target; the attributes that it
- * takes are listed in core/xla/call.h. The version is that of the interface which the installed XLA declares
- * (XLA_FFI_API_MAJOR and _MINOR). NULL: it is older than what is served, which begins with 0.1. */
+/* Returns the handler that programs compiled by XLA call, as a PyCapsule holds it for jax.ffi.register_ffi_target; its
+ * attributes are listed in core/xla/call.h. The version is that of the interface which the installed XLA declares
+ * (XLA_FFI_API_MAJOR and _MINOR). NULL: it is older than 0.1, the oldest supported version. */
 void *srt_xla_handler(int32_t major, int32_t minor, int32_t on_gpu);
 
 /* Operations. A batch is queued whole or not at all. */
 srt_status srt_enqueue(srt_context *, const srt_request *, int32_t count, srt_handle *out, srt_error *);
-/* Enqueue and wait, without waking the engine. SRT_IN_PROGRESS leaves valid handles; any other failure to
+/* Enqueues and waits, without waking the engine. SRT_IN_PROGRESS leaves valid handles; any other failure to
  * queue leaves none (out[0] is 0). The status is that of the first handle that failed. */
 srt_status srt_run(srt_context *, const srt_request *, int32_t count, int32_t timeout_ms, srt_handle *out, srt_error *);
-/* For native callers that must not wait, and whose requests have hooks. SRT_IN_PROGRESS: the hooks will be called.
- * SRT_OK: all ended within microseconds, well or badly, and no hook is called. Anything else: nothing was queued. */
+/* Starts operations of native callers that must not wait, and whose requests have hooks. SRT_IN_PROGRESS: the hooks
+ * will be called. SRT_OK: all operations ended within microseconds, successfully or not, and no hook is called. Any
+ * other status: nothing was queued. */
 srt_status srt_start_operations(srt_context *, const srt_request *, int32_t count, srt_handle *out, srt_error *);
-void srt_flush(srt_context *); /* do not wait for more: negotiate what is queued */
-srt_status srt_poll(srt_context *, srt_handle); /* SRT_IN_PROGRESS, or how it ended */
-/* Waits for all of them; the status is that of the first handle that failed. */
+void srt_flush(srt_context *); /* negotiates what is queued, without waiting for more */
+srt_status srt_poll(srt_context *, srt_handle); /* SRT_IN_PROGRESS, or the operation's final status */
+/* Waits for all handles; the status is that of the first handle that failed. */
 srt_status srt_wait(srt_context *, const srt_handle *, int32_t count, int32_t timeout_ms);
-/* For tensors on a GPU: returns when the operations are on their way; from then on the CUDA stream waits for them, and
- * the host does not. A failure after that ends the context, and shows in the next call. */
+/* Blocks until operations on GPU tensors are launched; from then on the CUDA stream waits for them, and the host does
+ * not. A later failure ends the context, and is reported by the next call. */
 srt_status srt_wait_on_stream(srt_context *, const srt_handle *, int32_t count, uintptr_t stream, int32_t timeout_ms);
 srt_status srt_output(srt_context *, srt_handle, srt_tensor *out); /* valid until the handle is released */
 uint32_t srt_result(srt_context *, srt_handle); /* SRT_RESULT_* of a finished handle */
-/* Of a finished join: the rank that joined last. Of a set that was added: its number. */
+/* Returns the rank that joined last, for a finished join; the number of the added set, for a process set. */
 int64_t srt_result_number(srt_context *, srt_handle);
-/* Of a finished all-to-all: rows that came from each member; how many numbers, at most `capacity` of them written. */
+/* Writes the rows received from each member in a finished all-to-all, at most `capacity` numbers; returns how many. */
 int32_t srt_result_splits(srt_context *, srt_handle, int64_t *out, int32_t capacity);
-/* The ranks of a process set, ascending: how many, at most `capacity` of them written; -1: there is no such set. */
+/* Writes the ranks of a process set, ascending, at most `capacity`; returns their count, -1 if there is no such set. */
 int32_t srt_process_set(srt_context *, int32_t number, int32_t *out, int32_t capacity);
-/* Where this rank stands; peers is NULL. */
+/* Writes this rank's topology; peers is NULL. */
 void srt_place(srt_context *, srt_topology *out);
 const char *srt_handle_error(srt_context *, srt_handle); /* "" if none; valid until it is released */
 const char *srt_context_error(srt_context *); /* why the context is dead; "" if it lives */
-/* How the context died, SRT_OK if it lives; `culprit`: the rank that failed, was lost or came too late (the first of
- * several). */
+/* Returns the failure that ended the context, SRT_OK if it lives; `culprit`: the rank that failed, was lost or was too
+ * late (the first of several). */
 srt_status srt_context_failure(srt_context *, int32_t *culprit);
-/* 1: an operation has failed because a rank that it needs had finished (SRT_PEER_FINISHED). */
+/* Returns 1 if an operation has failed because a rank that it needs had finished (SRT_PEER_FINISHED). */
 int32_t srt_has_missed_peer(srt_context *);
-/* 1: a Python file belongs to the standard library or to an installed package, not to the user's program. */
+/* Returns 1 if a Python file belongs to the standard library or an installed package, not to the user's program. */
 int32_t srt_is_library(const char *file);
-void srt_release(srt_context *, const srt_handle *, int32_t count); /* an unfinished one is released when it ends */
+void srt_release(srt_context *, const srt_handle *, int32_t count); /* an unfinished handle is released when it ends */
 
-/* A library that is opened when the first tensor on a GPU comes. */
+/* A library that is opened for the first tensor on a GPU. */
 typedef struct srt_gpu_library {
   int32_t version; /* libcuda: 12080 is 12.8; libnccl: 22803 is 2.28.3; 0: it cannot be used */
   char path[1024]; /* the file; "" if there is none */
-  char text[3064]; /* one line: what was found, or what was looked for, where, and why it did not do */
+  char text[3064]; /* one line: what was found, or what was searched for, where, and why it cannot be used */
 } srt_gpu_library;
 
-/* Looks for both libraries, and counts the GPUs, without taking any into use. */
+/* Searches for both libraries, and counts the GPUs, without using any. */
 srt_status srt_gpu_libraries(const srt_config *, srt_gpu_library *cuda, srt_gpu_library *nccl, int32_t *devices);
 
-/* What this rank has done so far. Times are in seconds. */
+/* Totals of this rank so far. Times are in seconds. */
 typedef struct srt_statistics {
   uint32_t struct_size;
-  int64_t operations; /* that have ended */
-  int64_t failed; /* those of them that failed */
-  int64_t cache_hits; /* operations that were reported by their number in the response cache */
-  int64_t cache_misses; /* those that were reported in full */
-  int64_t plans; /* what was fused into one operation counts as one */
-  int64_t planned_tensors; /* in all of them together */
-  int64_t largest_plan; /* tensors in the largest one */
-  int64_t bytes; /* of this rank's tensors in these plans */
-  double bus_bytes; /* what a rank has to send at least, whatever the algorithm */
-  double waiting; /* time in which anything waited for another rank to submit it, too */
-  double moving; /* time in which data of anything agreed moved */
+  int64_t operations; /* finished operations */
+  int64_t failed; /* failed operations among these */
+  int64_t cache_hits; /* operations reported by their number in the response cache */
+  int64_t cache_misses; /* operations reported in full */
+  int64_t plans; /* tensors fused into one operation count as one plan */
+  int64_t planned_tensors; /* tensors in all plans together */
+  int64_t largest_plan; /* tensors in the largest plan */
+  int64_t bytes; /* size of this rank's tensors in these plans */
+  double bus_bytes; /* bytes that a rank has to send at least, with any algorithm */
+  double waiting; /* time in which any operation waited for another rank to submit it */
+  double moving; /* time in which data of any agreed operation moved */
 } srt_statistics;
 
-/* How often a rank was the last to submit what all others had submitted, and how much later than they. */
+/* Lateness of a rank: how often it was the last to submit an operation, and how much later than all others. */
 typedef struct srt_lateness {
   int64_t times;
   double total, longest; /* seconds */
 } srt_lateness;
 
-/* by_rank: NULL, or room for one a rank; alike on all ranks, and told to them at most twice a second. */
+/* Writes the statistics. by_rank: NULL, or room for one entry per rank; the same on all ranks, which receive updates at
+ * most twice a second. */
 srt_status srt_stats(srt_context *, srt_statistics *out, srt_lateness *by_rank);
 
-/* How to see where the program is while others wait for it. Both sources write what Python's faulthandler does. */
+/* Sources of the program's stack while other ranks wait for it. Both write the format of Python's faulthandler. */
 typedef struct srt_stack_source {
-  int32_t interpreter_fd; /* a SOCK_SEQPACKET socket: a question of 4 bytes gets them back, followed by the main
-                             thread's stack, unless nobody can have the interpreter's lock */
-  int32_t file_fd; /* when this signal comes, the stacks of all threads are written here */
+  int32_t interpreter_fd; /* a SOCK_SEQPACKET socket: the answer to 4 bytes repeats them, followed by the main
+                             thread's stack; none comes while the interpreter's lock is unavailable */
+  int32_t file_fd; /* the handler of the signal below writes the stacks of all threads here */
   int32_t signal_number;
   uint64_t thread; /* the main thread: pthread_self() */
-  const char *own_folder; /* where sirtaki's own Python files lie */
+  const char *own_folder; /* the folder of sirtaki's own Python files */
 } srt_stack_source;
 
-/* Before srt_start. */
+/* Sets the source of the program's stack. Must precede srt_start. */
 srt_status srt_watch_stack(srt_context *, const srt_stack_source *, srt_error *);
 
-/* A timeline of this rank's operations, in Chrome's trace format. Starting ends one that is being written; stopping
+/* Starts a timeline of this rank's operations, in Chrome's trace format. Starting ends a running timeline; stopping
  * does nothing if there is none. srt_shutdown stops it. */
 srt_status srt_timeline_start(srt_context *, const char *path, int32_t marks_decisions, srt_error *);
 void srt_timeline_stop(srt_context *);

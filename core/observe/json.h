@@ -1,4 +1,4 @@
-// Text in JSON, written piece by piece. What is written is always valid: text that is not UTF-8 is made so.
+// A writer of JSON text, piece by piece. The output is always valid: text that is not UTF-8 is repaired.
 #pragma once
 
 #include <concepts>
@@ -31,7 +31,7 @@ class JsonWriter {
     return key(name).value(content);
   }
 
-  // A break between two lines, for people who read the file.
+  // Writes a line break, for people who read the file.
   JsonWriter& new_line();
 
   const std::string& text() const { return text_; }

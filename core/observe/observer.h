@@ -1,7 +1,7 @@
-// Everything that is written down about one rank's operations: the recorder, the statistics and the timeline.
+// The records of one rank's operations: the recorder, the statistics and the timeline.
 //
-// Owned by the Context and written by all who take an operation further. It has no lock of its own: whoever calls
-// it holds the handle table's, which all of them have to take anyway.
+// Owned by the Context and written by every part that advances an operation. It has no lock of its own: callers hold
+// the handle table's, which they have to take anyway.
 #pragma once
 
 #include "observe/recorder.h"
@@ -12,23 +12,24 @@ namespace sirtaki {
 
 class Observer {
  public:
-  // `timeline` outlives it.
+  // Creates an observer. `timeline` must outlive it.
   Observer(int32_t world_size, size_t recorded_operations, Timeline& timeline)
       : recorder_(recorded_operations), timeline_(timeline) {
     statistics_.lateness.resize(static_cast<size_t>(world_size));
   }
 
-  // When what is told next happens. Whoever takes the lock tells it once, because clocks cost time.
+  // Sets the time of the events that follow. The caller that takes the lock sets it once, because reading clocks takes
+  // time.
   void set_moment(Nanoseconds moment) { moment_ = moment; }
 
-  // An operation's way; its record's number is what submitted() gives.
+  // Each records a stage of an operation, whose record's number submitted() returns.
   uint64_t submitted(const Submitted& what);
   void reported(uint64_t number, bool is_cached);
   void decided(uint64_t number, uint64_t plan, size_t fused);
   void transferred(uint64_t number, const TransferTimes& times);
   void ended(uint64_t number, bool was_decided, srt_status status);
 
-  // A plan's way.
+  // Each records a stage of a plan.
   void plan_begun(size_t tensors, int64_t bytes, double bus_bytes);
   void plan_ended();
 

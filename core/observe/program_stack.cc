@@ -16,7 +16,7 @@ namespace sirtaki {
 namespace {
 
 constexpr size_t longest_dump = 256 << 10;
-constexpr Nanoseconds patience = milliseconds(300);  // many times as long as Python code keeps its lock
+constexpr Nanoseconds patience = milliseconds(300);  // many times longer than Python code keeps its lock
 
 std::string_view take_line(std::string_view& text) {
   const std::string_view line = text.substr(0, text.find('\n'));
@@ -24,7 +24,8 @@ std::string_view take_line(std::string_view& text) {
   return line;
 }
 
-// Both "Thread 0x00007f… (most recent call first):" and "Current thread 0x00007f… …" name it the same way.
+// Returns whether a line begins a thread. Both "Thread 0x00007f… (most recent call first):" and "Current thread
+// 0x00007f… …" name it the same way.
 bool begins_thread(std::string_view line, uint64_t& thread) {
   constexpr std::string_view before = "hread 0x";
   const size_t at = line.find(before);
@@ -33,7 +34,7 @@ bool begins_thread(std::string_view line, uint64_t& thread) {
   return std::from_chars(begin, line.data() + line.size(), thread, 16).ec == std::errc();
 }
 
-// '  File "train.py", line 88 in evaluate'
+// Parses '  File "train.py", line 88 in evaluate'.
 bool parse_frame(std::string_view line, StackFrame& frame) {
   constexpr std::string_view before = "  File \"", between = "\", line ", after = " in ";
   if (!line.starts_with(before)) return false;
@@ -48,7 +49,8 @@ bool parse_frame(std::string_view line, StackFrame& frame) {
   return true;
 }
 
-// Libraries call each other through many functions, which must not displace the user's own.
+// Shortens a stack to most_frames, from the outermost library frame on: libraries call each other through many
+// functions, which must not displace the user's own.
 void shorten(std::vector<StackFrame>& frames) {
   while (frames.size() > most_frames) {
     const auto outermost =
@@ -126,7 +128,8 @@ StackSample ProgramStack::sample() {
   return found;
 }
 
-// The answer repeats the number of the question: one that comes too late is not taken for that to the next.
+// Asks the interpreter for its stack. The answer repeats the number of the question, so that a late answer is not
+// mistaken for that to the next question.
 std::string ProgramStack::ask_interpreter() {
   const uint32_t number = ++question_;
   if (::send(interpreter_.get(), &number, sizeof number, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) return {};

@@ -1,12 +1,12 @@
-// Where the program is: the Python frames of its main thread, told even of a program that holds the interpreter's lock
-// and never lets go of it.
+// The current position of the program: the Python frames of its main thread, found even if the program holds the
+// interpreter's lock and never releases it.
 //
-// First a Python thread that waits for nothing else is asked, over a socket: it needs the lock, and frames do not
-// change while it has it. If it does not answer in time, then whoever holds the lock executes no Python code, since
-// that would give the lock away every few milliseconds; so frames do not change now either, and can be read without it:
+// First, a Python thread that waits only for this is asked over a socket: it needs the lock, and frames do not change
+// while it holds it. If it does not answer in time, the thread that holds the lock executes no Python code, since that
+// would release the lock every few milliseconds; so frames do not change now either, and can be read without the lock:
 // Python's faulthandler (https://docs.python.org/3/library/faulthandler.html) has installed a signal handler that
-// writes all threads' stacks to a file. The thread that wants to know raises that signal for itself, so no other is
-// interrupted. (Frames that do change must not be read in this way: that would crash the program, sooner or later.)
+// writes all threads' stacks to a file. The asking thread raises that signal for itself, so no other is interrupted.
+// (Frames that do change must not be read in this way: that would crash the program, sooner or later.)
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace sirtaki {
 
-// A function that has begun and not returned.
+// A function that has started and not returned.
 struct StackFrame {
   bool operator==(const StackFrame&) const = default;
 
@@ -32,30 +32,31 @@ constexpr size_t most_frames = 12;  // in a sample: the user's own and the inner
 constexpr size_t most_parsed_frames = 100;
 constexpr size_t longest_frame_text = 240;  // bytes of a function's name, or a file's
 
-// The frames of one thread in what faulthandler writes, innermost first.
+// Returns the frames of one thread from faulthandler's output, innermost first.
 std::vector<StackFrame> parse_stack(std::string_view dump, uint64_t thread);
 
-// Whether a Python file belongs to the standard library or to an installed package, and not to the user's program.
+// Returns whether a Python file belongs to the standard library or to an installed package, and not to the user's
+// program.
 bool is_library(std::string_view file);
 
-// As a list of {"function", "file", "line", "library"}.
+// Writes frames as a list of {"function", "file", "line", "library"}.
 void put_stack(JsonWriter& json, const std::vector<StackFrame>& frames);
 
-// What it finds of the program's stack.
+// One sample of the program's stack.
 struct StackSample {
   bool is_known = false;
-  bool is_in_sirtaki = false;  // the program waits in a call of sirtaki's
-  std::vector<StackFrame> frames;  // without sirtaki's own, innermost first
+  bool is_in_sirtaki = false;  // the program is inside a call of sirtaki
+  std::vector<StackFrame> frames;  // frames without sirtaki's own, innermost first
 };
 
 class ProgramStack {
  public:
-  // The descriptors are duplicated: the interpreter's end of a sequenced-packet socket, and the file that the handler
-  // of the signal writes to. `thread` is the main thread as pthread_self() names it, `own_folder` where sirtaki's own
-  // Python files lie.
+  // Opens the source and duplicates its descriptors: the interpreter's end of a sequenced-packet socket, and the file
+  // that the signal's handler writes to. `thread` is the main thread as pthread_self() names it, `own_folder` the
+  // folder of sirtaki's own Python files.
   Status open(const srt_stack_source& source);
 
-  // Not known where there is no Python, or its handler is gone.
+  // Returns a sample, which is not known if there is no Python, or its handler was removed.
   StackSample sample();
 
  private:
@@ -63,7 +64,7 @@ class ProgramStack {
   std::string read_dump();
 
   Descriptor interpreter_, file_;
-  uint32_t question_ = 0;  // the number of the last one
+  uint32_t question_ = 0;  // the number of the last question
   int signal_ = 0;
   uint64_t thread_ = 0;
   std::string own_folder_;

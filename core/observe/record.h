@@ -1,4 +1,4 @@
-// One operation of this rank as the flight recorder keeps it: what it is, and when it came how far.
+// The flight recorder's record of one operation of this rank: its properties, and when it reached each stage.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace sirtaki {
 
-// A name without memory of its own: one that is too long keeps its beginning and its end, where names differ.
+// A name without allocated memory: a name that is too long keeps its beginning and its end, where names differ.
 class ShortName {
  public:
   ShortName() = default;
@@ -24,24 +24,25 @@ class ShortName {
   uint8_t length_ = 0;
 };
 
-// What is known of an operation when it is submitted.
+// The properties of an operation that are known when it is submitted.
 struct Submitted {
   std::string_view name;
   const char* kind;       // "all-reduce"; lives as long as the program
   int32_t process_set;
-  int64_t bytes;          // of this rank's tensor
+  int64_t bytes;          // size of this rank's tensor
 };
 
-// When the plan that an operation belongs to began to move, and where its time went. Packing is the copy into chunks
-// that travel, unpacking is what is done with those that came: reducing or copying. Both are measured only while a
-// timeline runs, and are 0 otherwise.
+// The times of the plan that an operation belongs to: when data began to move, and how the time was spent. Packing is
+// the copy into chunks that are sent, unpacking is the processing of received chunks: reducing or copying. Both are
+// measured only while a timeline runs, and are 0 otherwise.
 struct TransferTimes {
   Nanoseconds started = 0;
   Nanoseconds packing = 0, working = 0;  // working: packing and unpacking
   bool are_measured = false;
 };
 
-// Times are 0 until it happens. `number` counts operations from 1; 0 is an empty place.
+// The record of one operation. A time is 0 until its event happens. `number` counts operations from 1; 0 is an empty
+// slot.
 struct OperationRecord {
   bool is_open() const { return number && !finished; }
 

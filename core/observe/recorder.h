@@ -1,5 +1,5 @@
 // The flight recorder: the last operations of this rank, always on. A ring of records, allocated once; an operation's
-// record is filled while the operation goes on, and taken over by a newer one some thousands of operations later.
+// record is filled while the operation proceeds, and reused for a newer one some thousands of operations later.
 #pragma once
 
 #include <vector>
@@ -24,13 +24,13 @@ class Recorder {
     return record;
   }
 
-  // nullptr: a newer one has its place.
+  // Returns an operation's record; nullptr if a newer operation has replaced it.
   OperationRecord* find(uint64_t number) {
     OperationRecord& record = place_of(number);
     return record.number == number && number ? &record : nullptr;
   }
 
-  // Calls visit(record) for what is remembered, the oldest first.
+  // Calls visit(record) for each remembered operation, the oldest first.
   template <typename Visit>
   void visit(Visit&& visit_record) const {
     const uint64_t first = last_ > ring_.size() ? last_ - ring_.size() + 1 : 1;

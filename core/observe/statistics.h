@@ -1,4 +1,4 @@
-// What this rank has done so far, in numbers.
+// Totals of this rank so far.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace sirtaki {
 
-// The time during which at least one thing went on, however many there were at once.
+// The time during which at least one activity went on, however many ran at once.
 class BusyTime {
  public:
   void begin(Nanoseconds moment) {
@@ -27,8 +27,8 @@ class BusyTime {
   Nanoseconds since_ = 0, total_ = 0;
 };
 
-// How often a rank was the last to submit an operation that all others had submitted, and by how much: the time in
-// which everyone waited for that rank alone.
+// The lateness of a rank: how often it was the last to submit an operation that all others had submitted, and by how
+// much. In that time all others waited for this rank alone.
 struct Lateness {
   bool operator==(const Lateness&) const = default;
 
@@ -37,14 +37,14 @@ struct Lateness {
 };
 
 struct Statistics {
-  int64_t operations = 0, failed = 0;        // that have ended; those of them that failed
+  int64_t operations = 0, failed = 0;        // finished operations; failed ones among these
   int64_t cache_hits = 0, cache_misses = 0;  // reported by number; reported in full
   int64_t plans = 0, planned_tensors = 0, largest_plan = 0;
-  int64_t bytes = 0;                         // of this rank's tensors in those plans
-  double bus_bytes = 0;                      // what a rank has to send at least, whatever the algorithm
-  BusyTime waiting;                          // for other ranks to submit what this one has
-  BusyTime moving;                           // data of agreed operations
-  std::vector<Lateness> lateness;            // by rank, alike on all of them
+  int64_t bytes = 0;                         // size of this rank's tensors in those plans
+  double bus_bytes = 0;                      // bytes that a rank has to send at least, with any algorithm
+  BusyTime waiting;                          // time of waiting for other ranks to submit what this one has
+  BusyTime moving;                           // time of moving data of agreed operations
+  std::vector<Lateness> lateness;            // by rank, the same on all ranks
 };
 
 }  // namespace sirtaki

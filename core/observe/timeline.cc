@@ -19,7 +19,7 @@ constexpr size_t most_buffered = 1 << 14;                            // operatio
 constexpr std::chrono::milliseconds between_writes{200};
 constexpr int32_t decisions_track = 0;
 
-// Microseconds, as the format has them, to the nanosecond.
+// Formats a time in microseconds, the unit of the format, with nanosecond resolution.
 std::string in_microseconds(Nanoseconds time) {
   return format("%lld.%03lld", static_cast<long long>(time / 1000), static_cast<long long>(time % 1000));
 }
@@ -127,7 +127,7 @@ void Timeline::write_head() {
   describe("process_name", decisions_track, "name", name_);
   describe("process_sort_index", decisions_track, "sort_index", rank_);
   describe("thread_name", decisions_track, "name", "Decisions");
-  // All ranks of a host share the monotonic clock; between hosts this tells how far theirs are apart.
+  // All ranks of a host share the monotonic clock; between hosts this value gives the offset of their clocks.
   describe("clock", decisions_track, "wall_minus_monotonic_ns", wall_clock() - now());
   flush();
 }
@@ -146,7 +146,7 @@ Timeline::Track& Timeline::track_of(std::string_view name) {
 
 void Timeline::write_operation(const OperationRecord& operation) {
   Track& track = track_of(operation.name.view());
-  // One of a name may have waited for another of that name: it begins when its turn comes.
+  // An operation may have waited for another of the same name: its event begins when that one ends.
   const Nanoseconds begin = std::max(operation.submitted, track.busy_until);
   const Nanoseconds end = std::max(operation.finished, begin);
   track.busy_until = end;
@@ -160,8 +160,9 @@ void Timeline::write_operation(const OperationRecord& operation) {
   write_phases(operation, begin, track.number);
 }
 
-// Chunks are packed and unpacked in turn, so those two are sums, shown where the first begins and the last ends;
-// between them lies the time in which neither was done.
+// Writes the phases of an operation. Chunks are packed and unpacked in turn, so PACK and UNPACK are sums: PACK is shown
+// from the first packing on, UNPACK up to the end of the last unpacking; between them is the time in which neither was
+// done.
 void Timeline::write_phases(const OperationRecord& operation, Nanoseconds begin, int32_t track) {
   const Nanoseconds end = std::max(operation.finished, begin);
   const auto within = [&](Nanoseconds moment) { return std::clamp(moment, begin, end); };

@@ -1,10 +1,10 @@
 // A timeline of this rank's operations, for Perfetto (https://ui.perfetto.dev) or chrome://tracing, in the JSON array
 // form of the Trace Event Format
-// (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): one line an event, valid up to
+// (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): one line per event, valid up to
 // the last line even if the process is killed, because that form may end without its bracket.
 //
-// The engine hands over what has ended, and a thread of its own writes it: a slow disk holds nobody up. What is more
-// than the buffer holds is dropped and counted.
+// The engine passes finished operations to a separate thread, which writes them: a slow disk delays no rank. Those
+// beyond the buffer's capacity are dropped and counted.
 #pragma once
 
 #include <atomic>
@@ -24,19 +24,19 @@ namespace sirtaki {
 
 class Timeline {
  public:
-  // `name` is how messages name this rank.
+  // Creates a timeline. `name` is how messages name this rank.
   Timeline(int32_t rank, std::string name, const Log& log) : rank_(rank), name_(std::move(name)), log_(log) {}
   ~Timeline();
 
-  // Begins a new file; one that is being written is completed first.
+  // Begins a new file; a file that is being written is completed first.
   Status start(const std::string& path, bool marks_decisions);
-  // Writes what is left and the end of the file. Does nothing if none is being written.
+  // Writes the remaining events and the end of the file. Does nothing if no file is being written.
   void stop();
 
   bool is_running() const { return is_running_.load(std::memory_order_relaxed); }
   bool marks_decisions() const { return is_running() && marks_decisions_.load(std::memory_order_relaxed); }
 
-  // Neither waits for the disk.
+  // Each adds an event, without waiting for the disk.
   void add(const OperationRecord& operation);
   void add_decision(Nanoseconds moment);
 
@@ -47,7 +47,7 @@ class Timeline {
     std::vector<OperationRecord> operations;
     std::vector<Nanoseconds> decisions;
   };
-  // Where a tensor's events go, and until when it has some: events of one track never overlap.
+  // The track of a tensor's events, and the time until which it is occupied: events of one track never overlap.
   struct Track {
     int32_t number;
     Nanoseconds busy_until;
@@ -65,16 +65,16 @@ class Timeline {
   const int32_t rank_;
   const std::string name_;
   const Log& log_;
-  std::mutex control_;                     // of start and stop
+  std::mutex control_;                     // serializes start and stop
   std::atomic<bool> is_running_{false}, marks_decisions_{false};
 
-  std::mutex mutex_;                       // of the next three
+  std::mutex mutex_;                       // protects filling_, dropped_ and is_stopping_
   std::condition_variable changed_;
   Buffer filling_;
   int64_t dropped_ = 0;
   bool is_stopping_ = false;
 
-  std::thread writer_;                     // the rest is the writer's while it runs
+  std::thread writer_;                     // the rest belongs to the writer while it runs
   Buffer writing_;
   std::string path_, text_;
   Descriptor file_;

@@ -1,4 +1,4 @@
-// What the negotiation decided, and the data plane executes: the only thing that control and data share.
+// The result of the negotiation, which the data plane executes: the only part that control and data share.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +13,20 @@
 namespace sirtaki {
 
 struct PlannedTensor {
-  SignaturePtr signature;            // of a ragged kind: its rows are those of the coordinator's first reporter
+  SignaturePtr signature;            // ragged kinds: its rows are those of the coordinator's first reporter
   Ticket ticket = 0;                 // 0: this rank has joined and takes part with neutral elements
-  std::vector<int64_t> rows;  // of ragged kinds: row_counts_each() a member, in member order (0: it has joined)
+  std::vector<int64_t> rows;  // ragged kinds only: row_counts_each() per member, in member order (0: it has joined)
 };
 
-// One collective over one process set. All tensors agree in kind and device; what reduces, in reduce op, scales and
-// dtype as well; a broadcast, in root.
+// One collective over one process set. All tensors have the same kind and device; reductions also the same reduce op,
+// scales and dtype; broadcasts the same root.
 struct Plan {
-  uint64_t number = 0;  // one order over all sets, from 1
+  uint64_t number = 0;  // a single order over all sets, from 1
   int32_t process_set = world_set;
   Kind kind = Kind::allreduce;
-  std::vector<int32_t> members;  // world ranks, ascending; of a send: the two
+  std::vector<int32_t> members;  // world ranks, ascending; for a send its two ranks
   int32_t contributors = 0;  // members that have not joined
-  bool untouched = false;  // absent on every member: complete without touching anything
+  bool untouched = false;  // absent on every member: completes without touching memory
   std::vector<PlannedTensor> tensors;
 };
 
@@ -36,28 +36,28 @@ struct Refusal {
   Status status;
 };
 
-// What a rank that keeps others waiting does instead.
+// The answer of a rank that delays others: what it is doing instead.
 struct Whereabouts {
   int32_t rank = 0;
-  bool answers = true;               // false: not even sirtaki's own thread there did
-  std::string waits_for;             // the tensor that it waits for itself
-  std::vector<StackFrame> frames;    // of its main thread, innermost first, without sirtaki's own
-  int32_t leader = -1;               // of one that does not answer: who reports for it; -1: nobody
+  bool answers = true;               // false: not even sirtaki's own thread on that rank did
+  std::string waits_for;             // the tensor that the rank itself waits for
+  std::vector<StackFrame> frames;    // frames of its main thread, innermost first, without sirtaki's own
+  int32_t leader = -1;               // for a rank that does not answer: the rank that reports for it; -1: none
 };
 
-// Who is late with what. The coordinator emits one a cause, and every rank hears of it.
+// A stall: the late ranks and their tensors. The coordinator emits one per cause, and every rank receives it.
 struct Stall {
   int32_t process_set = world_set;
-  std::vector<std::string> names;  // of tensors, at most 8
-  int32_t more_names = 0;  // beyond those
+  std::vector<std::string> names;  // names of tensors, at most 8
+  int32_t more_names = 0;  // number of further names
   std::vector<int32_t> missing;  // ranks that have not submitted
-  std::vector<int32_t> waiting;  // ranks that have
+  std::vector<int32_t> waiting;  // ranks that have submitted
   int64_t seconds = 0;
-  std::vector<Whereabouts> whereabouts;  // of the missing ones that were asked
-  bool is_over = false;              // it was reported, and has ended: `missing` is the rank that came last
+  std::vector<Whereabouts> whereabouts;  // answers of the missing ranks that were asked
+  bool is_over = false;              // it was reported, and has ended: `missing` is the last rank to submit
 };
 
-// How late a rank has been so far.
+// The lateness of a rank so far.
 struct RankLateness {
   int32_t rank = 0;
   Lateness lateness;
@@ -70,24 +70,24 @@ struct JoinDone {
 };
 
 struct ProcessSetChange {
-  Ticket ticket = 0;  // of the add_process_set or remove_process_set request
+  Ticket ticket = 0;  // ticket of the add_process_set or remove_process_set request
   int32_t process_set = 0;
-  std::vector<int32_t> members;  // empty: removed
+  std::vector<int32_t> members;  // empty: the set was removed
 };
 
-// Everything that one Decision means to this rank, in the order in which it must happen.
+// The consequences of one Decision for this rank, in the order in which they must be applied.
 struct Outcome {
-  std::vector<Plan> plans;  // only those of which this rank is a member; ascending numbers
+  std::vector<Plan> plans;  // only plans of which this rank is a member; ascending numbers
   std::vector<Refusal> refusals;
   std::vector<Stall> stalls;
-  bool is_asked = false;             // the coordinator wants to know where this rank is: Member::answer
-  std::vector<RankLateness> lateness;  // of those ranks for which it has changed
+  bool is_asked = false;             // the coordinator asks where this rank is: Member::answer
+  std::vector<RankLateness> lateness;  // only ranks for which it has changed
   std::vector<JoinDone> joins;
   std::vector<ProcessSetChange> process_sets;
   Status fatal;                      // not ok: the job cannot go on, because a deadline has passed
-  int32_t culprit = 0;               // the rank that brought this about; of several late ones the first
+  int32_t culprit = 0;               // the rank that caused it; of several late ranks the first
 
-  // Lists keep their room: a driver that polls clears this at every look.
+  // Clears the outcome. Lists keep their capacity: a driver that polls clears this in every iteration.
   void clear() {
     plans.clear();
     refusals.clear();

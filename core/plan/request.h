@@ -1,4 +1,4 @@
-// What one rank asks for. The part that ranks have to agree on is the Signature.
+// The request of one rank. The part that ranks have to agree on is the Signature.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ enum class Kind : uint8_t {
   send = SRT_SEND,                              // from root to destination
   add_process_set = SRT_ADD_PROCESS_SET,        // shape holds the member ranks, ascending
   remove_process_set = SRT_REMOVE_PROCESS_SET,  // root holds the set's number
-  join = SRT_JOIN,                              // is reported as a join, never as a request
+  join = SRT_JOIN,                              // reported as a join, never as a request
 };
 constexpr Kind last_requested_kind = Kind::remove_process_set;
 const char* kind_name(Kind kind);
@@ -31,10 +31,10 @@ inline bool changes_process_sets(Kind kind) {
 }
 inline bool reduces(Kind kind) { return kind == Kind::allreduce || kind == Kind::reducescatter; }
 
-// Ranks may bring different numbers of rows (first dimensions).
+// Returns whether ranks may contribute different numbers of rows (first dimensions).
 inline bool is_ragged(Kind kind) { return kind == Kind::allgather || kind == Kind::alltoall; }
 
-// How many numbers of rows each member of a ragged operation brings: one, or one for each member.
+// Returns how many row counts each member of a ragged operation contributes: one, or one for each member.
 inline size_t row_counts_each(Kind kind, size_t members) { return kind == Kind::alltoall ? members : 1; }
 
 enum class ReduceOp : uint8_t {
@@ -48,7 +48,7 @@ enum class ReduceOp : uint8_t {
 constexpr ReduceOp last_reduce_op = ReduceOp::adasum;
 const char* reduce_op_name(ReduceOp op);
 
-// A member's share of the rows that a reduce-scatter cuts: the first ones get one more.
+// Returns a member's number of rows in a reduce-scatter: the first members get one more.
 inline int64_t rows_of_member(int64_t rows, size_t members, size_t member) {
   const auto count = static_cast<int64_t>(members);
   return rows / count + (static_cast<int64_t>(member) < rows % count);
@@ -56,7 +56,7 @@ inline int64_t rows_of_member(int64_t rows, size_t members, size_t member) {
 
 constexpr int32_t world_set = 0;           // the process set of all ranks
 constexpr size_t longest_name = 1'024;     // bytes
-constexpr size_t most_dimensions = 16;     // of a tensor; a process set's member list may be longer
+constexpr size_t most_dimensions = 16;     // limit of a tensor; a process set's member list may be longer
 
 struct Signature {
   std::string name;
@@ -74,7 +74,7 @@ struct Signature {
   double prescale = 1.0;
   double postscale = 1.0;
   std::vector<int64_t> shape;
-  std::vector<int64_t> splits;  // of an all-to-all: rows for each member
+  std::vector<int64_t> splits;  // all-to-all only: rows for each member
 
   bool operator==(const Signature&) const = default;
 
@@ -92,10 +92,10 @@ struct Signature {
   }
 };
 
-// Shared, because it outlives the request in the response cache.
+// A shared signature: it outlives the request in the response cache.
 using SignaturePtr = std::shared_ptr<const Signature>;
 
-// This rank's own number for one request in flight; 0 says that the rank has none (it has joined).
+// This rank's own number for one request in flight; 0: the rank has none (it has joined).
 using Ticket = uint64_t;
 
 struct Request {

@@ -1,5 +1,5 @@
-// The part of TensorFlow's C API that kernels need, declared here: neither its headers nor its libraries are needed to
-// build. The functions are found by name in the TensorFlow that the process has loaded.
+// The part of TensorFlow's C API that kernels need, declared here so that neither its headers nor its libraries are
+// needed to build. The functions are found by name in the TensorFlow that the process has loaded.
 #pragma once
 
 #include <cstddef>
@@ -87,11 +87,11 @@ struct CApi {
   void (*compute_failed)(TF_OpKernelContext*, TF_Status*);
 };
 
-// Why the functions cannot be used, "" if they can: they are not loaded, older than 2.13, or built with another C++
-// library than libstdc++.
+// Finds the functions. Returns why they cannot be used, "" if they can: they are not loaded, older than 2.13, or built
+// with another C++ library than libstdc++.
 std::string find_c_api(CApi& out);
 
-// The functions, found once: TensorFlow calls kernels through plain pointers, which carry nothing of ours.
+// Returns the functions, found once: TensorFlow calls kernels through plain pointers, which carry no data of ours.
 const CApi& tf();
 
 }  // namespace sirtaki::tensorflow

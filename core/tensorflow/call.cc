@@ -7,9 +7,9 @@
 namespace sirtaki::tensorflow {
 namespace {
 
-constexpr int first_tensor = 1;  // input 0 is the label: the name, by which the ranks recognise the operation
+constexpr int first_tensor = 1;  // input 0 is the label: the name by which the ranks match the operation
 
-// What sirtaki's statuses are among TensorFlow's errors.
+// Returns TensorFlow's error code for a status.
 Code code_of(srt_status status) {
   switch (status) {
     case SRT_INVALID_ARGUMENT:
@@ -26,7 +26,8 @@ Code code_of(srt_status status) {
   }
 }
 
-// Alike on all ranks: FNV-1a, see Fowler, Noll and Vo, draft-eastlake-fnv. Never 0, never negative.
+// Returns a group id, the same on all ranks: FNV-1a, see Fowler, Noll and Vo, draft-eastlake-fnv. Never 0, never
+// negative.
 int64_t group_of(int32_t kind, std::string_view label) {
   uint64_t hash = 0xcbf29ce484222325u ^ static_cast<uint64_t>(kind);
   for (const char byte : label) hash = (hash ^ static_cast<uint8_t>(byte)) * 0x100000001b3u;
@@ -47,7 +48,7 @@ uintptr_t address_of(const Tensor& tensor) {
   return tensor ? reinterpret_cast<uintptr_t>(tf().tensor_data(tensor.get())) : 0;
 }
 
-// How many of the rows of a reduce-scatter are this rank's; 0 if it is no member, which the core refuses.
+// Returns this rank's number of rows in a reduce-scatter; 0 if it is not a member, which the core rejects.
 int64_t own_rows(srt_context* context, int32_t process_set, int64_t rows) {
   std::vector<int32_t> members(static_cast<size_t>(std::max(srt_process_set(context, process_set, nullptr, 0), 0)));
   srt_process_set(context, process_set, members.data(), static_cast<int32_t>(members.size()));
@@ -67,7 +68,7 @@ void Call::start(const Kernel& kernel, TF_OpKernelContext* where, TF_AsyncOpKern
   if (!call->queue()) call->end();
 }
 
-// Once the requests are queued, the call may end, and be gone, at any moment.
+// Queues the requests. From then on the call may end, and delete itself, at any moment.
 bool Call::queue() {
   srt_context* context = srt_hold_process_context();
   if (!context) {
@@ -131,7 +132,7 @@ srt_request Call::request_of(size_t index) {
   request.root = kernel_.root;
   request.prescale = kernel_.prescale;
   request.postscale = kernel_.postscale;
-  // The same operation of a graph may run again before it has ended, as in loops: the second waits for its turn.
+  // The same operation of a graph may run again before it has ended, as in loops: the second run is queued.
   request.flags = SRT_REQUEST_QUEUE_SAME_NAME;
   request.on_complete = on_complete;
   request.user = &parts_[index];
@@ -158,7 +159,7 @@ void Call::add_splits(int place, srt_request& request) {
   if (!splits) return;
   const auto* rows = static_cast<const int64_t*>(tf().tensor_data(splits.get()));
   splits_.assign(rows, rows + tf().tensor_bytes(splits.get()) / sizeof(int64_t));
-  if (splits_.empty()) return;  // none were given: equal parts
+  if (splits_.empty()) return;  // no splits were given: equal parts
   request.splits = splits_.data();
   request.split_count = static_cast<int32_t>(splits_.size());
 }
@@ -175,7 +176,7 @@ Tensor Call::output(int index, DataType type, const std::vector<int64_t>& shape,
       tf().allocate_output(where_, index, type, shape.data(), static_cast<int>(shape.size()), bytes, status_.get()));
 }
 
-// The memory of the output of a reduce-scatter: this rank's rows of a tensor of this shape.
+// Returns the output memory of a reduce-scatter: this rank's rows of a tensor of this shape.
 uintptr_t Call::own_part(srt_context* context, size_t index, std::vector<int64_t> shape, size_t bytes) {
   const int64_t rows = shape[0];
   shape[0] = own_rows(context, kernel_.process_set, rows);
@@ -183,7 +184,8 @@ uintptr_t Call::own_part(srt_context* context, size_t index, std::vector<int64_t
   return address_of(output(static_cast<int>(index), kernel_.types[index], shape, own_bytes));
 }
 
-// The memory of an output: the input's own, if nothing else uses it. So nobody here may refer to the input.
+// Returns the memory of an output: the input's own, if nothing else uses it. Therefore no code here may hold a
+// reference to the input.
 uintptr_t Call::same_as_input(int index, const std::vector<int64_t>& shape, uintptr_t input) {
   const int candidate = index + first_tensor;
   int forwarded = -1;
@@ -201,7 +203,7 @@ uintptr_t Call::allocate(void* user, const srt_tensor* described) {
   const std::lock_guard lock(call.mutex_);
   const Tensor tensor = call.output(part->output, type, shape, described->bytes);
   if (!call.status_.is_ok()) return 0;
-  return described->bytes ? address_of(tensor) : reinterpret_cast<uintptr_t>(part);  // no byte of it is touched
+  return described->bytes ? address_of(tensor) : reinterpret_cast<uintptr_t>(part);  // no byte there is accessed
 }
 
 void Call::on_complete(void* user, srt_status status, const char* error) {

@@ -13,18 +13,18 @@
 
 namespace sirtaki::tensorflow {
 
-// No thread waits for it: it is made by a thread of TensorFlow's, which goes on, and ends itself in the core's, where
-// the last of its requests has ended.
+// An asynchronous call, for which no thread waits. A thread of TensorFlow creates it and continues; the call completes
+// and deletes itself in the core's thread in which the last of its requests ends.
 class Call {
  public:
   static void start(const Kernel& kernel, TF_OpKernelContext* where, TF_AsyncOpKernelDoneCallback* done);
 
  private:
-  struct Part {  // one request: what its hooks get
+  struct Part {  // one request: the argument of its hooks
     Call* call;
     int output;
   };
-  struct Description {  // what a request points at until it is queued
+  struct Description {  // data that a request points at until it is queued
     std::string name;
     std::vector<int64_t> shape;
   };
@@ -55,7 +55,7 @@ class Call {
   std::vector<int64_t> splits_;
   std::vector<Part> parts_;
   std::vector<srt_handle> handles_;
-  std::mutex mutex_;  // one request may ask for memory while another ends
+  std::mutex mutex_;  // one request may allocate memory while another ends
   size_t left_ = 0;
 };
 

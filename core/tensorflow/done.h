@@ -1,4 +1,4 @@
-// A completion callback of TensorFlow's, kept beyond the call that brought it.
+// A completion callback of TensorFlow, kept beyond the call that passed it.
 #pragma once
 
 #include <functional>
@@ -8,8 +8,8 @@
 
 namespace sirtaki::tensorflow {
 
-// TensorFlow's C API hands over the address of a parameter on its own stack, a std::function<void()>, which is gone
-// when the kernel returns; so it has to be moved away before. find_c_api() has checked that this is its type.
+// An owned callback. TensorFlow's C API passes the address of a parameter on its own stack, a std::function<void()>,
+// which is destroyed when the kernel returns, so it must be moved before. find_c_api() has checked its type.
 class Done {
  public:
   explicit Done(TF_AsyncOpKernelDoneCallback* done)

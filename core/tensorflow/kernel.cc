@@ -58,7 +58,7 @@ class Attributes {
     return static_cast<int32_t>(value);
   }
 
-  // Attributes of TensorFlow's have 32 bits if they are floating, so factors are written as text.
+  // Reads a factor. Floating-point attributes of TensorFlow have 32 bits, so factors are written as text.
   double factor(const char* name) {
     std::array<char, 64> text{};
     if (outcome_.is_ok()) tf().attribute_text(construction_, name, text.data(), text.size() - 1, outcome_.get());

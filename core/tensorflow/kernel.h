@@ -1,4 +1,4 @@
-// What one operation of a graph asks for: its attributes, read once.
+// The attributes of one operation of a graph, read once.
 #pragma once
 
 #include <string>
@@ -10,11 +10,11 @@
 namespace sirtaki::tensorflow {
 
 struct Kernel {
-  // nullptr, and the construction has failed, if the attributes make no sense.
+  // Creates a kernel; returns nullptr, and fails the construction, if the attributes are invalid.
   static Kernel* create(int32_t kind, TF_OpKernelConstruction* construction);
 
   bool reduces() const { return kind == SRT_ALLREDUCE || kind == SRT_REDUCESCATTER; }
-  // Whether an output has the input's shape, and may take its memory.
+  // Returns whether an output has the input's shape, and may use its memory.
   bool keeps_shape() const { return kind == SRT_ALLREDUCE || kind == SRT_BROADCAST; }
 
   int32_t kind = SRT_ALLREDUCE;
@@ -22,8 +22,8 @@ struct Kernel {
   int32_t reduce_op = 0;
   int32_t root = 0;
   double prescale = 1.0, postscale = 1.0;
-  std::vector<int32_t> dtypes;  // the core's, of each tensor
-  std::vector<DataType> types;  // TensorFlow's
+  std::vector<int32_t> dtypes;  // the core's dtype of each tensor
+  std::vector<DataType> types;  // TensorFlow's type of each tensor
 };
 
 }  // namespace sirtaki::tensorflow

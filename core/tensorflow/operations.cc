@@ -1,4 +1,4 @@
-// The operations, as TensorFlow knows them. They are registered while tf.load_op_library opens this library.
+// The operations as TensorFlow sees them. They are registered while tf.load_op_library opens this library.
 #include <string>
 #include <vector>
 
@@ -8,7 +8,7 @@
 namespace sirtaki::tensorflow {
 namespace {
 
-// Every output is like its input, in order.
+// Gives each output the shape of its input, in order.
 void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   KeptStatus outcome;
   const auto count = static_cast<int>(tf().shape_inputs(context));
@@ -20,7 +20,7 @@ void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   tf().set_status(status, tf().code_of(outcome.get()), tf().text_of(outcome.get()));
 }
 
-// Output i is like input i + 1, with a number of rows that is known when it is there.
+// Gives output i the shape of input i + 1, but a number of rows that is unknown until the operation has run.
 void other_rows(TF_ShapeInferenceContext* context, int i, KeptStatus& outcome) {
   const Shape whole;
   tf().input_shape(context, i + 1, whole.get(), outcome.get());
@@ -70,7 +70,7 @@ void add(const Operation& operation, CApi::Create create, CApi::ComputeAsync com
   for (const char* attribute : operation.attributes) tf().add_attribute(definition, attribute);
   for (const char* input : operation.inputs) tf().add_input(definition, input);
   for (const char* output : operation.outputs) tf().add_output(definition, output);
-  tf().set_stateful(definition, true);  // never merged with its equal, never left out
+  tf().set_stateful(definition, true);  // never merged with an equal operation, never pruned
   if (operation.shapes) tf().set_shapes(definition, operation.shapes);
   tf().register_definition(definition, outcome.get());
   if (!outcome.is_ok()) return;
@@ -81,7 +81,7 @@ void add(const Operation& operation, CApi::Create create, CApi::ComputeAsync com
 template <int32_t kind>
 void add_collective(Operation operation) {
   operation.attributes.push_back("process_set: int");
-  operation.inputs.insert(operation.inputs.begin(), "label: uint8");  // the name, by which ranks recognise it
+  operation.inputs.insert(operation.inputs.begin(), "label: uint8");  // the name by which ranks match the operation
   add(operation, [](TF_OpKernelConstruction* construction) -> void* { return Kernel::create(kind, construction); },
       [](void* made, TF_OpKernelContext* where, TF_AsyncOpKernelDoneCallback* done) {
     Call::start(*static_cast<const Kernel*>(made), where, done);
@@ -92,8 +92,8 @@ void add_world(const Operation& operation, CApi::ComputeAsync compute) {
   add(operation, [](TF_OpKernelConstruction*) -> void* { return nullptr; }, compute, [](void*) {});
 }
 
-// TensorFlow takes note of what is registered while it opens a library, and of nothing later. Where its functions
-// cannot be used nothing is registered, and Python says why.
+// Registers the operations. TensorFlow accepts registrations only while it opens a library. If its functions cannot be
+// used, nothing is registered, and Python reports why.
 __attribute__((constructor)) void register_operations() {
   if (CApi found; !find_c_api(found).empty()) return;
   const char* list = "T: list(type) >= 0";

@@ -1,4 +1,4 @@
-// TensorFlow's objects, deleted when they go out of scope.
+// Owners of TensorFlow's objects, which are deleted at the end of a scope.
 #pragma once
 
 #include <memory>
@@ -24,7 +24,7 @@ class Shape : public std::unique_ptr<TF_ShapeHandle, DeleteShape> {
   explicit Shape(TF_ShapeHandle* shape = tf().new_shape()) : unique_ptr(shape) {}
 };
 
-// Of one call or several: it keeps the first failure.
+// The status of one call or several: it keeps the first failure.
 class KeptStatus {
  public:
   KeptStatus() : status_(tf().new_status()) {}

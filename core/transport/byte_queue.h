@@ -1,4 +1,4 @@
-// Bytes on their way in and out.
+// Queues of bytes to be received and sent.
 #pragma once
 
 #include <cstddef>
@@ -26,18 +26,18 @@ class ByteQueue {
   size_t capacity_ = 0, begin_ = 0, end_ = 0;
 };
 
-// A queue of the queue's own bytes and of others that lie elsewhere, in order.
+// A queue of its own bytes and of others that lie elsewhere, in order.
 class SendQueue {
  public:
   std::span<uint8_t> extend(size_t count);
   void refer(std::span<const uint8_t> bytes);
 
   size_t size() const { return size_; }
-  std::span<const uint8_t> front() const;  // a part of it, not empty unless the queue is
+  std::span<const uint8_t> front() const;  // returns a part, empty only if the queue is
   void consume(size_t count);
   void clear();
 
-  // Copies what lies elsewhere: its owner wants it back.
+  // Copies the bytes that lie elsewhere: their owner needs the memory back.
   void keep();
 
  private:

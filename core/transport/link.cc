@@ -6,8 +6,8 @@
 namespace sirtaki {
 namespace {
 
-// Bytes taken in beyond a header. A longer body is then read to its end and no further, so that of those that are
-// read straight to their place little has to be copied.
+// Bytes read beyond a header. A longer body is then read to its end and no further, so that little of a body that is
+// read straight to its place has to be copied.
 constexpr size_t read_ahead = 16 << 10;
 
 }  // namespace
@@ -48,7 +48,7 @@ bool Link::flush() {
   while (out_.size()) {
     const std::span<const uint8_t> part = out_.front();
     const ptrdiff_t written = unwritable_ ? -1 : pipe_->write(part, part.size() < out_.size());
-    if (written < 0) {  // reading will tell what happened, and bring the last words
+    if (written < 0) {  // reading then shows what happened, and brings the peer's last frames
       unwritable_ = true;
       out_.clear();
     }
@@ -60,7 +60,7 @@ bool Link::flush() {
 }
 
 bool Link::receive() {
-  // Bytes are left in the pipe while a whole frame waits here: that holds back a peer that is ahead.
+  // Bytes are left in the pipe while a whole frame waits here: that throttles a peer that is ahead.
   const Frame* ready = nullptr;
   if (ended_ || !front(ready).is_ok() || ready) return false;
   if (is_placing_) return receive_placed();
@@ -88,7 +88,7 @@ void Link::place(const FrameHeader& header, std::span<uint8_t> where) {
   place_ = where;
 }
 
-// The header has come, and the body not yet, or not all of it.
+// Starts to place a body whose header has arrived, but not all of the body itself.
 bool Link::begins_placed_frame() {
   if (place_.empty() || std::memcmp(&frame_.header, &placed_header_, sizeof(FrameHeader)) != 0) return false;
   const std::span<const uint8_t> here = in_.front().subspan(sizeof(FrameHeader));

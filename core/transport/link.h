@@ -1,5 +1,5 @@
-// A Link carries frames to and from one peer, in order, and never blocks. What a Link is made of (sockets, a ring in
-// shared memory) is a BytePipe; framing, bounds and queues are the same for all.
+// A Link carries frames to and from one peer, in order, and never blocks. Its transport (sockets, a ring in shared
+// memory) is a BytePipe; framing, bounds and queues are the same for all.
 #pragma once
 
 #include <cstddef>
@@ -19,14 +19,14 @@ class BytePipe {
  public:
   virtual ~BytePipe() = default;
 
-  // How many bytes moved, 0 if none can now, -1 if the other end is gone. With `more`, others follow at once.
+  // Return how many bytes moved, 0 if none can now, -1 if the other end is gone. With `more`, others follow at once.
   virtual ptrdiff_t write(std::span<const uint8_t> bytes, bool more) = 0;
   virtual ptrdiff_t read(std::span<uint8_t> bytes) = 0;
 
   virtual bool readable() const { return false; }               // shared memory: bytes wait to be read
   virtual std::vector<int> descriptors() const { return {}; }   // to sleep on; none: a doorbell is rung instead
-  virtual void end_writing() {}                                 // the other end reads an end behind what was written
-  virtual bool is_delivered() const { return true; }            // what was written has reached the other machine
+  virtual void end_writing() {}                                 // the other end reads end-of-stream behind it
+  virtual bool is_delivered() const { return true; }            // all that was written has reached the other machine
   virtual Nanoseconds silence() const { return 0; }             // how long that machine has owed an answer
 };
 
@@ -39,7 +39,7 @@ class Link {
   void send(FrameHeader header, std::span<const uint8_t> body);
 
   // Queues a frame in parts: its header, then parts that make up its length. A part is space to be filled before the
-  // next call, or memory elsewhere, which is not copied: it stays as it is until unsent() is 0, or let_go().
+  // next call, or memory elsewhere, which is not copied and must not change until unsent() is 0, or let_go().
   void begin(FrameHeader header);
   std::span<uint8_t> add(size_t bytes);
   void add_elsewhere(std::span<const uint8_t> bytes);
@@ -49,26 +49,26 @@ class Link {
   std::vector<int> descriptors() const { return pipe_->descriptors(); }
   bool is_ended() const { return ended_; }  // the other end is gone, and everything that it had sent is read
 
-  // Moves queued bytes on; true if any moved.
+  // Sends queued bytes; returns whether any moved.
   bool flush();
-  // Takes bytes in; true if any came.
+  // Receives bytes; returns whether any came.
   bool receive();
-  // The oldest complete frame, or nullptr. Not ok: the bytes make no sense, the link is useless.
+  // Returns the oldest complete frame, or nullptr. Fails if the bytes are malformed; the link is then unusable.
   Status front(const Frame*& out);
   void pop();
 
-  // If the next frame has this header, its body is read straight to where it belongs. Only for bodies that need no
+  // Reads the body of the next frame straight to `where` if the frame has this header. Only for bodies that need no
   // padding; for others, and for a body that is here already, nothing changes. It holds until a frame is popped.
   void place(const FrameHeader& header, std::span<uint8_t> where);
 
-  // In the end: memory of others is not touched any more, neither read nor written. Nothing can be received after it.
+  // Stops all use of memory of others, for reading and writing. Nothing can be received after it.
   void let_go();
 
-  // This side has sent its last frame. Before that has arrived the link should not be destroyed.
+  // Ends writing after this side's last frame. Before that has arrived the link should not be destroyed.
   void end_writing();
   bool is_delivered() const { return !unsent() && pipe_->is_delivered(); }
 
-  // How long the peer's machine has been silent although it owes an answer; 0 if it owes none.
+  // Returns how long the peer's machine has been silent although it owes an answer; 0 if it owes none.
   Nanoseconds silence() const { return pipe_->silence(); }
 
   Link(Link&&) = default;
@@ -80,17 +80,17 @@ class Link {
 
   std::unique_ptr<BytePipe> pipe_;
   SendQueue out_;
-  size_t missing_ = 0, padding_ = 0;  // of the frame that is queued in parts
+  size_t missing_ = 0, padding_ = 0;  // bytes of the frame that is queued in parts
   ByteQueue in_;
   Frame frame_;
   bool has_frame_ = false;
   bool ended_ = false, unwritable_ = false;
 
-  // Where the body of the next frame goes if it fits.
+  // The destination of the next frame's body, if the frame has this header.
   FrameHeader placed_header_;
   std::span<uint8_t> place_;
-  size_t placed_ = 0;        // bytes that are there
-  bool is_placing_ = false;  // its header has come
+  size_t placed_ = 0;        // bytes received
+  bool is_placing_ = false;  // whether its header has arrived
 };
 
 }  // namespace sirtaki

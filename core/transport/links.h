@@ -14,7 +14,7 @@ class Links {
  public:
   struct Entry {
     int32_t peer;
-    bool is_ring;  // in shared memory: doorbells tell of its frames
+    bool is_ring;  // in shared memory: doorbells announce its frames
     std::unique_ptr<Link> link;
   };
 
@@ -28,7 +28,7 @@ class Links {
     Link* added = data_[static_cast<size_t>(peer)] = add(peer, false, std::move(pipe));
     if (!control) control = added;
   }
-  // After the last frames: peers read an end behind them.
+  // Ends writing after the last frames: peers read end-of-stream behind them.
   void end_writing() {
     for (const Entry& entry : all_) entry.link->end_writing();
   }
@@ -43,13 +43,13 @@ class Links {
     control_.assign(control_.size(), nullptr);
   }
 
-  // nullptr where there is none. Both are the same link where there is only one.
+  // Return a link to a peer; nullptr where there is none. Both are the same link where there is only one.
   Link* data(int32_t peer) const { return data_[static_cast<size_t>(peer)]; }
   Link* control(int32_t peer) const { return control_[static_cast<size_t>(peer)]; }
 
   const std::vector<Entry>& all() const { return all_; }
 
-  // Have rings frames to be read, or links bytes that nobody has taken yet?
+  // Return whether rings have frames to be read, or links bytes that no peer has taken yet.
   bool has_inbound() const {
     for (const Entry& entry : all_)
       if (entry.link->readable()) return true;

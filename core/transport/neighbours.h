@@ -1,4 +1,4 @@
-// The ranks of this host as this rank meets them in shared memory: their milestones, doorbells and goodbyes.
+// The ranks of this host as this rank sees them in shared memory: their milestones, doorbells and goodbyes.
 #pragma once
 
 #include <array>
@@ -12,13 +12,13 @@
 
 namespace sirtaki {
 
-// Why the job was given up, as neighbours tell one another.
+// The reason why the job was given up, as shared between neighbours.
 struct Abort {
   bool is_there = false;
   srt_status status = SRT_ABORTED;
   int32_t rank = 0;
   std::string text;
-  uint64_t decision = 0;  // after which it counts
+  uint64_t decision = 0;  // acted on after this Decision
 };
 
 class Neighbours {
@@ -32,18 +32,18 @@ class Neighbours {
   int32_t rank_in(int slot) const { return ranks_[static_cast<size_t>(slot)]; }
   int slot_of(int32_t rank) const;  // -1: on another host
 
-  // Milestones. publish() also sees to it that a neighbour who sleeps in the middle of a plan looks again.
+  // Milestones. publish() also ensures that a neighbour that sleeps in the middle of a plan looks again.
   void publish(Milestone milestone, Nanoseconds now);
   uint64_t milestone_of(int slot) const { return region_->rank(slot).milestone.load(std::memory_order_seq_cst); }
 
-  // Frames were written into the ring towards a slot.
+  // Notes that frames were written into the ring towards a slot.
   void frames_sent(int slot, Nanoseconds now);
 
-  // A doorbell is not rung at once but when the sleeper has not woken by itself after a short grace: a caller
-  // that comes back within microseconds needs no system call and no second thread.
+  // A doorbell is rung only when the sleeper has not woken by itself after a short grace period: a caller that comes
+  // back within microseconds needs no system call and no second thread.
   Nanoseconds next_ring() const { return next_ring_; }
   void ring_due(Nanoseconds now);
-  void ring_all() { ring_due(never); }  // every one that is still wanted, and wake everyone who sleeps anyhow
+  void ring_all() { ring_due(never); }  // rings every one that is still wanted and whose rank still sleeps
 
   void set_attention(Attention attention) {
     own().attention.store(static_cast<uint32_t>(attention), std::memory_order_seq_cst);
@@ -54,11 +54,11 @@ class Neighbours {
   void say_goodbye() { own().finished.store(1, std::memory_order_seq_cst); }
   bool has_finished(int slot) const { return region_->rank(slot).finished.load(std::memory_order_seq_cst) != 0; }
 
-  // The first rank that gives the job up says why; later ones change nothing.
+  // Writes why the job is given up. The first rank's reason counts; later ones change nothing.
   void write_abort(const Abort& abort);
   Abort read_abort() const;
 
-  // The descriptors that tell of a neighbour's death, -1 where there is none.
+  // Return the descriptors that report a neighbour's death, -1 where there is none.
   int process_descriptor(int slot) const { return bells_[static_cast<size_t>(slot)].process.get(); }
   int socket_descriptor(int slot) const { return bells_[static_cast<size_t>(slot)].socket.get(); }
   int own_engine_doorbell() const { return bells_[static_cast<size_t>(own_slot_)].engine.get(); }
@@ -66,15 +66,15 @@ class Neighbours {
 
   void close();  // in a forked child
 
-  // Forgets the descriptors of a neighbour whose end has been dealt with.
+  // Closes the descriptors of a neighbour whose end has been handled.
   void stop_watching(int slot);
 
  private:
   struct Bells {
     Descriptor engine, waiter, process, socket;
-    bool wanted = false;           // it slept when we had something for it
-    Nanoseconds due = 0;           // when it rings then
-    Attention least = Attention::idle;  // how deep a sleep our news is worth interrupting
+    bool wanted = false;           // it slept when this rank had something for it
+    Nanoseconds due = 0;           // when it is rung then
+    Attention least = Attention::idle;  // the lightest sleep that this news interrupts
   };
 
   Neighbours() = default;

@@ -1,5 +1,5 @@
-// Of OpenSSL's API, what is used: own declarations, so that nothing of OpenSSL is needed to build. Names and meanings
-// are those of OpenSSL's manual (https://docs.openssl.org); all of it is in 1.1.1 and in 3.
+// The part of OpenSSL's API that is used: own declarations, so that nothing of OpenSSL is needed to build. Names and
+// meanings are those of OpenSSL's manual (https://docs.openssl.org); all of it is in 1.1.1 and in 3.
 // tests/security/openssl_header compares them with the real headers.
 #pragma once
 
@@ -17,7 +17,7 @@ using X509Name = struct X509NameTag*;
 using EvpKey = struct EvpKeyTag*;
 using EvpKeyContext = struct EvpKeyContextTag*;
 using EvpDigest = const struct EvpDigestTag*;
-using Asn1String = struct Asn1StringTag*;  // times and integers are such
+using Asn1String = struct Asn1StringTag*;  // also times and integers
 using SslMethod = const struct SslMethodTag*;
 using SslVerify = int (*)(X509StoreContext, void*);
 

@@ -70,7 +70,7 @@ Status SharedRegion::create(int64_t bytes, Descriptor& out) {
 
 Status SharedRegion::open(const Config& config, int fd, uintptr_t address, int slot_count,
                           std::unique_ptr<SharedRegion>& out) {
-  // Where the setting leaves it open, whoever has made the memory has chosen the size of a chunk for all.
+  // If the setting leaves it open, the rank that made the memory has chosen the size of a chunk for all.
   const bool is_open = config.integer(Knob::chunk_bytes) == 0;
   int64_t bytes = bytes_needed(config, slot_count);
   auto* base = reinterpret_cast<uint8_t*>(address);

@@ -1,8 +1,8 @@
-// The memory that the ranks of one host share: who is awake, how far each has come, why a job was given up,
-// byte rings for control frames, and two chunk slots a rank for data.
+// The memory that the ranks of one host share: which ranks are awake, how far each has come, why a job was given up,
+// byte rings for control frames, and two chunk slots per rank for data.
 //
-// Ranks meet here through atomics only. Where one rank writes and then looks whether another sleeps, while that
-// other notes its sleep and then looks for work, both sides use sequentially consistent operations: one of the
+// Ranks communicate here through atomics only. Where one rank writes and then checks whether another sleeps, while
+// that other notes its sleep and then checks for work, both sides use sequentially consistent operations: one of the
 // two always sees the other.
 #pragma once
 
@@ -21,7 +21,7 @@ namespace sirtaki {
 
 constexpr size_t cache_line = 128;  // two lines: the processor fetches them in pairs
 
-// What a rank would need in order to notice something.
+// The wake-up that a rank needs in order to notice something.
 enum class Attention : uint32_t {
   awake,          // it polls: nothing
   idle,           // its engine sleeps and no plan is moving: a doorbell for a frame
@@ -29,7 +29,7 @@ enum class Attention : uint32_t {
   waiter_sleeps,  // a caller sleeps in the middle of a plan: a doorbell for anything
 };
 
-// How far a rank is in the plans that it executes: a plan's number and a step within it, in one ordered value.
+// A rank's progress in the plans that it executes: a plan's number and a step within it, in one ordered value.
 class Milestone {
  public:
   static constexpr uint64_t last_step = (uint64_t{1} << 28) - 1;
@@ -53,7 +53,7 @@ struct alignas(cache_line) RingHeader {
   alignas(cache_line) std::atomic<uint64_t> consumed;
 };
 
-// Why the job was given up: the first rank that writes it is the origin.
+// The reason why the job was given up: the first rank that writes it is the origin.
 struct alignas(cache_line) AbortRecord {
   std::atomic<uint32_t> state;  // 0: none, 1: being written, 2: readable
   uint32_t status;
@@ -66,13 +66,13 @@ struct alignas(cache_line) AbortRecord {
 class SharedRegion {
  public:
   static constexpr size_t ring_bytes = 128 << 10;
-  static constexpr int slots_each = 2;  // chunk slots a rank: one is filled while the other is read
+  static constexpr int slots_each = 2;  // chunk slots per rank: one is filled while the other is read
 
   static int64_t bytes_needed(const Config& config, int slot_count);
-  // The size of a chunk where the setting leaves it open (0): of the few chunks that a rank has to do with at a time,
-  // and of those of the ranks that share its core, all have to fit its second-level cache.
+  // Returns the size of a chunk where the setting leaves it open (0): the few chunks that a rank handles at a time,
+  // and those of the ranks that share its core, all have to fit its second-level cache.
   static int64_t fitting_chunk_bytes(int64_t cache_bytes, int ranks, int cores);
-  // Not ok where the operating system refuses memory.
+  // Allocates and seals the memory; fails where the operating system refuses it.
   static Status create(int64_t bytes, Descriptor& out);
 
   // Maps the descriptor, or takes an existing mapping.
@@ -96,7 +96,7 @@ class SharedRegion {
   size_t ring_offset(int from, int to) const;
 
   uint8_t* base_;
-  size_t mapped_;  // bytes to unmap; 0: someone else's mapping
+  size_t mapped_;  // bytes to unmap; 0: the mapping is not this object's
   int slot_count_;
   size_t chunk_bytes_;
 };

@@ -1,5 +1,5 @@
-// One or several connections to one peer as a BytePipe. Over several, the stream is dealt out in stripes of one size,
-// in turn, so that both ends know without a header which connection goes on.
+// One or several connections to one peer as a BytePipe. Over several, the stream is distributed round-robin in stripes
+// of one size, so that both ends know without a header which connection comes next.
 #pragma once
 
 #include <fcntl.h>
@@ -17,8 +17,7 @@ namespace sirtaki {
 template <typename Channel>
 class StripedPipe : public BytePipe {
  public:
-  // Makes the sockets non-blocking. If `probes_after` is not 0, an idle TCP peer's machine is asked for a sign of life
-  // then.
+  // Makes the sockets non-blocking. If `probes_after` is not 0, an idle TCP peer's machine is probed then.
   StripedPipe(std::vector<Channel> channels, Nanoseconds probes_after)
       : channels_(std::move(channels)), out_{0, stripe_bytes}, in_{0, stripe_bytes} {
     for (const Channel& channel : channels_) {
@@ -32,7 +31,7 @@ class StripedPipe : public BytePipe {
     size_t total = 0;
     while (total < bytes.size()) {
       const size_t most = channels_.size() == 1 ? bytes.size() : std::min(bytes.size() - total, out_.left);
-      // Not at the end of a stripe: a socket would hold its bytes back until its turn comes again.
+      // No `more` at the end of a stripe: a socket would hold its bytes back until its turn comes again.
       const bool goes_on = (more || total + most < bytes.size()) && (channels_.size() == 1 || most < out_.left);
       const ptrdiff_t count = channels_[out_.channel].write(bytes.subspan(total, most), goes_on);
       if (count <= 0) return total ? static_cast<ptrdiff_t>(total) : count;
@@ -69,7 +68,8 @@ class StripedPipe : public BytePipe {
     }
   }
 
-  // A socket that is closed with unread bytes in it forgets what it has not delivered yet.
+  // Returns whether all is delivered: a socket that is closed with unread bytes in it discards what it has not
+  // delivered.
   bool is_delivered() const override {
     if (!is_tcp_) return true;
     return std::all_of(channels_.begin(), channels_.end(),
@@ -86,10 +86,10 @@ class StripedPipe : public BytePipe {
  private:
   static constexpr size_t stripe_bytes = 64 << 10;
 
-  // How far one direction of the stream has come.
+  // The position in one direction of the stream.
   struct Place {
     size_t channel = 0;
-    size_t left;  // bytes of the stripe
+    size_t left;  // bytes left of the stripe
   };
 
   void advance(Place& place, size_t count) const {

@@ -10,7 +10,8 @@
 namespace sirtaki {
 namespace {
 
-// So many unanswered probes break a connection. More than any heartbeat waits for: it has the better words.
+// The number of unanswered probes that breaks a connection. It exceeds any heartbeat's limit: the heartbeat's error
+// is clearer.
 constexpr int most_probes = 100;
 
 bool set(int socket, int level, int option, int value) {

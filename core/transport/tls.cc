@@ -25,7 +25,7 @@ constexpr const char* ciphers = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SH
 void find_functions(Library& library, OpensslFunctions& functions){SIRTAKI_OPENSSL_FUNCTIONS(SIRTAKI_FIND)}
 #undef SIRTAKI_FIND
 
-// The oldest error of this thread. Others who use the library must not find any, so all are removed.
+// Returns the oldest error of this thread and removes all: other users of the library must not find any.
 std::string take_words(const OpensslFunctions& functions) {
   const unsigned long number = functions.next_error();
   const char* words = number ? functions.error_words(number) : nullptr;
@@ -76,7 +76,8 @@ Status TlsIdentity::make_certificate() {
   return Status::ok();
 }
 
-// Valid at all times: who holds it is known by its fingerprint, and the clocks of hosts differ.
+// Signs a certificate that is valid at all times: its holder is known by its fingerprint, and the clocks of hosts
+// differ.
 bool TlsIdentity::sign_certificate(X509Certificate certificate, EvpKey key) {
   const OpensslFunctions& f = functions_;
   const X509Name name = f.subject(certificate);
@@ -88,7 +89,7 @@ bool TlsIdentity::sign_certificate(X509Certificate certificate, EvpKey key) {
          f.set_public_key(certificate, key) > 0 && f.sign(certificate, key, f.sha256()) > 0;
 }
 
-// TLS 1.3 alone, and nothing that outlasts a connection.
+// Allows TLS 1.3 alone, and nothing that outlasts a connection.
 bool TlsIdentity::configure() {
   functions_.set_options(context_, ssl_no_ticket);
   functions_.control(context_, ssl_ctrl_session_cache_mode, 0, nullptr);
@@ -175,7 +176,7 @@ TlsSession::Flow TlsSession::send_out(bool more) {
   }
 }
 
-// Takes in what the socket has, as far as there is room.
+// Reads what the socket has, as far as there is room.
 TlsSession::Flow TlsSession::take_in(size_t most) {
   char* to = nullptr;
   const int room = functions_.room_in_bio(wire_, &to);
@@ -187,7 +188,7 @@ TlsSession::Flow TlsSession::take_in(size_t most) {
   return Flow::moves;
 }
 
-// At most one record; there is room for it.
+// Encrypts at most one record, for which there is room.
 bool TlsSession::encrypt(std::span<const uint8_t> bytes) {
   if (key_used_ >= key_lasts_) {
     if (functions_.update_key(ssl_, ssl_key_update_one_way) <= 0) return false;
@@ -244,7 +245,7 @@ size_t TlsSession::unread() const {
   return static_cast<size_t>(functions_.pending(ssl_)) + functions_.bio_pending(inside_);
 }
 
-// A lost close_notify does no harm: the last frame of a link says that it is the last.
+// Ends the stream. A lost close_notify does no harm: the last frame of a link marks itself as the last.
 void TlsSession::end_writing() {
   if (unwritable_) return;
   functions_.clear_errors();

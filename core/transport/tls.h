@@ -1,5 +1,6 @@
-// TLS 1.3 on a connected stream socket, by OpenSSL, which is opened at run time. Each process makes a certificate for
-// itself; both sides of a connection know the fingerprint of the other's beforehand, and accept no other one.
+// TLS 1.3 on a connected stream socket, by OpenSSL, which is opened at run time. Each process makes its own
+// certificate; both sides of a connection know the fingerprint of the other's beforehand, and accept no other
+// certificate.
 #pragma once
 
 #include <array>
@@ -43,7 +44,7 @@ enum class TlsRole { connects, accepts };
 // One connection. It is used by one thread at a time, and never blocks, raises a signal or closes its socket.
 class TlsSession {
  public:
-  // After so many bytes the keys change: AES-GCM is good for 2^24.5 records of 16 KiB (RFC 8446, 5.5).
+  // The number of bytes after which the keys change: AES-GCM is good for 2^24.5 records of 16 KiB (RFC 8446, 5.5).
   static constexpr uint64_t bytes_per_key = uint64_t{64} << 30;
 
   static Status open(std::shared_ptr<const TlsIdentity> identity, int socket, TlsRole role, const Fingerprint& peer,
@@ -51,13 +52,13 @@ class TlsSession {
   ~TlsSession();
   TlsSession(const TlsSession&) = delete;
 
-  // Goes on with the handshake, and takes nothing from the socket that follows it. SRT_IN_PROGRESS: call again when the
+  // Continues the handshake, and reads nothing from the socket that follows it. SRT_IN_PROGRESS: call again when the
   // socket is readable, or writable if wants_write(). SRT_PEER_LOST: the other side has closed the connection.
   Status handshake();
   bool wants_write() const { return unsent() > 0; }
 
-  // As those of a BytePipe. What was written counts once the socket has taken it; until then the next call has to begin
-  // with the same bytes. The end of the stream is an end with or without TLS's close_notify.
+  // Like those of a BytePipe. Bytes count as written once the socket has taken them; until then the next call has to
+  // begin with the same bytes. The stream ends at end-of-stream with or without TLS's close_notify.
   ptrdiff_t write(std::span<const uint8_t> bytes, bool more);
   ptrdiff_t read(std::span<uint8_t> bytes);
   size_t unread() const;  // bytes that have left the socket, and were not read yet; some may be TLS's own
@@ -79,9 +80,9 @@ class TlsSession {
   Fingerprint peer_;
   Ssl ssl_ = nullptr;
   SslBio inside_ = nullptr, wire_ = nullptr;  // encrypted bytes, as OpenSSL and as the socket see them
-  size_t encrypted_ = 0;                      // of the bytes to be written next, how many wait for the socket
+  size_t encrypted_ = 0;                      // how many of the bytes to be written next wait for the socket
   uint64_t key_lasts_, key_used_ = 0;
-  bool is_stranger_ = false;  // it has shown another certificate
+  bool is_stranger_ = false;  // the peer has shown another certificate
   bool unreadable_ = false, unwritable_ = false;
 };
 

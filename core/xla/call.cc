@@ -16,7 +16,7 @@ class Attributes {
   Status integer(std::string_view name, int64_t& out) const { return scalar(name, XlaDataType::s64, out); }
   Status number(std::string_view name, double& out) const { return scalar(name, XlaDataType::f64, out); }
 
-  // A whole number of 32 bits, as the fields of a request are.
+  // Reads an integer of 32 bits, the size of a request's fields.
   Status field(std::string_view name, int32_t& out) const {
     int64_t value = 0;
     SIRTAKI_TRY(integer(name, value));
@@ -83,7 +83,7 @@ bool find_dtype(XlaDataType dtype, DType& out) {
   }
 }
 
-// Calls whose names are alike are told apart by their number.
+// Returns the name with the call's number, which distinguishes calls of the same name.
 std::string numbered(std::string_view name, int64_t number) {
   return number ? format("%.*s (%lld)", static_cast<int>(name.size()), name.data(), static_cast<long long>(number + 1))
                 : std::string(name);
@@ -123,7 +123,7 @@ Status XlaCall::read(const XlaCallFrame& frame, XlaCall& out) {
   const Attributes attributes(frame.attributes);
   srt_request like{};
   like.struct_size = sizeof like;
-  like.flags = SRT_REQUEST_QUEUE_SAME_NAME;  // in a loop, the next turn may come before the last one's name is free
+  like.flags = SRT_REQUEST_QUEUE_SAME_NAME;  // in a loop, the next call may start before the last one's name is free
   int64_t count = 0, number = 0;
   std::string_view names;
   SIRTAKI_TRY(attributes.field("kind", like.kind));

@@ -1,4 +1,4 @@
-// One call of a compiled program, as requests: what its attributes say about its operands and results.
+// One call of a compiled program as requests, made from its attributes, operands and results.
 //
 // Attributes: kind, reduce_op, root, process_set, members, number, count and device (integers), prescale and postscale
 // (floats), names (a line for each tensor). The first `count` operands and results are tensors; any after them only
@@ -16,7 +16,7 @@
 
 namespace sirtaki {
 
-// Where a tensor's result belongs.
+// The buffer for a tensor's result.
 struct XlaResult {
   void* data = nullptr;
   uint64_t bytes = 0;
@@ -24,16 +24,16 @@ struct XlaResult {
 
 class XlaCall {
  public:
-  // Reads a frame, which may go as soon as this returns.
+  // Reads a frame, which may be freed as soon as this returns.
   static Status read(const XlaCallFrame& frame, XlaCall& out);
 
-  // Compiled for so many members of this process set; 0: for any number.
+  // Returns the number of members of this process set that the program was compiled for; 0: any number.
   int64_t members() const { return members_; }
   int32_t process_set() const { return process_set_; }
 
   const std::vector<XlaResult>& results() const { return results_; }
 
-  // One for each tensor. Names and shapes stay this call's.
+  // Returns one request per tensor. Names and shapes stay owned by this call.
   std::vector<srt_request>& requests() { return requests_; }
 
  private:

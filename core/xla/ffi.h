@@ -1,8 +1,8 @@
-// What of XLA's foreign function interface is used: how a compiled program calls native code. These are declarations of
-// our own, so that nothing of XLA is needed to build; tests/adapters compares them with the header that jaxlib ships.
+// The part of XLA's foreign function interface that is used: how a compiled program calls native code. These are our
+// own declarations, so that XLA is not needed to build; tests/adapters compares them with the header that jaxlib ships.
 //
-// Structs only grow at their end, and what lies before is the same from jaxlib 0.5 on. Of the table of functions, only
-// those with a signature here have kept their place.
+// Structs only grow at their end, and their existing fields have been the same since jaxlib 0.5. In the table of
+// functions, only those with a signature here have kept their position.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace sirtaki {
 
-struct XlaError;  // owned by XLA, once it is given
+struct XlaError;  // owned by XLA once it is passed to it
 struct XlaFuture;
 struct XlaExecutionContext;
 

@@ -1,5 +1,5 @@
-// What compiled programs call. On the CPU the results come later, so that no thread of XLA's waits for a rank: whatever
-// starts in whatever order on whichever rank, it all goes on. On a GPU they come in the stream.
+// The handlers that compiled programs call. On the CPU, results are delivered asynchronously, so that no thread of XLA
+// waits for a rank: ranks may start calls in any order without deadlock. On a GPU, results are delivered in the stream.
 #include <exception>
 #include <new>
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int32_t newest_minor = 3;  // versions that are known: 0.1 to this
 
-// The process's context, for as long as a call needs it.
+// A hold on the process's context, for as long as a call needs it.
 class Held {
  public:
   Held() : context_(srt_hold_process_context()) {}
@@ -32,7 +32,7 @@ class Held {
 Status check_members(srt_context* context, const XlaCall& call) {
   if (!call.members()) return Status::ok();
   const int32_t members = srt_process_set(context, call.process_set(), nullptr, 0);
-  if (members < 0 || members == call.members()) return Status::ok();  // the core knows what to say of no set
+  if (members < 0 || members == call.members()) return Status::ok();  // the core reports a missing set
   return {SRT_INVALID_ARGUMENT,
           format("the program was compiled for %lld ranks, but now there are %d; call jax.clear_caches() after init(), "
                  "so that it is compiled again",
@@ -60,7 +60,8 @@ bool tells_version(XlaCallFrame& frame) {
   return true;
 }
 
-// XLA refuses handlers that are older or newer than itself, so there is one for each version, which says that it is.
+// Handles a call. XLA rejects handlers that are older or newer than itself, so there is one for each version, which
+// reports that version.
 template <int32_t minor, bool on_gpu>
 XlaError* handle(XlaCallFrame* frame) {
   if (tells_version<minor>(*frame) || frame->stage != XlaStage::execute) return nullptr;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int32_t slice_ms = 1'000;  // the core's own deadlines end the operations, and with them the wait
 
-// Where the operations of one call are; whatever happens, they are released.
+// The operations of one call, which are released in any case.
 class Launch {
  public:
   Launch(srt_context* context, size_t count) : context_(context), handles_(count) {}
@@ -43,7 +43,7 @@ class Launch {
   std::vector<srt_handle> handles_;
 };
 
-// Gathered and exchanged rows go where XLA wants them; their number is that of the program, or they go nowhere.
+// Returns XLA's result buffer for gathered and exchanged rows; 0 if their size is not that of the compiled program.
 uintptr_t allocate(void* user, const srt_tensor* output) {
   const auto& result = *static_cast<const XlaResult*>(user);
   return output->bytes == result.bytes ? reinterpret_cast<uintptr_t>(result.data) : 0;

@@ -1,4 +1,4 @@
-// A call whose tensors are on a GPU: its results come in the stream in which XLA makes the operands.
+// Calls whose tensors are on a GPU: results are delivered in the stream in which XLA produces the operands.
 #pragma once
 
 #include "base/status.h"
@@ -7,7 +7,7 @@
 
 namespace sirtaki {
 
-// Returns when the operations are on their way to the GPU, and the stream waits for them.
+// Blocks until the operations are launched on the GPU, and the stream waits for them.
 Status run_on_stream(srt_context* context, const XlaCallFrame& frame, XlaCall call);
 
 }  // namespace sirtaki

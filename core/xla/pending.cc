@@ -51,7 +51,7 @@ Status XlaPending::start(srt_context* context, const XlaApi& api, XlaCall call, 
   future = made.future;
   auto* pending = new XlaPending(context, api, made.future, std::move(call));
   srt_error error;
-  // The last hook deletes it, which may be before this returns.
+  // The last hook deletes the object, possibly before this call returns.
   const srt_status status =
       srt_start_operations(context, pending->call_.requests().data(), count, pending->handles_.data(), &error);
   if (status == SRT_IN_PROGRESS) return Status::ok();
@@ -84,19 +84,19 @@ uintptr_t XlaPending::allocate(void* user, const srt_tensor* output) {
   return reinterpret_cast<uintptr_t>(part.elsewhere.get());
 }
 
-// Of operations that have ended without a hook.
+// Notes the failures of operations that have ended without a hook.
 void XlaPending::note_failures() {
   for (const srt_handle handle : handles_)
     if (const srt_status status = srt_poll(context_, handle); status != SRT_OK)
       note({status, srt_handle_error(context_, handle)});
 }
 
-// Only the first failure counts; the last hook reads it.
+// Notes a failure. Only the first one counts; the last hook reads it.
 void XlaPending::note(const Status& failure) {
   if (!has_failed_.exchange(true, std::memory_order_relaxed)) failure_ = failure;
 }
 
-// What waits for the future may run in here.
+// Completes the future and deletes this object. Code that waits for the future may run inside this function.
 void XlaPending::finish() {
   const std::unique_ptr<XlaPending> self(this);
   srt_release(context_, handles_.data(), static_cast<int32_t>(handles_.size()));

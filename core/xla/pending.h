@@ -1,4 +1,4 @@
-// A call whose results come later: it lives until the last of its operations has ended, and then tells XLA.
+// An asynchronous call: it lives until the last of its operations has ended, and then notifies XLA.
 #pragma once
 
 #include <atomic>
@@ -12,20 +12,20 @@
 
 namespace sirtaki {
 
-// What becomes of a Status in XLA; nullptr for ok.
+// Converts a Status to XLA's error; nullptr for ok.
 XlaError* to_xla(const XlaApi& api, const Status& status);
 
 class XlaPending {
  public:
-  // Queues the requests of a call. Afterwards either `future` is what XLA waits for, or the status says why not.
+  // Queues the requests of a call. Afterwards either XLA waits for `future`, or the status says why not.
   static Status start(srt_context* context, const XlaApi& api, XlaCall call, XlaFuture*& future);
 
  private:
-  // One tensor: where its result belongs, and who has to know that it is there.
+  // One tensor: the buffer for its result, and the call to notify when the result is complete.
   struct Part {
     XlaPending* whole;
     XlaResult result;
-    std::unique_ptr<char[]> elsewhere;  // for a result of another size than was compiled
+    std::unique_ptr<char[]> elsewhere;  // for a result whose size differs from the compiled one
   };
 
   XlaPending(srt_context* context, const XlaApi& api, XlaFuture* future, XlaCall call);
@@ -44,7 +44,7 @@ class XlaPending {
   std::vector<srt_handle> handles_;
   std::atomic<size_t> left_;
   std::atomic<bool> has_failed_{false};
-  Status failure_;  // the first one's
+  Status failure_;  // the first failure
 };
 
 }  // namespace sirtaki

@@ -21,7 +21,8 @@ template <typename T>
 constexpr bool is_small_float = !std::is_arithmetic_v<T>;
 template <typename T>
 constexpr bool is_small_integer = std::is_integral_v<T> && sizeof(T) < 4;
-// What T is accumulated in. Integers wrap around, as unsigned ones may; those of 8 and 16 bits do so at the end.
+// The type that T is accumulated in. Integers wrap around, as unsigned ones may; those of 8 and 16 bits do so at the
+// end.
 template <typename T>
 using Accumulator = std::conditional_t<is_small_float<T>, float, std::conditional_t<is_small_integer<T>, int32_t, T>>;
 
@@ -47,7 +48,7 @@ constexpr A neutral() {
   return 0;
 }
 
-// A double that does not fit saturates; converting it would be undefined.
+// Converts a double. One that does not fit saturates; converting it would be undefined.
 template <typename A>
 inline A to_integer(double value) {
   constexpr double most = static_cast<double>(std::numeric_limits<A>::max());
@@ -88,7 +89,7 @@ inline void store_block(T* out, const A* in, size_t count) {
   else std::copy_n(in, count, out);
 }
 
-// Up to four ranks in one pass over memory. The destination may be one of the sources, element for element.
+// Reduces up to four ranks in one pass over memory. The destination may be one of the sources, element for element.
 template <ReduceOp op, typename T>
 inline void reduce_few(T* out, const void* const* sources, int count, size_t at, size_t n) {
   const T* a = static_cast<const T*>(sources[0]) + at;
@@ -107,7 +108,7 @@ inline void reduce_few(T* out, const void* const* sources, int count, size_t at,
   }
 }
 
-// Any number of ranks, block by block.
+// Reduces any number of ranks, block by block.
 template <ReduceOp op, typename T>
 void reduce_many(T* out, const void* const* sources, int count, size_t elements, Scale scale) {
   using A = Accumulator<T>;
@@ -191,7 +192,7 @@ constexpr DTypeKernels kernels_for() {
           std::is_integral_v<T> ? nullptr : from_double<T>};
 }
 
-// A complex number is two of its parts: enough for sums, and for factors that are real.
+// Returns kernels that take a complex number as its two parts: enough for sums, and for factors that are real.
 template <typename Part>
 constexpr DTypeKernels complex_kernels_for() {
   constexpr auto sum = [](void* destination, const void* const* sources, int count, size_t elements, Scale scale) {
@@ -212,7 +213,7 @@ constexpr DTypeKernels table[] = {
     kernels_for<int16_t>(),         kernels_for<uint32_t>(),       kernels_for<int32_t>(),
     kernels_for<uint64_t>(),        kernels_for<int64_t>(),        kernels_for<Float16>(),
     kernels_for<BFloat16>(),        kernels_for<float>(),          kernels_for<double>(),
-    kernels_for<uint8_t>(),  // bool: of 0 and 1 the smallest, the largest and the product
+    kernels_for<uint8_t>(),  // bool: minimum, maximum and product of 0 and 1
     complex_kernels_for<float>(),   complex_kernels_for<double>(), kernels_for<Float8E4M3fn>(),
     kernels_for<Float8E4M3fnuz>(),  kernels_for<Float8E5M2>(),     kernels_for<Float8E5M2fnuz>(),
     complex_kernels_for<Float16>(),

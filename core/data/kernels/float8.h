@@ -12,7 +12,7 @@
 
 namespace {
 
-enum class Float8Ends { infinity, nan_only, fnuz };  // what the largest codes mean
+enum class Float8Ends { infinity, nan_only, fnuz };  // the meaning of the largest codes
 
 template <int mantissa_bits, int bias, Float8Ends ends>
 struct Float8 {
@@ -21,7 +21,7 @@ struct Float8 {
   // The codes of the positive finite values, ascending: 0 to last_finite.
   static constexpr int last_finite = ends == Float8Ends::infinity ? 0x7b : ends == Float8Ends::nan_only ? 0x7e : 0x7f;
   static constexpr uint8_t nan = ends == Float8Ends::fnuz ? 0x80 : 0x7f;
-  // What a value becomes that is too large.
+  // The code of a value that is too large.
   static constexpr uint8_t beyond = ends == Float8Ends::infinity ? 0x7c : nan;
   static constexpr bool has_negative_zero = ends != Float8Ends::fnuz;
 
@@ -66,7 +66,7 @@ inline uint8_t narrow_float8(float value) {
   const float* first = Format::table.data();
   const auto above = static_cast<int>(std::upper_bound(first, first + Format::last_finite + 1, size) - first);
   const int below = above - 1;
-  // Beyond the last value the grid goes on, for rounding.
+  // The grid continues beyond the last value, for rounding.
   const float lower = first[below];
   const float upper = above <= Format::last_finite ? first[above] : lower + (lower - first[below - 1]);
   const float middle = lower + (upper - lower) / 2;

@@ -1,5 +1,5 @@
 // 16-bit floats to and from 32 bits, rounding to nearest even. Included by each kernel file, hence the anonymous
-// namespace: a copy a file, each compiled for its own instruction set.
+// namespace: one copy per file, each compiled for its own instruction set.
 #pragma once
 
 #include <bit>

@@ -1,5 +1,5 @@
-// The arithmetic: one function table a processor generation, chosen at run time. Each kernel file is compiled
-// with its own instruction set, and nothing of it is visible outside but its table.
+// The arithmetic: one function table per processor generation, chosen at run time. Each kernel file is compiled with
+// its own instruction set, and exports nothing but its table.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace sirtaki {
 
-// What a reduced element is multiplied with and divided by. An Average is a sum with a divisor, so that integers
-// divide exactly (truncating toward zero).
+// The factor and the divisor of a reduced element. An Average is a sum with a divisor, so that integers divide exactly
+// (truncating toward zero).
 struct Scale {
   double factor = 1.0;
   int64_t divisor = 1;
@@ -28,7 +28,7 @@ using ScaleKernel = void (*)(void* destination, const void* source, size_t eleme
 using FillKernel = void (*)(void* destination, size_t elements);
 
 struct DTypeKernels {
-  ReduceKernel reduce[5] = {};  // by ReduceOp, up to product; average is sum; nullptr: makes no sense
+  ReduceKernel reduce[5] = {};  // by ReduceOp, up to product; average is sum; nullptr: not supported
   FillKernel fill[5] = {};
   ScaleKernel scale = nullptr;
   void (*to_double)(double* destination, const void* source, size_t elements) = nullptr;    // floating dtypes only
@@ -38,7 +38,7 @@ struct DTypeKernels {
 struct Kernels {
   const char* name;
   const DTypeKernels* (*of)(DType dtype);  // nullptr: not reducible
-  // Copies what another core reads next.
+  // Copies data that another core reads next.
   void (*stream)(void* destination, const void* source, size_t bytes);
 };
 
@@ -47,7 +47,7 @@ const Kernels& baseline_kernels();
 const Kernels& avx2_kernels();
 #endif
 
-// "auto", or a table's name; what this processor lacks falls back to the baseline.
+// Returns the table of this name, or for "auto" the best; the baseline if this processor lacks the instructions.
 const Kernels& choose_kernels(std::string_view wish);
 
 }  // namespace sirtaki

@@ -39,7 +39,7 @@ inline void stream_line(uint8_t* to, const uint8_t* from) {
   size_t at = head;
   for (; at + line <= bytes; at += line) stream_line(to + at, from + at);
   std::memcpy(to + at, from + at, bytes - at);
-  _mm_sfence();  // before whoever is told that the bytes are there
+  _mm_sfence();  // before a reader is notified that the bytes are there
 }
 #else
 [[maybe_unused]] void stream(void* destination, const void* source, size_t bytes) {
