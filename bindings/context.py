@@ -1,4 +1,4 @@
-"""A context is one rank: it owns the core's context, and everything that is in flight on it."""
+"""The context of one rank: owns the core's context, and every operation in flight on it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Output(NamedTuple):
 
 
 class DeviceOutput(NamedTuple):
-    """A result that the core allocated on a GPU: its memory is the core's, until the request is forgotten."""
+    """A result that the core allocated on a GPU. The core owns its memory until the request is released."""
 
     address: int
     bytes: int
@@ -54,14 +54,14 @@ class Config:
             check(lib.srt_config_set(self.pointer, name.encode(), value.encode(), error), error)
 
     def get(self, name: str) -> str:
-        """The value of a setting, as text."""
+        """Returns the value of a setting, as text."""
         value = ffi.new("char[]", LONGEST_SETTING)
         lib.srt_config_get(self.pointer, name.encode(), value, LONGEST_SETTING)
         return text(value)
 
 
 class _Native:
-    """The core's context. It outlives shutdown for as long as a result that it allocated is in use."""
+    """The core's context. It outlives shutdown while a result that it allocated is in use."""
 
     __slots__ = ("__weakref__", "pid", "pointer")
 
@@ -75,7 +75,7 @@ class _Native:
 
 
 def check(status: int, error: Any) -> None:
-    """Raises what the core reported through an `srt_error`."""
+    """Raises the error that the core reported through an `srt_error`."""
     if status != _OK:
         raise error_of(status, text(error.text))
 
@@ -85,7 +85,8 @@ def _shape_of(tensor: Any) -> tuple[int, ...]:
 
 
 class Context:
-    """One rank: made, linked to its peers, started, used, shut down. Any number may live in one process.
+    """One rank: created, linked to its peers, started, used, shut down. A process may have any number of
+    them.
 
     Every method may be called from any thread. The exceptions are those of sirtaki._core.errors.
     """
@@ -113,17 +114,17 @@ class Context:
         _live.add(self)
 
     def link_socket(self, peer: int, descriptor: int) -> None:
-        """Gives the core a connected stream socket to a peer. The core owns the descriptor from then on."""
+        """Passes the core a connected stream socket to a peer. The core takes ownership of the descriptor."""
         error = ffi.new("srt_error *")
         check(lib.srt_link_socket(self._pointer, peer, descriptor, error), error)
 
     def link_tls(self, peer: int, descriptor: int, session: Any) -> None:
-        """As `link_socket`, with an established TLS session on it, which the core owns from then on."""
+        """Works like `link_socket`, with an established TLS session on it, which the core takes over, too."""
         error = ffi.new("srt_error *")
         check(lib.srt_link_tls(self._pointer, peer, descriptor, session, error), error)
 
     def link_memory(self, memory: SharedMemory) -> None:
-        """Gives the core what this host's ranks share. The descriptors are duplicated."""
+        """Passes the core the shared memory of this host's ranks. The descriptors are duplicated."""
         arrays = {
             "ranks": memory.ranks,
             "engine_doorbells": memory.engine_doorbells,
@@ -140,7 +141,7 @@ class Context:
         check(lib.srt_link_memory(self._pointer, described, error), error)
 
     def start(self) -> None:
-        """Begins to negotiate. All ranks of the world must call it."""
+        """Starts negotiation. All ranks of the world must call it."""
         error = ffi.new("srt_error *")
         check(lib.srt_start(self._pointer, error), error)
 
@@ -159,7 +160,7 @@ class Context:
         )
 
     def run(self, batch: Batch) -> None:
-        """Queues a whole batch and waits for it. Afterwards `release` it, or take its outputs."""
+        """Queues a whole batch and waits for it. Afterwards, `release` it or take its outputs."""
         if self._lingering:
             self._lingering.sweep()
         batch.context = self
@@ -171,9 +172,10 @@ class Context:
         self.wait(batch)
 
     def wait(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
-        """Waits until requests `start` to `start + count` have ended; raises how the first failed one ended.
+        """Waits until requests `start` to `start + count` have ended; raises the error of the first failed
+        one.
 
-        Failed requests are released. A Ctrl-C ends the wait only: what is in flight stays so.
+        Failed requests are released. A Ctrl-C ends the wait only: operations stay in flight.
         """
         number = batch.count - start if count is None else count
         handles = batch.handles + start
@@ -191,9 +193,9 @@ class Context:
             self._take_steps()
 
     def wait_in_stream(self, batch: Batch, stream: int, start: int = 0, count: int | None = None) -> None:
-        """As `wait`, for requests on a GPU: has a CUDA stream wait for them, and not the host.
+        """Works like `wait`, for requests on a GPU: makes a CUDA stream wait for them, and not the host.
 
-        Afterwards their results may be used in that stream; forget them with `let_go`.
+        Afterwards their results may be used in that stream; release them with `let_go`.
         """
         number = batch.count - start if count is None else count
         handles = batch.handles + start
@@ -210,14 +212,14 @@ class Context:
                     self.let_go(batch, start, number)
 
     def follow(self, step: Callable[[], bool]) -> None:
-        """Calls `step` now and then while this rank waits, whatever for, until it returns True.
+        """Calls `step` repeatedly during any wait of this rank, until it returns True.
 
-        So does an operation go on that has a second phase, which another rank may already wait for.
+        This advances an operation with a second phase, for which another rank may already be waiting.
         """
         self._steps.append(step)
 
     def _take_steps(self) -> None:
-        if not self._is_taking_steps.acquire(blocking=False):  # another thread is, or a step that waits
+        if not self._is_taking_steps.acquire(blocking=False):  # another thread does, or a step that waits
             return
         try:
             for _ in range(len(self._steps)):
@@ -228,15 +230,15 @@ class Context:
             self._is_taking_steps.release()
 
     def poll(self, batch: Batch, index: int = 0) -> bool:
-        """Whether request `index` has ended, well or badly."""
+        """Returns whether request `index` has ended, successfully or not."""
         return _srt_poll(self._pointer, batch.handles[index]) != _IN_PROGRESS
 
     def untouched(self, batch: Batch, index: int = 0) -> bool:
-        """Whether request `index`, which has ended, was absent on all ranks: its output was not written."""
+        """Returns whether completed request `index` was absent on all ranks: its output was not written."""
         return bool(lib.srt_result(self._pointer, batch.handles[index]) & _UNTOUCHED)
 
     def output(self, batch: Batch, index: int = 0) -> Output:
-        """Takes over the result of request `index`, which the core allocated."""
+        """Takes ownership of the result of request `index`, which the core allocated."""
         handle, tensor = batch.handles[index], self._result(batch, index)
         batch.handles[index] = 0
         native = self._native
@@ -249,7 +251,7 @@ class Context:
         return Output(ffi.buffer(memory, tensor.bytes), tensor.dtype, _shape_of(tensor))
 
     def device_output(self, batch: Batch, index: int = 0) -> DeviceOutput:
-        """The result of request `index`, which the core allocated on a GPU."""
+        """Returns the result of request `index`, which the core allocated on a GPU."""
         tensor = self._result(batch, index)
         return DeviceOutput(tensor.data, tensor.bytes, tensor.dtype, _shape_of(tensor))
 
@@ -261,11 +263,11 @@ class Context:
         return tensor
 
     def result_number(self, batch: Batch, index: int = 0) -> int:
-        """What request `index`, which has ended, was answered: a new set's number, the last rank to join."""
+        """Returns the number from completed request `index`: a new set's number, the last rank to join."""
         return int(lib.srt_result_number(self._pointer, batch.handles[index]))
 
     def received_splits(self, batch: Batch, index: int = 0) -> list[int]:
-        """How many rows the all-to-all `index`, which has ended, brought from each member, in their order."""
+        """Returns how many rows completed all-to-all `index` received from each member, in their order."""
         handle = batch.handles[index]
         count = lib.srt_result_splits(self._pointer, handle, ffi.NULL, 0)
         splits = ffi.new("int64_t[]", count)
@@ -273,10 +275,10 @@ class Context:
         return list(splits)
 
     def members(self, process_set: int) -> list[int]:
-        """The ranks of a process set, ascending.
+        """Returns the ranks of a process set, ascending.
 
         Raises:
-            ValueError: there is no such set.
+            ValueError: no such set exists.
         """
         count = lib.srt_process_set(self._pointer, process_set, ffi.NULL, 0)
         if count < 0:
@@ -286,7 +288,7 @@ class Context:
         return list(ranks)
 
     def release(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
-        """Forgets requests that have ended."""
+        """Releases requests that have ended."""
         number = batch.count - start if count is None else count
         _srt_release(self._pointer, batch.handles + start, number)
         if number == 1:
@@ -297,51 +299,51 @@ class Context:
             batch.keep[start : start + number] = [None] * number
 
     def next_number(self, kind: str) -> int:
-        """Numbers things of a kind from 0, for names. Alike on all ranks that make them in the same order."""
+        """Numbers objects of a kind from 0, for names. Equal on ranks that create them in the same order."""
         number = self._numbers[kind]
         self._numbers[kind] += 1
         return number
 
     def count_of(self, kind: str) -> int:
-        """How many things of a kind `next_number` has numbered."""
+        """Returns how many objects of a kind `next_number` has numbered."""
         return self._numbers[kind]
 
     def setting(self, name: str) -> str:
-        """The value of a setting of the core's, as text."""
+        """Returns the value of one of the core's settings, as text."""
         return self._config.get(name)
 
     def flush(self) -> None:
-        """Negotiates what is queued now, without waiting for more."""
+        """Negotiates queued operations now, without waiting for more."""
         lib.srt_flush(self._pointer)
 
     def abort(self, reason: str) -> None:
-        """Gives up: every operation in flight, on every rank, ends with this text."""
+        """Aborts the world: every operation in flight, on every rank, ends with this text."""
         lib.srt_abort(self._pointer, reason.encode("utf-8", "replace").replace(b"\0", b" "))
 
     def shutdown(self, timeout_ms: int = SHUTDOWN_MS) -> None:
-        """Lets what is in flight end, and says goodbye to the peers. A second call does nothing."""
+        """Completes the operations in flight, and sends goodbye to the peers. A second call does nothing."""
         if not self.is_shut_down:
             self.is_shut_down = True
             lib.srt_shutdown(self._pointer, timeout_ms)
             self._lingering.clear()
 
     def serve_process(self) -> None:
-        """Makes this the context of operations inside programs that a framework has compiled."""
+        """Makes this the context for operations inside programs that a framework has compiled."""
         lib.srt_set_process_context(self._pointer)
 
     def leave_process(self) -> None:
-        """Ends that, once no such operation is being queued; one that comes later fails."""
+        """Reverts that, once no such operation is being queued; later ones fail."""
         if self._native.pid == os.getpid():
             lib.srt_set_process_context(ffi.NULL)
 
     @property
     def pointer(self) -> Any:
-        """The core's context, for calls of the core that have no method here."""
+        """Returns the core's context, for calls of the core that have no method here."""
         return self._pointer
 
     @property
     def failure(self) -> Failure | None:
-        """Why the context is dead; None while it lives."""
+        """Returns why the context is dead; None while it is alive."""
         culprit = ffi.new("int32_t *")
         if lib.srt_context_failure(self._pointer, culprit) == _OK:
             return None
@@ -349,17 +351,17 @@ class Context:
 
     @property
     def has_missed_peer(self) -> bool:
-        """Whether an operation has failed because a rank that it needs had finished."""
+        """Returns whether an operation has failed because a rank that it needs had finished."""
         return bool(lib.srt_has_missed_peer(self._pointer))
 
     def adopt(self, batch: Batch) -> None:
-        """Keeps what a dropped batch has in flight alive until it ends."""
+        """Keeps the in-flight operations of a dropped batch alive until they end."""
         if not self.is_shut_down:
             self._lingering.add(batch.handles, batch.keep)
             self._lingering.sweep()
 
     def let_go(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
-        """Forgets requests that may still be in flight on a GPU; what they use stays alive until they end."""
+        """Releases requests that may still be in flight on a GPU; their memory stays alive until they end."""
         number = batch.count - start if count is None else count
         end = start + number
         self._lingering.add(batch.handles[start:end], batch.keep[start:end])

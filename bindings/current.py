@@ -1,7 +1,7 @@
-"""Which context the calling code belongs to: the process's own, unless a thread has said otherwise.
+"""Finds the calling code's context: the process's own, unless a thread has selected another.
 
 Only module-level functions (`hvd.allreduce`, …) look it up. Objects that live longer, such as handles and
-optimizers, keep the context that they were made with: autograd calls them from other threads.
+optimizers, keep the context that they were created with: autograd calls them from other threads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sirtaki._core.errors import NotInitializedError
 
 @dataclass
 class _Process:
-    """What init() made in this process."""
+    """The context that init() made in this process."""
 
     context: Context | None = None
     was_shut_down: bool = False
@@ -28,15 +28,15 @@ _here: ContextVar[Context | None] = ContextVar("sirtaki_context", default=None)
 
 
 def find() -> Context | None:
-    """The current context; None before init() and after shutdown()."""
+    """Returns the current context; None before init() and after shutdown()."""
     return _here.get() or process.context
 
 
 def current() -> Context:
-    """The current context.
+    """Returns the current context.
 
     Raises:
-        NotInitializedError: there is none.
+        NotInitializedError: no context is current.
     """
     context = _here.get() or process.context
     if context is None:
@@ -48,7 +48,7 @@ def current() -> Context:
 
 @contextmanager
 def using(context: Context) -> Iterator[Context]:
-    """Makes a context the current one for this thread (or asyncio task), as when ranks are threads."""
+    """Makes a context current for this thread (or asyncio task), as when ranks are threads."""
     token = _here.set(context)
     try:
         yield context

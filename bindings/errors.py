@@ -1,19 +1,19 @@
-"""What goes wrong, as exceptions: one class for each kind of failure that the core knows.
+"""The exceptions: one class for each kind of failure that the core knows.
 
-Whoever knows Horovod catches HorovodInternalError for everything that goes wrong between ranks, and
-ValueError for wrong arguments. The classes below tell apart what needs different answers: a mistake in the
-program (MismatchError) and a lost peer (PeerLostError).
+As with Horovod, HorovodInternalError covers every failure between ranks, and ValueError wrong arguments. The
+classes below distinguish failures that need different reactions: a mistake in the program (MismatchError) and
+a lost peer (PeerLostError).
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-_PUBLIC_MODULE = "sirtaki.common.exceptions"  # what tracebacks and pickles name: users import from there
+_PUBLIC_MODULE = "sirtaki.common.exceptions"  # shown in tracebacks and pickles: users import from there
 
 
 class HorovodInternalError(RuntimeError):
-    """Something went wrong between the ranks."""
+    """An operation between the ranks failed."""
 
 
 class InitializationError(HorovodInternalError):
@@ -25,7 +25,7 @@ class NotInitializedError(HorovodInternalError, ValueError):
 
 
 class UnsupportedError(ValueError, NotImplementedError):
-    """This build cannot serve such a dtype or layout, or such a machine. Horovod raises a RuntimeError."""
+    """This build does not support such a dtype, layout or machine. Horovod raises a RuntimeError."""
 
 
 class MismatchError(HorovodInternalError):
@@ -33,7 +33,7 @@ class MismatchError(HorovodInternalError):
 
 
 class ParametersDifferError(ValueError):
-    """The parameters or hyper-parameters of a model, which ranks must have alike, are not."""
+    """The parameters or hyper-parameters of a model differ between ranks, although they must be equal."""
 
 
 class PeerLostError(HorovodInternalError):
@@ -41,7 +41,7 @@ class PeerLostError(HorovodInternalError):
 
 
 class PeerFinishedError(PeerLostError):
-    """A rank that is needed has already ended in good order. Only that operation failed."""
+    """A rank that is needed has already ended normally. Only that operation failed."""
 
 
 class DeadlineError(HorovodInternalError, TimeoutError):
@@ -49,7 +49,7 @@ class DeadlineError(HorovodInternalError, TimeoutError):
 
 
 class AbortedError(HorovodInternalError):
-    """A rank gave up; the text is that rank's."""
+    """A rank aborted; the text is that rank's."""
 
 
 class ShutDownError(HorovodInternalError):
@@ -57,15 +57,15 @@ class ShutDownError(HorovodInternalError):
 
 
 class OutOfMemoryError(HorovodInternalError, MemoryError):
-    """There is no memory for a result or for the exchange."""
+    """Memory for a result or for the exchange could not be allocated."""
 
 
 class ProtocolError(HorovodInternalError):
-    """Bytes came from a peer that make no sense."""
+    """A peer sent malformed bytes."""
 
 
 class SystemRefusedError(HorovodInternalError, OSError):
-    """The operating system refused something."""
+    """The operating system rejected a request."""
 
 
 class ForkedError(HorovodInternalError):
@@ -73,11 +73,11 @@ class ForkedError(HorovodInternalError):
 
 
 class DeviceError(HorovodInternalError):
-    """A GPU, or NCCL, failed; the text has CUDA's or NCCL's own words."""
+    """A GPU, or NCCL, failed; the text quotes CUDA or NCCL."""
 
 
 class InternalError(HorovodInternalError):
-    """A mistake in sirtaki itself."""
+    """A bug in sirtaki itself."""
 
 
 for _kind in [one for one in vars().values() if isinstance(one, type) and issubclass(one, Exception)]:
@@ -85,13 +85,13 @@ for _kind in [one for one in vars().values() if isinstance(one, type) and issubc
 
 
 class Failure(NamedTuple):
-    """Why a context is dead. `culprit`: the rank that failed, was lost or (the first that) came too late."""
+    """Why a context is dead. `culprit`: the rank that failed, was lost or was (the first to be) late."""
 
     culprit: int
     text: str
 
 
-# By the names in the core's table of statuses.
+# Keys are the names in the core's table of statuses.
 CLASSES: dict[str, type[Exception]] = {
     "invalid_argument": ValueError,
     "unsupported": UnsupportedError,
@@ -111,7 +111,7 @@ CLASSES: dict[str, type[Exception]] = {
 
 
 def error_of(status: int, text: str) -> Exception:
-    """The exception for a status of the core's that is neither "ok" nor "in progress"."""
+    """Returns the exception for a status of the core's that is neither "ok" nor "in progress"."""
     from sirtaki._core.library import statuses
 
     name = next((kind.name for kind in statuses() if kind.code == status), "internal")

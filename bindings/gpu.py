@@ -13,11 +13,11 @@ from sirtaki._core.variables import values
 
 
 class GpuLibrary(NamedTuple):
-    """What was found of one library.
+    """The result of the search for one library.
 
-    `version` is a number as the library counts (libcuda: 12080 is 12.8; libnccl: 22803 is 2.28.3), 0 if it
-    cannot be used. `path` is its file, "" if there is none. `text` says the same in a line, or what was
-    looked for where, and why it did not do.
+    `version` is a number in the library's own encoding (libcuda: 12080 is 12.8; libnccl: 22803 is 2.28.3), 0
+    if the library cannot be used. `path` is its file, "" if there is none. `text` states the same in a line,
+    or what was searched for where, and why it was unsuitable.
     """
 
     version: int
@@ -26,7 +26,7 @@ class GpuLibrary(NamedTuple):
 
 
 class GpuLibraries(NamedTuple):
-    """Both libraries, and how many GPUs this process sees."""
+    """Both libraries, and the number of GPUs that this process sees."""
 
     cuda: GpuLibrary
     nccl: GpuLibrary
@@ -34,7 +34,7 @@ class GpuLibraries(NamedTuple):
 
 
 def find_libraries() -> GpuLibraries:
-    """Looks for both, with the settings of the environment. Nothing on a GPU is taken into use.
+    """Searches for both libraries, with the settings of the environment. Does not initialise any GPU.
 
     Raises:
         ValueError: a setting in the environment has a wrong value.
@@ -47,15 +47,15 @@ def find_libraries() -> GpuLibraries:
 
 
 def with_packages(settings: Mapping[str, str]) -> dict[str, str]:
-    """Settings of the core's in which NCCL is also looked for where PyPI's packages put it.
+    """Returns settings for the core that also search for NCCL where PyPI's packages install it.
 
-    Those are nvidia-nccl-cu12 and nvidia-nccl-cu13. What the user has named goes first.
+    Those are nvidia-nccl-cu12 and nvidia-nccl-cu13. The user's own choice comes first.
     """
     folders = [settings.get("gpu_libraries", ""), *_package_folders()]
     return {**settings, "gpu_libraries": ":".join(filter(None, folders))}
 
 
 def _package_folders() -> list[str]:
-    """Where they are, found without importing anything."""
+    """Returns the folders of these packages, found without importing anything."""
     folders = (Path(entry, "nvidia", "nccl", "lib") for entry in sys.path)
     return [str(folder) for folder in folders if folder.is_dir() and ":" not in str(folder)]

@@ -40,7 +40,7 @@ lib: Any = _open()
 
 
 class StatusKind(NamedTuple):
-    """One way in which a call can end. `fatal`: the context is dead after it."""
+    """A result of a call. `fatal`: the context is dead after it."""
 
     code: int
     name: str
@@ -48,9 +48,9 @@ class StatusKind(NamedTuple):
 
 
 class DType(NamedTuple):
-    """One element type. `size` in bytes; `reduce_ops` has a bit (1 << op) for each reduction that it takes.
+    """An element type. `size` in bytes; `reduce_ops` has a bit (1 << op) for each reduction that it supports.
 
-    All of them can be moved.
+    All types support operations that only move data.
     """
 
     code: int
@@ -60,7 +60,7 @@ class DType(NamedTuple):
 
 
 class Knob(NamedTuple):
-    """One setting of the core. It is read from SIRTAKI_<NAME>, else from HOROVOD_<NAME>.
+    """A setting of the core. It is read from SIRTAKI_<NAME>, else from HOROVOD_<NAME>.
 
     `agreed`: all ranks of a job must have the same value.
     """
@@ -74,7 +74,7 @@ class Knob(NamedTuple):
 
 
 def text(pointer: Any) -> str:
-    """A string of the core's. What a peer sent may be any bytes."""
+    """Converts a string of the core's. Parts that a peer sent may be arbitrary bytes."""
     return ffi.string(pointer).decode("utf-8", "replace")
 
 
@@ -87,21 +87,21 @@ def _table(ctype: str, count: int, get: Any) -> list[Any]:
 
 @cache
 def statuses() -> tuple[StatusKind, ...]:
-    """All statuses that the core knows."""
+    """Returns all statuses of the core."""
     rows = _table("srt_status_entry", lib.srt_status_count(), lib.srt_status_get)
     return tuple(StatusKind(row.status, text(row.name), bool(row.fatal)) for row in rows)
 
 
 @cache
 def dtypes() -> tuple[DType, ...]:
-    """All element types that the core can move."""
+    """Returns all element types that the core can move."""
     rows = _table("srt_dtype", lib.srt_dtype_count(), lib.srt_dtype_get)
     return tuple(DType(row.code, text(row.name), row.bytes, row.reduce_ops) for row in rows)
 
 
 @cache
 def knobs() -> tuple[Knob, ...]:
-    """All settings that the core has."""
+    """Returns all settings of the core."""
     rows = _table("srt_knob", lib.srt_knob_count(), lib.srt_knob_get)
     return tuple(
         Knob(
@@ -117,5 +117,5 @@ def knobs() -> tuple[Knob, ...]:
 
 
 def usable_cores() -> int:
-    """How many cores this process may use, at least 1: by its affinity and its control groups' quotas."""
+    """Returns how many cores this process may use, at least 1: by affinity and control groups' quotas."""
     return int(lib.srt_usable_cores())

@@ -1,4 +1,4 @@
-"""What is in flight though nobody waits for it: its tensors stay alive until it has really ended."""
+"""Detached operations, for which nobody waits: their tensors stay alive until the operations have ended."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _srt_poll, _srt_release = lib.srt_poll, lib.srt_release
 
 
 class Lingering:
-    """Operations of one context, each batch of them with what it reads and writes.
+    """Detached operations of one context: batches of handles, each with the memory that it reads and writes.
 
-    They are of handles that were dropped, and of those for which a stream of a GPU waits instead of the host.
-    Every call may come from any thread.
+    They belong to handles that were dropped, or to handles for which a GPU stream waits instead of the host.
+    Every method may be called from any thread.
     """
 
     def __init__(self, context: Any) -> None:
-        """`context` is the core's."""
+        """Creates an empty collection. `context` is the core's."""
         self._context = context
         self._batches: deque[tuple[list[int], list[Any]]] = deque()
 
@@ -34,7 +34,7 @@ class Lingering:
             self._batches.append((left, keep))
 
     def sweep(self) -> None:
-        """Lets go of what has ended."""
+        """Releases the operations that have ended, with their tensors."""
         for _ in range(len(self._batches)):
             try:
                 handles, keep = self._batches.popleft()
@@ -46,5 +46,5 @@ class Lingering:
                 _srt_release(self._context, ffi.new("srt_handle[]", handles), len(handles))
 
     def clear(self) -> None:
-        """Lets go of everything: the context has shut down, and nothing is in flight any more."""
+        """Releases everything: the context has shut down, so nothing is in flight any more."""
         self._batches.clear()

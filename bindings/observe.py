@@ -1,4 +1,4 @@
-"""What a rank has done so far: its statistics, from the core's counters, and its timeline."""
+"""A rank's observations: its statistics, from the core's counters, and its timeline."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sirtaki._core.library import ffi, lib
 
 
 class Lateness(TypedDict):
-    """How often a rank was the last to submit an operation that all others had submitted, and how much later.
+    """The number of times that a rank was last to submit an operation that all others had, and its delay.
 
     Attributes:
-        times: how often.
+        times: the number of such operations.
         mean_seconds, max_seconds: how long all others waited for that rank alone.
     """
 
@@ -24,30 +24,31 @@ class Lateness(TypedDict):
 
 
 class TensorsPerPlan(TypedDict):
-    """How many tensors were fused into one plan."""
+    """Distribution of the number of tensors fused into one plan."""
 
     mean: float
     max: int
 
 
 class Statistics(TypedDict):
-    """What a rank has done since init().
+    """The counters of a rank since init().
 
     Attributes:
-        rank, size: whose statistics these are, and of how many ranks.
-        operations: that have ended, well or badly. Every tensor of a fused plan is one.
-        failed: those of them that ended with an error.
-        plans: what was fused into one collective counts as one.
-        tensors_per_plan: how much was fused.
+        rank, size: this rank, and the number of ranks.
+        operations: number of operations that have ended, successfully or not; every tensor of a fused plan
+            counts.
+        failed: number of those that ended with an error.
+        plans: number of collectives; a fused one counts once.
+        tensors_per_plan: the extent of fusion.
         bytes: of this rank's tensors in those plans.
-        cache_hits, cache_misses: operations that negotiation knew already, and those that it had to be told
-            in full.
-        waiting_seconds: time in which anything of this rank's waited for other ranks to submit it, too. It
-            includes the negotiation itself, and time in which the program did something else meanwhile.
+        cache_hits, cache_misses: operations that the response cache already held, and those that had to be
+            sent in full.
+        waiting_seconds: time in which any operation of this rank waited for other ranks to submit it, too. It
+            includes the negotiation itself, and time in which the program did other work meanwhile.
         moving_seconds: time in which data moved.
-        busbw: 10^9 bytes a second while data moved, counted so that worlds of any size compare: the bytes
-            that a rank has to send at least, over `moving_seconds`. 0 if nothing has moved.
-        lateness: how late each rank was, by rank. Alike on all ranks; the coordinator tells it with its
+        busbw: 10^9 bytes per second while data moved, counted so that worlds of any size compare: the bytes
+            that a rank has to send at least, divided by `moving_seconds`. 0 if nothing has moved.
+        lateness: the lateness of each rank, by rank. Equal on all ranks; the coordinator sends it with its
             answers, at most twice a second.
     """
 
@@ -67,7 +68,7 @@ class Statistics(TypedDict):
 
 
 def statistics(context: Context) -> Statistics:
-    """What this rank has done since the context was started. Other ranks need not call it."""
+    """Returns this rank's counters since the context was started. Other ranks need not call it."""
     counted = ffi.new("srt_statistics *", {"struct_size": ffi.sizeof("srt_statistics")})
     by_rank = ffi.new("srt_lateness[]", context.size)
     lib.srt_stats(context.pointer, counted, by_rank)
@@ -97,21 +98,21 @@ def _lateness(late: Any) -> Lateness:
 
 
 def start_timeline(context: Context, path: str, mark_decisions: bool) -> None:
-    """Begins this rank's timeline: in `path` for rank 0, in `path`.rank<N> for the others."""
+    """Starts this rank's timeline: in `path` for rank 0, in `path`.rank<N> for the others."""
     file = path if context.rank == 0 else f"{path}.rank{context.rank}"
     error = ffi.new("srt_error *")
     check(lib.srt_timeline_start(context.pointer, os.fsencode(file), mark_decisions, error), error)
 
 
 def stop_timeline(context: Context) -> None:
-    """Completes the file; does nothing if none is being written."""
+    """Completes the timeline file; does nothing if none is being written."""
     lib.srt_timeline_stop(context.pointer)
 
 
 def start_timeline_of_environment(context: Context, environment: Mapping[str, str] = os.environ) -> None:
-    """Begins the timeline that SIRTAKI_TIMELINE (or HOROVOD_TIMELINE) asks for.
+    """Starts the timeline that SIRTAKI_TIMELINE (or HOROVOD_TIMELINE) requests.
 
-    "DYNAMIC", Horovod's word for "not before start_timeline", asks for nothing: that call always works here.
+    "DYNAMIC", Horovod's value for "not before start_timeline", requests nothing: that call always works here.
     """
 
     def look_up(name: str) -> str:

@@ -1,7 +1,8 @@
-"""The life of this process as a rank: init, shutdown, and ends that nobody planned.
+"""The life cycle of this process as a rank: init, shutdown, and unplanned ends.
 
 An uncaught exception aborts the world before exit handlers run, so that the other ranks raise with its text.
-An ordinary exit lets what is in flight end first. A process that a rank has forked or started is not a rank.
+A normal exit completes the operations in flight first. A process that a rank has forked or started is not a
+rank.
 """
 
 from __future__ import annotations
@@ -33,32 +34,32 @@ from sirtaki._core.errors import (
 )
 from sirtaki._core.gpu import with_packages
 
-# Set while this process is a rank: "job:rank:pid". A child that inherits it can be told what it is.
+# Set while this process is a rank: "job:rank:pid". It lets a child that inherits it report whose child it is.
 _MARK = "SIRTAKI_INITIALISED_BY"
 
 
 @dataclass
 class _Rank:
-    """What outlives a context: how often init() was called, and the connection to the launcher."""
+    """State that outlives a context: the number of init() calls, and the connection to the launcher."""
 
     generation: int = 0
     client: StoreClient | None = None
     server: StoreServer | None = None
     aborted: bool = False
     previous_hook: Any = None
-    pid: int = 0  # of the process that called init(): a forked child is not that
-    arguments: dict[str, Any] = field(default_factory=dict)  # of that call, as far as they were given
+    pid: int = 0  # the process that called init(); a forked child has another
+    arguments: dict[str, Any] = field(default_factory=dict)  # those given to that call
 
 
 _rank = _Rank()
 
 
 def check_again(arguments: Mapping[str, Any]) -> None:
-    """Checks a further call of init(), by the arguments that are not None.
+    """Checks a repeated init() call by its arguments that are not None.
 
     Raises:
-        ForkedError: this is a child of the process that called it before.
-        ValueError: it asks for something else than the first call.
+        ForkedError: this is a child of the process that called init() before.
+        ValueError: an argument differs from the first call.
     """
     context = current.process.context
     if context is None:
@@ -82,7 +83,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 def remember(arguments: Mapping[str, Any]) -> None:
-    """Keeps the arguments of init() for `check_again`."""
+    """Stores the arguments of init() for `check_again`."""
     _rank.pid = os.getpid()
     _rank.arguments = {name: value for name, value in arguments.items() if value is not None}
 
@@ -98,8 +99,8 @@ def start(
 
     Raises:
         ValueError: incomplete arguments, or a setting with a wrong value.
-        DeadlineError: a rank did not come in time; the text names it.
-        InitializationError: the ranks do not fit together, or this process is a child of a rank.
+        DeadlineError: a rank did not arrive in time; the text names it.
+        InitializationError: the ranks are inconsistent, or this process is a child of a rank.
     """
     if current.process.context is not None:
         return
@@ -123,11 +124,11 @@ def start(
 
 
 def stop() -> None:
-    """Lets what is in flight end, says goodbye, and makes this process no rank. init() may follow.
+    """Completes the operations in flight, and ends this process's role as a rank. init() may follow.
 
     Does nothing if this process is not a rank.
     """
-    if _rank.pid != os.getpid():  # a forked child: the rank goes on
+    if _rank.pid != os.getpid():  # a forked child: the rank keeps running
         return
     context, current.process.context = current.process.context, None
     if context is None:
@@ -141,7 +142,7 @@ def stop() -> None:
 
 def _join(world: World) -> Context:
     variables.check()
-    if world.rank == 0 and os.environ.get("SIRTAKI_LAUNCHER") != "hvdrun":  # which has said it
+    if world.rank == 0 and os.environ.get("SIRTAKI_LAUNCHER") != "hvdrun":  # hvdrun says it itself
         for sentence in variables.unknown():
             sys.stderr.write(f"sirtaki: {sentence}\n")
     config = Config(with_packages(variables.values()))
@@ -165,7 +166,7 @@ def _join(world: World) -> Context:
 
 
 def _encrypting(world: World) -> World:
-    """A world whose connections between hosts are encrypted. Raises BootstrapError if they cannot be."""
+    """Returns a world with encrypted connections between hosts. Raises BootstrapError if impossible."""
     if not world.job.key:
         raise BootstrapError(f"encryption needs a common key of all ranks: {KEY_ADVICE}")
     own_certificate()
@@ -173,7 +174,7 @@ def _encrypting(world: World) -> World:
 
 
 def _rendezvous(world: World) -> str:
-    """Where the rendezvous is. Rank 0 serves it, unless a launcher does."""
+    """Returns the address of the rendezvous. Rank 0 serves it, unless a launcher does."""
     address = world.address
     if world.serves:
         if _rank.server is not None and _rank.server.job != world.job:
@@ -214,7 +215,7 @@ def _watch_the_end() -> None:
     if sys.excepthook is not _abort_on_exception:
         _rank.previous_hook = sys.excepthook
         sys.excepthook = _abort_on_exception
-    # Exit handlers run last in, first out: a framework that was imported before init() is still there.
+    # Exit handlers run last in, first out: a framework that was imported before init() still works here.
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
 
@@ -239,8 +240,8 @@ def _abort_on_exception(kind: type[BaseException], error: BaseException, trace: 
 
 
 def _is_caused_elsewhere(context: Context) -> bool:
-    """Whether another rank made this one fail. The class of the exception need not tell: frameworks, and
-    users, make their own of sirtaki's.
+    """Returns whether another rank made this one fail. The exception's class need not tell, because
+    frameworks and users wrap sirtaki's exceptions in their own.
     """
     failure = context.failure
     if failure is not None:
@@ -249,7 +250,7 @@ def _is_caused_elsewhere(context: Context) -> bool:
 
 
 def _reason(error: BaseException, trace: TracebackType | None) -> str:
-    """The reason that other ranks are told: the exception's last line, and the user's line where it arose."""
+    """Returns the reason for other ranks: the exception's last line, and the user's line that raised it."""
     with contextlib.suppress(Exception):
         what, place = user_code.summary_of(error), user_code.place_of(trace)
         return f"{what} ({place})" if place else what

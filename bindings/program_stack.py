@@ -1,8 +1,9 @@
-"""Lets the core see where the program is while other ranks wait for it.
+"""Lets the core inspect the program's stack while other ranks wait for this one.
 
-A thread answers the core's questions with the main thread's stack; it sleeps in the kernel until one comes.
-For a program that keeps the interpreter's lock, faulthandler writes the stacks to a file without a name when
-a signal comes that nobody else uses. `core/observe/program_stack.h` says when which of the two may be used.
+A thread answers the core's queries with the main thread's stack; it sleeps in the kernel until one arrives.
+For a program that holds the interpreter's lock, faulthandler writes the stacks to an unnamed file when it
+receives a signal that nothing else uses. `core/observe/program_stack.h` defines when each of the two may be
+used.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _MOST_FRAMES = 100
 
 @dataclass(frozen=True)
 class _Source:
-    """Where stacks come from in this process."""
+    """The sources of stacks in this process."""
 
     signal_number: int
     file: int
@@ -39,7 +40,7 @@ class _Source:
 
 
 def show_to(context: Context) -> None:
-    """Before `context.start()`: lets the context see this process's stack, where that is possible."""
+    """Lets the context inspect this process's stack, if possible. Must precede `context.start()`."""
     source = _source()
     if source is None:
         return
@@ -55,7 +56,7 @@ def show_to(context: Context) -> None:
 
 @cache
 def _source() -> _Source | None:
-    """Made once a process; None where there can be none."""
+    """Returns the source, created once per process; None where there can be none."""
     number, main = _free_signal(), threading.main_thread().ident
     if not number or main is None:
         return None
@@ -81,7 +82,7 @@ def _answer_questions(answering: socket.socket, thread: int) -> None:
 
 
 def _written(thread: int, frame: FrameType | None) -> str:
-    """A thread's stack as faulthandler writes it, innermost frame first."""
+    """Formats a thread's stack as faulthandler does, innermost frame first."""
     lines = [f"Thread 0x{thread:016x} (most recent call first):"]
     while frame is not None and len(lines) <= _MOST_FRAMES:
         code = frame.f_code
@@ -91,7 +92,7 @@ def _written(thread: int, frame: FrameType | None) -> str:
 
 
 def _free_signal() -> int:
-    """A real-time signal that nobody handles; the highest ones are the least likely to be wanted."""
+    """Returns a real-time signal without a handler; the highest ones are the least likely to be wanted."""
     for number in range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1):
         if signal.getsignal(number) == signal.SIG_DFL:
             return number

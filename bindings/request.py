@@ -1,7 +1,7 @@
-"""Batches: the requests of one rank as the core reads them, made once and refilled step by step.
+"""Batches: the requests of one rank in the core's format, created once and updated step by step.
 
-A batch lies in memory as an array of `srt_request`. Describing a request costs about a microsecond; after
-that only what changes from step to step is written, for all requests in one go: pointers and flags.
+A batch is an array of `srt_request` in memory. Describing a request costs about a microsecond; after that
+only the values that change from step to step, pointers and flags, are written, for all requests at once.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _STREAM = ffi.offsetof("srt_request", "stream") // 8
 
 
 class Batch:
-    """An array of requests, their handles while they are in flight, and what must stay alive until they end.
+    """An array of requests, their handles while in flight, and the objects that must stay alive until they
+    end.
 
-    A batch is used by one thread at a time, and not changed between `Context.enqueue` and its end.
+    A batch is used by one thread at a time, and must not change between `Context.enqueue` and its end.
     """
 
     __slots__ = (
@@ -47,13 +48,13 @@ class Batch:
     )
 
     def __init__(self, count: int) -> None:
-        self.context: Any = None  # where it was queued
+        self.context: Any = None  # the context it was queued in
         self.count = count
         self.requests: Any = ffi.new("srt_request[]", count)
         self.handles: Any = ffi.new("srt_handle[]", count)
         self.error: Any = ffi.new("srt_error *")
         self.keep: list[Any] = [None] * count
-        self.devices = [CPU] * count  # of each request: CPU, or the number of a GPU
+        self.devices = [CPU] * count  # per request: CPU, or the number of a GPU
         self._names: list[Any] = [None] * count
         self._splits: list[Any] = [None] * count
         self._described: list[Any] = [None] * count
@@ -68,13 +69,13 @@ class Batch:
             request.prescale = request.postscale = 1.0
 
     def __del__(self) -> None:
-        context = getattr(self, "context", None)  # a tracer of code may make one without __init__
+        context = getattr(self, "context", None)  # a code tracer may create a batch without __init__
         if context is not None:
             context.adopt(self)
 
     @property
     def gpu(self) -> int:
-        """The GPU that its tensors are on, as far as they are on one (a rank works on one GPU); else CPU."""
+        """Returns the GPU that its tensors are on, if any is on one (a rank uses a single GPU); else CPU."""
         return self.devices[0] if self.count == 1 else max(self.devices, default=CPU)
 
     def describe(
@@ -98,9 +99,9 @@ class Batch:
         flags: int = 0,
         group: tuple[int, int] = (0, 0),
     ) -> None:
-        """Says what request `index` asks for; `group` is (id, number of members), `splits` an all-to-all's.
+        """Describes request `index`; `group` is (id, number of members), `splits` an all-to-all's.
 
-        `device` is where its memory is: CPU, or the number of a GPU.
+        `device` is the location of its memory: CPU, or the number of a GPU.
 
         Raises:
             ValueError: the tensor has more than 16 dimensions, or the name holds a NUL character.
@@ -110,7 +111,7 @@ class Batch:
         described = (name, tuple(shape), numbers, cuts, prescale, postscale, group)
         if described == self._described[index]:
             self.flag(index, flags)
-            return  # what is done over and over, such as a training step, is described once
+            return  # a repeated request, as in a training step, is described once
         self._described[index] = None
         request = self.requests[index]
         request.kind = kind
@@ -138,7 +139,7 @@ class Batch:
         request.split_count = 0 if splits is None else len(splits)
 
     def describe_process_set(self, index: int, kind: int, ranks: Sequence[int] = (), number: int = 0) -> None:
-        """Makes request `index` add a process set of these ranks, or remove the one of this number."""
+        """Makes request `index` add a process set of these ranks, or remove the set with this number."""
         self.describe(index, kind, 0, (), root=number)
         self._described[index] = None
         self._splits[index] = kept = ffi.new("int64_t[]", list(ranks))
@@ -158,13 +159,13 @@ class Batch:
         request.shape, request.dimensions = self._shapes + start, dimensions
 
     def point(self, index: int, source: int, target: int) -> None:
-        """Sets where request `index` reads and writes (addresses; 0 for none)."""
+        """Sets the addresses that request `index` reads and writes (0 for none)."""
         base = index * _WORDS
         self._words[base + _INPUT] = source
         self._words[base + _OUTPUT] = target
 
     def point_all(self, sources: Sequence[int], targets: Sequence[int], start: int = 0) -> None:
-        """Sets where the requests from `start` on read and write: one address a request in each sequence."""
+        """Sets the addresses of the requests from `start` on: each sequence has one per request."""
         first, end = start * _WORDS, (start + len(sources)) * _WORDS
         self._words[first + _INPUT : end : _WORDS] = memoryview(array("Q", sources))
         self._words[first + _OUTPUT : end : _WORDS] = memoryview(array("Q", targets))
@@ -179,12 +180,12 @@ class Batch:
         self._halves[first + _FLAGS : end : _HALVES] = memoryview(array("I", flags))
 
     def stream_all(self, streams: Sequence[int], start: int = 0) -> None:
-        """Sets the CUDA streams in which the inputs of the requests from `start` on are made."""
+        """Sets the CUDA streams that produce the inputs of the requests from `start` on."""
         first, end = start * _WORDS, (start + len(streams)) * _WORDS
         self._words[first + _STREAM : end : _WORDS] = memoryview(array("Q", streams))
 
     def copy(self, index: int, other: Batch, source: int) -> None:
-        """Makes request `index` what `other`'s request `source` is. Its name and shape stay `other`'s."""
+        """Copies `other`'s request `source` to request `index`. `other` keeps owning its name and shape."""
         self._described[index] = None
         self.devices[index] = other.devices[source]
         first, begin = index * _WORDS, source * _WORDS

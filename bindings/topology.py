@@ -1,4 +1,4 @@
-"""The place of a rank among the others, and the memory that it shares with those of its host."""
+"""A rank's position among the others, and the memory that it shares with the ranks of its host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Peer(NamedTuple):
-    """A rank as messages name it; `host_index` numbers the hosts from 0."""
+    """A rank's identification in messages; `host_index` numbers the hosts from 0."""
 
     host: str
     pid: int
@@ -17,7 +17,7 @@ class Peer(NamedTuple):
 
 @dataclass(frozen=True)
 class Topology:
-    """Where a rank stands: in the world, among the ranks of its host, and among its equals on other hosts."""
+    """A rank's position: in the world, on its host, and among its equals on other hosts."""
 
     rank: int
     size: int
@@ -30,7 +30,7 @@ class Topology:
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """What the ranks of one host share, as `srt_memory`: everything but the first three by slot."""
+    """The shared memory of a host's ranks, as `srt_memory`: all but the first three are by slot."""
 
     descriptor: int
     address: int

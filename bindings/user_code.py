@@ -1,4 +1,4 @@
-"""The user's own lines in a stack: frames of sirtaki and of installed packages are internal.
+"""Finds the user's own lines in a stack: frames of sirtaki and of installed packages are internal.
 
 Errors, abort reasons and tracebacks point at the innermost frame that is not internal.
 """
@@ -22,12 +22,12 @@ _OWN_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def is_own(file: str) -> bool:
-    """Whether a Python file is one of sirtaki's."""
+    """Returns whether a Python file belongs to sirtaki."""
     return file.startswith(_OWN_FOLDER)
 
 
 def is_internal(file: str) -> bool:
-    """Whether a Python file is sirtaki's, the standard library's or an installed package's."""
+    """Returns whether a Python file belongs to sirtaki, the standard library or an installed package."""
     return is_own(file) or bool(lib.srt_is_library(os.fsencode(file)))
 
 
@@ -38,13 +38,13 @@ class CallSite(NamedTuple):
     instruction: int  # offset in bytes
 
     def __str__(self) -> str:
-        """ "in step() at train.py:12"."""
+        """Formats "in step() at train.py:12"."""
         lines = (line for start, end, line in self.code.co_lines() if start <= self.instruction < end)
         return _describe_place(self.code.co_name, self.code.co_filename, next(lines, None))
 
 
 def call_site() -> CallSite | None:
-    """The innermost running frame outside sirtaki, None without one. Takes under a microsecond."""
+    """Returns the innermost running frame outside sirtaki, or None. Takes under a microsecond."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_OWN_FOLDER):
         frame = frame.f_back
@@ -52,7 +52,7 @@ def call_site() -> CallSite | None:
 
 
 def place_of(trace: TracebackType | None) -> str:
-    """ "in load() at train.py:4": the innermost frame of the user's, else of all; "" without frames."""
+    """Formats "in load() at train.py:4": the user's innermost frame, else that of all; "" without frames."""
     frames = traceback.extract_tb(trace)
     own = [frame for frame in frames if not is_internal(frame.filename)]
     if not frames:
@@ -67,10 +67,10 @@ def _describe_place(function: str, file: str, line: int | None) -> str:
 
 
 def hide_internal_frames(error: BaseException, is_sirtakis: bool) -> int:
-    """Takes internal frames out of the tracebacks of an error and of those that led to it; returns how many.
+    """Removes internal frames from the tracebacks of an error and of its causes; returns how many.
 
-    An error of the user's own loses sirtaki's frames only. One that sirtaki raised, or (`is_sirtakis`) that
-    a framework made of it, loses all internal ones. A traceback with nothing else stays as it is.
+    An error of the user's own loses sirtaki's frames only. An error that sirtaki raised, or (`is_sirtakis`)
+    that a framework derived from it, loses all internal frames. A traceback with nothing else stays as it is.
     """
     if os.environ.get(FULL_TRACEBACKS, "0") not in ("", "0"):
         return 0
@@ -80,7 +80,7 @@ def hide_internal_frames(error: BaseException, is_sirtakis: bool) -> int:
 
 
 def show(error: BaseException, hook: Callable[..., object], is_sirtakis: bool) -> None:
-    """Shows an uncaught exception as `hook`, an excepthook, does, without internal frames."""
+    """Shows an uncaught exception like `hook`, an excepthook, but without internal frames."""
     hidden = hide_internal_frames(error, is_sirtakis)
     frames = "1 frame" if hidden == 1 else f"{hidden} frames"
     note = f"sirtaki: {frames} of libraries left out of this traceback ({FULL_TRACEBACKS}=1 shows all)\n"
@@ -95,7 +95,7 @@ def show(error: BaseException, hook: Callable[..., object], is_sirtakis: bool) -
 
 
 def _written(error: BaseException, shortens: bool) -> list[str]:
-    """The lines of a traceback; a message that is longer than a screen becomes its summary."""
+    """Returns the lines of a traceback; replaces a message longer than a screen by its summary."""
     if shortens and len(str(error).splitlines()) > _LONG_MESSAGE:
         frames = traceback.format_tb(error.__traceback__)
         return ["Traceback (most recent call last):\n", *frames, f"{summary_of(error)}\n"]
@@ -103,12 +103,12 @@ def _written(error: BaseException, shortens: bool) -> list[str]:
 
 
 def summary_of(error: BaseException) -> str:
-    """An exception's class and message, in a line if it has one of its own.
+    """Returns an exception's class and message in one line: the first line of a longer message.
 
-    Of a message that announces what follows (TensorFlow's "Graph execution error:"), the last line that is
-    not indented comes along: it is the operation's own.
+    If the message announces more lines (TensorFlow's "Graph execution error:"), the last line that is not
+    indented is included: it is the operation's own.
     """
-    lines = traceback.format_exception_only(error)  # a syntax error's source before, notes after it
+    lines = traceback.format_exception_only(error)  # a syntax error has its source before, notes after it
     first, *more = next(line for line in lines if not line.startswith(" ")).strip().splitlines()
     if not first.endswith(":"):
         return first
@@ -116,7 +116,7 @@ def summary_of(error: BaseException) -> str:
 
 
 def _is_raised_by_sirtaki(error: BaseException) -> bool:
-    """Whether it was raised inside a call of sirtaki's, perhaps by a framework that is called there."""
+    """Returns whether an error was raised inside a call of sirtaki's, perhaps by a framework called there."""
     files = [one.tb_frame.f_code.co_filename for one in _entries(error.__traceback__)]
     users = [place for place, file in enumerate(files) if not is_internal(file)]
     inside = files[users[-1] + 1 if users else 0 :]
@@ -124,7 +124,7 @@ def _is_raised_by_sirtaki(error: BaseException) -> bool:
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """An exception, and those that led to it."""
+    """Yields an exception and its causes."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:

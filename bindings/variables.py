@@ -1,4 +1,4 @@
-"""The environment variables that sirtaki reads: settings of the core, and others; misspelt ones."""
+"""The environment variables that sirtaki reads: settings of the core, others, and misspelt ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from sirtaki._core.library import knobs
 
-# Read by bootstrap, bindings and hvdrun; all else that begins with SIRTAKI_ is a setting of the core.
+# Read by bootstrap, bindings and hvdrun; every other variable with the prefix SIRTAKI_ is a setting of the
+# core.
 OWN = frozenset(
     f"SIRTAKI_{name}"
     for name in (
@@ -23,7 +24,7 @@ OWN = frozenset(
 _OF_SERVICES = re.compile(
     r"SIRTAKI_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
-# Horovod's variables that have another name here, and what turns a value of theirs into ours.
+# Horovod's variables that have another name here, and the conversions of their values.
 _HOROVODS = {
     "stall_report": "HOROVOD_STALL_CHECK_TIME_SECONDS",
     "stall_deadline": "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
@@ -32,14 +33,14 @@ _NO_STALL_CHECK, _A_DAY = "HOROVOD_STALL_CHECK_DISABLE", "86400"
 
 
 class Setting(NamedTuple):
-    """What the environment says of a setting of the core, and which variable does."""
+    """A setting of the core in the environment, and the variable that sets it."""
 
     variable: str
     value: str
 
 
 def settings(environment: Mapping[str, str] = os.environ) -> dict[str, Setting]:
-    """The core's settings that the environment gives: SIRTAKI_<NAME>, else HOROVOD_<NAME>, else Horovod's
+    """Returns the core's settings in the environment: SIRTAKI_<NAME>, else HOROVOD_<NAME>, else Horovod's
     own name for it.
     """
     found = {}
@@ -53,12 +54,12 @@ def settings(environment: Mapping[str, str] = os.environ) -> dict[str, Setting]:
 
 
 def values(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The same without the variables."""
+    """Returns the same settings without the variables."""
     return {knob: setting.value for knob, setting in settings(environment).items()}
 
 
 def name_in(error: ValueError, given: Mapping[str, str]) -> ValueError:
-    """The core's refusal of a setting, with what the user has written: a variable or an option."""
+    """Rewrites the core's rejection of a setting to name the user's own variable or option."""
     text = str(error)
     for knob, name in given.items():
         text = text.replace(f"setting '{knob}'", name, 1)
@@ -66,7 +67,7 @@ def name_in(error: ValueError, given: Mapping[str, str]) -> ValueError:
 
 
 def check(environment: Mapping[str, str] = os.environ) -> None:
-    """Raises ValueError, which names the variable, for a value that a setting cannot have."""
+    """Raises ValueError, naming the variable, for an invalid value of a setting."""
     from sirtaki._core.context import Config
 
     found = settings(environment)
@@ -77,7 +78,7 @@ def check(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A sentence for each variable that looks like one of sirtaki's and is none."""
+    """Returns a sentence for each variable that looks like one of sirtaki's and is not."""
     known = OWN | {f"SIRTAKI_{knob.name.upper()}" for knob in knobs()}
     strange = [name for name in environment if name.startswith("SIRTAKI_") and name not in known]
     return [_sentence(name, sorted(known)) for name in strange if not _OF_SERVICES.fullmatch(name)]

@@ -1,9 +1,9 @@
 """The agent: what hvdrun starts on another host, over ssh, to run that host's ranks.
 
-It speaks with hvdrun over its standard input and output (`frames`). Its standard input is its lifeline, too:
-when that ends, hvdrun or the network is gone, and the agent's guard ends the ranks; so it does if the agent
-itself is killed. Nothing secret is in its arguments or its environment: the job's key comes as a message, and
-lies in a file of its own.
+It exchanges frames with hvdrun over its standard input and output (`frames`). Its standard input is its
+lifeline, too: when that closes, hvdrun or the network is gone, and the agent's guard ends the ranks; the same
+happens if the agent itself is killed. Its arguments and its environment hold nothing secret: the job's key
+arrives as a message and is kept in a file of its own.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .frames import LAST_WORDS, ROOM, START_MARK, Frame, Kind, WireError
 from .guard import Guard
 from .signals import Bell
 
-ALIVE_SECONDS = 10.0  # between signs of life
-_COLLECT_SECONDS = 0.02  # nothing tells when a rank has written its report
+ALIVE_SECONDS = 10.0  # between two ALIVE frames
+_COLLECT_SECONDS = 0.02  # no event announces that a rank has written its report
 _MOST_BACKLOG = 1024 * 1024
 _READ_BYTES = 64 * 1024
 _LAST_READS = LAST_WORDS // _READ_BYTES
@@ -43,19 +43,19 @@ class Agent:
         self._bell = bell
         self._guard = guard
         self._job: AgentJob | None = None
-        self._folder = ""  # where the ranks are to run
-        self._room = dict.fromkeys(_STREAMS, ROOM)  # bytes that hvdrun will take
-        self._streams: dict[int, tuple[int, int]] = {}  # rank and number, by descriptor, while it is open
+        self._folder = ""  # the ranks' working directory
+        self._room = dict.fromkeys(_STREAMS, ROOM)  # bytes that hvdrun has granted
+        self._streams: dict[int, tuple[int, int]] = {}  # rank and stream number, by open descriptor
         self._reading: set[int] = set()
         self._collecting = False
-        self._leftovers: Iterator[Frame] | None = None  # once all ranks have ended
+        self._leftovers: Iterator[Frame] | None = None  # set once all ranks have ended
         self._over = False
         reading, writing = _take_standard_streams()
         self._channel = Channel(reading, writing, selector, self._receive)
         self._said_alive = time.monotonic()
 
     def run(self) -> int:
-        """Returns the agent's exit code when it has left nothing behind, or hvdrun is gone."""
+        """Runs the agent; returns its exit code when nothing is left behind, or when hvdrun is gone."""
         self._selector.register(self._bell, selectors.EVENT_READ, self._listen)
         self._bell.listen()
         self._channel.send_bytes(START_MARK)
@@ -132,7 +132,7 @@ class Agent:
             self._over = True
 
     def _balance(self) -> None:
-        """Reads from those ranks whose output hvdrun can take; the others wait until there is room."""
+        """Polls the streams whose output hvdrun can take; the other ranks wait for room."""
         ready = {one for one, (_, number) in self._streams.items() if self._room[number] > 0}
         for descriptor in self._reading - ready:
             self._selector.unregister(descriptor)
@@ -147,7 +147,7 @@ class Agent:
             self._pass_on(descriptor, min(room, _READ_BYTES))
 
     def _pass_on(self, descriptor: int, most: int) -> bool:
-        """Sends what a rank has written, so many bytes at most; False if there is nothing, or will be."""
+        """Forwards at most `most` bytes of a rank's output; returns False if there is none, or at its end."""
         rank, number = self._streams[descriptor]
         try:
             data = os.read(descriptor, most)
@@ -180,14 +180,14 @@ class Agent:
         self._leftovers = self._job.timelines() if self._job is not None else iter(())
 
     def _finish_step(self) -> None:
-        """Sends more of what the ranks have left; then the guard ends their descendants; then all is said."""
+        """Sends more of the remaining files; then has the guard end all descendants; then sends DONE."""
         while self._leftovers is not None and self._channel.backlog < _MOST_BACKLOG:
             frame = next(self._leftovers, None)
             if frame is not None:
                 self._channel.send(frame)
                 continue
             self._guard.release()
-            if not self._guard.ended():  # its end rings the bell
+            if not self._guard.ended():  # when the guard ends, it rings the bell
                 return
             for descriptor in list(self._streams):
                 for _ in range(_LAST_READS):
@@ -212,7 +212,7 @@ def _what_is_missing(folder: str, program: str) -> str:
 
 
 def _take_standard_streams() -> tuple[int, int]:
-    """The agent's input and output, which from here on nobody else reads from or writes to."""
+    """Returns the agent's input and output, and makes sure that nothing else reads from or writes to them."""
     reading, writing = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

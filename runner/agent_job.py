@@ -1,4 +1,4 @@
-"""The ranks of one host as its agent runs them: started from one message; what they leave when they end."""
+"""The ranks of one host as seen by its agent: started from one message, with the files they leave behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PIECE_BYTES = 64 * 1024
 
 
 class AgentJob:
-    """The ranks of this host. `values`: those of the frame START."""
+    """The ranks of this host. `values` are those of the START frame."""
 
     def __init__(self, values: Mapping[str, Any], cores: int, guard: Guard) -> None:
         """Raises LaunchError, or KeyError, TypeError or ValueError if the values make no sense."""
@@ -55,7 +55,7 @@ class AgentJob:
         self.running: list[RankProcess] = []
 
     def start(self, say: Callable[[Frame], None]) -> None:
-        """Starts all ranks, and says of each its process, or why there is none."""
+        """Starts all ranks, and reports for each its process, or why it could not be started."""
         for place in self._places:
             environment = self._environment.of(place, self._base)
             if shortage := self._room.shortage(len(self.running)):
@@ -70,7 +70,7 @@ class AgentJob:
             say(Frame.of_number(Kind.STARTED, place.rank, rank.pid))
 
     def look(self) -> Iterator[Ending]:
-        """How those ranks ended that have ended since the last look."""
+        """Yields the endings of ranks since the last call."""
         for rank in self.running:
             if ending := rank.check():
                 yield ending
@@ -86,7 +86,7 @@ class AgentJob:
                 rank.bury()
 
     def new_reports(self) -> Iterator[Frame]:
-        """What ranks have written since about the failure of the job."""
+        """Yields the failure reports that ranks have written since the last call."""
         for place in self._places:
             file = self._reports / f"rank{place.rank}.json"
             if place.rank in self._reported or not file.is_file():
@@ -98,7 +98,7 @@ class AgentJob:
                 yield Frame(Kind.REPORT, place.rank, content)
 
     def timelines(self) -> Iterator[Frame]:
-        """The timelines of all ranks, in pieces."""
+        """Yields the timelines of all ranks, in pieces."""
         for place in self._places:
             name = "timeline" if place.rank == 0 else f"timeline.rank{place.rank}"
             if (self._folder / name).is_file():

@@ -15,7 +15,7 @@ from sirtaki._core._version import VERSION
 
 from .cores import count_gpus, usable_cores
 
-_ADAPTERS = ("numpy", "torch", "tensorflow", "keras", "jax")  # each is called as its framework is
+_ADAPTERS = ("numpy", "torch", "tensorflow", "keras", "jax")  # each is named like its framework
 _LAUNCHERS = {"ssh": "ranks on several hosts", "mpirun": "ranks as MPI's", "srun": "ranks as Slurm's"}
 _PATIENCE = 120.0  # seconds
 _FIND_GPU_LIBRARIES = """
@@ -27,9 +27,9 @@ for library in (found.cuda, found.nccl):
 
 
 def check_build(settings_of_core: Mapping[str, str]) -> int:
-    """Prints it, one line for each, and returns 0, or 1 if sirtaki itself does not work here.
+    """Prints the findings, one per line; returns 0, or 1 if sirtaki itself does not work here.
 
-    The settings are environment variables, as ranks would get them.
+    The settings are environment variables, in the form in which ranks receive them.
     """
     works = True
     for name, value, is_needed in _findings({**os.environ, **settings_of_core}):
@@ -39,7 +39,7 @@ def check_build(settings_of_core: Mapping[str, str]) -> int:
 
 
 def _findings(environment: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
-    """What was looked for, what was found ("no: " and why), and whether nothing works without it."""
+    """Yields what was checked, the finding ("no: " and the reason), and whether it is required."""
     yield "sirtaki", VERSION, True
     yield "Python", f"{platform.python_version()} in {sys.executable}", True
     yield "system", f"{platform.system()} {platform.release()} on {platform.machine()}", True
@@ -78,7 +78,7 @@ def _try_memory() -> str:
 
 
 def _try_gpu_libraries(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Opens them in a process of its own, which a broken driver may bring down."""
+    """Opens the GPU libraries in a process of its own, because a broken driver may crash it."""
     code, out, error = _try_python(_FIND_GPU_LIBRARIES, environment)
     lines = out.splitlines() if code == 0 else []
     for name in ("libcuda", "libnccl"):
@@ -86,7 +86,7 @@ def _try_gpu_libraries(environment: Mapping[str, str]) -> Iterator[tuple[str, st
 
 
 def _try_adapter(framework: str) -> str:
-    """Imports it in a process of its own, which a broken framework may bring down."""
+    """Imports the adapter in a process of its own, because a broken framework may crash it."""
     try:
         version = importlib.metadata.version(framework)
     except importlib.metadata.PackageNotFoundError:
@@ -96,7 +96,7 @@ def _try_adapter(framework: str) -> str:
 
 
 def _try_python(script: str, environment: Mapping[str, str]) -> tuple[int, str, str]:
-    """Its exit code, what it printed, and the last line of what it complained of."""
+    """Runs a script; returns its exit code, its output, and the last line of its standard error."""
     try:
         result = subprocess.run(
             [sys.executable, "-c", script],

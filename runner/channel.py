@@ -1,4 +1,4 @@
-"""One end of a connection that carries frames: two descriptors, neither of which is ever waited for."""
+"""One end of a connection that carries frames, over two non-blocking descriptors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _READ_BYTES = 256 * 1024
 class Channel:
     """Reads frames from one descriptor and writes frames to another; owns both.
 
-    `receive` is called for each frame, from the selector's loop. When the other side has closed its end, or
-    has sent what makes no sense, `ended` is true and `error` says why.
+    `receive` is called for each frame, from the selector's loop. `ended` becomes true, and `error` gives the
+    reason, when the peer has closed its end or has sent malformed data.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class Channel:
 
     @property
     def backlog(self) -> int:
-        """Bytes that have not been written yet."""
+        """Returns how many bytes have not been written yet."""
         return len(self._outgoing)
 
     def send(self, frame: Frame) -> None:
-        """Writes as much as the other side takes now, and the rest later; nothing once it is closed."""
+        """Writes as much as the peer takes now, and the rest later; nothing once the channel is closed."""
         self.send_bytes(frame.pack())
 
     def send_bytes(self, data: bytes) -> None:
@@ -54,7 +54,7 @@ class Channel:
             self._write()
 
     def read(self) -> bool:
-        """Takes what is there, at most one buffer full; False if nothing is there, or will be."""
+        """Reads at most one buffer; returns False if nothing is available, or at the end."""
         if self.ended:
             return False
         try:
@@ -71,13 +71,13 @@ class Channel:
         return bool(data)
 
     def read_rest(self) -> None:
-        """Takes all that is there and ends: the other side has ended, whoever else has its end open."""
+        """Reads all available data and ends: the peer has exited, even if others hold its end open."""
         while self.read():
             continue
         self._end("")
 
     def close_writing(self) -> None:
-        """Tells the other side that nothing more will come."""
+        """Signals the end of the stream to the peer."""
         if self._writing >= 0:
             self._watch(False)
             os.close(self._writing)
@@ -99,7 +99,7 @@ class Channel:
             del self._outgoing[: os.write(self._writing, self._outgoing)]
         except BlockingIOError:
             pass
-        except OSError:  # whoever reads has gone, which the other descriptor will tell
+        except OSError:  # the reader has gone; the other descriptor will report it
             self.close_writing()
             self._outgoing.clear()
             return

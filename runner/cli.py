@@ -1,4 +1,4 @@
-"""hvdrun: from the command line to a job, or to what else was asked for."""
+"""hvdrun: turns the command line into a job, or into another action that was requested."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _check_environment() -> list[str]:
-    """Looks at variables that may be settings before ranks start; opens the core only if there are any."""
+    """Checks variables that may be settings before ranks start; opens the core only if there are any."""
     if not any(name.startswith(_PREFIXES) and name not in _READ_BY_HVDRUN for name in os.environ):
         return []
     from .knobs import check_environment
@@ -102,7 +102,7 @@ def _settings(
 
 
 def _hosts(options: argparse.Namespace) -> tuple[list[Host], list[str]]:
-    """Where ranks may run, this machine as "localhost", and what the user should know about it."""
+    """Returns the hosts that may run ranks, this machine as "localhost", and notices for the user."""
     if options.hosts is not None and options.hostfile is not None:
         raise LaunchError("--hosts and --hostfile say the same: use one of them")
     if options.hosts is None and options.hostfile is None:
@@ -126,7 +126,7 @@ def _read(path: Path) -> str:
 
 
 def _is_own_address(name: str) -> bool:
-    """Whether a name means an address of this machine: nothing can be bound to another one's."""
+    """Returns whether a name means an address of this machine: only local addresses can be bound."""
     try:
         found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):  # perhaps a name that only ssh knows
@@ -161,7 +161,7 @@ def _refuse_inside_a_rank() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Makes sure that descriptors 0, 1 and 2 are open, so that nothing else ends up there."""
+    """Opens descriptors 0, 1 and 2 if they are closed, so that no other file gets these numbers."""
     while True:
         descriptor = os.open(os.devnull, os.O_RDWR)
         if descriptor > 2:

@@ -1,4 +1,4 @@
-"""Which program a command names, and what to say if there is none."""
+"""Finds the program that a command names, and explains why there is none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PYTHON = ("python", "python3")
 
 
 def find_program(command: Sequence[str], size: int, environment: Mapping[str, str]) -> tuple[str, str]:
-    """The path of the program that `command` names, and a warning ("" for none).
+    """Returns the path of the program that `command` names, and a warning ("" for none).
 
     "python" means the Python of hvdrun's own environment, because that one has sirtaki. Raises LaunchError.
     """
@@ -31,7 +31,7 @@ def find_program(command: Sequence[str], size: int, environment: Mapping[str, st
 
 
 def runs_python(command: Sequence[str]) -> bool:
-    """Whether a command looks like one of Python's."""
+    """Returns whether a command looks like a Python command."""
     is_python = os.path.basename(command[0]).startswith("python")
     return is_python or any(argument.endswith(".py") for argument in command)
 

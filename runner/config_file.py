@@ -1,6 +1,6 @@
 """--config-file: a YAML file with Horovod's keys, or those of hvdrun, as options of the command line.
 
-Both ways lead to the same options, so what a flag means, and why one is refused, is said in one place.
+Both forms become the same options, so the meaning of a flag, and why it is rejected, is stated in one place.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _SECTIONS = {
     "logging": {"level": "--log-level", "with_timestamp": "--log-[with|without]-timestamp"},
 }
 _CONTROLLERS = {"gloo": "--gloo", "mpi": "--mpi", "jsrun": "--jsrun"}
-_CHOICES = {"[no-]": ("", "no-"), "[with|without]": ("with", "without")}  # what true and false make of it
+_CHOICES = {"[no-]": ("", "no-"), "[with|without]": ("with", "without")}  # the prefixes for true and false
 
 
 def config_arguments(path: Path) -> list[str]:
-    """The options that the file stands for. Raises LaunchError for what is not understood."""
+    """Returns the options that the file stands for. Raises LaunchError for what it does not recognise."""
     return list(_arguments(_read(path), str(path)))
 
 
@@ -91,7 +91,7 @@ def _of_section(section: str, content: Any, file: str) -> Iterator[str]:
 
 
 def _of_option(key: Any, value: Any, file: str) -> Iterator[str]:
-    """An option of hvdrun itself at the top of the file: "num_proc: 4"."""
+    """Yields an option of hvdrun itself that is at the top level of the file: "num_proc: 4"."""
     if not isinstance(key, str) or not key.replace("_", "").replace("-", "").isalnum():
         raise LaunchError(f"{file}: {key!r} is no setting")
     flag = f"--{key.replace('_', '-')}"

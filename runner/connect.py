@@ -1,4 +1,4 @@
-"""Reaches all hosts at the same time, and says at once what is wrong with those that cannot take part."""
+"""Connects to all hosts at the same time, and reports immediately why a host cannot take part."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .remote import RemoteHost
 from .signals import Bell, stop_this_process
 from .ssh import CONNECT_SECONDS, SshOptions, ssh_command
 
-ANSWER_SECONDS = CONNECT_SECONDS + 50.0  # to log in, and for Python to start
-_SHOW_SECONDS = 2.0  # for what ssh has said to be shown before hvdrun ends
+ANSWER_SECONDS = CONNECT_SECONDS + 50.0  # for the login, and for Python to start
+_SHOW_SECONDS = 2.0  # time to show ssh's output before hvdrun ends
 
 
 class Connection:
-    """The way to the hosts of a job, before any rank has been started."""
+    """The connections to a job's hosts, before any rank has been started."""
 
     def __init__(self, options: SshOptions, selector: selectors.BaseSelector, display: Display) -> None:
         self._options = options
@@ -31,7 +31,7 @@ class Connection:
         self._display = display
 
     def reach(self, hosts: Sequence[Host], program: str, bell: Bell, guard: Guard) -> list[RemoteHost]:
-        """Asks all hosts but this one, and returns them when all have answered. Raises LaunchError."""
+        """Queries all hosts except this one; returns when all have answered. Raises LaunchError."""
         names = [host.name for host in hosts if not is_own_host(host.name)]
         if not names:
             return []
@@ -105,7 +105,7 @@ def _listen(bell: Bell) -> None:
 
 
 def with_slots(hosts: Sequence[Host], remotes: Sequence[RemoteHost], own_gpus: int) -> list[Host]:
-    """The same hosts; those without a number of slots have one for each of their GPUs, or else one."""
+    """Returns the hosts with a slot count; the default is one slot per GPU, or else one."""
     gpus = {remote.name: (remote.answer or {}).get("gpus", 0) for remote in remotes}
     return [
         Host(host.name, host.slots or max(1, own_gpus if is_own_host(host.name) else gpus.get(host.name, 0)))

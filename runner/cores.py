@@ -1,4 +1,4 @@
-"""How many cores this process may really use, and how many GPUs there are."""
+"""The number of cores that this process may use, and the number of GPUs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def usable_cores() -> int:
-    """The number of cores that affinity and control groups leave to this process, at least 1."""
-    from sirtaki._core import library  # not before a host has said which version it has
+    """Returns the number of cores that affinity and control groups leave to this process, at least 1."""
+    from sirtaki._core import library  # imported late: first the host has to report its version
 
     return library.usable_cores()
 
 
 def count_gpus(root: Path = Path("/")) -> int:
-    """How many GPUs of NVIDIA this host has."""
+    """Returns the number of NVIDIA GPUs on this host."""
     return sum(1 for device in (root / "dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", device.name))

@@ -1,4 +1,4 @@
-"""Which rank brought a job down: the one whose end explains the others'."""
+"""Finds the rank that brought a job down: the rank whose end explains the others'."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from sirtaki._core.bootstrap.messages import StoreEvent
 from sirtaki._core.bootstrap.rounds import name_ranks
 
-# Of a rank that hvdrun and another rank have lost although its process went on.
+# For a rank that hvdrun and another rank have lost although its process kept running.
 _CONNECTIONS_CLOSED = (
     "all its connections were closed while it ran: has its program closed descriptors that it had not opened?"
 )
@@ -18,9 +18,9 @@ _CONNECTIONS_CLOSED = (
 
 @dataclass(frozen=True)
 class Ending:
-    """How a rank's process ended: its exit code, or the number of the signal that killed it (else 0).
+    """The end of a rank's process: its exit code, or the number of the signal that killed it (else 0).
 
-    `host` is where it ran, if that is another host than hvdrun's; `lost` is why nothing is known of its end.
+    `host` is its host, if that is not hvdrun's; `lost` is the reason why its end is unknown.
     """
 
     rank: int
@@ -36,18 +36,18 @@ class Ending:
 
     @property
     def died(self) -> bool:
-        """Whether it did not end by itself."""
+        """Returns whether the process was killed or lost, instead of ending by itself."""
         return self.killed_by != 0 or self.lost != ""
 
     @property
     def exit_code(self) -> int:
-        """As a shell would say it."""
+        """Returns the exit code that a shell would report."""
         if self.lost:
             return 1
         return 128 + self.killed_by if self.killed_by else self.code
 
     def describe(self, reason: str = "") -> str:
-        """As a sentence; `reason` is the exception that the rank raised, if that is known."""
+        """Describes the ending in a sentence; `reason` is the exception that the rank raised, if known."""
         who = name_rank(self.rank, self.pid, self.host)
         if self.lost:
             return f"{who} was lost with its host: {self.lost}"
@@ -61,44 +61,44 @@ class Ending:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a job that did not go well ends; `rank` is the one whose last lines explain it, if there is one
-    and the text does not say why it failed.
+    """The result of a failed job; `rank` is the one whose last lines explain it, if there is such a rank
+    and the text does not give the reason already.
     """
 
     exit_code: int
     text: str = ""
     rank: int | None = None
-    event: str = "failed"  # what the job did or underwent
+    event: str = "failed"  # the job's action or fate
 
 
 class Inquiry:
-    """Collects how ranks end and what they tell the rendezvous, and names the culprit of a failure."""
+    """Collects how ranks end and their reports to the rendezvous, and names the culprit of a failure."""
 
     def __init__(self, start_timeout: float, runs_python: bool = True) -> None:
         self._start_timeout = start_timeout
         self._runs_python = runs_python
         self._names: dict[int, str] = {}
-        self._endings: dict[int, Ending] = {}  # in the order in which the ranks ended
-        self._arrived: set[int] = set()  # have called init
-        self._members: set[int] = set()  # have come to the end of init, and not to shutdown
+        self._endings: dict[int, Ending] = {}  # in the order of the endings
+        self._arrived: set[int] = set()  # ranks that have called init
+        self._members: set[int] = set()  # ranks that have completed init, and have not reached shutdown
         self._abort: StoreEvent | None = None  # the first one
-        self._innocent: set[int] = set()  # ended because another rank failed, was lost or did not come
-        self._reasons: dict[int, str] = {}  # the exceptions that ranks have raised
-        self._accused: dict[int, str] = {}  # what others say of the rank that made them fail
-        self._disconnected: set[int] = set()  # hvdrun lost them before they reported their end
-        self._late: tuple[int, str] | None = None  # the rank that was awaited for too long, and the error
-        self._absent: StoreEvent | None = None  # others have waited in vain for the ranks that it names
+        self._innocent: set[int] = set()  # ended because another rank failed, was lost or did not arrive
+        self._reasons: dict[int, str] = {}  # the exceptions that ranks raised
+        self._accused: dict[int, str] = {}  # by accused rank: the reason given by ranks that it made fail
+        self._disconnected: set[int] = set()  # hvdrun lost their connections before they reported their end
+        self._late: tuple[int, str] | None = None  # the rank that exceeded a deadline, and the error
+        self._absent: StoreEvent | None = None  # names ranks for which others have waited in vain
         self._signals_sent: set[int] = set()
 
     def note_start(self, rank: int, pid: int, host: str = "") -> None:
-        """A rank has been started; `pid` is 0 until that is known, `host` is another one than hvdrun's."""
+        """Records the start of a rank; `pid` is 0 until known, `host` is set if it is not hvdrun's."""
         self._names[rank] = name_rank(rank, pid, host)
 
     def note_ending(self, ending: Ending) -> None:
         self._endings[ending.rank] = ending
 
     def note_signal(self, number: int) -> None:
-        """hvdrun itself has sent this signal to all ranks."""
+        """Records that hvdrun itself has sent this signal to all ranks."""
         self._signals_sent.add(number)
 
     def note_event(self, event: StoreEvent) -> None:
@@ -108,7 +108,7 @@ class Inquiry:
             self._members.add(event.rank)
             self._innocent.discard(event.rank)
             self._disconnected.discard(event.rank)
-            if self._abort and self._abort.generation < event.generation:  # the job has got over it
+            if self._abort and self._abort.generation < event.generation:  # the job has recovered from it
                 self._abort = None
         elif event.kind == "finished":
             self._members.discard(event.rank)
@@ -125,7 +125,7 @@ class Inquiry:
             self._innocent.update(self._names.keys() - set(event.missing))
 
     def note_report(self, rank: int, report: Mapping[str, Any]) -> None:
-        """The core of this rank has written why its world ended; anything may be in it."""
+        """Records a rank's report of why its world ended; the report is untrusted input."""
         culprit, reason = report.get("culprit"), report.get("reason")
         if not isinstance(culprit, int) or culprit not in self._names or not isinstance(reason, str):
             return
@@ -136,12 +136,12 @@ class Inquiry:
             self._late = culprit, first_line(reason)
 
     def how_it_ended(self, rank: int) -> str:
-        """What to tell the ranks that wait for one that has ended without an error."""
+        """Returns the text for ranks that wait for a rank which has ended without an error."""
         return "has ended (exit code 0)" + ("" if rank in self._arrived else " without calling hvd.init()")
 
     @property
     def notice(self) -> str:
-        """What to say after a job that went well: "", or that its ranks had nothing to do with each other."""
+        """Returns a notice after a successful job: "", or that its ranks never communicated."""
         if len(self._names) == 1 or self._arrived:
             return ""
         text = (
@@ -156,21 +156,21 @@ class Inquiry:
 
     @property
     def survivors(self) -> set[int]:
-        """The ranks that run and have come to the end of init: they will notice that one was lost."""
+        """Returns the running ranks that have completed init: these will notice a lost peer."""
         return self._members - self._endings.keys()
 
     @property
     def conclusive(self) -> bool:
-        """Whether nothing that may still come can point to another rank."""
+        """Returns whether no further event can point to another rank."""
         culprit = self._culprit()
         if culprit is None:
             return False
         return culprit.died or (self._abort is not None and culprit.rank == self._abort.rank)
 
     def verdict(self) -> Verdict:
-        """The rank that brought the job down: one that was killed by a signal that did not come from hvdrun;
-        else where the first abort began; else the one that kept others waiting; else the first that failed.
-        A rank that only lost another one is named last of all.
+        """Names the rank that brought the job down, in this order: a rank killed by a signal that hvdrun
+        did not send; the origin of the first abort; the rank that kept others waiting; the first rank that
+        failed. A rank that only lost a peer comes last.
         """
         culprit = self._culprit()
         if culprit and culprit.lost:
@@ -205,9 +205,9 @@ class Inquiry:
         return Verdict(1, f"the host {culprit.host} was lost, and {who} with it: {culprit.lost}")
 
     def _verdict_on_a_loss(self) -> Verdict:
-        """Nobody is known to have failed but ranks that had lost another one, or that hvdrun itself ended.
+        """Returns the verdict when every failed rank had lost a peer, or was ended by hvdrun itself.
 
-        Each end of a broken connection accuses the other; hvdrun has lost the one that closed it, too.
+        Each end of a broken connection accuses the other; hvdrun has also lost the rank that closed it.
         """
         failures = [ending for ending in self._endings.values() if ending.failed]
         for ending in self._endings.values():
@@ -216,7 +216,7 @@ class Inquiry:
                 return Verdict(failures[0].exit_code, f"{text}, while another rank needed it", ending.rank)
         for rank in sorted(self._accused, key=lambda rank: rank not in self._disconnected):
             accused = self._endings.get(rank)
-            if accused is None:  # it may need longer to end than the others
+            if accused is None:  # the accused may need longer to end than the others
                 return Verdict(failures[0].exit_code, self._accused[rank])
             if rank in self._disconnected and accused.failed and accused.killed_by not in self._signals_sent:
                 return Verdict(accused.exit_code, accused.describe(_CONNECTIONS_CLOSED))
@@ -253,13 +253,13 @@ class Inquiry:
 
 
 def name_rank(rank: int, pid: int, host: str = "") -> str:
-    """ "rank 3 (pid 70)", "rank 3 (pid 70 on hostB)"."""
+    """Formats "rank 3 (pid 70)", "rank 3 (pid 70 on hostB)"."""
     where = f"pid {pid}" * bool(pid) + " " * bool(pid and host) + f"on {host}" * bool(host)
     return f"rank {rank} ({where})" if where else f"rank {rank}"
 
 
 def first_line(text: str) -> str:
-    """The first line of what a rank has told."""
+    """Returns the first line of a rank's text."""
     return next(iter(text.splitlines()), "")
 
 

@@ -1,4 +1,4 @@
-"""All that hvdrun shows: the lines of every rank, each with its rank, and hvdrun's own."""
+"""Everything that hvdrun shows: the lines of every rank, each with its rank, and hvdrun's own."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from .standard_error import exception_in, without_log_lines
 
 STDOUT, STDERR = 1, 2
 _LONGEST_TEXT = 8000  # characters
-_LAST_READS = 16  # more than a pipe holds
+_LAST_READS = 16  # more reads than a full pipe needs
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
 class Display:
-    """The ranks' streams and where they are shown.
+    """The ranks' streams and the outputs on which they are shown.
 
-    A line that a rank writes to its standard output appears on hvdrun's, one to its standard error on
-    hvdrun's.
+    A rank's standard output appears on hvdrun's standard output, its standard error on hvdrun's standard
+    error.
     """
 
     def __init__(self, selector: selectors.BaseSelector, verbose: bool = False) -> None:
         self._selector = selector
         self._verbose = verbose
         self._stdout = self._stderr = Sink(STDOUT, selector)
-        if not os.path.sameopenfile(STDOUT, STDERR):  # if it is one file, one sink keeps its lines whole
+        if not os.path.sameopenfile(STDOUT, STDERR):  # if both are one file, one sink keeps lines whole
             self._stderr = Sink(STDERR, selector)
         self._sinks = {STDOUT: self._stdout, STDERR: self._stderr}
         self._colours: dict[Sink, list[bytes]] = {}
-        self._streams: dict[tuple[int, int], Stream] = {}  # by rank and number
+        self._streams: dict[tuple[int, int], Stream] = {}  # by rank and stream number
         self._open: set[Pipe] = set()
         self._reading: set[Pipe] = set()
 
     def expect(self, size: int, folder: Path | None = None) -> None:
-        """Prepares for the ranks, before they start. `folder`: where to keep the exact bytes of each, too.
+        """Prepares for the ranks, before they start. `folder`: also keep the exact bytes of each rank there.
 
         Raises LaunchError if that cannot be written.
         """
@@ -50,40 +50,40 @@ class Display:
                 self._streams[rank, number] = Stream(self._colours[sink][rank], sink, files.get(number))
 
     def read_rank(self, rank: int, stdout: int, stderr: int) -> None:
-        """Shows what comes from these descriptors as what `rank` says, and closes them at their end."""
+        """Shows the data from these descriptors as the output of `rank`, and closes them at their end."""
         for number, descriptor in ((STDOUT, stdout), (STDERR, stderr)):
             self._open.add(Pipe(descriptor, self._streams[rank, number]))
         self.balance()
 
     def read_host(self, name: str, stderr: int) -> Stream:
-        """Shows what comes from this descriptor as what the connection to a host says."""
+        """Shows the data from this descriptor as the output of the connection to a host."""
         stream = Stream(f"[{name}] ".encode(), self._stderr, is_trusted=False)
         self._open.add(Pipe(stderr, stream))
         self.balance()
         return stream
 
     def take(self, rank: int, number: int, data: bytes) -> None:
-        """Shows what a rank has written to its standard output or error on another host."""
+        """Shows data that a rank has written to its standard output or error on another host."""
         self._streams[rank, number].take(data)
 
     def has_room(self, number: int) -> bool:
-        """Whether more can be shown of what ranks write to their standard output or error."""
+        """Returns whether there is room for more of the ranks' standard output or error."""
         return not self._sinks[number].full
 
     def say(self, text: str) -> None:
-        """Shows a line of hvdrun's own. Some of it may be another process's words: a terminal must not obey
-        them.
+        """Shows a line of hvdrun's own. It may contain another process's text, so control sequences are
+        removed for a terminal.
         """
         self._stderr.write_line(b"", f"hvdrun: {printable(text, _LONGEST_TEXT)}\n".encode())
 
     def detail(self, text: str) -> None:
-        """Shows a line of hvdrun's own to those who want to know everything."""
+        """Shows a line of hvdrun's own in verbose mode only."""
         if self._verbose:
             self.say(text)
 
     def show_error_of(self, rank: int) -> str:
-        """A line with the exception of the traceback at the end of a rank's standard error. If there is none,
-        shows its last lines once more, and returns "".
+        """Returns a line with the exception of the traceback at the end of a rank's standard error. If
+        there is none, shows the last lines again and returns "".
         """
         lines = without_log_lines(self._streams[rank, STDERR].tail)
         if exception := exception_in(lines):
@@ -95,12 +95,12 @@ class Display:
         return ""
 
     def mute_errors_except(self, rank: int) -> None:
-        """Shows no more standard error but that of one rank: N tracebacks of one Ctrl-C help nobody."""
+        """Shows no more standard error except that of one rank: N tracebacks of one Ctrl-C are useless."""
         for (other, number), stream in self._streams.items():
             stream.shown = number == STDOUT or other == rank
 
     def balance(self) -> None:
-        """Reads from those ranks whose lines can be shown; the others wait until there is room."""
+        """Polls the ranks whose lines can be shown; the other ranks wait for room."""
         ready = {pipe for pipe in self._open if not pipe.stream.sink.full}
         for pipe in self._reading - ready:
             self._selector.unregister(pipe.descriptor)
@@ -110,7 +110,7 @@ class Display:
 
     @property
     def reader_error(self) -> OSError | None:
-        """Why nothing can be written to hvdrun's standard output any more."""
+        """Returns why hvdrun's standard output can no longer be written."""
         return self._stdout.error
 
     @property
@@ -118,7 +118,7 @@ class Display:
         return self._stdout.empty and self._stderr.empty
 
     def close_streams(self) -> None:
-        """Takes what is still there, and waits for no more."""
+        """Shows the data that is still available, and closes the streams without waiting for more."""
         for pipe in list(self._open):
             for _ in range(_LAST_READS):
                 if not pipe.read():
@@ -128,7 +128,7 @@ class Display:
             stream.close()
 
     def drop(self) -> None:
-        """Forgets what has not been shown."""
+        """Discards the output that has not been shown."""
         self._stdout.drop()
         self._stderr.drop()
 
@@ -142,7 +142,7 @@ class Display:
 
     @property
     def refreshes(self) -> bool:
-        """Whether a line of progress replaces the one before."""
+        """Returns whether a progress line replaces the previous one."""
         return self._stderr.is_terminal
 
     def _read(self, pipe: Pipe) -> None:
@@ -158,7 +158,7 @@ class Display:
 
 
 def _rank_colours(size: int, is_terminal: bool) -> list[bytes]:
-    """What begins each line of each rank: "[0] ", in a colour of its own on a terminal that has colours."""
+    """Returns the prefix of each rank's lines: "[0] ", in a colour of its own if the terminal has colours."""
     prefixes = [f"[{rank}]" for rank in range(size)]
     if is_terminal:
         from rich.console import Console

@@ -1,4 +1,4 @@
-"""--dry-run: what would run where. It starts nothing, asks no host, and shows nothing secret."""
+"""--dry-run: shows which ranks would run where. Starts nothing, contacts no host, shows no secrets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .ssh import ssh_command
 
 
 def show(settings: Settings) -> int:
-    """Prints it and returns hvdrun's exit code. Raises LaunchError if there are too few slots."""
+    """Prints the layout and returns hvdrun's exit code. Raises LaunchError if there are too few slots."""
     for line in describe(settings):
         print(line)
     return 0

@@ -11,7 +11,7 @@ from .hosts import Place
 
 THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-# What belongs to a login, a shell or one machine, and so does not go over to another.
+# Variables of a login, a shell or one machine, which are therefore not copied to other hosts.
 _STAYS = (
     *("HOME", "LOGNAME", "USER", "USERNAME", "MAIL", "HOST", "HOSTNAME", "HOSTTYPE", "INVOCATION_ID"),
     *("SHELL", "SHLVL", "PWD", "OLDPWD", "_", "ENV", "BASH_ENV", "BASH_FUNC_*"),
@@ -24,7 +24,7 @@ _STAYS = (
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """What the ranks of one job find in their environment on one host."""
+    """The environment of the ranks of one job on one host."""
 
     job: str
     rendezvous: str
@@ -33,7 +33,7 @@ class RankEnvironment:
     additions: Mapping[str, str] = field(default_factory=dict)  # thread counts and knobs
 
     def of(self, place: Place, base: Mapping[str, str]) -> dict[str, str]:
-        """The whole environment of one rank, on top of `base`."""
+        """Returns the whole environment of one rank, on top of `base`."""
         environment = {"PYTHONUNBUFFERED": "1", **base, **self.additions}
         for name, value in asdict(place).items():
             environment[f"SIRTAKI_{name.upper()}"] = environment[f"HOROVOD_{name.upper()}"] = str(value)
@@ -46,9 +46,10 @@ class RankEnvironment:
 
 
 def thread_counts(size: int, cores: int, user: Mapping[str, str]) -> dict[str, str]:
-    """The variables that share `cores` among the `size` ranks of a host; none that the user has set.
+    """Returns the variables that divide `cores` among a host's `size` ranks, except those that the user has
+    set.
 
-    The math libraries fall back to OMP_NUM_THREADS, so that one alone is the user's word for all of them.
+    The math libraries fall back to OMP_NUM_THREADS: if the user has set it, it applies to all of them.
     """
     if "OMP_NUM_THREADS" in user:
         return {}
@@ -56,7 +57,7 @@ def thread_counts(size: int, cores: int, user: Mapping[str, str]) -> dict[str, s
 
 
 def exported(environment: Mapping[str, str]) -> dict[str, str]:
-    """What of hvdrun's environment goes over to other hosts."""
+    """Returns the part of hvdrun's environment that is copied to other hosts."""
     return {
         name: value
         for name, value in environment.items()
@@ -65,9 +66,9 @@ def exported(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def arrived(sent: Mapping[str, str], login: Mapping[str, str]) -> dict[str, str]:
-    """What a rank on another host starts from: that host's own environment, and over it what was sent.
+    """Returns the base environment of a rank on another host: that host's own, overridden by what was sent.
 
-    Programs are looked for where they are on hvdrun's host, then where that host's login looks for them.
+    The program search path is that of hvdrun's host, then that of the login on this host.
     """
     environment = {**login, **sent}
     folders = [*sent.get("PATH", "").split(os.pathsep), *login.get("PATH", "").split(os.pathsep)]

@@ -1,5 +1,5 @@
-"""What hvdrun makes of the files that ranks have left when all of them have ended: one timeline, and in a few
-lines what each rank was doing when the job failed.
+"""The use of the files that ranks leave when all have ended: one timeline, and a few lines about what each
+rank was doing when the job failed.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from .frames import LIMITS, Kind
 from .timeline import merge_timelines
 
 _MOST_LINES = 8
-# Raised by reading what is no report: of other types, nested without end, or with numbers beyond all bounds.
+# Raised when a malformed report is read: wrong types, endless nesting, or numbers out of bounds.
 _NO_REPORT = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """`reports`: where ranks write what they did when the job failed; `keeps_reports`: for the user, too.
+    """The files that ranks leave. `reports`: the folder of their failure reports; `keeps_reports`: for the
+    user, too.
 
-    What ranks of other hosts write comes over from there, and is kept beside the others'.
+    Reports from other hosts are transferred, and stored beside the others.
     """
 
     size: int
@@ -34,31 +35,31 @@ class Epilogue:
     names_hosts: bool = False
 
     def keep_report(self, rank: int, content: bytes) -> None:
-        """Keeps what a rank of another host did when the job failed."""
+        """Stores the failure report of a rank on another host."""
         file = self._file(rank)
-        with contextlib.suppress(OSError):  # then there is one line less
+        with contextlib.suppress(OSError):  # on failure one line is missing
             if not file.exists():  # hosts may share the folder
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(content)
 
     def keep_timeline(self, rank: int, piece: bytes) -> None:
-        """Keeps a piece of the timeline of a rank of another host."""
+        """Stores a piece of the timeline of a rank on another host."""
         if self.timeline is not None:
             file = self.timeline.with_name(f"{self.timeline.name}.rank{rank}") if rank else self.timeline
-            with contextlib.suppress(OSError), open(file, "ab") as opened:  # merging will tell
+            with contextlib.suppress(OSError), open(file, "ab") as opened:  # merging will report it
                 opened.write(piece)
 
     def has_reports_of(self, ranks: Iterable[int]) -> bool:
-        """Whether these ranks have written what they were doing."""
+        """Returns whether all these ranks have written their reports."""
         return all(self._file(rank).exists() for rank in ranks)
 
     def read_reports(self) -> dict[int, Mapping[str, Any]]:
-        """What ranks have written about the failure, by rank."""
+        """Returns the ranks' failure reports, by rank."""
         found = {rank: self._read(rank) for rank in range(self.size)}
         return {rank: report for rank, report in found.items() if isinstance(report, dict) and report}
 
     def lines(self, event: str) -> list[str]:
-        """What to tell the user. All ranks have ended; `event` is what went wrong: the job "failed", …"""
+        """Returns the user's lines. All ranks have ended; `event` is what went wrong: the job "failed", …"""
         told = self._what_ranks_did(event) if event else []
         if self.timeline is not None:
             told.append(self._merge(self.timeline))
@@ -86,7 +87,7 @@ class Epilogue:
     def _described(self, report: Mapping[str, Any]) -> str:
         try:
             return describe(report, self.names_hosts)
-        except _NO_REPORT:  # whoever wrote it
+        except _NO_REPORT:  # a malformed report, whoever wrote it
             return ""
 
     def _file(self, rank: int) -> Path:
@@ -96,13 +97,13 @@ class Epilogue:
         try:
             with open(self._file(rank), "rb") as file:
                 report = json.loads(file.read(LIMITS[Kind.REPORT]))
-        except (OSError, *_NO_REPORT):  # it left none: its world lived, or it was killed
+        except (OSError, *_NO_REPORT):  # no report: its world lived on, or it was killed
             return {}
         return report if isinstance(report, dict) else {}
 
 
 def describe(report: Mapping[str, Any], names_host: bool = False) -> str:
-    """One rank's report in a line."""
+    """Formats one rank's report as a line."""
     waiting = [one for one in report["unfinished"] if one["state"] in ("queued", "waiting for other ranks")]
     moving = [one for one in report["unfinished"] if one["state"] in ("agreed", "moving")]
     if moving:
@@ -122,7 +123,7 @@ def _name(operations: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _place(stack: Sequence[Mapping[str, Any]]) -> str:
-    """The innermost of the user's own functions, else the innermost of all."""
+    """Returns the innermost of the user's own functions, else the innermost function."""
     own = [frame for frame in stack if not frame["library"]]
     if not stack:
         return ""

@@ -1,7 +1,7 @@
-"""What hvdrun and the agent on another host say to each other over ssh, and how it is written.
+"""The protocol between hvdrun and the agent on another host, over ssh.
 
-The agent begins with START_MARK: what comes before it was printed by the login, and means nothing. Then, both
-ways, frames: a fixed header (magic, kind, rank, length) and a payload that is no longer than its kind allows.
+The agent begins with START_MARK: output before it comes from the login and is ignored. Frames follow, in both
+directions: a fixed header (magic, kind, rank, length) and a payload whose length is limited for each kind.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from typing import Any
 
 START_MARK = b"\0sirtaki agent\0\n"
 MOST_BEFORE_MARK = 64 * 1024  # bytes that a login may print
-ROOM = 256 * 1024  # bytes of ranks' output that an agent sends before hvdrun says that there is room again
+ROOM = 256 * 1024  # bytes of ranks' output that an agent may send before hvdrun grants more
 LAST_WORDS = (
     1024 * 1024
-)  # bytes of each stream of a rank beyond that, once all ranks have ended: what a pipe holds
+)  # further bytes for each stream of a rank once all ranks have ended: the capacity of a pipe
 _MAGIC = b"sirt"
 _HEADER = struct.Struct("!4sBiI")  # magic, kind, rank (or a number), length of the payload
 _NUMBER = struct.Struct("!I")
 
 
 class Kind(enum.IntEnum):
-    """What a frame is. `rank` in its header is the rank meant, where there is one."""
+    """The kind of a frame. `rank` in its header is the rank that it is about, if any."""
 
     # To the agent
     ASK = 1  # JSON: the folder and the program that the job needs
-    START = 2  # JSON: all that the ranks of this host need
+    START = 2  # JSON: everything that the ranks of this host need
     SIGNAL = 3  # a number: the signal for `rank`
-    GRANT = 4  # a number: so many bytes more may come of all ranks' output; `rank` says which, 1 or 2
-    COLLECT = 5  # the job has failed: send what ranks write about it as soon as it is there
-    FINISH = 6  # all ranks have ended: send what they have left, and end
+    GRANT = 4  # a number: how many more bytes of the ranks' output may be sent; `rank` is the stream, 1 or 2
+    COLLECT = 5  # the job has failed: send ranks' failure reports as soon as they exist
+    FINISH = 6  # all ranks have ended: send their remaining files, and end
     # From the agent
     ANSWER = 20  # JSON: the version, this host, and what is missing here
-    STARTED = 21  # a number: the process of `rank`
+    STARTED = 21  # a number: the pid of `rank`
     REFUSED = 22  # text: why `rank` could not be started
     STDOUT = 23  # bytes that `rank` has written
     STDERR = 24
     ENDED = 25  # JSON: how `rank` ended
-    REPORT = 26  # what `rank` did when the job failed
+    REPORT = 26  # the failure report of `rank`
     TIMELINE = 27  # a piece of the timeline of `rank`
-    ALIVE = 28  # nothing, so that a lost connection is noticed
+    ALIVE = 28  # empty; lets the peer notice a lost connection
     DONE = 29  # the agent has left nothing behind
 
 
@@ -52,7 +52,7 @@ _SHORT = 64 * 1024 + 64
 
 
 class WireError(Exception):
-    """The other side sent what makes no sense."""
+    """The error raised when the peer has sent malformed data."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ class Frame:
 
     @property
     def number(self) -> int:
-        """Raises WireError if the payload is none."""
+        """Returns the number in the payload. Raises WireError if it holds none."""
         if len(self.payload) != _NUMBER.size:
             raise WireError(f"{self.kind.name} has to have a number")
         return int(_NUMBER.unpack(self.payload)[0])
 
     @property
     def values(self) -> dict[str, Any]:
-        """Raises WireError if the payload is no JSON object."""
+        """Returns the JSON object in the payload. Raises WireError if it holds none."""
         try:
             values = json.loads(self.payload)
         except (ValueError, RecursionError):
@@ -95,20 +95,20 @@ class Frame:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames."""
+    """A parser that cuts a stream of bytes into frames."""
 
     def __init__(self, mark: bytes = b"") -> None:
-        self._mark = mark  # that is still awaited
+        self._mark = mark  # the part of the mark that is still expected
         self._buffer = bytearray()
         self.before_mark = b""
 
     @property
     def started(self) -> bool:
-        """Whether the mark has come."""
+        """Returns whether the mark has arrived."""
         return not self._mark
 
     def take(self, data: bytes) -> Iterator[Frame]:
-        """The frames that are whole with this. Raises WireError for what is none, and beyond a limit."""
+        """Yields the frames that this completes. Raises WireError if one is malformed or too long."""
         self._buffer += data
         if self._mark and not self._find_mark():
             return

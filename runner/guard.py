@@ -1,9 +1,9 @@
-"""The guard: a process that outlives hvdrun, however that ends, and then ends what hvdrun has started.
+"""The guard: a process that outlives hvdrun, however hvdrun ends, and then ends what hvdrun has started.
 
 It runs this very file in a session of its own, with all signals blocked, and reads orders from a pipe whose
-other end hvdrun holds. When that end closes, the guard kills the process groups and removes the directories
-that it was told of. A rank registers its own group before it becomes the user's program: there is no moment
-without a guard.
+other end hvdrun holds. When that end closes, the guard kills the registered process groups and removes the
+registered directories. A rank registers its own group before it becomes the user's program, so there is no
+moment without protection.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import time
 from collections.abc import Sequence
 
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
-_GROUP, _DIRECTORY = "group ", "directory "  # orders: what a guard is told to end, and to remove
-_POLL_SECONDS = 0.02  # nothing tells when a process group becomes empty
+_GROUP, _DIRECTORY = "group ", "directory "  # orders: a group to end, a directory to remove
+_POLL_SECONDS = 0.02  # no event announces that a process group has become empty
 
 
 class Guard:
-    """hvdrun's side: starts the guard, gives it its orders, and replaces it if it is killed."""
+    """hvdrun's side of the guard: starts it, sends its orders, and replaces it if it is killed."""
 
     def __init__(self) -> None:
         self._groups: list[int] = []
@@ -38,7 +38,7 @@ class Guard:
         known += [_DIRECTORY + path for path in self._directories]
         self.pid = os.posix_spawn(
             sys.executable,
-            # What is known is there from the start: hvdrun may be killed before it can write to the pipe.
+            # Known orders are passed as arguments: hvdrun may be killed before it can write to the pipe.
             [sys.executable, "-I", "-S", __file__, *known],
             os.environ,
             file_actions=[
@@ -52,20 +52,20 @@ class Guard:
         os.close(null)
 
     def watch_group(self, group: int) -> None:
-        """From now on the guard will end this process group. Called by the group's first process itself."""
+        """Registers a process group that the guard will end. Called by the group's first process itself."""
         self._order(_GROUP + str(group))
 
     def note_group(self, group: int) -> None:
-        """Remembers a group that its first process has told the guard of."""
+        """Remembers a group that its first process has registered with the guard."""
         self._groups.append(group)
 
     def watch_directory(self, path: str) -> None:
-        """From now on the guard will remove this directory and all that is in it."""
+        """Registers a directory that the guard will remove with its contents."""
         self._directories.append(path)
         self._order(_DIRECTORY + path)
 
     def replace_if_killed(self) -> bool:
-        """Starts another guard, with the same orders, if this one has died; True if it had."""
+        """Starts another guard, with the same orders, if this one has died; returns whether it had."""
         if self._released or not self._has_died():
             return False
         os.close(self._pipe)
@@ -73,11 +73,11 @@ class Guard:
         return True
 
     def ended(self) -> bool:
-        """Whether the guard has done its work."""
+        """Returns whether the guard has finished its work."""
         return self._has_died()
 
     def release(self) -> None:
-        """Lets the guard do its work; it ends when that is done."""
+        """Lets the guard start its work; the guard exits afterwards."""
         if not self._released:
             self._released = True
             os.close(self._pipe)
@@ -86,7 +86,7 @@ class Guard:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Waits for the guard, and does what it has left, in case it was killed."""
+        """Waits for the guard, and completes its work in case it was killed."""
         self.release()
         self._has_died(options=0)
         if self._was_killed:
@@ -95,7 +95,7 @@ class Guard:
             remove_directory(path)
 
     def _order(self, text: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it was killed; its successor will be given all orders
+        with contextlib.suppress(BrokenPipeError):  # it was killed; its replacement gets all orders
             os.write(self._pipe, os.fsencode(text) + b"\n")
 
     def _has_died(self, options: int = os.WNOHANG) -> bool:
@@ -118,11 +118,11 @@ def main() -> None:
 
 
 def end_groups(groups: Sequence[int]) -> None:
-    """Ends all processes of these groups: SIGTERM, then SIGKILL for those that do not heed it."""
+    """Ends all processes of these groups: SIGTERM, then SIGKILL for those that remain."""
     deadline = time.monotonic() + GRACE_SECONDS
     alive = {group for group in groups if _signal(group, signal.SIGTERM)}
     for group in alive:
-        _signal(group, signal.SIGCONT)  # a stopped process would not notice
+        _signal(group, signal.SIGCONT)  # a stopped process does not handle signals
     while (alive := _with_members(alive)) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
     for group in alive:
@@ -130,7 +130,7 @@ def end_groups(groups: Sequence[int]) -> None:
 
 
 def _signal(group: int, number: int) -> bool:
-    """Whether there was anyone to take the signal."""
+    """Sends a signal to a group; returns whether any process was there to receive it."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
@@ -149,7 +149,7 @@ def _with_members(groups: set[int]) -> set[int]:
             try:
                 with open(f"/proc/{entry}/stat", "rb") as file:
                     state, _, group = file.read().rpartition(b")")[2].split()[:3]
-            except OSError:  # it has just gone
+            except OSError:  # the process has just ended
                 continue
             if state not in b"ZX" and int(group) in groups:
                 found.add(int(group))
@@ -157,7 +157,7 @@ def _with_members(groups: set[int]) -> set[int]:
 
 
 def remove_directory(path: str) -> None:
-    """Removes a directory with all that is in it, the job's key first. Follows no links."""
+    """Removes a directory and its contents, the job's key first. Follows no links."""
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(path, "key"))
     shutil.rmtree(path, ignore_errors=True)

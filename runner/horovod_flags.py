@@ -1,6 +1,6 @@
-"""Options of horovodrun that hvdrun does not have by the same name: what each means here, or why nothing.
+"""Options of horovodrun that hvdrun lacks under the same name: their translation, or why they are rejected.
 
-`--cache-capacity`, `--hosts` and others are the same and need no mention.
+`--cache-capacity`, `--hosts` and others are identical and need no entry.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NO_ELASTIC = "the number of ranks cannot change while a job runs"
 _NO_BINDING = "hvdrun binds no rank to cores: start the command through taskset or numactl"
 _NO_LEVELS = "there are no log levels: --verbose shows more, --log-descriptor -1 silences the ranks' core"
 
-# What can be said in other words. They take values or none; either way the reason is all that is said.
+# Options with an alternative. They take values or none; the answer is the reason in either case.
 REFUSED: dict[str, str] = {
     "--disable-cache": "hvdrun remembers nothing between jobs: leave it out",
     "--mpi": _NO_MPI,
@@ -53,7 +53,7 @@ REFUSED: dict[str, str] = {
     "-prefix-timestamp": "pipe hvdrun's output through `ts` instead",
     "--prefix-output-with-timestamp": "pipe hvdrun's output through `ts` instead",
 }
-# What asks for that which is so anyway.
+# Options that request the behaviour that is always on.
 _ALREADY_SO = (
     "--gloo",
     "--no-autotune",
@@ -68,7 +68,7 @@ _ALREADY_SO = (
 
 @dataclass(frozen=True)
 class Translation:
-    """A flag that sets one of the core's settings: to its value, written in our way, or to a fixed one."""
+    """A flag that sets one of the core's settings: to its value in our format, or to a fixed one."""
 
     knob: str
     in_our_words: Callable[[str], str] | None = None
@@ -97,7 +97,7 @@ class _Refuse(argparse.Action):
 
 
 def add_horovod_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds those that need not know the core's settings."""
+    """Adds the flags that need no knowledge of the core's settings."""
     for flag in REFUSED:
         parser.add_argument(flag, nargs="?", action=_Refuse, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
     for flag in _ALREADY_SO:
@@ -106,7 +106,7 @@ def add_horovod_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_translated_flags(parser: argparse.ArgumentParser, destination: Callable[[str], str]) -> None:
-    """Adds those that set one of the core's settings, where `destination` says."""
+    """Adds the flags that set one of the core's settings, at the destination that `destination` gives."""
     group = parser.add_argument_group("Horovod's names for the same settings")
     for flag, translation in TRANSLATED.items():
         into, ours = destination(translation.knob), f"--{translation.knob.replace('_', '-')}"

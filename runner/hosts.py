@@ -1,4 +1,4 @@
-"""Which hosts a job may use, as users write them, and which ranks go where. Nothing here asks the network."""
+"""Parses the hosts that a job may use, and assigns ranks to them. Nothing here uses the network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from .errors import LaunchError
 
-# A name or an address that ssh would not take for one of its options, with a user before it if need be.
+# A name or an address, optionally with a user before it, that ssh cannot mistake for an option.
 _NAME = r"(?:[\w.+-]+@)?(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<name>[\w][\w.-]*))"
 _ENTRY = re.compile(rf"(?P<whole>{_NAME})(?::(?P<slots>[0-9]+))?", re.ASCII)
 _MOST_SLOTS = 100_000
@@ -22,7 +22,7 @@ _IGNORED = dict.fromkeys(_MOST, "hvdrun never starts more ranks on a host than i
 
 @dataclass(frozen=True)
 class Host:
-    """A host as the user named it, and how many ranks it takes (None: as many as it has GPUs, else one)."""
+    """A host as the user named it, and its number of ranks (None: one per GPU, else one)."""
 
     name: str
     slots: int | None = None
@@ -30,7 +30,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Share:
-    """A host and its ranks, which are numbered without a gap."""
+    """A host and its ranks, which are numbered contiguously."""
 
     host: Host
     ranks: range
@@ -38,7 +38,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands. `cross`: among the ranks of all hosts that have the same local rank."""
+    """The position of a rank. `cross`: its index among the ranks of all hosts with the same local rank."""
 
     rank: int
     size: int
@@ -49,16 +49,16 @@ class Place:
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """The hosts of "a:2,b,[fe80::1]:4,10.0.0.2:1". Raises LaunchError."""
+    """Returns the hosts of "a:2,b,[fe80::1]:4,10.0.0.2:1". Raises LaunchError."""
     entries = [entry.strip() for entry in text.split(",")]
     return add_up(_parse_entry(entry, f"--hosts {text}") for entry in entries)
 
 
 def parse_hostfile(text: str, name: str) -> tuple[list[Host], list[str]]:
-    """The hosts of a host file, and what of it is ignored, in words.
+    """Returns the hosts of a host file, and a description of what is ignored.
 
-    A line is `name`, `name slots=N` (Open MPI, Horovod) or `name:N` (MPICH), with a comment after '#' if need
-    be. A host that is named again adds slots, as with Open MPI. Raises LaunchError.
+    A line is `name`, `name slots=N` (Open MPI, Horovod) or `name:N` (MPICH), optionally with a comment after
+    '#'. A repeated host adds slots, as with Open MPI. Raises LaunchError.
     """
     found: list[Host] = []
     notices: list[str] = []
@@ -77,7 +77,7 @@ def parse_hostfile(text: str, name: str) -> tuple[list[Host], list[str]]:
 
 
 def add_up(hosts: Iterable[Host]) -> list[Host]:
-    """The same hosts, each once, with all its slots. A bare name that is repeated counts once each time."""
+    """Returns each host once, with all its slots. A bare name counts as one slot each time it is repeated."""
     slots: dict[str, list[int | None]] = {}
     for host in hosts:
         slots.setdefault(host.name, []).append(host.slots)
@@ -88,7 +88,7 @@ def add_up(hosts: Iterable[Host]) -> list[Host]:
 
 
 def merge_own(hosts: Sequence[Host], is_own: Callable[[str], bool]) -> list[Host]:
-    """The same hosts, in which this machine has one name, "localhost", whatever it is called."""
+    """Returns the hosts with every name of this machine replaced by "localhost" and merged."""
     return add_up(replace(host, name=_OWN_NAMES[0]) if is_own(host.name) else host for host in hosts)
 
 
@@ -97,15 +97,15 @@ def is_own_host(name: str) -> bool:
 
 
 def means_this_host(name: str, own_names: Iterable[str], is_own_address: Callable[[str], bool]) -> bool:
-    """Whether a name that the user wrote means the machine that hvdrun runs on: then there is no need of ssh.
+    """Returns whether a name means the machine that hvdrun runs on, so that no ssh is needed.
 
-    With a user before it, it never does: that user is to run the ranks.
+    A name with a user never does, because the ranks are to run as that user.
     """
     return "@" not in name and (name in _OWN_NAMES or name in own_names or is_own_address(name))
 
 
 def needed(hosts: Sequence[Host], size: int | None) -> list[Host]:
-    """The first of the hosts, as many as a job of this size may need; each has at least one slot."""
+    """Returns only the first hosts that a job of this size may need; each has at least one slot."""
     if size is None:
         return list(hosts)
     chosen: list[Host] = []
@@ -117,7 +117,7 @@ def needed(hosts: Sequence[Host], size: int | None) -> list[Host]:
 
 
 def fill(hosts: Sequence[Host], size: int | None) -> list[Share]:
-    """Gives each host its ranks, one host after the other; all slots if there is no `size`.
+    """Assigns ranks to the hosts, one host after the other; fills all slots if there is no `size`.
 
     The slots of all hosts are known. Raises LaunchError if there are too few.
     """
@@ -136,7 +136,7 @@ def fill(hosts: Sequence[Host], size: int | None) -> list[Share]:
 
 
 def places_of(shares: Sequence[Share]) -> list[Place]:
-    """The place of each rank, in the order of ranks."""
+    """Returns the place of each rank, in the order of ranks."""
     size = sum(len(share.ranks) for share in shares)
     places = []
     for share in shares:
@@ -147,7 +147,7 @@ def places_of(shares: Sequence[Share]) -> list[Place]:
 
 
 def name_range(ranks: range) -> str:
-    """ "rank 3", "ranks 4 to 7"."""
+    """Formats "rank 3", "ranks 4 to 7"."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
 
 

@@ -1,7 +1,8 @@
-"""The core's settings as options of hvdrun. They come from the core's own table, so none is declared here.
+"""The core's settings as options of hvdrun. They are read from the core's own table, so none is declared
+here.
 
-Opening the core takes time, so this is imported only when an option is not one of hvdrun's own, or for
---help.
+Opening the core takes time, so this module is imported only for --help, or when an option is not one of
+hvdrun's own.
 """
 
 from __future__ import annotations
@@ -40,9 +41,7 @@ def add_knobs(parser: argparse.ArgumentParser) -> Sequence[Knob]:
 
 
 def knob_environment(options: argparse.Namespace, knobs: Sequence[Knob]) -> dict[str, str]:
-    """The environment variables that hand the chosen settings to the ranks. Raises LaunchError for a bad
-    value.
-    """
+    """Returns the variables that pass the settings to the ranks. Raises LaunchError for a bad value."""
     chosen = {}
     for knob in knobs:
         value = getattr(options, _PREFIX + knob.name)
@@ -63,7 +62,7 @@ def _check(knob: Knob, value: str) -> None:
 
 
 def check_environment(environment: Mapping[str, str]) -> list[str]:
-    """What to say of variables that mean nothing. Raises LaunchError for a bad value of a setting."""
+    """Returns warnings about variables without meaning. Raises LaunchError for a bad value of a setting."""
     try:
         from sirtaki._core import variables
     except ImportError:  # the core cannot be opened here

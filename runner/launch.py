@@ -42,26 +42,26 @@ from .start import REPORTS, start_ranks
 from .supervisor import Mailbox, Supervisor
 from .timeline import remove_timelines
 
-if TYPE_CHECKING:  # it is not needed on one host
+if TYPE_CHECKING:  # not needed on a single host
     from .remote import RemoteHost
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user asked for."""
+    """The user's settings for a job."""
 
-    hosts: Sequence[Host]  # this one is called "localhost"
+    hosts: Sequence[Host]  # this host is called "localhost"
     size: int | None  # None: one rank for each slot
     command: Sequence[str]  # the path of a program, and its arguments
     start_timeout: float = 120.0  # seconds
     output_folder: Path | None = None
     verbose: bool = False
     additions: Mapping[str, str] = field(default_factory=dict)  # to the ranks' environment
-    timeline: Path | None = None  # of all ranks
+    timeline: Path | None = None  # the merged timeline of all ranks
     notices: tuple[str, ...] = ()  # shown before anything else
     ssh: SshOptions = field(default_factory=SshOptions)
-    interfaces: tuple[str, ...] = ()  # the only ones over which ranks reach each other; () for all
-    oversubscribe: bool = False  # start ranks although a host seems to have no room for them
+    interfaces: tuple[str, ...] = ()  # the only ones that ranks use to reach each other; () for all
+    oversubscribe: bool = False  # start ranks although a host seems to lack room for them
 
 
 def run_job(settings: Settings) -> int:
@@ -74,7 +74,7 @@ def run_job(settings: Settings) -> int:
 
 
 class _Launch:
-    """The way of one job from what the user asked for to the supervisor."""
+    """The steps of one job's launch, from the user's settings to the supervisor."""
 
     def __init__(self, settings: Settings, bell: Bell, guard: Guard) -> None:
         self._settings = settings
@@ -100,7 +100,7 @@ class _Launch:
         epilogue = self._make_epilogue(len(places), folder, bool(remotes))
         self._inquiry = Inquiry(settings.start_timeout, runs_python(settings.command))
         ranks: dict[int, Rank] = {}
-        for share in shares:  # before there is a thread: it forks
+        for share in shares:  # forks, so it must precede the first thread
             if is_own_host(share.host.name):
                 environment = self._environment_of(job, server.address, key_file, epilogue, share)
                 ranks |= self._start_here(environment, [places[rank] for rank in share.ranks])
@@ -121,7 +121,7 @@ class _Launch:
         return supervisor.run(self._bell, self._mailbox, self._guard)
 
     def _reach_hosts(self) -> tuple[list[RemoteHost], list[Share]]:
-        """The hosts besides this one, if there are any, and which ranks go where."""
+        """Connects to the other hosts, if any; returns them, and the ranks of each host."""
         settings = self._settings
         hosts = needed(settings.hosts, settings.size)
         shares = fill(hosts, settings.size) if all(host.slots for host in hosts) else []
@@ -135,9 +135,10 @@ class _Launch:
         return remotes, fill(with_slots(hosts, remotes, count_gpus()), settings.size)
 
     def _make_server(self, job: Job, folder: str, several_hosts: bool) -> StoreServer:
-        """Ranks of this host come over a Unix socket, others over any of this machine's addresses.
+        """Creates the rendezvous: a Unix socket for ranks of this host, all of this machine's addresses for
+        others.
 
-        The abstract socket is for another init() after the system has cleaned the job's folder away.
+        The abstract socket serves another init() after the system has cleaned the job's folder away.
         """
         name = f"sirtaki-{job.id}"
         address = ",".join(dict.fromkeys([unix_address(name, folder), unix_address(name)]))
@@ -181,7 +182,7 @@ class _Launch:
         return {rank.rank: rank for rank in started}
 
     def _start_values(self, job: Job, rendezvous: str, places: Sequence[Place]) -> dict[str, Any]:
-        """All that an agent needs to start its ranks: what `AgentJob` reads."""
+        """Returns everything that an agent needs to start its ranks: the input of `AgentJob`."""
         settings = self._settings
         additions = dict(settings.additions)
         if folder := os.environ.get(REPORTS):
@@ -217,7 +218,7 @@ class _Launch:
         self._display.detail(f"rank {rank} is pid {pid}{where}: {' '.join(self._settings.command)}")
 
     def _make_epilogue(self, size: int, private: Path, several_hosts: bool) -> Epilogue:
-        """Ranks write what they did when a job fails where the user says, else into the job's own folder."""
+        """Creates the epilogue. Failure reports go to the folder that the user chose, else the job's."""
         folder = self._settings.additions.get(REPORTS) or os.environ.get(REPORTS)
         timeline = self._settings.timeline
         if timeline is not None:
@@ -241,13 +242,13 @@ def _write_key(path: str) -> bytes:
 
 
 def _encrypts(environment: Mapping[str, str]) -> bool:
-    """Whether the ranks encrypt connections between hosts, from the variables that they will see."""
+    """Returns whether the ranks encrypt connections between hosts, according to their variables."""
     names = ("SIRTAKI_ENCRYPT", "HOROVOD_ENCRYPT")
     return next((environment[name] for name in names if name in environment), "0") == "1"
 
 
 def addresses_for_others(rendezvous: str) -> str:
-    """Those of the rendezvous's addresses at which ranks of other hosts may find it."""
+    """Returns the rendezvous's addresses that ranks of other hosts may be able to reach."""
     found = [one for one in rendezvous.split(",") if not one.startswith(("unix:", "127.", "[::1]"))]
     return ",".join(found)
 
@@ -260,7 +261,7 @@ def _describe_threads(threads: Mapping[str, str], size: int, cores: int) -> str:
 
 
 def _input_is_lost() -> bool:
-    """Whether somebody gave hvdrun something to read: a file that is not empty, or a pipe with data in it."""
+    """Returns whether input for hvdrun would be lost: a non-empty file, or a pipe with data in it."""
     kind = os.fstat(0)
     if stat.S_ISREG(kind.st_mode):
         return kind.st_size > 0

@@ -1,4 +1,4 @@
-"""What hvdrun takes on its command line, and in a file with --config-file."""
+"""The options that hvdrun takes on its command line, and in a file with --config-file."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """The options, and those among them that are settings of the core, as environment variables.
+    """Returns the options, and those that are settings of the core as environment variables.
 
-    What a --config-file says comes first, so that the command line has the last word. Raises LaunchError.
+    Options of a --config-file come first, so that the command line overrides them. Raises LaunchError.
     """
     parser = _Parser(
         prog="hvdrun",

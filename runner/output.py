@@ -1,4 +1,4 @@
-"""What the ranks say, line by line: shown with the rank's number, kept in files, its end remembered."""
+"""The ranks' output, line by line: shown with the rank's number, kept in files, its end remembered."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from sirtaki._core.bootstrap.handshake import printable
 TAIL_LINES = 20
 _TAIL_LINE_BYTES = 4096
 _READ_BYTES = 64 * 1024
-_LONGEST_LINE = 16 * 1024 * 1024  # a longer one is broken, rather than kept in memory without end
+_LONGEST_LINE = 16 * 1024 * 1024  # a longer line is split, which bounds the memory
 _LONGEST_UNTRUSTED = 2000  # characters of a line
-_PENDING_LIMIT = 1024 * 1024  # so much may wait for the reader of hvdrun's output before the ranks wait, too
-_PIPE_BUFFER = 4096  # a pipe that poll calls writable takes so much without making us wait
-_BAR_SECONDS = 10.0  # between two states of a progress bar where they do not replace each other
+_PENDING_LIMIT = 1024 * 1024  # bytes that may wait for the reader of hvdrun's output before ranks wait, too
+_PIPE_BUFFER = 4096  # a pipe that poll calls writable takes this much without blocking
+_BAR_SECONDS = 10.0  # between two states of a progress bar where states do not replace each other
 _ERASE_REST_OF_LINE = b"\x1b[K"
 
 
 class Sink:
-    """One of hvdrun's own outputs: whole lines go in, and leave as fast as the reader takes them."""
+    """One of hvdrun's own outputs: takes whole lines, and writes them as fast as the reader takes them."""
 
     def __init__(self, descriptor: int, selector: selectors.BaseSelector) -> None:
         self.is_terminal = os.isatty(descriptor)
-        self.error: OSError | None = None  # why nothing can be written any more
+        self.error: OSError | None = None  # why the output can no longer be written
         self._descriptor = descriptor
         self._selector = selector
         self._pending = bytearray()
         self._watched = False
-        self._column_dirty = False  # a carriage return has left text under the cursor
-        self._next_states: dict[bytes, float] = {}  # when the next state of each rank's progress bar is shown
+        self._column_dirty = False  # whether a carriage return has left text under the cursor
+        self._next_states: dict[bytes, float] = {}  # when to show the next state of each rank's progress bar
 
     @property
     def empty(self) -> bool:
@@ -43,7 +43,7 @@ class Sink:
         return len(self._pending) > _PENDING_LIMIT
 
     def write_line(self, prefix: bytes, line: bytes) -> None:
-        """Takes one line with its end, which is a line feed or, of a progress bar, a carriage return."""
+        """Takes one line with its end: a line feed or, for a progress bar, a carriage return."""
         if self.error is not None:
             return
         if line.endswith(b"\r") and not self.is_terminal:
@@ -57,7 +57,7 @@ class Sink:
         self._watch(True)
 
     def _state_of_bar(self, prefix: bytes, line: bytes) -> bytes:
-        """A line for what a progress bar shows now and then, where no later state replaces it; else b""."""
+        """Returns an occasional state of a bar as a line, if states do not replace each other; else b""."""
         now = time.monotonic()
         if line == b"\r" or now < self._next_states.get(prefix, 0.0):
             return b""
@@ -65,7 +65,7 @@ class Sink:
         return line[:-1] + b"\n"
 
     def drop(self) -> None:
-        """Forgets what has not been written."""
+        """Discards the output that has not been written."""
         self._pending.clear()
         self._watch(False)
 
@@ -87,12 +87,12 @@ class Sink:
 
 
 class Stream:
-    """The standard output or the standard error of one rank, wherever its bytes come from."""
+    """The standard output or standard error of one rank, on whichever host it runs."""
 
     def __init__(
         self, prefix: bytes, sink: Sink, file: BinaryIO | None = None, is_trusted: bool = True
     ) -> None:
-        """`is_trusted`: a terminal may obey what it writes, such as colours."""
+        """Creates the stream. `is_trusted`: its control sequences, such as colours, may reach a terminal."""
         self._is_trusted = is_trusted
         self.sink = sink
         self.file = file
@@ -102,10 +102,10 @@ class Stream:
         self._rest = b""
 
     def take(self, data: bytes) -> None:
-        """Shows the whole lines of what the rank has written since."""
+        """Shows the whole lines among the data that the rank has written."""
         self._keep(data)
         lines = (self._rest + data).splitlines(keepends=True)
-        # A carriage return at the end may be half of a line end: what follows decides.
+        # A carriage return at the end may be the first half of a line end: the next byte decides.
         complete = not lines or lines[-1].endswith(b"\n")
         self._rest = b"" if complete else lines.pop()
         for line in lines:
@@ -146,7 +146,7 @@ class Stream:
 
 
 class Pipe:
-    """Where a process of this host writes what a stream shows."""
+    """The pipe that feeds a stream from a process of this host."""
 
     def __init__(self, descriptor: int, stream: Stream) -> None:
         os.set_blocking(descriptor, False)
@@ -154,9 +154,7 @@ class Pipe:
         self.stream = stream
 
     def read(self) -> bytes | None:
-        """Takes what is there, at most one buffer full: b"" at the end of the stream, None if nothing is
-        there.
-        """
+        """Reads at most one buffer; returns b"" at the end of the stream, None if no data is available."""
         try:
             data = os.read(self.descriptor, _READ_BYTES)
         except BlockingIOError:

@@ -11,7 +11,7 @@ from .guard import Guard
 
 
 def make_private_folder(guard: Guard) -> str:
-    """The path of a new folder. Raises LaunchError if there is nowhere to make one."""
+    """Creates a folder and returns its path. Raises LaunchError if none can be created."""
     name = f"sirtaki-{secrets.token_hex(8)}"
     for parent in filter(None, (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", os.getcwd())):
         path = os.path.join(os.path.abspath(parent), name)

@@ -1,4 +1,4 @@
-"""Processes that hvdrun starts on its own host: each in a group of its own, and one of them for each rank."""
+"""Processes that hvdrun starts on its own host: each leads its own group; one for each rank."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from .signals import HANDLED, refuse_to_start_after_a_signal
 
 _libc = ctypes.CDLL(None)  # opened before any fork
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_LOOK_SECONDS = 0.1  # between looks for a signal while a program starts; on a busy machine that takes long
+_LOOK_SECONDS = 0.1  # between checks for a signal while a program starts; slow on a busy machine
 
 
 class Rank(Protocol):
-    """What the supervisor needs of a rank, wherever it runs."""
+    """The supervisor's view of a rank, wherever it runs."""
 
     rank: int
     ending: Ending | None
 
     def check(self) -> Ending | None:
-        """How the rank ended, if it has ended since the last look."""
+        """Returns how the rank ended, if it has ended since the last call."""
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the rank and to all processes that it has started in its group."""
+        """Sends a signal to all processes in the rank's process group."""
 
     def bury(self) -> None:
-        """Lets the system forget the rank, which has ended."""
+        """Reaps the rank, which has ended."""
 
 
 class Process:
@@ -48,9 +48,9 @@ class Process:
         guard: Guard,
         streams: tuple[int, int, int],
     ) -> None:
-        """Starts it with these standard streams; raises OSError if the system cannot run the program.
+        """Starts the program with these standard streams; raises OSError if the system cannot run it.
 
-        `command` begins with the path of the program; by it Python finds the environment it belongs to.
+        `command` begins with the path of the program, from which Python finds the environment it belongs to.
         """
         self._buried = False
         failure, report_failure = os.pipe()
@@ -63,34 +63,34 @@ class Process:
         with open(failure, "rb") as file:
             while not select.select([file], [], [], _LOOK_SECONDS)[0]:
                 refuse_to_start_after_a_signal()
-            error = file.read()  # ends when the program has replaced this one, or with the reason why not
+            error = file.read()  # ends when the program has replaced the child, or with the reason why not
         if error:
             os.waitpid(self.pid, 0)
             raise OSError(int(error), os.strerror(int(error)), command[0])
 
     def look(self) -> tuple[int, int] | None:
-        """How it has ended: its exit code, or 0 and the signal that killed it. None while it runs."""
+        """Returns how the process ended: its exit code, or 0 and the signal; None while it runs."""
         result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if result is None:
             return None
         return (result.si_status, 0) if result.si_code == os.CLD_EXITED else (0, result.si_status)
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the process and to all that it has started in its group."""
+        """Sends a signal to all processes in the process's group."""
         if self._buried:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def bury(self) -> None:
-        """Lets the system forget the process, which has ended."""
+        """Reaps the process, which has ended."""
         if not self._buried:
             os.waitpid(self.pid, 0)
             self._buried = True
 
 
 class RankProcess:
-    """A running rank of this host. `stdout` and `stderr` are where what it writes can be read."""
+    """A running rank of this host. `stdout` and `stderr` are the descriptors to read its output from."""
 
     def __init__(
         self, rank: int, command: Sequence[str], environment: Mapping[str, str], guard: Guard
@@ -114,18 +114,18 @@ class RankProcess:
         self.pid = self._process.pid
 
     def check(self) -> Ending | None:
-        """How the rank ended, if it has ended since the last look."""
+        """Returns how the rank ended, if it has ended since the last call."""
         if self.ending is None and (result := self._process.look()):
             self.ending = Ending(self.rank, self.pid, *result)
             return self.ending
         return None
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the rank and to all processes that it has started in its group."""
+        """Sends a signal to all processes in the rank's process group."""
         self._process.signal(number)
 
     def bury(self) -> None:
-        """Lets the system forget the rank, which has ended."""
+        """Reaps the rank, which has ended."""
         self._process.bury()
 
 
@@ -136,22 +136,22 @@ def _become(
     parent: int,
     descriptors: tuple[int, int, int, int],
 ) -> None:
-    """In the new process: becomes the program. Never returns.
+    """Becomes the program; runs in the new process. Never returns.
 
-    If `parent` ends, and the guard with it, the system still asks the program to end: prctl(2).
+    If `parent` ends, and the guard with it, the kernel still sends the program SIGTERM: prctl(2).
     """
     *streams, report_failure = descriptors
     try:
         os.setpgid(0, 0)
         guard.watch_group(os.getpid())
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it has ended before that call
+        if os.getppid() != parent:  # the parent ended before that call
             os._exit(127)
         for number, descriptor in enumerate(streams):
             os.dup2(descriptor, number)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, other programs should not
             signal.signal(number, signal.SIG_DFL)
-        for number in HANDLED:  # what comes from here on is for this process, and not for hvdrun's bell
+        for number in HANDLED:  # from here on signals are for this process, not for hvdrun's bell
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)

@@ -1,18 +1,18 @@
-"""Who is here and who is awaited: a line that a terminal refreshes, and that is repeated elsewhere."""
+"""Shows which peers are present and which are missing: one line, refreshed on a terminal, else repeated."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-FIRST_REFRESH_SECONDS = 1.0  # what is quicker needs no line
+FIRST_REFRESH_SECONDS = 1.0  # a shorter wait needs no line
 FIRST_REPEAT_SECONDS = 5.0
 _MOST_NAMES = 4
 
 
 class Progress:
-    """Waits for each of `names`, by their keys. On a terminal the line is refreshed, elsewhere repeated
-    at doubling times. `show` is given the line, and "" when there is none any more.
+    """A wait for each of `names`, by their keys. On a terminal the line is refreshed, elsewhere repeated
+    at doubling times. `show` receives the line, and "" when there is no line any more.
     """
 
     def __init__(
@@ -25,15 +25,15 @@ class Progress:
         self._missing = set(names)
         self._pause = FIRST_REFRESH_SECONDS if refreshes else FIRST_REPEAT_SECONDS
         self._shown = False
-        self.due: float | None = None  # when there is something to show next (time.monotonic())
+        self.due: float | None = None  # when to show the next line (time.monotonic())
 
     def begin(self) -> None:
-        """The wait begins now; nothing if it has begun, or if nobody is awaited."""
+        """Starts the wait; does nothing if it has started, or if nothing is awaited."""
         if self.due is None and self._missing:
             self.due = time.monotonic() + self._pause
 
     def note(self, key: int) -> None:
-        """This one is here."""
+        """Records that the peer with this key is present."""
         if key not in self._missing:
             return
         self._missing.discard(key)
@@ -43,7 +43,7 @@ class Progress:
             self._show(self.line)
 
     def meet(self, now: float) -> None:
-        """Shows what is due."""
+        """Shows the line if it is due."""
         if self.due is not None and self.due <= now:
             self._show(self.line)
             self._shown = True
@@ -51,7 +51,7 @@ class Progress:
             self.due = now + self._pause
 
     def end(self) -> None:
-        """Nobody is awaited any more."""
+        """Ends the wait."""
         self._missing = set()
         self.due = None
         if self._shown and self._refreshes:
@@ -60,14 +60,14 @@ class Progress:
 
     @property
     def line(self) -> str:
-        """ "6 of 8 ranks are here; waiting for rank 3 (hostB)"."""
+        """Formats "6 of 8 ranks are here; waiting for rank 3 (hostB)"."""
         here = len(self._names) - len(self._missing)
         awaited = join_names(self._names[key] for key in sorted(self._missing))
         return f"{here} of {len(self._names)} {self._what}; waiting for {awaited}"
 
 
 def join_names(names: Iterable[str]) -> str:
-    """ "a", "a and b", "a, b, c and 5 more"."""
+    """Formats "a", "a and b", "a, b, c and 5 more"."""
     named = list(names)
     if len(named) > _MOST_NAMES:
         named[_MOST_NAMES - 1 :] = [f"{len(named) - _MOST_NAMES + 1} more"]

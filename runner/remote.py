@@ -22,7 +22,7 @@ from .guard import Guard
 from .process import Process
 from .ssh import SshOptions, explain
 
-SILENCE_SECONDS = 60.0  # an agent says that it lives more often than that
+SILENCE_SECONDS = 60.0  # an agent sends ALIVE more often than this
 
 
 class RemoteRank:
@@ -30,35 +30,35 @@ class RemoteRank:
 
     def __init__(self, rank: int, host: RemoteHost) -> None:
         self.rank = rank
-        self.pid = 0  # until the agent has told
-        self.ending: Ending | None = None  # once `check` has told
+        self.pid = 0  # 0 until the agent has reported it
+        self.ending: Ending | None = None  # set once `check` has returned it
         self._host = host
         self._noted: Ending | None = None
 
     def check(self) -> Ending | None:
-        """How the rank ended, if it has ended since the last look."""
+        """Returns how the rank ended, if it has ended since the last call."""
         if self.ending is None and self._noted is not None:
             self.ending = self._noted
             return self.ending
         return None
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the rank and to all processes that it has started in its group."""
+        """Sends a signal to all processes in the rank's process group."""
         if self._noted is None:
             self._host.send(Frame.of_number(Kind.SIGNAL, self.rank, number))
 
     def bury(self) -> None:
-        """The agent does it."""
+        """Does nothing: the agent reaps the rank."""
 
     def note(self, ending: Ending) -> bool:
-        """Takes what has been heard of its end; False if that was known."""
+        """Records the ending of the rank; returns False if it was already known."""
         is_news = self._noted is None
         self._noted = self._noted or ending
         return is_news
 
 
 class Keeper(Protocol):
-    """Who keeps what ranks of other hosts leave behind."""
+    """The storage for the files that ranks of other hosts leave behind."""
 
     def keep_report(self, rank: int, content: bytes) -> None: ...
 
@@ -67,19 +67,19 @@ class Keeper(Protocol):
 
 @dataclass
 class RemoteJob:
-    """What a host's messages are about once its ranks are to start."""
+    """The receivers of a host's messages once its ranks are to start."""
 
     ranks: Mapping[int, RemoteRank]
     keeper: Keeper
-    on_start: Callable[[int, int], None]  # a rank and its process
+    on_start: Callable[[int, int], None]  # arguments: a rank and its pid
     on_ending: Callable[[], None]
 
 
 class RemoteHost:
-    """An ssh process, and what hvdrun and the agent behind it say to each other.
+    """An ssh process, and the exchange of frames between hvdrun and the agent behind it.
 
-    Its life: it is asked at once (`answer`, or `failure`: why it cannot take part); `start` starts its ranks;
-    `finish` has it send what is left and end; `ended`.
+    Its life: `connect` sends the question (the result is `answer`, or `failure`: why the host cannot take
+    part); `start` starts its ranks; `finish` has it send the remaining files and end; then `ended` is true.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class RemoteHost:
         self.name = name
         self.answer: Mapping[str, Any] | None = None
         self.failure = ""
-        self.done = False  # it has told that it has left nothing behind
-        self.lost = False  # together with ranks
+        self.done = False  # whether the agent has reported that nothing is left behind
+        self.lost = False  # the connection broke while ranks were running
         self.ended = False
         self._options = options
         self._selector = selector
@@ -97,13 +97,13 @@ class RemoteHost:
         self._owed = {
             STDOUT: 0,
             STDERR: 0,
-        }  # bytes of output that came, and for which no new room was granted
+        }  # bytes of output received for which no new room has been granted
         self._room = ROOM
         self._job: RemoteJob | None = None
         self._heard = time.monotonic()
 
     def connect(self, command: Sequence[str], question: Mapping[str, str], guard: Guard) -> None:
-        """Starts ssh and asks. Raises OSError if ssh cannot be started."""
+        """Starts ssh and sends the question. Raises OSError if ssh cannot be started."""
         theirs_in, ours_in = os.pipe()
         ours_out, theirs_out = os.pipe()
         ours_err, theirs_err = os.pipe()
@@ -126,25 +126,25 @@ class RemoteHost:
             self._channel.send(frame)
 
     def collect(self) -> None:
-        """The job has failed: what the ranks write about it is wanted as soon as it is there."""
+        """Requests failure reports as soon as they exist, because the job has failed."""
         self.send(Frame(Kind.COLLECT))
 
     def finish(self) -> None:
-        """All ranks have ended: has the agent send what they have left, and end."""
+        """Has the agent send the ranks' remaining files, and end, because all ranks have ended."""
         self._room = ROOM + len(self._job.ranks if self._job else ()) * LAST_WORDS
         self.send(Frame(Kind.FINISH))
 
     def tend(self) -> None:
-        """Looks whether the connection has ended; lets the agent send more output, if it can be shown."""
+        """Checks whether the connection has ended; grants the agent more output, if it can be shown."""
         if self.ended:
             return
         is_silent = self.answer is not None and self._heard + SILENCE_SECONDS <= time.monotonic()
-        if is_silent and not self._channel.read():  # it may be hvdrun that was stopped for a while
+        if is_silent and not self._channel.read():  # hvdrun itself may have been stopped for a while
             self.give_up(f"its agent has not been heard of for {SILENCE_SECONDS:g} s")
         if result := self._ssh.look():
             self._channel.read_rest()
             self._end(*result)
-        elif self._channel.ended and not self.done:  # what came makes no sense, or the agent closed its end
+        elif self._channel.ended and not self.done:  # malformed data, or the agent closed its end
             self._ssh.signal(signal.SIGTERM)
         for number, owed in self._owed.items():
             if owed >= ROOM // 4 and self._display.has_room(number):
@@ -153,16 +153,16 @@ class RemoteHost:
 
     @property
     def deadline(self) -> float | None:
-        """When to look whether the agent has said anything."""
+        """Returns when to check whether the agent has sent anything."""
         return None if self.ended else self._heard + SILENCE_SECONDS
 
     def give_up(self, reason: str) -> None:
-        """Ends the connection: the agent will notice, and end its ranks."""
+        """Ends the connection; the agent will notice, and end its ranks."""
         self.failure = self.failure or reason
         self._ssh.signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Forgets the connection."""
+        """Closes the connection."""
         self._channel.close()
         self._ssh.signal(signal.SIGKILL)
         self._ssh.bury()

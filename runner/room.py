@@ -1,7 +1,8 @@
-"""Room on this host for the ranks that are to run on it: cores, and memory before and while they start.
+"""Checks that this host has room for its ranks: cores, and memory before and during the start.
 
-Without swap a machine that runs out of memory stands still for minutes before the system ends a process:
-every program's code is read from disk again and again. So a start that uses up the memory is given up before.
+A machine without swap that runs out of memory freezes for minutes before the kernel kills a process, because
+every program's code is read from disk again and again. A start that uses up the memory is therefore aborted
+early.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from pathlib import Path
 
 from .errors import LaunchError
 
-RANKS_PER_CORE = 16  # more is nearly always a slip in -np; Open MPI asks from one rank a core on
+RANKS_PER_CORE = 16  # more is nearly always a typo in -np; Open MPI asks above one rank per core
 _MEBIBYTE = 1 << 20
-_BYTES_PER_RANK = 32 * _MEBIBYTE  # of Python with numpy and sirtaki alone, not shared with other processes
+_BYTES_PER_RANK = 32 * _MEBIBYTE  # private memory of Python with only numpy and sirtaki
 _RESERVE_SHARE, _LEAST_RESERVE = 50, 192 * _MEBIBYTE  # a 50th of the memory: for code that is in use
 _LOOK_SECONDS = 0.2
 _ADVICE = "start fewer ranks with -np"
@@ -23,16 +24,17 @@ _ADVICE = "start fewer ranks with -np"
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that this process and its children may use in all, and that are still available."""
+    """Bytes that this process and its children may use in total, and bytes that are still available."""
 
     total: int
     available: int
 
 
 def read_memory(root: Path = Path("/")) -> Memory:
-    """The memory of this host, or of this process's control group (version 2) if that has less available.
+    """Returns the memory of this host, or of this process's control group (version 2) if less is available
+    there.
 
-    Pages of files that can be dropped count as available. `root` is where proc and sys are looked for.
+    Pages of files that can be dropped count as available. `root` is the parent of proc and sys.
     """
     fields = {}
     for line in (root / "proc/meminfo").read_text().splitlines():
@@ -59,11 +61,11 @@ class Room:
         self._cores = cores
         self._read = read
         self._missing: set[int] = set()
-        self.due: float | None = None  # when to look next (time.monotonic())
+        self.due: float | None = None  # when to check next (time.monotonic())
         self._until = 0.0
 
     def check(self) -> None:
-        """Refuses what cannot go well. Raises LaunchError with what to do."""
+        """Rejects a start that cannot succeed. Raises LaunchError with the remedy."""
         if self._ranks > RANKS_PER_CORE * self._cores:
             cores = "1 usable core" if self._cores == 1 else f"{self._cores} usable cores"
             raise LaunchError(
@@ -79,7 +81,7 @@ class Room:
             )
 
     def shortage(self, started: int) -> str:
-        """Why starting has to be given up after so many ranks; "" if there is memory enough."""
+        """Returns why the start has to be aborted after `started` ranks; "" if there is enough memory."""
         memory = self._read()
         reserve = max(memory.total // _RESERVE_SHARE, _LEAST_RESERVE)
         if memory.available >= reserve or memory.total < 2 * reserve:
@@ -90,7 +92,7 @@ class Room:
         )
 
     def watch(self, seconds: float) -> None:
-        """From now on memory is looked at until all ranks have initialised, or this time has passed."""
+        """Starts checking the memory, until all ranks have initialised or this time has passed."""
         self._missing = set(range(self._ranks))
         self._until = time.monotonic() + seconds
         self.due = time.monotonic()
@@ -101,7 +103,7 @@ class Room:
             self.due = None
 
     def meet(self, now: float) -> str:
-        """Looks if it is time to; returns why the job has to be given up, else ""."""
+        """Checks the memory if it is time to; returns why the job has to be aborted, else ""."""
         if self.due is None or now < self.due:
             return ""
         self.due = now + _LOOK_SECONDS if now < self._until else None

@@ -1,4 +1,4 @@
-"""Signals, and word from other threads, as something that a selector can wait for."""
+"""Delivers signals, and wake-ups from other threads, as a descriptor that a selector can poll."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ HANDLED = frozenset(
 
 
 class Bell:
-    """Rings when a signal comes, or when another thread calls `ring`; the main loop reads it.
+    """A wake-up pipe that signals and other threads (`ring`) write to; the main loop reads it.
 
-    From `hold_back` to `listen` the signals wait, so that ranks can be started undisturbed. A signal that was
-    ignored when hvdrun started (as nohup does) stays ignored.
+    From `hold_back` to `listen` signals are blocked, so that ranks can be started undisturbed. A signal that
+    was ignored when hvdrun started (as nohup does) stays ignored.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Bell:
         return self._receiver.fileno()
 
     def close(self) -> None:
-        """From here on signals are not heard any more: the job has ended."""
+        """Stops handling signals: the job has ended."""
         signal.set_wakeup_fd(-1)
         self._receiver.close()
         self._sender.close()
@@ -46,14 +46,14 @@ class Bell:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
 
     def ring(self) -> None:
-        """Wakes the main loop; for other threads."""
+        """Wakes the main loop; called by other threads."""
         try:
             self._sender.send(b"\0")
-        except BlockingIOError:  # it rings already
+        except BlockingIOError:  # a wake-up is already pending
             return
 
     def read(self) -> bytes:
-        """The numbers of the signals that have come; 0 for a `ring`."""
+        """Returns the numbers of the signals received; 0 for a `ring`."""
         try:
             return self._receiver.recv(4096)
         except BlockingIOError:
@@ -61,7 +61,7 @@ class Bell:
 
 
 def refuse_to_start_after_a_signal() -> None:
-    """Raises LaunchError if a signal that asks this process to end waits since `hold_back`."""
+    """Raises LaunchError if a signal that asks this process to end is pending since `hold_back`."""
     pending = signal.sigpending()
     for number, words in ((signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated (SIGTERM)")):
         if number in pending and signal.getsignal(number) is not signal.SIG_IGN:
@@ -74,4 +74,4 @@ def stop_this_process() -> None:
 
 
 def _only_ring(number: int, frame: FrameType | None) -> None:
-    """Python writes the number to the bell by itself; all else happens in the main loop."""
+    """Does nothing: Python itself writes the number to the bell; the main loop does the rest."""

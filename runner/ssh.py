@@ -1,4 +1,4 @@
-"""How OpenSSH's client is called, and what its failures mean in plain words. Nothing here starts anything."""
+"""Builds OpenSSH client commands, and explains their failures. Nothing here starts anything."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from sirtaki._core.bootstrap.handshake import printable
 
 AGENT = "sirtaki.runner.agent"
 CONNECT_SECONDS = 10
-_ALIVE_SECONDS, _ALIVE_COUNT = 15, 3  # ssh gives up on a network that has been silent for the product
+_ALIVE_SECONDS, _ALIVE_COUNT = 15, 3  # ssh gives up on a network that is silent for the product, in seconds
 _LOST = 255  # ssh's exit code for an error of its own
-_NO_COMMAND = 127  # a shell's for a program that is not there
+_NO_COMMAND = 127  # a shell's exit code for a missing program
 
 
 @dataclass(frozen=True)
 class SshOptions:
-    """What the user said about ssh; all else is for the user's ssh configuration to say."""
+    """The user's choices for ssh; the user's ssh configuration decides the rest."""
 
     port: int | None = None
     identity: Path | None = None
     verbose: bool = False
 
     def arguments(self) -> list[str]:
-        """As ssh and ssh-copy-id take them."""
+        """Returns the arguments for ssh and ssh-copy-id."""
         arguments = [] if self.port is None else ["-p", str(self.port)]
         return arguments if self.identity is None else [*arguments, "-i", str(self.identity)]
 
 
 def ssh_command(ssh: str, host: str, options: SshOptions, python: str = sys.executable) -> list[str]:
-    """The command that starts the agent on a host. Nothing in it is secret.
+    """Returns the command that starts the agent on a host. Nothing in it is secret.
 
-    It never asks anything (BatchMode), and checks the host's key as the user's configuration says.
+    ssh never prompts (BatchMode), and checks the host's key as the user's configuration says.
     """
     settings = {
         "BatchMode": "yes",
@@ -50,14 +50,14 @@ def ssh_command(ssh: str, host: str, options: SshOptions, python: str = sys.exec
 
 
 def agent_command(python: str = sys.executable) -> str:
-    """What the shell on the other host is to run."""
+    """Returns the command for the shell on the other host."""
     return f"exec {shlex.quote(python)} -m {AGENT}"
 
 
 def explain(
     host: str, options: SshOptions, code: int, said: Sequence[str], python: str = sys.executable
 ) -> str:
-    """Why there is no agent on a host, and what to do, from how ssh ended and the last lines it wrote."""
+    """Explains why a host has no agent, and the remedy, from ssh's exit and the last lines it wrote."""
     text = "\n".join(said)
     last = printable(next((line.strip() for line in reversed(said) if line.strip()), ""), 300)
     if code == _LOST:

@@ -1,4 +1,4 @@
-"""The last lines of a rank's standard error: a Python exception in them, and libraries' logs."""
+"""Analyses the last lines of a rank's standard error: a Python exception, and log lines of libraries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-# The beginnings of lines that TensorFlow, XLA and absl log when they start.
+# The beginnings of lines that TensorFlow, XLA and absl log at their start.
 _LOG_LINE = re.compile(
     rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IW] |[IW]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ \S+\.cc:\d+\] "
     rb"|WARNING: All log messages before absl::|To enable the following instructions: "
@@ -15,12 +15,12 @@ _FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+)(, in (?P<functio
 
 
 def without_log_lines(lines: Iterable[bytes]) -> list[bytes]:
-    """These lines without those of libraries' start-up logs."""
+    """Returns these lines without libraries' start-up logs."""
     return [line for line in lines if not _LOG_LINE.match(line)]
 
 
 def exception_in(lines: Sequence[bytes]) -> str:
-    """The exception of the last traceback in these lines, and the user's line; "" if there is none."""
+    """Returns the last traceback's exception in these lines, and the user's line; "" if there is none."""
     texts = [line.decode(errors="replace").rstrip() for line in lines]
     frames = [(number, found) for number, text in enumerate(texts) if (found := _FRAME.match(text))]
     if not frames:

@@ -1,4 +1,4 @@
-"""Starting ranks on the host where this runs."""
+"""Starts ranks on the host where this runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells of ranks that still run when the others have ended in good order: one may be stopped."""
+"""Reports ranks that still run after the others have ended normally: one may be stopped."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from collections.abc import Callable, Sequence
 from sirtaki._core.bootstrap.rounds import name_ranks
 
 FIRST_SECONDS = 30.0
-_FACTOR = 10  # then rarely: the last rank may have work of its own for hours
+_FACTOR = 10  # later reports are rare: the last rank may have work of its own for hours
 
 
 class Stragglers:
-    """Says which ranks still run, a while after another one has ended last. `say` is given the line."""
+    """A timer that reports the running ranks, a while after the latest ending. `say` receives the line."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._since = 0.0
         self._pause = FIRST_SECONDS
-        self.due: float | None = None  # when there is something to say next (time.monotonic())
+        self.due: float | None = None  # when the next report is due (time.monotonic())
 
     def note_ending(self) -> None:
-        """A rank has ended in good order."""
+        """Records that a rank has ended normally."""
         self._since = time.monotonic()
         self._pause = FIRST_SECONDS
         self.due = self._since + self._pause
 
     def end(self) -> None:
-        """The job has failed, or all ranks have ended."""
+        """Stops reporting: the job has failed, or all ranks have ended."""
         self.due = None
 
     def meet(self, now: float, running: Sequence[int]) -> None:
-        """Says what is due."""
+        """Reports the running ranks if a report is due."""
         if self.due is None or now < self.due or not running:
             return
         runs = "runs" if len(running) == 1 else "run"

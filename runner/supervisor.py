@@ -1,4 +1,4 @@
-"""The main loop of hvdrun: ranks, their output, signals and the rendezvous, until the last rank has ended."""
+"""The main loop of hvdrun: handles ranks, output, signals and the rendezvous until all ranks have ended."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .room import Room
 from .signals import Bell, stop_this_process
 from .stragglers import Stragglers
 
-if TYPE_CHECKING:  # it is not needed on one host
+if TYPE_CHECKING:  # not needed on a single host
     from .remote import RemoteHost
 
-INQUIRY_SECONDS = 0.5  # after the first failure, for the rank that caused it to be heard of
-REPORT_POLL_SECONDS = 0.01  # nothing tells when a rank has written its report
+INQUIRY_SECONDS = 0.5  # after the first failure, so that the rank that caused it can be identified
+REPORT_POLL_SECONDS = 0.01  # no event announces that a rank has written its report
 KILL_SECONDS = 5.0  # between the signal that asks the ranks to end and SIGKILL
-INTERRUPTED, TERMINATED = "was interrupted", "was terminated"  # what became of the job
-READER_GONE = 141  # what a shell says of a program that SIGPIPE has killed
+INTERRUPTED, TERMINATED = "was interrupted", "was terminated"  # the fate of the job
+READER_GONE = 141  # a shell's exit code for a program killed by SIGPIPE
 
 
 class Mailbox:
-    """What other threads tell the main loop."""
+    """Messages from other threads to the main loop."""
 
     def __init__(self, bell: Bell) -> None:
         self._bell = bell
@@ -62,7 +62,7 @@ class Supervisor:
         progress: Progress,
     ) -> None:
         self._ranks = ranks
-        self._hosts = hosts  # other ones than this
+        self._hosts = hosts  # the hosts other than this one
         self._display = display
         self._selector = selector
         self._inquiry = inquiry
@@ -70,19 +70,19 @@ class Supervisor:
         self._epilogue = epilogue
         self._progress = progress
         self._stragglers = Stragglers(display.say)
-        self._verdict: Verdict | None = None  # once it is settled that the job does not end well
+        self._verdict: Verdict | None = None  # set once it is certain that the job has failed
         self._decide_at: float | None = None
         self._kill_at: float | None = None
         self._room: Room | None = None  # for the ranks of this host, while they start
-        self._hurry = False  # the user will not wait for what is left to show
+        self._hurry = False  # whether the user refuses to wait for remaining output
 
     def watch_memory(self, room: Room, seconds: float) -> None:
-        """Gives the job up if its start uses up the memory of this host. To be called before `run`."""
+        """Aborts the job if its start uses up this host's memory. Must be called before `run`."""
         self._room = room
         room.watch(seconds)
 
     def run(self, bell: Bell, mailbox: Mailbox, guard: Guard) -> int:
-        """Returns hvdrun's exit code when all ranks and their descendants have ended and all is shown."""
+        """Runs the loop; returns hvdrun's exit code when all descendants have ended and all is shown."""
         self._selector.register(bell, selectors.EVENT_READ, lambda: self._listen(bell, mailbox, guard))
         bell.listen()
         self._listen(bell, mailbox, guard)
@@ -113,7 +113,7 @@ class Supervisor:
         self._stragglers.end()
 
     def _part_with_hosts(self) -> None:
-        """Lets the agents send what their ranks have left, and end."""
+        """Lets the agents send their ranks' remaining files, and end."""
         for host in self._hosts:
             host.finish()
         self._turn_until(lambda: all(host.ended for host in self._hosts) or self._hurry)
@@ -133,7 +133,7 @@ class Supervisor:
             self._meet_deadlines()
 
     def _all_is_known(self) -> bool:
-        """Who brought the job down, and what the others were doing then: they write it by themselves."""
+        """Returns whether the culprit is known, and all survivors have written what they were doing."""
         return self._inquiry.conclusive and self._epilogue.has_reports_of(self._inquiry.survivors)
 
     def _judge(self) -> Verdict:
@@ -230,12 +230,12 @@ class Supervisor:
             self._end(Verdict(READER_GONE if broken else 1, text), signal.SIGTERM)
 
     def _end(self, verdict: Verdict, number: int) -> None:
-        """Asks all ranks to end, and makes sure that they do."""
+        """Asks all ranks to end, and kills those that do not."""
         self._verdict = verdict
         self._decide_at = None
         self._kill_at = time.monotonic() + KILL_SECONDS
         self._signal_ranks(number)
-        self._signal_ranks(signal.SIGCONT)  # a stopped process would not notice
+        self._signal_ranks(signal.SIGCONT)  # a stopped process does not handle signals
 
     def _kill(self) -> None:
         self._kill_at = None

@@ -1,12 +1,13 @@
-"""Makes one timeline of those of all ranks: in FILE of rank 0's there and FILE.rank1, FILE.rank2 and so on.
+"""Merges the timelines of all ranks: FILE is rank 0's and the result; FILE.rank1, FILE.rank2, ... the
+others'.
 
-hvdrun does this at the end of a job with --timeline-filename. For timelines that a script has started:
+hvdrun does this at the end of a job with --timeline-filename. To merge timelines that a script started:
 
     python -m sirtaki.runner.timeline FILE
 
-A rank that was killed leaves a file without its end, and perhaps half a line: all whole lines are taken.
-Times are those of the monotonic clock of the first rank's host: those of other hosts are moved by what their
-wall clocks tell, and so are as exact as these agree.
+A killed rank leaves a file without its end, and perhaps a partial line: all whole lines are used. Times are
+those of the monotonic clock of the first rank's host: times of other hosts are shifted by the difference of
+their wall clocks, so they are as exact as these clocks agree.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-_HEAD_LINES = 16  # in which a rank tells how far its clocks are apart
-_ONE_HOST_NS = 20_000_000  # so far apart may ranks of one host have read the same two clocks
+_HEAD_LINES = 16  # a rank writes the difference of its clocks among these
+_ONE_HOST_NS = 20_000_000  # tolerated difference of two ranks of one host that have read the same two clocks
 _TIME = re.compile(rb'"ts":([0-9]+)\.([0-9]{3})')  # microseconds
 
 
 def merge_timelines(path: Path) -> int:
-    """Merges into `path` what the other ranks have written beside it, and removes that.
+    """Merges into `path` the files that the other ranks have written beside it, and removes those.
 
-    Returns from how many ranks it came. Raises OSError where a file cannot be read or written.
+    Returns the number of ranks merged. Raises OSError where a file cannot be read or written.
     """
     parts = _parts(path)
     if not parts:
@@ -59,8 +60,8 @@ def _parts(path: Path) -> list[Path]:
 
 
 def _events(part: Path) -> Iterator[bytes]:
-    """The events of one rank's file, which has a line for each."""
-    held: bytes | None = None  # the last line may be half a one
+    """Yields the events of one rank's file, which holds one per line."""
+    held: bytes | None = None  # the last line may be incomplete
     with open(part, "rb") as file:
         for line in file:
             event = line.strip().rstrip(b",")
@@ -74,7 +75,7 @@ def _events(part: Path) -> Iterator[bytes]:
 
 
 def _wall_minus_monotonic(part: Path) -> int | None:
-    """How far the clocks of a rank's host are apart, in nanoseconds; None if its file does not tell."""
+    """Returns the difference of a host's clocks, in nanoseconds; None if the file does not state it."""
     for event, _ in zip(_events(part), range(_HEAD_LINES), strict=False):
         if b'"clock"' in event:
             try:
@@ -85,14 +86,14 @@ def _wall_minus_monotonic(part: Path) -> int | None:
 
 
 def _later_than(first: int | None, clock: int | None) -> int:
-    """How many nanoseconds to add to the times of a rank to have those of the first one's host."""
+    """Returns how many nanoseconds to add to a rank's times to convert them to the first host's clock."""
     if first is None or clock is None or abs(clock - first) < _ONE_HOST_NS:
         return 0
     return clock - first
 
 
 def _moved(event: bytes, later: int) -> bytes:
-    """The event with all its times so many nanoseconds later."""
+    """Returns the event with all its times shifted by `later` nanoseconds."""
 
     def move(match: re.Match[bytes]) -> bytes:
         time = max(int(match[1] + match[2]) + later, 0)
@@ -110,7 +111,7 @@ def _is_whole(event: bytes) -> bool:
 
 
 def remove_timelines(path: Path) -> None:
-    """Removes what another job has left, so that it is not taken for this one's."""
+    """Removes another job's files, so that they are not mistaken for this job's."""
     for part in _parts(path):
         part.unlink()
 

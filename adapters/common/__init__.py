@@ -1,1 +1,1 @@
-"""The neutral layer: what every framework's adapter shares, and nothing of any framework."""
+"""The framework-neutral layer: the code that all adapters share, without any framework's own code."""

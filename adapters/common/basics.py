@@ -1,4 +1,4 @@
-"""init, shutdown, and the facts of the world, alike for every framework."""
+"""init, shutdown, and queries about the world, equal for every framework."""
 
 from __future__ import annotations
 
@@ -57,34 +57,35 @@ def init(
 ) -> None:
     """Makes this process a rank. All ranks must call it, before anything else.
 
-    A further call without arguments, or with the same, does nothing.
+    A repeated call without arguments, or with the same arguments, does nothing.
 
     Without arguments the world is the one that a launcher has made (hvdrun, mpirun, srun, torchrun,
-    Kubernetes or TF_CONFIG; docs/clusters.md says how each is recognised), or this process alone. Without a
-    launcher, start `size` processes and give each its `rank`, and the `address` ("host:port") at which rank 0
-    is to listen.
+    Kubernetes or TF_CONFIG; docs/clusters.md describes how each is detected), or this process alone. Without
+    a launcher, start `size` processes and give each its `rank`, and the `address` ("host:port") at which rank
+    0 listens.
 
     Args:
         comm: a communicator of mpi4py, whose processes become the world. All of them must call init.
         process_sets: sets to add at once, the same on all ranks, as by `add_process_set`. The text "dynamic",
-            by which Horovod allows sets to be added later, is accepted: they always can be.
+            by which Horovod allows sets to be added later, is accepted and has no effect: that is always
+            allowed.
         rank: this process's number, from 0 to size - 1.
         size: the number of processes.
-        address: where rank 0 listens; needed if size is more than 1.
-        key: 32 random bytes, or 64 hexadecimal digits, the same on all ranks; else that of SIRTAKI_KEY_FILE.
-            Without a key only this machine is served.
+        address: the address at which rank 0 listens; required if size is more than 1.
+        key: 32 random bytes, or 64 hexadecimal digits, the same on all ranks; default: that of
+            SIRTAKI_KEY_FILE. Without a key only this machine is served.
 
     Raises:
-        ValueError: incomplete arguments, other ones than in the first call, a setting with a wrong value, or
-            a process set that cannot be added; in that last case none is, and the process is a rank all the
-            same.
-        DeadlineError: a rank did not come in time; the text names it.
-        InitializationError: the ranks do not fit together, or a rank has started this process.
+        ValueError: incomplete arguments, arguments that differ from the first call, a setting with a wrong
+            value, or a process set that cannot be added; in that last case no set is added, and the process
+            is a rank nevertheless.
+        DeadlineError: a rank did not arrive in time; the text names it.
+        InitializationError: the ranks are inconsistent, or a rank has started this process.
         ForkedError: this process was forked from a rank.
     """
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise ValueError(f'process_sets is {process_sets!r}; it takes a list of process sets, or "dynamic"')
-    from sirtaki._core import process  # it finds worlds: a third of what importing sirtaki.torch would take
+    from sirtaki._core import process  # imported late: a third of the time to import sirtaki.torch
 
     sets = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
     asked = {"comm": comm, "rank": rank, "size": size, "address": address, "key": key}
@@ -102,7 +103,7 @@ def _ranks_of(process_set: Any) -> Any:
 
 
 def _add_all(process_sets: Sequence[ProcessSet]) -> None:
-    """Adds all of them, or none."""
+    """Adds all of the process sets, or none."""
     added: list[ProcessSet] = []
     try:
         for process_set in process_sets:
@@ -114,7 +115,7 @@ def _add_all(process_sets: Sequence[ProcessSet]) -> None:
 
 
 def shutdown() -> None:
-    """Lets what is in flight end and says goodbye to the other ranks. init() may be called again afterwards.
+    """Completes operations in flight and leaves the world. init() may be called again afterwards.
 
     Does nothing in a process that is not initialised.
     """
@@ -125,7 +126,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process is a rank: after init(), before shutdown()."""
+    """Returns whether this process is a rank: after init(), before shutdown()."""
     return find() is not None
 
 
@@ -134,27 +135,27 @@ def _topology() -> Topology:
 
 
 def rank() -> int:
-    """This rank's number, from 0 to size() - 1. Raises NotInitializedError (a ValueError) before init()."""
+    """Returns this rank, from 0 to size() - 1. Raises NotInitializedError (a ValueError) before init()."""
     return _topology().rank
 
 
 def size() -> int:
-    """The number of ranks. Raises NotInitializedError (a ValueError) before init()."""
+    """Returns the number of ranks. Raises NotInitializedError (a ValueError) before init()."""
     return _topology().size
 
 
 def local_rank() -> int:
-    """This rank's number among those of its host. Raises NotInitializedError (a ValueError) before init()."""
+    """Returns this rank's number on its host. Raises NotInitializedError (a ValueError) before init()."""
     return _topology().local_rank
 
 
 def local_size() -> int:
-    """The number of ranks on this host. Raises NotInitializedError (a ValueError) before init()."""
+    """Returns the number of ranks on this host. Raises NotInitializedError (a ValueError) before init()."""
     return _topology().local_size
 
 
 def cross_rank() -> int:
-    """The number of this rank's host among those that have as high a local rank.
+    """Returns the index of this rank's host among the hosts that have a rank with this local rank.
 
     Raises NotInitializedError (a ValueError) before init().
     """
@@ -162,7 +163,7 @@ def cross_rank() -> int:
 
 
 def cross_size() -> int:
-    """The number of hosts that have as high a local rank.
+    """Returns the number of hosts that have a rank with this local rank.
 
     Raises NotInitializedError (a ValueError) before init().
     """
@@ -170,7 +171,7 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has the same number of ranks.
+    """Returns whether every host has the same number of ranks.
 
     Raises NotInitializedError (a ValueError) before init().
     """
@@ -179,7 +180,7 @@ def is_homogeneous() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI allows calls from several threads.
+    """Returns whether MPI allows calls from several threads.
 
     Raises:
         ValueError: always, because sirtaki uses no MPI.
@@ -188,53 +189,54 @@ def mpi_threads_supported() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """False: sirtaki uses no MPI."""
+    """Returns False: sirtaki uses no MPI."""
     return False
 
 
 def mpi_built() -> bool:
-    """False: sirtaki uses no MPI."""
+    """Returns False: sirtaki uses no MPI."""
     return False
 
 
 def gloo_enabled() -> bool:
-    """False: sirtaki uses no Gloo."""
+    """Returns False: sirtaki uses no Gloo."""
     return False
 
 
 def gloo_built() -> bool:
-    """False: sirtaki uses no Gloo."""
+    """Returns False: sirtaki uses no Gloo."""
     return False
 
 
 def nccl_built() -> int:
-    """The version of NCCL that tensors on GPUs can go through here, as NCCL counts: 22803 is 2.28.3. 0: none.
+    """Returns the version of NCCL that is used for tensors on GPUs, as NCCL's number: 22803 is 2.28.3. 0:
+    none.
 
-    It opens NCCL and CUDA's driver, if nothing has yet. `hvdrun --check-build` tells what was looked for
-    where.
+    Opens NCCL and CUDA's driver, if they are not open yet. `hvdrun --check-build` reports what was searched
+    for, and where.
     """
     found = gpu.find_libraries()
     return found.nccl.version if found.devices else 0
 
 
 def ddl_built() -> bool:
-    """False: sirtaki uses no DDL."""
+    """Returns False: sirtaki uses no DDL."""
     return False
 
 
 def ccl_built() -> bool:
-    """False: sirtaki uses no oneCCL."""
+    """Returns False: sirtaki uses no oneCCL."""
     return False
 
 
 def cuda_built() -> bool:
-    """Whether tensors may be on GPUs here: there is a driver of CUDA's, and it sees a GPU.
+    """Returns whether tensors may be on GPUs here: CUDA's driver exists, and it sees a GPU.
 
-    It opens the driver, if nothing has yet.
+    Opens the driver, if it is not open yet.
     """
     return gpu.find_libraries().devices > 0
 
 
 def rocm_built() -> bool:
-    """False: GPUs have to be NVIDIA's."""
+    """Returns False: only NVIDIA's GPUs are supported."""
     return False

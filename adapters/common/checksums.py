@@ -1,4 +1,4 @@
-"""Checksums of tensors, and an operation that tells whether a few numbers are the same on all ranks."""
+"""Checksums of tensors, and an operation that compares a few numbers over all ranks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _INT64 = DTYPE_CODES["int64"]
 
 
 def checksum(view: TensorView) -> int:
-    """64 bits (XXH3) of a tensor's dtype, shape and bytes, which are read where they lie.
+    """Returns the 64-bit XXH3 of a tensor's dtype, shape and bytes, which are read in place.
 
-    The tensor has to be row-major, and in the memory of the CPU.
+    The tensor has to be row-major, and in CPU memory.
     """
     kind = xxh3_64_intdigest(f"{view.dtype} {tuple(view.shape)}".encode())
     size = prod(view.shape) * _BYTES[view.dtype]
@@ -30,12 +30,12 @@ def checksum(view: TensorView) -> int:
 
 
 def checksum_of_text(text: str) -> int:
-    """64 bits (XXH3) of a text."""
+    """Returns the 64-bit XXH3 of a text."""
     return xxh3_64_intdigest(text.encode())
 
 
 def combined(checksums: Iterable[int]) -> int:
-    """64 bits (XXH3) of checksums in their order."""
+    """Returns the 64-bit XXH3 of checksums in their order."""
     numbers = list(checksums)
     return xxh3_64_intdigest(pack(f"<{len(numbers)}Q", *numbers))
 
@@ -44,9 +44,9 @@ class Outcome(NamedTuple):
     """The result of a comparison, the same on all ranks.
 
     Attributes:
-        alike: for each number, whether it is the same on all ranks that have compared theirs.
-        largest: the largest of each number.
-        is_shared: whether more than one rank has compared its numbers; ranks that have joined do not.
+        alike: for each number, whether it is equal on all ranks that have compared theirs.
+        largest: the maximum of each number.
+        is_shared: whether more than one rank has compared its numbers; ranks that have joined do not compare.
     """
 
     alike: Sequence[bool]
@@ -55,24 +55,24 @@ class Outcome(NamedTuple):
 
 
 class Comparison:
-    """Compares numbers of 64 bits over the ranks of a set: one all-reduce of their maxima and minima.
+    """A comparison of 64-bit numbers over the ranks of a set: one all-reduce of their maxima and minima.
 
-    All ranks take part in each; it costs no message if none of them has anything to say.
+    All ranks take part in each comparison; it costs no message if no rank has news.
     """
 
     def __init__(self, context: Context, call: Call, count: int) -> None:
         self.is_open = False
-        self._given: Sequence[int] | None = None  # what is in the memory, if that is known
+        self._given: Sequence[int] | None = None  # the contents of the memory, if known
         self._context = context
         self._batch = Batch(1)
-        # For each number and this rank the value and its complement, whose maximum gives the minimum.
+        # For each number: this rank's value and its complement, whose maximum gives the minimum.
         self._words = ffi.new("int64_t[]", 2 * (count + 1))
         address = int(ffi.cast("uintptr_t", self._words))
         view = TensorView(address, (2 * (count + 1),), _INT64, ROW_MAJOR, self._words)
         describe_allreduce(self._batch, view, address, Reduction(MAX), call)
 
     def start(self, numbers: Sequence[int], *, is_news: bool = True) -> None:
-        """Queues a comparison. Without news on any rank nothing is compared, and nothing is sent."""
+        """Queues a comparison. If no rank has news, nothing is compared and nothing is sent."""
         if numbers != self._given:
             self._write(numbers)
         self._batch.flag(0, 0 if is_news else ABSENT)
@@ -86,10 +86,10 @@ class Comparison:
         self._given = numbers
 
     def finish(self) -> Outcome | None:
-        """Waits for the comparison that was started; None if no rank had news.
+        """Waits for the comparison that was started; returns None if no rank had news.
 
         Raises:
-            HorovodInternalError: it failed; it is still open then, until `forget`.
+            HorovodInternalError: it failed; it then stays open until `forget`.
         """
         self._context.wait(self._batch)
         is_untouched = self._context.untouched(self._batch)
@@ -105,7 +105,7 @@ class Comparison:
         return Outcome(alike[:-1], largest[:-1], not alike[-1])
 
     def forget(self) -> None:
-        """Drops a comparison that has ended, well or badly."""
+        """Drops a comparison that has ended, successfully or not."""
         if self.is_open:
             self._context.release(self._batch)
             self._given = None

@@ -1,6 +1,7 @@
-"""Values that ranks must have alike, such as parameters: differences are found by checksums, named in full.
+"""Values that must be equal on all ranks, such as parameters: checksums detect differences, a report names
+them.
 
-An adapter shows its tensors as `Tensors`, and the hyper-parameters of an optimizer as plain values.
+An adapter presents its tensors as `Tensors`, and an optimizer's hyper-parameters as plain values.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ _SAME_OPTIONS = (
     "the ranks (hvd.allreduce), and a checkpoint that only one rank has loaded has to be broadcast"
 )
 
-Options = Sequence[Mapping[str, Any]]  # of each parameter group: plain values by name
+Options = Sequence[Mapping[str, Any]]  # per parameter group: plain values by name
 
 
 class Spread(NamedTuple):
-    """How far ranks are apart in a tensor.
+    """The extent of the difference between ranks in one tensor.
 
     Attributes:
-        difference: the largest one between two ranks, of any element.
+        difference: the largest difference between two ranks, over all elements.
         scale: the largest absolute value of any element on any rank.
-        epsilon: of the dtype; 0 for integers.
+        epsilon: the dtype's; 0 for integers.
     """
 
     difference: float
@@ -48,36 +49,36 @@ class Spread(NamedTuple):
 
 
 class Tensors(Protocol):
-    """Tensors that are to be alike on all ranks, as an adapter shows them."""
+    """Tensors that must be equal on all ranks, as an adapter presents them."""
 
     def names(self) -> Sequence[str]:
-        """One for each tensor, in an order that is the same on all ranks."""
+        """Returns a name for each tensor, in an order that is the same on all ranks."""
         ...
 
     def kinds(self) -> Sequence[str]:
-        """In words, the dtype and shape of each tensor, and whatever else has to be alike."""
+        """Describes the dtype and shape of each tensor, and every other property that must be equal."""
         ...
 
     def checksums(self) -> Sequence[int]:
-        """`sirtaki.common.checksums.checksum` of each tensor."""
+        """Returns `sirtaki.common.checksums.checksum` of each tensor."""
         ...
 
     def spread(self, index: int) -> Spread:
-        """How far the ranks are apart in a tensor: all-reduces its minimum and maximum, so all call it."""
+        """Returns a tensor's spread over the ranks: all-reduces minimum and maximum, so all ranks call it."""
         ...
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Among which ranks something has to be alike.
+    """The ranks over which a comparison runs.
 
     Attributes:
         context: this rank.
         process_set: the ranks that are compared.
-        name: what the ranks recognise the comparison by.
-        mend: the call that makes parameters alike, as a message shows it.
+        name: identifies the comparison on all ranks.
+        mend: the call that makes parameters equal, as a message shows it.
         share: how a rank gets its own part of the data, as the end of a sentence.
-        after_join: what to do after a `join()`, if that is not `mend`.
+        after_join: the remedy after a `join()`, if it differs from `mend`.
     """
 
     context: Context
@@ -100,9 +101,9 @@ class Finding:
     """A difference between ranks.
 
     Attributes:
-        text: the tensors, values and ranks, alike on all ranks.
-        advice: what to do.
-        is_rounding: too small for anything but rounding.
+        text: the tensors, values and ranks, equal on all ranks.
+        advice: the remedy.
+        is_rounding: whether the difference is so small that only rounding can explain it.
     """
 
     text: str
@@ -124,18 +125,18 @@ class _Report(NamedTuple):
 
 
 def combined_of(tensors: Tensors) -> int:
-    """One checksum of the tensors, and of their names and kinds."""
+    """Returns one checksum of the tensors, and of their names and kinds."""
     words = repr((list(tensors.names()), list(tensors.kinds())))
     return combined([checksum_of_text(words), *tensors.checksums()])
 
 
 def check(scope: Scope, tensors: Tensors, options: Options = ()) -> None:
-    """Compares tensors over the ranks now: 8 bytes a rank, and more only if they differ. All ranks call it.
+    """Compares tensors over the ranks now: 8 bytes per rank, and more only if they differ. All ranks call it.
 
     Args:
         scope: the ranks, and a name for the exchange.
-        tensors: what has to be alike.
-        options: hyper-parameters that have to be alike, too.
+        tensors: the tensors that must be equal.
+        options: hyper-parameters that must be equal, too.
 
     Raises:
         ParametersDifferError: on all ranks, with the same text, which names tensors and ranks.
@@ -150,7 +151,7 @@ def check(scope: Scope, tensors: Tensors, options: Options = ()) -> None:
 
 
 def find_difference(scope: Scope, tensors: Tensors, options: Options = ()) -> Finding | None:
-    """Finds out what differs between ranks, and where: every rank that has not joined has to call it."""
+    """Finds the differences between ranks, and their tensors: every rank that has not joined must call it."""
     mine = _Report(scope.context.rank, tensors.names(), tensors.kinds(), tensors.checksums(), options)
     name = f"{scope.name}.differences"
     reports: list[_Report] = gather_objects(scope.context, mine, name, scope.process_set)
@@ -163,7 +164,7 @@ def find_difference(scope: Scope, tensors: Tensors, options: Options = ()) -> Fi
 
 
 def _most_common(reports: Sequence[_Report]) -> _Report:
-    """The report that most ranks agree on, the lowest rank's of them: the others are the odd ones."""
+    """Returns the report that most ranks agree on, from the lowest of them: the other ranks deviate."""
     counts = Counter(_key(report) for report in reports)
     return max(reports, key=lambda report: (counts[_key(report)], -report.rank))
 

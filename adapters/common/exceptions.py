@@ -1,4 +1,4 @@
-"""The exceptions that users meet, where Horovod's users look for them."""
+"""The exceptions that users meet, in the module where Horovod's users look for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations, run at once or left in flight."""
+"""Operations, run synchronously or left in flight."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ T = TypeVar("T")
 
 
 class Streams(Protocol):
-    """What a framework knows about its streams: the queues of work for a GPU."""
+    """A framework's interface to its streams: the queues of work for a GPU."""
 
     def current_stream(self, gpu: int, /) -> int:
-        """The CUDA stream in which the calling thread queues work for this GPU."""
+        """Returns the CUDA stream in which the calling thread queues work for this GPU."""
         ...
 
     def used_here(self, gpu: int, keep: Any, /) -> None:
-        """From now on work in that stream uses the tensors in `keep`, which were made in another one."""
+        """Records that work in that stream uses the tensors in `keep`, which were made in another stream."""
         ...
 
 
 @dataclass(slots=True)
 class Operation(Generic[T]):
-    """An operation that is ready to go.
+    """An operation that is ready to be queued.
 
     Attributes:
-        batch: its requests, described and pointed at their memory.
-        keep: what has to stay alive until it has ended: the tensors that it reads and writes.
-        finish: makes the result, once it has ended well; on a GPU, once the current stream waits for it.
-        streams: the framework's; needed if a tensor is on a GPU.
-        stream: in which CUDA stream the inputs are made, once it has started.
+        batch: its requests, described and with the addresses of their memory.
+        keep: the objects that must stay alive until it has ended: the tensors that it reads and writes.
+        finish: makes the result, once it has ended successfully; on a GPU, once the current stream waits for
+            it.
+        streams: the framework's; required if a tensor is on a GPU.
+        stream: the CUDA stream that produces the inputs, set once it has started.
     """
 
     batch: Batch
@@ -47,13 +48,13 @@ class Operation(Generic[T]):
     stream: int = 0
 
 
-# Batches that are not in use, by their number of requests. Taking one and giving it back are atomic.
+# Unused batches, by their number of requests. Taking one and returning it are atomic.
 _spare: defaultdict[int, list[Batch]] = defaultdict(list)
-_MOST_SPARE_REQUESTS = 4096  # of one size; a process seldom has more in flight
+_MOST_SPARE_REQUESTS = 4096  # of one size; a process rarely has more in flight
 
 
 def spare_batch(count: int = 1) -> Batch:
-    """A batch of so many requests, for `run` or `start`, which give it back."""
+    """Returns a batch of `count` requests, for `run` or `start`, which return it to the pool."""
     spare = _spare[count]
     return spare.pop() if spare else Batch(count)
 
@@ -70,7 +71,7 @@ def _give_back(context: Context, batch: Batch) -> None:
 
 
 def run(context: Context, operation: Operation[T]) -> T:
-    """Runs an operation and returns its result. All ranks must do so."""
+    """Runs an operation and returns its result. All ranks must run it."""
     batch = operation.batch
     if batch.gpu != CPU:
         return start(context, operation).wait()
@@ -83,7 +84,7 @@ def run(context: Context, operation: Operation[T]) -> T:
 
 
 def start(context: Context, operation: Operation[T]) -> Handle[T]:
-    """Queues an operation and returns at once. All ranks must do so."""
+    """Queues an operation and returns at once. All ranks must start it."""
     batch = operation.batch
     batch.keep[:1] = [operation.keep]
     if batch.gpu != CPU and operation.streams is not None:
@@ -107,11 +108,11 @@ def _wait(context: Context, operation: Operation[T]) -> None:
 
 
 class Handle(Generic[T]):
-    """An operation in flight. `poll()` asks whether it has ended; `wait()` waits and returns its result.
+    """An operation in flight. `poll()` returns whether it has ended; `wait()` waits and returns its result.
 
-    With tensors on a GPU, `wait()` returns when the operation is on its way there: the current CUDA stream
-    waits for it, and the host does not. The tensors it reads and writes stay alive until it has ended, even
-    if the handle is dropped.
+    With tensors on a GPU, `wait()` returns when the operation is queued there: the current CUDA stream waits
+    for it, and the host does not. The tensors that it reads and writes stay alive until it has ended, even if
+    the handle is dropped.
     """
 
     __slots__ = ("_context", "_failure", "_operation", "_result", "_started_at")
@@ -124,7 +125,7 @@ class Handle(Generic[T]):
         self._failure: Exception | None = None
 
     def poll(self) -> bool:
-        """Whether the operation has ended, well or badly. Returns at once."""
+        """Returns whether the operation has ended, successfully or not. Never waits."""
         if self._operation is None:
             return True
         batch = self._operation.batch
@@ -141,7 +142,7 @@ class Handle(Generic[T]):
         if self._failure is not None:
             raise copy.copy(
                 self._failure
-            )  # the one that is raised refers to this frame, and so to this handle
+            )  # the raised exception refers to this frame, and therefore to this handle
         return self._result  # type: ignore[return-value]  # T may itself be optional
 
     def _settle(self, operation: Operation[T]) -> None:
@@ -155,14 +156,14 @@ class Handle(Generic[T]):
         self._operation = None
 
     def _located(self, error: Exception) -> Exception:
-        """Adds where the operation was started to an error about that call; its traceback shows the wait."""
+        """Adds the line that started the operation to an error about it; its traceback shows the wait."""
         if self._started_at is None or type(error) not in (MismatchError, PeerFinishedError):
             return error
         return type(error)(f"{error} (this rank started it {self._started_at})")
 
 
 def poll(handle: Handle[T]) -> bool:
-    """Whether an asynchronous operation has ended, so that `synchronize` would return at once."""
+    """Returns whether an asynchronous operation has ended, so that `synchronize` would return at once."""
     return handle.poll()
 
 
@@ -172,6 +173,6 @@ def synchronize(handle: Handle[T]) -> T:
     Raises:
         MismatchError: the ranks disagree about the operation.
         PeerLostError: a rank died.
-        HorovodInternalError: anything else that went wrong between ranks.
+        HorovodInternalError: any other failure between ranks.
     """
     return handle.wait()

@@ -1,4 +1,4 @@
-"""Warnings that point at the line of the user's program, and not at a library's."""
+"""Warnings that point at the line of the user's program instead of a library's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LIBRARIES = ("sirtaki", "torch", "tensorflow", "keras", "jax", "contextlib")
 
 
 def hint(text: str) -> None:
-    """Warns of something that the program should do otherwise."""
+    """Warns about something that the program should do differently."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _LIBRARIES:
         level, frame = level + 1, frame.f_back

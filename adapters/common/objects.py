@@ -1,6 +1,6 @@
-"""Python objects between ranks.
+"""Exchange of Python objects between ranks.
 
-They are pickled, and only ever sent over links whose both ends have proved the job's key.
+They are pickled, and only ever sent over links whose both ends have authenticated with the job's key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
 
 _BYTE = DTYPE_CODES["uint8"]
-_UNPICKLABLE = (1 << 64) - 1  # instead of a size: the root has nothing to send
+_UNPICKLABLE = (1 << 64) - 1  # sent instead of a size: the root has nothing to send
 
 
 def broadcast_object(
@@ -28,19 +28,19 @@ def broadcast_object(
 ) -> Any:
     """Sends rank `root_rank`'s object to all ranks. All ranks of the set must call it.
 
-    Only the root's `obj` counts.
+    Only the root's `obj` is used.
 
     Args:
         obj: anything that cloudpickle can pickle.
-        root_rank: whose object is sent.
-        name: how the ranks recognise the operation.
+        root_rank: the rank whose object is sent.
+        name: identifies the operation on all ranks.
         process_set: the ranks that take part.
 
     Returns:
         The object itself on the root, a copy on the others.
 
     Raises:
-        Exception: what pickling raised, on the root.
+        Exception: the error that pickling raised, on the root.
         HorovodInternalError: the root could not pickle its object, or a rank was lost.
     """
     wire = _Wire(current(), name, process_set)
@@ -76,21 +76,21 @@ def allgather_object(
 
     Args:
         obj: anything that cloudpickle can pickle.
-        name: how the ranks recognise the operation.
+        name: identifies the operation on all ranks.
         process_set: the ranks that take part.
 
     Returns:
         The objects in the order of ranks, the same on every rank (this rank's own is a copy too).
 
     Raises:
-        Exception: what pickling raised, on that rank; the others wait for it.
+        Exception: the error that pickling raised, on that rank; the others wait for it.
         HorovodInternalError: a rank was lost.
     """
     return gather_objects(current(), obj, name, process_set)
 
 
 def gather_objects(context: Context, obj: Any, name: str | None, process_set: ProcessSet) -> list[Any]:
-    """As `allgather_object`, for a context of one's own. Ranks that have joined have no object."""
+    """Works like `allgather_object`, for an explicit context. Ranks that have joined contribute no object."""
     wire = _Wire(context, name, process_set)
     payload = bytearray(_pickler().dumps(obj))
     sizes = wire.gather(bytearray(len(payload).to_bytes(8, "little")), "size")
@@ -104,7 +104,7 @@ def gather_objects(context: Context, obj: Any, name: str | None, process_set: Pr
 
 
 class _Wire:
-    """How the bytes of one object travel."""
+    """The transport of one object's bytes."""
 
     def __init__(self, context: Context, name: str | None, process_set: ProcessSet) -> None:
         self.context = context
@@ -115,13 +115,13 @@ class _Wire:
         return ops.Call(None if self._name is None else f"{self._name}.{part}", self._process_set)
 
     def broadcast(self, data: bytearray, root: int, part: str) -> None:
-        """Overwrites the bytes with the root's; all ranks give as many."""
+        """Overwrites the bytes with the root's; all ranks pass the same number of bytes."""
         batch, view = spare_batch(), _view(data)
         ops.describe_broadcast(batch, view, view.pointer, root, self._call(part))
         run(self.context, Operation(batch, view, lambda *_: None))
 
     def gather(self, data: bytearray, part: str) -> bytes:
-        """All ranks' bytes, one after another."""
+        """Returns all ranks' bytes, concatenated."""
         batch, view = spare_batch(), _view(data)
         ops.describe_allgather(batch, view, self._call(part))
         return run(
@@ -135,6 +135,6 @@ def _view(data: bytearray) -> TensorView:
 
 
 def _pickler() -> Any:
-    import cloudpickle  # here, because it takes longer to import than everything else together
+    import cloudpickle  # imported late, because it takes longer to import than everything else together
 
     return cloudpickle

@@ -1,4 +1,4 @@
-"""What a rank does, made visible: statistics and timelines, alike for every framework."""
+"""Observability of a rank: statistics and timelines, equal for every framework."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ __all__ = ["Lateness", "Statistics", "start_timeline", "stats", "stop_timeline"]
 
 
 def stats() -> Statistics:
-    """What this rank has done since init(), and who comes late: see `Statistics` for each field and its unit.
+    """Returns this rank's counters since init(), and each rank's lateness: `Statistics` documents fields and
+    units.
 
-    Cheap, and only this rank's own business: other ranks need not call it.
+    The call is cheap and local: other ranks need not make it.
 
     Raises:
         NotInitializedError: before init() or after shutdown() (a ValueError).
@@ -23,15 +24,15 @@ def stats() -> Statistics:
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Begins to write what becomes of each operation to a file that Perfetto (https://ui.perfetto.dev) shows.
+    """Starts writing the events of each operation to a file that Perfetto (https://ui.perfetto.dev) shows.
 
     Works at any time after init(), without an environment variable. Each rank that calls it writes its own
-    file: rank 0 `file_path`, the others `file_path` with ".rank1" and so on. One that is being written is
-    completed first. `hvdrun --timeline-filename` does this from the start, and makes one file of all.
+    file: rank 0 `file_path`, the others `file_path` with ".rank1" and so on. A timeline in progress is
+    completed first. `hvdrun --timeline-filename` does this from the start, and merges the files.
 
     Args:
-        file_path: of a file that is to be made or overwritten.
-        mark_cycles: also mark when this rank heard a Decision of the coordinator's.
+        file_path: the file to create or overwrite.
+        mark_cycles: also mark when this rank received a Decision of the coordinator.
 
     Raises:
         NotInitializedError: before init() or after shutdown() (a ValueError).

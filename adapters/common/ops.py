@@ -1,4 +1,4 @@
-"""Collective operations on views of memory. Adapters turn their tensors into views, and results back."""
+"""Collective operations on views of memory. Adapters convert their tensors to views, and results back."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _REDUCE_OPS = {
 }
 
 
-_JOINS = "join.{}"  # what counts the joins of a process set
-_NAMES_BEFORE_WRAP = 1024  # so that the names of one step come back in the next ones, and are cached
+_JOINS = "join.{}"  # the name of the counter of a process set's joins
+_NAMES_BEFORE_WRAP = 1024  # so that the names of one step recur in the next ones, and are cached
 
 
 class Call(NamedTuple):
-    """What the ranks recognise an operation by.
+    """The identity of an operation, by which the ranks match it.
 
     Attributes:
-        name: the same on all its ranks; None to be numbered.
-        process_set: the core's number of it; 0 is all ranks.
-        group: of operations that complete together: a number for the group, and how many they are.
+        name: the same on all its ranks; None to have it numbered.
+        process_set: the core's number of the set; 0 is all ranks.
+        group: operations that complete together: the group's number, and its number of operations.
     """
 
     name: str | None = None
@@ -49,7 +49,7 @@ class Call(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """How an all-reduce combines: the core's operation, and factors applied before and after it."""
+    """The combination of an all-reduce: the core's operation, and factors applied before and after it."""
 
     op: int = core.AVERAGE
     prescale: float = 1.0
@@ -59,10 +59,10 @@ class Reduction(NamedTuple):
 def reduction(
     op: int | None, average: bool | None, prescale: float = 1.0, postscale: float = 1.0
 ) -> Reduction:
-    """The reduction that Horovod's arguments mean: `op`, or the older `average`; Average without either.
+    """Returns the reduction for Horovod's arguments: `op`, or the older `average`; Average without either.
 
     Raises:
-        ValueError: both are given, there is no such operation, or `average` is no truth value.
+        ValueError: both are given, the operation does not exist, or `average` is no truth value.
     """
     if average is not None:
         _check_average(average)
@@ -84,10 +84,10 @@ def reduction(
 
 
 def gradient_reduction(op: int, predivide: float) -> Reduction:
-    """The reduction of gradients: `predivide` divides them before an average, and multiplies it.
+    """Returns the reduction of gradients: `predivide` divides them before an average, and multiplies it.
 
     Raises:
-        ValueError: there is no such operation, or the factor is not a positive number, or not 1 without
+        ValueError: the operation does not exist, or the factor is not a positive number, or not 1 without
             op=Average.
     """
     how = reduction(op, None)
@@ -110,7 +110,7 @@ def _check_average(average: Any) -> None:
 
 
 def _meant(value: Any) -> str:
-    """For an op that was written as a text: how it is spelled."""
+    """Returns the correct spelling for an op that was given as a text."""
     known = {name.lower(): name for name in ("Average", "Sum", "Adasum", "Min", "Max", "Product")}
     known |= {"mean": "Average", "avg": "Average", "add": "Sum", "prod": "Product"}
     meant = known.get(value.lower()) if isinstance(value, str) else None
@@ -118,14 +118,14 @@ def _meant(value: Any) -> str:
 
 
 def call(context: Context, name: str | None, process_set: ProcessSet) -> Call:
-    """The call of a name over a process set. Raises ValueError if the set is not in use."""
+    """Returns the call of a name over a process set. Raises ValueError if the set is not in use."""
     return Call(name, process_set.number(context))
 
 
 def group_calls(
     context: Context, kind: str, name: str | None, process_set: ProcessSet, count: int
 ) -> Sequence[Call]:
-    """Calls of `count` operations that complete together; the same name and count on all ranks."""
+    """Returns calls of `count` operations that complete together; the same name and count on all ranks."""
     number = process_set.number(context)
     if name is None:
         name = f"unnamed grouped_{kind} {context.next_number(f'{kind}.{number}') % _NAMES_BEFORE_WRAP}"
@@ -150,19 +150,19 @@ def describe_allreduce(
 def describe_reducescatter(
     batch: Batch, source: TensorView, target: int, how: Reduction, call: Call, index: int = 0
 ) -> None:
-    """Makes request `index` a reduction of which this rank's rows (see `own_rows`) go to address `target`.
+    """Makes request `index` a reduction whose rows for this rank (see `own_rows`) go to address `target`.
 
-    The source has to be row-major and of one dimension at least, and must not overlap the target.
+    The source has to be row-major, have at least one dimension, and must not overlap the target.
     """
     _describe_reduction(core.REDUCESCATTER, batch, source, how, call, index)
     batch.point(index, source.pointer, target)
 
 
 def own_rows(context: Context, rows: int, process_set: ProcessSet) -> int:
-    """This rank's share of `rows` in a reduce-scatter: the first `rows % size` members get one more."""
+    """Returns this rank's part of `rows` in a reduce-scatter: the first `rows % size` members get 1 more."""
     members = process_set.members(context)
     if context.rank not in members:
-        return 0  # the core will say that it is no member
+        return 0  # the core will report that this rank is not a member
     return rows // len(members) + (members.index(context.rank) < rows % len(members))
 
 
@@ -196,7 +196,7 @@ def describe_broadcast(
 def describe_allgather(batch: Batch, source: TensorView, call: Call, index: int = 0) -> None:
     """Makes request `index` a concatenation along dimension 0, into memory that the core allocates.
 
-    The source has to be row-major and of one dimension at least; take the result with `Context.output`.
+    The source has to be row-major, with at least one dimension; take the result with `Context.output`.
     """
     _describe_movement(core.ALLGATHER, batch, source, call, index)
     batch.point(index, source.pointer, 0)
@@ -207,8 +207,8 @@ def describe_alltoall(
 ) -> None:
     """Makes request `index` send each member its rows, into memory that the core allocates there.
 
-    The source has to be row-major and of one dimension at least; `splits` has the rows for each member, None
-    is as many for each. Take the result with `Context.output`, and before it `Context.received_splits`.
+    The source has to be row-major, with at least one dimension; `splits` has the rows for each member, None
+    means equal parts. Take the result with `Context.output`, and before it `Context.received_splits`.
     """
     _describe_movement(core.ALLTOALL, batch, source, call, index, splits=splits)
     batch.point(index, source.pointer, 0)
@@ -217,7 +217,7 @@ def describe_alltoall(
 def describe_send(batch: Batch, view: TensorView, ranks: tuple[int, int], call: Call, index: int = 0) -> None:
     """Makes request `index` move a tensor between two ranks of the world, (from, to).
 
-    The view is what the one sends, and what the other overwrites.
+    The sender reads the view, the receiver overwrites it.
     """
     _describe_movement(core.SEND, batch, view, call, index, root=ranks[0], destination=ranks[1])
     batch.point(index, view.pointer, view.pointer)
@@ -255,7 +255,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
 
 
 def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> int:
-    """Says that this rank has no more data, and waits until all ranks of the set have said so.
+    """Signals that this rank has no more data, and waits until all ranks of the set have done so.
 
     Until then the rank takes part in the others' operations with neutral elements: zeros in sums, infinities
     in minima and maxima, ones in products, no rows in what is gathered. It cannot be the root of a broadcast,
@@ -265,7 +265,7 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> i
     Args:
         device: the GPU on which this rank takes part, if the others' tensors are on GPUs; -1: the one that
             its own tensors have been on.
-        process_set: where this rank has no more data.
+        process_set: the set in which this rank has no more data.
 
     Returns:
         The rank that joined last, the same on all ranks.
@@ -284,5 +284,5 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> i
 
 
 def joins_of(context: Context, process_set: int) -> int:
-    """How often all ranks of a set, by its number, have joined."""
+    """Returns how often all ranks of a set, given by its number, have joined."""
     return context.count_of(_JOINS.format(process_set))

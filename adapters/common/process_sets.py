@@ -1,6 +1,6 @@
-"""Process sets: some of the ranks, which run operations among themselves.
+"""Process sets: subsets of the ranks, which run operations among themselves.
 
-Sets may overlap. Those that share no rank do not wait for each other.
+Sets may overlap. Sets without a common rank do not wait for each other.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from sirtaki.common.handles import Operation, run, spare_batch
 
 
 class ProcessSet:
-    """Some of the ranks. `add_process_set` makes it usable.
+    """A subset of the ranks. `add_process_set` makes it usable.
 
     Attributes:
         ranks: the ranks of the world that belong to it, ascending.
-        process_set_id: its number, alike on all ranks; None until it has been added, and after its removal.
+        process_set_id: its number, equal on all ranks; None until it has been added, and after its removal.
         mpi_comm: None: sirtaki uses no MPI.
     """
 
     mpi_comm = None
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        """Names the ranks; nothing is sent yet.
+        """Stores the ranks; nothing is sent yet.
 
         Raises:
-            ValueError: something else than whole numbers.
+            ValueError: a value that is not a whole number.
         """
         try:
             self._ranks = sorted(operator.index(rank) for rank in ranks)
@@ -48,7 +48,7 @@ class ProcessSet:
         return self._number if self._context is not None and self._context is find() else None
 
     def number(self, context: Context) -> int:
-        """The number by which the core knows it.
+        """Returns the core's number of the set.
 
         Raises:
             ValueError: it has not been added to this world, or has been removed.
@@ -60,20 +60,20 @@ class ProcessSet:
         return self._number
 
     def members(self, context: Context) -> list[int]:
-        """The ranks that belong to it. Raises ValueError if it has not been added to this world."""
+        """Returns the ranks that belong to it. Raises ValueError if it has not been added to this world."""
         self.number(context)
         return self._ranks
 
     def size(self) -> int | None:
-        """The number of its ranks; None if it has not been added."""
+        """Returns the number of its ranks; None if it has not been added."""
         return None if self.process_set_id is None else len(self.ranks)
 
     def included(self) -> bool | None:
-        """Whether this rank belongs to it; None if it has not been added."""
+        """Returns whether this rank belongs to it; None if it has not been added."""
         return None if self.process_set_id is None else current().rank in self.ranks
 
     def rank(self) -> int | None:
-        """This rank's place among its ranks, from 0; None if it has not been added.
+        """Returns this rank's index among its ranks, from 0; None if it has not been added.
 
         Raises:
             ValueError: this rank does not belong to it.
@@ -86,11 +86,11 @@ class ProcessSet:
         return ranks.index(own)
 
     def __deepcopy__(self, memo: Any) -> ProcessSet:
-        """The set itself: a copy of a model is trained by the same ranks."""
+        """Returns the set itself: a copy of a model is trained by the same ranks."""
         return self
 
     def __reduce__(self) -> Any:
-        """In another process it has yet to be added."""
+        """Pickles the ranks only: in another process the set has yet to be added."""
         return type(self), (self._ranks,)
 
     def _begin(self, context: Context, number: int) -> None:
@@ -108,7 +108,7 @@ class ProcessSet:
 
 
 class _AllRanks(ProcessSet):
-    """The set of all ranks, which is always there."""
+    """The set of all ranks, which always exists."""
 
     def __init__(self) -> None:
         super().__init__(())
@@ -145,7 +145,7 @@ global_process_set: ProcessSet = _AllRanks()
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Makes a process set usable. All ranks must call it, also those that do not belong to it.
+    """Makes a process set usable. All ranks must call it, including those that do not belong to it.
 
     Args:
         process_set: a set, or its ranks.
@@ -154,7 +154,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         The set.
 
     Raises:
-        ValueError: it has no ranks, unknown ones or one twice; or a set of these ranks is in use already.
+        ValueError: it has no ranks, unknown ranks or a rank twice; or a set of these ranks is already in use.
         MismatchError: the ranks named different sets.
         PeerLostError: a rank died.
     """
@@ -170,12 +170,12 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Ends the use of a process set. All ranks must call it, also those that do not belong to it.
+    """Ends the use of a process set. All ranks must call it, including those that do not belong to it.
 
-    What is in flight in the set on any rank ends with a ValueError.
+    Operations in flight in the set end with a ValueError on every rank.
 
     Returns:
-        Whether it was in use. False for the set of all ranks, which stays.
+        Whether it was in use. False for the set of all ranks, which cannot be removed.
 
     Raises:
         MismatchError: the ranks named different sets.

@@ -1,7 +1,7 @@
-"""Operations in place on one tensor that a program makes over and over, such as once a step.
+"""In-place operations on one tensor that a program repeats, such as once per step.
 
 Their requests are described once and kept; after that only the tensor's address is written into them. That
-takes a third of the time that describing and finding them anew does.
+takes a third of the time of describing and finding them again.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 from sirtaki._core.context import Context
 from sirtaki._core.request import Batch
 
-# By whatever tells one operation from another, those used last at the end. A batch is taken out while it
-# runs, so that no two threads use it; taking one out and putting it back are atomic.
+# Keyed by everything that distinguishes operations, the most recently used at the end. A batch is taken out
+# while it runs, so that no two threads use it; taking it out and putting it back are atomic.
 _kept: dict[Hashable, Batch] = {}
 _MOST_KEPT = 256  # about 1 KiB each
 
@@ -22,7 +22,7 @@ def run_again(context: Context, key: Hashable, address: int, tensor: Any) -> boo
     """Runs the operation that was kept under this key, on the tensor at this address.
 
     Returns:
-        False if there is none, or another thread is running it: then nothing has happened.
+        False if there is none, or if another thread is running it: then nothing has happened.
 
     Raises:
         HorovodInternalError: the operation failed.
@@ -40,7 +40,7 @@ def run_again(context: Context, key: Hashable, address: int, tensor: Any) -> boo
 
 
 def keep_described(key: Hashable, describe: Callable[[Batch], object]) -> None:
-    """Describes an operation that has just worked, for the calls that will repeat it."""
+    """Describes and keeps an operation that has just succeeded, for the calls that repeat it."""
     batch = Batch(1)
     describe(batch)
     if len(_kept) >= _MOST_KEPT:

@@ -1,4 +1,4 @@
-"""Work that one rank does for all: writing a file, downloading data."""
+"""Work that one rank does for all ranks, such as writing a file or downloading data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Result = TypeVar("_Result")
 
 
 def is_root() -> bool:
-    """Whether this is rank 0, the one that writes files and prints. Other ranks do not wait for it.
+    """Returns whether this is rank 0, which writes files and prints. Other ranks do not wait for it.
 
     Raises NotInitializedError (a ValueError) before init().
     """
@@ -26,7 +26,7 @@ def is_root() -> bool:
 def on_root(
     function: Callable[_Parameters, _Result], *arguments: _Parameters.args, **options: _Parameters.kwargs
 ) -> _Result:
-    """Calls a function on rank 0 alone, while the others wait for it. All ranks must call this.
+    """Calls a function on rank 0 alone, while the others wait for it. All ranks must call it.
 
     For example `hvd.on_root(torch.save, model.state_dict(), "model.pt")`, or `path = hvd.on_root(download)`.
 
@@ -34,8 +34,8 @@ def on_root(
         The function's result, on all ranks: anything that cloudpickle can pickle.
 
     Raises:
-        Exception: on rank 0, what the function raised.
-        HorovodInternalError: on the others, if it raised; the text has its error.
+        Exception: on rank 0, the exception of the function.
+        HorovodInternalError: on the others, if it raised; the text contains its error.
     """
     name = getattr(function, "__name__", "the function")
     if current().rank:

@@ -1,10 +1,10 @@
-"""Comparisons beside the exchange of an optimizer's gradients, so that ranks do not come apart unnoticed.
+"""Comparisons during the exchange of an optimizer's gradients, so that ranks cannot diverge unnoticed.
 
-In the second exchange, the parameters and the optimizer's state (not in the first: some programs broadcast
-them after one step); in each exchange, learning rates that have changed; in the first two, the gradients that
-each rank has computed, which should not be the same. What differs is found out, and raised, when the
-optimizer is about to step: all ranks do that in the same order, while exchanges of several optimizers may end
-in any order.
+In the second exchange, the parameters and the optimizer's state are compared (not in the first: some programs
+broadcast them after one step); in each exchange, learning rates that have changed; in the first two, the
+gradients that each rank has computed, which should not be equal. A difference is analysed, and raised, when
+the optimizer is about to step: all ranks do that in the same order, while exchanges of several optimizers may
+end in any order.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sirtaki.common.hints import hint
 from sirtaki.common.ops import joins_of
 from sirtaki.common.process_sets import global_process_set
 
-_PARAMETERS, _OPTIONS, _GRADIENTS, _ROUND = range(4)  # the numbers that are compared
-_FIRST_CHECK = 2  # the round whose comparison has the parameters, too
+_PARAMETERS, _OPTIONS, _GRADIENTS, _ROUND = range(4)  # indices of the numbers that are compared
+_FIRST_CHECK = 2  # the round whose comparison includes the parameters
 _ROUNDS_WITH_GRADIENTS = 2
 
 _SAME_DATA = (
@@ -32,26 +32,26 @@ _AFTER_JOIN = "ranks that had called hvd.join() have missed the steps that the o
 
 
 class Optimizer(Tensors, Protocol):
-    """An optimizer as an adapter shows it: the tensors are its parameters, and its state."""
+    """An optimizer as an adapter presents it: the tensors are its parameters, and its state."""
 
     def rates(self) -> Sequence[float]:
-        """The learning rate of each parameter group, cheaply: it is looked at in each step."""
+        """Returns the learning rate of each parameter group. Has to be cheap: called in each step."""
         ...
 
     def options(self) -> Options:
-        """All hyper-parameters of each parameter group."""
+        """Returns all hyper-parameters of each parameter group."""
         ...
 
 
 class RoundChecks:
     """The comparisons of one optimizer. A round is one exchange of all its gradients, by all its ranks.
 
-    In each round: `note_gradient` while `wants_gradients`, `start`, then `finish` once the gradients have
-    come, and `report` before the optimizer steps.
+    In each round call: `note_gradient` while `wants_gradients`, `start`, then `finish` once the gradients
+    have arrived, and `report` before the optimizer steps.
     """
 
     def __init__(self, scope: Scope, optimizer: Optimizer, first_check: int = _FIRST_CHECK) -> None:
-        """`first_check` is the first round in which parameters are compared, from 1."""
+        """Creates the checks. `first_check` is the first round that compares parameters, counted from 1."""
         self._scope, self._optimizer, self._first_check = scope, optimizer, first_check
         self._interval = int(scope.context.setting("check_parameters"))  # 0: never; -1: once
         self._comparison = Comparison(scope.context, scope.call(), 4)
@@ -61,16 +61,16 @@ class RoundChecks:
         self._rates_checksum = 0
         self._joins = joins_of(scope.context, self._set_number)
         self._is_after_join = False
-        self._gradients: dict[int, int] = {}  # checksums of this round's, by parameter
-        self._alike_gradients = 0  # in how many rounds all ranks had the same
+        self._gradients: dict[int, int] = {}  # checksums of this round's gradients, by parameter
+        self._alike_gradients = 0  # number of rounds in which all ranks had the same
         self._is_suspicious = False
         self._has_told_of_rounding = False
 
     @property
     def wants_gradients(self) -> bool:
-        """Whether the gradients that this rank has computed for the coming round are to be noted.
+        """Returns whether this rank's gradients of the coming round must be passed to `note_gradient`.
 
-        Ranks of a process set may well be given the same batch.
+        Ranks of a process set may legitimately get the same batch.
         """
         return (
             self._round < _ROUNDS_WITH_GRADIENTS
@@ -83,11 +83,11 @@ class RoundChecks:
         return self._comparison.is_open
 
     def note_gradient(self, index: int, checksum: int) -> None:
-        """Takes the checksum of a gradient that is not zero, before it is exchanged."""
+        """Stores the checksum of a gradient that is not zero, before it is exchanged."""
         self._gradients[index] = checksum
 
     def start(self) -> None:
-        """Queues this round's comparison, unless that has been done."""
+        """Queues this round's comparison, unless it has been queued already."""
         if self._interval == 0 or self._comparison.is_open:
             return
         has_gradients = self.wants_gradients
@@ -107,7 +107,7 @@ class RoundChecks:
         self._comparison.start(numbers, is_news=is_news)
 
     def _is_due(self) -> bool:
-        """Whether the parameters are compared in this round."""
+        """Returns whether the parameters are compared in this round."""
         joins = joins_of(self._scope.context, self._set_number)
         if joins != self._joins:
             self._joins, self._is_after_join = joins, True
@@ -116,7 +116,7 @@ class RoundChecks:
         return since == 0 or (since > 0 and self._interval > 0 and since % self._interval == 0)
 
     def finish(self) -> None:
-        """Waits for this round's comparison. `report` tells what it has shown."""
+        """Waits for this round's comparison. `report` reports the outcome."""
         if not self._comparison.is_open:
             return
         outcome = self._comparison.finish()
@@ -134,7 +134,7 @@ class RoundChecks:
         self._gradients.clear()
 
     def report(self) -> None:
-        """Raises or warns if a comparison has shown that something is wrong. All ranks have to call it.
+        """Raises or warns if a comparison has found a problem. All ranks have to call it.
 
         Raises:
             ParametersDifferError: parameters or hyper-parameters differ; on all ranks, with the same text.
@@ -160,6 +160,6 @@ class RoundChecks:
             self._warn(f"{finding.text}, no more than rounding: the ranks' machines compute differently")
 
     def _warn(self, text: str) -> None:
-        """Warns on one rank: the others would say the same."""
+        """Warns on one rank: the others would print the same."""
         if self._scope.context.rank == self._scope.process_set.members(self._scope.context)[0]:
             hint(text)

@@ -1,4 +1,4 @@
-"""What the core needs to know about a tensor, whatever library it comes from."""
+"""The core's description of a tensor, independent of its library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sirtaki._core.library import dtypes
 from sirtaki._core.request import CPU
 
-# Element types by name, as the core numbers them. A framework's adapter maps its own dtypes onto these.
+# Element types by name, with the core's codes. A framework's adapter maps its own dtypes to these.
 DTYPE_CODES: dict[str, int] = {dtype.name: dtype.code for dtype in dtypes()}
 DTYPE_NAMES: dict[int, str] = {dtype.code: dtype.name for dtype in dtypes()}
 REDUCIBLE: frozenset[int] = frozenset(dtype.code for dtype in dtypes() if dtype.reduce_ops)
@@ -24,8 +24,8 @@ class TensorView(NamedTuple):
         shape: elements along each dimension; () for a scalar.
         dtype: the core's code of the element type.
         layout: ROW_MAJOR, or the number of another dense order (see `dense_layout`).
-        owner: what keeps the memory alive.
-        device: where the memory is: CPU, or the number of a GPU.
+        owner: the object that keeps the memory alive.
+        device: the location of the memory: CPU, or the number of a GPU.
     """
 
     pointer: int
@@ -37,10 +37,10 @@ class TensorView(NamedTuple):
 
 
 def dense_layout(shape: Sequence[int], strides: Sequence[int]) -> int | None:
-    """The number of a dense stride order, alike on all ranks; None for memory with gaps or overlaps.
+    """Returns the number of a dense stride order, equal on all ranks; None for memory with gaps or overlaps.
 
-    Strides are counted in elements. Dimensions of one element have no place in an order, so they do not
-    count: row-major is 0, and a channels_last batch has the same number in numpy and in torch.
+    Strides are counted in elements. Dimensions of one element have no position in an order and are ignored:
+    row-major is 0, and a channels_last batch has the same number in numpy and in torch.
     """
     axes = [axis for axis, extent in enumerate(shape) if extent != 1]
     if 0 in shape:

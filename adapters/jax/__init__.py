@@ -52,5 +52,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """Lists the public names alone, for the completion of editors and notebooks."""
+    """Lists the public names only, for the completion of editors and notebooks."""
     return sorted(__all__)

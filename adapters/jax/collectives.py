@@ -1,17 +1,18 @@
 """Collective operations on arrays, and on trees of them, inside and outside jit.
 
-Every rank of the process set has to call the same operations in the same order; a tree travels as one.
-Outside jit an operation returns when it has ended. Inside jit it is part of the program, and its results are
-there when the program's are; see docs/jax.md for what the ranks' programs must have in common.
+Every rank of the process set has to call the same operations in the same order; a tree is exchanged as one
+operation. Outside jit an operation returns when it has ended. Inside jit it is part of the program, and its
+results are available when the program's are; docs/jax.md lists what the ranks' programs must have in common.
 
-Wrong arguments raise ValueError, inside jit when it is traced. What goes wrong between ranks raises a
+Wrong arguments raise ValueError, inside jit during tracing. Failures between ranks raise a
 HorovodInternalError outside jit; a compiled program fails with jax.errors.JaxRuntimeError, which has the same
 text.
 
-Arrays may have any dtype that the core knows: floating and integer ones from 8 bits on, bool and complex.
+Arrays may have any dtype that the core supports: floating and integer ones of 8 bits or more, bool and
+complex.
 
-Sums and averages can be differentiated, and so can whatever moves: a derivative is that of the sum of all
-ranks' losses. Under vmap a batch travels as one array.
+Sums, averages and all operations that only move data can be differentiated: a derivative is that of the sum
+of all ranks' losses. Under vmap a batch is exchanged as one array.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def allreduce(
     Args:
         tensor: an array of any shape, or a tree of arrays, the same on every rank, of numeric dtypes; bool
             for Min, Max and Product; complex for Sum and Average.
-        average: the older way to say op=Average (True) or op=Sum (False).
-        name: how the ranks recognise the operation.
+        average: the older form of op=Average (True) or op=Sum (False).
+        name: identifies the operation on all ranks.
         compression: Compression.fp16 or Compression.bf16 to exchange floating elements in 16 bits.
         op: Average (default), Sum, Min, Max, Product, or Adasum (floating dtypes). An integer Average
             truncates toward zero.
@@ -79,7 +80,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """As `allreduce`, of a list of arrays. Returns the list of results."""
+    """Works like `allreduce`, for a list of arrays. Returns the list of results."""
     return allreduce(
         list(tensors), average, name, compression, op, prescale_factor, postscale_factor, process_set
     )
@@ -98,13 +99,14 @@ def reducescatter(
     call it.
 
     Args:
-        tensor: an array of one dimension at least, or a tree of them, of the same shapes on every rank.
+        tensor: an array with at least one dimension, or a tree of them, of the same shapes on every rank.
         op: Average, Sum, Min, Max or Product.
         name, compression, process_set, prescale_factor, postscale_factor: as for `allreduce`.
 
     Returns:
-        This rank's rows of the combination. Dimension 0 is cut in the order of ranks. Outside jit, where it
-        does not divide evenly, the first `rows % size` ranks get one row more; inside jit it has to.
+        This rank's rows of the combination. Dimension 0 is divided in the order of ranks. Outside jit, if it
+        does not divide evenly, the first `rows % size` ranks get one more row; inside jit it has to divide
+        evenly.
 
     Raises:
         ValueError: an unknown op, a dtype that cannot be combined, an array without dimensions, or, inside
@@ -121,9 +123,9 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
     """Concatenates the ranks' arrays along dimension 0, in the order of ranks. All of the set must call it.
 
     Args:
-        tensor: an array of one dimension at least, or a tree of them. Outside jit dimension 0 may differ
+        tensor: an array with at least one dimension, or a tree of them. Outside jit dimension 0 may differ
             between ranks; inside jit, where shapes are fixed, it may not.
-        name: how the ranks recognise the operation.
+        name: identifies the operation on all ranks.
         process_set: the ranks that take part.
 
     Returns:
@@ -140,17 +142,17 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
 def broadcast(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Gives all ranks of the set the arrays of rank `root_rank`. All of them must call it.
+    """Copies the arrays of rank `root_rank` to all ranks of the set. All of them must call it.
 
     Args:
-        tensor: an array, or a tree of arrays, of the same shapes on every rank; only the root's elements
-            count.
+        tensor: an array, or a tree of arrays, of the same shapes on every rank; only the root's elements are
+            used.
         root_rank: a rank of the world that belongs to the set.
-        name: how the ranks recognise the operation.
+        name: identifies the operation on all ranks.
         process_set: the ranks that take part.
 
     Raises:
-        ValueError: there is no such root, or a dtype cannot be exchanged.
+        ValueError: the root does not exist, or a dtype cannot be exchanged.
         MismatchError: ranks disagree about dtype, shape or root.
         PeerLostError: a rank died.
     """
@@ -163,21 +165,20 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends each rank of the set its rows of an array, and concatenates what comes. All of them must call it.
+    """Sends each rank of the set its rows of an array; returns the rows received. All of them must call it.
 
     Args:
-        tensor: an array of one dimension at least.
-        splits: how many rows go to each rank; None is as many for each. Not inside jit, where shapes are
-            fixed.
-        name: how the ranks recognise the operation.
+        tensor: an array with at least one dimension.
+        splits: the number of rows for each rank; None: equal parts. Not inside jit, where shapes are fixed.
+        name: identifies the operation on all ranks.
         process_set: the ranks that take part.
 
     Returns:
-        The rows that came, in the order of ranks; with splits a pair of them and an int32 array of how many
-        came from each.
+        The received rows, in the order of ranks; with splits a pair of them and an int32 array of the number
+        of rows from each.
 
     Raises:
-        ValueError: splits that do not fit, or rows that cannot be cut into equal parts.
+        ValueError: splits that do not fit, or rows that cannot be divided evenly.
         MismatchError: ranks disagree about dtype or the shape of rows.
         PeerLostError: a rank died.
     """
@@ -193,7 +194,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
 
     Raises:
         ValueError: this rank does not belong to the set, or a program is being traced, in which a call
-            without operands would have no place.
+            without operands would have no position.
         PeerLostError: a rank died.
     """
     if isinstance(jnp.zeros(()), jax.core.Tracer):

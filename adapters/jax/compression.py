@@ -1,4 +1,4 @@
-"""How arrays travel: as they are, or in 16 bits."""
+"""The formats in which arrays are exchanged: unchanged, or in 16 bits."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import jax.numpy as jnp
 
 
 class Compressor:
-    """What a compressor has to offer. Subclass it to make one: both are static, stateless and traceable."""
+    """The interface of a compressor. Subclass it to make one: both are static, stateless and traceable."""
 
     @staticmethod
     def compress(array: Any) -> tuple[Any, Any]:
-        """What is exchanged instead of `array`, and what `decompress` needs to undo it."""
+        """Returns the array to exchange instead of `array`, and what `decompress` needs to undo it."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(array: Any, context: Any) -> Any:
-        """The exchanged array in its first form."""
+        """Returns the exchanged array in its original form."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Exchanges arrays as they are."""
+    """Exchanges arrays unchanged."""
 
     @staticmethod
     def compress(array: Any) -> tuple[Any, None]:
@@ -62,7 +62,7 @@ class BF16Compressor(Compressor):
 
 
 class Compression:
-    """The compressors there are."""
+    """The available compressors."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -20,10 +20,11 @@ def check_parameters(params: Any, process_set: ProcessSet = global_process_set) 
     """Makes sure that all ranks of the set have the same parameters. All of them must call it, outside jit.
 
     It reads all arrays and sends 8 bytes; more only if they differ. `DistributedOptimizer` does this by
-    itself, once, where `update` runs outside jit; inside it cannot.
+    itself, once, if `update` runs outside jit; inside it cannot.
 
     Args:
-        params: any tree: parameters, an optimizer's state. What is no array or number is not compared.
+        params: any tree: parameters, an optimizer's state. Leaves other than arrays and numbers are not
+            compared.
         process_set: the ranks that take part.
 
     Raises:
@@ -37,7 +38,7 @@ def check_parameters(params: Any, process_set: ProcessSet = global_process_set) 
 def around(
     checks: EagerChecks, process_set: ProcessSet, gradients: Any, parameters: Any
 ) -> AbstractContextManager[None]:
-    """Compares beside the exchange that is made inside; not in a program that is being traced."""
+    """Compares during the exchange inside the context; not in a program that is being traced."""
     leaves = jax.tree.leaves((gradients, parameters))
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         return nullcontext()
@@ -46,7 +47,7 @@ def around(
 
 
 def named(tree: Any) -> Iterator[tuple[str, Any]]:
-    """The arrays of a tree by their paths, as numpy's."""
+    """Yields the arrays of a tree with their paths, as numpy arrays."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if is_key(leaf):
             leaf = jax.random.key_data(leaf)
@@ -55,10 +56,10 @@ def named(tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether it is an array or a number."""
+    """Returns whether it is an array or a number."""
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex)
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether it is an array of keys of jax.random."""
+    """Returns whether it is an array of keys of jax.random."""
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -1,4 +1,4 @@
-"""Collectives outside jit: straight into the core, from the arrays' own memory."""
+"""Collectives outside jit: they call the core directly, with the arrays' own memory."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from sirtaki.common.ops import Call, Reduction
 from sirtaki.common.tensor import ROW_MAJOR, TensorView
 from sirtaki.jax.terms import Terms, dtype_code
 
-_ALIGNMENT = 64  # bytes, so that JAX takes the memory over as it is
+_ALIGNMENT = 64  # bytes, so that JAX takes the memory over without a copy
 
 Finish = Callable[[Context, Batch], Any]
 
 
 def run(*arrays: Any, terms: Terms) -> list[Any]:
-    """The results on this rank, as arrays. An all-to-all with splits also gives the rows from each rank."""
+    """Returns this rank's results, as arrays. An all-to-all with splits adds the rows from each rank."""
     arrays = tuple(jax.numpy.asarray(array) for array in arrays)
     if any(
         _only_device(array, name).platform != "cpu" for array, name in zip(arrays, terms.names, strict=True)
@@ -45,8 +45,8 @@ def run(*arrays: Any, terms: Terms) -> list[Any]:
 
 @lru_cache(maxsize=1024)
 def _compiled(terms: Terms) -> Any:
-    """As part of a program, which knows the streams of a GPU."""
-    from sirtaki.jax.primitives import bind  # which needs this module
+    """Runs the collective as part of a program, which knows the streams of a GPU."""
+    from sirtaki.jax.primitives import bind  # imported late: it imports this module
 
     return jax.jit(lambda *arrays: bind(terms, arrays))
 
@@ -88,13 +88,13 @@ def _describe(context: Context, batch: Batch, array: Any, terms: Terms, index: i
 def _own_rows(context: Context, rows: int, process_set: int) -> int:
     members = context.members(process_set)
     if context.rank not in members:
-        return 0  # the core will say that it is no member
+        return 0  # the core will report that this rank is not a member
     return rows // len(members) + (members.index(context.rank) < rows % len(members))
 
 
 def _view(array: Any, name: str) -> TensorView:
     code = dtype_code(array.dtype, name)
-    memory = np.asarray(array)  # waits for it, and does not copy
+    memory = np.asarray(array)  # waits for the array, and does not copy
     if not memory.flags.c_contiguous:
         memory = np.ascontiguousarray(memory)
     return TensorView(memory.ctypes.data, memory.shape, code, ROW_MAJOR, memory)

@@ -1,17 +1,17 @@
-"""How a collective becomes a call in a compiled program, and what keeps the ranks' programs together.
+"""Lowers collectives to calls in compiled programs, and keeps the ranks' programs consistent.
 
-**Names.** Ranks recognise an operation by its name. A program's names must be the same on all ranks,
-whichever of them compiles it again or takes it from a cache, and must tell apart what may run at the same
-time. So they are given when a program has been lowered as a whole: in its order, as if all its functions were
-inlined, the second call of a name gets the number 2, and so on. A function that is called twice becomes two.
-Nothing counts across programs, and nothing at run time: the turns of a loop use one name in turn, and so do
-programs, of which XLA runs one after another.
+**Names.** Ranks match operations by their names. A program's names must be the same on all ranks, regardless
+of which of them compiles it again or takes it from a cache, and must distinguish the operations that may run
+at the same time. So names are assigned when a program has been lowered as a whole: in its order, as if all
+its functions were inlined, the second call of a name gets the number 2, and so on. A function that is called
+twice becomes two. Nothing counts across programs, and nothing at run time: the iterations of a loop reuse one
+name, and so do programs, which XLA runs one after another.
 
 **Order.** Calls that do not depend on each other may start in any order, which differs between ranks; none
-blocks a thread, so each starts on every rank in the end. There is one exception: a small program runs its
+blocks a thread, so each eventually starts on every rank. There is one exception: a small program runs its
 calls one by one, each when the last has ended. Its order is XLA's choice, which may depend on shapes that
-only this rank has. So small calls, and the first ones of each block, wait for the one before them in the
-order of the program, by a value that carries nothing else.
+only this rank has. So small calls, and the first ones of each block, wait for their predecessor in the order
+of the program, by a value that carries no data.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from sirtaki._core.errors import UnsupportedError
 from sirtaki.jax.target import TARGET
 from sirtaki.jax.terms import Terms
 
-_ORDERED_CALLS = 16  # of each block; XLA runs at most 8 steps one by one, or more if all have little data
+_ORDERED_CALLS = 16  # per block; XLA runs at most 8 steps one by one, or more if all have little data
 _LITTLE = 4096  # bytes
 _LOWERED = getattr(
     dispatch, "JAXPR_TO_MLIR_MODULE_EVENT", "/jax/core/compile/jaxpr_to_mlir_module_duration"
-)  # the event that a program has been lowered; a private constant of JAX, here by its name in 0.5 to 0.10
-_NOT_NUMBERED = -1  # the core refuses it: calls that nobody has numbered would be mistaken for each other
+)  # the event after a program's lowering; a private constant of JAX, here by its name in 0.5 to 0.10
+_NOT_NUMBERED = -1  # rejected by the core: calls without a number would be mistaken for each other
 _CONFIGURATIONS = ("mhlo.backend_config", "backend_config")  # the attribute's name in different versions
 
 
 class _Lowered:
-    """A module that is being lowered: the last call of each of its blocks."""
+    """A module that is being lowered, with the last call of each of its blocks."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
-        self.blocks: list[list[Any]] = []  # of [block, calls so far, the value that orders the next one]
+        self.blocks: list[list[Any]] = []  # [block, calls so far, the value that orders the next one]
 
     def last(self, block: Any) -> list[Any]:
         for entry in self.blocks:
@@ -72,7 +72,7 @@ _modules = _Modules()
 
 
 def lower(on_gpu: bool) -> Callable[..., Any]:
-    """The rule that makes a call of a primitive with `terms`."""
+    """Returns the rule that lowers a call of a primitive with `terms`."""
 
     def rule(ctx: Any, *operands: Any, terms: Terms) -> Sequence[Any]:
         _refuse_several_devices(ctx.module_context.axis_context, terms)
@@ -134,7 +134,7 @@ def _name_all(event: str, *_: Any, **__: Any) -> None:
         lowered, _modules.unnamed = _modules.unnamed, []
         for program in lowered:
             functions = _functions(program.module)
-            if "main" in functions:  # else lowering has failed before it was there
+            if "main" in functions:  # else lowering has failed before "main" existed
                 with program.module.context, ir.Location.unknown():
                     _Naming(program.module, functions).function(functions["main"])
 
@@ -148,7 +148,7 @@ def _symbol(op: Any) -> str:
 
 
 class _Naming:
-    """Gives each call of a module its number, and each call of a function that has some its own function."""
+    """The numbering of a module's calls; each call of a function with collectives gets its own copy of it."""
 
     def __init__(self, module: Any, functions: dict[str, Any]) -> None:
         self._module = module
@@ -219,15 +219,15 @@ def _is_ours(op: Any) -> bool:
 
 
 def name_when_lowered() -> None:
-    """From now on names each program's calls when it has been lowered."""
+    """Starts naming each program's calls once it has been lowered."""
     jax.monitoring.register_event_duration_secs_listener(_name_all)
 
 
 def register(primitive: Any) -> None:
-    """Lowers a primitive by these rules, on CPUs and on GPUs."""
+    """Registers these lowering rules for a primitive, on CPUs and on GPUs."""
     for platform in ("cpu", "cuda"):
         rule = lower(platform == "cuda")
         try:
             mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
-        except TypeError:  # older versions do not know it, and lower each call anew
+        except TypeError:  # older versions lack the argument, and lower each call anew
             mlir.register_lowering(primitive, rule, platform=platform)

@@ -1,4 +1,4 @@
-"""Training: gradients that are averaged over all ranks, for optax and for whatever takes gradients."""
+"""Training with gradients averaged over all ranks, for optax and for any other user of gradients."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sirtaki.numpy.consistency import EagerChecks
 
 
 class AccumulatingState(NamedTuple):
-    """Of an optimizer that takes several backward passes for one step.
+    """The state of an optimizer that accumulates several backward passes for one step.
 
     Attributes:
         inner: the wrapped optimizer's state.
         total: the sum of this rank's gradients since the last step.
-        passes: how many there are.
+        passes: the number of these gradients.
     """
 
     inner: Any
@@ -41,18 +41,19 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
 ) -> Any:
     """Makes a transformation of optax update with gradients that are averaged over all ranks.
 
-    All ranks must call `update`, inside or outside jit. All gradients of a step travel as one. What comes
-    behind, such as clipping, sees the averaged ones. `init` exchanges nothing: see `broadcast_parameters`.
+    All ranks must call `update`, inside or outside jit. All gradients of a step are exchanged as one
+    operation. Subsequent transformations, such as clipping, see the averaged ones. `init` exchanges nothing:
+    see `broadcast_parameters`.
 
     Outside jit, the second update compares parameters and state over the ranks, and raises
     ParametersDifferError if they differ; inside, `check_parameters` after a step does.
 
     Args:
         optimizer: an optax.GradientTransformation.
-        name: how the ranks recognise the gradients: the name of each begins so.
+        name: the prefix of the gradients' names, which identify them on all ranks.
         compression: Compression.fp16 or Compression.bf16 to exchange gradients in 16 bits.
-        backward_passes_per_step: so many updates add up on this rank before their sum is averaged over the
-            ranks. It is not divided by their number. The updates in between are zeros.
+        backward_passes_per_step: number of updates that are accumulated on this rank before their sum is
+            averaged over the ranks. The sum is not divided by this number. The updates in between are zeros.
         op: Average or Sum (also Min, Max, Product, Adasum).
         process_set: the ranks that take part.
 
@@ -63,7 +64,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
         TypeError: `optimizer` is not a transformation of optax.
         ValueError: backward_passes_per_step is less than 1.
     """
-    import optax  # here, because only this needs it
+    import optax  # imported late, because only this needs it
 
     if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
         raise TypeError(
@@ -121,9 +122,9 @@ def value_and_grad(
     process_set: ProcessSet = global_process_set,
     **options: Any,
 ) -> Callable[..., Any]:
-    """As jax.value_and_grad, with gradients that are averaged over all ranks, which must all call the result.
+    """Works like jax.value_and_grad, with gradients averaged over all ranks, which must all call the result.
 
-    The value, and what comes with it, stays this rank's own: `allreduce` it to report it.
+    The value, and any auxiliary output, stays this rank's own: `allreduce` it to report it.
 
     Args:
         fun, argnums, has_aux, options: as for jax.value_and_grad.
@@ -142,7 +143,7 @@ def value_and_grad(
 def grad(
     fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, **options: Any
 ) -> Callable[..., Any]:
-    """As jax.grad, with averaged gradients; the options are those of `value_and_grad`."""
+    """Works like jax.grad, with averaged gradients; the options are those of `value_and_grad`."""
     both = value_and_grad(fun, argnums, has_aux, **options)
 
     @wraps(fun)

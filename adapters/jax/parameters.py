@@ -1,4 +1,4 @@
-"""What ranks begin with: the same parameters, and keys of their own for random numbers."""
+"""The initial state of ranks: equal parameters, and different keys for random numbers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from sirtaki.jax.terms import Terms
 def broadcast_parameters(
     params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Gives all ranks of the set the parameters of rank `root_rank`. All of them must call it.
+    """Copies the parameters of rank `root_rank` to all ranks of the set. All of them must call it.
 
     Args:
-        params: any tree: parameters, an optimizer's state, keys of jax.random, a module of Equinox, a
-            state of nnx. What is no array or number, such as a function, stays this rank's.
-        root_rank: whose arrays are taken.
+        params: any tree: parameters, an optimizer's state, keys of jax.random, a module of Equinox, a state
+            of nnx. Leaves other than arrays and numbers, such as functions, stay this rank's.
+        root_rank: the rank whose arrays are copied.
         process_set: the ranks that take part.
 
     Returns:
         The same tree with the root's arrays.
 
     Raises:
-        ValueError: there is no such root, or a dtype cannot be exchanged.
+        ValueError: the root does not exist, or a dtype cannot be exchanged.
         MismatchError: the ranks' trees have different shapes or dtypes.
         PeerLostError: a rank died.
     """
@@ -46,7 +46,7 @@ def broadcast_parameters(
 
 
 def rank_key(key: Any) -> Any:
-    """This rank's own key, made of one that all ranks share: for dropout, augmentation and the like.
+    """Derives this rank's own key from one that all ranks share: for dropout, augmentation and the like.
 
     Nothing is sent. Raises NotInitializedError (a ValueError) before init().
     """

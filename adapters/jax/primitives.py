@@ -1,4 +1,4 @@
-"""The collectives as primitives of JAX: shapes, derivatives and batches. Outside jit they run at once."""
+"""The collectives as JAX primitives: shapes, derivatives and batches. Outside jit they run at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINEAR_OPS = (core.SUM, core.AVERAGE)
 
 
 def bind(terms: Terms, arrays: Sequence[Any]) -> list[Any]:
-    """The results of a collective over these arrays."""
+    """Returns the results of a collective over these arrays."""
     return PRIMITIVES[terms.kind].bind(*arrays, terms=terms) if arrays else []
 
 
@@ -32,7 +32,7 @@ def _shapes(*avals: Any, terms: Terms) -> list[Any]:
 
 
 def _derivative(primals: Sequence[Any], tangents: Sequence[Any], *, terms: Terms) -> tuple[Any, Any]:
-    """Linear operations treat tangents as they do values. Those that are zero on all ranks are not sent."""
+    """Applies the linear operation to tangents as to values. Tangents zero on all ranks are not sent."""
     results = bind(terms, primals)
     places = [place for place, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
     reduces = terms.kind in (core.ALLREDUCE, core.REDUCESCATTER)
@@ -61,7 +61,7 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, terms: Terms) -> list[
 
 
 def _transposed(terms: Terms) -> Terms:
-    """What carries derivatives back: of the sum of all ranks' losses, by each rank's operand."""
+    """Returns the terms for derivatives: of the sum of all ranks' losses, by each rank's operand."""
     if terms.kind == core.ALLGATHER:
         return terms._replace(kind=core.REDUCESCATTER, op=core.SUM)
     if terms.kind == core.BROADCAST:
@@ -72,14 +72,14 @@ def _transposed(terms: Terms) -> Terms:
 
 
 def _scatter_transpose(cotangents: Sequence[Any], *operands: Any, terms: Terms) -> list[Any]:
-    """A gathering does not scale, so that is done before it."""
+    """Transposes a scatter. A gather does not scale, so the scaling is done before it."""
     factor = terms.prescale * terms.postscale / (terms.members if terms.op == core.AVERAGE else 1)
     scaled = [c if type(c) is ad.Zero else c * jnp.asarray(factor, c.dtype) for c in cotangents]
     return _transpose(scaled, *operands, terms=terms)
 
 
 def _batch(axis: int) -> Callable[..., Any]:
-    """A whole batch goes as one array, with the batch as this axis: behind the rows, where they count."""
+    """Returns the rule that exchanges a batch as one array, with the batch axis behind any rows."""
 
     def rule(arrays: Sequence[Any], axes: Sequence[int | None], *, terms: Terms) -> tuple[Any, Any]:
         if terms.op == core.ADASUM and terms.kind == core.ALLREDUCE:

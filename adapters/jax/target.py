@@ -1,4 +1,4 @@
-"""The core's handler as XLA knows it: found, checked and registered once, when this package is imported."""
+"""The core's handler for XLA: found, checked and registered once, when this package is imported."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _PLATFORMS = {"cpu": 0, "CUDA": 1}
 
 
 def _interface_version() -> tuple[int, int]:
-    """The version of XLA's foreign function interface that jaxlib's own header states.
+    """Returns the version of XLA's foreign function interface that jaxlib's own header states.
 
-    XLA refuses handlers of another version, and the CPU's whole backend with them.
+    XLA rejects handlers of another version, and with them the CPU's whole backend.
     """
     header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
     major, minor = (re.search(rf"#define XLA_FFI_API_{part}\s+(\d+)", header) for part in ("MAJOR", "MINOR"))
@@ -33,10 +33,10 @@ def _capsule(address: Any) -> Any:
 
 
 def register() -> None:
-    """Makes the handler known to XLA.
+    """Registers the handler with XLA.
 
     Raises:
-        ImportError: this jaxlib is older than what is served.
+        ImportError: this jaxlib is older than the supported versions.
     """
     found = tuple(map(int, re.findall(r"\d+", jaxlib.__version__)[:2]))
     version = _interface_version() if found >= (0, 5) else (0, 0)

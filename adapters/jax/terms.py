@@ -1,4 +1,4 @@
-"""What a collective operation on arrays is, apart from the arrays: the parameters of the primitives."""
+"""A collective operation on arrays without the arrays: the parameters of the primitives."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ KINDS = {
 
 
 class Terms(NamedTuple):
-    """The same on all ranks that take part.
+    """The parameters of a collective, the same on all ranks that take part.
 
     Attributes:
         kind: core.ALLREDUCE and so on.
-        paths: what each array is called inside its tree: ".weights[0]"; "" for one that is no tree's.
+        paths: the name of each array inside its tree: ".weights[0]"; "" for an array outside a tree.
         name: the user's; None if there is none.
         op, prescale, postscale: of reductions.
         root: of broadcasts.
-        process_set: the core's number of it.
-        members: how many ranks it has, where shapes depend on that; else 0.
-        splits: of an all-to-all: rows for each member; None for as many for each.
+        process_set: the core's number of the set.
+        members: the number of its ranks, if shapes depend on that; else 0.
+        splits: of an all-to-all: rows for each member; None for equal parts.
     """
 
     kind: int
@@ -48,17 +48,17 @@ class Terms(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """What ranks and messages call each array."""
+        """Returns each array's name for ranks and messages."""
         base = KINDS[self.kind] if self.name is None else self.name
         return [f"{base}{path}" for path in self.paths]
 
     def of(self, places: Sequence[int]) -> Terms:
-        """The terms of some of the arrays."""
+        """Returns the terms of some of the arrays."""
         return self._replace(paths=tuple(self.paths[place] for place in places))
 
 
 def dtype_code(dtype: Any, name: str) -> int:
-    """The core's number of an element type. Raises UnsupportedError (a ValueError) if it has none."""
+    """Returns the core's number of an element type. Raises UnsupportedError (a ValueError) if it has none."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         raise UnsupportedError(
             f"'{name}' is an array of {dtype}, which has no bytes of its own: exchange "
@@ -74,7 +74,7 @@ def dtype_code(dtype: Any, name: str) -> int:
 
 
 def result_shape(terms: Terms, shape: tuple[int, ...], name: str) -> tuple[int, ...]:
-    """The shape that a compiled program has for a result.
+    """Returns the shape of a result in a compiled program.
 
     Raises:
         ValueError: the first dimension does not fit the number of ranks.

@@ -1,4 +1,4 @@
-"""The same start on every rank: variables of one rank for all."""
+"""An equal start on every rank: copies one rank's variables to all."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def broadcast_variables(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Gives all ranks of the set rank `root_rank`'s values of these variables. All of them must call it.
+    """Copies rank `root_rank`'s values of these variables to all ranks of the set. All of them must call it.
 
     Args:
-        variables: variables of Keras, as many on all ranks and of the same shapes and dtypes.
-        root_rank: whose values all get: a rank of the world, also within a process set.
+        variables: variables of Keras, the same number, shapes and dtypes on all ranks.
+        root_rank: the rank whose values are copied: a rank of the world, also within a process set.
         process_set: the ranks that take part.
 
     Raises:
-        ValueError: on all ranks, if their variables do not fit together.
+        ValueError: on all ranks, if their variables do not match.
         PeerLostError: a rank died.
     """
     found = list(variables)
@@ -40,20 +40,20 @@ def broadcast_model(
     process_set: ProcessSet = global_process_set,
     local_variables: Sequence[Any] | None = None,
 ) -> None:
-    """Gives all ranks of the set rank `root_rank`'s model, and optimizer if it has one. All must call it.
+    """Copies rank `root_rank`'s model, and any optimizer, to all ranks of the set. All must call it.
 
-    What is sent are the weights of all layers, with the statistics of normalisation, and all variables of the
-    optimizer: momenta, the number of steps, the learning rate, the loss scale. What is not sent: the state of
+    Copied are the weights of all layers, with the statistics of normalisation, and all variables of the
+    optimizer: momenta, the number of steps, the learning rate, the loss scale. Not copied are the state of
     random number generators (dropout, augmentation), which should differ between ranks, and metrics.
 
     Args:
-        model: a model of Keras that has been built; also its optimizer, if it has been compiled with one.
-        root_rank: whose values all get: a rank of the world, also within a process set.
+        model: a built model of Keras; its optimizer is included if it has been compiled with one.
+        root_rank: the rank whose values are copied: a rank of the world, also within a process set.
         process_set: the ranks that take part.
-        local_variables: variables that stay as they are.
+        local_variables: variables that are not changed.
 
     Raises:
-        ValueError: on all ranks, if their models do not fit together.
+        ValueError: on all ranks, if their models do not match.
         PeerLostError: a rank died.
     """
     kept = {id(variable) for variable in local_variables or ()}

@@ -1,4 +1,4 @@
-"""How gradients and values travel: as they are, or in 16 bits. The same for every backend of Keras."""
+"""The formats in which gradients and values are exchanged: unchanged, or in 16 bits. Backend-independent."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import keras
 
 
 class Compressor:
-    """What a compressor has to offer. Subclass it to make one: both methods are static and stateless."""
+    """The interface of a compressor. Subclass it to make one: both methods are static and stateless."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """What is exchanged instead of `tensor`, and what `decompress` needs to undo it."""
+        """Returns the tensor to exchange instead of `tensor`, and what `decompress` needs to undo it."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: Any, context: Any) -> Any:
-        """The exchanged tensor in its first form."""
+        """Returns the exchanged tensor in its original form."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Exchanges tensors as they are."""
+    """Exchanges tensors unchanged."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, None]:
@@ -63,7 +63,7 @@ class BF16Compressor(Compressor):
 
 
 class Compression:
-    """The compressors there are."""
+    """The available compressors."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

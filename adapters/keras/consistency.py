@@ -1,4 +1,4 @@
-"""Checks that ranks have the same model: beside eager steps, after epochs and at the end of `fit`."""
+"""Checks that ranks have the same model: during eager steps, after epochs and at the end of `fit`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _BROADCAST = (
 def check_parameters(model: Any, process_set: ProcessSet = global_process_set) -> None:
     """Makes sure that all ranks of the set have the same model and optimizer. All of them must call it.
 
-    Compared are the trainable weights, and the variables and plain hyper-parameters of the optimizer; not the
-    statistics of normalisation and the states of random number generators, which may well differ. It sends 8
+    It compares the trainable weights, and the variables and plain hyper-parameters of the optimizer; not the
+    statistics of normalisation and the states of random number generators, which may differ. It sends 8
     bytes; more only if ranks differ.
 
     Args:
-        model: a model of Keras that has been built.
+        model: a built model of Keras.
         process_set: the ranks that take part.
 
     Raises:
@@ -52,7 +52,7 @@ class OptimizerChecks:
         self._after_steps = EagerChecks(f"check after {exchange.prefix}", _BROADCAST, first_check=1)
 
     def around(self, gradients: Sequence[Any], variables: Sequence[Any]) -> AbstractContextManager[None]:
-        """Compares beside the exchange that is made inside; compiled steps are checked after them."""
+        """Compares during the exchange inside the context; compiled steps are checked after them."""
         if not self._exchange.backend.is_eager(gradients):
             return nullcontext()
         process_set = self._exchange.how.process_set
@@ -89,7 +89,7 @@ class OptimizerChecks:
         return [one for one in variables if id(one) not in own]
 
     def _state(self, shared: Sequence[Any], variables: Sequence[Any]) -> Any:
-        """The optimizer; None if it has state of variables that are this rank's own."""
+        """Returns the optimizer; None if it has state of variables that are this rank's own."""
         return self._optimizer() if len(shared) == len(variables) else None
 
 
@@ -98,7 +98,7 @@ def _steps_of(optimizer: Any) -> int:
 
 
 def _subject(optimizer: Any, variables: Sequence[Any]) -> Subject:
-    """Variables of a model and of its optimizer, whose hyper-parameters count as well."""
+    """Returns the variables of a model and of its optimizer, and the latter's hyper-parameters."""
     if optimizer is None:
         return Subject(lambda: _named(variables))
 
@@ -113,7 +113,7 @@ def _subject(optimizer: Any, variables: Sequence[Any]) -> Subject:
 
 def _named(variables: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     for place, one in enumerate(variables):
-        # Variables of an optimizer have the running numbers of layers in the middle of their names.
+        # An optimizer's variables have the running numbers of layers in the middle of their names.
         name = re.sub(r"_\d+(?=_)", "", readable(one))
         yield f"{place}: {name}", np.asarray(keras.ops.convert_to_numpy(one))
 

@@ -1,4 +1,4 @@
-"""The exchange of an optimizer's gradients, whatever backend they are on."""
+"""The exchange of an optimizer's gradients, independent of the backend."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LocalVariables:
     """Variables whose gradients stay on this rank: single ones, and those of layers, which may get more.
 
     Attributes:
-        scale: whether such gradients are divided by the number of ranks, as the average of the others is.
+        scale: whether such gradients are divided by the number of ranks, like the average of the others.
     """
 
     scale: bool = True
@@ -33,25 +33,25 @@ class LocalVariables:
     layers: list[Any] = field(default_factory=list)
 
     def numbers(self) -> set[int]:
-        """What `id()` says of each."""
+        """Returns the `id()` of each."""
         owned = [variable for layer in self.layers for variable in layer.trainable_variables]
         return {id(variable) for variable in [*self.variables, *owned]}
 
 
 @dataclass
 class Exchange:
-    """How the gradients of an optimizer are reduced. Shared by optimizers that wrap each other.
+    """The reduction of an optimizer's gradients. Shared by optimizers that wrap each other.
 
     Attributes:
-        backend: gets gradients to the core and back.
-        prefix: what all names begin with, the same on all ranks.
-        how: how gradients are combined.
-        compression: how they travel.
-        groups: which of them complete together: as so many groups, or as lists of variables; None: all.
-        sparse_as_dense: whether sparse gradients travel as dense ones.
-        factor: multiplies what has been combined; passes that add up are averaged by Keras, not summed.
-        local: which gradients are not exchanged.
-        has_reduced: whether gradients have been reduced, or a step that does so has been compiled.
+        backend: passes gradients to the core and back.
+        prefix: the prefix of all names, the same on all ranks.
+        how: the combination of gradients.
+        compression: the format in which they are exchanged.
+        groups: those that complete together: a number of groups, or lists of variables; None: all.
+        sparse_as_dense: whether sparse gradients are exchanged as dense ones.
+        factor: multiplies the combined gradients; Keras averages accumulated passes instead of adding them.
+        local: the gradients that are not exchanged.
+        has_reduced: whether gradients have been reduced, or a step that reduces them has been compiled.
     """
 
     backend: Backend
@@ -68,12 +68,12 @@ class Exchange:
 
     @property
     def is_done(self) -> bool:
-        """Whether the gradients that are being applied have been reduced."""
+        """Returns whether the gradients that are being applied have been reduced."""
         return self._is_done
 
     @contextmanager
     def done(self) -> Iterator[None]:
-        """What is applied inside has been reduced."""
+        """Marks the gradients that are applied inside as reduced."""
         before, self._is_done = self._is_done, True
         try:
             yield
@@ -82,7 +82,7 @@ class Exchange:
 
     @contextmanager
     def postponed(self, variables: Sequence[Any]) -> Iterator[None]:
-        """Inside, `reduce_postponed` reduces gradients of these variables, once they have added up."""
+        """Lets `reduce_postponed`, inside, reduce gradients of these variables once accumulated."""
         self._postponed = list(variables)
         try:
             with self.done():
@@ -91,13 +91,13 @@ class Exchange:
             self._postponed = []
 
     def reduce_postponed(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients that were postponed, reduced; those of other optimizers as they are."""
+        """Returns the postponed gradients, reduced; those of other optimizers unchanged."""
         return self.reduce(gradients, self._postponed) if self._postponed else list(gradients)
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The gradients of these variables (None where there is none), reduced over all ranks.
+        """Returns the gradients of these variables (None where there is none), reduced over all ranks.
 
-        All ranks of the process set must call it, with as many gradients in the same order.
+        All ranks of the process set must call it, with the same number of gradients in the same order.
         """
         self.has_reduced = True
         results = list(gradients)
@@ -117,7 +117,7 @@ class Exchange:
                 travelling.append(index)
             elif self.local.scale and results[index] is not None:
                 results[index] = self.backend.scaled(results[index], 1.0 / ranks)
-        # What Keras stores as it is, such as the largest values of 8-bit floats, has no sum.
+        # Values that Keras stores unchanged, such as the maxima of 8-bit floats, have no sum.
         stored = [index for index in travelling if id(variables[index]) in overwriting]
         if stored:
             how = Combination(Max, process_set=self.how.process_set)
@@ -135,7 +135,7 @@ class Exchange:
         how: Combination,
         compression: type[Compressor],
     ) -> None:
-        """Replaces the results of these indices by reduced ones."""
+        """Replaces the results with these indices by reduced ones."""
         gradients, undo = [], []
         for index in indices:
             value, variable = results[index], variables[index]
@@ -160,13 +160,13 @@ _AS_IT_IS = object()
 
 
 def readable(variable: Any) -> str:
-    """A variable's path, without Keras' running numbers, which may differ between ranks."""
+    """Returns a variable's path, without Keras' running numbers, which may differ between ranks."""
     path = str(getattr(variable, "path", variable.name))
     return re.sub(r"_\d+(?=/|:|$)", "", path)
 
 
 def _parts(indices: list[int], variables: Sequence[Any], groups: Groups) -> list[list[int]]:
-    """The indices, cut into those that complete together."""
+    """Splits the indices into those that complete together."""
     if groups is None or groups == 0:
         return [indices] if indices else []
     if isinstance(groups, int):
@@ -181,5 +181,5 @@ def _parts(indices: list[int], variables: Sequence[Any], groups: Groups) -> list
 
 
 def combination(op: int, predivide: float, process_set: ProcessSet) -> Combination:
-    """How gradients are combined; `predivide` divides before an average, and multiplies after it."""
+    """Returns the combination of gradients; `predivide` divides before an average and multiplies after."""
     return Combination(op, 1.0 / predivide, predivide, process_set)

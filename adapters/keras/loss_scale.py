@@ -1,4 +1,4 @@
-"""Loss scaling: whether gradients are finite, and a step is taken, has to be the same on all ranks."""
+"""Loss scaling: all ranks must agree whether gradients are finite, and so whether a step is taken."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sirtaki.keras.wrapping import Distributed, become
 
 
 def teach() -> None:
-    """Makes Keras' LossScaleOptimizer know optimizers that are distributed. A second call does nothing.
+    """Makes Keras' LossScaleOptimizer support distributed optimizers. A second call does nothing.
 
-    `model.compile` puts one around any optimizer of a model in mixed_float16. It looks at the gradients of
-    this rank, and leaves out the step of the optimizer inside if they are not finite: other ranks would wait
-    for it. So the one outside has to reduce them, first.
+    `model.compile` wraps one around any optimizer of a model in mixed_float16. It checks this rank's
+    gradients, and skips the step of the inner optimizer if they are not finite: other ranks would wait for
+    it. So the outer optimizer has to reduce them first.
     """
     kind: Any = keras.optimizers.LossScaleOptimizer
     plain = kind.__init__

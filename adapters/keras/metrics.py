@@ -1,4 +1,4 @@
-"""Metrics over the data of all ranks: exact, also where ranks have seen different numbers of samples."""
+"""Metrics over the data of all ranks: exact, even if ranks have seen different numbers of samples."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sirtaki.common.process_sets import ProcessSet, global_process_set
 
 
 class Results(NamedTuple):
-    """What the metrics of a model say.
+    """The results of a model's metrics.
 
     Attributes:
         own: over the data of this rank.
         total: over the data of all ranks.
-        samples: how many this rank has seen.
+        samples: the number that this rank has seen.
     """
 
     own: dict[str, float]
@@ -31,12 +31,12 @@ class Results(NamedTuple):
 
 
 def reduce_metrics(model: Any, process_set: ProcessSet = global_process_set) -> dict[str, float]:
-    """What the metrics of a model are over the data of all ranks. All ranks of the set must call it.
+    """Returns a model's metrics over the data of all ranks. All ranks of the set must call it.
 
-    Call it after `model.evaluate()`, or when an epoch has ended: metrics keep their state until the next
-    begins. Not the results are averaged, but the states of the metrics are added up (totals and counts, the
-    entries of a confusion matrix, ...) and the results computed from that, so that they are what one process
-    with the data of all ranks would get.
+    Call it after `model.evaluate()`, or when an epoch has ended: metrics keep their state until the next one
+    begins. Instead of averaging results, it adds up the states of the metrics (totals and counts, the entries
+    of a confusion matrix, ...) and computes the results from them, so that they equal those of one process
+    with the data of all ranks.
 
     Args:
         model: a compiled model, with the same metrics on all ranks.
@@ -53,7 +53,7 @@ def reduce_metrics(model: Any, process_set: ProcessSet = global_process_set) -> 
 
 
 def combine(model: Any, process_set: ProcessSet = global_process_set) -> Results:
-    """As `reduce_metrics`, with what this rank's metrics say. Their state stays as it is."""
+    """Works like `reduce_metrics`, and also returns this rank's results. The metrics' state is unchanged."""
     own = _results(model)
     variables = [variable for metric in model.metrics for variable in metric.variables if _adds_up(variable)]
     states = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
@@ -71,10 +71,11 @@ def combine(model: Any, process_set: ProcessSet = global_process_set) -> Results
 def combine_logs(
     logs: Mapping[str, Any], results: Results, process_set: ProcessSet = global_process_set
 ) -> dict[str, float]:
-    """The logs over the data of all ranks: from the metrics where they come from these; else averaged by
+    """Returns the logs over the data of all ranks: from the metrics if they come from these; else averaged by
     value.
 
-    Averages are weighted with the number of samples; what only some ranks have is averaged among those.
+    Averages are weighted with the number of samples; values that only some ranks have are averaged among
+    those.
     """
     mine = {
         name: (float(value), _is_same(float(value), results.own.get(name)), results.samples)
@@ -107,7 +108,7 @@ def _restored(variables: list[Any], states: list[Any]) -> Iterator[None]:
 
 
 def _adds_up(variable: Any) -> bool:
-    """Whether Keras says that the states of several replicas are added up: its default for metrics."""
+    """Returns whether Keras adds up the states of several replicas: its default for metrics."""
     return getattr(variable, "aggregation", "sum") == "sum"
 
 
@@ -116,7 +117,7 @@ def _results(model: Any) -> dict[str, float]:
 
 
 def _samples(model: Any) -> float:
-    """The weight of the mean loss, which Keras counts in samples."""
+    """Returns the weight of the mean loss, which Keras counts in samples."""
     for metric in model.metrics:
         if isinstance(metric, keras.metrics.Mean):
             return float(keras.ops.convert_to_numpy(metric.count))

@@ -31,8 +31,8 @@ def allreduce(
 
     Args:
         value: a number, an array, a tensor or a variable, of the same shape and dtype on every rank.
-        name: how the ranks recognise the operation.
-        average: the older way to say op=Average (True) or op=Sum (False).
+        name: identifies the operation on all ranks.
+        average: the older form of op=Average (True) or op=Sum (False).
         prescale_factor, postscale_factor: multiply before and after the combination.
         op: Average (default), Sum, Min, Max, Product or Adasum.
         compression: Compression.fp16 or Compression.bf16 to exchange floating elements in 16 bits.
@@ -67,8 +67,8 @@ def reducescatter(
 ) -> Any:
     """Combines a value over all ranks of the set, and gives each its part of the rows. All must call it.
 
-    Dimension 0 is cut in the order of ranks; the first `rows % size` of them get one row more. Otherwise as
-    `allreduce`.
+    Dimension 0 is divided in the order of ranks; the first `rows % size` of them get one more row. Otherwise
+    it works like `allreduce`.
     """
     return arrays.reducescatter(_array(value), name=name, op=op, process_set=process_set)
 
@@ -78,7 +78,7 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
 
     Args:
         value: an array, a tensor or a variable; dimension 0 may differ between ranks, the others may not.
-        name: how the ranks recognise the operation.
+        name: identifies the operation on all ranks.
         process_set: the ranks that take part.
 
     Returns:
@@ -99,8 +99,8 @@ def broadcast(
 
     Args:
         value: a number, an array, a tensor or a variable, of one shape and dtype on all ranks.
-        root_rank: whose value it is: a rank of the world, also within a process set.
-        name: how the ranks recognise the operation.
+        root_rank: the rank whose value is copied: a rank of the world, also within a process set.
+        name: identifies the operation on all ranks.
         process_set: the ranks that take part.
 
     Returns:

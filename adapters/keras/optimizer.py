@@ -1,4 +1,4 @@
-"""DistributedOptimizer: any optimizer of Keras 3, stepping alike on all ranks."""
+"""DistributedOptimizer: any optimizer of Keras 3, with equal steps on all ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
-    *,  # horovod.keras and horovod.tensorflow.keras differ in the order of what follows
+    *,  # horovod.keras and horovod.tensorflow.keras differ in the order of the rest
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
@@ -36,38 +36,38 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
 ) -> Any:
     """Makes an optimizer step with gradients that are averaged over all ranks. All ranks must call it.
 
-    Gradients are reduced when they are applied, by `model.fit`, `train_on_batch` or a loop of your own
-    (`optimizer.apply`, `apply_gradients`), before Keras clips them or looks whether they are finite: all
-    ranks together do what one process with all their batches would. It is the same optimizer that is
-    returned: an instance of its own class still, with its state, and it is saved as the plain one. In a world
-    of one nothing is exchanged.
+    Gradients are reduced when they are applied, by `model.fit`, `train_on_batch` or a custom loop
+    (`optimizer.apply`, `apply_gradients`), before Keras clips them or checks whether they are finite: the
+    ranks together do what one process with all their batches would. The same optimizer is returned: it
+    remains an instance of its own class, with its state, and it is saved as the plain one. In a world of one
+    nothing is exchanged.
 
     Args:
         optimizer: any optimizer of Keras 3, also a LossScaleOptimizer.
-        name: what the names of its gradients begin with, the same on all ranks.
-        device_dense, device_sparse: accepted, and without a meaning: tensors are exchanged where they are.
+        name: the prefix of the names of its gradients, the same on all ranks.
+        device_dense, device_sparse: accepted and ignored: tensors are exchanged where they are.
         compression: Compression.fp16 or Compression.bf16 to exchange gradients in 16 bits.
-        sparse_as_dense: whether sparse gradients (TensorFlow's IndexedSlices) travel as dense ones.
-        gradient_predivide_factor: gradients are divided by it before they are averaged, and multiplied by it
-            afterwards: for 16-bit gradients that would overflow. Needs op=Average.
+        sparse_as_dense: whether sparse gradients (TensorFlow's IndexedSlices) are exchanged as dense ones.
+        gradient_predivide_factor: divides gradients before they are averaged, and multiplies them afterwards:
+            for 16-bit gradients that would overflow. Needs op=Average.
         op: Average or Sum.
-        backward_passes_per_step: so many passes add up on this rank, as with Keras'
+        backward_passes_per_step: number of passes that are accumulated on this rank, as with Keras'
             `gradient_accumulation_steps`, before the ranks exchange their sum and a step is taken.
-        average_aggregated_gradients: whether it is the mean of those passes instead of their sum.
-        num_groups: the older way to say groups=N.
-        groups: which gradients complete together: so many groups of equal length, or lists of variables;
-            those in none travel by themselves. Without it, all of a step do.
-        process_set: the ranks that take part; on others it is the plain optimizer.
+        average_aggregated_gradients: whether to use the mean of those passes instead of their sum.
+        num_groups: the older name of groups=N.
+        groups: gradients that complete together: a number of groups of equal length, or lists of variables;
+            other gradients complete by themselves. Without it, all of a step complete together.
+        process_set: the ranks that take part; on other ranks the optimizer stays plain.
         scale_local_gradients: whether gradients that stay on this rank (see `register_local_var`) are divided
             by the number of ranks.
 
     Returns:
-        The optimizer, which now has also `register_local_var(variable)`.
+        The optimizer, which now also has `register_local_var(variable)`.
 
     Raises:
-        ValueError: wrong arguments, something that is no optimizer of Keras 3, or one that is distributed
-            already.
-        UnsupportedError: Keras runs on another backend than TensorFlow, torch or JAX.
+        ValueError: wrong arguments, an object that is not an optimizer of Keras 3, or one that is already
+            distributed.
+        UnsupportedError: Keras runs on a backend other than TensorFlow, torch or JAX.
         NotInitializedError: init() has not been called.
     """
     _check_optimizer(optimizer)
@@ -93,14 +93,14 @@ def PartialDistributedOptimizer(  # noqa: N802  # Horovod's name
     local_layers: Any | Iterable[Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """As `DistributedOptimizer`, with layers whose gradients stay on each rank.
+    """Works like `DistributedOptimizer`, with layers whose gradients stay on each rank.
 
     Args:
         optimizer, args, kwargs: as for `DistributedOptimizer`.
         local_layers: a layer or several; their variables need not exist yet.
 
     Raises:
-        ValueError: something else than layers, and as `DistributedOptimizer`.
+        ValueError: an object that is not a layer, and as for `DistributedOptimizer`.
     """
     layers = [] if local_layers is None else local_layers
     layers = list(layers) if isinstance(layers, list | tuple | set) else [layers]

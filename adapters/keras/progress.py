@@ -1,4 +1,4 @@
-"""One progress bar, not one a rank."""
+"""A single progress bar, instead of one per rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sirtaki._core.current import current
 
 
 def verbose(level: Any = "auto") -> Any:
-    """What to pass to `fit` and `evaluate` as `verbose`: `level` on rank 0, 0 on the others.
+    """Returns the `verbose` argument for `fit` and `evaluate`: `level` on rank 0, 0 on the others.
 
     Raises:
         NotInitializedError: init() has not been called.

@@ -1,4 +1,4 @@
-"""Models from files, with optimizers that are distributed again."""
+"""Loads models from files, and makes their optimizers distributed again."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def load_model(
     legacy_opts: bool = False,
     **options: Any,
 ) -> Any:
-    """Loads a model, with or without sirtaki saved, and makes its optimizer a distributed one.
+    """Loads a model, saved with or without sirtaki, and makes its optimizer a distributed one.
 
-    All ranks must call it, or rank 0 alone saves and loads, and the others get its weights by
+    All ranks must call it; or rank 0 alone saves and loads, and the others get its weights by
     `broadcast_model`.
 
     Args:

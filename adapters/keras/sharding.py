@@ -1,4 +1,4 @@
-"""Each rank its share of the data, with as many batches on every rank: else one would wait for the others."""
+"""Gives each rank its share of the data, with equally many batches, so that no rank waits for others."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ Uneven = Literal["pad", "drop", "keep"]
 
 
 def shard(dataset: Any, *, shuffle: bool = True, seed: int = 0, buffer_size: int = 10_000) -> Any:
-    """This rank's share of a dataset, as long as that of every other rank.
+    """Returns this rank's share of a dataset, of the same length on every rank.
 
-    What does not divide evenly is left out: fewer elements than there are ranks.
+    Elements that do not divide evenly are left out: fewer than the number of ranks.
 
     Args:
         dataset: a tf.data.Dataset, the same on all ranks and in the same order, of samples or of batches; or
             a keras.utils.PyDataset of batches, the same on all ranks, of which each rank takes every size-th.
-            It must not have been shuffled: each rank would take its part of another order.
-        shuffle: whether each epoch has another order. A PyDataset's batches are dealt out anew as well; of a
-            tf.data.Dataset each rank shuffles the share that it always has.
-        seed: of the order.
-        buffer_size: how many elements of a tf.data.Dataset wait to be drawn from.
+            It must not have been shuffled: each rank would take its part of a different order.
+        shuffle: whether each epoch has a different order. A PyDataset's batches are redistributed as well; of
+            a tf.data.Dataset each rank shuffles its fixed share.
+        seed: the seed of the order.
+        buffer_size: the size of the shuffle buffer of a tf.data.Dataset, in elements.
 
     Returns:
         A dataset of the same kind. Batch and prefetch a tf.data.Dataset of samples afterwards.
 
     Raises:
-        TypeError: another kind of dataset; for arrays there is `shard_arrays`.
-        ValueError: there is less than one element a rank, or the dataset's order differs between ranks.
+        TypeError: another kind of dataset; use `shard_arrays` for arrays.
+        ValueError: there is less than one element per rank, or the dataset's order differs between ranks.
         NotInitializedError: init() has not been called.
     """
     if isinstance(dataset, keras.utils.PyDataset):
@@ -58,21 +58,22 @@ def shard_arrays(
     seed: int = 0,
     uneven: Uneven = "pad",
 ) -> Any:
-    """This rank's share of samples in arrays, as batches for `fit`, dealt out anew in each epoch.
+    """Returns this rank's share of samples in arrays, as batches for `fit`, redistributed in each epoch.
 
     Args:
         x: an array of samples along dimension 0, or a list or dictionary of such, the same on all ranks.
-        y: the targets, likewise; None without.
-        sample_weight: a weight for each sample; None without.
-        batch_size: samples a rank and batch; the last batch of an epoch may have fewer.
-        shuffle: whether the samples are dealt out in another order in each epoch.
-        seed: of the order; the same on all ranks.
-        uneven: what happens if the samples do not divide evenly. "pad": some come twice in an epoch. "drop":
-            some are left out in it. "keep": some ranks have one more, which is right for `evaluate` and
-            validation, where ranks need not do the same number of batches; in training a rank could wait.
+        y: the targets, likewise; None if there are none.
+        sample_weight: a weight for each sample; None if there are none.
+        batch_size: samples per rank and batch; the last batch of an epoch may have fewer.
+        shuffle: whether the samples are distributed in a different order in each epoch.
+        seed: the seed of the order; the same on all ranks.
+        uneven: the treatment of samples that do not divide evenly. "pad": some are repeated in an epoch.
+            "drop": some are left out in it. "keep": some ranks have one more, which is right for `evaluate`
+            and validation, where ranks need not have the same number of batches; in training a rank could
+            wait.
 
     Returns:
-        A keras.utils.PyDataset, for every backend.
+        A keras.utils.PyDataset, which works with every backend.
 
     Raises:
         ValueError: arrays of different lengths, fewer samples than ranks, or an unknown `uneven`.
@@ -82,7 +83,7 @@ def shard_arrays(
 
 
 class _Dealer:
-    """Deals out numbers from 0 to `count` - 1 to the ranks, anew in each epoch."""
+    """A distribution of the numbers from 0 to `count` - 1 over the ranks, new in each epoch."""
 
     def __init__(self, shuffle: bool, seed: int, uneven: Uneven) -> None:
         if uneven not in ("pad", "drop", "keep"):
@@ -92,12 +93,12 @@ class _Dealer:
         self._shuffle, self._seed, self._uneven = shuffle, seed, uneven
 
     def check(self, count: int, what: str) -> None:
-        """Raises ValueError if there is not enough for each rank."""
+        """Raises ValueError if there are not enough for each rank."""
         if count < self._size:
             raise ValueError(f"there are {count} {what} for {self._size} ranks: each needs at least one")
 
     def deal(self, count: int, epoch: int) -> Any:
-        """This rank's numbers."""
+        """Returns this rank's numbers."""
         order = np.arange(count)
         if self._shuffle:
             np.random.default_rng((self._seed, epoch)).shuffle(order)
@@ -160,10 +161,9 @@ class _ShardOfBatches(keras.utils.PyDataset):
 
 
 def _refuse_other_orders(dataset: Any) -> None:
-    """Raises ValueError if a tf.data.Dataset, or one that it is made of, has another order on each rank.
+    """Raises ValueError if a tf.data.Dataset, or one of its inputs, has a different order on each rank.
 
-    TensorFlow keeps what a dataset is made of in attributes that are not public; without them nothing is
-    found.
+    TensorFlow keeps a dataset's inputs in attributes that are not public; without them nothing is found.
     """
     cause = ""
     if dataset.options().deterministic is False:
@@ -187,13 +187,13 @@ def _refuse_other_orders(dataset: Any) -> None:
 
 
 def _shuffles(function: Any) -> bool:
-    """Whether the function of a `flat_map`, an `interleave` or the like makes a shuffled dataset."""
+    """Returns whether the function of a `flat_map`, an `interleave` or the like makes a shuffled dataset."""
     graph = getattr(getattr(function, "function", None), "graph", None)
     return graph is not None and any(one.type.startswith("Shuffle") for one in graph.get_operations())
 
 
 def _mapped(part: Any, change: Any) -> Any:
-    """The arrays of a nested structure, changed; None stays None."""
+    """Returns the arrays of a nested structure, changed; None stays None."""
     return None if part is None else keras.tree.map_structure(change, part)
 
 
@@ -202,7 +202,7 @@ def _arrays(part: Any) -> list[Any]:
 
 
 def _shard_of_elements(dataset: Any) -> Any:
-    """Elements rank, rank + size, ... of a tf.data.Dataset, as many on all ranks."""
+    """Selects elements rank, rank + size, ... of a tf.data.Dataset, equally many on all ranks."""
     context = current()
     size, rank = context.size, context.rank
     if size == 1:
@@ -220,4 +220,4 @@ def _shard_of_elements(dataset: Any) -> Any:
         window = tensorflow.data.Dataset.zip(parts[0] if len(parts) == 1 else parts)
         return window.skip(rank).take(1)
 
-    return dataset.window(size, drop_remainder=True).flat_map(own)  # of unknown length: in full rounds only
+    return dataset.window(size, drop_remainder=True).flat_map(own)  # of unknown length: full rounds only

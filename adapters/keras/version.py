@@ -1,4 +1,4 @@
-"""Which Keras is served."""
+"""The check for the supported version of Keras."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keras optimizers that get more abilities, and stay what they are."""
+"""Adds abilities to Keras optimizers that stay instances of their class."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sirtaki.keras.exchange import Exchange
 
 
 class Distributed(keras.optimizers.Optimizer):
-    """What a distributed optimizer has besides its own class.
+    """The abilities of a distributed optimizer besides its own class.
 
-    Its gradients are reduced where they come in, before anything looks at them; those that add up over
-    several passes, where Keras has added them up, before it clips.
+    Its gradients are reduced on entry, before any other processing; accumulated gradients after Keras has
+    added them up and before it clips.
     """
 
     _exchange: Exchange
@@ -23,12 +23,12 @@ class Distributed(keras.optimizers.Optimizer):
     _plain: type[Any]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Iterable[Any] | None = None) -> Any:
-        """As the optimizer's own, with gradients that are reduced over all ranks, which must all call it."""
+        """Works like the optimizer's own, with gradients reduced over all ranks, which must all call it."""
         exchange = self._exchange
         given = None if trainable_variables is None else list(trainable_variables)
         variables = self._trainable_variables if given is None else given
         gradients = list(grads)
-        if exchange.is_done or len(gradients) != len(variables):  # the latter is Keras' to complain about
+        if exchange.is_done or len(gradients) != len(variables):  # the latter is for Keras to report
             return super().apply(gradients, given)
         if self.gradient_accumulation_steps:
             pairs = zip(gradients, variables, strict=True)
@@ -42,7 +42,7 @@ class Distributed(keras.optimizers.Optimizer):
     def stateless_apply(
         self, optimizer_variables: Sequence[Any], grads: Sequence[Any], trainable_variables: Sequence[Any]
     ) -> Any:
-        """As `apply`, for backends whose variables are passed around."""
+        """Works like `apply`, for backends whose variables are passed around."""
         exchange = self._exchange
         if exchange.is_done or self.gradient_accumulation_steps:
             return super().stateless_apply(optimizer_variables, grads, trainable_variables)
@@ -54,36 +54,37 @@ class Distributed(keras.optimizers.Optimizer):
         return super()._clip_gradients(self._exchange.reduce_postponed(grads))
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """As the optimizer's own, which `fit` calls at its end: all ranks must have the same variables then.
+        """Works like the optimizer's own, which `fit` calls at its end; checks that the variables are equal
+        then.
 
         Raises:
-            ParametersDifferError: they have not.
+            ParametersDifferError: they are not.
             ValueError: the steps have exchanged nothing.
         """
         super().finalize_variable_values(var_list)
         self._checks.after_steps(var_list)
 
     def register_local_var(self, var: Any) -> None:
-        """Keeps the gradients of a variable on this rank; all ranks must do so."""
+        """Keeps the gradients of a variable on this rank; all ranks must call it."""
         self._exchange.local.variables.append(var)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """A plain optimizer of this configuration: how it was distributed is not part of it."""
+        """Returns a plain optimizer of this configuration: the distribution is not part of it."""
         return cls._plain.from_config(config, *args, **kwargs)
 
 
 def become(optimizer: Any, exchange: Exchange) -> Any:
-    """Makes an optimizer a distributed one, in place, and returns it.
+    """Turns an optimizer into a distributed one, in place, and returns it.
 
-    Its class keeps its name, and Keras saves it as the plain one: files can be loaded without sirtaki.
+    Its class keeps its name, and Keras saves it as the plain one: the files can be loaded without sirtaki.
     """
     kind = type(optimizer)
     name = keras.saving.get_registered_name(kind)
     public = getattr(keras.optimizers, kind.__name__, None)
     module = "keras.optimizers" if public in kind.__mro__ else kind.__module__
     members = {"__doc__": kind.__doc__, "__module__": module, "_plain": kind}
-    # Keras and TensorFlow look at whatever is set on an optimizer; this is none of their business.
+    # Keras and TensorFlow inspect every attribute that is set on an optimizer; this one must stay hidden.
     object.__setattr__(optimizer, "__class__", type(name, (Distributed, kind), members))
     object.__setattr__(optimizer, "_exchange", exchange)
     object.__setattr__(optimizer, "_checks", OptimizerChecks(optimizer, exchange))

@@ -1,4 +1,4 @@
-"""numpy arrays as views of memory, and results as arrays."""
+"""Converts numpy arrays to views of memory, and results to arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ADDRESS = ffi.typeof("uintptr_t")
 def _dtypes() -> dict[str, np.dtype[Any]]:
     found = {name: np.dtype(name) for name in DTYPE_CODES if name in np.sctypeDict}
     try:
-        extra = importlib.import_module("ml_dtypes")  # brings bfloat16 and the float8 kinds to numpy
+        extra = importlib.import_module("ml_dtypes")  # adds bfloat16 and the float8 types to numpy
     except ImportError:
         return found
     return found | {name: np.dtype(getattr(extra, name)) for name in DTYPE_CODES if hasattr(extra, name)}
@@ -43,20 +43,20 @@ def _code(array: Array) -> int:
 
 
 def address_of(array: Array) -> int:
-    """The address of an array's first element."""
+    """Returns the address of an array's first element."""
     try:
         return int(ffi.cast(_ADDRESS, ffi.from_buffer(array)))
     except (TypeError, ValueError, BufferError):
-        return array.ctypes.data  # three times slower, and takes every array
+        return array.ctypes.data  # three times slower, but supports every array
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether something is an array in row-major order that can be written to where it lies."""
+    """Returns whether an object is a row-major array that can be written in place."""
     return type(tensor) is np.ndarray and tensor.flags.carray
 
 
 def view(tensor: ArrayLike) -> TensorView:
-    """A view of anything that numpy takes for an array; its owner is the array. Copies what is not dense."""
+    """Returns a view of any array-like; its owner is the array. Copies an array that is not dense."""
     array = tensor if type(tensor) is np.ndarray else np.asarray(tensor)
     code = _code(array)
     layout: int | None = ROW_MAJOR
@@ -68,13 +68,13 @@ def view(tensor: ArrayLike) -> TensorView:
 
 
 def row_major_view(tensor: ArrayLike) -> TensorView:
-    """A view of an array in row-major order; copies what is not."""
+    """Returns a view of an array in row-major order; copies the array if it is not."""
     array = np.asarray(tensor, order="C")
     return TensorView(address_of(array), array.shape, _code(array), ROW_MAJOR, array)
 
 
 def writable_view(tensor: Array) -> TensorView:
-    """A view of an array that is to be overwritten; the view's owner is another array if it is not dense.
+    """Returns a view of an array to overwrite; the view's owner is another array if it is not dense.
 
     Raises:
         TypeError: not a numpy array.
@@ -88,19 +88,19 @@ def writable_view(tensor: Array) -> TensorView:
 
 
 def like(source: TensorView) -> tuple[Array, int]:
-    """A new array of the same shape and order, and its address."""
+    """Returns a new array of the same shape and order, and its address."""
     result = np.empty_like(source.owner)
     return result, address_of(result)
 
 
 def rows_like(source: TensorView, rows: int) -> tuple[Array, int]:
-    """A new array of so many rows like the source's, and its address."""
+    """Returns a new array with `rows` rows like the source's, and its address."""
     result = np.empty((rows, *source.shape[1:]), source.owner.dtype)
     return result, address_of(result)
 
 
 def from_output(output: Output) -> Array:
-    """The core's result as an array that owns it."""
+    """Returns the core's result as an array that owns it."""
     dtype = _DTYPES[output.dtype]
     if not output.buffer:
         return np.empty(output.shape, dtype)

@@ -26,12 +26,12 @@ Named = Iterable[tuple[str, Any]]
 
 
 class Subject(NamedTuple):
-    """What ranks must have alike: arrays by name, and hyper-parameters.
+    """The values that must be equal on all ranks: arrays by name, and hyper-parameters.
 
     Attributes:
         named: returns the arrays, in an order that is the same on all ranks.
         rates: returns the learning rates.
-        options: returns the hyper-parameters; those that are not plain values are left out.
+        options: returns the hyper-parameters; those that are not plain values are ignored.
     """
 
     named: Callable[[], Named]
@@ -40,7 +40,7 @@ class Subject(NamedTuple):
 
 
 class Arrays:
-    """A subject as `sirtaki.common.consistency` compares it."""
+    """A subject in the form that `sirtaki.common.consistency` compares."""
 
     def __init__(self, scope: Scope, subject: Subject) -> None:
         self.subject = subject
@@ -79,7 +79,7 @@ class Arrays:
 
 
 def checksum_of(array: Any) -> int:
-    """The checksum of an array; 0 for a dtype that cannot be exchanged, which is not compared."""
+    """Returns the checksum of an array; 0 for a dtype that cannot be exchanged and so is not compared."""
     try:
         return checksum(row_major_view(array))
     except UnsupportedError:
@@ -89,15 +89,15 @@ def checksum_of(array: Any) -> int:
 def _epsilon(dtype: Any) -> float:
     if dtype.kind in "iub":
         return 0.0
-    return float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-7  # of bfloat16
+    return float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-7  # bfloat16's
 
 
 def check(subject: Subject, mend: str, process_set: ProcessSet) -> None:
     """Compares arrays over the ranks of the set now. All of them must call it.
 
     Args:
-        subject: what has to be alike.
-        mend: the call that makes them alike, as the message shows it.
+        subject: the values that must be equal.
+        mend: the call that makes them equal, as the message shows it.
         process_set: the ranks that take part.
 
     Raises:
@@ -112,15 +112,15 @@ def check(subject: Subject, mend: str, process_set: ProcessSet) -> None:
 
 
 class EagerChecks:
-    """The checks beside a series of exchanges, such as those of one optimizer, in whatever world there is."""
+    """The checks around a series of exchanges, such as those of one optimizer, in whatever world exists."""
 
     def __init__(self, name: str, mend: str, first_check: int = 2) -> None:
-        """The checks before the first exchange.
+        """Creates the checks, before the first exchange.
 
         Args:
-            name: how the ranks recognise the comparisons.
+            name: identifies the comparisons on all ranks.
             mend: as for `check`.
-            first_check: the exchange beside which arrays are compared, from 1.
+            first_check: the first exchange that compares arrays, counted from 1.
         """
         self._name, self._mend, self._first_check = name, mend, first_check
         self._context: Context | None = None
@@ -131,11 +131,11 @@ class EagerChecks:
     def around(
         self, process_set: ProcessSet, subject: Subject, gradients: Callable[[], Iterable[Any]] = tuple
     ) -> Iterator[None]:
-        """Compares beside the exchange of gradients that is made inside. All ranks of the set must enter it.
+        """Compares during the exchange of gradients inside the context. All ranks of the set must enter it.
 
         Args:
             process_set: the ranks that take part.
-            subject: what has to be alike now.
+            subject: the values that must be equal now.
             gradients: returns those of this rank, as arrays or None.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Collective operations on numpy arrays that only move them; `reductions` says what all have in common."""
+"""Collective operations on numpy arrays that only move them; `reductions` documents the common parts."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def allgather(
     call it.
 
     Args:
-        tensor: an array of one dimension at least and of any dtype in the core's table. Dimension 0 may
-            differ between ranks (and be 0), the others may not.
-        name: how the ranks recognise the operation.
+        tensor: an array with at least one dimension and any dtype in the core's table. Dimension 0 may differ
+            between ranks (and be 0), the others may not.
+        name: identifies the operation on all ranks.
         process_set: the ranks that take part.
 
     Returns:
@@ -45,7 +45,7 @@ def allgather_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Array]:
-    """As `allgather`, without waiting."""
+    """Works like `allgather`, without waiting."""
     return start(current(), single(operations.allgather, tensor, name, process_set))
 
 
@@ -54,7 +54,7 @@ def grouped_allgather(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Array]:
-    """As `allgather`, of a list of arrays that complete together. Returns the list of results."""
+    """Works like `allgather`, for a list of arrays that complete together. Returns a list."""
     return run(current(), grouped("allgather", operations.allgather, tensors, name, process_set))
 
 
@@ -63,7 +63,7 @@ def grouped_allgather_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[Array]]:
-    """As `grouped_allgather`, without waiting."""
+    """Works like `grouped_allgather`, without waiting."""
     return start(current(), grouped("allgather", operations.allgather, tensors, name, process_set))
 
 
@@ -73,22 +73,22 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Array | tuple[Array, Array]:
-    """Sends each rank of the set its part of the rows, and returns what all have sent here. All must call it.
+    """Sends each rank of the set its part of the rows, and returns the rows received. All must call it.
 
     Args:
-        tensor: an array of one dimension at least, of any dtype in the core's table; ranks may give
+        tensor: an array with at least one dimension, of any dtype in the core's table; ranks may pass
             different numbers of rows, but of the same shape.
-        splits: how many of the rows go to each rank, in the order of ranks; None: as many to each.
-        name: how the ranks recognise the operation.
+        splits: the number of rows for each rank, in the order of ranks; None: equal parts.
+        name: identifies the operation on all ranks.
         process_set: the ranks that take part.
 
     Returns:
-        A new array with the rows that came, in the order of ranks; with splits, a pair of it and an int32
-        array of the number of rows that came from each.
+        A new array with the received rows, in the order of ranks; with splits, a pair of it and an int32
+        array of the number of rows from each.
 
     Raises:
-        ValueError: an array without dimensions, rows that cannot be cut evenly, splits that are negative,
-            too many or too few, or add up to more than there is.
+        ValueError: an array without dimensions, rows that cannot be divided evenly, splits that are negative,
+            too many or too few, or whose sum exceeds the rows.
         MismatchError: ranks disagree about dtype or the other dimensions.
         PeerLostError: a rank died.
     """
@@ -101,7 +101,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Array | tuple[Array, Array]]:
-    """As `alltoall`, without waiting."""
+    """Works like `alltoall`, without waiting."""
     return start(current(), _alltoall(tensor, splits, name, process_set))
 
 
@@ -115,8 +115,8 @@ def broadcast(
 
     Args:
         tensor: an array of any dtype in the core's table, of one shape and dtype on all ranks.
-        root_rank: whose array it is that all get: a rank of the world, also within a process set.
-        name: how the ranks recognise the operation.
+        root_rank: the rank whose array is copied: a rank of the world, also within a process set.
+        name: identifies the operation on all ranks.
         process_set: the ranks that take part.
 
     Returns:
@@ -136,7 +136,7 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Array]:
-    """As `broadcast`, without waiting."""
+    """Works like `broadcast`, without waiting."""
     return start(current(), single(operations.broadcast(root_rank), tensor, name, process_set))
 
 
@@ -146,7 +146,7 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Array:
-    """As `broadcast`, into the array itself, which is returned."""
+    """Works like `broadcast`, into the array itself, which is returned."""
     return run(current(), single(operations.broadcast_in_place(root_rank), tensor, name, process_set))
 
 
@@ -156,7 +156,7 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Array]:
-    """As `broadcast_`, without waiting."""
+    """Works like `broadcast_`, without waiting."""
     return start(current(), single(operations.broadcast_in_place(root_rank), tensor, name, process_set))
 
 
@@ -166,7 +166,7 @@ def send(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Sends an array to one other rank, which has to call `recv`. Returns once it is there.
+    """Sends an array to another rank, which has to call `recv`. Returns once it has arrived.
 
     Two ranks that send to each other at the same time have to use `send_async`, or one of them receives
     first.
@@ -174,11 +174,11 @@ def send(
     Args:
         tensor: an array of any dtype in the core's table.
         destination: a rank of the world.
-        name: how the two ranks recognise the operation; without a name they are numbered for each pair.
-        process_set: both belong to it.
+        name: identifies the operation on both ranks; without a name they are numbered for each pair.
+        process_set: a set to which both belong.
 
     Raises:
-        ValueError: there is no such rank in the set, or it is this one.
+        ValueError: the rank is not in the set, or is this one.
         MismatchError: the two disagree about dtype or shape.
         PeerLostError: a rank died.
     """
@@ -191,7 +191,7 @@ def send_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Array]:
-    """As `send`, without waiting; `synchronize(handle)` returns the array."""
+    """Works like `send`, without waiting; `synchronize(handle)` returns the array."""
     return start(current(), _send(tensor, destination, name, process_set))
 
 
@@ -201,15 +201,15 @@ def recv(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Array:
-    """Overwrites an array with what rank `source` sends by `send`, and returns it.
+    """Overwrites an array with the one that rank `source` sends by `send`, and returns it.
 
     Args:
-        tensor: an array of the shape and dtype of what is sent.
+        tensor: an array of the shape and dtype of the sent one.
         source: a rank of the world.
         name, process_set: as for `send`.
 
     Raises:
-        ValueError: there is no such rank in the set, or it is this one; a read-only array.
+        ValueError: the rank is not in the set, or is this one; a read-only array.
         MismatchError: the two disagree about dtype or shape.
         PeerLostError: a rank died.
     """
@@ -222,7 +222,7 @@ def recv_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Array]:
-    """As `recv`, without waiting."""
+    """Works like `recv`, without waiting."""
     return start(current(), _receive(tensor, source, name, process_set))
 
 

@@ -18,7 +18,7 @@ from sirtaki.common.process_sets import ProcessSet
 from sirtaki.common.tensor import TensorView
 from sirtaki.numpy.arrays import Array, from_output, like, row_major_view, rows_like, view, writable_view
 
-# Describes one tensor's request in a batch; returns what has to stay alive, and what makes the result.
+# Describes one tensor's request in a batch; returns the objects to keep alive, and the finisher.
 Finish = Callable[[Context, Batch], Array]
 Describe = Callable[[Batch, Any, Call, int], "tuple[Any, Finish]"]
 
@@ -26,7 +26,7 @@ Describe = Callable[[Batch, Any, Call, int], "tuple[Any, Finish]"]
 def single(
     describe: Describe, tensor: ArrayLike, name: str | None, process_set: ProcessSet
 ) -> Operation[Array]:
-    """One tensor's operation."""
+    """Prepares an operation on one array."""
     batch = spare_batch()
     keep, finish = describe(batch, tensor, ops.call(current(), name, process_set), 0)
     return Operation(batch, keep, finish)
@@ -35,7 +35,7 @@ def single(
 def grouped(
     kind: str, describe: Describe, tensors: Sequence[ArrayLike], name: str | None, process_set: ProcessSet
 ) -> Operation[list[Array]]:
-    """Operations that complete together."""
+    """Prepares operations that complete together."""
     batch = spare_batch(len(tensors))
     calls = ops.group_calls(current(), kind, name, process_set, len(tensors))
     parts = [
@@ -48,7 +48,7 @@ def grouped(
 
 
 def allreduce(how: Reduction) -> Describe:
-    """Into new arrays."""
+    """Describes an all-reduce into new arrays."""
 
     def describe(batch: Batch, tensor: ArrayLike, call: Call, index: int) -> tuple[Any, Finish]:
         source = view(tensor)
@@ -60,7 +60,7 @@ def allreduce(how: Reduction) -> Describe:
 
 
 def allreduce_in_place(how: Reduction) -> Describe:
-    """Into the arrays themselves."""
+    """Describes an all-reduce into the arrays themselves."""
 
     def describe(batch: Batch, tensor: Array, call: Call, index: int) -> tuple[Any, Finish]:
         target = writable_view(tensor)
@@ -71,7 +71,7 @@ def allreduce_in_place(how: Reduction) -> Describe:
 
 
 def reducescatter(how: Reduction, context: Context, process_set: ProcessSet) -> Describe:
-    """This rank's rows, into new arrays."""
+    """Describes a reduce-scatter of this rank's rows, into new arrays."""
 
     def describe(batch: Batch, tensor: ArrayLike, call: Call, index: int) -> tuple[Any, Finish]:
         source = row_major_view(tensor)
@@ -84,7 +84,7 @@ def reducescatter(how: Reduction, context: Context, process_set: ProcessSet) -> 
 
 
 def allgather(batch: Batch, tensor: ArrayLike, call: Call, index: int) -> tuple[Any, Finish]:
-    """Into new arrays."""
+    """Describes an all-gather into new arrays."""
     source = row_major_view(tensor)
     ops.describe_allgather(batch, source, call, index)
     return source, lambda context, batch: from_output(context.output(batch, index))
@@ -93,7 +93,7 @@ def allgather(batch: Batch, tensor: ArrayLike, call: Call, index: int) -> tuple[
 def alltoall(
     tensor: ArrayLike, splits: Sequence[int] | None, name: str | None, process_set: ProcessSet
 ) -> Operation[Any]:
-    """Into a new array; with splits, also the rows that came from each rank."""
+    """Describes an all-to-all into a new array; with splits, also returns the rows from each rank."""
     batch, source = spare_batch(), row_major_view(tensor)
     ops.describe_alltoall(batch, source, splits, ops.call(current(), name, process_set))
 
@@ -106,7 +106,7 @@ def alltoall(
 
 
 def broadcast(root: int) -> Describe:
-    """Into new arrays."""
+    """Describes a broadcast into new arrays."""
 
     def describe(batch: Batch, tensor: ArrayLike, call: Call, index: int) -> tuple[Any, Finish]:
         source = view(tensor)
@@ -118,7 +118,7 @@ def broadcast(root: int) -> Describe:
 
 
 def broadcast_in_place(root: int) -> Describe:
-    """Into the arrays themselves."""
+    """Describes a broadcast into the arrays themselves."""
 
     def describe(batch: Batch, tensor: Array, call: Call, index: int) -> tuple[Any, Finish]:
         target = writable_view(tensor)
@@ -129,7 +129,7 @@ def broadcast_in_place(root: int) -> Describe:
 
 
 def send(ranks: tuple[int, int]) -> Describe:
-    """From an array, which is not changed."""
+    """Describes a send from an array, which is not changed."""
 
     def describe(batch: Batch, tensor: ArrayLike, call: Call, index: int) -> tuple[Any, Finish]:
         source = view(tensor)
@@ -140,7 +140,7 @@ def send(ranks: tuple[int, int]) -> Describe:
 
 
 def receive(ranks: tuple[int, int]) -> Describe:
-    """Into an array."""
+    """Describes a receive into an array."""
 
     def describe(batch: Batch, tensor: Array, call: Call, index: int) -> tuple[Any, Finish]:
         target = writable_view(tensor)

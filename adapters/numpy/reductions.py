@@ -2,12 +2,12 @@
 
 Every rank of the process set has to call the same operations with the same names. Calls without a name are
 numbered per kind, so they match as long as all ranks make them in the same order. Wrong arguments raise
-ValueError, and nothing is queued. What goes wrong between ranks raises a HorovodInternalError: MismatchError
-if they disagree (the next operation works), PeerLostError if a rank died.
+ValueError, and nothing is queued. Failures between ranks raise a HorovodInternalError: MismatchError if the
+ranks disagree (the next operation works), PeerLostError if a rank died.
 
 Each operation has a form that waits and one, `..._async`, that returns a handle at once:
-`synchronize(handle)` returns what the other would have. Until then, do not change what it reads, nor touch
-what it writes. Names that end in an underscore work in place. A grouped operation completes all its tensors
+`synchronize(handle)` returns the result of the waiting form. Until then, do not change its inputs, nor touch
+its outputs. Names that end in an underscore work in place. A grouped operation completes all its tensors
 together; the lists have the same length on all ranks.
 """
 
@@ -42,8 +42,8 @@ def allreduce(
     Args:
         tensor: an array of any shape, the same on every rank, of a numeric dtype; bool for Min, Max and
             Product; complex for Sum and Average.
-        average: the older way to say op=Average (True) or op=Sum (False).
-        name: how the ranks recognise the operation.
+        average: the older form of op=Average (True) or op=Sum (False).
+        name: identifies the operation on all ranks.
         op: Average (default), Sum, Min, Max, Product, or Adasum (floating dtypes). An integer Average
             truncates toward zero.
         prescale_factor, postscale_factor: multiply before and after the combination.
@@ -53,7 +53,7 @@ def allreduce(
         A new array of the same shape, order and dtype, the same on every rank.
 
     Raises:
-        ValueError: op and average together, an unknown op, a dtype that the op does not take, a set that
+        ValueError: op and average together, an unknown op, a dtype that the op does not support, a set that
             this rank does not belong to.
         MismatchError: ranks disagree about dtype, shape, op or factors.
         PeerLostError: a rank died.
@@ -71,7 +71,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Array]:
-    """As `allreduce`, without waiting."""
+    """Works like `allreduce`, without waiting."""
     how = reduction(op, average, prescale_factor, postscale_factor)
     return start(current(), single(operations.allreduce(how), tensor, name, process_set))
 
@@ -85,7 +85,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Array:
-    """As `allreduce`, into the array itself, which is returned."""
+    """Works like `allreduce`, into the array itself, which is returned."""
     context = current()
     key: Any = None
     if average is None and is_plain(tensor):
@@ -110,7 +110,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Array]:
-    """As `allreduce_`, without waiting."""
+    """Works like `allreduce_`, without waiting."""
     how = reduction(op, average, prescale_factor, postscale_factor)
     return start(current(), single(operations.allreduce_in_place(how), tensor, name, process_set))
 
@@ -124,7 +124,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Array]:
-    """As `allreduce`, of a list of arrays that complete together. Returns the list of results."""
+    """Works like `allreduce`, for a list of arrays that complete together. Returns a list."""
     how = reduction(op, average, prescale_factor, postscale_factor)
     return run(current(), grouped("allreduce", operations.allreduce(how), tensors, name, process_set))
 
@@ -138,7 +138,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[Array]]:
-    """As `grouped_allreduce`, without waiting."""
+    """Works like `grouped_allreduce`, without waiting."""
     how = reduction(op, average, prescale_factor, postscale_factor)
     return start(current(), grouped("allreduce", operations.allreduce(how), tensors, name, process_set))
 
@@ -152,7 +152,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Array]:
-    """As `grouped_allreduce`, into the arrays themselves, which are returned."""
+    """Works like `grouped_allreduce`, into the arrays themselves, which are returned."""
     how = reduction(op, average, prescale_factor, postscale_factor)
     return run(
         current(), grouped("allreduce", operations.allreduce_in_place(how), tensors, name, process_set)
@@ -168,7 +168,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[Array]]:
-    """As `grouped_allreduce_`, without waiting."""
+    """Works like `grouped_allreduce_`, without waiting."""
     how = reduction(op, average, prescale_factor, postscale_factor)
     return start(
         current(), grouped("allreduce", operations.allreduce_in_place(how), tensors, name, process_set)
@@ -187,20 +187,19 @@ def reducescatter(
     call it.
 
     Args:
-        tensor: an array of one dimension at least, of the same shape on every rank and of a dtype as for
+        tensor: an array with at least one dimension, of the same shape on every rank and of a dtype as for
             `allreduce`.
-        name: how the ranks recognise the operation.
+        name: identifies the operation on all ranks.
         op: Average, Sum, Min, Max or Product.
         process_set: the ranks that take part.
         prescale_factor, postscale_factor: multiply before and after the combination.
 
     Returns:
-        A new array: this rank's rows of the combination. Dimension 0 is cut in the order of ranks; where it
-            does not
-        divide evenly, the first `rows % size` ranks get one row more.
+        A new array: this rank's rows of the combination. Dimension 0 is divided in the order of ranks; if it
+        does not divide evenly, the first `rows % size` ranks get one more row.
 
     Raises:
-        ValueError: an unknown op, a dtype that the op does not take, an array without dimensions.
+        ValueError: an unknown op, a dtype that the op does not support, an array without dimensions.
         MismatchError: ranks disagree about dtype, shape, op or factors.
         PeerLostError: a rank died.
     """
@@ -217,7 +216,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle[Array]:
-    """As `reducescatter`, without waiting."""
+    """Works like `reducescatter`, without waiting."""
     how = reduction(op, None, prescale_factor, postscale_factor)
     describe = operations.reducescatter(how, current(), process_set)
     return start(current(), single(describe, tensor, name, process_set))
@@ -231,7 +230,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Array]:
-    """As `reducescatter`, of a list of arrays that complete together. Returns the list of results."""
+    """Works like `reducescatter`, for a list of arrays that complete together. Returns a list."""
     how = reduction(op, None, prescale_factor, postscale_factor)
     describe = operations.reducescatter(how, current(), process_set)
     return run(current(), grouped("reducescatter", describe, tensors, name, process_set))
@@ -245,7 +244,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle[list[Array]]:
-    """As `grouped_reducescatter`, without waiting."""
+    """Works like `grouped_reducescatter`, without waiting."""
     how = reduction(op, None, prescale_factor, postscale_factor)
     describe = operations.reducescatter(how, current(), process_set)
     return start(current(), grouped("reducescatter", describe, tensors, name, process_set))

@@ -43,7 +43,7 @@ _library()
 
 
 def __getattr__(name: str) -> _Any:
-    """What needs Keras, which takes seconds to import."""
+    """Imports the parts that need Keras on first use, because Keras takes seconds to import."""
     if name == "SyncBatchNormalization":
         from sirtaki.tensorflow.sync_batch_norm import SyncBatchNormalization
 
@@ -91,5 +91,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """Lists the public names alone, for the completion of editors and notebooks."""
+    """Lists the public names only, for the completion of editors and notebooks."""
     return sorted(__all__)

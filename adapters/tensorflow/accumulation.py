@@ -1,4 +1,4 @@
-"""Gradients of several passes, added up on the rank and exchanged once."""
+"""Accumulates the gradients of several passes on the rank, and exchanges the sum once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sirtaki.tensorflow.exchange import GradientExchange
 
 
 class GradientAccumulator:
-    """Adds up the gradients of a number of passes; with the last of them, combines their sum over the ranks.
+    """An accumulator of the gradients of a number of passes; the last pass combines their sum over the ranks.
 
         accumulator = hvd.GradientAccumulator(4)
         ...
@@ -22,11 +22,11 @@ class GradientAccumulator:
     """
 
     def __init__(self, passes: int, average_aggregated_gradients: bool = False, **exchange: Any) -> None:
-        """The passes that are added up to one exchange.
+        """Creates an accumulator of passes for one exchange.
 
         Args:
-            passes: how many.
-            average_aggregated_gradients: divide the sum by their number.
+            passes: the number of passes.
+            average_aggregated_gradients: whether to divide the sum by their number.
             exchange: compression, op, gradient_predivide_factor, groups and process_set, as for
                 `DistributedGradientTape`. Sparse gradients are made dense.
 
@@ -42,14 +42,15 @@ class GradientAccumulator:
         self._sums: list[Any] = []
 
     def add(self, gradients: Sequence[Any], apply: Callable[[list[Any]], Any]) -> tf.Tensor:
-        """Adds gradients; with those of the last pass, calls `apply` with the combined sums, and begins anew.
+        """Adds gradients; with those of the last pass, calls `apply` with the combined sums, and starts
+        again.
 
         Args:
-            gradients: of the same shapes and dtypes in each pass; None where there is none, and then always.
+            gradients: of the same shapes and dtypes in each pass; None for a missing one, in every pass.
             apply: takes the list of combined gradients, in their order.
 
         Returns:
-            Whether it has been called, a scalar bool.
+            Whether `apply` has been called, a scalar bool.
         """
         dense = [None if one is None else tf.convert_to_tensor(one) for one in gradients]
         with tf.init_scope():

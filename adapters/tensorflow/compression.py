@@ -1,4 +1,4 @@
-"""How tensors travel: as they are, or in 16 bits."""
+"""The formats in which tensors are exchanged: unchanged, or in 16 bits."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import tensorflow as tf
 
 
 class Compressor:
-    """What a compressor has to offer. Subclass it to make one: both methods are static and stateless."""
+    """The interface of a compressor. Subclass it to make one: both methods are static and stateless."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """What is exchanged instead of `tensor`, and what `decompress` needs to undo it."""
+        """Returns the tensor to exchange instead of `tensor`, and what `decompress` needs to undo it."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: tf.Tensor, context: Any) -> tf.Tensor:
-        """The exchanged tensor in its first form."""
+        """Returns the exchanged tensor in its original form."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Exchanges tensors as they are."""
+    """Exchanges tensors unchanged."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, None]:
@@ -62,7 +62,7 @@ class BF16Compressor(Compressor):
 
 
 class Compression:
-    """The compressors there are."""
+    """The available compressors."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

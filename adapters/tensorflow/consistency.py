@@ -21,8 +21,8 @@ def check_parameters(variables: Iterable[Any], process_set: ProcessSet = global_
     """Makes sure that all ranks of the set have the same variables. All of them must call it, outside of
     functions.
 
-    It reads all variables and sends 8 bytes; more only if they differ. `DistributedGradientTape` does this
-    by itself, once, where it runs eagerly; in a tf.function it cannot.
+    It reads all variables and sends 8 bytes; more only if they differ. `DistributedGradientTape` does this by
+    itself, once, if it runs eagerly; in a tf.function it cannot.
 
     Args:
         variables: of TensorFlow's or Keras', in the same order on all ranks.
@@ -45,7 +45,7 @@ class _Series:
         self._variables = [ref(one) for one in variables]
 
     def is_of(self, variables: Sequence[Any]) -> bool:
-        """Whether it is for these objects, and not for others that had their numbers before them."""
+        """Returns whether it is for these objects, and not for earlier objects with the same ids."""
         return all(known() is one for known, one in zip(self._variables, variables, strict=True))
 
     @property
@@ -54,7 +54,7 @@ class _Series:
 
 
 class _AllSeries:
-    """The series of one world. All ranks begin the same ones in the same order, and so number them alike."""
+    """The series of one world. All ranks create the same ones in the same order, and so number them alike."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -70,7 +70,7 @@ class _AllSeries:
         return series
 
 
-_of_world: list[_AllSeries] = []  # one at most
+_of_world: list[_AllSeries] = []  # at most one element
 
 
 def reduce_checked(
@@ -79,10 +79,10 @@ def reduce_checked(
     variables: Sequence[Any],
     process_set: ProcessSet,
 ) -> list[Any]:
-    """The result of `reduce()`, an exchange of the gradients of these variables, which is checked if it is
-    made eagerly.
+    """Returns the result of `reduce()`, an exchange of the gradients of these variables, which is checked if
+    it is made eagerly.
 
-    Tapes live for one step, so it is by its variables that an exchange is recognised in the next one.
+    Tapes live for one step, so an exchange is identified across steps by its variables.
     """
     if not (tf.executing_eagerly() and variables):
         return reduce()

@@ -1,4 +1,4 @@
-"""The exchange of gradients: which of them, how, and in how many operations."""
+"""The exchange of gradients: selects them, combines them, and divides them into operations."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sirtaki.tensorflow.facts import members
 from sirtaki.tensorflow.labels import set_number
 from sirtaki.tensorflow.reductions import grouped_allreduce
 
-_BUCKET_BYTES = 8 << 20  # enough that an operation of TensorFlow's costs little beside the exchange
+_BUCKET_BYTES = 8 << 20  # large enough that a TensorFlow operation costs little compared with the exchange
 
 
 @dataclass
 class GradientExchange:
-    """How gradients are combined over the ranks; the fields are those of `DistributedGradientTape`."""
+    """The combination of gradients over the ranks; the fields are those of `DistributedGradientTape`."""
 
     compression: type[Compressor] = Compression.none
     sparse_as_dense: bool = False
@@ -31,9 +31,9 @@ class GradientExchange:
     groups: int | Sequence[Sequence[Any]] | None = None
     process_set: ProcessSet = global_process_set
     scale_local_gradients: bool = True
-    is_checked: bool = True  # the sources are parameters, which all ranks must have alike
+    is_checked: bool = True  # the sources are parameters, which must be equal on all ranks
     _local: set[int] = field(default_factory=set)  # ids of the sources that are this rank's own
-    _kept: list[Any] = field(default_factory=list)  # these sources, so that no other gets such an id
+    _kept: list[Any] = field(default_factory=list)  # these sources, so that no other object gets their ids
 
     def __post_init__(self) -> None:
         gradient_reduction(self.op, self.gradient_predivide_factor)
@@ -41,12 +41,12 @@ class GradientExchange:
             raise ValueError(f"groups is {self.groups}; it takes a number of groups, or lists of variables")
 
     def keep_local(self, source: Any) -> None:
-        """From now on the gradients of this source are not exchanged."""
+        """Excludes the gradients of this source from the exchange."""
         self._local.add(id(source))
         self._kept.append(source)
 
     def reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
-        """The combined gradients, in the order of their sources; None stays None.
+        """Returns the combined gradients, in the order of their sources; None stays None.
 
         All ranks of the set must call it with gradients for the same sources.
         """
@@ -67,14 +67,14 @@ class GradientExchange:
         )
 
     def _exchange(self, which: list[int], results: list[Any], sources: Sequence[Any]) -> list[Any]:
-        """The results, with those of these indices combined."""
+        """Returns the results, with those of these indices combined."""
         for chosen in self._buckets(which, results, sources):
             for i, result in zip(chosen, self._combined([results[i] for i in chosen]), strict=True):
                 results[i] = result
         return results
 
     def _own(self, gradient: Any, source: Any) -> Any:
-        """What is exchanged for a source; of a local one, its result."""
+        """Returns the gradient to exchange for a source; for a local one, its result."""
         if gradient is None:
             return None
         if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
@@ -96,16 +96,16 @@ class GradientExchange:
         )
 
     def _buckets(self, which: list[int], gradients: Sequence[Any], sources: Sequence[Any]) -> list[list[int]]:
-        """Which gradients form one operation: each begins as soon as all of its own are there."""
+        """Divides gradients into operations: each begins as soon as all of its own are available."""
         if not which:
             return []
         if self.groups:
             return self._grouped(which, sources)
-        if tf.executing_eagerly():  # all of them are there
+        if tf.executing_eagerly():  # all of them are available
             return [which]
         buckets: list[list[int]] = [[]]
         filled = 0
-        for i in reversed(which):  # the last layers' come first
+        for i in reversed(which):  # the last layers' gradients are available first
             size = gradients[i].shape.num_elements() or 0
             buckets[-1].append(i)
             filled += size * gradients[i].dtype.size

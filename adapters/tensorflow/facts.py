@@ -1,6 +1,6 @@
-"""Facts of the world as tensors: what they say is true when a graph runs, not when it was traced.
+"""The world's topology as tensors: their values are those when a graph runs, not when it was traced.
 
-A function that was traced before another `shutdown()` and `init()` sees the new world.
+A function that was traced before a later `shutdown()` and `init()` sees the new world.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _RANK, _LOCAL_RANK, _LOCAL_SIZE = 0, 2, 3
 
 
 def place() -> tf.Tensor:
-    """Rank, size, local rank, local size, cross rank and cross size, as int32."""
+    """Returns rank, size, local rank, local size, cross rank and cross size, as int32."""
     xla.refuse()
     with tf.device(CPU):
         return library().sirtaki_place()
 
 
 def members(process_set: int) -> tf.Tensor:
-    """The ranks of a process set, by the core's number of it, ascending, as int32."""
+    """Returns the ranks of a process set, by the core's number of it, ascending, as int32."""
     xla.refuse()
     with tf.device(CPU):
         return library().sirtaki_members(process_set=tf.constant(process_set, tf.int32))
@@ -31,36 +31,36 @@ def members(process_set: int) -> tf.Tensor:
 
 @as_written
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """This rank's number, an int32 scalar. FailedPreconditionError before init()."""
+    """Returns this rank's number, an int32 scalar. FailedPreconditionError before init()."""
     return tf.identity(place()[_RANK], name=name)
 
 
 @as_written
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """The number of ranks of a process set, an int32 scalar.
+    """Returns the number of ranks of a process set, an int32 scalar.
 
-    InvalidArgumentError if there is no such set, FailedPreconditionError before init().
+    InvalidArgumentError if the set does not exist, FailedPreconditionError before init().
     """
     return tf.identity(tf.size(members(process_set_id)), name=name)
 
 
 @as_written
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """This rank's number among those of its host, an int32 scalar. FailedPreconditionError before init()."""
+    """Returns this rank's number on its host, an int32 scalar. FailedPreconditionError before init()."""
     return tf.identity(place()[_LOCAL_RANK], name=name)
 
 
 @as_written
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """The number of ranks on this host, an int32 scalar. FailedPreconditionError before init()."""
+    """Returns the number of ranks on this host, an int32 scalar. FailedPreconditionError before init()."""
     return tf.identity(place()[_LOCAL_SIZE], name=name)
 
 
 @as_written
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Whether this rank belongs to a process set: an int32 scalar, 1 or 0.
+    """Returns whether this rank belongs to a process set: an int32 scalar, 1 or 0.
 
-    InvalidArgumentError if there is no such set, FailedPreconditionError before init().
+    InvalidArgumentError if the set does not exist, FailedPreconditionError before init().
     """
     included = tf.reduce_any(tf.equal(members(process_set_id), place()[_RANK]))
     return tf.identity(tf.cast(included, tf.int32), name=name)

@@ -1,9 +1,9 @@
 """Derivatives of the collectives.
 
-The convention: what is differentiated is the sum of the losses of all ranks. So the derivative of a sum is
-the sum of what comes back on the ranks, that of an average their average, and a rank's slice of a gathered
-tensor gets the sum of what comes back for it. (Horovod averages instead of adding for broadcast and
-all-gather.) All ranks have to compute the gradient, as they computed the result.
+The convention: the differentiated quantity is the sum of the losses of all ranks. So the derivative of a sum
+is the sum of the ranks' incoming gradients, that of an average their average, and the gradient of a rank's
+slice of a gathered tensor is the sum of its incoming gradients. (Horovod averages instead of adding for
+broadcast and all-gather.) All ranks have to compute the gradient, as they computed the result.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def _how(op: Any) -> Reduction:
 
 
 def _of_floating(op: Any, gradients: Sequence[Any], derivative: Derivative) -> list[Any]:
-    """The gradients of all inputs (the label has none), by those of the outputs that can have one.
+    """Returns the gradients of all inputs (the label has none), from those of the differentiable outputs.
 
-    What was not used counts as zero, so that all ranks exchange alike whatever each of them has used.
+    Unused outputs count as zero, so that all ranks make the same exchange whatever each of them has used.
     """
     which = [i for i, output in enumerate(op.outputs) if output.dtype.is_floating or output.dtype.is_complex]
     which = [i for i in which if i < len(op.inputs) - 1]
@@ -46,7 +46,7 @@ def _of_floating(op: Any, gradients: Sequence[Any], derivative: Derivative) -> l
 
 
 def _given(output: tf.Tensor, gradient: Any) -> tf.Tensor:
-    """A gradient in the dtype of its output, whatever a custom gradient or a caller has made of it."""
+    """Returns a gradient in its output's dtype, whatever a custom gradient or a caller has made of it."""
     if gradient is None:
         return tf.zeros_like(output)
     return tf.cast(tf.convert_to_tensor(gradient), output.dtype)
@@ -66,9 +66,9 @@ def _of_allreduce(op: Any, *gradients: Any) -> list[Any]:
 
 
 def _of_extreme(op: Any, gradients: list[tf.Tensor], called: Call) -> list[tf.Tensor]:
-    """To the ranks that have the extreme value, in equal parts, as tf.reduce_max does it."""
+    """Gives equal parts to the ranks that have the extreme value, as tf.reduce_max does."""
     which = [i for i, output in enumerate(op.outputs) if output.dtype.is_floating]
-    # In a graph of TensorFlow 1 `==` would ask whether two tensors are the same object.
+    # In a graph of TensorFlow 1 `==` would compare the identity of two tensors.
     hits = [tf.cast(tf.equal(op.inputs[i + 1], op.outputs[i]), op.outputs[i].dtype) for i in which]
     sums = operations.allreduce([*gradients, *hits], _SUM, called)
     totals, counts = sums[: len(which)], sums[len(which) :]
@@ -92,7 +92,7 @@ def _of_reducescatter(op: Any, *gradients: Any) -> list[Any]:
 
 @tf.RegisterGradient("SirtakiAllgather")
 def _of_allgather(op: Any, *gradients: Any) -> list[Any]:
-    """Each rank gets what came back for its rows everywhere, and adds it up."""
+    """Sends each rank the gradients of its rows from everywhere, and adds them up."""
     called = _call(op)
 
     def derivative(given: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -1,7 +1,7 @@
-"""Names by which the ranks recognise operations.
+"""Names that identify operations on all ranks.
 
-Operations take their name as a tensor: TensorFlow keeps a kernel for each value of an attribute, for ever, so
-names that are attributes would fill the memory of programs that make new ones in each step.
+Operations take their name as a tensor: TensorFlow keeps a kernel for each value of an attribute indefinitely,
+so names as attributes would fill the memory of programs that make new ones in each step.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tensorflow.python.ops import control_flow_v2_func_graphs as bodies
 from sirtaki._core.current import current
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 
-_NAMES_BEFORE_WRAP = 1024  # so that the names of one step come back in the next ones, and are cached
+_NAMES_BEFORE_WRAP = 1024  # so that the names of one step recur in the next ones, and are cached
 _BODIES = (bodies.CondBranchFuncGraph, bodies.WhileCondFuncGraph, bodies.WhileBodyFuncGraph)
-# How often each name has been asked for in a graph.
+# The number of times that each name has been requested in a graph.
 _used: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
 
 
 def set_number(process_set: ProcessSet) -> int:
-    """The core's number of a process set. That of all ranks needs no init() yet.
+    """Returns the core's number of a process set. That of all ranks needs no init() yet.
 
     Raises:
         ValueError: the set is not in use.
@@ -35,10 +35,10 @@ def set_number(process_set: ProcessSet) -> int:
 
 
 def label(kind: str, name: str | None, process_set: int) -> tf.Tensor:
-    """The name of a new operation of a kind ("allreduce", ...), as uint8.
+    """Returns the name of a new operation of a kind ("allreduce", ...), as uint8.
 
-    In a graph it is the given one, or one that is made of the function's name and a number, alike on all
-    ranks that trace the same program; a second one of that name in the graph gets a number, too. Eager
+    In a graph it is the given name, or one made of the function's name and a number, equal on all ranks that
+    trace the same program; a second operation with that name in the graph gets a number, too. Eager
     operations without a name are numbered by kind and process set.
     """
     if tf.executing_eagerly():
@@ -55,20 +55,20 @@ def label(kind: str, name: str | None, process_set: int) -> tf.Tensor:
 
 
 def part(of: tf.Tensor, suffix: str) -> tf.Tensor:
-    """The name of another operation that belongs to the first one, such as its gradient."""
+    """Returns the name of an operation derived from another one, such as its gradient."""
     with tf.device("CPU:0"):
         return tf.concat([of, _eager(suffix) if tf.executing_eagerly() else _constant(suffix)], 0)
 
 
 def _function(graph: Any) -> Any:
-    """The graph of the function that this one is a part of: loops and branches have graphs of their own."""
+    """Returns the graph of the function around this one: loops and branches have graphs of their own."""
     while isinstance(graph, _BODIES):
         graph = graph.outer_graph
     return graph
 
 
 def _stable(name: str) -> str:
-    """A function's name without the number that TensorFlow gives it, which may differ between ranks."""
+    """Returns a function's name without the number that TensorFlow adds, which may differ between ranks."""
     return re.sub(r"_\d+$", "", name)
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow's operations, opened once: `library()` is the module that TensorFlow makes of them."""
+"""Loads TensorFlow's operations once: `library()` is the module that TensorFlow makes of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sirtaki._core.library import PATH
 
 @cache
 def library() -> Any:
-    """The operations by their names, such as `sirtaki_allreduce`.
+    """Returns the operations by their names, such as `sirtaki_allreduce`.
 
     Raises:
         ImportError: this TensorFlow cannot run them.

@@ -1,6 +1,6 @@
 """Collective operations on TensorFlow's tensors that only move them.
 
-`sirtaki.tensorflow.reductions` says what all operations have in common.
+`sirtaki.tensorflow.reductions` documents what all operations have in common.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ def allgather(
     """Concatenates the ranks' tensors along dimension 0, in the order of ranks. All of the set must call it.
 
     Args:
-        tensor: of one dimension at least and of any dtype but strings and the like. Dimension 0 may differ
+        tensor: with at least one dimension and any dtype but strings and the like. Dimension 0 may differ
             between ranks (and be 0), the others may not.
-        name: how the ranks recognise the operation.
-        ignore_name_scope: accepted; names are taken as they are given.
+        name: identifies the operation on all ranks.
+        ignore_name_scope: accepted and ignored; names are used as given.
         process_set: the ranks that take part.
 
     Returns:
         A tensor that is the same on every rank; in a graph the length of its dimension 0 is unknown.
 
     Raises:
-        ValueError: a set that is not in use, a function that XLA compiles.
+        ValueError: a set that is not in use, or a function that XLA compiles.
         tf.errors.InvalidArgumentError: a tensor without dimensions, or ranks disagree about dtype or the
             other dimensions.
         tf.errors.AbortedError: a rank died.
@@ -54,7 +54,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """As `allgather`, of a list of tensors that complete together. Returns the list of results."""
+    """Works like `allgather`, for a list of tensors that complete together. Returns a list."""
     if not tensors:
         return []
     called = call("grouped_allgather", name, set_number(process_set))
@@ -73,16 +73,16 @@ def broadcast(
 
     Args:
         tensor: of any dtype but strings and the like, of one shape and dtype on all ranks.
-        root_rank: whose tensor it is that all get: a rank of the world, also within a process set.
+        root_rank: the rank whose tensor is copied: a rank of the world, also within a process set.
         name, ignore_name_scope, process_set: as for `allgather`.
 
     Returns:
         A tensor with the root's values.
 
     Raises:
-        ValueError: a set that is not in use, a function that XLA compiles.
-        tf.errors.InvalidArgumentError: there is no such rank in the set, or ranks disagree about dtype, shape
-            or root.
+        ValueError: a set that is not in use, or a function that XLA compiles.
+        tf.errors.InvalidArgumentError: the rank is not in the set, or ranks disagree about dtype, shape or
+        root.
         tf.errors.AbortedError: a rank died.
     """
     return grouped_broadcast([tensor], root_rank, name, process_set)[0]
@@ -95,7 +95,7 @@ def grouped_broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """As `broadcast`, of a list of tensors of any dtypes that complete together. Returns their list."""
+    """Works like `broadcast`, for tensors of any dtypes that complete together. Returns their list."""
     if not tensors:
         return []
     called = call("broadcast" if len(tensors) == 1 else "grouped_broadcast", name, set_number(process_set))
@@ -111,11 +111,11 @@ def broadcast_(
 ) -> list[Any]:
     """Overwrites variables with rank `root_rank`'s, and returns them. All ranks of the set must call it.
 
-    In a graph that a session runs, nothing is overwritten before that: it returns tensors of the new values
+    In a graph that a session runs, the call itself overwrites nothing: it returns tensors of the new values
     instead, and running any of them overwrites all variables.
 
     Raises:
-        ValueError: something else than variables; else as `broadcast`.
+        ValueError: an object that is not a variable; else as for `broadcast`.
     """
     wrong = next((one for one in variables if not hasattr(one, "assign")), None)
     if wrong is not None:
@@ -136,22 +136,21 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends each rank of the set its part of the rows, and returns what all have sent here. All must call it.
+    """Sends each rank of the set its part of the rows, and returns the rows received. All must call it.
 
     Args:
-        tensor: of one dimension at least; ranks may give different numbers of rows, but of the same shape.
-        splits: how many of the rows go to each rank, in the order of ranks, as integers; None: as many to
-            each.
+        tensor: with at least one dimension; ranks may pass different numbers of rows, but of the same shape.
+        splits: the number of rows for each rank, in the order of ranks, as integers; None: equal parts.
         name, ignore_name_scope, process_set: as for `allgather`.
 
     Returns:
-        A tensor with the rows that came, in the order of ranks; with splits, a pair of it and an int32 tensor
-        of the number of rows that came from each.
+        A tensor with the received rows, in the order of ranks; with splits, a pair of it and an int32 tensor
+        of the number of rows from each.
 
     Raises:
-        ValueError: a set that is not in use, a function that XLA compiles, splits that are an empty list.
-        tf.errors.InvalidArgumentError: rows that cannot be cut evenly; splits that are negative, too many or
-            too few, or add up to more than there is; ranks disagree about dtype or the other dimensions.
+        ValueError: a set that is not in use, a function that XLA compiles, or splits that are an empty list.
+        tf.errors.InvalidArgumentError: rows that cannot be divided evenly; splits that are negative, too many
+        or too few, or whose sum exceeds the rows; ranks disagree about dtype or the other dimensions.
         tf.errors.AbortedError: a rank died.
     """
     with tf.device(operations.CPU):

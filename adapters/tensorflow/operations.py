@@ -1,6 +1,6 @@
-"""Collective operations on lists of tensors, in graphs and eagerly: one operation of TensorFlow's each.
+"""Collective operations on lists of tensors, in graphs and eagerly: one TensorFlow operation each.
 
-They run on the CPU. TensorFlow copies tensors on GPUs to the host's memory and back.
+They run on the CPU. TensorFlow copies tensors on GPUs to host memory and back.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ CPU = "CPU:0"
 
 
 class Call(NamedTuple):
-    """What the ranks recognise an operation by.
+    """The identity of an operation, by which the ranks match it.
 
     Attributes:
         label: its name, as `labels.label` makes it.
-        process_set: the core's number of it.
+        process_set: the core's number of the set.
     """
 
     label: tf.Tensor
@@ -32,7 +32,7 @@ class Call(NamedTuple):
 
 
 def call(kind: str, name: str | None, process_set: int) -> Call:
-    """The call of a new operation of a kind ("allreduce", ...)."""
+    """Returns the call of a new operation of a kind ("allreduce", ...)."""
     with tf.device(CPU):
         return Call(label(kind, name, process_set), process_set)
 
@@ -46,24 +46,24 @@ def allreduce(tensors: Sequence[tf.Tensor], how: Reduction, called: Call) -> lis
 
 
 def reducescatter(tensors: Sequence[tf.Tensor], how: Reduction, called: Call) -> list[tf.Tensor]:
-    """This rank's rows of the combination of each tensor."""
+    """Returns this rank's rows of the combination of each tensor."""
     return _run("reducescatter", tensors, called, **_combination(how))
 
 
 def allgather(tensors: Sequence[tf.Tensor], called: Call) -> list[tf.Tensor]:
-    """The ranks' tensors, one after another along dimension 0."""
+    """Returns the ranks' tensors, concatenated along dimension 0."""
     return _run("allgather", tensors, called)
 
 
 def broadcast(tensors: Sequence[tf.Tensor], root: int, called: Call) -> list[tf.Tensor]:
-    """Rank `root`'s tensors."""
+    """Returns rank `root`'s tensors."""
     if tensors and xla.is_compiled():
         return _compiled(core.BROADCAST, tensors, called, {"root": root})
     return _run("broadcast", tensors, called, root=root)
 
 
 def alltoall(tensor: tf.Tensor, splits: tf.Tensor, called: Call) -> tuple[tf.Tensor, tf.Tensor]:
-    """The rows that come from all ranks, and how many from each; no splits are equal ones."""
+    """Returns the rows from all ranks, and how many came from each; empty splits mean equal parts."""
     xla.refuse()
     with tf.device(CPU):
         results, received = library().sirtaki_alltoall(
@@ -74,21 +74,21 @@ def alltoall(tensor: tf.Tensor, splits: tf.Tensor, called: Call) -> tuple[tf.Ten
 
 
 def barrier(called: Call) -> Any:
-    """Ends once every rank has come to it."""
+    """Completes once every rank has reached it."""
     xla.refuse()
     with tf.device(CPU):
         return library().sirtaki_barrier(label=called.label, process_set=called.process_set)
 
 
 def join(called: Call) -> tf.Tensor:
-    """The rank that joined last."""
+    """Returns the rank that joined last."""
     xla.refuse()
     with tf.device(CPU):
         return library().sirtaki_join(label=called.label, process_set=called.process_set)
 
 
 def _combination(how: Reduction) -> dict[str, Any]:
-    # Attributes of TensorFlow's have 32 bits if they are floating.
+    # TensorFlow's floating attributes have 32 bits.
     return {"reduce_op": how.op, "prescale": repr(how.prescale), "postscale": repr(how.postscale)}
 
 
@@ -107,7 +107,7 @@ def _run(kind: str, tensors: Sequence[tf.Tensor], called: Call, **attributes: An
 def _compiled(
     kind: int, tensors: Sequence[tf.Tensor], called: Call, attributes: dict[str, int | float]
 ) -> list[tf.Tensor]:
-    """The same by a call of a compiled program. Sums and averages can be differentiated."""
+    """Does the same by a call of a compiled program. Sums and averages can be differentiated."""
 
     def run(*sources: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
         process_set = {"process_set": called.process_set}
@@ -125,9 +125,9 @@ def _compiled(
 
 
 def _run_independently(result: tf.Tensor) -> None:
-    """Lets an operation of a function run beside others that have side effects.
+    """Lets an operation of a function run concurrently with others that have side effects.
 
-    TensorFlow would run them one after another. The function still ends after all of them.
+    TensorFlow would otherwise run them one after another. The function still ends after all of them.
     """
     if tf.executing_eagerly():
         return

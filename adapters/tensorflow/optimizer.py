@@ -1,4 +1,4 @@
-"""Optimizers whose gradients are combined over the ranks: those of Keras."""
+"""Optimizers that combine gradients over the ranks: those of Keras."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """An optimizer of Keras 3 that combines gradients over the ranks: `sirtaki.keras.DistributedOptimizer`.
+    """Returns a Keras 3 optimizer that combines gradients over the ranks:
+    `sirtaki.keras.DistributedOptimizer`.
 
     Args:
         optimizer: a `keras.optimizers.Optimizer`.
-        use_locking: accepted; it has a meaning for TensorFlow 1 only.
+        use_locking: accepted and ignored; it only matters for TensorFlow 1.
 
     The others are those of `sirtaki.keras.DistributedOptimizer`.
 

@@ -2,14 +2,13 @@
 
 Every rank of the process set has to call the same operations with the same names. They work eagerly and in
 `tf.function`, loops and branches included, and can be differentiated: `sirtaki.tensorflow.gradients` states
-how. Operations without a name are numbered: in a function where it is traced, else by kind. What can be seen
-at once raises ValueError; the rest comes where the operation runs, as one of tf.errors: InvalidArgumentError
-if the ranks disagree (the next operation works), AbortedError if a rank died, FailedPreconditionError before
-init().
+how. Operations without a name are numbered: in a function where it is traced, else by kind. Errors that can
+be detected at once raise ValueError; others are raised where the operation runs, as one of tf.errors:
+InvalidArgumentError if the ranks disagree (the next operation works), AbortedError if a rank died,
+FailedPreconditionError before init().
 
-They run on the CPU; TensorFlow copies tensors that are on a GPU. `device_dense` and `device_sparse`, by
-which Horovod is told where to run, are accepted and change nothing, and so does `ignore_name_scope`: names
-are taken as they are given.
+They run on the CPU; TensorFlow copies tensors that are on a GPU. `device_dense` and `device_sparse`, which
+tell Horovod where to run, are accepted and ignored, and so is `ignore_name_scope`: names are used as given.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ def allreduce(
     Args:
         tensor: a tensor, variable or array of any shape, the same on every rank, of a numeric dtype; bool for
             Min, Max and Product; complex for Sum and Average. Or tf.IndexedSlices, for Sum and Average: the
-            ranks' slices are put one after another, which is what their sum is.
-        average: the older way to say op=Average (True) or op=Sum (False).
+            ranks' slices are concatenated, which represents their sum.
+        average: the older form of op=Average (True) or op=Sum (False).
         compression: Compression.fp16 or Compression.bf16 to exchange floating elements in 16 bits.
         op: Average (default), Sum, Min, Max, Product, or Adasum (floating dtypes). An integer Average
             truncates toward zero.
         prescale_factor, postscale_factor: multiply before and after the combination.
-        name: how the ranks recognise the operation.
+        name: identifies the operation on all ranks.
         process_set: the ranks that take part.
         device_dense, device_sparse, ignore_name_scope: see above.
 
@@ -66,7 +65,7 @@ def allreduce(
         A tensor of the same shape and dtype, the same on every rank; tf.IndexedSlices if they were given.
 
     Raises:
-        ValueError: op and average together, an unknown op, a set that is not in use, a function that XLA
+        ValueError: op and average together, an unknown op, a set that is not in use, or a function that XLA
             compiles.
         NotImplementedError: tf.IndexedSlices with another op, or with factors.
         tf.errors.InvalidArgumentError: ranks disagree about dtype, shape, op or factors.
@@ -90,7 +89,7 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """As `allreduce`, of a list of tensors of any dtypes that complete together, as one operation.
+    """Works like `allreduce`, for a list of tensors of any dtypes that complete together, as one operation.
 
     Dense tensors and tf.IndexedSlices may be mixed. Returns the list of results.
     """
@@ -113,14 +112,15 @@ def reducescatter(
     """Combines a tensor over all ranks of the set, and gives each its part of the rows. All must call it.
 
     Args:
-        tensor: of one dimension at least, of the same shape on every rank and of a dtype as for `allreduce`.
+        tensor: with at least one dimension, of the same shape on every rank and of a dtype as for
+            `allreduce`.
         op: Average, Sum, Min, Max or Product.
         compression, name, process_set, prescale_factor, postscale_factor: as for `allreduce`.
         device_dense, ignore_name_scope: see above.
 
     Returns:
-        This rank's rows of the combination. Dimension 0 is cut in the order of ranks; where it does not
-        divide evenly, the first `rows % size` ranks get one row more.
+        This rank's rows of the combination. Dimension 0 is divided in the order of ranks; if it does not
+        divide evenly, the first `rows % size` ranks get one more row.
 
     Raises:
         ValueError, tf.errors.InvalidArgumentError, tf.errors.AbortedError: as for `allreduce`.
@@ -144,7 +144,7 @@ def grouped_reducescatter(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """As `reducescatter`, of a list of tensors that complete together. Returns the list of results."""
+    """Works like `reducescatter`, for a list of tensors that complete together. Returns a list."""
     how = reduction(op, None, prescale_factor, postscale_factor)
     if not tensors:
         return []
@@ -176,7 +176,7 @@ def _allreduce(
 
 
 def _add_slices(tensors: list[tf.IndexedSlices], how: Reduction, called: Call) -> list[tf.IndexedSlices]:
-    """The ranks' slices, one after another: tf.IndexedSlices may name an index twice, and are then added."""
+    """Concatenates the ranks' slices: tf.IndexedSlices may repeat an index, whose slices are then added."""
     if how.op not in (core.SUM, core.AVERAGE) or (how.prescale, how.postscale) != (1.0, 1.0):
         raise NotImplementedError(
             "tf.IndexedSlices are exchanged with op=Average or op=Sum and without factors; for anything else "

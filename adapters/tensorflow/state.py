@@ -24,15 +24,15 @@ def broadcast_variables(
 
     Args:
         variables: of TensorFlow's or Keras', in the same order on all ranks.
-        root_rank: whose values all get: a rank of the world.
+        root_rank: the rank whose values are copied: a rank of the world.
         process_set: the ranks that take part.
-        inplace: accepted; they always are.
+        inplace: accepted and ignored; they always are overwritten in place.
 
     Returns:
-        None; in a graph of TensorFlow 1 the operation that overwrites them, for a session to run.
+        None; in a graph of TensorFlow 1 the operation that overwrites them, to be run by a session.
 
     Raises:
-        ValueError: something else than variables, or a set that is not in use.
+        ValueError: an object that is not a variable, or a set that is not in use.
         tf.errors.InvalidArgumentError: ranks have variables of different shapes or dtypes.
         tf.errors.AbortedError: a rank died.
     """
@@ -53,10 +53,10 @@ def broadcast_object(
     """Sends rank `root_rank`'s object to all ranks, all of which must call it, outside of functions.
 
     Args:
-        obj: anything that cloudpickle can pickle; only the root's counts.
-        root_rank: whose object is sent.
-        session: None: there are none in TensorFlow 2.
-        name: how the ranks recognise the operation.
+        obj: anything that cloudpickle can pickle; only the root's is used.
+        root_rank: the rank whose object is sent.
+        session: None: TensorFlow 2 has no sessions.
+        name: identifies the operation on all ranks.
         process_set: the ranks that take part.
 
     Returns:
@@ -76,6 +76,6 @@ def allgather_object(
 ) -> list[Any]:
     """Collects an object of every rank of the set, all of which must call it, outside of functions.
 
-    Arguments are as for `broadcast_object`. Returns the objects in the order of ranks, alike on every rank.
+    Arguments are as for `broadcast_object`. Returns the objects in the order of ranks, equal on every rank.
     """
     return objects.allgather_object(obj, name, process_set)

@@ -1,4 +1,4 @@
-"""Batch normalisation by the batches of all ranks, for Keras 3 on TensorFlow."""
+"""Batch normalisation over the batches of all ranks, for Keras 3 on TensorFlow."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if int(keras.__version__.partition(".")[0]) < 3:
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):
-    """As keras.layers.BatchNormalization, over the batches of all ranks, which may be of different lengths.
+    """A keras.layers.BatchNormalization over the batches of all ranks, which may differ in length.
 
-    It exchanges once forward and once backward while training, and else not at all. All ranks must call it.
+    It exchanges once forward and once backward while training, and otherwise never. All ranks must call it.
     """
 
     def __init__(
         self, fused: bool = False, process_set: ProcessSet = global_process_set, **options: Any
     ) -> None:
-        """A layer that is not built yet.
+        """Creates a layer that is not built yet.
 
         Args:
-            fused: has to be False: fused normalisation knows one rank's batch only.
-            process_set: whose batches count.
+            fused: has to be False: fused normalisation uses one rank's batch only.
+            process_set: the ranks whose batches are used.
             options: those of keras.layers.BatchNormalization.
 
         Raises:
@@ -45,10 +45,10 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         self.process_set = process_set
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        """Mean and variance of each channel over all ranks, in the dtype of the inputs.
+        """Returns mean and variance of each channel over all ranks, in the dtype of the inputs.
 
-        Each rank's own are computed as Keras does; what is added up over the ranks are sums in float64, which
-        is precise enough to subtract the squared mean.
+        Each rank's own are computed as in Keras; the values added up over the ranks are sums in float64,
+        which is precise enough to subtract the squared mean.
         """
         mean, variance = (tf.cast(one, tf.float64) for one in super()._moments(inputs, mask))
         count = self._count(inputs, mask)
@@ -65,7 +65,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         return tuple(tf.cast(one, inputs.dtype) for one in over_all)
 
     def _count(self, inputs: Any, mask: Any) -> tf.Tensor:
-        """Values a channel, without those that are masked; a float64 scalar."""
+        """Returns the number of unmasked values per channel; a float64 scalar."""
         values, channels = tf.size(inputs, tf.int64), tf.shape(inputs, tf.int64)[self.axis]
         count = tf.cast(values // tf.maximum(channels, 1), tf.float64)
         if mask is None:

@@ -15,7 +15,7 @@ from sirtaki.tensorflow.tracing import as_written
 
 
 class _Distributed:
-    """What a tape becomes: its class is derived from this and from its own."""
+    """The base of a distributed tape: its class is derived from this and from its own."""
 
     _exchange: GradientExchange
 
@@ -28,7 +28,7 @@ class _Distributed:
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
         use_generic_names: bool = False,
     ) -> Any:
-        """As tf.GradientTape.gradient, combined over the ranks. All of them must call it.
+        """Works like tf.GradientTape.gradient, combined over the ranks. All of them must call it.
 
         `use_generic_names` is accepted: names never depend on those of variables.
         """
@@ -39,7 +39,7 @@ class _Distributed:
         return tf.nest.pack_sequence_as(sources, self._exchange.reduce(flat, tf.nest.flatten(sources)))
 
     def register_local_source(self, source: Any) -> None:
-        """The gradients of this variable stay this rank's own.
+        """Keeps the gradients of this variable on this rank.
 
         They are divided by the number of ranks, unless scale_local_gradients is False.
         """
@@ -60,7 +60,8 @@ def DistributedGradientTape(  # noqa: N802  # Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A tape like the given one, whose `gradient()` combines over the ranks. All ranks must call that.
+    """Returns a tape like the given one, whose `gradient()` combines over the ranks. All ranks must call
+    that.
 
     Eagerly all gradients are one operation. In a function they are a few, of 8 MiB or more, from the last
     source to the first, so that they are exchanged while the rest is computed.
@@ -72,15 +73,15 @@ def DistributedGradientTape(  # noqa: N802  # Horovod's name
         sparse_as_dense: exchange tf.IndexedSlices as dense tensors, instead of all ranks' slices.
         op: Average, Sum, Min, Max, Product or Adasum.
         gradient_predivide_factor: divide by it before the sum, and by size / factor after it (op=Average).
-        num_groups, groups: in how many operations; or lists of variables, whose gradients form one each.
-        process_set: the ranks that train together; on others it is the plain tape.
+        num_groups, groups: the number of operations; or lists of variables, whose gradients form one each.
+        process_set: the ranks that train together; on other ranks the tape stays plain.
         scale_local_gradients: divide the gradients of local sources by the number of ranks.
 
     Returns:
         A tape of a class derived from the given one's, which shares its records.
 
     Raises:
-        ValueError: a tape that is such a one already, or arguments that do not fit together.
+        ValueError: a tape that is already distributed, or arguments that do not fit together.
     """
     if isinstance(gradtape, _Distributed):
         raise ValueError(
@@ -116,13 +117,13 @@ def PartialDistributedGradientTape(  # noqa: N802  # Horovod's name
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """As `DistributedGradientTape`; the gradients of `local_layers` stay this rank's own.
+    """Works like `DistributedGradientTape`; the gradients of `local_layers` stay on this rank.
 
     Args:
         local_layers: a Keras layer, or a list of them.
 
     Raises:
-        ValueError: something else than layers; else as `DistributedGradientTape`.
+        ValueError: an object that is not a layer; else as for `DistributedGradientTape`.
     """
     layers = [] if local_layers is None else tf.nest.flatten(local_layers)
     wrong = next((layer for layer in layers if not hasattr(layer, "trainable_weights")), None)

@@ -1,4 +1,4 @@
-"""How functions of this package are traced."""
+"""Controls how functions of this package are traced."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def as_written(function: F) -> F:
-    """A function that AutoGraph leaves alone: it branches on nothing that is known only later.
+    """Excludes a function from AutoGraph: it has no branch on a value known only later.
 
-    Reading its source and that of all that it calls would cost a second where a program is traced first.
+    Reading its source and that of all callees would cost a second when a program is first traced.
     """
     return tf.autograph.experimental.do_not_convert(function)

@@ -14,7 +14,8 @@ from sirtaki.tensorflow.tracing import as_written
 
 @as_written
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
-    """Returns once every rank of the process set has called it; in a function, an operation that ends then.
+    """Returns once every rank of the process set has called it; in a function, is an operation that ends
+    then.
 
     Raises:
         ValueError: this rank does not belong to the set.
@@ -28,10 +29,10 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
 
 @as_written
 def join(*, process_set: ProcessSet = global_process_set) -> tf.Tensor:
-    """Says that this rank has no more data, and waits until all ranks of the set have said so.
+    """Signals that this rank has no more data, and waits until all ranks of the set have done so.
 
     Until then it takes part in the others' operations with neutral elements, such as zeros in sums; averages
-    still divide by the number of all ranks, unless the setting join_average says otherwise.
+    still divide by the number of all ranks, unless the setting join_average changes that.
 
     Returns:
         The rank that joined last, the same on all ranks, an int32 scalar.

@@ -1,7 +1,7 @@
 """Collectives in functions that XLA compiles (`jit_compile=True`): calls of the core's handler.
 
-The handler is the one that JAX's programs call. TensorFlow has an XLA of its own, to which it is made known
-when the first such function is traced. Only all-reduce and broadcast work there: XLA wants to know the
+The handler is the same that JAX's programs call. TensorFlow has an XLA of its own, with which the handler is
+registered when the first such function is traced. Only all-reduce and broadcast work there: XLA needs the
 shapes of results when it compiles.
 """
 
@@ -37,8 +37,8 @@ _TYPES = {
     tf.uint32: "ui32",
     tf.uint64: "ui64",
 }
-# XLA's table of functions: its word (of 8 bytes) with the version, that with the first function, and which
-# of the functions are those that are used.
+# XLA's table of functions: the index of the (8-byte) word with the version, that of the first function, and
+# the indices of the functions that are used.
 _VERSION, _FIRST = 4, 6
 _PLACES = {"Error_Create": 0, "Handler_Register": 3, "Future_Create": 13, "Future_SetError": 15}
 
@@ -48,7 +48,7 @@ class _Text(ctypes.Structure):
 
 
 class _Registration(ctypes.Structure):
-    """XLA_FFI_Handler_Register_Args; of the four stages only the last one is needed."""
+    """XLA_FFI_Handler_Register_Args; of the four stages only the last one is used."""
 
     _fields_ = (
         ("struct_size", ctypes.c_size_t),
@@ -62,12 +62,12 @@ class _Registration(ctypes.Structure):
 
 
 def is_compiled() -> bool:
-    """Whether XLA compiles what is traced at the moment."""
+    """Returns whether XLA compiles the function that is being traced."""
     if tf.executing_eagerly():
         return False
     try:
         from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
-    except ImportError:  # XLA will refuse the operation itself
+    except ImportError:  # XLA will reject the operation itself
         return False
     return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
@@ -85,16 +85,16 @@ def refuse() -> None:
 def run(
     kind: int, tensors: Sequence[tf.Tensor], label: tf.Tensor, attributes: dict[str, int | float]
 ) -> list[tf.Tensor]:
-    """Results of the shapes and dtypes of the tensors, from a collective of this kind.
+    """Returns results with the shapes and dtypes of the tensors, from a collective of this kind.
 
     Args:
         kind: core.ALLREDUCE or core.BROADCAST.
-        tensors: of shapes that are known now.
+        tensors: with shapes that are known now.
         label: the operation's name.
-        attributes: process_set, and what is not 0 or 1.0 of reduce_op, root, prescale and postscale.
+        attributes: process_set, and those of reduce_op, root, prescale and postscale that are not 0 or 1.0.
 
     Raises:
-        ValueError: unknown shapes, or this TensorFlow's XLA has another interface.
+        ValueError: unknown shapes, or a different interface of this TensorFlow's XLA.
     """
     if not all(one.shape.is_fully_defined() and one.dtype in _TYPES for one in tensors) or not is_served():
         refuse()
@@ -121,7 +121,7 @@ def run(
 def _module(
     kind: int, tensors: Sequence[tf.Tensor], names: list[str], attributes: dict[str, int | float]
 ) -> str:
-    """A program of StableHLO that calls the handler; core/xla/call.h lists the attributes."""
+    """Returns a program of StableHLO that calls the handler; core/xla/call.h lists the attributes."""
     defaults = {"reduce_op": 0, "root": 0, "process_set": 0, "device": -1, "members": 0, "number": 0}
     numbers = defaults | {"prescale": 1.0, "postscale": 1.0, "kind": kind, "count": len(names)} | attributes
     settings = [f"{key} = {_number(value)}" for key, value in numbers.items()]
@@ -160,7 +160,7 @@ def _escaped(text: str) -> str:
 
 @cache
 def is_served() -> bool:
-    """Makes the handler known to TensorFlow's XLA; False if that has another interface than is served."""
+    """Registers the handler with TensorFlow's XLA; returns False if that has an unsupported interface."""
     library = ctypes.CDLL(
         str(Path(tf.sysconfig.get_lib(), "libtensorflow_cc.so.2")), mode=os.RTLD_NOW | os.RTLD_NOLOAD
     )
@@ -183,7 +183,7 @@ def is_served() -> bool:
 
 
 def _has_known_table() -> bool:
-    """Whether the functions lie where the core looks for them; TensorFlow brings XLA's header."""
+    """Returns whether the functions are where the core looks for them; TensorFlow ships XLA's header."""
     header = Path(tf.sysconfig.get_include(), "xla", "ffi", "api", "c_api.h")
     if not header.exists():
         return False

@@ -1,8 +1,8 @@
-"""An optimizer for op=Adasum: what is combined over the ranks is not the gradients, but what a step changes.
+"""An optimizer for op=Adasum: the ranks combine the changes that a step makes, instead of the gradients.
 
-Each rank's own optimizer takes its step with the rank's own gradients. The differences that it makes to the
-parameters are combined by Adasum, and that is where all ranks go: S. Maleki et al., Scaling Distributed
-Training with Adaptive Summation, 2021.
+Each rank's own optimizer takes its step with the rank's own gradients. Its changes to the parameters are
+combined by Adasum and applied on all ranks: S. Maleki et al., Scaling Distributed Training with Adaptive
+Summation, 2021.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from sirtaki.torch.wrapping import Optimizer, Wrapped, become
 
 
 class AdasumOptimizer(Wrapped):
-    """What such an optimizer has besides its own class."""
+    """The abilities of such an optimizer besides its own class."""
 
     _terms: Terms
     _starts: list[Tensor]
     _checks: RoundChecks
 
     def synchronize(self) -> None:
-        """Does nothing: the ranks meet in step()."""
+        """Does nothing: the exchange is in step()."""
 
     def skip_synchronize(self) -> None:
-        """Raises ValueError: there is no step without the others."""
+        """Raises ValueError: every step is an exchange."""
         raise ValueError("with op=Adasum the ranks meet in step(), so there is nothing to skip")
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Gradients stay on this rank in any case."""
+        """Returns a context that does nothing: gradients stay on this rank in any case."""
         return nullcontext()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Does nothing: however many passes there are, the ranks meet in step()."""
+        """Does nothing: for any number of passes, the exchange is in step()."""
 
     def _parameters(self) -> list[Tensor]:
         return [one.parameter.detach() for one in exchanged(self, {}, None, "")]
 
 
 def with_adasum(optimizer: Optimizer, terms: Terms, names: dict[Tensor, str]) -> Any:
-    """Makes the optimizer's steps those of all ranks; `names` are for messages.
+    """Makes the optimizer's steps common to all ranks; `names` are for messages.
 
     Raises:
-        ValueError: a parameter that cannot be exchanged.
+        ValueError: a parameter cannot be exchanged.
     """
     found = exchanged(optimizer, names, None, "")
     for name, parameter, _ in found:

@@ -1,9 +1,9 @@
-"""Collectives that autograd can differentiate.
+"""Differentiable collectives.
 
-The convention: what is differentiated is the sum of the losses of all ranks. So the derivative of a sum is
-the sum of what comes back on the ranks, that of an average their average, and a rank's slice of a gathered
-tensor gets the sum of what comes back for it. (Horovod averages instead of adding for broadcast and
-all-gather.) All ranks have to run the backward pass, as they ran the forward one.
+The convention: the differentiated quantity is the sum of the losses of all ranks. So the derivative of a sum
+is the sum of the ranks' incoming gradients, that of an average their average, and the gradient of a rank's
+slice of a gathered tensor is the sum of its incoming gradients. (Horovod averages instead of adding for
+broadcast and all-gather.) All ranks have to run the backward pass, as they ran the forward one.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _SUM = Reduction(core.SUM)
 
 @dataclass(frozen=True)
 class Where:
-    """Among which ranks a collective runs, and under which name."""
+    """The ranks among which a collective runs, and its name."""
 
     context: Context
     name: str | None
     process_set: ProcessSet
 
     def derived(self, part: str = "gradient") -> Where:
-        """For a collective of the backward pass."""
+        """Returns the scope of a collective of the backward pass."""
         return self if self.name is None else replace(self, name=f"{self.name}.{part}")
 
     @property
     def has_ended(self) -> bool:
-        """Whether this world has been shut down."""
+        """Returns whether this world has been shut down."""
         return self.context.is_shut_down
 
     def refuse_old(self) -> None:
-        """Raises NotInitializedError if this world has ended, unless it was of one rank and none follows."""
+        """Raises NotInitializedError if this world has ended, unless it had one rank and none follows."""
         if self.has_ended and (self.context.size > 1 or find() not in (None, self.context)):
             raise NotInitializedError(
                 "this optimizer belongs to a world that hvd.shutdown() has ended; after hvd.init() make it "
@@ -60,7 +60,7 @@ class Where:
 
     @property
     def is_alone(self) -> bool:
-        """Whether this rank has nobody there: it is the only one, or does not belong to the set."""
+        """Returns whether this rank has no peer there: it is the only one, or does not belong to the set."""
         return len(self.ranks) == 1 or self.context.rank not in self.ranks
 
 
@@ -77,27 +77,27 @@ class Collective:
 
     @property
     def is_linear(self) -> bool:
-        """Whether the derivative does not depend on the inputs' values."""
+        """Returns whether the derivative does not depend on the inputs' values."""
         return True
 
     def derivative(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The gradients of the inputs, by those of the outputs. The inputs of what is linear have no data."""
+        """Returns the inputs' gradients from the outputs'. The inputs of a linear collective have no data."""
         raise NotImplementedError
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The results, unrecorded."""
+        """Returns the results, unrecorded."""
         context, name, process_set = self.where.context, self.where.name, self.where.process_set
         if self.is_grouped:
             return run(context, grouped(context, self.kind, self.describe(), tensors, name, process_set))
         return [run(context, single(context, self.describe(), tensors[0], name, process_set))]
 
     def apply(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The results, recorded if autograd follows one of the tensors."""
+        """Returns the results, recorded if autograd tracks one of the tensors."""
         if not any(map(_is_recorded, tensors)):
             return self.run(tensors)
         if self.is_linear:
             return list(_Recorded.apply(self, None, *tensors))
-        # One node for each tensor: a backward pass of one result frees nothing that another one needs.
+        # One node for each tensor: the backward pass of one result frees nothing that another needs.
         results = self.run([tensor.detach() for tensor in tensors])
         return [
             _Recorded.apply(self._of_one(index), [result], tensor)[0]
@@ -105,31 +105,31 @@ class Collective:
         ]
 
     def _of_one(self, index: int) -> Collective:
-        """The collective of one tensor of the group."""
+        """Returns the collective of one tensor of the group."""
         where = self.where.derived(str(index)) if self.is_grouped else self.where
         return replace(self, where=where, is_grouped=False)
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The result of one tensor, recorded if autograd follows it."""
+        """Returns the result of one tensor, recorded if autograd tracks it."""
         return self.apply([tensor])[0]
 
 
 def _is_recorded(tensor: Any) -> bool:
-    """Whether autograd follows what is done with a tensor. What is no tensor is not followed."""
+    """Returns whether autograd tracks a tensor. Other objects are never tracked."""
     return getattr(tensor, "requires_grad", False) and torch.is_grad_enabled()
 
 
 class _Recorded(Function):
-    """A collective as a node of the graph; what is linear keeps nothing that a backward pass could free.
+    """A collective as a node of the graph; a linear one saves nothing that a backward pass could free.
 
-    So one backward pass for each result of a group works: the others' gradients count as zeros.
+    One backward pass for each result of a group therefore works: the others' gradients count as zeros.
     """
 
     @staticmethod
     def forward(
         ctx: Any, collective: Collective, known: list[Tensor] | None, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        """`known` are the results, if the collective has been run."""
+        """Returns the results: `known`, if the collective has been run."""
         ctx.collective = collective
         if collective.is_linear:
             ctx.inputs = [tensor.to("meta") for tensor in tensors]
@@ -146,7 +146,7 @@ class _Recorded(Function):
 
 @dataclass(frozen=True)
 class _Reducing(Collective):
-    """Min and Max give the gradient to the ranks that have the extreme value, in equal parts."""
+    """Min and Max distribute the gradient in equal parts to the ranks that have the extreme value."""
 
     how: Reduction = _SUM
 
@@ -155,7 +155,7 @@ class _Reducing(Collective):
         return self.how.op in (core.SUM, core.AVERAGE)
 
     def slope(self, tensor: Tensor) -> Tensor:
-        """How much the result grows with this rank's elements, if it is a minimum, maximum or product."""
+        """Returns the result's derivative by this rank's elements, for a minimum, maximum or product."""
         op, where = self.how.op, self.where
         if op == core.ADASUM or self.how.prescale != 1.0 or self.how.postscale != 1.0:
             what = "op=Adasum" if op == core.ADASUM else "op=Min, Max or Product and factors"
@@ -175,7 +175,7 @@ class _Reducing(Collective):
 
 @dataclass(frozen=True)
 class AllReduce(_Reducing):
-    """The same everywhere."""
+    """An all-reduce: every rank gets the same result."""
 
     kind = "allreduce"
 
@@ -192,7 +192,7 @@ class AllReduce(_Reducing):
 
 @dataclass(frozen=True)
 class ReduceScatter(_Reducing):
-    """Each rank gets its rows."""
+    """A reduce-scatter: each rank gets its rows."""
 
     kind = "reducescatter"
 
@@ -211,7 +211,7 @@ class ReduceScatter(_Reducing):
 
 @dataclass(frozen=True)
 class AllGather(Collective):
-    """Ranks may give different numbers of rows."""
+    """An all-gather: ranks may contribute different numbers of rows."""
 
     kind = "allgather"
 
@@ -231,7 +231,7 @@ class AllGather(Collective):
 
 @dataclass(frozen=True)
 class Broadcast(Collective):
-    """All gradients add up on the root; the others' tensors have no influence."""
+    """A broadcast: all gradients add up on the root; the others' tensors have no influence."""
 
     kind = "broadcast"
     root: int = 0
@@ -246,7 +246,7 @@ class Broadcast(Collective):
 
 
 def alltoall(where: Where, splits: Sequence[int] | None, tensor: Tensor) -> tuple[Tensor, list[int]]:
-    """The rows that came, recorded if autograd follows the tensor; and how many came from each rank."""
+    """Returns the received rows, recorded if autograd tracks the tensor; and the count from each rank."""
     if _is_recorded(tensor):
         return _AllToAll.apply(where, splits, tensor)
     describe = operations.alltoall(splits)
@@ -254,7 +254,7 @@ def alltoall(where: Where, splits: Sequence[int] | None, tensor: Tensor) -> tupl
 
 
 class _AllToAll(Function):
-    """Gradients go back where the rows came from; rows that went nowhere get zeros."""
+    """An all-to-all: gradients return to where the rows came from; rows that were not sent get zeros."""
 
     @staticmethod
     def forward(

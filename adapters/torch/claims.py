@@ -1,4 +1,4 @@
-"""One reducer for each parameter: two would combine its gradient twice."""
+"""Ensures one reducer for each parameter: two would combine its gradient twice."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class Claim:
-    """The right of a reducer to exchange the gradients of its parameters, until it is released.
+    """A reducer's right to exchange the gradients of its parameters, until it is released.
 
-    A second claim by itself is no mistake: a notebook's cell that runs again makes a new optimizer while the
-    scheduler of the old one still holds that. Two that are in use are a mistake.
+    A second claim by itself is no mistake: a notebook cell that runs again makes a new optimizer while the
+    scheduler of the old one still holds the old one. Two claims in use are a mistake.
     """
 
     _by_parameter: ClassVar[WeakIdKeyDictionary] = WeakIdKeyDictionary()  # sets of claims
@@ -22,13 +22,13 @@ class Claim:
 
     def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
         self._named = named
-        self._checked = 0  # claims that had been made when nobody else had one of these parameters
+        self._checked = 0  # number of claims at the last check that found no conflict
         for _, parameter in named:
             self._by_parameter.setdefault(parameter, WeakSet()).add(self)
         Claim._made += 1
 
     def release(self) -> None:
-        """Leaves the parameters to others."""
+        """Releases the parameters."""
         for _, parameter in self._named:
             self._by_parameter[parameter].discard(self)
 

@@ -1,4 +1,4 @@
-"""torch's side of what ranks must have alike: models and optimizers, as `sirtaki.common` compares them."""
+"""torch's side of the consistency checks: presents models and optimizers to `sirtaki.common`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SHARE = ", for example with DataLoader(data, sampler=hvd.DistributedSampler(dat
 _AFTER_JOIN = (
     "call hvd.join(model=model, optimizer=optimizer), which gives all ranks the state of the last one"
 )
-_ONLY_SPEED = {"foreach", "fused", "capturable"}  # options that change how fast a step is, not what it does
+_ONLY_SPEED = {"foreach", "fused", "capturable"}  # options that affect the speed of a step, not its result
 _PLAIN = (str, bool, type(None))
 
 
@@ -41,13 +41,13 @@ def check_parameters(
 ) -> None:
     """Makes sure that all ranks of the set have the same parameters. All of them must call it.
 
-    It reads all parameters and sends 8 bytes; more only if they differ. Differences that are no more than
-    rounding are differences.
+    It reads all parameters and sends 8 bytes; more only if they differ. Differences that are only rounding
+    count as differences.
 
     Args:
-        params: a model; an optimizer, whose state and hyper-parameters are compared, too; or what
-            `broadcast_parameters` takes. A `state_dict()` has buffers as well, such as the running mean of a
-            BatchNorm layer, which ranks do not have alike.
+        params: a model; an optimizer, whose state and hyper-parameters are compared, too; or anything that
+            `broadcast_parameters` takes. A `state_dict()` includes buffers, such as the running mean of a
+            BatchNorm layer, which differ between ranks.
         process_set: the ranks that take part.
 
     Raises:
@@ -89,7 +89,7 @@ def round_checks(
 
 
 def note_gradients(checks: RoundChecks, indices: Iterable[int], gradients: Iterable[Tensor | None]) -> None:
-    """Notes the gradients that this rank has computed and that are not zero."""
+    """Notes those gradients of this rank that are not zero."""
     for index, gradient in zip(indices, gradients, strict=True):
         if gradient is None:
             continue
@@ -102,12 +102,12 @@ def note_gradients(checks: RoundChecks, indices: Iterable[int], gradients: Itera
 
 
 def checksum_of(tensor: Tensor) -> int:
-    """The checksum of a tensor; it is copied only if it is on a GPU or not row-major."""
+    """Returns the checksum of a tensor; copies it only if it is on a GPU or not row-major."""
     return checksums.checksum(view(tensor.detach().cpu().contiguous()))
 
 
 def _options_of(optimizer: torch.optim.Optimizer) -> Options:
-    """The hyper-parameters of each parameter group that are numbers, text, or tuples of these."""
+    """Returns the hyper-parameters of each parameter group that are numbers, text, or tuples of these."""
     return [
         {
             option: _plain(value)
@@ -140,7 +140,7 @@ def _frozen(tensor: Tensor) -> str:
 
 
 class TorchTensors:
-    """Named tensors, as `sirtaki.common.consistency` compares them."""
+    """Named tensors in the form that `sirtaki.common.consistency` compares."""
 
     def __init__(self, where: Where, named: Sequence[tuple[str, Tensor]]) -> None:
         self._where, self._named = where, named
@@ -193,7 +193,7 @@ class TorchOptimizer(TorchTensors):
         self._has_same_state = has_same_state
 
     def named(self) -> Sequence[tuple[str, Tensor]]:
-        """The parameters, and then the tensors of their state."""
+        """Returns the parameters, followed by the tensors of their state."""
         optimizer = self._optimizer()
         if optimizer is None or not self._has_same_state:
             return self._named
@@ -208,7 +208,9 @@ class TorchOptimizer(TorchTensors):
         ]
 
     def rates(self) -> Sequence[float]:
-        """Those on a GPU, which the host would have to wait for, are compared with all other options only."""
+        """Returns the learning rates, except those on a GPU, which the host would have to wait for; these
+        are compared only with all other options.
+        """
         optimizer = self._optimizer()
         rates = [group.get("lr", 0.0) for group in optimizer.param_groups] if optimizer else []
         return [0.0 if isinstance(rate, Tensor) and rate.is_cuda else float(rate) for rate in rates]

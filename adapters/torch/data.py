@@ -1,4 +1,4 @@
-"""Each rank's part of a data set, without numbers of ranks in the program."""
+"""Each rank's part of a data set, without rank numbers in the program."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from sirtaki.common.process_sets import ProcessSet, global_process_set
 
 
 class DistributedSampler(TorchSampler[Any]):
-    """torch's DistributedSampler, for this rank among those there are.
+    """torch's DistributedSampler, with this rank and the number of ranks filled in.
 
-    Each rank gets other samples, and all equally many: where they do not go round, some come twice in an
-    epoch, or, with `drop_last`, are left out. Call `set_epoch(epoch)` before each epoch, or each has the same
-    order.
+    Each rank gets different samples, and all get equally many: if the samples do not divide evenly, some are
+    repeated in an epoch, or, with `drop_last`, left out. Call `set_epoch(epoch)` before each epoch, or all
+    epochs have the same order.
 
     Args:
-        dataset: whatever has a length, the same on all ranks.
-        num_replicas, rank: other numbers than this rank's and that of the ranks.
-        shuffle: whether each epoch has an order of its own.
-        seed: what the orders depend on, besides the epoch; the same on all ranks.
-        drop_last: leave out samples that do not go round, instead of giving some twice.
+        dataset: any object with a length, the same on all ranks.
+        num_replicas, rank: replacements for the number of ranks and this rank's number.
+        shuffle: whether each epoch has a different order.
+        seed: determines the orders, together with the epoch; the same on all ranks.
+        drop_last: leave out samples that do not divide evenly, instead of repeating some.
         process_set: the ranks that share the data; this rank has to be one of them.
 
     Raises:
@@ -57,13 +57,13 @@ class DistributedSampler(TorchSampler[Any]):
         self._begun = self._was_set = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Says which epoch comes next: its order depends on it."""
+        """Sets the next epoch, which determines its order."""
         self._was_set = True
         super().set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
         if self._begun and self.shuffle and not self._was_set:
-            self._was_set = True  # said once
+            self._was_set = True  # report this only once
             if self.rank == 0:
                 hint(
                     "a second epoch begins in the same order as the first: call sampler.set_epoch(epoch) "
@@ -74,22 +74,22 @@ class DistributedSampler(TorchSampler[Any]):
 
 
 class DataLoader(data.DataLoader[Any]):
-    """torch's DataLoader of this rank's samples: `batch_size` is that of one rank.
+    """torch's DataLoader for this rank's samples: `batch_size` is that of one rank.
 
-    All ranks have the same number of batches. Each epoch has an order of its own, if `shuffle` is on;
-    `set_epoch` says with which to go on after a restart.
+    All ranks have the same number of batches. Each epoch has a different order, if `shuffle` is on;
+    `set_epoch` sets the epoch to continue with after a restart.
 
     Args:
         dataset: as for `DistributedSampler`.
         batch_size: samples in a batch of one rank.
         shuffle, seed: as for `DistributedSampler`.
-        drop_last: leave out samples that do not go round, and a last batch that is not full.
+        drop_last: leave out samples that do not divide evenly, and a last batch that is not full.
         process_set: the ranks that share the data; this rank has to be one of them.
         options: all other options of torch's DataLoader.
 
     Raises:
         NotInitializedError: init() has not been called.
-        ValueError: a sampler of one's own, or an IterableDataset, which no sampler can share out.
+        ValueError: a custom sampler, or an IterableDataset, which no sampler can divide.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class DataLoader(data.DataLoader[Any]):
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Says which epoch comes next; without it, they are counted from 0."""
+        """Sets the next epoch; without it, epochs are counted from 0."""
         self._epoch = epoch
 
     def __iter__(self) -> Any:
@@ -122,7 +122,7 @@ class DataLoader(data.DataLoader[Any]):
 
 
 def _share(process_set: ProcessSet) -> tuple[int, int]:
-    """How many ranks there are in the set, and this rank's place among them."""
+    """Returns the number of ranks in the set, and this rank's index among them."""
     context = current()
     members = process_set.members(context)
     if context.rank not in members:

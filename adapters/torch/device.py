@@ -1,6 +1,6 @@
-"""What depends on the device that tensors are on. Nothing else in this package knows of CUDA.
+"""The device-dependent code. Nothing else in this package depends on CUDA.
 
-GPUs are known by their numbers, as torch counts them, and CUDA streams by their addresses.
+GPUs are identified by their numbers, as torch counts them, and CUDA streams by their addresses.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sirtaki._core.topology import Topology
 
 
 def ordinal(tensor: Tensor) -> int:
-    """The number of the GPU that a tensor is on; -1: it is in the memory of the CPU."""
+    """Returns the number of a tensor's GPU; -1: it is in CPU memory."""
     return tensor.get_device()
 
 
 def current_stream(gpu: int) -> int:
-    """The CUDA stream in which this thread queues work for a GPU."""
+    """Returns the CUDA stream in which this thread queues work for a GPU."""
     return torch._C._cuda_getCurrentRawStream(gpu)
 
 
@@ -39,9 +39,9 @@ def refuse_capture() -> None:
 
 
 def used_here(gpu: int, keep: Any) -> None:
-    """Says that the current stream uses the tensors in `keep` (nested tuples and lists), made in another one.
+    """Records that the current stream uses the tensors in `keep` (nested tuples and lists) of another stream.
 
-    torch gives a tensor's memory away when the stream that made it is done with it, unless it is told so.
+    Otherwise torch reuses a tensor's memory when the stream that made it is done with it.
     """
     if isinstance(keep, Tensor):
         if ordinal(keep) == gpu:
@@ -52,7 +52,7 @@ def used_here(gpu: int, keep: Any) -> None:
 
 
 def this_stream(gpu: int) -> Callable[[], AbstractContextManager[Any]]:
-    """What takes any thread, for a `with`, into the stream that is the current one now."""
+    """Returns a factory of context managers that enter the stream current at this call, in any thread."""
     if gpu < 0:
         return nullcontext
     stream = torch.cuda.current_stream(gpu)
@@ -60,9 +60,9 @@ def this_stream(gpu: int) -> Callable[[], AbstractContextManager[Any]]:
 
 
 def copy_of(output: DeviceOutput, gpu: int) -> Tensor:
-    """A copy, in torch's own memory and as bytes, of a result that the core allocated on a GPU.
+    """Copies a result that the core allocated on a GPU into torch's own memory, as bytes.
 
-    It is made in the current stream; the core keeps the result's memory until that is done.
+    The copy is made in the current stream; the core keeps the result's memory until it is done.
     """
     place = torch.device("cuda", gpu)
     if not output.bytes:
@@ -71,7 +71,7 @@ def copy_of(output: DeviceOutput, gpu: int) -> Tensor:
 
 
 class _DeviceBytes:
-    """Bytes on a GPU, as CUDA's array interface (version 3, by Numba) shows them."""
+    """Bytes on a GPU, in CUDA's array interface (version 3, by Numba)."""
 
     def __init__(self, output: DeviceOutput) -> None:
         self.__cuda_array_interface__ = {
@@ -83,7 +83,7 @@ class _DeviceBytes:
 
 
 def warn_if_crowded(topology: Topology) -> None:
-    """Says, on rank 0, if ranks have to share GPUs; not if which GPUs a rank may use is restricted."""
+    """Reports, on rank 0, if ranks have to share GPUs; not if the GPUs that a rank may use are restricted."""
     if topology.rank or "CUDA_VISIBLE_DEVICES" in os.environ:
         return
     gpus, ranks = torch.cuda.device_count(), max(Counter(peer.host_index for peer in topology.peers).values())

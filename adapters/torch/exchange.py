@@ -1,7 +1,7 @@
-"""The exchange of all gradients of an optimizer: one round of it a step.
+"""The exchange of all gradients of an optimizer: one round per step.
 
-The requests are described once. What a round writes is where the gradients lie and which are absent, for many
-of them in one go, so that four hundred small gradients cost no four hundred calls.
+The requests are described once. A round writes only the addresses of the gradients and which are absent, for
+many of them at once, so that four hundred small gradients do not cost four hundred calls.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _is_cpu = attrgetter("is_cpu")
 
 
 class _Result(NamedTuple):
-    """An exchanged tensor that is not the gradient itself: a copy, a compressed one, or one in its place."""
+    """An exchanged tensor that is not the gradient itself: a copy, a compressed tensor, or a stand-in."""
 
     slot: int
     which: int
@@ -46,7 +46,7 @@ class _Result(NamedTuple):
 
 
 class GradientExchange:
-    """Submits gradients by the index of their parameter, each once a round, and ends the round."""
+    """The exchange of gradients by the index of their parameter: each is submitted once per round."""
 
     def __init__(self, terms: Terms, named: Sequence[NamedParameter], checks: RoundChecks) -> None:
         self._context = terms.where.context
@@ -58,7 +58,7 @@ class GradientExchange:
         self._dtypes = [parameter.dtype for parameter in self._parameters]
         self._sizes = [parameter.numel() for parameter in self._parameters]
         self._devices = [device.ordinal(parameter) for parameter in self._parameters]
-        self._gpu = CPU  # the GPU that gradients are on, as soon as one was
+        self._gpu = CPU  # the GPU of the gradients, once one was on a GPU
         self._how = terms.how
         self._compression = terms.compression
         self._sparse = SparseGradients(terms, named)
@@ -66,10 +66,10 @@ class GradientExchange:
         count = len(named)
         self._described = Batch(count or 1)  # by parameter
         self._batch = Batch(count or 1)  # in the order of submission
-        self._order = [-1] * count  # which parameter's gradient each of its requests describes
+        self._order = [-1] * count  # the parameter whose gradient each of its requests describes
         self._filled = 0
         self._signatures: list[Any] = [None] * count
-        self._unusual = set(range(count))  # whose gradients do not travel as they are, row by row
+        self._unusual = set(range(count))  # whose gradients are not sent unchanged, row by row
         self._in_place: list[Tensor] = []
         self._results: list[_Result] = []
         for index, parameter in enumerate(self._parameters):
@@ -78,14 +78,14 @@ class GradientExchange:
 
     @property
     def is_open(self) -> bool:
-        """Whether a round has begun and not ended."""
+        """Returns whether a round has begun and not ended."""
         return self._filled > 0 or self._sparse.is_open or self._checks.is_open
 
     def submit(self, indices: list[int]) -> None:
         """Submits the gradients of these parameters.
 
         Raises:
-            ValueError: a gradient that cannot be exchanged, or one whose memory is in use.
+            ValueError: a gradient cannot be exchanged, or its memory is in use.
         """
         if self._checks.wants_gradients:
             note_gradients(self._checks, indices, [self._parameters[index].grad for index in indices])
@@ -103,9 +103,9 @@ class GradientExchange:
         self._results += results
 
     def submit_rest(self, indices: list[int]) -> None:
-        """Says that these are not new: no more will be submitted in this round.
+        """Submits these gradients as not new: no more will be submitted in this round.
 
-        If another rank's is, they count: as they are, or as zeros.
+        If another rank's gradient is new, these count: unchanged, or as zeros.
         """
         if self._parameters:
             self._sparse.ask()
@@ -121,11 +121,11 @@ class GradientExchange:
         self._results += results
 
     def finish(self) -> None:
-        """Ends the round: waits for every gradient that was submitted, and puts the results in place.
+        """Ends the round: waits for every submitted gradient, and puts the results in place.
 
         Raises:
             HorovodInternalError: an exchange failed. The round has ended, with undefined gradients.
-            KeyboardInterrupt: the wait was cut short. The round is still open.
+            KeyboardInterrupt: the wait was interrupted. The round is still open.
         """
         if not self.is_open:
             return
@@ -179,13 +179,13 @@ class GradientExchange:
         return [device.ordinal(one) for one in gradients] == [self._devices[index] for index in indices]
 
     def _each(self, indices: list[int], absent: bool) -> tuple[list[Tensor], list[_Result]]:
-        """What is exchanged for these gradients, described; and which of it has to be put in place."""
+        """Returns the described tensors to exchange for these gradients, and the results to put in place."""
         tensors, results = [], []
         for slot, index in enumerate(indices, self._filled):
             parameter = self._parameters[index]
             gradient = parameter.grad
             source = gradient
-            if source is None:  # the memory of an absent one is not read
+            if source is None:  # the memory of an absent gradient is not read
                 source = torch.empty_like(parameter) if absent else torch.zeros_like(parameter)
             elif source.is_sparse:
                 self._sparse.note(index, source)
@@ -197,7 +197,7 @@ class GradientExchange:
         return tensors, results
 
     def _describe(self, index: int, tensor: Tensor) -> Tensor:
-        """Describes a gradient, unless it is as before; returns what is exchanged: the tensor or a copy."""
+        """Describes a gradient, unless it is unchanged; returns the tensor to exchange: itself or a copy."""
         view = reducible_view(tensor, self._names[index])
         signature = (view.dtype, tuple(view.shape), view.layout, view.device)
         if signature != self._signatures[index]:

@@ -1,4 +1,4 @@
-"""The end of data that ranks have unequal amounts of."""
+"""The end of the data, for ranks with unequal amounts."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ def join(
     optimizer: torch.optim.Optimizer | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Says that this rank has no more data, and waits until all ranks of the set have said so.
+    """Signals that this rank has no more data, and waits until all ranks of the set have done so.
 
     Until then the rank takes part in the others' operations with neutral elements: zeros in sums, infinities
     in minima and maxima, ones in products, no rows in what is gathered. It cannot be the root of a broadcast,
     nor send or receive. An average still divides by the number of all ranks, or, with the setting
     join_average=contributors, by those that have not joined. All ranks of the set must call it in the end.
 
-    The steps that the others still take do not change the parameters of a rank that has joined. With `model`
-    and `optimizer`, all ranks get those of the rank that joined last. Without them, the ranks have come apart
-    unless all had equally many steps, and the optimizer's next step raises ParametersDifferError.
+    Steps that the others still take do not change the parameters of a rank that has joined. With `model` and
+    `optimizer`, all ranks get those of the rank that joined last. Without them, the ranks have diverged
+    unless all had the same number of steps, and the optimizer's next step raises ParametersDifferError.
 
     Args:
         device: the GPU on which this rank takes part, if the others' tensors are on GPUs; -1: the one that
             its own tensors have been on.
-        model: whose parameters and buffers all ranks are to have alike afterwards. On all ranks, or none.
-        optimizer: whose state all ranks are to have alike afterwards. On all ranks, or none.
-        process_set: where this rank has no more data.
+        model: its parameters and buffers are made equal on all ranks afterwards. On all ranks, or none.
+        optimizer: its state is made equal on all ranks afterwards. On all ranks, or none.
+        process_set: the set in which this rank has no more data.
 
     Returns:
         The rank that joined last, the same on all ranks.

@@ -1,4 +1,4 @@
-"""Collective operations on torch tensors that only move them; `reductions` says what all have in common."""
+"""Collective operations on torch tensors that only move them; `reductions` documents the common parts."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def allgather(
     """Concatenates the ranks' tensors along dimension 0, in their order. All ranks of the set must call it.
 
     Args:
-        tensor: a dense tensor of one dimension at least and of any dtype in the core's table.
-            Dimension 0 may differ between ranks (and be 0), the others may not.
-        name: how the ranks recognise the operation.
+        tensor: a dense tensor with at least one dimension and any dtype in the core's table. Dimension 0
+            may differ between ranks (and be 0), the others may not.
+        name: identifies the operation on all ranks.
         process_set: the ranks that take part.
 
     Returns:
@@ -45,7 +45,7 @@ def allgather_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Tensor]:
-    """As `allgather`, without waiting."""
+    """Works like `allgather`, without waiting."""
     context = current()
     return start(context, single(context, operations.allgather, tensor, name, process_set))
 
@@ -55,7 +55,7 @@ def grouped_allgather(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """As `allgather`, of a list of tensors that complete together. Returns the list of results."""
+    """Works like `allgather`, for a list of tensors that complete together. Returns a list."""
     return AllGather(Where(current(), name, process_set), is_grouped=True).apply(tensors)
 
 
@@ -64,7 +64,7 @@ def grouped_allgather_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[Tensor]]:
-    """As `grouped_allgather`, without waiting."""
+    """Works like `grouped_allgather`, without waiting."""
     context = current()
     return start(context, grouped(context, "allgather", operations.allgather, tensors, name, process_set))
 
@@ -75,25 +75,25 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Sends each rank of the set its part of the rows, and returns what all have sent here.
+    """Sends each rank of the set its part of the rows, and returns the rows received from all.
 
     All ranks of the set must call it.
 
     Args:
-        tensor: a dense tensor of one dimension at least, of any dtype in the core's table; ranks may give
+        tensor: a dense tensor with at least one dimension, of any dtype in the core's table; ranks may pass
             different numbers of rows, but of the same shape.
-        splits: how many of the rows go to each rank, in their order, as an int32 tensor or a list; what is
-            left over goes nowhere. None: as many to each.
-        name: how the ranks recognise the operation.
+        splits: the number of rows for each rank, in their order, as an int32 tensor or a list; remaining rows
+            are not sent. None: equal parts.
+        name: identifies the operation on all ranks.
         process_set: the ranks that take part.
 
     Returns:
-        A new tensor with the rows that came, in the order of ranks; with splits, a pair of it and an int32
-        tensor of the number of rows that came from each.
+        A new tensor with the received rows, in the order of ranks; with splits, a pair of it and an int32
+        tensor of the number of rows from each.
 
     Raises:
-        ValueError: a tensor without dimensions, rows that cannot be cut evenly, splits that are negative,
-            not int32, too many or too few, or add up to more than there is.
+        ValueError: a tensor without dimensions, rows that cannot be divided evenly, splits that are negative,
+            not int32, too many or too few, or whose sum exceeds the rows.
         MismatchError: ranks disagree about dtype or the other dimensions.
         PeerLostError: a rank died.
     """
@@ -107,7 +107,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Tensor | tuple[Tensor, Tensor]]:
-    """As `alltoall`, without waiting."""
+    """Works like `alltoall`, without waiting."""
     context = current()
     operation = single(context, operations.alltoall(_counts(splits)), tensor, name, process_set)
     both = operation.finish
@@ -125,8 +125,8 @@ def broadcast(
 
     Args:
         tensor: a dense tensor of any dtype in the core's table, of one shape and dtype on all ranks.
-        root_rank: whose tensor it is that all get: a rank of the world, also within a process set.
-        name: how the ranks recognise the operation.
+        root_rank: the rank whose tensor is copied: a rank of the world, also within a process set.
+        name: identifies the operation on all ranks.
         process_set: the ranks that take part.
 
     Returns:
@@ -146,7 +146,7 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Tensor]:
-    """As `broadcast`, without waiting."""
+    """Works like `broadcast`, without waiting."""
     context, describe = current(), operations.broadcast(root_rank)
     return start(context, single(context, describe, tensor, name, process_set))
 
@@ -157,7 +157,7 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """As `broadcast`, into the tensor itself, which is returned."""
+    """Works like `broadcast`, into the tensor itself, which is returned."""
     context, describe = current(), operations.broadcast_in_place(root_rank)
     return run(context, single(context, describe, tensor, name, process_set))
 
@@ -168,7 +168,7 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Tensor]:
-    """As `broadcast_`, without waiting."""
+    """Works like `broadcast_`, without waiting."""
     context, describe = current(), operations.broadcast_in_place(root_rank)
     return start(context, single(context, describe, tensor, name, process_set))
 
@@ -179,19 +179,19 @@ def send(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Sends a tensor to one other rank, which has to call `recv`. Returns once it is there.
+    """Sends a tensor to another rank, which has to call `recv`. Returns once it has arrived.
 
     Two ranks that send to each other at the same time have to use `send_async`, or one of them receives
-    first. Autograd does not follow what is sent.
+    first. Autograd does not track sends.
 
     Args:
         tensor: a dense tensor of any dtype in the core's table.
         destination: a rank of the world.
-        name: how the two ranks recognise the operation; without a name they are numbered for each pair.
-        process_set: both belong to it.
+        name: identifies the operation on both ranks; without a name they are numbered for each pair.
+        process_set: a set to which both belong.
 
     Raises:
-        ValueError: there is no such rank in the set, or it is this one.
+        ValueError: the rank is not in the set, or is this one.
         MismatchError: the two disagree about dtype or shape.
         PeerLostError: a rank died.
     """
@@ -204,7 +204,7 @@ def send_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Tensor]:
-    """As `send`, without waiting; `synchronize(handle)` returns the tensor."""
+    """Works like `send`, without waiting; `synchronize(handle)` returns the tensor."""
     return start(current(), _send(tensor, destination, name, process_set))
 
 
@@ -214,15 +214,15 @@ def recv(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Overwrites a tensor with what rank `source` sends by `send`, and returns it.
+    """Overwrites a tensor with the one that rank `source` sends by `send`, and returns it.
 
     Args:
-        tensor: a dense tensor of the shape and dtype of what is sent.
+        tensor: a dense tensor of the shape and dtype of the sent one.
         source: a rank of the world.
         name, process_set: as for `send`.
 
     Raises:
-        ValueError: there is no such rank in the set, or it is this one.
+        ValueError: the rank is not in the set, or is this one.
         MismatchError: the two disagree about dtype or shape.
         PeerLostError: a rank died.
     """
@@ -235,7 +235,7 @@ def recv_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Tensor]:
-    """As `recv`, without waiting."""
+    """Works like `recv`, without waiting."""
     return start(current(), _receive(tensor, source, name, process_set))
 
 
@@ -252,12 +252,12 @@ def _receive(tensor: Tensor, source: int, name: str | None, process_set: Process
 def _with_counts(
     splits: Tensor | Sequence[int] | None, result: Tensor, received: list[int]
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """What an all-to-all returns: how many rows came from each rank only to who has given splits."""
+    """Returns an all-to-all's result: with the number of rows from each rank only if splits were given."""
     return result if splits is None else (result, torch.tensor(received, dtype=torch.int32))
 
 
 def _counts(splits: Tensor | Sequence[int] | None) -> list[int] | None:
-    """The splits as numbers. Raises ValueError if they are none."""
+    """Returns the splits as numbers. Raises ValueError if they are invalid."""
     if splits is None:
         return None
     if isinstance(splits, Tensor):

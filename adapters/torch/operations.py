@@ -25,7 +25,7 @@ from sirtaki.torch.tensors import (
     written,
 )
 
-# Describes one tensor's request in a batch; returns what has to stay alive, and what makes the result.
+# Describes one tensor's request in a batch; returns the objects to keep alive, and the finisher.
 Finish = Callable[[Context, Batch], Any]
 Describe = Callable[[Batch, Tensor, Call, int], "tuple[Any, Finish]"]
 
@@ -37,7 +37,7 @@ def single(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Operation[Any]:
-    """One tensor's operation."""
+    """Prepares an operation on one tensor."""
     batch = spare_batch()
     keep, finish = describe(batch, tensor, ops.call(context, name, process_set), 0)
     return Operation(batch, keep, finish, device)
@@ -51,7 +51,7 @@ def grouped(
     name: str | None,
     process_set: ProcessSet,
 ) -> Operation[list[Any]]:
-    """Operations of a kind ("allreduce", ...) that complete together."""
+    """Prepares operations of a kind ("allreduce", ...) that complete together."""
     batch = spare_batch(len(tensors))
     calls = ops.group_calls(context, kind, name, process_set, len(tensors))
     parts = [
@@ -64,7 +64,7 @@ def grouped(
 
 
 def allreduce(how: Reduction) -> Describe:
-    """Into new tensors."""
+    """Describes an all-reduce into new tensors."""
 
     def describe(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any, Finish]:
         source = reducible_view(tensor, call.name)
@@ -76,7 +76,7 @@ def allreduce(how: Reduction) -> Describe:
 
 
 def allreduce_in_place(how: Reduction) -> Describe:
-    """Into the tensors themselves."""
+    """Describes an all-reduce into the tensors themselves."""
 
     def describe(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any, Finish]:
         target = reducible_view(tensor, call.name)
@@ -89,7 +89,7 @@ def allreduce_in_place(how: Reduction) -> Describe:
 
 
 def reducescatter(how: Reduction, context: Context, process_set: ProcessSet) -> Describe:
-    """This rank's rows, into new tensors."""
+    """Describes a reduce-scatter of this rank's rows, into new tensors."""
 
     def describe(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any, Finish]:
         source = row_major_view(tensor, call.name)
@@ -102,14 +102,14 @@ def reducescatter(how: Reduction, context: Context, process_set: ProcessSet) -> 
 
 
 def allgather(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any, Finish]:
-    """Into new tensors."""
+    """Describes an all-gather into new tensors."""
     source = row_major_view(tensor, call.name)
     ops.describe_allgather(batch, source, call, index)
     return source, lambda context, batch: from_output(context, batch, index)
 
 
 def alltoall(splits: Sequence[int] | None) -> Describe:
-    """Into a new tensor; the result is a pair of it and the numbers of rows that came from each rank."""
+    """Describes an all-to-all into a new tensor; the result is that and the number of rows from each rank."""
 
     def describe(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any, Finish]:
         source = row_major_view(tensor, call.name)
@@ -125,7 +125,7 @@ def alltoall(splits: Sequence[int] | None) -> Describe:
 
 
 def broadcast(root: int) -> Describe:
-    """Into new tensors."""
+    """Describes a broadcast into new tensors."""
 
     def describe(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any, Finish]:
         source = view(tensor, call.name)
@@ -137,7 +137,7 @@ def broadcast(root: int) -> Describe:
 
 
 def broadcast_in_place(root: int) -> Describe:
-    """Into the tensors themselves."""
+    """Describes a broadcast into the tensors themselves."""
 
     def describe(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any, Finish]:
         target = view(tensor, call.name)
@@ -150,7 +150,7 @@ def broadcast_in_place(root: int) -> Describe:
 
 
 def send(ranks: tuple[int, int]) -> Describe:
-    """From a tensor, which is not changed."""
+    """Describes a send from a tensor, which is not changed."""
 
     def describe(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any, Finish]:
         source = view(tensor, call.name)
@@ -161,7 +161,7 @@ def send(ranks: tuple[int, int]) -> Describe:
 
 
 def receive(ranks: tuple[int, int]) -> Describe:
-    """Into a tensor."""
+    """Describes a receive into a tensor."""
 
     def describe(batch: Batch, tensor: Tensor, call: Call, index: int) -> tuple[Any, Finish]:
         target = view(tensor, call.name)

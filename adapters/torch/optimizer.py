@@ -1,4 +1,4 @@
-"""DistributedOptimizer: any torch optimizer, stepping alike on all ranks."""
+"""DistributedOptimizer: any torch optimizer, with equal steps on all ranks."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
 ) -> Any:
     """Makes an optimizer step with gradients that are averaged over all ranks. All ranks must call it.
 
-    When `loss.backward()` returns, the gradients are reduced: clipping, scaling and closures need nothing
-    special. A parameter that no rank's pass has touched keeps its gradient as it is (None, usually); where
-    only some ranks' passes have, the others count with the gradient that they have, zero if none. A `step()`
-    without a backward pass before it takes part in the others' exchange.
+    When `loss.backward()` returns, the gradients are reduced: clipping, scaling and closures need no special
+    handling. A parameter that no rank's pass has touched keeps its gradient unchanged (usually None); if only
+    some ranks' passes have touched it, the others contribute the gradient that they have, zero if none. A
+    `step()` without a backward pass before it takes part in the others' exchange.
 
-    It is the same optimizer that is returned: an instance of its own class still, with its state, its
-    parameter groups and whatever refers to it. In a world of one nothing is exchanged.
+    The same optimizer is returned: it remains an instance of its own class, with its state, its parameter
+    groups and all references to it. In a world of one nothing is exchanged.
 
     Args:
         optimizer: any torch optimizer over dense parameters, on one GPU or in the memory of the CPU. It may
@@ -55,27 +55,28 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         named_parameters: `model.named_parameters()`, so that messages can name gradients. All of the
             optimizer's parameters or none.
         compression: Compression.fp16 or Compression.bf16 to exchange gradients in 16 bits.
-        backward_passes_per_step: so many passes add up on this rank before their sum is averaged over the
-            ranks. It is not divided by their number.
-        op: Average or Sum (also Min, Max, Product). With another than Average, several passes before one
-            step need `backward_passes_per_step` or `no_sync()`. With Adasum, each rank steps with its own
-            gradients, and the changes of the parameters are what is combined, in `step()`.
-        gradient_predivide_factor: gradients are divided by it before they are averaged, and multiplied by it
-            afterwards: for 16-bit gradients that would overflow. Needs op=Average.
-        num_groups: the older way to say groups=N.
-        groups: which gradients travel together, once all of a group are there: so many groups of equal
-            length, or a list of lists of parameters; those in none travel as they come.
-        sparse_as_dense: whether sparse gradients travel as dense ones, instead of the rows that there are.
-        process_set: the ranks that take part; on others it is the plain optimizer.
+        backward_passes_per_step: number of passes whose gradients add up on this rank before their sum is
+            averaged over the ranks. The sum is not divided by this number.
+        op: Average or Sum (also Min, Max, Product). Except with Average, several passes before one step need
+            `backward_passes_per_step` or `no_sync()`. With Adasum, each rank steps with its own gradients,
+            and the changes of the parameters are combined in `step()`.
+        gradient_predivide_factor: divides gradients before they are averaged, and multiplies them afterwards:
+            for 16-bit gradients that would overflow. Needs op=Average.
+        num_groups: the older name of groups=N.
+        groups: gradients that are exchanged together, once all of a group are ready: a number of groups of
+            equal length, or a list of lists of parameters; other gradients are exchanged as they become
+            ready.
+        sparse_as_dense: whether sparse gradients are exchanged as dense ones, instead of their rows only.
+        process_set: the ranks that take part; on other ranks the optimizer stays plain.
 
     Returns:
-        The optimizer, which now has also `no_sync()`, `synchronize()`, `skip_synchronize()` and
+        The optimizer, which now also has `no_sync()`, `synchronize()`, `skip_synchronize()` and
         `set_backward_passes_per_step(n)`.
 
     Raises:
         ValueError: wrong arguments, names that are partial or not unique, a parameter that cannot be
-            exchanged, one that torch's DDP or FSDP exchanges as well, or an optimizer that is distributed
-            already; one of a world that has ended may be distributed again.
+            exchanged, one that torch's DDP or FSDP exchanges as well, or an optimizer that is already
+            distributed; one of a world that has ended may be distributed again.
         NotInitializedError: init() has not been called.
     """
     if not isinstance(optimizer, Optimizer):
@@ -109,7 +110,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
 
 @dataclass
 class _Settings:
-    """What makes a reducer for whatever parameters the optimizer has."""
+    """The arguments for a reducer of the parameters that the optimizer has at the time."""
 
     terms: Terms
     names: dict[Tensor, str]
@@ -117,7 +118,7 @@ class _Settings:
     passes: int
 
     def reducer(self, optimizer: Optimizer) -> GradientReducer:
-        """A reducer for all parameters of the optimizer; for none if there is nobody to exchange with."""
+        """Returns a reducer for all parameters of the optimizer; for none if there is no peer."""
         where = self.terms.where
         found = exchanged(optimizer, self.names, self.groups, f"{where.name}.") if not where.is_alone else []
         views = [reducible_view(parameter, name) for name, parameter, _ in found]
@@ -127,7 +128,7 @@ class _Settings:
 
 
 class _Distributed(Wrapped):
-    """What a distributed optimizer has besides its own class. Its step is its own: hooks surround it."""
+    """The abilities of a distributed optimizer besides its own class. Hooks surround its own step."""
 
     _settings: _Settings
     _reducer: GradientReducer
@@ -138,7 +139,7 @@ class _Distributed(Wrapped):
     def _adopt(self, settings: _Settings, reducer: GradientReducer) -> None:
         self._settings, self._reducer, self._skips = settings, reducer, 0
         self._has_stepped = False
-        # A discarded optimizer lets go of the parameters at once: another may be made for them.
+        # A discarded optimizer releases the parameters at once: another may be made for them.
         self._let_go = weakref.finalize(self, reducer.close)
         self._let_go.atexit = False
 
@@ -151,7 +152,7 @@ class _Distributed(Wrapped):
         super()._undo()
 
     def synchronize(self) -> None:
-        """Makes sure that the gradients are reduced. After backward() they are: it need not be called.
+        """Makes sure that the gradients are reduced. After backward() they are, so a call is optional.
 
         All ranks must call it, or step().
         """
@@ -159,7 +160,7 @@ class _Distributed(Wrapped):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """A step() inside uses the gradients as they are, whether they have been reduced or not."""
+        """Makes a step() inside use the gradients as they are, whether they have been reduced or not."""
         self._skips += 1
         try:
             yield
@@ -167,24 +168,24 @@ class _Distributed(Wrapped):
             self._skips -= 1
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Backward passes inside leave their gradients on this rank.
+        """Keeps the gradients of backward passes inside on this rank.
 
-        The next pass outside exchanges what has added up until then; step() does if there is none.
+        The next pass outside exchanges the accumulated gradients; step() does if there is none.
         """
         return self._reducer.hold()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Says how many backward passes add up on this rank before they are averaged over the ranks."""
+        """Sets how many backward passes add up on this rank before they are averaged over the ranks."""
         _check_passes(passes)
         self._settings.passes = self._reducer.passes_per_round = passes
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the optimizer's own; may be called at any time."""
+        """Works like the optimizer's own; may be called at any time."""
         self._reducer.clear()
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As the optimizer's own. All ranks must call it, with the like parameters."""
+        """Works like the optimizer's own. All ranks must call it, with matching parameters."""
         super().add_param_group(param_group)
         self._reducer.settle_open()
         self._let_go()
@@ -220,7 +221,7 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _where(context: Context, process_set: ProcessSet) -> Where:
-    """Two optimizers may have parameters of the same names, so each has a name of its own."""
+    """Returns the scope, with a unique name: two optimizers may have parameters of the same names."""
     number = context.next_number(f"optimizer.{process_set.number(context)}")
     return Where(context, f"gradient.{number}" if number else "gradient", process_set)
 

@@ -1,4 +1,4 @@
-"""Refuses parameters whose gradients torch averages, too: those of DDP, FSDP, and of what uses them."""
+"""Rejects parameters whose gradients torch averages, too: those of DDP, FSDP, and of their users."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INSTEAD = (
     "Lightning, wrap the model themselves if torchrun or their own launchers start them: leave out "
     "hvd.DistributedOptimizer there, or start the ranks with hvdrun"
 )
-# Modules with the classes that average gradients. What has not been imported is not in use.
+# Modules with the classes that average gradients. A module that has not been imported is not in use.
 _WRAPPERS = {
     "torch.nn.parallel.distributed": "DistributedDataParallel",
     "torch.distributed.fsdp.fully_sharded_data_parallel": "FullyShardedDataParallel",
@@ -24,7 +24,7 @@ _WRAPPERS = {
 def refuse_other_reducers(named: Iterable[tuple[str, Tensor]]) -> None:
     """Raises ValueError if torch averages or shards one of these parameters over several processes.
 
-    It looks for the wrappers among all objects, which takes a while, if torch.distributed is in use.
+    Searches all objects for the wrappers, which takes a while, but only if torch.distributed is in use.
     """
     if not _several_processes():
         return
@@ -49,7 +49,7 @@ def _several_processes() -> bool:
 
 
 def _owners() -> dict[int, str]:
-    """The name of the wrapper that each parameter belongs to, by the parameter's id."""
+    """Returns the name of the wrapper that each parameter belongs to, by the parameter's id."""
     kinds = tuple(
         getattr(sys.modules[module], name) for module, name in _WRAPPERS.items() if module in sys.modules
     )

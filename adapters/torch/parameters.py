@@ -1,4 +1,4 @@
-"""Which gradients an optimizer has, what they are called, and which of them travel together."""
+"""The gradients of an optimizer: which exist, their names, and which are exchanged together."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Groups = int | Sequence[Sequence[Tensor]] | None
 
 
 class NamedParameter(NamedTuple):
-    """A parameter, and what the ranks and messages call its gradient.
+    """A parameter, and the name of its gradient for ranks and messages.
 
-    Its `group` is (id, number of members), alike on all ranks; (0, 0): it travels by itself.
+    Its `group` is (id, number of members), equal on all ranks; (0, 0): it has no group.
     """
 
     name: str
@@ -28,10 +28,10 @@ class NamedParameter(NamedTuple):
 def names_of(
     optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]] | None
 ) -> dict[Tensor, str]:
-    """The given names by parameter; none without names.
+    """Returns the given names by parameter; none without names.
 
     Raises:
-        ValueError: they are no pairs, not unique, or not those of all parameters.
+        ValueError: they are not pairs, not unique, or not those of all parameters.
     """
     if named is None:
         return {}
@@ -79,7 +79,7 @@ def check_groups(optimizer: torch.optim.Optimizer, groups: Groups) -> None:
 def exchanged(
     optimizer: torch.optim.Optimizer, names: dict[Tensor, str], groups: Groups, prefix: str
 ) -> list[NamedParameter]:
-    """The parameters that can have gradients, each once, in the order of the optimizer's groups."""
+    """Returns the parameters that can have gradients, each once, in the order of the optimizer's groups."""
     found = list(all_named(optimizer, names))
     members = _members([parameter for _, parameter in found], groups)
     of: dict[Tensor, tuple[int, int]] = {}
@@ -89,7 +89,7 @@ def exchanged(
 
 
 def all_named(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> Iterator[tuple[str, Tensor]]:
-    """The parameters that can have gradients, each once, with the names that they have, or their places."""
+    """Yields the parameters that can have gradients, each once, with their names or positions."""
     seen = set()
     for group, settings in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(settings["params"]):
@@ -100,7 +100,7 @@ def all_named(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> Ite
 
 
 def _members(parameters: list[Tensor], groups: Groups) -> list[list[Tensor]]:
-    """The parameters of each group that has several; a number means so many groups of about one length."""
+    """Returns the parameters of each group with several; a number n means n groups of similar length."""
     if isinstance(groups, int):
         count = min(groups, len(parameters))
         ends = [len(parameters) * number // count for number in range(count + 1)] if count else []
@@ -112,5 +112,5 @@ def _members(parameters: list[Tensor], groups: Groups) -> list[list[Tensor]]:
 
 
 def _group_id(text: str) -> int:
-    """A positive number of 63 bits, the same on all ranks."""
+    """Returns a positive number of 63 bits, the same on all ranks."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1 | 1

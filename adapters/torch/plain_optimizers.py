@@ -1,7 +1,7 @@
-"""A hint for programs that start many ranks and forget to connect them.
+"""A hint for programs that start several ranks but do not connect them.
 
 It is given once, on rank 0: when optimizers that are not distributed take several steps in a row, and nothing
-at all is exchanged between the ranks meanwhile.
+is exchanged between the ranks meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STEPS = 3
 class _Seen:
     """A record of a rank's plain optimizers."""
 
-    operations: int = -1  # that had ended at the last step
+    operations: int = -1  # number that had ended at the last step
     steps: int = 0  # in a row without another operation
     is_told: bool = False
 
@@ -53,5 +53,5 @@ def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def watch() -> None:
-    """Looks at each step of any optimizer from now on."""
+    """Starts observing every step of any optimizer."""
     register_optimizer_step_post_hook(_stepped)

@@ -1,8 +1,8 @@
-"""When gradients are exchanged: what happens between a backward pass and the optimizer's step.
+"""Schedules the exchange of gradients between a backward pass and the optimizer's step.
 
-Words: a pass is a backward pass as the user calls it (the outermost one); a round is one exchange of all
-gradients. A parameter has fired if its gradient has grown since its last round. When a pass ends, what has
-fired is exchanged, and what has not is submitted as absent, so that ranks whose passes touch different
+Terms: a pass is a backward pass as the user calls it (the outermost one); a round is one exchange of all
+gradients. A parameter has fired if its gradient has grown since its last round. When a pass ends, the fired
+gradients are exchanged, and the others are submitted as absent, so that ranks whose passes touch different
 parameters do not wait for each other.
 """
 
@@ -26,7 +26,7 @@ from sirtaki.torch.overlap import Overlap
 from sirtaki.torch.parameters import NamedParameter
 from sirtaki.torch.sparse_gradients import Terms
 
-_EARLY_BYTES = 1 << 20  # so much leaves while the pass goes on; handing over less costs more than it hides
+_EARLY_BYTES = 1 << 20  # submitted at once during a pass; submitting less costs more than the overlap saves
 _NEVER = 1 << 62
 _NONE = -1
 
@@ -36,7 +36,7 @@ _current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
 class GradientReducer:
-    """Keeps the gradients of parameters equal on all ranks. Its hooks live until `close`."""
+    """A reducer that keeps the gradients of parameters equal on all ranks. Its hooks live until `close`."""
 
     def __init__(
         self,
@@ -53,33 +53,33 @@ class GradientReducer:
         self._adds_up = (
             terms.how.op == core.AVERAGE
         )  # a second pass on top of a reduced gradient does no harm
-        self._fired: dict[int, None] = {}  # in order, and not submitted yet
+        self._fired: dict[int, None] = {}  # in order, not submitted yet
         self._submitted: set[int] = set()  # in this round
         self._reduced: dict[int, weakref.ref[Tensor]] = {}  # gradients that must not grow any more
-        self._pass = -1  # the pass, possibly nested, that fired last
+        self._pass = -1  # the latest pass, possibly nested, that fired
         self._passes: set[int] = set()  # those that have not ended
         self._passes_done = 0  # since the last round
-        self._stream = _NONE  # on a GPU: in which CUDA stream the pass has made its last gradient
-        self._held = 0  # how many no_sync() there are around
-        self._room = _NEVER  # bytes until gradients leave early
-        self._may_leave_early = False  # once a whole pass without nested ones has been seen, and it pays
+        self._stream = _NONE  # on a GPU: the CUDA stream in which the pass has made its last gradient
+        self._held = 0  # number of enclosing no_sync() contexts
+        self._room = _NEVER  # bytes until gradients are submitted early
+        self._may_leave_early = False  # once a whole pass without nested ones has been seen, and it pays off
         self._overlap = Overlap(has_spare_core=_has_spare_core(terms, named))
         self._has_nested = False
         self._is_settled = False  # a round has ended since the last step
-        self._guards: list[Any] = []  # hooks that keep the next pass from changing what is being exchanged
+        self._guards: list[Any] = []  # hooks that keep the next pass from changing gradients in flight
         prefix = f"{terms.where.name}."
         self._claim = Claim([(one.name.removeprefix(prefix), one.parameter) for one in named])
         self._handles = [self._watch(index, one.parameter) for index, one in enumerate(named)]
 
     def close(self) -> None:
-        """Lets go of the parameters."""
+        """Releases the parameters."""
         self._claim.release()
         for handle in self._handles + self._guards:
             handle.remove()
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Passes inside leave their gradients on this rank."""
+        """Keeps the gradients of passes inside on this rank."""
         self._held += 1
         try:
             yield
@@ -87,12 +87,12 @@ class GradientReducer:
             self._held -= 1
 
     def settle(self) -> None:
-        """Ends the round that is due, if there is one: before a step, after passes that did not end one.
+        """Ends the round that is due, if any: before a step, after passes that did not end one.
 
-        Without any pass before, gradients that were set by hand are what is exchanged.
+        Without a pass before, gradients that were set by hand are exchanged.
 
         Raises:
-            ParametersDifferError: the ranks have come apart.
+            ParametersDifferError: the ranks have diverged.
         """
         is_due = self._fired or self._exchange.is_open
         if not is_due and not self._is_settled:
@@ -103,12 +103,12 @@ class GradientReducer:
         self._checks.report()
 
     def stepped(self) -> None:
-        """The optimizer has used the gradients: the next step needs a new round."""
+        """Records that the optimizer has used the gradients: the next step needs a new round."""
         self._is_settled = False
         self._passes_done = 0
 
     def clear(self) -> None:
-        """The gradients are about to be dropped. A pass that raised still owes the other ranks its round."""
+        """Prepares for dropping the gradients. A pass that raised still owes the other ranks its round."""
         owes = bool(self._passes) and not self._holds()
         self._passes.clear()
         self.stepped()
@@ -124,7 +124,7 @@ class GradientReducer:
             self._end_round()
 
     def _holds(self) -> bool:
-        """Whether the gradients of the pass that runs stay on this rank."""
+        """Returns whether the gradients of the current pass stay on this rank."""
         return self._held > 0 or self._passes_done + 1 < self.passes_per_round
 
     # ---- During a pass ---------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class GradientReducer:
             return parameter.register_post_accumulate_grad_hook(fired)
 
     def _enter(self, this_pass: int) -> None:
-        """A pass has produced its first gradient, or goes on after a nested one."""
+        """Handles a pass that has produced its first gradient, or that continues after a nested one."""
         if this_pass not in self._passes:
             self._where.refuse_old()
             self._claim.refuse_others()
@@ -160,9 +160,10 @@ class GradientReducer:
         self._room = _EARLY_BYTES if self._may_leave_early and not self._holds() else _NEVER
 
     def _change_stream(self, stream: int) -> None:
-        """This gradient is made in another stream than the last one.
+        """Handles a gradient that is made in another stream than the last one.
 
-        Only what the current stream makes can leave at once; when the pass ends, it waits for all others.
+        Only gradients of the current stream can be submitted at once; at its end the pass waits for all
+        others.
         """
         if self._stream != _NONE:
             self._room = _NEVER
@@ -180,15 +181,15 @@ class GradientReducer:
             if self._holds():
                 self._passes_done += 1
                 return
-            # Two optimizers may end one pass, in another order on each rank: all submit before one waits.
+            # Two optimizers may end one pass, in a different order on each rank: all submit before one waits.
             self._submit_all()
             _engine.queue_callback(self._finish)
 
     def _follow(self, node: Any) -> None:
-        """A nested pass has ended (re-entrant checkpointing), which `node` of the outer one has started.
+        """Handles the end of a nested pass (re-entrant checkpointing), started by `node` of the outer one.
 
-        The nodes after it run in the outer pass, so they can say when that ends. Gradients may grow again
-        until then, and so never leave early; those that have done so, before this was known, come back first.
+        The nodes after it run in the outer pass, so they can detect its end. Gradients may grow again until
+        then, and so are never submitted early; those submitted before this was known are waited for first.
         """
         self._has_nested = True
         self._may_leave_early = False
@@ -202,7 +203,7 @@ class GradientReducer:
         handles = [after.register_prehook(goes_on) for after, _ in node.next_functions if after is not None]
 
     def _guard(self) -> None:
-        """If the pass that raised has left a round open, the next one has to end it before gradients grow."""
+        """Makes the next pass end a round that a pass which raised has left open, before gradients grow."""
         self._overlap.drop()
         if self._exchange.is_open and not self._guards:
             for _, parameter, _ in self._named:
@@ -257,14 +258,14 @@ class GradientReducer:
                 )
 
     def _was_set(self, index: int) -> bool:
-        """Whether there is a gradient that no round has reduced yet."""
+        """Returns whether there is a gradient that no round has reduced yet."""
         gradient = self._named[index].parameter.grad
         reduced = self._reduced.get(index)
         return gradient is not None and (reduced is None or reduced() is not gradient)
 
 
 def _has_spare_core(terms: Terms, named: Sequence[NamedParameter]) -> bool:
-    """Whether gradients can be exchanged on a core that the backward pass does not need."""
+    """Returns whether gradients can be exchanged on a core that the backward pass does not need."""
     if any(device.ordinal(parameter) != core.CPU for _, parameter, _ in named):
         return True
     return terms.where.context.topology.local_size < usable_cores()
@@ -288,7 +289,7 @@ class _End:
 
 @contextmanager
 def _trainable(parameter: Tensor) -> Iterator[None]:
-    """torch hooks only what needs a gradient; a frozen parameter may do so later."""
+    """Makes a parameter trainable inside: torch hooks only those, and a frozen one may be trained later."""
     frozen = not parameter.requires_grad
     if frozen:
         parameter.requires_grad_(True)

@@ -2,12 +2,12 @@
 
 Every rank of the process set has to call the same operations with the same names. Calls without a name are
 numbered per kind, so they match as long as all ranks make them in the same order. Wrong arguments raise
-ValueError, and nothing is queued. What goes wrong between ranks raises a HorovodInternalError: MismatchError
-if they disagree (the next operation works), PeerLostError if a rank died.
+ValueError, and nothing is queued. Failures between ranks raise a HorovodInternalError: MismatchError if the
+ranks disagree (the next operation works), PeerLostError if a rank died.
 
 Each operation has a form that waits and one, `..._async`, that returns a handle at once:
-`synchronize(handle)` returns what the other would have. Until then, do not change what it reads, nor touch
-what it writes. Names that end in an underscore work in place. A grouped operation completes all its tensors
+`synchronize(handle)` returns the result of the waiting form. Until then, do not change its inputs, nor touch
+its outputs. Names that end in an underscore work in place. A grouped operation completes all its tensors
 together; the lists have the same length on all ranks.
 
 The forms that wait and return new tensors can be differentiated: `sirtaki.torch.autograd` states how. The
@@ -48,8 +48,8 @@ def allreduce(
     Args:
         tensor: a dense tensor of any shape, the same on every rank, of a numeric dtype; bool for Min,
             Max and Product; complex for Sum and Average.
-        average: the older way to say op=Average (True) or op=Sum (False).
-        name: how the ranks recognise the operation.
+        average: the older form of op=Average (True) or op=Sum (False).
+        name: identifies the operation on all ranks.
         compression: Compression.fp16 or Compression.bf16 to exchange floating elements in 16 bits.
         op: Average (default), Sum, Min, Max, Product, or Adasum (floating dtypes). An integer Average
             truncates toward zero.
@@ -60,8 +60,8 @@ def allreduce(
         A new tensor of the same shape, order and dtype, the same on every rank.
 
     Raises:
-        ValueError: op and average together, an unknown op, a tensor that cannot be combined, a set that
-            this rank does not belong to.
+        ValueError: op and average together, an unknown op, a tensor that cannot be combined, a set that this
+            rank does not belong to.
         MismatchError: ranks disagree about dtype, shape, op or factors.
         PeerLostError: a rank died.
     """
@@ -79,7 +79,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Tensor]:
-    """As `allreduce`, without waiting."""
+    """Works like `allreduce`, without waiting."""
     how = reduction(op, average, prescale_factor, postscale_factor)
     context = current()
     return start(context, single(context, operations.allreduce(how), tensor, name, process_set))
@@ -94,7 +94,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """As `allreduce`, into the tensor itself, which is returned."""
+    """Works like `allreduce`, into the tensor itself, which is returned."""
     context = current()
     key: Any = None
     if average is None and is_plain(tensor):
@@ -120,7 +120,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Tensor]:
-    """As `allreduce_`, without waiting."""
+    """Works like `allreduce_`, without waiting."""
     how = reduction(op, average, prescale_factor, postscale_factor)
     context = current()
     return start(context, single(context, operations.allreduce_in_place(how), tensor, name, process_set))
@@ -136,7 +136,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """As `allreduce`, of a list of tensors that complete together. Returns the list of results."""
+    """Works like `allreduce`, for a list of tensors that complete together. Returns a list."""
     how = reduction(op, average, prescale_factor, postscale_factor)
     where = Where(current(), name, process_set)
     return _compressed(AllReduce(where, True, how), tensors, compression)
@@ -151,7 +151,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[Tensor]]:
-    """As `grouped_allreduce`, without waiting."""
+    """Works like `grouped_allreduce`, without waiting."""
     how = reduction(op, average, prescale_factor, postscale_factor)
     context = current()
     return start(
@@ -168,7 +168,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """As `grouped_allreduce`, into the tensors themselves, which are returned."""
+    """Works like `grouped_allreduce`, into the tensors themselves, which are returned."""
     how = reduction(op, average, prescale_factor, postscale_factor)
     context, describe = current(), operations.allreduce_in_place(how)
     return run(context, grouped(context, "allreduce", describe, tensors, name, process_set))
@@ -183,7 +183,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[Tensor]]:
-    """As `grouped_allreduce_`, without waiting."""
+    """Works like `grouped_allreduce_`, without waiting."""
     how = reduction(op, average, prescale_factor, postscale_factor)
     context, describe = current(), operations.allreduce_in_place(how)
     return start(context, grouped(context, "allreduce", describe, tensors, name, process_set))
@@ -201,17 +201,17 @@ def reducescatter(
     """Combines a tensor over all ranks of the set, and gives each its part of the rows. All must call it.
 
     Args:
-        tensor: a dense tensor of one dimension at least, of the same shape on every rank and of a dtype
-            as for `allreduce`.
-        name: how the ranks recognise the operation.
+        tensor: a dense tensor with at least one dimension, of the same shape on every rank and of a dtype as
+            for `allreduce`.
+        name: identifies the operation on all ranks.
         compression: Compression.fp16 or Compression.bf16 to exchange floating elements in 16 bits.
         op: Average, Sum, Min, Max or Product.
         process_set: the ranks that take part.
         prescale_factor, postscale_factor: multiply before and after the combination.
 
     Returns:
-        A new tensor: this rank's rows of the combination. Dimension 0 is cut in the order of ranks; where it
-        does not divide evenly, the first `rows % size` ranks get one row more.
+        A new tensor: this rank's rows of the combination. Dimension 0 is divided in the order of ranks; if it
+        does not divide evenly, the first `rows % size` ranks get one more row.
 
     Raises:
         ValueError: an unknown op, a tensor that cannot be combined or has no dimensions.
@@ -231,7 +231,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle[Tensor]:
-    """As `reducescatter`, without waiting."""
+    """Works like `reducescatter`, without waiting."""
     how = reduction(op, None, prescale_factor, postscale_factor)
     context = current()
     describe = operations.reducescatter(how, context, process_set)
@@ -247,7 +247,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
-    """As `reducescatter`, of a list of tensors that complete together. Returns the list of results."""
+    """Works like `reducescatter`, for a list of tensors that complete together. Returns a list."""
     how = reduction(op, None, prescale_factor, postscale_factor)
     where = Where(current(), name, process_set)
     return _compressed(ReduceScatter(where, True, how), tensors, compression)
@@ -261,7 +261,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle[list[Tensor]]:
-    """As `grouped_reducescatter`, without waiting."""
+    """Works like `grouped_reducescatter`, without waiting."""
     how = reduction(op, None, prescale_factor, postscale_factor)
     context = current()
     describe = operations.reducescatter(how, context, process_set)

@@ -1,9 +1,9 @@
 """All-reduce of sparse tensors, in two phases.
 
-First all ranks gather which rows each of them has (through the CPU: the program has to know). Then each knows
-the same, and they choose the same way for the rows themselves: where few are had by several ranks, they are
-gathered too and added up here ("gather"); else a dense all-reduce of the rows that any rank has moves less
-("reduce").
+First all ranks gather which rows each of them has (through the CPU: the program has to know). Then all have
+the same information, and choose the same method for the rows themselves: if few rows are shared by several
+ranks, they are gathered too and added up locally ("gather"); else a dense all-reduce of the rows that any
+rank has moves less ("reduce").
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sirtaki.torch.autograd import Where
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.operations import single
 
-_NEW, _ABSENT = -1, -2  # what a rank's row numbers begin with
+_NEW, _ABSENT = -1, -2  # the first of a rank's row numbers
 _NAMES_BEFORE_WRAP = 1024
 
 
@@ -36,7 +36,7 @@ class SparseReduction:
     The second phase begins when this rank waits for anything: ranks may wait in any order.
 
     Attributes:
-        chosen: how the rows travel, "gather" or "reduce"; None as long as that is not known, and if the
+        chosen: the method for the rows, "gather" or "reduce"; None as long as that is not known, and if the
             tensor is absent on all ranks.
     """
 
@@ -63,13 +63,13 @@ class SparseReduction:
         where.context.follow(self._proceeds)
 
     def wait(self) -> Tensor | None:
-        """The result, a coalesced sparse tensor; None if the tensor is absent on all ranks.
+        """Returns the result, a coalesced sparse tensor; None if the tensor is absent on all ranks.
 
         Raises:
             HorovodInternalError: the operation failed.
         """
         with self._lock:
-            self._is_waited_for = True  # this thread begins the second phase as soon as the first has ended
+            self._is_waited_for = True  # this thread starts the second phase as soon as the first has ended
         self._numbers.wait()
         self._proceed()
         if self._rows is None:
@@ -88,25 +88,25 @@ class SparseReduction:
         return start(where.context, single(where.context, describe, tensor, where.name, where.process_set))
 
     def _numbered(self, indices: Tensor) -> Tensor:
-        """One number for each column of indices: its place in row-major order."""
+        """Returns a number for each column of indices: its position in row-major order."""
         numbers = indices.new_zeros(indices.shape[1])
         for extent, along in zip(self._shape, indices, strict=False):
             numbers = numbers * extent + along
         return numbers
 
     def _proceeds(self) -> bool:
-        """Begins the second phase if the first has ended. Returns whether there is no more to do."""
+        """Starts the second phase if the first has ended. Returns whether nothing is left to do."""
         with self._lock:
             if self._is_waited_for:
                 return True
             if not self._numbers.poll():
                 return False
-            with contextlib.suppress(Exception), self._in_stream():  # whoever waits gets it, too
+            with contextlib.suppress(Exception), self._in_stream():  # the waiting thread gets the error, too
                 self._proceed()
             return True
 
     def _proceed(self) -> None:
-        """The second phase. Does nothing if it has begun, or if no rank has anything new."""
+        """Runs the second phase. Does nothing if it has begun, or if no rank has anything new."""
         gathered = self._numbers.wait()
         if self.chosen is not None or not (gathered == _NEW).any():
             return
@@ -123,7 +123,7 @@ class SparseReduction:
         self._rows = self._start(operations.allreduce(self._how), rows, "rows")
 
     def _added_up(self, rows: Tensor) -> Tensor:
-        """The sums or averages of the rows of the same number, in the order of ranks."""
+        """Returns the sums or averages of the rows with the same number, in the order of ranks."""
         wide = rows.dtype if rows.element_size() > 2 else torch.float32
         total = rows.new_zeros(len(self._union), *rows.shape[1:], dtype=wide)
         total.index_add_(0, self._places.to(rows.device), rows.to(wide) * self._how.prescale)
@@ -139,7 +139,7 @@ def sparse_allreduce_async(
     op: int = Average,
     process_set: ProcessSet = global_process_set,
 ) -> SparseReduction:
-    """As `sparse_allreduce`, without waiting: calling what it returns waits, and returns the tensor."""
+    """Works like `sparse_allreduce`, without waiting: calling the result waits, and returns the tensor."""
     if not (
         isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo and (tensor.is_cpu or tensor.is_cuda)
     ):
@@ -162,12 +162,12 @@ def sparse_allreduce(
 ) -> Tensor:
     """Combines a sparse tensor over all ranks of the set. All of them must call it.
 
-    Only rows (slices of the dense dimensions) that a rank has travel. Autograd does not follow it.
+    Only rows (slices of the dense dimensions) that a rank has are sent. Autograd does not track it.
 
     Args:
         tensor: a sparse COO tensor, of one shape, dtype and number of sparse dimensions on all ranks.
-        name: how the ranks recognise the operation.
-        op: as of `allreduce`; what a rank does not have counts as zeros.
+        name: identifies the operation on all ranks.
+        op: as for `allreduce`; missing rows count as zeros.
         process_set: the ranks that take part.
 
     Returns:

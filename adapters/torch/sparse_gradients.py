@@ -1,8 +1,8 @@
 """Gradients that are sparse on some rank.
 
-Which ones are, the ranks learn from each other: the first time, a sparse gradient travels as a dense one, and
-beside the gradients of each round goes what is news about that, usually nothing. From then on all ranks send
-its rows, also those whose own passes have never touched it.
+The ranks learn from each other which ones are sparse: the first time, a sparse gradient is exchanged as a
+dense one, and each round also exchanges news about that, usually nothing. From then on all ranks send its
+rows, including those whose own passes have never touched it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sirtaki.torch.tensors import view
 
 @dataclass(frozen=True)
 class Terms:
-    """How the gradients of an optimizer are exchanged: among which ranks, combined how, in what form."""
+    """The terms of an optimizer's gradient exchange: ranks, combination, and format."""
 
     where: Where
     how: Reduction
@@ -35,7 +35,7 @@ class Terms:
 
 
 class SparseGradients:
-    """Knows which gradients are sparse, and exchanges the rows of those."""
+    """The set of sparse gradients, and the exchange of their rows."""
 
     def __init__(self, terms: Terms, named: Sequence[NamedParameter]) -> None:
         self._terms = terms
@@ -43,8 +43,8 @@ class SparseGradients:
         self._names = [one.name for one in named]
         parameters = [one.parameter for one in named]
         self._parameters = parameters
-        self._dimensions = [0] * len(parameters)  # how many are sparse, as far as all ranks know
-        self._known: set[int] = set()  # whose rows travel
+        self._dimensions = [0] * len(parameters)  # number of sparse dimensions that all ranks know of
+        self._known: set[int] = set()  # those whose rows are exchanged
         self._news = torch.zeros(max(len(parameters), 1), dtype=torch.int32)
         self._in_flight: dict[int, SparseReduction] = {}
         self._has_asked = False
@@ -58,16 +58,16 @@ class SparseGradients:
         return self._has_asked or bool(self._in_flight)
 
     def dimensions(self, index: int) -> int:
-        """How many dimensions of this gradient are sparse, as far as all ranks know."""
+        """Returns how many dimensions of this gradient are known to all ranks as sparse."""
         return self._dimensions[index]
 
     def note(self, index: int, gradient: Tensor) -> None:
-        """This rank has seen a sparse gradient."""
+        """Records that this rank has seen a sparse gradient."""
         if self._dimensions[index] < gradient.sparse_dim():
             self._news[index] = gradient.sparse_dim()
 
     def start(self, indices: list[int], absent: bool) -> list[int]:
-        """Starts the exchange of those among these gradients whose rows travel; returns the others."""
+        """Starts the exchange of those gradients whose rows are exchanged; returns the others."""
         if self._known.isdisjoint(indices):
             return indices
         for index in indices:
@@ -91,7 +91,7 @@ class SparseGradients:
         )
 
     def ask(self) -> None:
-        """Sends what is news: once a round, on all ranks."""
+        """Sends the news: once per round, on all ranks."""
         if self._has_asked:
             return
         self._batch.flag(0, 0 if self._news.any() else ABSENT)
@@ -100,7 +100,7 @@ class SparseGradients:
         self._has_asked = True
 
     def learn(self) -> None:
-        """Waits for what is news, and knows it from then on."""
+        """Waits for the news, and applies it."""
         if not self._has_asked:
             return
         context = self._context
@@ -115,7 +115,7 @@ class SparseGradients:
         self._has_asked = False
 
     def put_in_place(self) -> None:
-        """Waits for the rows in flight, and makes them gradients."""
+        """Waits for the rows in flight, and stores them as gradients."""
         for index, reduction in self._in_flight.items():
             result = reduction.wait()
             if result is None:  # absent on all ranks
@@ -126,7 +126,7 @@ class SparseGradients:
         self._in_flight = {}
 
     def forget(self) -> None:
-        """The round has failed."""
+        """Handles the failure of the round."""
         if self._has_asked:
             self._context.release(self._batch)
         self._has_asked = False

@@ -1,4 +1,4 @@
-"""The same start on every rank: parameters and optimizer state of one rank for all."""
+"""An equal start on every rank: copies one rank's parameters and optimizer state to all."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def broadcast_parameters(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Gives all ranks of the set rank `root_rank`'s tensors, in place. All of them must call it.
+    """Copies rank `root_rank`'s tensors to all ranks of the set, in place. All of them must call it.
 
     Args:
-        params: `model.state_dict()` (buffers of any dtype are welcome), `model.named_parameters()`, or a list
-            of tensors, with the same names, shapes and dtypes on all ranks.
-        root_rank: whose tensors all get: a rank of the world, also within a process set.
+        params: `model.state_dict()` (buffers of any dtype are supported), `model.named_parameters()`, or a
+            list of tensors, with the same names, shapes and dtypes on all ranks.
+        root_rank: the rank whose tensors are copied: a rank of the world, also within a process set.
         process_set: the ranks that take part.
 
     Raises:
@@ -43,9 +43,9 @@ def broadcast_parameters(
 
 
 def named_tensors(function: str, params: Any) -> list[tuple[str, Tensor]]:
-    """The tensors of a state_dict(), of named parameters or of a list, with their names.
+    """Returns the tensors of a state_dict(), of named parameters or of a list, with their names.
 
-    Raises ValueError, naming the function that was called with them, for anything else.
+    Raises ValueError, naming the called function, for anything else.
     """
     if isinstance(params, Mapping):
         named = sorted(params.items())
@@ -70,7 +70,7 @@ def _not_parameters(function: str, what: str, value: Any) -> ValueError:
 def broadcast_all(
     context: Context, named: Sequence[tuple[str, Tensor]], root: int, process_set: ProcessSet
 ) -> None:
-    """Broadcasts tensors in place, all in one go."""
+    """Broadcasts tensors in place, all at once."""
     if not named:
         return
     batch = Batch(len(named))
@@ -95,7 +95,7 @@ def broadcast_all(
 
 @dataclass(frozen=True)
 class _Placeholder:
-    """Stands for a tensor in a structure that is sent."""
+    """A placeholder for a tensor in a structure that is sent."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -107,7 +107,7 @@ class _Placeholder:
         return cls(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.device.type)
 
     def fill(self, own: Any, gpu: torch.device | None) -> Tensor:
-        """This rank's own tensor if it fits, else a new one; `gpu` is this rank's, where a tensor may be."""
+        """Returns this rank's own tensor if it fits, else a new one; `gpu` is this rank's, if used."""
         if isinstance(own, Tensor) and _Placeholder.of(own) == self:
             return own
         where = gpu if self.place == "cuda" and gpu is not None else self.place
@@ -118,7 +118,7 @@ _Path = tuple[Any, ...]
 
 
 def _mapped(value: Any, path: _Path, change: Callable[[_Path, Any], Any]) -> Any:
-    """A copy of nested dictionaries, lists and tuples, with `change(path, leaf)` for each leaf."""
+    """Copies nested dictionaries, lists and tuples, with `change(path, leaf)` for each leaf."""
     if isinstance(value, dict):
         return {key: _mapped(item, (*path, key), change) for key, item in value.items()}
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
@@ -132,15 +132,15 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Gives all ranks of the set rank `root_rank`'s optimizer state: momenta, counters, learning rates.
+    """Copies rank `root_rank`'s optimizer state to all ranks: momenta, counters, learning rates.
 
-    All of them must call it, with optimizers of one class over parameters alike. What state they have so far
-    does not matter: it is enough if the root alone has loaded a checkpoint. No step is taken, so `model`,
-    which Horovod wants for sparse parameters, is not looked at.
+    All ranks of the set must call it, with optimizers of one class over matching parameters. Their previous
+    state does not matter: it is enough if the root alone has loaded a checkpoint. No step is taken, so
+    `model`, which Horovod needs for sparse parameters, is ignored.
 
     Raises:
         ValueError: an LBFGS optimizer (its state depends on the rank's own steps), or one whose parameter
-            groups are not like the root's.
+            groups do not match the root's.
         PeerLostError: a rank died.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -170,7 +170,7 @@ def broadcast_optimizer_state(
 
 
 def _structure(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> dict[str, Any]:
-    """State by the place of its parameter, the options of each group, and the groups' sizes."""
+    """Returns state by the index of its parameter, the options of each group, and the groups' sizes."""
     places = {id(parameter): place for place, parameter in enumerate(parameters)}
     return {
         "state": {

@@ -18,16 +18,16 @@ class SyncBatchNorm(_BatchNorm):
     """Normalises each channel by its mean and variance over the batches of all ranks.
 
     While training, all ranks must run their layers in the same order, forward and backward; batches may
-    differ in everything but the number of channels, and be empty. It then does what `torch.nn.BatchNorm1d`
-    (2d, 3d) does with the ranks' batches in one: forward, backward, and to the running statistics. In
-    evaluation, and in a world of one, nothing is exchanged.
+    differ in everything but the number of channels, and be empty. The layer then behaves like
+    `torch.nn.BatchNorm1d` (2d, 3d) on the concatenated batches of the ranks: forward, backward, and in its
+    running statistics. In evaluation, and in a world of one, nothing is exchanged.
 
     The arguments are those of `torch.nn.BatchNorm2d`, and `process_set`: the ranks among which it
-    synchronises; to the others it is the plain layer. The input has 2 dimensions at least, (rows, channels,
+    synchronises; on other ranks it is the plain layer. The input has at least 2 dimensions, (rows, channels,
     ...), and a floating dtype; 16-bit elements are computed in 32 bits. It can be differentiated once.
 
     Raises:
-        ValueError: an input of fewer than 2 dimensions, or less than 2 values a channel on all ranks.
+        ValueError: an input with fewer than 2 dimensions, or fewer than 2 values per channel on all ranks.
         MismatchError: ranks disagree about the number of channels.
         PeerLostError: a rank died.
     """
@@ -97,12 +97,12 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def _over_rows(tensor: Tensor) -> list[int]:
-    """All dimensions but that of the channels."""
+    """Returns all dimensions except that of the channels."""
     return [dimension for dimension in range(tensor.dim()) if dimension != 1]
 
 
 def _by_channel(values: Tensor, like: Tensor) -> Tensor:
-    """One value a channel, in the type that `like` is computed in, to be combined with it."""
+    """Returns one value per channel, in the type in which `like` is computed, for combination with it."""
     return values.to(_wide(like)).view(1, -1, *[1] * (like.dim() - 2))
 
 
@@ -111,7 +111,7 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 
 def _statistics(batch: Tensor, where: Where) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance of each channel, and the number of values a channel, over all ranks; all in float64.
+    """Returns mean, variance and number of values of each channel over all ranks; all in float64.
 
     They are combined from each rank's count, mean and sum of squared deviations: T. F. Chan, G. H. Golub and
     R. J. LeVeque, Updating formulae and a pairwise algorithm for computing sample variances, 1979.
@@ -126,7 +126,7 @@ def _statistics(batch: Tensor, where: Where) -> tuple[Tensor, Tensor, Tensor]:
     parts = AllGather(where).of(own)
     counts, means, squares = parts.split([1, channels, channels], dim=1)
     total = counts.sum()
-    if count < 2 and float(total) < 2:  # asked only if it may be: the host would wait for a GPU
+    if count < 2 and float(total) < 2:  # checked only if possible: the host would wait for a GPU
         raise ValueError(
             "batch normalisation needs 2 values a channel while training, and all ranks together have "
             f"{float(total):.0f}"

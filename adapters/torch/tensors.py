@@ -1,4 +1,4 @@
-"""torch tensors as views of memory, and results as tensors."""
+"""Converts torch tensors to views of memory, and results to tensors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CODES: dict[torch.dtype, int] = {
 }
 _DTYPES = {code: dtype for dtype, code in CODES.items()}
 
-# Those whose memory holds what the tensor says: a complex one may be a conjugate.
+# Dtypes whose memory holds the tensor's values: a complex tensor may be a conjugate.
 _PLAIN = frozenset(dtype for dtype, code in CODES.items() if code in REDUCIBLE and not dtype.is_complex)
 
 
 def plain_name(dtype: torch.dtype) -> str:
-    """ "float32" for torch.float32."""
+    """Returns "float32" for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -34,11 +34,11 @@ def _calling(name: str | None) -> str:
 
 
 def code_of(tensor: Tensor, name: str | None = None) -> int:
-    """The core's code of a tensor's dtype.
+    """Returns the core's code of a tensor's dtype.
 
     Raises:
         TypeError: not a tensor.
-        UnsupportedError: a tensor that cannot be exchanged; the text says why and what to do.
+        UnsupportedError: a tensor that cannot be exchanged; the text gives the reason and the remedy.
     """
     if (
         isinstance(tensor, Tensor)
@@ -53,7 +53,7 @@ def code_of(tensor: Tensor, name: str | None = None) -> int:
 
 
 def _refusal(tensor: Any, what: str) -> Exception:
-    """Why a tensor cannot be exchanged, and what to do."""
+    """Explains why a tensor cannot be exchanged, and the remedy."""
     if not isinstance(tensor, Tensor):
         return TypeError(f"{what} has to be a torch.Tensor, not {type(tensor).__name__}")
     if is_lazy(tensor):
@@ -80,9 +80,9 @@ def _refusal(tensor: Any, what: str) -> Exception:
 
 
 def view(tensor: Tensor, name: str | None = None) -> TensorView:
-    """A view of a tensor; its owner is the tensor, or a copy of one that is not dense.
+    """Returns a view of a tensor; its owner is the tensor, or a copy of one that is not dense.
 
-    Raises as `code_of`.
+    Raises the errors of `code_of`.
     """
     code = code_of(tensor, name)
     layout: int | None = ROW_MAJOR
@@ -99,7 +99,7 @@ def view(tensor: Tensor, name: str | None = None) -> TensorView:
 
 
 def reducible_view(tensor: Tensor, name: str | None = None) -> TensorView:
-    """As `view`, of a tensor whose elements can be combined. Raises UnsupportedError for others too."""
+    """Works like `view`, for tensors whose elements can be combined. Raises UnsupportedError for others."""
     found = view(tensor, name)
     if found.dtype not in REDUCIBLE:
         raise UnsupportedError(
@@ -110,13 +110,13 @@ def reducible_view(tensor: Tensor, name: str | None = None) -> TensorView:
 
 
 def row_major_view(tensor: Tensor, name: str | None = None) -> TensorView:
-    """A view of a tensor in row-major order; copies what is not."""
+    """Returns a view of a tensor in row-major order; copies the tensor if it is not."""
     code_of(tensor, name)
     return view(tensor.contiguous(), name)
 
 
 def shares_elements(tensor: Tensor) -> bool:
-    """Whether elements of a tensor share their memory: it was expanded, and nothing can be written to it."""
+    """Returns whether elements of a tensor share memory: it was expanded, and cannot be written to."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return tensor.numel() > 0 and any(stride == 0 and extent > 1 for extent, stride in pairs)
 
@@ -144,20 +144,20 @@ def refuse_shared_gradients(gradients: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def like(source: TensorView) -> tuple[Tensor, int]:
-    """A new tensor of the same shape and order, and its address."""
+    """Returns a new tensor of the same shape and order, and its address."""
     result = torch.empty_like(source.owner, requires_grad=False)
     return result, result.data_ptr()
 
 
 def rows_like(source: TensorView, rows: int) -> tuple[Tensor, int]:
-    """A new tensor of so many rows like the source's, and its address."""
+    """Returns a new tensor with `rows` rows like the source's, and its address."""
     owner = source.owner
     result = torch.empty((rows, *source.shape[1:]), dtype=owner.dtype, device=owner.device)
     return result, result.data_ptr()
 
 
 def from_output(context: Context, batch: Batch, index: int) -> Tensor:
-    """What the core allocated as the result of request `index`, as a tensor in the current stream."""
+    """Returns the result that the core allocated for request `index`, as a tensor in the current stream."""
     gpu = batch.devices[index]
     if gpu >= 0:
         found = context.device_output(batch, index)
@@ -170,7 +170,7 @@ def from_output(context: Context, batch: Batch, index: int) -> Tensor:
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether a tensor that can be combined lies in the CPU's memory as it is, in row-major order."""
+    """Returns whether a tensor can be combined and is in CPU memory as it is, in row-major order."""
     return (
         type(tensor) is Tensor
         and device.ordinal(tensor) < 0
@@ -183,7 +183,7 @@ def is_plain(tensor: Any) -> bool:
 
 
 def count_write(tensors: Sequence[Tensor]) -> None:
-    """Tells autograd that the core has written to these tensors, so that it refuses to use what it saved."""
+    """Notifies autograd that the core has written to these tensors, so that it rejects their saved values."""
     try:
         torch.autograd.graph.increment_version(tensors)
     except (RuntimeError, TypeError):  # before torch 2.7 it takes one at a time
@@ -192,7 +192,7 @@ def count_write(tensors: Sequence[Tensor]) -> None:
 
 
 def written(tensor: Tensor, owner: Any) -> Tensor:
-    """Ends a write to a tensor: `owner` is the memory that it went to, the tensor itself or its copy."""
+    """Ends a write to a tensor: `owner` is the memory that was written, the tensor itself or its copy."""
     if owner is tensor:
         count_write([tensor])
     else:

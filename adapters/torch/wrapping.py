@@ -1,4 +1,4 @@
-"""Optimizers that get more abilities, and stay what they are."""
+"""Adds abilities to optimizers that stay instances of their class."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Optimizer = torch.optim.Optimizer
 
 
 class Wrapped(Optimizer):
-    """What an optimizer has that was given more abilities by `become`.
+    """An optimizer that got more abilities by `become`.
 
     Attributes:
-        _hooks: around its steps.
+        _hooks: the hooks around its steps.
     """
 
     _hooks: Sequence[Any]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles are the plain optimizer: hooks and connections cannot be copied."""
+        """Copies and pickles as the plain optimizer: hooks and connections cannot be copied."""
         kind = self._plain_class()
         return kind.__new__, (kind,), self.__getstate__()
 
@@ -28,7 +28,7 @@ class Wrapped(Optimizer):
         return next(one for one in type(self).__mro__[1:] if not issubclass(one, Wrapped))
 
     def _undo(self) -> None:
-        """Makes it the plain optimizer again."""
+        """Turns it back into the plain optimizer."""
         for hook in self._hooks:
             hook.remove()
         self.__class__ = self._plain_class()

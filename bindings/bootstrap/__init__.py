@@ -1,1 +1,1 @@
-"""How the ranks of a job find and recognise each other. Pure Python: nothing here loads the core library."""
+"""Rendezvous and authentication of a job's ranks. Pure Python: nothing here loads the core library."""

@@ -1,7 +1,7 @@
 """Addresses of listeners, as text: "unix:/path", "unix:@name" (an abstract Unix socket), "host:port" or
 "[IPv6 address]:port".
 
-Several addresses of one and the same listener are separated by commas: whoever connects tries all of them.
+Several addresses of the same listener are separated by commas; a client tries all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .handshake import BootstrapError
 from .interfaces import local_addresses, plain
 
 _UNIX = "unix:"
-_PATH_LIMIT = 100  # bytes; the system allows 107 (unix(7)), and ranks accept no longer name from each other
+_PATH_LIMIT = 100  # bytes; the system allows 107 (unix(7)), and ranks reject longer names from each other
 _BACKLOG = 512
 KEY_ADVICE = (
     "write one with `python -c 'import secrets; print(secrets.token_hex(32))' > key && chmod 600 key` and "
@@ -25,7 +25,7 @@ KEY_ADVICE = (
 
 
 def split_addresses(addresses: str) -> list[str]:
-    """Splits "a:1,b:2" and checks each; raises ValueError for what is no address, or nothing."""
+    """Splits "a:1,b:2" and checks each; raises ValueError for an invalid address, or for none."""
     found = [address.strip() for address in addresses.split(",") if address.strip()]
     for address in found or [addresses]:
         if not is_unix(address):
@@ -38,14 +38,15 @@ def is_unix(address: str) -> bool:
 
 
 def is_abstract(address: str) -> bool:
-    """Whether it is a Unix socket without a file."""
+    """Returns whether an address is a Unix socket without a file."""
     return address.startswith(f"{_UNIX}@")
 
 
 def unix_address(name: str, folder: str = "") -> str:
-    """A Unix socket: a file in `folder`, which only its user may open, so that no other user can reach it.
+    """Returns a Unix socket address: a file in `folder`, which only its user may open, so no other user can
+    reach it.
 
-    Without a folder, and where its path is too long for an address, it is an abstract one, to which any local
+    Without a folder, or if the path is too long for an address, it is an abstract socket, to which any local
     process can connect.
     """
     path = os.path.join(folder, name)
@@ -54,7 +55,7 @@ def unix_address(name: str, folder: str = "") -> str:
 
 
 def unix_path(address: str) -> str:
-    """The name by which the socket functions know a Unix socket."""
+    """Returns the name of a Unix socket in the form that the socket functions take."""
     name = address[len(_UNIX) :]
     return "\0" + name[1:] if name.startswith("@") else name
 
@@ -72,14 +73,15 @@ def join_address(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a numerical address reaches this machine only."""
+    """Returns whether a numerical address reaches this machine only."""
     return ipaddress.ip_address(host.split("%")[0]).is_loopback
 
 
 def refuse_without_key(connection: socket.socket, key: bytes) -> None:
-    """Without a key nobody can prove anything, so a connection then has to stay on this machine.
+    """Rejects a connection that leaves this machine if there is no key, because no peer can then
+    authenticate.
 
-    Raises BootstrapError if it does not.
+    Raises BootstrapError in that case.
     """
     if key or connection.family == socket.AF_UNIX:
         return
@@ -89,11 +91,12 @@ def refuse_without_key(connection: socket.socket, key: bytes) -> None:
 
 
 def listen_at(address: str, key: bytes) -> socket.socket:
-    """A listening socket at `address`; port 0 lets the operating system choose, "*" means all addresses.
+    """Returns a listening socket at `address`; port 0 lets the operating system choose, "*" means all
+    addresses.
 
-    A host name need not mean to this machine what it means to others: a loopback address (as "127.0.1.1" does
-    on Debian), or one of which this machine knows nothing. Then it listens on all addresses, if there is a
-    key.
+    A host name may resolve differently on this machine than on others: to a loopback address (as "127.0.1.1"
+    does on Debian), or to an address that this machine does not have. If there is a key, the socket then
+    listens on all addresses.
 
     Raises BootstrapError if the address cannot be used, or if it is not loopback and there is no key.
     """
@@ -112,15 +115,15 @@ def listen_at(address: str, key: bytes) -> socket.socket:
 
 
 def listen_everywhere(port: int = 0) -> socket.socket:
-    """A listening socket on all addresses of this machine, of both kinds where there are both."""
+    """Returns a listening socket on all addresses of this machine, IPv4 and IPv6 where both exist."""
     with contextlib.suppress(BootstrapError):
         return _listen(f"[::]:{port}", socket.AF_INET6, ("::", port))
     return _listen(f"0.0.0.0:{port}", socket.AF_INET, ("0.0.0.0", port))
 
 
 def addresses_of(listening: socket.socket, interfaces: Sequence[str] = ()) -> list[str]:
-    """The addresses that reach a listening socket; if it listens on all of them, those of the interfaces
-    (without any: of all).
+    """Returns the addresses that reach a listening socket; if it listens on all of them, those of the
+    interfaces (if none are named: of all).
     """
     name = listening.getsockname()
     if listening.family == socket.AF_UNIX:
@@ -135,7 +138,7 @@ def addresses_of(listening: socket.socket, interfaces: Sequence[str] = ()) -> li
 
 
 def resolve_all(host: str, port: int) -> list[tuple[int, tuple[str, int]]]:
-    """What a host's name means: (family, place) each. Raises socket.gaierror."""
+    """Resolves a host name to a list of (family, place). Raises socket.gaierror."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [(family, (str(place[0]), int(place[1]))) for family, _, _, _, place in found]
 
@@ -152,7 +155,7 @@ def _resolve(host: str, port: int) -> tuple[int, tuple[str, int]]:
 
 
 def _is_reached_at(family: int, host: str) -> bool:
-    """Whether a numerical address is one of this machine's that others may know it by."""
+    """Returns whether a numerical address is one of this machine's that others may use."""
     with socket.socket(family) as trial:
         try:
             trial.bind((host, 0))

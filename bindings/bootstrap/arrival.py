@@ -1,4 +1,4 @@
-"""A connection whose other side has yet to prove who it is; nobody waits for it."""
+"""A non-blocking connection whose peer has yet to authenticate."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class Arrival:
-    """One accepted connection: bytes in, bytes out, without waiting.
+    """One accepted connection with non-blocking input and output.
 
-    Reads not a byte beyond the handshake until it is over: what follows may be for somebody else.
+    Reads no byte beyond the handshake until it is complete: the bytes that follow may be for another reader.
     """
 
     def __init__(
@@ -35,43 +35,43 @@ class Arrival:
     ) -> None:
         connection.setblocking(False)
         self.socket = connection
-        self.source, self.origin = _origin(connection)  # the network it is counted under; for messages
-        self.patience_ends = patience_ends  # time.monotonic(), for the proof
-        self.peer: Identity | None = None  # who it has proved to be
-        self.has_answered = False  # its first message has come
+        self.source, self.origin = _origin(connection)  # counted under this network; for messages
+        self.patience_ends = patience_ends  # time.monotonic(); deadline for the proof
+        self.peer: Identity | None = None  # the authenticated identity
+        self.has_answered = False  # whether its first message has arrived
         self.incoming = bytearray()
         self.outgoing = bytearray()
         self._conversation = conversation
         self._role = role
-        self._tls: TlsConnection | None = None  # once both sides have proved who they are
+        self._tls: TlsConnection | None = None  # set once both sides have authenticated
         hello, self._wanted = next(conversation)
         self.outgoing += hello
 
     @property
     def connection(self) -> Connection:
-        """What goes to the next user once `is_recognised`."""
+        """Returns the connection for its next user, once `is_recognised`."""
         return self._tls or self.socket
 
     @property
     def is_recognised(self) -> bool:
-        """Whether the handshake is over: TLS's, too, where the connection is encrypted."""
+        """Returns whether the handshake is complete, including TLS's if the connection is encrypted."""
         if self.peer is None:
             return False
         return not self.peer.certificate or (self._tls is not None and self._tls.is_established)
 
     @property
     def interest(self) -> int:
-        """What to wait for, as a selector takes it."""
+        """Returns the events to wait for, as a selector's mask."""
         is_writing = self.outgoing or (self._tls and self._tls.wants_write)
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if is_writing else 0)
 
     @property
     def has_unread(self) -> bool:
-        """Whether something has come that a selector would not tell of."""
+        """Returns whether data has arrived that a selector would not report."""
         return self.is_recognised and self._tls is not None and self._tls.unread > 0
 
     def receive(self) -> bool:
-        """Reads what is there; False at the end of the stream. Raises HandshakeError if TLS's fails."""
+        """Reads available data; False at the end of the stream. Raises HandshakeError if TLS's fails."""
         if self.peer is not None and not self.is_recognised:
             self._encrypt()
             return True
@@ -84,7 +84,7 @@ class Arrival:
         return bool(data)
 
     def send(self) -> None:
-        """Writes what fits. Raises HandshakeError if TLS's fails."""
+        """Writes as much as fits. Raises HandshakeError if TLS's fails."""
         self._flush()
         if self.peer is not None and not self.is_recognised:
             self._encrypt()
@@ -95,12 +95,12 @@ class Arrival:
                 del self.outgoing[: self.connection.send(self.outgoing)]
 
     def send_hello_to_refused(self) -> None:
-        """Writes what fits before this side closes: the hello tells the other side why it is refused."""
+        """Writes as much as fits before this side closes: the hello tells the peer why it is rejected."""
         with contextlib.suppress(OSError):
             self._flush()
 
     def _encrypt(self) -> None:
-        """Goes on with TLS's handshake, which begins when all of the other one is sent."""
+        """Continues TLS's handshake, which begins when the first handshake has been sent completely."""
         if self.outgoing or self.peer is None:
             return
         if self._tls is None:
@@ -114,7 +114,7 @@ class Arrival:
             raise HandshakeError(f"the connection to {self.peer.name} cannot be encrypted: {error}") from None
 
     def recognise(self) -> None:
-        """Goes on with the handshake as far as the bytes reach. Raises HandshakeError."""
+        """Continues the handshake as far as the received bytes allow. Raises HandshakeError."""
         while self.peer is None and len(self.incoming) >= self._wanted:
             answer = bytes(self.incoming[: self._wanted])
             del self.incoming[: self._wanted]
@@ -127,7 +127,7 @@ class Arrival:
 
 
 def is_ours(connection: socket.socket) -> bool:
-    """Whether the other side of a Unix socket runs as the same user, or as root."""
+    """Returns whether the peer of a Unix socket runs as the same user, or as root."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return _CREDENTIALS.unpack(credentials)[1] in (os.getuid(), 0)
 
@@ -143,7 +143,7 @@ def _origin(connection: socket.socket) -> tuple[str, str]:
 
 
 def _network(address: str) -> str:
-    """The part of an address that its owner cannot choose: a host may use all of an IPv6 /64 (RFC 4291)."""
+    """Returns the part of an address that its owner cannot choose: a host may use an IPv6 /64 (RFC 4291)."""
     number = ipaddress.ip_address(address.split("%")[0])
     if number.version == 4:
         return address

@@ -1,8 +1,8 @@
-"""Connecting to the right process at one of several addresses, and making sure that it is the right one.
+"""Connects to the right process at one of several addresses, and verifies that it is the right one.
 
 All addresses are tried at the same time, as in "Happy Eyeballs" (RFC 8305), and so are their handshakes: a
-machine may be known by addresses that lead nowhere from here (a container's bridge, another network), or to a
-process that accepts and never answers. None of them holds up the others.
+machine may be known by addresses that are unreachable from here (a container's bridge, another network), or
+that belong to a process that accepts and never answers. No address delays the others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .encryption import Connection
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between attempts to reach a peer that is not listening yet
-_ATTEMPT_SECONDS = 5.0  # for all addresses to answer, before they are tried again
+_ATTEMPT_SECONDS = 5.0  # for all addresses to answer, before they are retried
 _MOST_HANG_UPS = (
     3  # attempts that end with a closed connection: a crowded listener closes some (strangers.py)
 )
@@ -52,13 +52,13 @@ Greet = Callable[[socket.socket], Conversation]
 def dial(addresses: Sequence[str], greet: Greet, deadline: float) -> tuple[Connection, Identity]:
     """Connects to the first of `addresses` whose handshake succeeds; returns the connection and the peer.
 
-    `greet` begins the handshake on a connected socket, as `handshake.converse` does. An address at which
-    nothing listens yet, or whose queue of connections is full, is tried again until the deadline
-    (time.monotonic()). A Unix socket that does not exist is not: it exists from the beginning or never.
+    `greet` begins the handshake on a connected socket, as `handshake.converse` does. An address without a
+    listener, or whose connection queue is full, is retried until the deadline (time.monotonic()). A Unix
+    socket that does not exist is not retried: it exists from the beginning or never.
 
     Raises:
-        BootstrapTimeout: nobody answers in time.
-        BootstrapError: every address that answers is refused; the last refusal.
+        BootstrapTimeout: no peer answers in time.
+        BootstrapError: every address that answers is rejected; the text is that of the last rejection.
     """
     pause, hang_ups = _FIRST_PAUSE, 0
     while True:
@@ -96,13 +96,13 @@ class _Attempt:
 
     @property
     def worth_repeating(self) -> bool:
-        """Whether a listener exists that may answer the next attempt."""
+        """Returns whether there is a listener that may answer the next attempt."""
         return self._busy or self.hung_up is not None
 
     def run(self, connect_until: float, deadline: float) -> tuple[Connection, Identity] | None:
-        """Returns the first connection whose handshake succeeds; the caller owns it. None if there is none.
+        """Returns the first connection whose handshake succeeds, owned by the caller, or None.
 
-        Connections may take until `connect_until`, handshakes until `deadline`, and HANDSHAKE_SECONDS each.
+        Connecting may take until `connect_until`, handshakes until `deadline`, and HANDSHAKE_SECONDS each.
         """
         while True:
             while self._connected:
@@ -125,7 +125,7 @@ class _Attempt:
                     self._finish(key.data, connection, code)
 
     def failures(self) -> str:
-        """Each address and why there is no connection to it."""
+        """Lists each address with the reason why there is no connection to it."""
         return ", ".join(f"{address} ({why})" for address, why in self._failures.items())
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class _Attempt:
         try:
             places = resolve_all(host, port)
         except socket.gaierror as error:
-            # A pod's name is known a while after the pod has started.
+            # A pod's name becomes resolvable some time after the pod has started.
             if error.errno == socket.EAI_AGAIN or "KUBERNETES_SERVICE_HOST" in os.environ:
                 self._failures[address] = f"its name is not known yet: {error.strerror}"
                 return
@@ -166,7 +166,7 @@ class _Attempt:
 
     def _finish(self, address: str, connection: socket.socket, code: int) -> None:
         if code:
-            # A Unix socket whose queue is full answers EAGAIN at once, and is not connected: unix(7).
+            # A Unix socket whose queue is full fails with EAGAIN immediately, and is not connected: unix(7).
             self._busy |= code == errno.EAGAIN
             self._failures[address] = "its queue is full" if code == errno.EAGAIN else os.strerror(code)
             connection.close()
@@ -209,7 +209,7 @@ class _Attempt:
             closed = HandshakeError(_CLOSED_IN_TLS if arrival.peer else _CLOSED)
             if arrival.has_answered:
                 self.refusal = closed
-            else:  # a crowded listener does that before it says a word
+            else:  # a crowded listener closes before it sends anything
                 self.hung_up = closed
             self._end(connection)
             return None

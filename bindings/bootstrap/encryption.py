@@ -1,6 +1,6 @@
-"""TLS on connections between hosts: the core's, which takes established ones over as links.
+"""TLS on connections between hosts. The core provides it, and takes over established connections as links.
 
-Each process has a certificate of its own, made when it is first needed. The job's key vouches for it: its
+Each process has a certificate of its own, created when first needed. The job's key authenticates it: its
 fingerprint is part of the hello (`handshake`), and no other certificate is accepted.
 """
 
@@ -19,7 +19,7 @@ from ..library import ffi, lib, text
 from .handshake import BootstrapError, HandshakeError
 
 _FINGERPRINT_BYTES = 32
-_library: str | None = None  # the file name of libssl; None: as the core looks for it
+_library: str | None = None  # the file name of libssl; None: the core's default search
 
 
 class Certificate:
@@ -37,19 +37,19 @@ class Certificate:
 
 
 _make_once = functools.cache(Certificate)
-_making = threading.Lock()  # two threads would make two, of which only one is remembered
+_making = threading.Lock()  # two threads would create two certificates, of which only one is kept
 
 
 def own_certificate() -> Certificate:
-    """The certificate of this process. Raises BootstrapError, with what to install, without OpenSSL."""
+    """Returns this process's certificate. Raises BootstrapError, with what to install, without OpenSSL."""
     with _making:
         return _make_once()
 
 
 class TlsConnection:
-    """A connected socket with TLS on it, and the methods of a socket that its users need.
+    """A connected socket with TLS on it, and those methods of a socket that its users need.
 
-    `peer`: the fingerprint of the other side's certificate.
+    `peer`: the fingerprint of the peer's certificate.
     """
 
     def __init__(self, connection: socket.socket, own: Certificate, peer: bytes, accepts: bool) -> None:
@@ -62,9 +62,9 @@ class TlsConnection:
         self._session: Any = ffi.gc(session, lib.srt_tls_close)
 
     def shake_hands(self) -> None:
-        """Goes on with TLS's handshake, without waiting.
+        """Continues TLS's handshake, without blocking.
 
-        Raises HandshakeError if it fails, ConnectionError if the other side has closed the connection.
+        Raises HandshakeError if it fails, ConnectionError if the peer has closed the connection.
         """
         error = ffi.new("srt_error *")
         status = lib.srt_tls_handshake(self._session, error)
@@ -80,7 +80,7 @@ class TlsConnection:
 
     @property
     def unread(self) -> int:
-        """How many bytes were taken from the socket, and not read yet."""
+        """Returns the number of bytes that were taken from the socket and not read yet."""
         return int(lib.srt_tls_unread(self._session))
 
     def recv(self, count: int) -> bytes:
@@ -89,7 +89,7 @@ class TlsConnection:
         return bytes(ffi.buffer(buffer, max(moved, 0)))
 
     def send(self, data: bytes | bytearray | memoryview) -> int:
-        """As a socket's; after a part of `data`, the next call has to begin with the rest."""
+        """Sends like a socket; after a partial write, the next call has to begin with the rest of `data`."""
         with ffi.from_buffer(data) as view:
             moved = self._move(select.POLLOUT, lambda: lib.srt_tls_write(self._session, view, len(data)))
         if moved < 0:
@@ -103,17 +103,17 @@ class TlsConnection:
         return self.socket.fileno()
 
     def close(self) -> None:
-        """Closes this process's end without a word: in a forked child the connection is the parent's."""
+        """Closes this end without a TLS goodbye: in a forked child the connection is the parent's."""
         self.socket.close()
 
     def give_to(self, context: Context, rank: int) -> None:
-        """Makes it a link of the core's, which takes it over."""
+        """Makes the connection a link of the core, which takes ownership."""
         context.link_tls(rank, self.socket.fileno(), self._session)
         self._session = ffi.gc(self._session, None)
         self.socket.detach()
 
     def _move(self, event: int, step: Callable[[], int]) -> int:
-        """Repeats a step that returns 0 while nothing moves, for as long as the socket's timeout allows."""
+        """Repeats a step that returns 0 while nothing moves, until the socket's timeout expires."""
         seconds = self.socket.gettimeout()
         deadline = None if seconds is None else time.monotonic() + seconds
         while (moved := int(step())) == 0:

@@ -1,13 +1,13 @@
-"""How two processes of one job recognise each other before anything else is said.
+"""The handshake in which two processes of a job authenticate each other before they exchange anything else.
 
 Each side sends a hello of fixed size; then the side that connected proves that it knows the job's key, then
 the other side does. A proof is an HMAC-SHA256 over both hellos, and so over role, job, rank, kind of link,
 generation, channel, protocol and library version, the fingerprint of the certificate where the connection
-will be encrypted, and both nonces: it fits this one connection and this direction only. Nothing but the fixed
-hello is looked at before the proof has been checked. Afterwards both sides exchange length-prefixed frames,
+will be encrypted, and both nonces: it is valid for this connection and this direction only. Only the fixed
+hello is parsed before the proof has been checked. Afterwards both sides exchange length-prefixed frames,
 through TLS where the connection is encrypted (`encryption`).
 
-Every deadline here is a moment of `time.monotonic()`, in seconds.
+Every deadline here is a time of `time.monotonic()`, in seconds.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from .encryption import Connection
 
 PROTOCOL = 3
-STORE_RANK = -1  # what the rendezvous gives as its rank
+STORE_RANK = -1  # the rank that the rendezvous gives for itself
 
-HANDSHAKE_SECONDS = 10.0  # for one connection, so that a slow stranger does not use up a whole deadline
+HANDSHAKE_SECONDS = 10.0  # per connection, so that a slow peer does not use up a whole deadline
 
 _MAGIC = b"sirtaki\0"
 # magic, protocol, role, kind, rank, generation, channel, job, version, certificate, nonce
@@ -39,9 +39,9 @@ _LENGTH = struct.Struct("!I")
 
 
 class BootstrapError(RuntimeError):
-    """The ranks of a job could not find or recognise each other.
+    """The ranks of a job could not reach or authenticate each other.
 
-    `culprit` is the rank at fault, if that is known to be another one than the rank that raises.
+    `culprit` is the rank at fault, if that is known and not the rank that raises.
     """
 
     def __init__(self, text: str = "", culprit: int | None = None) -> None:
@@ -50,22 +50,22 @@ class BootstrapError(RuntimeError):
 
 
 class BootstrapTimeout(BootstrapError):
-    """The other side did not come, or did not answer, in time."""
+    """The peer did not connect, or did not answer, in time."""
 
 
 class HandshakeError(BootstrapError):
-    """The other side is not who it should be."""
+    """The peer is not the expected one."""
 
 
 class Role(enum.IntEnum):
-    """Which side of a connection a process is."""
+    """The side of a connection that a process is on."""
 
     CONNECTS = 1
     ACCEPTS = 2
 
 
 class LinkKind(enum.IntEnum):
-    """What a connection is for."""
+    """The purpose of a connection."""
 
     STORE = 1  # a rank and the rendezvous
     RANKS = 2  # two ranks
@@ -73,20 +73,20 @@ class LinkKind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Job:
-    """What all ranks of a job have in common."""
+    """The properties that all ranks of a job share."""
 
     id: str  # random, not secret
     size: int
     key: bytes = field(repr=False)  # secret; empty without authentication
     version: str  # of sirtaki, in this process
-    encrypt: bool = False  # connections between hosts
+    encrypt: bool = False  # whether connections between hosts are encrypted
 
 
 @dataclass(frozen=True)
 class Identity:
-    """One side of a connection: its rank, the how-many-th init of its process this is, which of several
-    connections between the same two it is, and the fingerprint of the certificate with which it encrypts
-    this connection, b"" if it does not.
+    """One side of a connection: its rank, its generation (the number of init() calls in its process), its
+    channel (which of several connections between the same two), and the fingerprint of the certificate
+    with which it encrypts this connection, b"" if it does not.
     """
 
     rank: int
@@ -103,22 +103,23 @@ Conversation = Generator[tuple[bytes, int], bytes, Identity]
 
 
 def certified(mine: Identity, job: Job, connection: socket.socket) -> Identity:
-    """`mine` with this process's certificate if the connection has to be encrypted: any but a Unix socket.
+    """Returns `mine` with this process's certificate if the connection has to be encrypted: any but a Unix
+    socket.
 
     Raises BootstrapError without OpenSSL.
     """
     if not job.encrypt or connection.family == socket.AF_UNIX:
         return mine
-    from .encryption import own_certificate  # opens the core, which hvdrun does without otherwise
+    from .encryption import own_certificate  # opens the core, which hvdrun otherwise avoids
 
     return replace(mine, certificate=own_certificate().fingerprint)
 
 
 def converse(job: Job, mine: Identity, kind: LinkKind, role: Role) -> Conversation:
-    """The handshake without its input and output.
+    """Runs the handshake without input and output.
 
-    Yields what to send and how many bytes to send back in; returns who the other side has proved to be.
-    Raises HandshakeError if it is someone else.
+    Yields the bytes to send, and how many bytes to pass back in; returns the identity that the peer has
+    proved. Raises HandshakeError if the peer is another one.
     """
     hello = _HELLO.pack(
         _MAGIC,
@@ -160,10 +161,9 @@ def converse(job: Job, mine: Identity, kind: LinkKind, role: Role) -> Conversati
 def shake_hands(
     connection: socket.socket, job: Job, mine: Identity, kind: LinkKind, role: Role, deadline: float
 ) -> Identity:
-    """Runs the handshake on a connected socket and returns who the other side is.
+    """Runs the handshake on a connected socket and returns the peer's identity.
 
-    Reads not a byte beyond the handshake. Raises HandshakeError, or BootstrapTimeout when the deadline
-    passes.
+    Reads no byte beyond the handshake. Raises HandshakeError, or BootstrapTimeout when the deadline passes.
     """
     conversation = converse(job, mine, kind, role)
     try:
@@ -216,7 +216,7 @@ def _check_proof(proof: bytes, expected: bytes, peer: Identity) -> None:
 
 
 def send_all(connection: Connection, data: bytes, deadline: float) -> None:
-    """Sends all of `data`; raises BootstrapTimeout at the deadline, EOFError if the other side is gone."""
+    """Sends all of `data`; raises BootstrapTimeout at the deadline, EOFError if the peer is gone."""
     rest = memoryview(data)
     while rest:
         connection.settimeout(_time_left(deadline))
@@ -248,13 +248,13 @@ def receive_exactly(connection: Connection, count: int, deadline: float) -> byte
 
 
 def pack_frame(payload: bytes) -> bytes:
-    """A frame on the wire: four bytes of length, then the payload."""
+    """Returns a frame as sent: four bytes of length, then the payload."""
     return _LENGTH.pack(len(payload)) + payload
 
 
 def take_frame(buffer: bytearray, limit: int) -> bytes | None:
-    """Takes the first whole frame out of `buffer`; None while it is incomplete. HandshakeError beyond `limit`
-    bytes.
+    """Takes the first whole frame out of `buffer`; returns None while it is incomplete. Raises
+    HandshakeError beyond `limit` bytes.
     """
     if len(buffer) < _LENGTH.size:
         return None
@@ -280,7 +280,7 @@ def receive_frame(connection: Connection, deadline: float, limit: int) -> bytes:
 
 
 def printable(text: str, limit: int = 2000) -> str:
-    """Text that came from another process, fit to be shown: bounded, and without control characters."""
+    """Makes text from another process fit for display: bounded, and without control characters."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:limit])
 
 

@@ -1,5 +1,5 @@
-"""Who the ranks are, and how they can be reached: what each says of itself in the first two all-gathers, and
-whether that fits together.
+"""The properties of ranks and how they can be reached: each rank's data for the first two all-gathers, and
+the check that these data are consistent.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from .address import is_unix, split_address
 from .handshake import BootstrapError, printable
 
 _MOST_ADDRESSES = 64
-# What reading a value of the wrong type or size out of JSON may raise, nesting without end among it.
+# Raised when a value of the wrong type or size is read out of JSON, endless nesting included.
 _NONSENSE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
 class Member:
-    """What a rank says of itself.
+    """A rank's description of itself.
 
     Attributes:
-        host: which host it is on, in a form that only equals itself (boot and network namespace).
-        hostname: what people call the host.
-        pid: its process number there.
+        host: its host, in a form that equals no other host's (boot and network namespace).
+        hostname: the host's usual name.
+        pid: its process number on that host.
         listens_at: name of its abstract Unix socket.
-        settings: its values of the settings that must be alike.
+        settings: its values of the settings that must be equal on all ranks.
     """
 
     host: str
@@ -44,7 +44,7 @@ class Member:
 
 
 def unpack(payload: bytes) -> Member:
-    """A member as it came from its (authenticated) process; BootstrapError if it makes no sense."""
+    """Parses a member from its (authenticated) process; raises BootstrapError if it is malformed."""
     try:
         values = json.loads(payload)
         settings = {_line(name, 100): _line(value, 200) for name, value in dict(values["settings"]).items()}
@@ -65,23 +65,23 @@ def _line(value: object, limit: int) -> str:
 
 
 def host_identity() -> str:
-    """This host: the boot of the machine, and the network namespace, in which abstract sockets are known."""
+    """Identifies this host: the boot of the machine, and the network namespace of abstract sockets."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
 def introduce(listens_at: str, settings: Mapping[str, str]) -> Member:
-    """This process as a member."""
+    """Describes this process as a member."""
     return Member(host_identity(), socket.gethostname(), os.getpid(), listens_at, settings)
 
 
 @dataclass(frozen=True)
 class Offer:
-    """How a rank can be reached, once it is known who shares a host with whom.
+    """The ways to reach a rank, determined once it is known which ranks share a host.
 
     Attributes:
-        addresses: where ranks of other hosts can try to connect to it; empty if there are none.
-        no_memory: why its host has no shared memory; "" if it has, or if another rank of the host will say.
+        addresses: addresses that ranks of other hosts can try to connect to; empty if there are none.
+        no_memory: why its host has no shared memory; "" if it has, or if another rank of the host reports it.
     """
 
     addresses: Sequence[str]
@@ -92,7 +92,7 @@ class Offer:
 
 
 def unpack_offer(payload: bytes) -> Offer:
-    """An offer as it came from its (authenticated) process; BootstrapError if it makes no sense."""
+    """Parses an offer from its (authenticated) process; raises BootstrapError if it is malformed."""
     try:
         values = json.loads(payload)
         addresses = [str(address) for address in list(values["addresses"])]
@@ -106,7 +106,7 @@ def unpack_offer(payload: bytes) -> Offer:
 
 
 def check_agreement(members: Sequence[Member]) -> None:
-    """Raises BootstrapError, with both values, if ranks differ in what must be alike."""
+    """Raises BootstrapError, with both values, if ranks differ in a setting that must be equal."""
     first = members[0]
     for rank, member in enumerate(members):
         for name in sorted(first.settings.keys() | member.settings.keys()):
@@ -120,12 +120,12 @@ def check_agreement(members: Sequence[Member]) -> None:
 
 
 def ranks_of_host(rank: int, members: Sequence[Member]) -> list[int]:
-    """The ranks that share a host with this one, ascending, and itself."""
+    """Returns the ranks that share a host with `rank`, ascending, itself included."""
     return [other for other, member in enumerate(members) if member.host == members[rank].host]
 
 
 def topology_of(rank: int, members: Sequence[Member]) -> Topology:
-    """Where a rank stands, from where all of them run."""
+    """Computes a rank's topology from the hosts of all ranks."""
     hosts = list(dict.fromkeys(member.host for member in members))
     ranks_of = {host: [r for r, member in enumerate(members) if member.host == host] for host in hosts}
     here = members[rank].host

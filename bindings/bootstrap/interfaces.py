@@ -13,12 +13,13 @@ VARIABLE = "SIRTAKI_NETWORK_INTERFACES"  # names, separated by commas; none: all
 
 
 def chosen_interfaces(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The interfaces that the user has chosen; [] for all."""
+    """Returns the interfaces that the user has chosen; [] for all."""
     return [name.strip() for name in environment.get(VARIABLE, "").split(",") if name.strip()]
 
 
 def local_addresses(interfaces: Sequence[str] = ()) -> list[str]:
-    """What other machines may reach this one at, IPv4 first; no loopback, nothing that needs a scope.
+    """Returns the addresses at which others may reach this machine, IPv4 first; no loopback, none with a
+    scope.
 
     Raises BootstrapError if one of the `interfaces` does not exist.
     """
@@ -43,9 +44,7 @@ def local_addresses(interfaces: Sequence[str] = ()) -> list[str]:
 
 
 def source_towards(connection: socket.socket) -> list[str]:
-    """The address of this machine on the route that a connection takes; [] if that is loopback, or no
-    network.
-    """
+    """Returns this machine's address on a connection's route; [] if that is loopback, or no network."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return []
     address = plain(str(connection.getsockname()[0]))
@@ -53,7 +52,7 @@ def source_towards(connection: socket.socket) -> list[str]:
 
 
 def plain(address: str) -> str:
-    """An IPv4 address that is written as an IPv6 one, as IPv4."""
+    """Converts an IPv4 address in IPv6 notation to IPv4 notation."""
     mapped = getattr(ipaddress.ip_address(address.split("%")[0]), "ipv4_mapped", None)
     return str(mapped) if mapped else address
 

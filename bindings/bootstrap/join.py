@@ -1,4 +1,4 @@
-"""From a place in a world to a running context: introduce, check, connect, start."""
+"""Turns a rank's place in a world into a running context: introduce, check, connect, start."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .store import StoreClient
 
 
 def join_alone(config: Config) -> Context:
-    """A running world of one."""
+    """Returns a running world of one."""
     context = Context(topology_of(0, [introduce("", {})]), config)
     context.start()
     return context
@@ -41,7 +41,7 @@ def join_alone(config: Config) -> Context:
 
 @dataclass
 class Join:
-    """One rank's way into a world of several; the generation counts the init() calls of its process."""
+    """The init() of one rank in a world of several; the generation counts the init() calls of its process."""
 
     world: World
     generation: int
@@ -53,13 +53,13 @@ class Join:
 
         Raises:
             BootstrapError: ranks contradict each other, or one failed.
-            BootstrapTimeout: a rank did not come in time.
+            BootstrapTimeout: a rank did not arrive in time.
         """
         with Reception(self.world.folder) as reception, contextlib.ExitStack() as at_the_end:
             members = self._introduce(reception.name)
             try:
                 context = self._linked(members, reception, at_the_end)
-                self.client.all_gather(b"")  # no rank begins before all have their links
+                self.client.all_gather(b"")  # no rank starts before all have their links
             except OSError as error:
                 raise self._first_failure(BootstrapError(_in_words(error))) from None
             except Exception as error:
@@ -71,7 +71,7 @@ class Join:
         return context
 
     def _first_failure(self, error: Exception) -> Exception:
-        """Tells the other ranks why this one failed, before they see its connections close.
+        """Reports to the other ranks why this one failed, before they see its connections close.
 
         Returns the failure that came first in this init(), which may be another rank's.
         """
@@ -107,7 +107,7 @@ class Join:
         return context
 
     def _job(self) -> Job:
-        """The job as ranks prove it to each other: jobs that share a key and an id differ by session."""
+        """Returns the job that ranks authenticate for: jobs that share a key and an id differ by session."""
         return replace(self.world.job, id=f"{self.world.job.id}/{self.client.session.hex()}")
 
     def _open_to_hosts(self, reception: Reception) -> list[str]:
@@ -121,7 +121,7 @@ class Join:
         return members
 
     def _memory(self, locals_: Sequence[int]) -> tuple[int, str]:
-        """Memory for the ranks of this host, which the lowest of them makes: (descriptor or -1, why not)."""
+        """Creates this host's memory on its lowest rank: (descriptor or -1, why there is none)."""
         transport = self.config.get("transport")
         if self.world.rank != locals_[0] or len(locals_) == 1 or transport == "socket":
             return -1, ""
@@ -142,7 +142,7 @@ class Join:
         return [unpack_offer(payload) for payload in self.client.all_gather(mine.pack())]
 
     def _whereabouts(self, members: Sequence[Member], offers: Sequence[Offer]) -> dict[int, Whereabouts]:
-        """How this rank reaches each other one."""
+        """Returns how this rank reaches each other one."""
         here = members[self.world.rank].host
         channels = int(self.config.get("sockets_per_link"))
         found = {}

@@ -18,7 +18,7 @@ def write_key(path: str, key: bytes | None = None) -> bytes:
 
 
 def read_key(path: str) -> bytes:
-    """Reads the key in the file at `path`. Raises BootstrapError if there is none or it is not well kept."""
+    """Reads the key in the file at `path`. Raises BootstrapError if it is missing or not well protected."""
     try:
         with open(path) as file:
             status = os.fstat(file.fileno())

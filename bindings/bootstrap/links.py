@@ -1,7 +1,7 @@
-"""A connection to each other rank: a Unix socket to those of this host, TCP to those of others.
+"""Connects to each other rank: over a Unix socket on this host, over TCP to other hosts.
 
-Each rank listens (`reception`); it connects to the lower ranks and accepts the higher ones, so nobody waits
-in a circle.
+Each rank listens (`reception`); it connects to the lower ranks and accepts the higher ones, so there is no
+circular wait.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .encryption import Connection
 from .handshake import BootstrapError, BootstrapTimeout, Conversation
 from .reception import Meeting, Place, Reception
 
-_DIAL_SECONDS = 30.0  # everybody listens before anybody connects: who does not answer will not
+_DIAL_SECONDS = 30.0  # all ranks listen before any connects: a rank that does not answer never will
 
 Connections = dict[Place, Connection]
 
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """How to reach a rank: its name in messages, the addresses to try, and how many connections to make."""
+    """A rank's endpoint: its name in messages, the addresses to try, and the number of connections."""
 
     name: str
     addresses: list[str]
@@ -38,11 +38,11 @@ def connect_all(
 ) -> None:
     """Connects to every other rank; puts the sockets into `connections`, by rank and channel.
 
-    The caller closes them, also those that were made before an error.
+    The caller closes them, including those made before an error.
 
     Raises:
-        BootstrapError: a rank is gone, cannot be reached, or is not who it should be.
-        BootstrapTimeout: a rank did not come in time.
+        BootstrapError: a rank is gone, is unreachable, or is not the expected one.
+        BootstrapTimeout: a rank did not arrive in time.
     """
     places = [
         (rank, channel) for rank, whereabouts in ranks.items() for channel in range(whereabouts.channels)
@@ -80,7 +80,7 @@ def close_all(connections: Connections) -> None:
 
 
 def link_sockets(context: Context, sockets: Connections) -> None:
-    """Links ranks through their sockets, in the order of their channels; the core takes them over."""
+    """Hands the sockets to the core as links, in the order of their channels; the core takes ownership."""
     for (rank, _), connection in sorted(sockets.items()):
         if isinstance(connection, socket.socket):
             context.link_socket(rank, connection.fileno())

@@ -1,7 +1,7 @@
-"""Shared memory among the ranks of a host: each passes the others what they need to reach it.
+"""Shared memory among the ranks of a host: each passes the others the descriptors that they need.
 
-That are its doorbells, a descriptor of its process and, from the lowest rank, the memory itself. They go over
-a Unix socket to each, so that it is certain that the ranks are on one host.
+These are its doorbells, a descriptor of its process and, from the lowest rank, the memory itself. They are
+sent over a Unix socket to each rank, which proves that the ranks are on one host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .handshake import BootstrapError, BootstrapTimeout
 
 @dataclass
 class Descriptors:
-    """What a rank gives to others of its host; -1 for what it has not."""
+    """The descriptors that a rank passes to others of its host; -1 for a missing one."""
 
     engine: int = -1
     waiter: int = -1
@@ -36,7 +36,7 @@ class Descriptors:
             setattr(self, name, -1)
 
     def send(self, connection: socket.socket, rank: int) -> None:
-        """Passes them to a rank. Raises BootstrapError if it is gone."""
+        """Passes the descriptors to a rank. Raises BootstrapError if that rank is gone."""
         present = self.present()
         names = " ".join(name for name, _ in present).encode()
         try:
@@ -74,7 +74,7 @@ def _create(make: Any, *arguments: Any) -> int:
 
 
 def create_memory(config: Config, slots: int) -> tuple[int, str]:
-    """Memory to share among `slots` ranks: (descriptor, ""), or (-1, why there is none)."""
+    """Creates memory to share among `slots` ranks: (descriptor, ""), or (-1, why there is none)."""
     error = ffi.new("srt_error *")
     number = lib.srt_memory_create(lib.srt_memory_bytes(config.pointer, slots), error)
     return number, "" if number >= 0 else text(error.text)
@@ -82,23 +82,24 @@ def create_memory(config: Config, slots: int) -> tuple[int, str]:
 
 @dataclass
 class MemoryLinks:
-    """Links the ranks of this host through shared memory; `sockets` are those to each of them."""
+    """The links of this host's ranks through shared memory; `sockets` are those to each of them."""
 
     context: Context
     sockets: dict[int, socket.socket]
-    keeps_sockets: bool = False  # they will be links of their own, so that they tell nothing of a rank's end
+    keeps_sockets: bool = False  # they become links of their own, and no longer report the end of a rank
     by_rank: dict[int, Descriptors] = field(default_factory=dict)
 
     def exchange(self, memory: int, deadline: float) -> None:
-        """Passes descriptors both ways on every socket and hands them to the core, which keeps copies.
+        """Passes descriptors in both directions on every socket and hands them to the core, which duplicates
+        them.
 
-        `memory` describes the shared memory on local rank 0, whose own it stays; it is -1 on the others.
+        `memory` describes the shared memory on local rank 0, which keeps owning it; it is -1 on the others.
         """
         rank = self.context.rank
         own = self.by_rank[rank] = Descriptors(memory=os.dup(memory) if memory >= 0 else -1)
         try:
             own.engine, own.waiter = _create(lib.srt_doorbell_create), _create(lib.srt_doorbell_create)
-            own.process = lib.srt_process_open(ffi.new("srt_error *"))  # without one, the sockets have to do
+            own.process = lib.srt_process_open(ffi.new("srt_error *"))  # if -1, the sockets report its end
             for peer, connection in self.sockets.items():
                 own.send(connection, peer)
             for peer, connection in self.sockets.items():

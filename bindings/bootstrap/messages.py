@@ -1,6 +1,6 @@
-"""What a rank and the rendezvous say to each other once they have recognised each other.
+"""The messages between a rank and the rendezvous after the handshake.
 
-Each message is one frame of `handshake`; its first byte says what it is.
+Each message is one frame of `handshake`; its first byte is its type.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from .handshake import BootstrapError
 
 # From a rank: the job's size; a round and a payload; an event and its text; the rank at fault and why.
 JOIN, GATHER, REPORT, GIVE_UP = b"J", b"G", b"R", b"F"
-# To a rank: the session; the payloads of all ranks; why not.
+# To a rank: the session; the payloads of all ranks; the reason for a refusal.
 WELCOME, GATHERED, REFUSED, TIMED_OUT = b"W", b"A", b"X", b"T"
-# To a rank, whether it waits or not: the rank at fault, and what failed first in this generation.
+# To a rank at any time, waiting or not: the rank at fault, and what failed first in this generation.
 FAILED = b"F"
 
 NUMBER = struct.Struct("!I")
@@ -26,12 +26,12 @@ REPORTS = ("initialised", "finished", "aborted", "peer_lost")
 
 @dataclass(frozen=True)
 class StoreEvent:
-    """What the rendezvous tells the process that runs it.
+    """An event that the rendezvous reports to the process that runs it.
 
     kind: one of REPORTS, as that rank reported it; "arrived": a rank has begun an init; "overdue": others
     waited in vain for the ranks `missing`; "departed": those have ended, or their init failed;
     "disconnected": the connection of a rank that had initialised ended before it reported its end; "refused":
-    a client was turned away (its rank, or -1 if it is not known).
+    a client was rejected (its rank, or -1 if unknown).
     """
 
     kind: str
@@ -42,7 +42,7 @@ class StoreEvent:
 
 
 def describe(event: StoreEvent) -> str:
-    """An event as part of a sentence."""
+    """Formats an event as part of a sentence."""
     if event.kind in ("overdue", "departed"):
         return event.text
     if event.kind == "refused":
@@ -52,12 +52,12 @@ def describe(event: StoreEvent) -> str:
 
 
 def pack_failure(rank: int, text: str) -> bytes:
-    """The same in both directions: GIVE_UP and FAILED are one letter."""
+    """Packs a failure; the format is the same in both directions: GIVE_UP and FAILED are one letter."""
     return FAILED + NUMBER.pack(rank) + text[:TEXT_LIMIT].encode(errors="replace")
 
 
 def unpack_failure(body: bytes) -> tuple[int, str]:
-    """The rank at fault, and what failed. Raises BootstrapError if these bytes are something else."""
+    """Returns the rank at fault, and what failed. Raises BootstrapError if these bytes are malformed."""
     if len(body) < NUMBER.size:
         raise BootstrapError("the rendezvous does not understand this message")
     return NUMBER.unpack_from(body)[0], body[NUMBER.size :].decode(errors="replace")
@@ -77,7 +77,7 @@ def pack_payloads(payloads: tuple[bytes, ...]) -> bytes:
 
 
 def unpack_payloads(body: bytes, count: int) -> list[bytes]:
-    """The payloads of `count` ranks. Raises BootstrapError if these bytes are something else."""
+    """Returns the payloads of `count` ranks. Raises BootstrapError if these bytes are malformed."""
     payloads: list[bytes] = []
     position = 0
     while len(payloads) < count and len(body) - position >= NUMBER.size:
@@ -93,5 +93,5 @@ def unpack_payloads(body: bytes, count: int) -> list[bytes]:
 
 
 def gathered_limit(size: int) -> int:
-    """The most bytes that the answer to an all-gather of `size` ranks has."""
+    """Returns the maximum size, in bytes, of the answer to an all-gather of `size` ranks."""
     return 1 + size * (NUMBER.size + PAYLOAD_LIMIT)

@@ -1,6 +1,6 @@
-"""Where the other ranks of a job find this one: it listens, and takes in who proves to be one of them.
+"""The listening side of a rank: accepts the connections of peers that authenticate.
 
-Ranks of this host come through a Unix socket; those of other hosts through TCP, on a port that the operating
+Ranks of this host connect over a Unix socket; those of other hosts over TCP, on a port that the operating
 system chooses.
 """
 
@@ -50,14 +50,14 @@ from .strangers import TOO_SLOW, Complaints, Strangers
 if TYPE_CHECKING:
     from .encryption import Connection
 
-Place = tuple[int, int]  # another rank, and which of the connections to it
+Place = tuple[int, int]  # another rank, and the index of the connection to it
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """The terms for meeting the other ranks: the job, this rank, and the deadline (time.monotonic()).
+    """The terms for connecting to the other ranks: the job, this rank, and the deadline (time.monotonic()).
 
-    `rendezvous` tells meanwhile whether a rank has failed, and so will never come.
+    Meanwhile `rendezvous` reports whether a rank has failed, and so will never connect.
     """
 
     job: Job
@@ -66,7 +66,7 @@ class Meeting:
     rendezvous: StoreClient | None = None
 
     def greet(self, connection: socket.socket, rank: int, channel: int = 0) -> Conversation:
-        """The handshake with the process that answers. Raises BootstrapError unless it is this rank."""
+        """Runs the handshake with the process that answers. Raises BootstrapError unless it is this rank."""
         refuse_without_key(connection, self.job.key)
         mine = certified(replace(self.mine, channel=channel), self.job, connection)
         peer = yield from converse(self.job, mine, LinkKind.RANKS, Role.CONNECTS)
@@ -81,10 +81,10 @@ class Meeting:
 
 
 class Reception:
-    """This rank's listening sockets; on TCP only once `open_to_hosts` is called."""
+    """This rank's listening sockets; on TCP only once `open_to_hosts` has been called."""
 
     def __init__(self, folder: str = "") -> None:
-        """`folder` is private to the job, if its launcher has made one: the Unix socket is a file in it."""
+        """Listens. `folder` is private to the job, if its launcher has made one; it holds the Unix socket."""
         self._selector = selectors.DefaultSelector()
         self._name = "a rank"
         self._strangers: Strangers[Arrival] = Strangers(self._refuse)
@@ -93,9 +93,9 @@ class Reception:
         self._listen(local)
 
     def open_to_hosts(self, route: list[str], key: bytes) -> list[str]:
-        """From now on ranks of other hosts may come, too: the addresses to try, the likeliest first.
+        """Starts accepting ranks of other hosts; returns the addresses to try, the likeliest first.
 
-        `route` are addresses of this machine that are known to lead here. Raises BootstrapError without a
+        `route` are addresses of this machine that are known to be reachable. Raises BootstrapError without a
         key.
         """
         if not key:
@@ -109,7 +109,7 @@ class Reception:
     def accept(self, meeting: Meeting, wanted: set[Place], found: dict[Place, Connection]) -> None:
         """Puts a connection of each of the `wanted` into `found`; the caller closes them, also on error.
 
-        Strangers are turned away, and nobody waits for them.
+        Unauthenticated connections are rejected, and never block the others.
 
         Raises BootstrapTimeout at the meeting's deadline, BootstrapError as soon as a rank has failed.
         """
@@ -129,7 +129,7 @@ class Reception:
 
     @contextlib.contextmanager
     def _watching(self, meeting: Meeting) -> Iterator[None]:
-        """Inside, the rendezvous is listened to: it tells when a rank has failed."""
+        """Polls the rendezvous within the `with` block: it reports when a rank has failed."""
         rendezvous = meeting.rendezvous
         if rendezvous is not None:
             hear = rendezvous.raise_failure
@@ -173,7 +173,7 @@ class Reception:
     def _serve(
         self, arrival: Arrival, meeting: Meeting, missing: set[Place], found: dict[Place, Connection]
     ) -> None:
-        if arrival not in self._strangers:  # displaced by one that came just now
+        if arrival not in self._strangers:  # displaced by a newer connection
             return None
         try:
             alive = arrival.receive()
@@ -196,14 +196,14 @@ class Reception:
             else:
                 arrival.socket.close()
             return None
-        if not alive:  # it had several addresses to choose from, and another one was quicker
+        if not alive:  # it had several addresses to choose from, and another connection was faster
             self._forget(arrival)
             return arrival.socket.close()
         self._selector.modify(arrival.socket, arrival.interest, arrival)
         return None
 
     def _patience(self) -> float:
-        """Seconds until somebody has been waited for long enough."""
+        """Returns the seconds until the next connection times out."""
         ends = self._strangers.patience_ends
         return 1.0 if ends is None else max(ends - time.monotonic(), 0)
 
@@ -218,7 +218,7 @@ class Reception:
 
 
 def _listen_locally(folder: str) -> tuple[str, socket.socket]:
-    """The address of a new listening Unix socket, and the socket; an abstract one if the folder has gone."""
+    """Returns a new listening Unix socket's address, and it; an abstract one if the folder is gone."""
     name = f"sirtaki-{os.getpid()}-{secrets.token_hex(8)}"
     with contextlib.suppress(BootstrapError):
         address = unix_address(name, folder)

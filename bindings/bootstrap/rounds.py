@@ -1,7 +1,7 @@
-"""All-gathers among ranks that come when they come: who has given what, who waits, who will never come.
+"""All-gathers among ranks that arrive in any order: tracks payloads, waiting ranks, and ranks that are gone.
 
-Deciding only; `store` does the talking. An all-gather is known by its place: (generation, round), where the
-generation is the how-many-th init of each process.
+This module only decides; `store` communicates. An all-gather is identified by its place: (generation, round),
+where the generation counts the init() calls of each process.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class Answer:
-    """The end of one all-gather, for the ranks that wait in it: all payloads; or an error, and the ranks that
-    are to blame because they are missing.
+    """The result of one all-gather, for the ranks that wait in it: all payloads; or an error, and the
+    missing ranks that caused it.
     """
 
     place: Place
@@ -34,21 +34,20 @@ class _Round:
 
 
 class Rounds:
-    """The all-gathers of `size` ranks; one that is not complete `timeout` seconds after its first rank came
-    fails.
-    """
+    """The all-gathers of `size` ranks; each has to complete within `timeout` seconds of its first rank."""
 
     def __init__(self, size: int, timeout: float) -> None:
         self._size = size
         self._timeout = timeout
         self._open: dict[Place, _Round] = {}
-        self._gone: dict[int, tuple[float, str]] = {}  # rank: it takes no part up to this generation, and why
-        self._failed: dict[int, str] = {}  # generation: what ended it
+        self._gone: dict[int, tuple[float, str]] = {}  # rank: absent up to this generation, and why
+        self._failed: dict[int, str] = {}  # generation: the reason of its failure
 
     def contribute(self, place: Place, rank: int, payload: bytes, now: float) -> list[Answer]:
-        """Takes a rank's payload; answers if that completed the all-gather or if it cannot complete any more.
+        """Takes a rank's payload; returns answers if the all-gather is now complete or can no longer
+        complete.
 
-        Raises BootstrapError for a rank that has already given its payload.
+        Raises BootstrapError if the rank has already contributed.
         """
         generation = place[0]
         if generation in self._failed:
@@ -68,17 +67,17 @@ class Rounds:
         return self._fail_without_the_gone()
 
     def depart(self, rank: int, up_to_generation: float, reason: str) -> list[Answer]:
-        """Notes that a rank takes no part any more, and answers whoever waits for it."""
+        """Records that a rank no longer takes part, and answers the ranks that wait for it."""
         if up_to_generation > self._gone.get(rank, (-1.0, ""))[0]:
             self._gone[rank] = (up_to_generation, reason)
         return self._fail_without_the_gone()
 
     def has_failed(self, generation: int) -> bool:
-        """Whether a generation has ended without all ranks."""
+        """Returns whether a generation has ended without all ranks."""
         return generation in self._failed
 
     def give_up(self, generation: int, error: str) -> bool:
-        """Ends a generation: its all-gathers have failed. False if it had failed before."""
+        """Ends a generation: its all-gathers have failed. Returns False if it had failed before."""
         if generation in self._failed:
             return False
         self._failed[generation] = error
@@ -86,7 +85,7 @@ class Rounds:
         return True
 
     def expire(self, now: float) -> list[Answer]:
-        """Answers those who have waited too long."""
+        """Answers the ranks that have waited too long."""
         late = [place for place, this in self._open.items() if this.deadline <= now]
         return [self._expire(place) for place in late]
 
@@ -123,7 +122,7 @@ class Rounds:
 
 
 def name_ranks(ranks: tuple[int, ...], limit: int = 8) -> str:
-    """ "rank 1", "ranks 1 and 3", "ranks 1, 2, 3 and 60 more"."""
+    """Formats "rank 1", "ranks 1 and 3", "ranks 1, 2, 3 and 60 more"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if len(ranks) > limit:

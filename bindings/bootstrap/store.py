@@ -1,9 +1,9 @@
-"""The rendezvous of a job: an all-gather of small byte strings among its ranks, and word of how each rank
+"""The rendezvous of a job: an all-gather of small byte strings among its ranks, and reports of how each rank
 ended.
 
-hvdrun runs the `StoreServer` for the ranks that it starts; without a launcher rank 0 does. Each rank has a
-`StoreClient`, connected in `init()` and kept until it shuts down. Addresses are "unix:@name" (an abstract
-Unix socket) or "host:port".
+hvdrun runs the `StoreServer` for the ranks that it starts; without a launcher rank 0 runs it. Each rank has a
+`StoreClient`, connected in `init()` and kept until shutdown. Addresses are "unix:@name" (an abstract Unix
+socket) or "host:port".
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ if TYPE_CHECKING:
 
 __all__ = ["PAYLOAD_LIMIT", "REPORTS", "StoreClient", "StoreEvent", "StoreServer"]
 
-_REPORT_SECONDS = 2.0  # a report must never hold up a process that is ending
-_SLACK_SECONDS = 10.0  # the server answers at its deadline; who hears nothing even then gives up
+_REPORT_SECONDS = 2.0  # a report must never delay a process that is ending
+_SLACK_SECONDS = 10.0  # the server answers at its deadline; a client without an answer then gives up
 _GONE = "the rendezvous of this job is gone: its launcher (hvdrun), or rank 0, has ended"
 
 
 class StoreClient:
-    """A rank's connection to the rendezvous. Not for several threads at once."""
+    """A rank's connection to the rendezvous. Not thread-safe."""
 
     def __init__(self, connection: Connection, job: Job, rank: int, start_timeout: float) -> None:
         self._connection = connection
@@ -70,16 +70,16 @@ class StoreClient:
         self._rank = rank
         self._start_timeout = start_timeout
         self._round = 0
-        self.was_told = False  # by the rendezvous, that this init() has failed
-        self.session = b""  # random, the rendezvous's own: keeps jobs apart that share a key and an id
+        self.was_told = False  # whether the rendezvous has reported that this init() failed
+        self.session = b""  # random, chosen by the rendezvous: separates jobs that share a key and an id
 
     @classmethod
     def connect(cls, address: str, job: Job, mine: Identity, start_timeout: float = 120.0) -> StoreClient:
         """Connects to one of the addresses, proves that this is rank `mine.rank` of `job`, and joins;
         `start_timeout` is in seconds.
 
-        Raises BootstrapError with the server's reason if it refuses, BootstrapTimeout if nobody answers in
-        time.
+        Raises BootstrapError with the server's reason if it rejects this rank, BootstrapTimeout if no server
+        answers in time.
         """
         deadline = time.monotonic() + start_timeout
         client = cls(_connected(split_addresses(address), job, mine, deadline), job, mine.rank, start_timeout)
@@ -92,11 +92,11 @@ class StoreClient:
         return client
 
     def all_gather(self, payload: bytes) -> list[bytes]:
-        """Gives `payload` (at most 64 KiB) and returns the payloads of all ranks, by rank. Every rank must
-        call it.
+        """Contributes `payload` (at most 64 KiB) and returns the payloads of all ranks, by rank. Every rank
+        must call it.
 
-        Raises BootstrapTimeout, naming the ranks that have not come, `start_timeout` seconds after the first
-        came; BootstrapError at once if a rank has gone and so will never come.
+        Raises BootstrapTimeout, naming the ranks that are missing, `start_timeout` seconds after the first
+        arrived; BootstrapError at once if a rank is gone and so will never arrive.
         """
         if len(payload) > PAYLOAD_LIMIT:
             raise ValueError(f"a payload has at most {PAYLOAD_LIMIT} bytes, not {len(payload)}")
@@ -107,9 +107,9 @@ class StoreClient:
         return unpack_payloads(body, self._job.size)
 
     def give_up(self, text: str, culprit: int) -> BootstrapError | None:
-        """Tells the other ranks that this one cannot join, because of `culprit`: all of them fail at once.
+        """Reports that this rank cannot join, because of `culprit`: all ranks fail at once.
 
-        Returns what failed first in this init(), unless that is this rank's own failure.
+        Returns the first failure in this init(), unless that is this rank's own.
         """
         if self.was_told:
             return None
@@ -123,13 +123,14 @@ class StoreClient:
         return None
 
     def raise_failure(self, deadline: float) -> None:
-        """Raises the failure that the rendezvous tells of, or that the rendezvous is gone."""
+        """Raises the failure that the rendezvous reports, or an error that the rendezvous is gone."""
         self._receive(FAILED, deadline, REQUEST_LIMIT)
 
     def report(self, event: str, text: str = "") -> None:
-        """Tells the launcher how this rank fares: an event of REPORTS, with the error's text for a failure.
+        """Reports this rank's state to the launcher: an event of REPORTS, with the error's text for a
+        failure.
 
-        It returns within seconds whatever happens, and raises nothing if nobody listens any more.
+        Always returns within seconds, and raises nothing if the launcher is gone.
         """
         if event not in REPORTS:
             raise ValueError(f"there is no event {event!r}: use one of {', '.join(REPORTS)}")
@@ -139,20 +140,20 @@ class StoreClient:
             return
 
     def close(self) -> None:
-        """Closes this process's end; in a forked child that leaves the parent's connection as it is."""
+        """Closes this process's end; in a forked child the parent's connection stays open."""
         with contextlib.suppress(OSError):  # the program may have closed the descriptor
             self._connection.close()
 
     @property
     def has_unread(self) -> bool:
-        """Whether something has come that waiting for `fileno()` would not tell of."""
+        """Returns whether data has arrived that waiting for `fileno()` would not report."""
         return not isinstance(self._connection, socket.socket) and self._connection.unread > 0
 
     def fileno(self) -> int:
         return self._connection.fileno()
 
     def own_addresses(self) -> list[str]:
-        """This machine's address on the way to the rendezvous; [] if that is on this machine."""
+        """Returns this machine's address on the route to the rendezvous; [] if that is on this machine."""
         connection = self._connection
         return source_towards(connection if isinstance(connection, socket.socket) else connection.socket)
 

@@ -1,4 +1,4 @@
-"""The server side of `store`: one thread that talks to all ranks and never waits for any of them."""
+"""The server side of `store`: one thread that serves all ranks and never blocks on any of them."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class _Connection(Arrival):
         super().__init__(client, conversation, patience_ends)
         self.joined = False
         self.initialised = False
-        self.rounds = 0  # all-gathers that it has taken part in
-        self.last_words = ""  # how it said that it ended
-        self.closing = False  # once everything is sent
+        self.rounds = 0  # the number of all-gathers that it has taken part in
+        self.last_words = ""  # its report of its own end
+        self.closing = False  # close once everything is sent
 
     def next_message(self) -> bytes | None:
         return take_frame(self.incoming, REQUEST_LIMIT) if self.is_recognised else None
@@ -74,12 +74,13 @@ class _Connection(Arrival):
 class StoreServer:
     """Serves the all-gathers of `job` until it is closed, at one address or at several (separated by commas).
 
-    Port 0 lets the operating system choose. `address` is where others find it: of all interfaces if it
-    listens on all, or of the `interfaces` that are named.
+    Port 0 lets the operating system choose. `address` is the address for clients: of all interfaces if the
+    server listens on all, or of the named `interfaces`.
 
     It listens from the constructor on, so that a launcher can fork its ranks before there is a thread; the
     thread runs from `start()` to `close()`. `on_event` is called from that thread. An all-gather fails
-    `start_timeout` seconds after its first rank came. Raises BootstrapError if it cannot listen there.
+    `start_timeout` seconds after its first rank arrived. Raises BootstrapError if it cannot listen at
+    `address`.
     """
 
     def __init__(
@@ -97,10 +98,10 @@ class StoreServer:
         self._listening = [listen_at(one, job.key) for one in split_addresses(address)]
         reached_at = [one for listening in self._listening for one in addresses_of(listening, interfaces)]
         self.address = ",".join(dict.fromkeys(reached_at))
-        self._strangers: Strangers[_Connection] = Strangers(self._turn_away)  # who has not joined yet
+        self._strangers: Strangers[_Connection] = Strangers(self._turn_away)  # clients yet to join
         self._complaints = Complaints(lambda text: on_event(StoreEvent("refused", STORE_RANK, 0, text)))
-        self._ranks: dict[tuple[int, int], _Connection] = {}  # who has, by generation and rank
-        self._tasks: deque[Callable[[], None]] = deque()  # from other threads
+        self._ranks: dict[tuple[int, int], _Connection] = {}  # clients that have, by generation and rank
+        self._tasks: deque[Callable[[], None]] = deque()  # queued by other threads
         self._bell, self._bell_rope = socket.socketpair()
         self._bell.setblocking(False)
         self._selector = selectors.DefaultSelector()
@@ -116,7 +117,7 @@ class StoreServer:
         return self
 
     def close(self) -> None:
-        """Ends the server; ranks that still wait are told that the rendezvous is gone."""
+        """Ends the server; ranks that still wait are notified that the rendezvous is gone."""
         if self._thread.is_alive():
             self._call(self._stop)
             self._thread.join()
@@ -132,12 +133,10 @@ class StoreServer:
         self.close()
 
     def rank_ended(self, rank: int, reason: str) -> None:
-        """Says that a rank will take part in nothing any more, for example because "it has ended (exit code
-        0)".
-        """
+        """Records that a rank takes part in nothing any more, for example: "it has ended (exit code 0)"."""
         self._call(lambda: self._give(self._rounds.depart(rank, math.inf, reason)))
 
-    # All that follows runs on the server's thread.
+    # All methods below run on the server's thread.
 
     def _call(self, task: Callable[[], None]) -> None:
         self._tasks.append(task)
@@ -181,7 +180,7 @@ class StoreServer:
         self._selector.register(client, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
 
     def _serve_client(self, connection: _Connection, events: int) -> None:
-        if connection.socket.fileno() < 0:  # closed by an event just before
+        if connection.socket.fileno() < 0:  # closed by an earlier event
             return
         try:
             alive = True
@@ -190,7 +189,7 @@ class StoreServer:
                 while alive and connection.has_unread:
                     unread = len(connection.incoming)
                     alive = connection.receive()
-                    if len(connection.incoming) == unread:  # a part of a record
+                    if len(connection.incoming) == unread:  # an incomplete TLS record
                         break
                 connection.recognise()
                 while not connection.closing and (message := connection.next_message()) is not None:
@@ -277,7 +276,7 @@ class StoreServer:
         self._on_event(StoreEvent(event, rank, generation, printable(text, TEXT_LIMIT)))
 
     def _note_failure(self, connection: _Connection, culprit: int, text: str) -> None:
-        """A rank cannot join, and says which one is at fault: itself, or one that it has lost."""
+        """Handles a rank's report that it cannot join; at fault is itself, or a peer that it has lost."""
         rank, generation = _who(connection)
         text = printable(text, TEXT_LIMIT)
         if not 0 <= culprit < self.job.size:
@@ -289,7 +288,7 @@ class StoreServer:
         self._fail_generation(generation, culprit, text)
 
     def _fail_generation(self, generation: int, culprit: int, text: str) -> None:
-        """Tells all ranks that are in this init(), whether they wait in an all-gather or for each other."""
+        """Notifies all ranks in this init(), whether they wait in an all-gather or for each other."""
         if not self._rounds.give_up(generation, text):
             return
         message = pack_frame(pack_failure(culprit, text))
@@ -316,13 +315,13 @@ class StoreServer:
             self._drop(connection)
 
     def _refuse(self, connection: _Connection, reason: str) -> None:
-        """Ends a connection whose other side has proved who it is: it hears why."""
+        """Ends the connection of an authenticated peer, and sends it the reason."""
         connection.outgoing += pack_frame(REFUSED + reason.encode())
         connection.closing = True
         self._report_refusal(connection, reason)
 
     def _turn_away(self, connection: _Connection, reason: str) -> None:
-        """Ends a connection without a word. One that came in a crowd may try again: see `dial`."""
+        """Ends a connection without an answer. A client rejected because of a crowd may retry: see `dial`."""
         self._drop(connection)
         text = f"{reason} (it came from {connection.origin})"
         if connection.peer is None:

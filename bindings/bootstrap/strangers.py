@@ -1,8 +1,8 @@
-"""Those who have come and not yet proved who they are: how many may, who has to go first, what is said of
-them.
+"""Connections that have not authenticated yet: their number is limited, the oldest of the busiest source is
+dropped first, and rejections are logged.
 
-Anybody who can reach an open port may be one of them, any number of times, and none of that may keep the
-ranks waiting, use up memory or files, or fill a log.
+Any process that can reach an open port may open any number of them, and none of that may block the ranks, use
+up memory or files, or fill a log.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from .arrival import Arrival
 from .handshake import HANDSHAKE_SECONDS
 
 TOO_SLOW = f"it did not prove who it is within {HANDSHAKE_SECONDS:g} s"
-LIMIT = 128  # so many may be at it at once, but
-_SHARE_OF_FILES = 4  # no more than this part of the files that the process may still open
+LIMIT = 128  # maximum number of connections, further limited by
+_SHARE_OF_FILES = 4  # this part of the files that the process may still open
 _NO_FILES_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_WAIT_FOR_FILES = 0.02  # seconds, when nobody could be sent away to make room
+_WAIT_FOR_FILES = 0.02  # seconds, when there was no connection to drop
 _LINES_AT_ONCE = 8
-_SECONDS_A_LINE = 10.0  # after those
+_SECONDS_A_LINE = 10.0  # per line, after those
 
 Stranger = TypeVar("Stranger", bound=Arrival)
 
 
 def _files_left() -> int:
-    """How many files this process may open besides those that it has open."""
+    """Returns how many more files this process may open."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed == resource.RLIM_INFINITY:
         return LIMIT * _SHARE_OF_FILES
@@ -39,9 +39,9 @@ def _files_left() -> int:
 
 
 class Strangers(Generic[Stranger]):
-    """Connections on which somebody is proving who he is, oldest first.
+    """Connections whose handshake is in progress, oldest first.
 
-    `send_away` has to close one, with that reason, and to take it out.
+    `send_away` has to close a connection, with the given reason, and to remove it.
     """
 
     def __init__(self, send_away: Callable[[Stranger, str], None]) -> None:
@@ -50,7 +50,7 @@ class Strangers(Generic[Stranger]):
         self._limit = max(1, min(LIMIT, _files_left() // _SHARE_OF_FILES))
 
     def accept(self, listening: socket.socket) -> socket.socket | None:
-        """The next connection, for which there is room now; None if there is none after all."""
+        """Returns the next connection after making room for it; None if there is none after all."""
         try:
             connection, _ = listening.accept()
         except OSError as error:
@@ -78,19 +78,19 @@ class Strangers(Generic[Stranger]):
 
     @property
     def patience_ends(self) -> float | None:
-        """When (time.monotonic()) the oldest one has had its time."""
+        """Returns when (time.monotonic()) the oldest connection times out."""
         return next((stranger.patience_ends for stranger in self._all), None)
 
     def lose_patience(self, now: float, reason: str) -> None:
-        """Sends those away who have had their time."""
+        """Drops the connections that have timed out."""
         for stranger in self:
             if stranger.patience_ends > now:
                 return
             self._send_away(stranger, reason)
 
     def _make_room(self, reason: str) -> bool:
-        """Sends away the oldest of those who came from where most come from: a crowd from one place leaves
-        the others alone. False if there was nobody.
+        """Drops the oldest connection of the busiest source, so that a crowd from one source does not
+        affect the others. Returns False if there was none.
         """
         if not self._all:
             return False
@@ -100,8 +100,8 @@ class Strangers(Generic[Stranger]):
 
 
 class Complaints:
-    """Says who was refused and why: the first few times at once, later now and then, with how many were not
-    told.
+    """A rate-limited log of rejected connections: the first few are reported at once, later ones at
+    intervals, with the number of those not reported.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:

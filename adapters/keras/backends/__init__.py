@@ -1,4 +1,4 @@
-"""What depends on the backend that Keras runs on: how gradients get from its tensors to the core and back.
+"""The backend-dependent code: passes gradients between the tensors of Keras' backend and the core.
 
 A backend is a module of this package with the functions of `Backend`. Everything else in
 `sirtaki.keras` is the same for all of them.
@@ -23,9 +23,9 @@ class Gradient(NamedTuple):
     """A gradient to be reduced.
 
     Attributes:
-        name: what the ranks recognise it by.
+        name: identifies it on all ranks.
         value: a tensor of the backend.
-        is_absent: whether this rank has none, and `value` only says what it would look like.
+        is_absent: whether this rank has none; `value` then only describes its shape and dtype.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Gradient(NamedTuple):
 
 
 class Combination(NamedTuple):
-    """How gradients are combined: the operation (Horovod's number), factors before and after it; where."""
+    """The combination of gradients: operation (Horovod's number), factors before and after, process set."""
 
     op: int = Average
     prescale: float = 1.0
@@ -43,35 +43,34 @@ class Combination(NamedTuple):
 
 
 class Backend(Protocol):
-    """What each module of this package offers."""
+    """The interface of each module of this package."""
 
     def is_sparse(self, gradient: Any) -> bool:
-        """Whether it is no tensor, but rows of one that can travel as they are."""
+        """Returns whether it is not a tensor, but rows of one that can be exchanged as they are."""
         ...
 
     def is_eager(self, gradients: Sequence[Any]) -> bool:
-        """Whether they have values now, and are not those of a step that is being compiled."""
+        """Returns whether they have values now, instead of belonging to a step that is being compiled."""
         ...
 
     def scaled(self, gradient: Any, factor: float) -> Any:
-        """A gradient, sparse or not, times a number."""
+        """Returns a gradient, sparse or not, multiplied by a number."""
         ...
 
     def allreduce(self, name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:
-        """Combines gradients over all ranks of the set, which complete together and are called `name`.
+        """Combines gradients over all ranks of the set, which complete together under the name `name`.
 
-        Returns a tensor for each, or None where it is absent on all ranks; where some ranks have it, it
-        counts as zeros on the others, and they get the result as well.
-        The tensors given may be overwritten.
+        Returns a tensor for each, or None if it is absent on all ranks; if only some ranks have it, it counts
+        as zeros on the others, and they get the result as well. The given tensors may be overwritten.
         """
         ...
 
 
 def find() -> Backend:
-    """The module for the backend that Keras has been started with.
+    """Returns the module for the backend that Keras has been started with.
 
     Raises:
-        UnsupportedError: there is none.
+        UnsupportedError: no module supports it.
     """
     name = keras.backend.backend()
     if name not in SUPPORTED:

@@ -12,22 +12,22 @@ from sirtaki.keras.backends import Combination, Gradient
 
 
 def is_sparse(gradient: Any) -> bool:
-    """Never: derivatives of JAX are dense."""
+    """Returns False: derivatives of JAX are dense."""
     return False
 
 
 def is_eager(gradients: Sequence[Any]) -> bool:
-    """As `Backend.is_eager`."""
+    """Works like `Backend.is_eager`."""
     return not any(isinstance(one, jax.core.Tracer) for one in gradients)
 
 
 def scaled(gradient: Any, factor: float) -> Any:
-    """As `Backend.scaled`."""
+    """Works like `Backend.scaled`."""
     return gradient * factor
 
 
 def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:
-    """As `Backend.allreduce`. What has a gradient is said by the program, so it is the same on all ranks."""
+    """Works like `Backend.allreduce`. The program defines the gradients, so they are equal on all ranks."""
     present = [index for index, one in enumerate(gradients) if not one.is_absent]
     reduced = grouped_allreduce(
         [gradients[index].value for index in present],

@@ -12,29 +12,29 @@ from sirtaki.tensorflow import grouped_allreduce
 
 
 def is_sparse(gradient: Any) -> bool:
-    """Whether it is IndexedSlices, as the gradients of embeddings are."""
+    """Returns whether it is IndexedSlices, as the gradients of embeddings are."""
     return isinstance(gradient, tf.IndexedSlices)
 
 
 def is_eager(gradients: Sequence[Any]) -> bool:
-    """As `Backend.is_eager`."""
+    """Works like `Backend.is_eager`."""
     return tf.executing_eagerly()
 
 
 def scaled(gradient: Any, factor: float) -> Any:
-    """As `Backend.scaled`."""
+    """Works like `Backend.scaled`."""
     if is_sparse(gradient):
         return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
     return gradient * factor
 
 
 def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:
-    """As `Backend.allreduce`. What has a gradient is said by the program, so it is the same on all ranks."""
+    """Works like `Backend.allreduce`. The program defines the gradients, so they are equal on all ranks."""
     results: list[Any] = [None] * len(gradients)
     sparse = [index for index, one in enumerate(gradients) if is_sparse(one.value)]
     for indices, prescale, postscale, suffix in (
         ([i for i, one in enumerate(gradients) if not one.is_absent and i not in sparse], *how[1:3], ""),
-        (sparse, 1.0, 1.0, ".sparse"),  # rows are not added up on the way, so nothing can overflow there
+        (sparse, 1.0, 1.0, ".sparse"),  # the exchange does not add up rows, so nothing can overflow there
     ):
         if indices:
             reduced = grouped_allreduce(

@@ -1,4 +1,4 @@
-"""Gradients on the torch backend: torch's tensors, reduced in place, all in one go."""
+"""Gradients on the torch backend: torch's tensors, reduced in place, all at once."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from sirtaki.torch.tensors import count_write, reducible_view
 
 
 def is_sparse(gradient: Any) -> bool:
-    """Never: Keras' optimizers take dense tensors of torch only, so `allreduce` makes them of sparse ones."""
+    """Returns False: Keras' optimizers take only dense tensors of torch; `allreduce` converts sparse ones."""
     return False
 
 
 def is_eager(gradients: Sequence[Any]) -> bool:
-    """As `Backend.is_eager`."""
+    """Works like `Backend.is_eager`."""
     return not torch.compiler.is_compiling()
 
 
 def scaled(gradient: Any, factor: float) -> Any:
-    """As `Backend.scaled`."""
+    """Works like `Backend.scaled`."""
     return gradient * factor
 
 
 @torch.compiler.disable
 def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:
-    """As `Backend.allreduce`. Each gradient negotiates by its own name: ranks may lack different ones."""
+    """Works like `Backend.allreduce`. Each gradient has its own name: ranks may lack different ones."""
     context = current()
     combined = reduction(how.op, None, how.prescale, how.postscale)
     number = how.process_set.number(context)

@@ -1,4 +1,4 @@
-"""The same start on every rank, in `model.fit`."""
+"""An equal start on every rank, in `model.fit`."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from sirtaki.keras.wrapping import Distributed
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Gives all ranks the model and the optimizer of one, before the first batch.
+    """Copies one rank's model and optimizer to all ranks, before the first batch.
 
-    `sirtaki.keras.broadcast_model` says what is sent; the seeds of dropout are not. A model that gets its
-    weights only when it sees its first batch, on any rank, is broadcast right after that batch: the first
-    step of the other ranks is then lost. Give it an Input, or call `model.build(shape)`, to avoid that.
+    `sirtaki.keras.broadcast_model` documents what is copied; the seeds of dropout are not. A model that gets
+    its weights only with its first batch, on any rank, is broadcast right after that batch: the first step of
+    the other ranks is then lost. Give it an Input, or call `model.build(shape)`, to avoid that.
 
-    At the beginning it makes sure that all ranks train as many epochs of as many batches, and after each
-    epoch that they have the same model.
+    At the start it checks that all ranks train the same number of epochs and batches, and after each epoch
+    that they have the same model.
     """
 
     def __init__(
         self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None
     ) -> None:
-        """`device` is accepted, and without a meaning.
+        """Creates the callback. `device` is accepted and ignored.
 
         Args:
-            root_rank: whose model and optimizer all get.
-            local_variables: variables that stay as they are on each rank.
+            root_rank: the rank whose model and optimizer are copied.
+            local_variables: variables that are not changed on any rank.
         """
         super().__init__()
         self._root_rank = root_rank
@@ -44,7 +44,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         """Broadcasts, if all ranks have weights.
 
         Raises:
-            ValueError: on all ranks, if they train other numbers of epochs or batches.
+            ValueError: on all ranks, if they train different numbers of epochs or batches.
         """
         params = self.params or {}
         everyone = allgather_object(_Plan(_is_built(self.model), params.get("epochs"), params.get("steps")))
@@ -68,7 +68,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 
 class _Plan(NamedTuple):
-    """A rank's part in a `fit`; numbers are None where Keras does not know them."""
+    """A rank's plan for a `fit`; numbers are None if Keras does not know them."""
 
     is_built: bool
     epochs: int | None
@@ -88,7 +88,7 @@ def _check_plans(everyone: list[_Plan]) -> None:
 
 
 def _hint_at_plain(model: Any) -> None:
-    """Warns if each rank will train a model of its own; a `train_step` of the user's may exchange itself."""
+    """Warns if each rank trains a model of its own, unless the user's own `train_step` may exchange."""
     if current().size > 1 and current().rank == 0 and _distributed_of(model) is None:
         hint(
             "the model's optimizer is not distributed, so each rank trains a model of its own: "
@@ -97,7 +97,7 @@ def _hint_at_plain(model: Any) -> None:
 
 
 def _distributed_of(model: Any) -> Distributed | None:
-    """The model's optimizer if it is distributed; Keras may have wrapped it to scale losses."""
+    """Returns the model's optimizer if it is distributed; Keras may have wrapped it to scale losses."""
     for optimizer in (model.optimizer, getattr(model.optimizer, "inner_optimizer", None)):
         if isinstance(optimizer, Distributed):
             return optimizer

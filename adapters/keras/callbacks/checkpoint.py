@@ -11,9 +11,9 @@ from sirtaki.common.objects import broadcast_object
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Saves the model whenever a metric is better than ever before; rank 0 does, for all.
+    """Saves the model whenever a metric reaches a new best value; rank 0 does so for all.
 
-    When the epoch ends on any rank, the file is complete, and `best` is the same on all ranks. Put it behind
+    When the epoch ends on any rank, the file is complete, and `best` is the same on all ranks. Place it after
     MetricAverageCallback, or rank 0 judges by its own part of the data.
     """
 
@@ -27,7 +27,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         save_freq: str | int = "epoch",
         **options: Any,
     ) -> None:
-        """As `keras.callbacks.ModelCheckpoint` with `save_best_only=True`."""
+        """Works like `keras.callbacks.ModelCheckpoint` with `save_best_only=True`."""
         super().__init__(
             filepath,
             monitor=monitor,

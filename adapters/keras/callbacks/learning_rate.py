@@ -30,18 +30,18 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
     ) -> None:
-        """Says what the learning rate is.
+        """Defines the learning rate.
 
         Args:
-            initial_lr: what is multiplied.
+            initial_lr: the value to multiply.
             multiplier: a function of the epoch, or a number m: m to the power of the epochs since
                 `start_epoch`.
-            start_epoch: the first epoch in which it sets the learning rate, from 0.
-            end_epoch: the first in which it no longer does; None: it does to the end.
-            staircase: whether it changes with epochs only; else with each batch, and epochs have fractions.
-            momentum_correction: whether the momentum that has gathered is scaled when the learning rate
-                changes, as momentum is counted in steps of the old one.
-            steps_per_epoch: batches an epoch; needed if not `staircase` and Keras does not know it.
+            start_epoch: the first epoch in which the callback sets the learning rate, from 0.
+            end_epoch: the first epoch in which it no longer does; None: it does to the end.
+            staircase: whether it changes with epochs only; else with each batch, at fractions of epochs.
+            momentum_correction: whether the accumulated momentum is scaled when the learning rate changes,
+                because momentum is measured in steps of the old one.
+            steps_per_epoch: batches per epoch; required if not `staircase` and Keras does not know it.
 
         Raises:
             ValueError: `initial_lr` is None.
@@ -102,7 +102,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate in even steps, batch by batch, from `initial_lr` / size to `initial_lr`.
 
-    Many ranks make a large batch together, and a learning rate that fits it is too large for the first
+    Many ranks together process a large batch, and a learning rate that suits it is too large for the first
     epochs.
     """
 
@@ -114,13 +114,13 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
-        """Says how long it takes.
+        """Defines the warm-up.
 
         Args:
-            initial_lr: the learning rate in the end: the one for all ranks together.
-            warmup_epochs: how many epochs it takes.
+            initial_lr: the final learning rate: the one for all ranks together.
+            warmup_epochs: the number of epochs of the warm-up.
             momentum_correction, steps_per_epoch: as for `LearningRateScheduleCallback`.
-            verbose: 1 to say so when it is over.
+            verbose: 1 to report the end of the warm-up.
 
         Raises:
             ValueError: `initial_lr` is None.

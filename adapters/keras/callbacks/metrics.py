@@ -13,18 +13,18 @@ from sirtaki.keras.metrics import Results, combine, combine_logs
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Replaces the logs of an epoch, of training and validation, by those over the data of all ranks.
+    """Replaces an epoch's logs, of training and validation, by the values over the data of all ranks.
 
-    They are exact, also where ranks have seen different numbers of samples: `sirtaki.keras.reduce_metrics`
-    says how. Logs that are none of the model's metrics are averaged by value, weighted with the number of
-    samples.
+    They are exact, even if ranks have seen different numbers of samples: `sirtaki.keras.reduce_metrics`
+    documents how. Logs that do not come from the model's metrics are averaged by value, weighted with the
+    number of samples.
 
-    Put it before the callbacks that look at the logs (ReduceLROnPlateau, EarlyStopping, BestModelCheckpoint,
-    ...): they then do the same on all ranks.
+    Place it before the callbacks that read the logs (ReduceLROnPlateau, EarlyStopping, BestModelCheckpoint,
+    ...): they then act alike on all ranks.
     """
 
     def __init__(self, device: str = "") -> None:
-        """`device` is accepted, and without a meaning."""
+        """Creates the callback. `device` is accepted and ignored."""
         super().__init__()
         self._is_training = self._has_looked = False
         self._training: Results | None = None
@@ -35,7 +35,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         self._training = self._validation = None
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """A validation begins: the metrics still have the state of the training."""
+        """Prepares for a validation: the metrics still have the state of the training."""
         if self._is_training and self._training is None:
             self._training = combine(self.model)
 
@@ -57,7 +57,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 def _hint_at_same_data(loss: Any) -> None:
-    """Warns if all ranks have had one and the same loss over an epoch: they have had the same batches."""
+    """Warns if all ranks had the same loss over an epoch, which means that they had the same batches."""
     losses = allgather_object(loss)
     if len(losses) > 1 and len(set(losses)) == 1 and loss and current().rank == 0:
         hint(

@@ -1,4 +1,4 @@
-"""Where the values of a model's variables are while it is trained."""
+"""Access to the values of a model's variables during training."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 
 def take_back(model: Any) -> None:
-    """Makes a model's variables have their values, so that they can be read and changed between two batches.
+    """Stores the current values in a model's variables, so that they can be read and changed between batches.
 
-    On the JAX backend Keras passes them from step to step instead, and leaves the variables behind.
+    On the JAX backend Keras passes the values from step to step instead, and does not update the variables.
     """
     sync = getattr(model, "jax_state_sync", None)
     if sync is not None:

@@ -1,6 +1,6 @@
-"""`sirtaki.keras` under the name that scripts for Horovod know: `import sirtaki.tensorflow.keras as hvd`.
+"""`sirtaki.keras` under the name that Horovod scripts use: `import sirtaki.tensorflow.keras as hvd`.
 
-It serves Keras 3 only, and whatever backend that runs on.
+It supports Keras 3 only, on any of its backends.
 """
 
 from __future__ import annotations

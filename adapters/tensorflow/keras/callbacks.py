@@ -1,4 +1,4 @@
-"""`sirtaki.keras.callbacks` under the name that scripts for Horovod know."""
+"""`sirtaki.keras.callbacks` under the name that Horovod scripts use."""
 
 from __future__ import annotations
 

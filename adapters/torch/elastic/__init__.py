@@ -1,4 +1,4 @@
-"""Training that goes on when the number of ranks changes."""
+"""Training that continues when the number of ranks changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which samples each rank takes, in an epoch that may begin on some ranks and end on others."""
+"""Assigns samples to ranks, in an epoch that may begin and end with different numbers of ranks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sirtaki.torch.movements import allgather
 
 
 class ElasticSampler(Sampler[int]):
-    """Deals the samples of an epoch that nobody has processed yet to the ranks there are.
+    """A sampler that distributes the unprocessed samples of an epoch over the current ranks.
 
-    It is used like `DistributedSampler`, and told what has been processed. After `reset()` or
-    `load_state_dict()`, with more ranks or fewer, the rest of the epoch is dealt out anew: no sample comes
-    twice, and none is left out. Ranks get equally many, so that all take as many steps: where the samples do
-    not go round, some come again.
+    It is used like `DistributedSampler`, and in addition records the processed samples. After `reset()` or
+    `load_state_dict()`, with more ranks or fewer, the rest of the epoch is redistributed: no sample is
+    repeated, and none is left out. Ranks get equally many, so that all take the same number of steps: if the
+    samples do not divide evenly, some are repeated.
 
     Args:
-        dataset: whatever has a length, the same on all ranks.
-        shuffle: whether each epoch has an order of its own.
-        seed: what the orders depend on, besides the epoch; the same on all ranks.
+        dataset: any object with a length, the same on all ranks.
+        shuffle: whether each epoch has a different order.
+        seed: determines the orders, together with the epoch; the same on all ranks.
 
     Raises:
         NotInitializedError: init() has not been called.
@@ -38,24 +38,24 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch, with nothing processed. All ranks must call it."""
+        """Starts an epoch, with no sample processed. All ranks must call it."""
         self.epoch = epoch
         self._processed.zero_()
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Says that every rank has processed its batch number `batch_idx` since the samples were dealt out.
+        """Records that every rank has processed its batch number `batch_idx` of the current distribution.
 
         All ranks must call it, with batches of one size (the last may be smaller).
         """
         self._processed[self._dealt[:, batch_idx * batch_size :][:, :batch_size]] = True
 
     def record_indices(self, indices: Iterable[int]) -> None:
-        """Says that this rank has processed these samples. The others learn of it by `merge()`."""
+        """Records that this rank has processed these samples. `merge()` sends this to the others."""
         self._processed[torch.as_tensor(list(indices), dtype=torch.int64)] = True
 
     def merge(self) -> None:
-        """Tells all ranks what each of them has recorded. All ranks must call it.
+        """Exchanges the records of all ranks. All ranks must call it.
 
         Raises:
             PeerLostError: a rank died.
@@ -65,20 +65,20 @@ class ElasticSampler(Sampler[int]):
 
     @property
     def processed_indices(self) -> set[int]:
-        """The samples of this epoch that are known to have been processed."""
+        """Returns the samples of this epoch that are known to have been processed."""
         return set(self._processed.nonzero().flatten().tolist())
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, and what has been processed of it (one bool a sample)."""
+        """Returns the epoch, and which of its samples have been processed (one bool per sample)."""
         return {"epoch": self.epoch, "processed": self._processed.clone()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on where another sampler was, on as many ranks as there are now.
+        """Continues where another sampler was, on the current number of ranks.
 
-        All ranks must call it, with the like state.
+        All ranks must call it, with equal state.
 
         Raises:
-            ValueError: it is the state of a sampler over a dataset of another length.
+            ValueError: the state belongs to a sampler over a dataset of another length.
         """
         processed = state_dict["processed"]
         if processed.shape != self._processed.shape:
@@ -91,7 +91,7 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def reset(self) -> None:
-        """Deals out what has not been processed to the ranks there are now. All ranks must call it."""
+        """Distributes the unprocessed samples over the current ranks. All ranks must call it."""
         context = current()
         order = torch.arange(len(self._processed))
         if self.shuffle:
@@ -101,7 +101,7 @@ class ElasticSampler(Sampler[int]):
         share = -(-len(rest) // context.size)
         again = torch.arange(share * context.size) % max(len(rest), 1)
         self._rank = context.rank
-        self._dealt = rest[again].view(share, context.size).t()  # a row a rank
+        self._dealt = rest[again].view(share, context.size).t()  # one row per rank
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._dealt[self._rank].tolist())

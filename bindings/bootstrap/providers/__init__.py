@@ -1,7 +1,7 @@
-"""Where this process stands in its world: the first provider that fits says so.
+"""Finds this process's place in its world: the first provider that applies determines it.
 
-A provider knows one way in which ranks are started. It only reads what the launcher has left in the
-environment, or asks the launcher's own channel; it never guesses.
+A provider supports one way of starting ranks. It only reads what the launcher has left in the environment, or
+asks the launcher's own channel; it never guesses.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def find_world(
     comm: Any = None,
     environment: Mapping[str, str] = os.environ,
 ) -> World:
-    """The world of this process: that of the arguments, else the launcher's, else a world of one.
+    """Returns this process's world: that of the arguments, else the launcher's, else a world of one.
 
     Raises:
-        ValueError: arguments that are incomplete or contradict each other.
-        BootstrapError: an environment that does.
+        ValueError: the arguments are incomplete or contradict each other.
+        BootstrapError: the environment is incomplete or contradicts itself.
     """
     if comm is not None:
         if any(argument is not None for argument in (rank, size, address)):

@@ -1,6 +1,6 @@
-"""Ranks that find their place in sirtaki's own variables: hvdrun's, or anybody's who can set three of them.
+"""Ranks that find their place in sirtaki's own variables: set by hvdrun, or by any launcher that sets three.
 
-hvdrun serves the rendezvous itself, and says so in SIRTAKI_LAUNCHER. Without that rank 0 serves it at
+hvdrun serves the rendezvous itself, and announces this in SIRTAKI_LAUNCHER. Otherwise rank 0 serves it at
 SIRTAKI_RENDEZVOUS, and the rank may also be the index of a pod of an indexed Kubernetes job
 (https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode).
 """
@@ -20,7 +20,7 @@ _POD = "JOB_COMPLETION_INDEX"
 
 
 def find(environment: Mapping[str, str]) -> World | None:
-    """The world that the variables describe; None without any of them."""
+    """Returns the world that the variables describe; None if none of them is set."""
     if not any(name in environment for name in ("SIRTAKI_RANK", "SIRTAKI_SIZE", "SIRTAKI_RENDEZVOUS")):
         return None
     rank = "SIRTAKI_RANK" if "SIRTAKI_RANK" in environment or _POD not in environment else _POD
@@ -47,14 +47,12 @@ def find(environment: Mapping[str, str]) -> World | None:
 
 @functools.lru_cache(maxsize=1)
 def _key_of_launcher(path: str) -> bytes:
-    """The key of hvdrun's job, read once: a system that cleans temporary files may remove it after days."""
+    """Returns hvdrun's key, read once: a system that cleans temporary files may remove it after days."""
     return read_key(path)
 
 
 def lonely(environment: Mapping[str, str]) -> str:
-    """What to say to a process that trains alone, though somebody seems to have started several; "" for
-    nothing.
-    """
+    """Returns a warning if this process trains alone although several seem to have started; else ""."""
     if environment.get(_POD, "0") != "0":
         return (
             f"this is pod {environment[_POD]} of an indexed Kubernetes job, but it trains alone: set "

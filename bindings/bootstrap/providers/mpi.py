@@ -1,7 +1,7 @@
-"""Ranks that MPI has started, or that are in one of its communicators: mpi4py tells them the rest.
+"""Ranks that MPI has started, or that belong to one of its communicators: mpi4py supplies the rest.
 
-MPI is asked for places, and its own channel passes the key and the rendezvous. The data goes sirtaki's own
-way.
+MPI supplies the places, and its own channel passes the key and the rendezvous. The data uses sirtaki's own
+links.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ..handshake import BootstrapError, Job
 from ..key import KEY_BYTES
 from .world import VERSION, World, alone, key_of, start_timeout
 
-# How many processes a launcher says that it has started: Open MPI's, MPICH's and Intel MPI's, Cray's.
+# Number of processes that a launcher has started: Open MPI's, MPICH's and Intel MPI's, Cray's.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE")
 _SLURM = "SLURM_STEP_NUM_TASKS"  # srun may set PMI_SIZE, too
 
 
 def find(environment: Mapping[str, str]) -> World | None:
-    """The world of MPI's launcher; None if none has started this process."""
+    """Returns the world of MPI's launcher; None if no such launcher has started this process."""
     sizes = [environment[name] for name in _SIZES if environment.get(name, "1") != "1"]
     if not sizes:
         return None
@@ -46,9 +46,9 @@ def find(environment: Mapping[str, str]) -> World | None:
 
 
 def of_communicator(comm: Any, environment: Mapping[str, str]) -> World:
-    """The world of the ranks of an mpi4py communicator; all of them must call it.
+    """Returns the world of the ranks of an mpi4py communicator; all of them must call it.
 
-    Raises ValueError if it is none, or if this process does not belong to it.
+    Raises ValueError if it is not a communicator, or if this process does not belong to it.
     """
     try:
         from mpi4py import MPI

@@ -1,6 +1,6 @@
 """Ranks that srun has started (https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES).
 
-Slurm gives no channel to the tasks of a step, so the port is computed from the job's number.
+Slurm provides no channel to the tasks of a step, so the port is computed from the job's number.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from ..address import join_address
 from ..handshake import BootstrapError
 from .world import World, number_in, served_by_rank_0
 
-_FIRST_PORT, _PORTS = 15_000, 15_000  # below those that systems hand out by themselves
+_FIRST_PORT, _PORTS = 15_000, 15_000  # below the ports that systems assign by themselves
 
 
 def find(environment: Mapping[str, str]) -> World | None:
-    """The world of a job step; None outside of one (in a batch script itself, for example)."""
+    """Returns the world of a job step; None outside of one (in a batch script itself, for example)."""
     if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1" or "SLURM_PROCID" not in environment:
         return None
     rank, size = number_in(environment, "SLURM_PROCID"), number_in(environment, "SLURM_STEP_NUM_TASKS")
@@ -29,12 +29,12 @@ def find(environment: Mapping[str, str]) -> World | None:
 
 
 def port_of(job: int, step: int) -> int:
-    """The port at which rank 0 of a job step listens, unless SIRTAKI_PORT gives another."""
+    """Returns the port at which rank 0 of a job step listens, unless SIRTAKI_PORT overrides it."""
     return _FIRST_PORT + (job * 16 + step) % _PORTS
 
 
 def first_node(nodes: str) -> str:
-    """The first host of a list in Slurm's notation: "gpu[07-09,12],cpu1" begins with gpu07."""
+    """Returns the first host of a list in Slurm's notation: gpu07 for "gpu[07-09,12],cpu1"."""
     match = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?(?:,|$)", nodes)
     if match is None:
         raise BootstrapError(f"Slurm's list of nodes makes no sense: {nodes!r}")

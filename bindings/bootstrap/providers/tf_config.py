@@ -1,7 +1,7 @@
 """Ranks of a cluster that TF_CONFIG describes
 (https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable).
 
-The chief, if there is one, and the workers are the ranks, in this order; rank 0 listens at its own address.
+The ranks are the chief, if there is one, and then the workers; rank 0 listens at its own address.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ _RANKS = ("chief", "master", "worker")
 
 
 def find(environment: Mapping[str, str]) -> World | None:
-    """The world of TF_CONFIG; None without it, or for a process that is no rank (an evaluator, for
-    example).
-    """
+    """Returns the world of TF_CONFIG; None without it, or if this is no rank (for example an evaluator)."""
     if not environment.get("TF_CONFIG"):
         return None
     try:

@@ -1,9 +1,10 @@
-"""Ranks that torchrun has started (https://docs.pytorch.org/docs/stable/elastic/run.html), or who else sets
-RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as Kubernetes' training operators do: then rank 0 listens
-there.
+"""Ranks that torchrun has started (https://docs.pytorch.org/docs/stable/elastic/run.html), or another
+launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as Kubernetes' training operators do: then
+rank 0 listens there.
 
-With torchrun that is the store of its own agent, through which rank 0 tells the others where it listens. On
-one host it passes a key, too; over several hosts nobody else may know it, so the user has to give one.
+With torchrun the address is that of its agent's store, through which rank 0 announces where it listens. On
+one host the store passes a key, too; over several hosts no other process may know the key, so the user has to
+supply it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _KEY_ADVICE = (
 
 
 def find(environment: Mapping[str, str]) -> World | None:
-    """The world of torchrun; None if it has not started this process."""
+    """Returns the world of torchrun; None if it has not started this process."""
     if not all(name in environment for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         return None
     rank, size = number_in(environment, "RANK"), number_in(environment, "WORLD_SIZE")
@@ -52,7 +53,7 @@ def find(environment: Mapping[str, str]) -> World | None:
 
 
 class _Channel:
-    """torchrun's store: what rank 0 says there, the others hear."""
+    """torchrun's store: rank 0 writes values to it, the others read them."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         from torch.distributed import TCPStore
@@ -65,13 +66,13 @@ class _Channel:
             run = f"{environment['TORCHELASTIC_RUN_ID']}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
             turn = self._store.add(
                 f"sirtaki/{run}/turn/{environment['RANK']}", 1
-            )  # every init() of a rank is one
+            )  # every init() of a rank counts
             self.name = f"torchrun-{run}.{turn}"
         except RuntimeError as error:
             raise BootstrapError(f"torchrun's store at {host}:{port} does not answer: {error}") from None
 
     def tell(self, what: str, text: str) -> str:
-        """What rank 0 has said."""
+        """Writes a value on rank 0; returns rank 0's value on every rank."""
         name = f"sirtaki/{self.name}/{what}"
         if self._is_first:
             self._store.set(name, text)

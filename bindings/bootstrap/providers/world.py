@@ -1,4 +1,4 @@
-"""What a provider answers: a rank's place in its world, and how it reaches the others."""
+"""A provider's result: a rank's place in its world, and how it reaches the others."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ class World:
 
     Attributes:
         rank: this process's number, from 0.
-        job: what all ranks have in common, the size among it.
-        address: of the rendezvous; of several, separated by commas, any will do. "" for a rank that is alone.
+        job: the properties that all ranks share, including the size.
+        address: of the rendezvous; if there are several, separated by commas, any of them works. "" for a
+            world of one.
         start_timeout: seconds to wait for the other ranks.
-        serves: there is no launcher's rendezvous, and this rank serves it, at `address`.
-        announce: where a launcher has a channel of its own, all ranks call this: the one that serves with its
-            address, and the others learn it from what it returns.
-        folder: on this host, private to the job, if its launcher has made one; else "".
+        serves: whether this rank serves the rendezvous, at `address`, because no launcher does.
+        announce: where a launcher has a channel of its own, all ranks call this: the serving rank with its
+            address; it returns that address to the others.
+        folder: a folder on this host, private to the job, if its launcher has made one; else "".
     """
 
     rank: int
@@ -37,12 +38,12 @@ class World:
 
 
 def alone() -> World:
-    """A world of one."""
+    """Returns a world of one."""
     return World(0, Job("", 1, b"", VERSION))
 
 
 def served_by_rank_0(rank: int, size: int, address: str, job: str, environment: Mapping[str, str]) -> World:
-    """A world whose rank 0 serves the rendezvous at an address that all ranks know beforehand."""
+    """Returns a world whose rank 0 serves the rendezvous at an address that all ranks know beforehand."""
     if not 0 <= rank < size:
         raise BootstrapError(f"rank is {rank} and size is {size}, but ranks go from 0 to size - 1")
     if size == 1:
@@ -52,7 +53,7 @@ def served_by_rank_0(rank: int, size: int, address: str, job: str, environment: 
 
 
 def number_in(environment: Mapping[str, str], name: str) -> int:
-    """A variable that has to be a number. Raises BootstrapError if it is missing, or none."""
+    """Returns a numeric variable. Raises BootstrapError if it is missing, or not a number."""
     try:
         return int(environment[name])
     except KeyError:
@@ -62,7 +63,7 @@ def number_in(environment: Mapping[str, str], name: str) -> int:
 
 
 def start_timeout(environment: Mapping[str, str]) -> float:
-    """Seconds to wait in init() for the other ranks."""
+    """Returns how many seconds init() waits for the other ranks."""
     value = environment.get("SIRTAKI_START_TIMEOUT", DEFAULT_START_TIMEOUT)
     try:
         return float(value)
@@ -73,14 +74,14 @@ def start_timeout(environment: Mapping[str, str]) -> float:
 
 
 def key_of(environment: Mapping[str, str]) -> bytes:
-    """The job's key; without one it is b"", with which only this machine is served."""
+    """Returns the job's key; b"" without one, and then only this machine is served."""
     if path := environment.get("SIRTAKI_KEY_FILE"):
         return read_key(path)
     return checked_key(environment["SIRTAKI_KEY"]) if "SIRTAKI_KEY" in environment else b""
 
 
 def checked_key(key: bytes | str) -> bytes:
-    """A key as the user gave it, as bytes. Raises BootstrapError if it is none."""
+    """Converts a user's key to bytes. Raises BootstrapError if it is not a valid key."""
     try:
         secret = bytes.fromhex(key) if isinstance(key, str) else key
     except ValueError:
