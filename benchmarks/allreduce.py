@@ -1,9 +1,9 @@
-"""All-reduce beside its peers: how long a sum of float32 takes, in place, among ranks of one machine.
+"""Compares all-reduce with its peers: the time of an in-place sum of float32 among ranks of one machine.
 
     python benchmarks/allreduce.py [-np 2] [--sizes 4 1K 1M 64M] [--rounds 15] [--json FILE]
 
 sirtaki (from C, numpy and torch), gloo, Open MPI and the limit prototype take turns in blocks of calls, so
-that what else the machine does meets them alike. A ratio is the median of the ratios of neighbouring blocks.
+that other load on the machine affects them alike. A ratio is the median of the ratios of adjacent blocks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(ranks: int, sizes: list[int], rounds: int) -> tuple[dict[str, Any], list[Row]]:
-    """Runs everything. Returns what belongs in the JSON file, and the rows."""
+    """Runs everything. Returns the contents of the JSON file, and the rows."""
     folder = native.build()
     rows = [row for bare in native.bare_calls(ranks, sizes) for row in bare_rows(bare)]
     with turns(ranks, folder) as started:
@@ -49,7 +49,7 @@ def measure(ranks: int, sizes: list[int], rounds: int) -> tuple[dict[str, Any], 
 
 
 def bare_rows(bare: dict[str, Any]) -> list[Row]:
-    """The driver's measurement at one size, in the same form."""
+    """Returns the driver's measurement at one size as rows."""
     ranks, size = bare["ranks"], bare["bytes"]
     rows = []
     for who, name in (("sirtaki C", "sirtaki"), ("limit C", "limit")):
@@ -67,7 +67,7 @@ def show(versions: dict[str, str], rows: list[Row], ranks: int) -> None:
 
 
 def judge(rows: list[Row], ranks: int) -> list[Target]:
-    """The targets that these rows can answer; the worst size of a range counts."""
+    """Returns the targets that these rows can answer; the worst size of a range counts."""
     if ranks != 2:
         crowded = least_ratio(rows, "mpi", 64 * KIB, 256 * MIB)
         if crowded is None:

@@ -1,11 +1,11 @@
-"""All-reduce between two hosts with only the kernel between them, beside what a plain stream carries.
+"""Compares all-reduce between two hosts, with only the kernel between them, with a plain stream.
 
     python benchmarks/between.py [--sizes 1K 64K 1M 16M 64M] [--set sockets_per_link=2 ...] [--json FILE]
 
-Two processes are told to live on two hosts, and are linked by TCP over loopback. The stream is as plain as
-can be: the tensor's bytes both ways at once, a thread a direction. They take turns in blocks of calls; the
-share is the stream's time over sirtaki's, the median of neighbouring blocks, with the bounds of its 95 %
-interval in the JSON file.
+Two processes are configured as ranks of two hosts, and are connected by TCP over loopback. The stream is as
+simple as possible: the tensor's bytes in both directions at once, with one thread per direction. All-reduce
+and stream take turns in blocks of calls. The share is the stream's time divided by sirtaki's, the median of
+adjacent blocks; the JSON file holds the bounds of its 95 % interval.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SECONDS = 600
 
 @dataclass
 class Row:
-    """One size; times of a call in microseconds, medians."""
+    """The results of one size; times of a call in microseconds, medians."""
 
     bytes: int
     sirtaki: float
@@ -56,7 +56,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(sizes: list[int], settings: list[str]) -> list[Row]:
-    """Lets the two take turns."""
+    """Measures all-reduce and the stream in turns."""
     command: list[str | Path] = [native.build() / "between", *settings, *map(str, sizes)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=SECONDS, check=True)
     return [make_row(json.loads(line)) for line in done.stdout.splitlines()]
@@ -77,7 +77,7 @@ def show(rows: list[Row]) -> None:
 
 
 def judge(rows: list[Row]) -> list[Target]:
-    """The target for large tensors."""
+    """Returns the target for large tensors."""
     what = f"speed of the stream's, {readable(LARGE)}, over loopback"
     return [at_least(what, 0.85, row.share.median) for row in rows if row.bytes == LARGE]
 

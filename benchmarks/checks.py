@@ -1,10 +1,11 @@
-"""Measures the cost of looking for ranks that have come apart, on two ranks of one thread each.
+"""Measures the cost of detecting ranks that have diverged, on two ranks of one thread each.
 
     python benchmarks/checks.py [--rounds 40] [--json FILE]
 
-What a step adds is timed by itself: a comparison without news, with the wait for the other rank, which in a
-step is spent waiting for gradients anyway. So it is a bound, and more than the checks can cost. Then one
-comparison of all parameters and of the optimizer's state, which is made once, in the second step.
+The cost per step is timed in isolation: a comparison without news, including the wait for the other rank,
+which a real step spends waiting for gradients anyway. The result is therefore an upper bound of the checks'
+cost. The second measurement is one comparison of all parameters and of the optimizer's state, which happens
+once, in the second step.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main() -> None:
 
 
 def measure(job: Job, model: str, rounds: int) -> dict[str, Any]:
-    """A step in milliseconds, its checks in microseconds, and one full comparison in milliseconds."""
+    """Returns the times of a step in ms, of its checks in µs, and of one full comparison in ms."""
     job.ask("prepare", model=model)
     step = median(job.ask("steps", count=rounds)[0])
     checks = median(job.ask("comparisons", count=COMPARISONS)[0])

@@ -1,12 +1,12 @@
-"""Every collective operation beside its peers: how long it takes among ranks of one machine.
+"""Compares every collective operation with its peers: its time among ranks of one machine.
 
     python benchmarks/collectives.py [-np 2] [--only broadcast alltoall] [--sizes 1K 64K 1M 16M]
 
-sirtaki (from numpy and torch), gloo and Open MPI take turns in blocks of calls, so that what else the machine
-does meets them alike. A ratio is the median of the ratios of neighbouring blocks. The results of sirtaki's
+sirtaki (from numpy and torch), gloo and Open MPI take turns in blocks of calls, so that other load on the
+machine affects them alike. A ratio is the median of the ratios of adjacent blocks. The results of sirtaki's
 all-gather, reduce-scatter and all-to-all are new tensors, as Horovod's calls return them; the peers write
-into one that is there already. "core" is sirtaki's C functions, called through cffi on requests that have
-been described before.
+into an existing tensor. "core" is sirtaki's C functions, called through cffi on requests that have been
+described in advance.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from common.report import Target, at_least, readable, save, show_machine, show_t
 from common.turns import Row, show_rows, show_versions, turns
 
 SIZES = [KIB, 64 * KIB, MIB, 16 * MIB]
-OTHERS = [name for name in COLLECTIVES if name != "allreduce"]  # which has a benchmark of its own
+OTHERS = [name for name in COLLECTIVES if name != "allreduce"]  # all-reduce has a benchmark of its own
 JUDGED_FROM = 64 * KIB
-SHARE = 0.7  # of the better peer's speed
+SHARE = 0.7  # of the faster peer's speed
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def arguments() -> argparse.Namespace:
 def measure(
     ranks: int, collectives: list[str], sizes: list[int], rounds: int
 ) -> tuple[dict[str, Any], list[Row]]:
-    """Runs everything. Returns what belongs in the JSON file, and the rows."""
+    """Runs everything. Returns the contents of the JSON file, and the rows."""
     rows: list[Row] = []
     with turns(ranks, native.build()) as started:
         for collective in collectives:
@@ -59,7 +59,7 @@ def measure(
 
 
 def sizes_of(collective: str, sizes: list[int], ranks: int) -> list[int]:
-    """Sizes of which each rank's part has whole elements. A barrier has none."""
+    """Returns sizes for which each rank's part has whole elements. A barrier has no size."""
     if collective == "barrier":
         return [0]
     step = 4 * ranks
@@ -73,7 +73,7 @@ def show(versions: dict[str, str], rows: list[Row], ranks: int) -> None:
 
 
 def judge(rows: list[Row], ranks: int) -> list[Target]:
-    """For each operation, the size at which the better of the peers is furthest ahead."""
+    """Returns the target of each operation at the size at which the faster peer leads by most."""
     targets = []
     layers: dict[str, Callable[[Row], Interval | None]] = {
         "from C": lambda row: row.slower_than_core,

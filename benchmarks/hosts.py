@@ -1,12 +1,12 @@
-"""All-reduce between hosts, beside its peers and beside what the links give.
+"""Compares all-reduce between hosts with its peers and with the speed of the links.
 
     sudo python benchmarks/hosts.py [--hosts 2] [--each 2] [--rate 1gbit] [--sizes 64K 1M 64M] [--json FILE]
 
-The hosts are network namespaces on a bridge, each with a link of its own of that rate (tc tbf; "none": as
-fast as the kernel goes). sirtaki chooses its algorithm, or has to use the one that a column names. The
-goodput is the bytes that have to leave each host, 2 (H - 1) / H of the tensor's among H hosts whatever the
-algorithm, over the time; the stream is what a plain TCP stream from each host to the next moves in the same
-run, all at the same time.
+The hosts are network namespaces on a bridge, each with its own link of the given rate (tc tbf; "none": as
+fast as the kernel allows). sirtaki chooses its algorithm, or uses the one that the row names. The goodput is
+the number of bytes that must leave each host, divided by the time: 2 (H - 1) / H of the tensor's bytes among
+H hosts for every algorithm. The stream is the throughput of plain TCP streams from each host to the next, all
+at the same time, in the same run.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ PORT = 29_600
 
 @dataclass
 class Row:
-    """One implementation at one size."""
+    """The result of one implementation at one size."""
 
     bytes: int
     who: str
-    milliseconds: float  # of one call, on the slowest rank, median
-    goodput: float  # 10^9 bytes a second that leave each host
-    share: float  # of what the stream moves
+    milliseconds: float  # median of one call, on the slowest rank
+    goodput: float  # 10^9 bytes per second that leave each host
+    share: float  # fraction of the stream's goodput
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]:
-    """Makes the hosts and lets everybody take turns."""
+    """Creates the hosts and measures all implementations in turns."""
     rows = []
     with tempfile.TemporaryDirectory() as folder, Network(options.hosts) as network, ExitStack() as stack:
         if options.rate != "none":
@@ -86,7 +86,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]:
 
 
 class Contender(Job):
-    """A job of one implementation; it remembers what it is."""
+    """A job of one implementation, together with its name."""
 
     versions: dict[str, str]
 
@@ -159,7 +159,7 @@ def show(results: dict[str, Any], rows: list[Row]) -> None:
 
 
 def judge(results: dict[str, Any], rows: list[Row]) -> list[Target]:
-    """The targets for large tensors."""
+    """Returns the targets for large tensors."""
     place = f"{results['hosts']} hosts × {results['each']}, {results['rate']}"
     largest = {row.who: row for row in rows if row.bytes == max(row.bytes for row in rows)}
     bound = 0.85 if results["rate"] == "none" else 0.9

@@ -1,10 +1,10 @@
-"""All-reduce inside jit, and a training step, beside JAX's own: jax.distributed with gloo.
+"""Compares all-reduce inside jit, and a training step, with JAX's own: jax.distributed with gloo.
 
     python benchmarks/jax_beside_gloo.py [-np 2] [--sizes 1K 1M 64M] [--rounds 9] [--json FILE]
 
-Both are in the same processes, and take turns in blocks of calls. A call is that of a compiled function: one
-sums an array of float32, whose memory is donated; the other takes a step of a network of dense layers on this
-rank's part of a batch. A ratio is the median of the ratios of neighbouring blocks.
+Both run in the same processes, and take turns in blocks of calls. Each call runs a compiled function: one
+function sums an array of float32, whose memory is donated; the other takes a training step of a network of
+dense layers on this rank's part of a batch. A ratio is the median of the ratios of adjacent blocks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WIDTHS = [64, 512]  # of the network's layers
 
 @dataclass
 class Row:
-    """What was called; times in microseconds, of the slowest rank."""
+    """The result of one function; times in microseconds, of the slowest rank."""
 
     what: str
     sirtaki: float
@@ -52,14 +52,14 @@ def arguments() -> argparse.Namespace:
 
 
 def free_port() -> int:
-    """A port on which nobody listens at the moment."""
+    """Returns a port that is free at the moment."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
 
 
 def measure(ranks: int, sizes: list[int], rounds: int) -> tuple[dict[str, Any], list[Row], list[Row]]:
-    """Runs everything. Returns what belongs in the JSON file, and the rows of both tables."""
+    """Runs everything. Returns the contents of the JSON file, and the rows of both tables."""
     with Job(hvdrun(ranks), ranks, "workers.jax_beside_gloo", str(free_port())) as job:
         versions = job.ask("versions")[0]
         sums = [measure_sums(job, size, rounds) for size in sizes]

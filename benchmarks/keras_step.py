@@ -1,11 +1,11 @@
-"""A step of Keras' `model.fit` on two ranks with TensorFlow, beside TensorFlow's own strategy.
+"""Compares a step of Keras' `model.fit` on two ranks with TensorFlow with TensorFlow's own strategy.
 
     python benchmarks/keras_step.py [--rounds 9] [--json FILE]
 
-One pair of processes takes blocks of steps of each kind in turn. `fit alone` exchanges nothing: each rank
-trains for itself. `fit, sirtaki` is the same with a DistributedOptimizer. MultiWorkerMirroredStrategy's
-`model.fit` does not run with Keras 3 (what it says is shown), so its cost is that of a loop: `loop, MWMS`
-beside `loop alone`.
+One pair of processes runs blocks of steps of each kind in turn. `fit alone` exchanges nothing: each rank
+trains independently. `fit, sirtaki` is the same with a DistributedOptimizer. MultiWorkerMirroredStrategy's
+`model.fit` does not run with Keras 3 (its error is shown), so its cost is measured with a loop: `loop, MWMS`
+against `loop alone`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    """Runs everything; returns what belongs in the JSON file. Times in milliseconds a step."""
+    """Runs everything; returns the contents of the JSON file. Times in milliseconds per step."""
     ports = ",".join(map(str, free_ports(RANKS)))
     settings = {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
     with Job(hvdrun(RANKS), RANKS, "workers.keras_step", ports, settings=settings) as job:

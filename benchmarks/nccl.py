@@ -1,10 +1,10 @@
-"""Operations on GPUs beside plain NCCL, and a training step beside DDP's, one rank a GPU.
+"""Compares operations on GPUs with plain NCCL, and a training step with DDP's, with one rank per GPU.
 
     python benchmarks/nccl.py [-np 2] [--sizes 1K 64K 1M 64M] [--rounds 11] [--json FILE]
 
 The peer is torch.distributed's "nccl", in the same processes. They take turns in blocks of calls, and each
-call is timed until the GPU is done with it. A ratio is the median of those of neighbouring blocks. It needs
-GPUs.
+call is timed until the GPU is done with it. A ratio is the median of those of adjacent blocks. GPUs are
+required.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from common.turns import Row, compare, make_row, show_rows, slowest
 
 SIZES = [KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB]
 OPERATIONS = ["allreduce", "broadcast", "allgather", "reducescatter", "alltoall"]
-CALLS = 20  # a block
-STEPS = 10  # a round
+CALLS = 20  # per block
+STEPS = 10  # per round
 NO_GPU = "there is no GPU here: this compares operations on GPUs, so nothing was measured"
 
 
@@ -58,7 +58,7 @@ def count_gpus() -> int:
 
 
 def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]:
-    """Runs everything. Returns what belongs in the JSON file, and the rows."""
+    """Runs everything. Returns the contents of the JSON file, and the rows."""
     rows: list[Row] = []
     with Job(hvdrun(options.ranks), options.ranks, "workers.nccl") as job:
         versions = job.ask("versions")[0]
@@ -76,7 +76,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]:
 
 
 def measure_size(job: Job, name: str, size: int, options: argparse.Namespace) -> list[Row]:
-    """One row for each implementation, from so many blocks in turns."""
+    """Returns one row for each implementation, from `options.rounds` blocks each, in turns."""
     ranks = options.ranks
     count = max(size // 4 // ranks, 1) * ranks
     implementations = job.ask("prepare", collective=name, count=count)[0]
@@ -88,7 +88,7 @@ def measure_size(job: Job, name: str, size: int, options: argparse.Namespace) ->
 
 
 def rows_of(name: str, size: int, ranks: int, blocks: dict[str, list[list[float]]]) -> list[Row]:
-    """What the blocks of calls (microseconds) come to, and how much longer the peer takes."""
+    """Summarizes the blocks of calls (microseconds), and compares the peer's time with sirtaki's."""
     assert name in COLLECTIVES
     rows = []
     for who, times in blocks.items():
@@ -99,7 +99,7 @@ def rows_of(name: str, size: int, ranks: int, blocks: dict[str, list[list[float]
 
 
 def measure_model(job: Job, model: str, rounds: int) -> dict[str, Any]:
-    """Steps in turns; times in milliseconds, of the slower rank."""
+    """Measures steps in turns; times in milliseconds, of the slower rank."""
     job.ask("prepare_steps", model=model)
     times: dict[str, list[float]] = {"sirtaki": [], "ddp": []}
     for _ in range(rounds):

@@ -1,13 +1,13 @@
-"""What negotiating costs among many ranks, in virtual time: through leaders, and straight with rank 0.
+"""Measures negotiation among many ranks, in virtual time: through leaders, and directly with rank 0.
 
     python benchmarks/negotiation.py [--ranks 8 64 512 4096] [--each 8] [--fan-out 16] [--json FILE]
 
 The core's own negotiation runs for every rank in one process, without sockets and threads. All ranks submit
-the tensors of a training step at the same moment; what counts is when the last rank has the Decision. In the
-first step requests travel in full, later as numbers of the response cache. A host's cable carries one message
-after another in each direction, at --gigabits, and between two hosts lie --latency microseconds; a message
-inside a host takes 2. What a rank does takes as long as the core's code takes here, on a processor of the
-rank's own; system calls cost nothing.
+the tensors of a training step at the same moment; the measured latency ends when the last rank has the
+Decision. The first step sends full requests, later steps send numbers of the response cache. A host's link
+carries one message at a time in each direction, at --gigabits, and the latency between two hosts is --latency
+microseconds; a message inside a host takes 2 microseconds. A rank's work takes as long as the core's code
+takes on this machine, on a processor of the rank's own; system calls cost nothing.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ SECONDS = 600
 
 @dataclass
 class Step:
-    """What one step takes. Times in microseconds; frames and bytes of rank 0 and of all ranks."""
+    """The cost of one step. Times in microseconds; frames and bytes of rank 0 and of all ranks."""
 
     latency: float  # from the submission to the Decision at the last rank
-    processor: float  # that rank 0 spends
+    processor: float  # of rank 0
     frames_in: int
     bytes_in: int
     frames_out: int
@@ -44,7 +44,7 @@ class Step:
 
 @dataclass
 class Row:
-    """One world, and to whom its ranks report."""
+    """One world, and the peers to which its ranks report."""
 
     ranks: int
     to: str
@@ -72,13 +72,13 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> list[Row]:
-    """Negotiates in every world, through leaders and without."""
+    """Negotiates in every world, through leaders and without them."""
     program = native.build() / "negotiation"
     return [negotiate(program, ranks, to, options) for ranks in options.ranks for to in (LEADERS, STRAIGHT)]
 
 
 def negotiate(program: Path, ranks: int, to: str, options: argparse.Namespace) -> Row:
-    """What the driver says of one world. It fails unless all ranks hear of the same plans."""
+    """Returns the driver's results for one world. Fails unless all ranks receive the same plans."""
     settings = {
         "ranks": ranks,
         "each": options.each,
@@ -117,7 +117,7 @@ def cells(step: Step) -> list[str]:
 
 
 def amount(count: int) -> str:
-    """A number of bytes, with one digit behind the point."""
+    """Formats a number of bytes, with one digit after the decimal point."""
     unit, divisor = ("MiB", MIB) if count >= MIB else ("KiB", KIB)
     return f"{count / divisor:,.1f} {unit}"
 

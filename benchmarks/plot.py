@@ -1,9 +1,9 @@
-"""Draws what the benchmarks have measured: docs/allreduce.png and docs/train_step.png.
+"""Draws the results of the benchmarks: docs/allreduce.png and docs/train_step.png.
 
     python benchmarks/targets.py --longer --json build/figures.json
     python benchmarks/plot.py build/figures.json [--folder docs]
 
-The file may also be one of allreduce.py or train_step.py, for one of the pictures. It needs matplotlib.
+The file may also come from allreduce.py or train_step.py, for one of the pictures. matplotlib is required.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ matplotlib.use("Agg")  # no window
 from matplotlib import pyplot
 
 Style = dict[str, Any]
-# sirtaki stands out; everything else stays in the background.
+# sirtaki is highlighted; the others are drawn in muted colours.
 LINES: dict[str, tuple[str, Style]] = {
     "sirtaki torch": ("sirtaki", {"color": "#1f5fbf", "linewidth": 2.6, "zorder": 5}),
     "limit": ("limit prototype", {"color": "#555555", "linestyle": ":"}),
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def draw_allreduce(measured: dict[str, Any], machine: dict[str, Any], path: Path) -> Path:
-    """Bus bandwidth by size, one line for each implementation."""
+    """Draws bus bandwidth by size, one line for each implementation."""
     figure, axes = pyplot.subplots(figsize=SIZE)
     for who, (label, style) in LINES.items():
         rows = [row for row in measured["rows"] if row["who"] == who and row["bytes"] >= KIB]
@@ -79,7 +79,7 @@ def draw_allreduce(measured: dict[str, Any], machine: dict[str, Any], path: Path
 
 
 def draw_steps(models: list[dict[str, Any]], machine: dict[str, Any], path: Path) -> Path:
-    """What exchanging gradients adds to a training step, as a share of the step without."""
+    """Draws the exchange's cost in a training step, as a share of the step without exchange."""
     figure, axes = pyplot.subplots(figsize=SIZE)
     height = 0.8 / len(BARS)
     for index, (name, (label, color)) in enumerate(BARS.items()):
@@ -105,7 +105,7 @@ def name_of(model: dict[str, Any]) -> str:
 
 
 def finish(figure: Any, machine: dict[str, Any], path: Path) -> Path:
-    """Says where it was measured, and writes the picture."""
+    """Adds the machine's description, and writes the picture."""
     where = f"{machine['processor']}, {machine['cores']} cores, load {machine['load']:.1f}"
     figure.text(0.995, 0.005, where, ha="right", va="bottom", fontsize=7, color="#777777")
     figure.tight_layout(rect=(0, 0.02, 1, 1))

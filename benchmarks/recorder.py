@@ -1,9 +1,10 @@
-"""The flight recorder, which is always on: what it costs an operation.
+"""Measures what the flight recorder, which is always on, costs an operation.
 
     python benchmarks/recorder.py
 
-Everything is counted that the core does to write an operation down, from its submission to its end, with the
-statistics and the reading of clocks; steps of one operation, and of 400 in one plan.
+The cost covers everything that the core does to record an operation, from its submission to its end,
+including the statistics and the reading of clocks. It is measured for steps of one operation, and of 400 in
+one plan.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Collectives while the machine is not the ranks' own, beside gloo, Open MPI and the limit in the same run.
+"""Measures collectives under disturbances, beside gloo, Open MPI and the limit prototype in the same run.
 
     python benchmarks/robustness.py [--only neighbour quota ...] [--sizes 1K 1M 16M] [--json FILE]
 
-Each condition is measured with ranks of its own: a busy neighbour on one core, memory that another process
-copies, a quota of 1.5 cores, more ranks than cores, and other settings than the defaults. What counts is the
-time beside the better peer's under the same condition, and whether there is a cliff: twice the bytes that
-take more than 2.5 times as long.
+Each condition has its own ranks: a busy neighbour on one core, memory that another process copies, a quota of
+1.5 cores, more ranks than cores, and settings other than the defaults. The criteria are the time relative to
+the faster peer's under the same condition, and whether there is a cliff: twice the bytes take more than 2.5
+times as long.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOVE_SIZES = (64 * KIB, 4 * MIB)
 PEERS = ("gloo", "mpi")
 LAYERS = ("sirtaki core", "sirtaki torch")
 SHOWN = (*LAYERS, "gloo", "mpi", "limit")
-MOST = 1.3  # times the better peer's time
+MOST = 1.3  # times the faster peer's time
 CLIFF = 2.5  # times as long for twice the bytes
 
 
@@ -70,7 +70,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(disturbance: Disturbance, options: argparse.Namespace) -> tuple[dict[str, str], list[Row]]:
-    """All rows under one condition."""
+    """Returns all rows under one condition."""
     folder = native.build()
     rows: list[Row] = []
     with disturbance.beside(), turns(disturbance.ranks, folder, disturbance.settings) as started:
@@ -102,7 +102,7 @@ def _ratios(found: dict[str, Row]) -> list[str]:
 
 
 def beside_peers(found: dict[str, Row], layer: str) -> float | None:
-    """A layer's time as a multiple of the better peer's; None without one."""
+    """Returns a layer's time as a multiple of the faster peer's; None without a peer."""
     peers = [found[who].median for who in PEERS if who in found]
     return found[layer].median / min(peers) if peers and layer in found else None
 
@@ -110,7 +110,7 @@ def beside_peers(found: dict[str, Row], layer: str) -> float | None:
 def cliffs(rows: list[Row]) -> list[str]:
     """Lists the sizes from which sirtaki takes more than CLIFF times as long for twice the bytes.
 
-    Beside each: the limit's times, for the memory system has cliffs of its own, where caches end.
+    Each entry includes the limit's times, because the memory system has cliffs of its own, where caches end.
     """
     said = []
     limits = {r.bytes: r.median for r in rows if (r.who, r.collective) == ("limit", "allreduce")}
@@ -133,7 +133,7 @@ def _times(low: float, high: float) -> str:
 
 
 def judge(condition: str, rows: list[Row]) -> list[Target]:
-    """The worst row beside the better peer, by kind of operation and layer."""
+    """Returns the worst row relative to the faster peer, by kind of operation and layer."""
     targets = []
     kinds = {"all-reduce": ["allreduce"], "moves": list(MOVES)}
     for kind, collectives in kinds.items():

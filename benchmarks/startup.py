@@ -1,4 +1,4 @@
-"""What comes before and beside training: imports, launching, memory, and how soon a dead rank is noticed.
+"""Measures costs before and beside training: imports, launching, memory, and the detection of a dead rank.
 
 Usage: python benchmarks/startup.py [--rounds 7] [--json FILE]
 """
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    """Runs everything; returns what belongs in the JSON file. Seconds and bytes."""
+    """Runs everything; returns the contents of the JSON file. Seconds and bytes."""
     return {
         "imports": measure_imports(rounds),
         "launches": measure_launches(rounds),
@@ -70,7 +70,7 @@ def measure_imports(rounds: int) -> dict[str, Any]:
 
 
 def run_import(first: str, second: str) -> tuple[float, float, list[str]]:
-    """How long two imports take, one after the other in a new Python, and which frameworks they brought."""
+    """Measures two imports, in this order in a new Python, and lists the frameworks that they loaded."""
     text = IMPORT.format(first=first, second=second, frameworks=FRAMEWORKS)
     done = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, check=True, timeout=LIMIT_SECONDS, text=True
@@ -79,7 +79,7 @@ def run_import(first: str, second: str) -> tuple[float, float, list[str]]:
 
 
 def measure_launches(rounds: int) -> dict[str, Any]:
-    """From start to exit of a script that only initialises, alone and under each launcher, in turns."""
+    """Measures a script that only initialises, from start to exit, alone and under each launcher, in turn."""
     script = [sys.executable, "-m", "workers.init_only"]
     commands = {
         "alone, torch": [*script, "sirtaki.torch"],
@@ -123,10 +123,11 @@ def run_launch(command: Sequence[str]) -> float:
 
 
 def measure_memory() -> dict[str, int]:
-    """By how much a rank's peak grows when it trains with sirtaki: the rank that grows most.
+    """Returns the growth of a rank's peak memory when it trains with sirtaki, for the rank that grows most.
 
-    glibc moves its threshold for memory that goes back to the system at once. The holes that this leaves in
-    the heap change from run to run, without sirtaki, too, and hide what is measured: so it is fixed.
+    glibc adapts its threshold for memory that is returned to the system at once. The resulting holes in the
+    heap change from run to run, even without sirtaki, and hide the measured growth; the threshold is
+    therefore fixed.
     """
     settings = {"MALLOC_MMAP_THRESHOLD_": str(MIB)}
     with Job(hvdrun(RANKS), RANKS, "workers.memory", settings=settings) as job:
@@ -134,7 +135,7 @@ def measure_memory() -> dict[str, int]:
 
 
 def measure_lost_rank() -> float:
-    """Seconds from the kill -9 of rank 1 until rank 0, in the middle of an all-reduce, raises."""
+    """Returns the seconds from the kill -9 of rank 1 until rank 0, in the middle of an all-reduce, raises."""
     with tempfile.TemporaryDirectory(prefix="sirtaki-benchmark-") as folder:
         key = Path(folder, "key")
         key.touch(mode=0o600)
@@ -155,7 +156,7 @@ def measure_lost_rank() -> float:
         finally:
             for (
                 process
-            ) in ranks:  # with the DataLoader's workers, which notice by themselves only after seconds
+            ) in ranks:  # with the DataLoader's workers, which detect it themselves only after seconds
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
         raised, killed = (json.loads(result.read_text()) for result in results)

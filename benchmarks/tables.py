@@ -1,4 +1,4 @@
-"""Prints what the benchmarks have measured as the tables of docs/performance.md.
+"""Prints the results of the benchmarks as the tables of docs/performance.md.
 
 python benchmarks/targets.py --longer --json build/figures.json
 python benchmarks/tables.py build/figures.json
@@ -40,7 +40,7 @@ def print_table(title: str, rows: Iterable[Sequence[str]]) -> None:
 
 
 def allreduce(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """One line a size: times, and ratios as medians of neighbouring blocks."""
+    """Returns one line per size: times, and ratios as medians of adjacent blocks."""
     ratios = [f"{name} / sirtaki" for name in PEERS.values()]
     table = [["bytes", "sirtaki (torch)", *PEERS.values(), *ratios]]
     for (_, size), found in by_who(rows).items():
@@ -50,7 +50,7 @@ def allreduce(rows: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def collectives(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """One line for each operation and size."""
+    """Returns one line for each operation and size."""
     peers = ["gloo", "mpi"]
     names = [PEERS[who] for who in peers]
     table = [["operation", "bytes", "sirtaki (torch)", *names, *(f"{name} / sirtaki" for name in names)]]
@@ -62,7 +62,7 @@ def collectives(rows: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def steps(models: list[dict[str, Any]]) -> list[list[str]]:
-    """What each exchange adds to a step, with its interval."""
+    """Returns the cost that each exchange adds to a step, with its interval."""
     exchanges = ["ddp", "sirtaki", "prototype"]
     table = [["model", "sync", *exchanges]]
     for model in models:
@@ -79,7 +79,7 @@ def targets(found: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def by_who(rows: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, dict[str, Any]]]:
-    """The rows by operation and size, then by implementation."""
+    """Groups the rows by operation and size, then by implementation."""
     found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
     for row in rows:
         found.setdefault((row["collective"], row["bytes"]), {})[row["who"]] = row
@@ -94,7 +94,7 @@ def time_of(rows: dict[str, dict[str, Any]], who: str) -> str:
 
 
 def ratio_of(rows: dict[str, dict[str, Any]], who: str) -> str:
-    """How many times as long as sirtaki a peer takes."""
+    """Returns a peer's time as a multiple of sirtaki's."""
     slower = rows.get(who, {}).get("slower")
     if not slower:
         return ""

@@ -1,4 +1,4 @@
-"""Where sirtaki has to be: runs every benchmark shortly, and says which targets are met.
+"""Runs a short version of every benchmark, and reports which targets are met.
 
 Usage: python benchmarks/targets.py [--longer] [--json FILE]
 """

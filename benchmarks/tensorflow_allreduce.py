@@ -1,11 +1,11 @@
-"""All-reduce in a tf.function, beside TensorFlow's own: MultiWorkerMirroredStrategy.
+"""Compares all-reduce in a tf.function with TensorFlow's own: MultiWorkerMirroredStrategy.
 
     python benchmarks/tensorflow_allreduce.py [-np 2] [--sizes 1K 1M 64M] [--rounds 9] [--json FILE]
 
-Both are in the same processes, and take turns in blocks of calls. A call is that of a traced function
-that sums one tensor of float32. A ratio is the median of the ratios of neighbouring blocks. Up to 64 KiB,
-two more take their turn: a function that exchanges nothing, which is what TensorFlow takes for a call; and
-one with ten all-reduces of which each needs the last one's result.
+Both run in the same processes, and take turns in blocks of calls. Each call runs a traced function that sums
+one tensor of float32. A ratio is the median of the ratios of adjacent blocks. Up to 64 KiB, two more
+functions take turns: one that exchanges nothing, which measures TensorFlow's own cost of a call; and one with
+ten all-reduces, each of which needs the previous one's result.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ LEAST_CALLS, MOST_CALLS = 3, 100
 
 @dataclass
 class Row:
-    """One size; times in microseconds, of the slowest rank."""
+    """The results of one size; times in microseconds, of the slowest rank."""
 
     bytes: int
     sirtaki: float
     strategy: float
     faster: Interval  # the strategy's time as a multiple of sirtaki's
     alone: float | None  # a function that exchanges nothing
-    in_chain: float | None  # what each of ten all-reduces adds to that
+    in_chain: float | None  # cost that each of ten all-reduces adds to that
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(ranks: int, sizes: list[int], rounds: int) -> tuple[dict[str, Any], list[Row]]:
-    """Runs everything. Returns what belongs in the JSON file, and the rows."""
+    """Runs everything. Returns the contents of the JSON file, and the rows."""
     ports = ",".join(map(str, free_ports(ranks)))
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}
     with Job(hvdrun(ranks), ranks, "workers.tensorflow_allreduce", ports, settings=quiet) as job:
@@ -105,7 +105,7 @@ def show(rows: list[Row], ranks: int) -> None:
 
 
 def judge(rows: list[Row]) -> list[Target]:
-    """The targets that these rows can answer; the worst size of a range counts."""
+    """Returns the targets that these rows can answer; the worst size of a range counts."""
     targets = []
     large = [row.faster.median for row in rows if row.bytes >= 4 * MIB]
     if large:

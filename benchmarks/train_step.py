@@ -1,11 +1,11 @@
-"""A training step beside its peers: what exchanging gradients adds to it, on two ranks of one thread each.
+"""Measures the exchange's cost in a training step, beside its peers, on two ranks of one thread each.
 
     python benchmarks/train_step.py [--rounds 40] [--json FILE]
 
-One pair of processes takes a step of each kind in turn: `sync` (the ranks only meet, nothing is exchanged),
-DDP over gloo, sirtaki, and a throw-away prototype (all gradients after the backward pass, in a fixed order,
-without negotiation). What counts is the median of the differences step - sync within a round. Then the
-overlap: a backward pass that sleeps while gradients move.
+One pair of processes runs a step of each kind in turn: `sync` (a barrier only, nothing is exchanged), DDP
+over gloo, sirtaki, and a throw-away prototype (all gradients after the backward pass, in a fixed order,
+without negotiation). The result is the median of the differences step - sync within a round. The second
+measurement is the overlap: a backward pass that sleeps while gradients move.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODELS = [
 ]
 RANKS = 2
 # glibc keeps freed memory in the process, up to its largest threshold of 32 MiB. By default it gives large
-# gradients back to the system, and the order decides which kind of step pays for the pages anew: 40 ms for
+# gradients back to the system, and the order then decides which kind of step pays for new pages: 40 ms for
 # 100 MB.
 KEEP_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    """Runs everything; returns what belongs in the JSON file. Times in milliseconds."""
+    """Runs everything; returns the contents of the JSON file. Times in milliseconds."""
     folder = native.build()
     with Job(hvdrun(RANKS), RANKS, "workers.train_step", str(folder), settings=KEEP_MEMORY) as job:
         versions = job.ask("versions")[0]
@@ -78,7 +78,7 @@ def measure_model(job: Job, model: str, rounds: int) -> dict[str, Any]:
 
 
 def measure_overlap(job: Job, factor: float, calls: int) -> dict[str, Any]:
-    """Compute `factor` times as long as the exchange; blocks of steps with and without take turns."""
+    """Measures compute of `factor` times the exchange's time; blocks with and without exchange take turns."""
     exchange = rank_0(job, "exchange", calls=calls)
     pause = exchange * factor / job.ask("layers")[0] / 1e3
     rounds = []
@@ -130,7 +130,7 @@ def judge(results: dict[str, Any]) -> list[Target]:
 
 
 def judge_model(model: dict[str, Any]) -> Target:
-    """The bound: what the prototype adds, with a margin, and 1 µs for each tensor."""
+    """Returns the bound: the prototype's added cost, with a margin, and 1 µs for each tensor."""
     bound = MOST * model["costs"]["prototype"].median + 0.001 * model["tensors"]
     what = f"step - sync, {model['model'].partition(',')[0]}"
     return at_most(what, bound, model["costs"]["sirtaki"].median, "ms")

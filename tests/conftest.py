@@ -1,4 +1,4 @@
-"""Worlds of processes, one a size, shared by all tests of a session."""
+"""Worlds of processes, one per size, shared by all tests of a session."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from process_world import ProcessWorld, hvdrun
 
 RunCase = Callable[[int, str], None]
-# Fixtures that share something large or with a fixed name: tests that use one stay in one process of pytest.
+# Fixtures that share a large object or a fixed name: all tests that use such a fixture run in one process of
+# pytest.
 SHARED = {
     "network": "hosts",
     "fragile": "hosts",
@@ -47,25 +48,25 @@ def _run_cases(**environment: str) -> Iterator[RunCase]:
 
 @pytest.fixture(scope="session")
 def run_case() -> Iterator[RunCase]:
-    """Runs a case on so many ranks. After a failure the next case gets new processes."""
+    """Runs a case on the given number of ranks. After a failure the next case gets new processes."""
     yield from _run_cases()
 
 
 @pytest.fixture(scope="session")
 def run_case_on_gpus() -> Iterator[RunCase]:
-    """As `run_case`; torch's tensors are on GPUs of the fake libcuda, through NCCL."""
+    """Works like `run_case`; torch's tensors are on GPUs of the fake libcuda, through NCCL."""
     yield from _run_cases(TORCH_TENSORS_ON_GPUS="2", SIRTAKI_GPU_BACKEND="nccl")
 
 
 @pytest.fixture(scope="session")
 def run_case_in_one_thread() -> Iterator[RunCase]:
-    """As `run_case`; TensorFlow has one thread for operations: one that waited would hold up all."""
+    """Works like `run_case`; TensorFlow has one thread for operations: a waiting kernel would block all."""
     yield from _run_cases(TF_NUM_INTEROP_THREADS="1")
 
 
 @pytest.fixture(scope="session")
 def run_case_in_keras() -> Iterator[Callable[[str, int, str], None]]:
-    """As `run_case`, with the backend of Keras before the size: it is fixed for the life of a process."""
+    """Works like `run_case`, with Keras' backend before the size: the backend is fixed per process."""
     with contextlib.ExitStack() as worlds:
         started: dict[str, RunCase] = {}
 

@@ -1,11 +1,11 @@
-"""Looking for the key of a running job where it must not be."""
+"""Searches for the key of a running job in places where it must not be."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-# Rank 1 fails once the test has looked around, so that everything is written that a failed job leaves.
+# Rank 1 fails once the test has searched, so that everything is written that a failed job leaves behind.
 SCRIPT = """
 import os, pathlib, sys, time
 import sirtaki.numpy as hvd
@@ -24,15 +24,15 @@ hvd.allreduce(np.ones(4), name="second")
 
 
 def secrets_in(data: bytes, key: bytes) -> bool:
-    """Whether the key is there, as bytes or as digits of either case."""
+    """Returns whether the data contains the key, as bytes or as digits of either case."""
     return key in data or key.hex().encode() in data.lower()
 
 
 def processes() -> Iterator[tuple[Path, bytes]]:
-    """What anybody may read of each process on this machine, and what its owner may."""
+    """Returns what every user may read of each process on this machine, and what its owner may read."""
     for folder in Path("/proc").glob("[0-9]*"):
         for name in ("cmdline", "environ", "comm"):
             try:
                 yield folder / name, (folder / name).read_bytes()
-            except OSError:  # it has just ended, or is another user's
+            except OSError:  # the process has just ended, or is another user's
                 continue

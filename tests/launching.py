@@ -1,4 +1,4 @@
-"""What tests that start hvdrun as a process of its own have in common."""
+"""Shared helpers of tests that start hvdrun as a process of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 HVDRUN = (sys.executable, "-m", "sirtaki.runner")
 FAILSAFE_SECONDS = 180.0
 
-# What a rank needs to talk to the rendezvous as `init` does, without the core; `{}` is for the test's lines.
+# The code that a rank needs to use the rendezvous as `init` does, without the core; `{}` is for the test's
+# lines.
 RANK_SCRIPT = """
 import os, signal, sys, time
 from sirtaki._core._version import VERSION
@@ -45,7 +46,7 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 
 def read_pids(folder: Path, count: int) -> list[int]:
-    """The process numbers that `count` ranks, or what they started, have written to files in `folder`."""
+    """Returns the process ids that `count` ranks, or their children, have written to files in `folder`."""
 
     def complete() -> list[Path]:
         files = [file for file in folder.glob("*.pid") if file.read_text().endswith("\n")]
@@ -56,7 +57,7 @@ def read_pids(folder: Path, count: int) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process exists and is not merely unburied."""
+    """Returns whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -64,12 +65,12 @@ def is_running(pid: int) -> bool:
 
 
 def read_terminal(descriptor: int) -> bytes:
-    """All that is written to a terminal until nobody has it open any more; `descriptor` is its other side."""
+    """Returns all output to a terminal until its last writer closes it; `descriptor` is the other side."""
     data = b""
     while True:
         try:
             part = os.read(descriptor, 65536)
-        except OSError:  # how a terminal says that nobody writes any more
+        except OSError:  # the terminal's signal that all writers have closed it
             return data
         if not part:
             return data

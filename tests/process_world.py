@@ -17,21 +17,21 @@ from typing import Any
 import pytest
 
 WORKER = Path(__file__).with_name("process") / "worker.py"
-PATIENCE = 300.0  # seconds: far beyond anything that works, on a busy machine too
+PATIENCE = 300.0  # seconds: far longer than any correct run, even on a busy machine
 
 
 def hvdrun(ranks: int, *command: str | Path, **environment: str) -> list[str]:
-    """The command that starts `command` on so many ranks, with further environment variables for them."""
+    """Returns the command that starts `command` on `ranks` ranks, with further environment variables."""
     variables = [f"{name}={value}" for name, value in environment.items()]
     prefix = ["env", *variables] if variables else []
     return [*prefix, sys.executable, "-m", "sirtaki.runner", "-np", str(ranks), *map(str, command)]
 
 
 class ProcessWorld:
-    """So many ranks, started once; `run` takes them through a case."""
+    """A number of ranks, started once; `run` runs a case on them."""
 
     def __init__(self, size: int, launcher: Sequence[str] = ()) -> None:
-        """`launcher` starts the command that follows it as so many ranks; hvdrun, if none is given."""
+        """`launcher` is the start of a command that runs the rest on `size` ranks; hvdrun by default."""
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
         path = os.path.join(self._folder.name, "control")
@@ -51,9 +51,9 @@ class ProcessWorld:
             self._ranks.append(connection.makefile("rw"))
 
     def run(self, case: str) -> None:
-        """Runs a case on all ranks; AssertionError with the errors of those where it failed.
+        """Runs a case on all ranks; raises AssertionError with the errors of the ranks where it failed.
 
-        Skips the test if the case has done so on all ranks.
+        Skips the test if the case was skipped on all ranks.
         """
         self._accept()
         for rank in self._ranks:
@@ -69,12 +69,12 @@ class ProcessWorld:
 
     def _lost(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(10)  # hvdrun's last line says what became of the rank
+            self._process.wait(10)  # hvdrun's last line describes how the rank ended
         self._output.seek(0)
         raise AssertionError(f"a rank has ended:\n{self._output.read()}")
 
     def close(self) -> None:
-        """Lets the ranks end, and makes sure that they do."""
+        """Ends the ranks, by force if necessary."""
         for rank in self._ranks:
             with contextlib.suppress(OSError):
                 rank.close()

@@ -1,4 +1,4 @@
-"""The rules of the house that a machine can see."""
+"""The rules of the code's structure that a machine can check."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sirtaki._core.request import Batch
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "core"
 
-# Includes go down only. Control and data meet in context, and in plan, which lies below both.
+# Includes point to lower layers only. Control and data meet in context, and in plan, which lies below both.
 BELOW = {
     "base": set(),
     "observe": {"base"},
@@ -26,9 +26,9 @@ BELOW = {
     "data": {"base", "observe", "plan", "transport"},
     "gpu": {"base", "observe", "plan", "transport", "data"},
     "context": {"base", "observe", "plan", "transport", "control", "data", "gpu"},
-    "xla": {"base"},  # a user of the C functions, as any other
+    "xla": {"base"},  # a user of the C functions, like any other
     "api": {"base", "observe", "plan", "transport", "control", "data", "gpu", "context"},
-    "tensorflow": set(),  # a library of its own: it knows the C interface only
+    "tensorflow": set(),  # a library of its own: it includes the C interface only
 }
 # The same for Python: the packages of sirtaki that each folder may import, besides itself.
 IMPORTS = {
@@ -41,7 +41,7 @@ IMPORTS = {
     "adapters/keras": {"_core", "common", "jax", "keras", "numpy", "tensorflow", "torch"},
     "runner": {"_core", "runner"},
 }
-NEUTRAL = ("bindings", "adapters/common", "runner")  # know no framework
+NEUTRAL = ("bindings", "adapters/common", "runner")  # folders that must not depend on a framework
 FRAMEWORKS = {"jax", "numpy", "tensorflow", "torch"}
 
 NO_CODE = re.compile(r"//.*|/\*[\s\S]*?\*/|^#.*$|'(?:\\.|[^'\\\n])'" + r'|"(?:\\.|[^"\\\n])*"', re.MULTILINE)
@@ -54,7 +54,7 @@ LONGEST_FUNCTION = 100
 UNFINISHED = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")))
 
 # Relocated constants and the compiler's own references are written once, by the loader.
-# What compiled programs find their context by: see there.
+# process_context.cc holds the variable through which compiled programs find their context.
 MAY_BE_WRITABLE = {"process_context.cc.o"}
 WRITABLE = re.compile(r"\.(data(?!\.rel\.ro|\.rel\.local\.DW\.ref)|bss|tdata|tbss)")
 
@@ -65,14 +65,14 @@ def sources(*suffixes: str, folders: tuple[str, ...] = FOLDERS) -> list[Path]:
 
 
 def python_functions(path: Path) -> Iterator[tuple[str, int]]:
-    """The functions of a file and how many lines each has."""
+    """Returns the functions of a file and their lengths in lines."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
 
 
 def native_functions(path: Path) -> Iterator[tuple[str, int]]:
-    """The outermost blocks of a C++ file that are no namespace, no type: where each is, how long."""
+    """Returns a C++ file's outermost blocks that are no namespace and no type: positions and lengths."""
     code = NO_CODE.sub(lambda match: "\n" * match.group().count("\n"), path.read_text())
     containers: list[bool] = []  # for each open block, whether it is a namespace or a type
     head = start = 0
@@ -99,7 +99,7 @@ def test_includes_go_down_only() -> None:
 
 
 def test_each_type_of_the_core_has_a_name_of_its_own() -> None:
-    """Two types of one name in one namespace are one for the linker, which then mixes up their members."""
+    """The linker treats two types of one name in one namespace as one type, and mixes up their members."""
     declared: dict[str, list[str]] = {}
     for source in sources(".h", folders=("core",)):
         for name in re.findall(
@@ -108,7 +108,7 @@ def test_each_type_of_the_core_has_a_name_of_its_own() -> None:
             re.MULTILINE,
         ):
             declared.setdefault(name, []).append(str(source.relative_to(ROOT)))
-    assert len(declared) > 50  # they were found
+    assert len(declared) > 50  # the types were found
     assert not {name: places for name, places in declared.items() if len(places) > 1}
 
 
@@ -118,7 +118,7 @@ def test_imports_go_down_only() -> None:
         for source in sources(".py", folders=(folder,)):
             text = source.read_text()
             used = set(re.findall(r"^\s*(?:from|import) sirtaki\.(\w+)", text, re.MULTILINE)) - allowed
-            if folder in NEUTRAL and source.name != "torchrun.py":  # its store speaks to torch only
+            if folder in NEUTRAL and source.name != "torchrun.py":  # its store is for torch only
                 used |= FRAMEWORKS & set(re.findall(r"^\s*(?:from|import) (\w+)", text, re.MULTILINE))
             wrong += [f"{source.relative_to(ROOT)} imports {name}" for name in sorted(used)]
     assert not wrong, "\n".join(wrong)
@@ -126,14 +126,14 @@ def test_imports_go_down_only() -> None:
 
 def test_no_file_is_too_long() -> None:
     lengths = {path: len(path.read_text().splitlines()) for path in sources(".py", ".cc", ".h")}
-    assert len(lengths) > 100  # they were found
+    assert len(lengths) > 100  # the functions were found
     assert not {str(path): length for path, length in lengths.items() if length > LONGEST_FILE}
 
 
 def test_no_function_is_too_long() -> None:
     found = [(path, *function) for path in sources(".py") for function in python_functions(path)]
     found += [(path, *function) for path in sources(".cc", ".h") for function in native_functions(path)]
-    assert len(found) > 1000  # they were found
+    assert len(found) > 1000  # the names were found
     assert not [
         f"{path}: {name}: {length} lines" for path, name, length in found if length > LONGEST_FUNCTION
     ]

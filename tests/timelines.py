@@ -1,4 +1,4 @@
-"""What has to be true of a timeline: Chrome's Trace Event Format, as far as it is used."""
+"""The rules of a timeline: Chrome's Trace Event Format, as far as it is used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Event = dict[str, Any]
 
 
 def read_trace(path: Path) -> list[Event]:
-    """The events of a whole file; AssertionError if they break a rule of the format."""
+    """Returns the events of a whole file; raises AssertionError if they break a rule of the format."""
     return check_trace(path.read_text())
 
 
@@ -37,7 +37,7 @@ def check_trace(text: str) -> list[Event]:
 
 
 def _check_nesting(track: list[Event]) -> None:
-    """Slices of a track lie inside of one another, or beside."""
+    """Checks that slices of a track are nested or disjoint."""
     open_until: list[Decimal] = []
     for event in sorted(track, key=lambda event: (event["ts"], -event["dur"])):
         while open_until and open_until[-1] <= event["ts"]:
@@ -48,7 +48,7 @@ def _check_nesting(track: list[Event]) -> None:
 
 
 def slices_named(events: list[Event], track: str) -> list[str]:
-    """The names of what lies on the tracks of one name, in order of time."""
+    """Returns the names of the slices on the tracks with one name, in order of time."""
     wanted = {
         (event["pid"], event["tid"])
         for event in events

@@ -20,7 +20,7 @@ from sirtaki._core.topology import Peer, SharedMemory, Topology
 
 TRANSPORTS = ("shm", "socket")
 ENCRYPTED = "encrypted"  # each rank on a host of its own, with TLS in between
-PATIENCE = 120.0  # seconds: far beyond anything that works
+PATIENCE = 120.0  # seconds: far longer than any correct run
 SETTINGS = {"stall_report": "20", "stall_deadline": "40", "progress_deadline": "40"}
 
 
@@ -57,7 +57,7 @@ class World:
 
 @contextlib.contextmanager
 def world(size: int, transport: str = "shm", **settings: str) -> Iterator[World]:
-    """A world of `size` ranks as threads; leaving it shuts all of them down."""
+    """Makes a world of `size` ranks as threads; leaving it shuts all of them down."""
     is_encrypted = transport == ENCRYPTED
     own = {"encrypt": "1"} if is_encrypted else {"transport": transport}
     config = Config(SETTINGS | own | settings)
@@ -118,7 +118,7 @@ def _link_sockets(contexts: list[Context], config: Config, owned: contextlib.Exi
 
 
 def encrypt(connecting: socket.socket, accepting: socket.socket) -> tuple[TlsConnection, TlsConnection]:
-    """Both ends of a connection with TLS on them."""
+    """Returns both ends of a connection, with TLS on them."""
     first, second = Certificate(), Certificate()
     near = TlsConnection(connecting, first, second.fingerprint, accepts=False)
     far = TlsConnection(accepting, second, first.fingerprint, accepts=True)

@@ -1,1 +1,1 @@
-"""What the benchmarks share: statistics, launching, the peers, the limit prototype, tables."""
+"""Shared parts of the benchmarks: statistics, launching, the peers, the limit prototype, tables."""

@@ -1,8 +1,8 @@
-"""The collective operations that are measured: what each rank gives, what it has to get, and how bytes count.
+"""The measured collective operations: each rank's input, its expected result, and how bytes are counted.
 
 Sizes and bus bandwidth are counted as NVIDIA's nccl-tests do (their doc/PERFORMANCE.md): the size is that of
-the larger of a rank's input and output, and busbw is algbw times a factor of the number of ranks n, such that
-it compares with what the memory or the wire can do, whatever the operation and n.
+the larger of a rank's input and output, and busbw is algbw times a factor of the number of ranks n, chosen so
+that busbw is comparable with the bandwidth of the memory or the wire for every operation and n.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ GROUP_SIZE = 32  # tensors of a grouped all-reduce
 
 @dataclass(frozen=True)
 class Collective:
-    """One operation on `count` float32 elements among n ranks."""
+    """One collective operation on `count` float32 elements among n ranks."""
 
     title: str
     bus_factor: Callable[[int], float]
-    input_count: Callable[[int, int], int]  # (count, n): how many elements each rank gives
-    expected: Callable[[list[Array], int], Array]  # (all ranks' inputs, rank): what that rank gets
+    input_count: Callable[[int, int], int]  # (count, n): number of input elements per rank
+    expected: Callable[[list[Array], int], Array]  # (all ranks' inputs, rank): that rank's result
 
 
 def _whole(count: int, _ranks: int) -> int:
@@ -79,12 +79,12 @@ COLLECTIVES: dict[str, Collective] = {
 
 
 def pattern(count: int, rank: int) -> Array:
-    """What a rank gives: small whole numbers, so that sums are exact in any order."""
+    """Returns a rank's input: small whole numbers, so that sums are exact in any order."""
     return (np.arange(count, dtype=np.float32) % 97) * (rank + 1)
 
 
 def check(name: str, result: Any, count: int, rank: int, ranks: int) -> None:
-    """Ends the process unless `result` is what an operation on the ranks' patterns gives this rank."""
+    """Ends the process unless `result` is this rank's result of an operation on the ranks' patterns."""
     if result is None:
         return
     parts = result if isinstance(result, list) else [result]

@@ -1,4 +1,4 @@
-"""The core as a peer: its C functions on requests that are described once, without an adapter between."""
+"""The core as a peer: its C functions on requests that are described once, without an adapter in between."""
 
 from __future__ import annotations
 

@@ -28,23 +28,23 @@ while True: numpy.copyto(target, source)
 
 
 class NotPossible(Exception):
-    """This system does not allow the disturbance; the text says why."""
+    """The system does not allow the disturbance; the text names the reason."""
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """One condition to measure under: what goes on beside the ranks, how many they are, their settings."""
+    """One condition to measure under: the load beside the ranks, the number of ranks, their settings."""
 
     name: str
     what: str
     beside: Callable[[], AbstractContextManager[None]] = nullcontext
     ranks: int = 2
-    settings: dict[str, str] = field(default_factory=dict)  # of sirtaki, in its environment
+    settings: dict[str, str] = field(default_factory=dict)  # sirtaki's settings, passed in its environment
 
 
 @contextmanager
 def program(code: str, core: int | None = None) -> Iterator[None]:
-    """Runs Python code meanwhile, on that core if one is given."""
+    """Runs Python code during the context, on the given core if there is one."""
     binding = "" if core is None else f"import os; os.sched_setaffinity(0, {{{core}}})\n"
     process = subprocess.Popen([sys.executable, "-c", binding + code])
     try:
@@ -55,18 +55,18 @@ def program(code: str, core: int | None = None) -> Iterator[None]:
 
 
 def busy_neighbour() -> AbstractContextManager[None]:
-    """Somebody computes all the time on the first core."""
+    """Runs a process that computes all the time on the first core."""
     return program(COUNTING, min(os.sched_getaffinity(0)))
 
 
 def busy_memory() -> AbstractContextManager[None]:
-    """Somebody copies 256 MiB over and over, wherever the system lets it run."""
+    """Runs a process that copies 256 MiB in a loop, on any core."""
     return program(COPYING)
 
 
 @contextmanager
 def quota() -> Iterator[None]:
-    """Limits processes that are started meanwhile to QUOTA_CORES cores, by a control group."""
+    """Limits processes that are started during the context to QUOTA_CORES cores, by a control group."""
     with ExitStack() as stack:
         try:
             group = _make_group()
@@ -76,7 +76,7 @@ def quota() -> Iterator[None]:
             _enter(group)
         except OSError as error:
             raise NotPossible(f"no control group can be made here: {error}") from error
-        stack.callback(_enter, before)  # children go as they came: the group is empty by then
+        stack.callback(_enter, before)  # leaves the group; children have ended, so it is empty then
         yield
 
 
@@ -101,7 +101,7 @@ def _limit(group: Path) -> None:
 
 
 def _own_group(beside: Path) -> Path:
-    """The group that this process is in, of the same hierarchy."""
+    """Returns this process's control group in the hierarchy of `beside`."""
     hierarchy = beside.parent
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

@@ -1,7 +1,7 @@
-"""Jobs of ranks that wait for orders: so jobs of several launchers can take turns, one block at a time.
+"""Jobs whose ranks wait for orders, so that jobs of several launchers can take turns, one block at a time.
 
-Each rank connects to a Unix socket in a folder that only this user may enter. Orders and answers are lines
-of JSON. While it waits, a rank sleeps in the kernel and costs the other job nothing.
+Each rank connects to a Unix socket in a folder that only this user can enter. Orders and answers are lines
+of JSON. While it waits, a rank sleeps in the kernel and does not slow the other job down.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ END_SECONDS = 20
 
 
 def hvdrun(size: int) -> list[str]:
-    """The start of a command that runs ranks with hvdrun."""
+    """Returns the start of a command that runs ranks with hvdrun."""
     return [sys.executable, "-m", "sirtaki.runner", "-np", str(size)]
 
 
 def mpirun(size: int) -> list[str] | None:
-    """The same with Open MPI: the system's, else that of PyPI beside this Python. None without both, or
-    mpi4py.
+    """Returns the start of a command that runs ranks with Open MPI: the system's, else PyPI's beside this
+    Python. None without either, or without mpi4py.
     """
     beside = Path(sys.executable).with_name("mpirun")
     path = shutil.which("mpirun", path="/usr/bin:/usr/local/bin") or (
@@ -44,7 +44,7 @@ def mpirun(size: int) -> list[str] | None:
 
 
 def environment() -> dict[str, str]:
-    """Makes the workers find the benchmarks, and gives each rank one thread, whoever launches it."""
+    """Returns the environment for any launcher: workers find the benchmarks, each rank has one thread."""
     paths = [str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
@@ -55,7 +55,7 @@ def environment() -> dict[str, str]:
 
 
 class Job:
-    """Ranks of one worker module. Use it as a context manager: it ends the ranks."""
+    """The ranks of one worker module. Used as a context manager, it ends the ranks."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Job:
         self.close()
 
     def ask(self, order: str, **arguments: Any) -> list[Any]:
-        """Gives all ranks an order and returns their answers, by rank."""
+        """Sends an order to all ranks and returns their answers, by rank."""
         line = json.dumps({"order": order, "arguments": arguments}) + "\n"
         for stream in self._ranks:
             stream.write(line.encode())
@@ -102,7 +102,7 @@ class Job:
         return [json.loads(answer) for answer in answers]
 
     def close(self) -> None:
-        """Lets the ranks end."""
+        """Ends the ranks."""
         for stream in filter(None, self._ranks):
             stream.close()
         try:
@@ -116,12 +116,12 @@ class Job:
         connection = _accept(listener, self._process)
         connection.settimeout(ANSWER_SECONDS)
         stream = connection.makefile("rwb")
-        connection.close()  # the stream keeps it open
+        connection.close()  # the stream keeps the socket open
         self._ranks[json.loads(stream.readline())["rank"]] = stream
 
 
 def _accept(listener: socket.socket, process: subprocess.Popen[bytes]) -> socket.socket:
-    """The next rank's connection. Looks now and then whether the launcher has given up."""
+    """Accepts the next rank's connection. Checks periodically whether the launcher has exited."""
     listener.settimeout(1)
     for _ in range(START_SECONDS):
         try:
@@ -133,10 +133,10 @@ def _accept(listener: socket.socket, process: subprocess.Popen[bytes]) -> socket
 
 
 def bind(rank: int, size: int) -> None:
-    """Gives the calling thread a core of its own if there are enough, as mpirun does with its ranks.
+    """Binds the calling thread to a core of its own if there are enough cores, as mpirun does for its ranks.
 
-    Else it is chance whether two ranks that wake each other end up on one core. Call it once sirtaki and gloo
-    have started their threads: those may run anywhere.
+    Otherwise two ranks that wake each other may or may not share a core, by chance. Call it after sirtaki and
+    gloo have started their threads, which may run on any core.
     """
     cores = sorted(os.sched_getaffinity(0))
     if size <= len(cores):
@@ -144,7 +144,7 @@ def bind(rank: int, size: int) -> None:
 
 
 def serve(path: str, rank: int, orders: Mapping[str, Callable[..., Any]]) -> None:
-    """Obeys the orders that come, in a rank, until there are no more."""
+    """Executes the orders that a rank receives until the connection ends."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         stream = connection.makefile("rwb")

@@ -1,4 +1,4 @@
-"""The limit prototype: what the memory system gives, without anything around it (native/limit.h)."""
+"""The limit prototype: the speed of the memory system alone, without a library around it (native/limit.h)."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Limit:
         self.barrier = self.bind([int(ffi.cast("uintptr_t", self._nothing))], [1])
 
     def bind(self, addresses: Sequence[int], counts: Sequence[int]) -> Callable[[], None]:
-        """A call that sums these float32 tensors in place over all ranks, one after the other."""
+        """Returns a call that sums these float32 tensors in place over all ranks, one after the other."""
         described = ffi.new("uintptr_t[]", list(addresses)), ffi.new("int64_t[]", list(counts))
         tensors, lengths = ffi.cast("float *const *", described[0]), described[1]
         allreduce, prototype, number = self._lib.limit_allreduce, self._prototype, len(counts)
 
-        def call(_: Any = described) -> None:  # which keeps the arrays alive
+        def call(_: Any = described) -> None:  # keeps the arrays alive
             allreduce(prototype, tensors, lengths, number)
 
         return call

@@ -1,4 +1,4 @@
-"""Statistics of repeated measurements, and the clock of a call."""
+"""Statistics of repeated measurements, and the timing of a call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Interval", "median", "median_interval", "quantile", "timed"]
 
 
 class Interval(NamedTuple):
-    """A median, and the bounds between which that of the population lies with 95 % confidence."""
+    """A median, and its 95 % confidence bounds for the median of the population."""
 
     median: float
     low: float
@@ -20,13 +20,13 @@ class Interval(NamedTuple):
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """The value below which the share `q` of the values lies."""
+    """Returns the value below which the share `q` of the values lies."""
     ordered = sorted(values)
     return ordered[min(int(q * len(ordered)), len(ordered) - 1)]
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """The median with its interval from order statistics, which assumes nothing about the distribution."""
+    """Returns the median and its interval from order statistics, without assumptions on the distribution."""
     ordered = sorted(values)
     count = len(ordered)
     reach = 0.98 * math.sqrt(count)
@@ -36,7 +36,7 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 
 def timed(call: Callable[[], object], calls: int) -> list[float]:
-    """How long each of so many calls took, in microseconds."""
+    """Returns the duration of each of `calls` calls, in microseconds."""
     times = []
     for _ in range(calls):
         start = time.perf_counter_ns()

@@ -17,17 +17,17 @@ class Step:
     batch: Tensor
 
     def loss(self, model: nn.Module) -> Tensor:
-        """Something to differentiate: scaled so that training stays calm for as long as it is measured."""
+        """Returns a loss to differentiate, scaled so that training stays stable for the whole measurement."""
         return model(self.batch).square().mean()
 
 
 def large_linear() -> Step:
-    """Few large gradients: 25.2 M parameters in 12 tensors."""
+    """Returns a model with few large gradients: 25.2 M parameters in 12 tensors."""
     return Step(lambda: nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(6))), torch.randn(16, 2048))
 
 
 def transformer() -> Step:
-    """An ordinary mixture: 9.5 M parameters in 144 tensors."""
+    """Returns a model with an ordinary mixture: 9.5 M parameters in 144 tensors."""
 
     def make() -> nn.Module:
         layer = nn.TransformerEncoderLayer(256, 4, dim_feedforward=1024, dropout=0.0, batch_first=True)
@@ -37,10 +37,11 @@ def transformer() -> Step:
 
 
 def small_linear() -> Step:
-    """Many small gradients: 0.8 M parameters in 400 tensors.
+    """Returns a model with many small gradients: 0.8 M parameters in 400 tensors.
 
-    Orthogonal weights keep the gradients' size through 200 layers. With torch's default they shrink by 0.58 a
-    layer, and become denormal numbers, which take processors about a hundred times as long to multiply.
+    Orthogonal weights keep the gradients' size through 200 layers. With torch's default they shrink by a
+    factor of 0.58 per layer and become denormal numbers, which processors multiply about a hundred times more
+    slowly.
     """
 
     def make() -> nn.Module:

@@ -17,14 +17,14 @@ DRIVER_SECONDS = 600
 
 
 def build() -> Path:
-    """Builds what is not up to date, against the sirtaki that this Python imports. Returns the folder."""
+    """Builds all outdated targets against the sirtaki that this Python imports. Returns the folder."""
     from sirtaki._core.library import PATH
 
     cmake, ninja = _tool("cmake"), _tool("ninja")
     settings = [f"-DSIRTAKI_LIBRARY={PATH}", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DCMAKE_BUILD_TYPE=Release"]
     FOLDER.mkdir(parents=True, exist_ok=True)
     with open(FOLDER / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # ninja does not keep two builds in one folder apart
+        fcntl.flock(lock, fcntl.LOCK_EX)  # ninja does not protect one folder from two concurrent builds
         for step in (
             ["-S", str(BENCHMARKS / "native"), "-B", str(FOLDER), "-G", "Ninja", *settings],
             ["--build", str(FOLDER)],
@@ -36,7 +36,7 @@ def build() -> Path:
 
 
 def bare_calls(ranks: int, sizes: list[int]) -> list[dict[str, Any]]:
-    """What the driver measures: one row a size, times in microseconds."""
+    """Returns the driver's measurements: one row per size, times in microseconds."""
     command = [str(FOLDER / "driver"), str(ranks), *map(str, sizes)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=DRIVER_SECONDS, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]

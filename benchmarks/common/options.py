@@ -9,7 +9,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 def parser(description: str | None, rounds: int, of_what: str) -> argparse.ArgumentParser:
-    """A parser with --rounds, so many `of_what` by default, and --json."""
+    """Returns a parser with --rounds, whose default is `rounds` of `of_what`, and --json."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
     made.add_argument("--rounds", type=int, default=rounds, help=f"how many {of_what} ({rounds})")
     add_json(made)
@@ -28,6 +28,6 @@ def add_sizes(parser: argparse.ArgumentParser, default: list[int]) -> None:
 
 
 def parse_size(text: str) -> int:
-    """A number of bytes, with K or M for binary multiples; whole elements of float32 only."""
+    """Parses a number of bytes, with K or M for binary multiples; accepts whole float32 elements only."""
     factor = {"K": KIB, "M": MIB}.get(text[-1].upper(), 1)
     return max(int(text.rstrip("kKmM")) * factor // 4, 1) * 4

@@ -1,4 +1,4 @@
-"""Hosts for benchmarks: network namespaces, as the tests make them, and how ranks are started on them."""
+"""Hosts for benchmarks: the network namespaces of the tests, and the commands that start ranks on them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Network", "missing", "mpirun_on", "ranks_on"]
 
 
 def mpirun_on(hosts: Sequence[Host], ranks_each: int) -> list[str] | None:
-    """The same with Open MPI, over the hosts' own ssh servers; None without it."""
+    """Returns the start of Open MPI's command over the hosts' own ssh servers; None without Open MPI."""
     command = mpirun(len(hosts) * ranks_each)
     if command is None:
         return None

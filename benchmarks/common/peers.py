@@ -1,4 +1,4 @@
-"""Whoever offers collective operations: sirtaki by layer, and its peers."""
+"""Implementations of collective operations: sirtaki by layer, and its peers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Peer:
         self.next, self.previous = (rank + 1) % size, (rank - 1) % size
 
     def bind(self, collective: str, array: Array) -> Call | None:
-        """The call that is measured, on this rank's input; None if there is no such operation here."""
+        """Returns the call to measure, on this rank's input; None if the peer lacks this operation."""
         make = getattr(self, collective, None)
         return None if make is None else make(array)
 
@@ -88,7 +88,7 @@ class Gloo(Peer):
         import torch
         import torch.distributed as dist
 
-        # New names come with torch 2.13; the old ones serve all versions that sirtaki does.
+        # torch 2.13 introduces new names; the old ones work in all versions that sirtaki supports.
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         self._dist, self._torch = dist, torch
         store = f"file://{os.path.join(folder, 'gloo')}"
@@ -140,7 +140,7 @@ class Gloo(Peer):
 
 
 class OpenMPI(Peer):
-    """mpi4py over whatever MPI is there. It makes the process a rank of MPI."""
+    """mpi4py over the installed MPI. It makes the process a rank of MPI."""
 
     def __init__(self) -> None:
         import mpi4py
@@ -157,7 +157,7 @@ class OpenMPI(Peer):
         return lambda: _last(world.Allreduce(mpi.IN_PLACE, array, op=mpi.SUM), array)
 
     def grouped_allreduce(self, array: Array) -> Call:
-        """One after the other: MPI knows no groups."""
+        """Reduces the tensors one after the other: MPI has no groups."""
         mpi, world, parts = self._mpi, self._world, np.array_split(array, GROUP_SIZE)
 
         def call() -> list[Array]:
@@ -192,5 +192,5 @@ class OpenMPI(Peer):
 
 
 def _last(_: Any, result: Any) -> Any:
-    """The second of two arguments: what a call has written to, after the call."""
+    """Returns the second of two arguments: the array that a call has written to."""
     return result

@@ -1,4 +1,4 @@
-"""Ports for the peers that cannot find any by themselves."""
+"""Ports for peers that cannot choose their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on which nobody listens at the moment."""
+    """Returns ports that are free at the moment."""
     with contextlib.ExitStack() as opened:
         sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:

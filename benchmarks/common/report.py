@@ -1,4 +1,4 @@
-"""How results are shown: tables, targets met or missed, and JSON."""
+"""Presentation of results: tables, targets met or missed, and JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 @dataclass(frozen=True)
 class Target:
-    """Something that is to be reached, and what was measured."""
+    """A goal, and the measured value."""
 
     what: str
     target: str
@@ -25,17 +25,17 @@ class Target:
 
 
 def at_least(what: str, bound: float, value: float, unit: str = "×") -> Target:
-    """A target that is met from `bound` on."""
+    """Returns a target that is met from `bound` on."""
     return Target(what, f"≥ {bound:g} {unit}", f"{value:.3g} {unit}", value >= bound)
 
 
 def at_most(what: str, bound: float, value: float, unit: str) -> Target:
-    """A target that is met up to `bound`."""
+    """Returns a target that is met up to `bound`."""
     return Target(what, f"≤ {bound:.3g} {unit}", f"{value:.3g} {unit}", value <= bound)
 
 
 def show_targets(targets: Sequence[Target]) -> None:
-    """Prints each target with what was measured."""
+    """Prints each target with its measured value."""
     rows = [[one.what, one.target, one.measured, "met" if one.met else "MISSED"] for one in targets]
     show_table("Targets", ["what", "target", "measured", ""], rows, text_columns=4)
 
@@ -56,7 +56,7 @@ def show_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], t
             table.add_row(*row)
         else:
             table.add_section()
-    wanted = Console(width=10_000).measure(table).maximum  # a figure that is cut short is worth nothing
+    wanted = Console(width=10_000).measure(table).maximum  # a truncated figure is useless
     Console(width=max(Console().width, wanted)).print(table)
 
 
@@ -69,13 +69,13 @@ def _show_plain(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) 
 
 
 def readable(size: int) -> str:
-    """A number of bytes, as people write it."""
+    """Formats a number of bytes for people."""
     divisor, unit = next((divisor, unit) for divisor, unit in UNITS if size >= divisor)
     return f"{size / divisor:g} {unit}"
 
 
 def machine() -> dict[str, Any]:
-    """Where it was measured. The load tells whether anything else was running."""
+    """Describes the machine. The load shows whether anything else was running."""
     model = platform.processor() or platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -91,7 +91,7 @@ def machine() -> dict[str, Any]:
 
 
 def show_machine() -> None:
-    """Prints where it is measured."""
+    """Prints the machine's description."""
     here = machine()
     print(f"{here['processor']}, {here['cores']} cores, load {here['load']:.1f}, Python {here['python']}")
     if here["load"] > 1:

@@ -1,4 +1,4 @@
-"""Implementations that take turns in blocks of calls, and the rows of the table that comes of it."""
+"""Implementations that take turns in blocks of calls, and the resulting rows of the table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BYTES_PER_BLOCK = 32 * MIB
 LEAST_CALLS, MOST_CALLS = 4, 64
 COLD_CALLS, COLD_UP_TO = 20, MIB
 WORKER = "workers.collectives"
-# Whom each is compared with: the layer of sirtaki that does the same.
+# The baseline of each comparison: the same layer of sirtaki.
 CORE = "sirtaki core"
 SAME_LAYER = {
     "gloo": "sirtaki torch",
@@ -36,11 +36,11 @@ class Row:
     who: str
     median: float
     p99: float
-    algbw: float  # 10^9 bytes a second
+    algbw: float  # 10^9 bytes per second
     busbw: float
     cold: float | None = None
     slower: Interval | None = None  # its time as a multiple of that of sirtaki's same layer
-    slower_than_core: Interval | None = None  # and of that of sirtaki's C functions
+    slower_than_core: Interval | None = None  # its time as a multiple of that of sirtaki's C functions
 
 
 def make_row(collective: str, size: int, who: str, ranks: int, times: list[float]) -> Row:
@@ -51,7 +51,7 @@ def make_row(collective: str, size: int, who: str, ranks: int, times: list[float
 
 
 class Turns:
-    """Ranks of sirtaki and its peers under hvdrun, and those of MPI under mpirun."""
+    """The ranks of sirtaki and its peers under hvdrun, and those of MPI under mpirun."""
 
     def __init__(self, jobs: list[Job], ranks: int) -> None:
         self._jobs, self._ranks = jobs, ranks
@@ -60,7 +60,7 @@ class Turns:
             self.versions |= job.ask("versions")[0]
 
     def measure(self, collective: str, size: int, rounds: int, *, cold: bool = False) -> list[Row]:
-        """One row for each implementation, from so many blocks in turns."""
+        """Returns one row for each implementation, from `rounds` blocks each, in turns."""
         owners = {
             who: job for job in self._jobs for who in job.ask("prepare", collective=collective, size=size)[0]
         }
@@ -82,7 +82,7 @@ class Turns:
 
 
 def compare(blocks: dict[str, list[list[float]]], who: str, other: str) -> Interval | None:
-    """The time of one as a multiple of another's, block by block; None if the other is not there."""
+    """Returns one's time as a multiple of the other's, by block; None if the other was not measured."""
     if other not in blocks:
         return None
     pairs = zip(blocks[who], blocks[other], strict=True)
@@ -90,13 +90,13 @@ def compare(blocks: dict[str, list[list[float]]], who: str, other: str) -> Inter
 
 
 def slowest(times: list[list[float]]) -> list[float]:
-    """Of each call, how long it took on the rank where it took longest."""
+    """Returns the latency of each call: that of its slowest rank."""
     return [max(of_ranks) for of_ranks in zip(*times, strict=True)]
 
 
 @contextmanager
 def turns(ranks: int, native: Path, settings: Mapping[str, str] | None = None) -> Iterator[Turns]:
-    """Starts the ranks, with the native part in that folder, and ends them.
+    """Starts the ranks, with the native part in folder `native`, and ends them.
 
     `settings` are added to the environment of sirtaki's ranks.
     """
@@ -144,6 +144,6 @@ def _cells(row: Row, has_cold: bool) -> list[str]:
 
 
 def least_ratio(rows: list[Row], who: str, low: int, high: int) -> float | None:
-    """The least ratio of an implementation's time to sirtaki's, in a range of sizes."""
+    """Returns the lowest ratio of an implementation's time to sirtaki's, in a range of sizes."""
     found = [row.slower.median for row in rows if row.who == who and low <= row.bytes <= high and row.slower]
     return min(found, default=None)

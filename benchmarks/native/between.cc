@@ -1,10 +1,11 @@
-// All-reduce between two hosts, beside what the same kind of connection carries: two processes that are told to live on
-// two hosts, linked by TCP over loopback, and in turn a plain stream both ways (a thread a direction, 1 MiB at a time).
+// All-reduce between two hosts, compared with a plain stream over the same kind of connection: two processes that are
+// configured to be on two hosts, linked by TCP over loopback, in turn with a stream in both directions (one thread per
+// direction, 1 MiB at a time).
 //
 //   between [NAME=VALUE ...] [BYTES ...]     settings by name, as in sockets_per_link=2 or encrypt=1
 //
-// Prints one JSON object a size: times in microseconds as rank 0 saw them, and "ratios", the stream's time over
-// sirtaki's, block by block.
+// Prints one JSON object per size: times in microseconds as measured on rank 0, and "ratios": the stream's time divided
+// by sirtaki's, block by block.
 #include <arpa/inet.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -26,7 +27,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t write_bytes = 1 << 20;
-constexpr size_t bytes_a_block = 64 << 20;  // so much is moved for each size in a block, within these bounds
+constexpr size_t bytes_a_block = 64 << 20;  // moved in each block for each size, within these bounds
 constexpr int most_calls = 200;
 constexpr int blocks = 7;
 
@@ -95,7 +96,7 @@ class Rank {
     Times core, stream, ratios;
     for (int i = 0; i <= blocks; ++i) {
       const double there = timed(bytes, [&] { exchange(bytes); }), here = timed(bytes, [&] { reduce(); });
-      if (i == 0) continue;  // warms up
+      if (i == 0) continue;  // the first block warms up
       core.push_back(here);
       stream.push_back(there);
       ratios.push_back(there / here);
@@ -104,7 +105,8 @@ class Rank {
   }
 
  private:
-  // The two tell each other their certificates over the stream, which belongs to this program alone.
+  // Links the ranks with encryption. They exchange their certificates' fingerprints over the stream, which belongs to
+  // this program alone.
   void link_encrypted(int socket) {
     srt_error error{};
     srt_tls* tls = srt_tls_create(nullptr, &error);
@@ -120,7 +122,7 @@ class Rank {
     srt_tls_destroy(tls);
   }
 
-  // Microseconds a call, of a block of them.
+  // Returns the microseconds per call, from a block of calls.
   template <typename Call>
   double timed(size_t bytes, Call&& call) {
     const int calls = static_cast<int>(std::clamp<size_t>(bytes_a_block / bytes, 1, most_calls));

@@ -1,4 +1,4 @@
-// What the drivers' ranks have in common: a call, its time, and a way out.
+// The common parts of the drivers' ranks: a call, the statistics of its times, and an exit on errors.
 #pragma once
 
 #include <algorithm>

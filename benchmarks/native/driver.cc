@@ -1,10 +1,10 @@
-// The bare call: N processes all-reduce float32 sums through the C header, beside the limit prototype, in turn.
+// The bare call: N processes all-reduce float32 sums through the C header, in turn with the limit prototype.
 //
 //   driver RANKS [SETTING=VALUE ...] [BYTES ...]   prints one JSON object a size; times in microseconds, as rank 0
 //                                                  saw them
 //
-// Both go in blocks, so that the one does not cool the other's caches; "ratios" are the limit's
-// time over sirtaki's, block by block. "cold" is a call after a pause in which the engines fall asleep.
+// Both run in blocks, so that neither evicts the other's caches; "ratios" are the limit's time divided by sirtaki's,
+// block by block. "cold" is a call after a pause in which the engines fall asleep.
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -28,13 +28,13 @@ using Clock = std::chrono::steady_clock;
 constexpr int block_calls = 16;
 constexpr int least_calls = 48;
 constexpr int most_calls = 3200;
-constexpr size_t bytes_per_size = size_t{1} << 29;  // so much is reduced for each size, within those bounds
+constexpr size_t bytes_per_size = size_t{1} << 29;  // reduced for each size, within those bounds
 
 double microseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
 }
 
-// What the processes share before they part.
+// The state that the processes share from before they fork.
 struct Setting {
   int ranks;
   limit::Segment* segment;
@@ -46,7 +46,7 @@ struct Setting {
   bool is_crowded() const { return ranks > static_cast<int>(std::thread::hardware_concurrency()); }
 };
 
-// Gives the calling thread a core of its own, as mpirun does: else it is chance whether two ranks share one.
+// Binds the calling thread to a core of its own, as mpirun does; otherwise chance decides whether two ranks share one.
 void bind(int rank) {
   cpu_set_t usable, own;
   if (::sched_getaffinity(0, sizeof usable, &usable) != 0) return;
@@ -97,7 +97,7 @@ class Rank {
     Times core, bound, ratios;
     for (int i = 0; i <= calls / block_calls; ++i) {
       const Times here = block(false), there = block(true);
-      if (i == 0) continue;  // warms up
+      if (i == 0) continue;  // the first block warms up
       core.insert(core.end(), here.begin(), here.end());
       bound.insert(bound.end(), there.begin(), there.end());
       ratios.push_back(median(there) / median(here));
@@ -119,7 +119,7 @@ class Rank {
     float one = 0;
     for (int i = 0; i < 20; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      prototype_.allreduce(&one, 1);  // the ranks wake at different times; the engines sleep on
+      prototype_.allreduce(&one, 1);  // the ranks wake at different times; the engines stay asleep
       times.push_back(once(false));
     }
     return times;

@@ -8,7 +8,7 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// A descriptor of an empty segment that other processes may open; -1 on failure.
+// Returns a descriptor of an empty segment that other processes may open; -1 on failure.
 EXPORT int limit_segment() {
   const int fd = ::memfd_create("sirtaki-limit", MFD_CLOEXEC);
   if (fd >= 0 && ::ftruncate(fd, sizeof(limit::Segment)) == 0) return fd;
@@ -16,7 +16,7 @@ EXPORT int limit_segment() {
   return -1;
 }
 
-// This process's end of a segment; null on failure.
+// Opens this process's end of a segment; returns null on failure.
 EXPORT void* limit_open(int fd, int rank, int size, int yields) {
   void* at = ::mmap(nullptr, sizeof(limit::Segment), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
   if (at == MAP_FAILED) return nullptr;

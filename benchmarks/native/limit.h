@@ -1,5 +1,6 @@
-// What the memory system gives: an all-reduce of float32 sums through one shared segment with nothing around it. No
-// negotiation, no fusion, no errors, and it waits without bound. It is the yardstick, not a product.
+// The limit that the memory system sets: an all-reduce of float32 sums through one shared segment with nothing around
+// it. There is no negotiation, no fusion and no error handling, and it waits without bound. It is the yardstick, not a
+// product.
 #pragma once
 
 #include <sched.h>
@@ -13,7 +14,7 @@ namespace limit {
 
 constexpr size_t chunk_bytes = 256 << 10;
 constexpr int most_ranks = 16;
-constexpr int most_pauses = 10'000;  // a few hundred microseconds: so long, the other rank has lost its core
+constexpr int most_pauses = 10'000;  // a few hundred microseconds: by then, the other rank has lost its core
 
 struct alignas(128) Flag {
   std::atomic<uint64_t> value;
@@ -53,7 +54,7 @@ class Prototype {
     }
   }
 
-  // Copy the own chunk in, raise the flag, add the peer's chunk straight into the user's buffer.
+  // Copies the rank's own chunk in, raises the flag, and adds the peer's chunk straight into the user's buffer.
   void pair(float* data, size_t n) {
     std::memcpy(slot(rank_), data, n * sizeof(float));
     segment_.packed[rank_].value.store(turn_ + 1, std::memory_order_release);
@@ -63,7 +64,7 @@ class Prototype {
     ++turn_;
   }
 
-  // Each rank reduces its slice, then copies the others'.
+  // Reduces this rank's slice, then copies the others'.
   void sliced(float* data, size_t n) {
     if (turn_ >= 2)
       for (int r = 0; r < size_; ++r) wait(segment_.copied[r], turn_ - 1);

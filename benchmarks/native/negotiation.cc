@@ -1,12 +1,13 @@
-// What negotiating costs among many ranks: the core's own negotiation on every rank, in virtual time, without sockets
-// and threads, through leaders or straight with rank 0.
+// The cost of negotiation among many ranks: the core's own negotiation on every rank, in virtual time, without sockets
+// and threads, through leaders or directly with rank 0.
 //
 //   negotiation ranks=4096 each=8 fan_out=16 tensors=400 latency=30 gigabits=10 steps=5
 //
-// Every rank submits its tensors at the same moment, and what counts is when the last one has the Decision. A message
-// travels as virtual_network.h says. What a rank does takes as long as the core's code took here, on a processor of its
-// own. fan_out=0: no leaders. Prints one JSON object: the first step (requests in full), and medians of those that
-// follow it (numbers of the response cache); bytes and frames are those of one step, times are microseconds.
+// Every rank submits its tensors at the same moment, and the latency is the time until the last rank has the Decision.
+// A message travels as virtual_network.h describes. A rank's work takes as long as the core's code took here, on a
+// processor of its own. fan_out=0: no leaders. Prints one JSON object: the first step (requests in full), and medians
+// of the following steps (numbers of the response cache); bytes and frames are those of one step, times are in
+// microseconds.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -28,7 +29,7 @@ void must(bool condition, const char* what) {
   std::_Exit(1);
 }
 
-// What it takes to ask for the time twice.
+// Returns the time that passes between two consecutive reads of the clock.
 Nanoseconds measure_clock() {
   Nanoseconds least = never;
   for (int i = 0; i < 1'000; ++i) {
@@ -53,7 +54,7 @@ struct Setting {
     must(*found->second >= (may_be_none ? 0 : 1), "a number is too small");
   }
 
-  // Without leaders each rank is like one alone on its host, and all of them are rank 0's.
+  // Returns the tree. Without leaders each rank counts as alone on its host, and all are children of rank 0.
   ControlTree tree() const {
     std::vector<int32_t> hosts;
     for (int32_t rank = 0; rank < ranks; ++rank) hosts.push_back(fan_out ? rank / each : rank);
@@ -61,7 +62,8 @@ struct Setting {
   }
 };
 
-// What one step took. Rank 0's processor, frames and bytes are told apart; the bytes of all are what is sent.
+// The cost of one step. Rank 0's processor time, frames and bytes are counted separately; the bytes of all ranks are
+// the bytes sent.
 struct Cost {
   int64_t latency = 0, processor = 0;  // ns
   Traffic received, sent, of_all;
@@ -73,12 +75,12 @@ struct Rank {
   std::vector<Message> outbox;
   Links links;
   std::unique_ptr<Negotiation> negotiation;
-  Nanoseconds is_free = 0;  // its processor
+  Nanoseconds is_free = 0;  // when its processor is free
   Nanoseconds wakes = never;
   Nanoseconds busy = 0;  // in this step
   int32_t missing = 0;  // tensors that are not planned yet
-  std::string heard;  // of plans, in this step
-  std::vector<int32_t> plans;  // the sets of those that have not ended
+  std::string heard;  // the plans received in this step, as text
+  std::vector<int32_t> plans;  // the process sets of the plans that have not ended
 };
 
 class World {
@@ -107,7 +109,7 @@ class World {
   Cost step() {
     const Nanoseconds start = now_ + between_steps;
     Network::Turn turn;
-    while (network_.next(turn, start)) take(turn);  // timers that have nothing to tell any more
+    while (network_.next(turn, start)) take(turn);  // timers that have nothing to report any more
     cost_ = {};
     for (int32_t rank = 0; rank < setting_.ranks; ++rank) submit(rank, start);
     for (waiting_ = setting_.ranks; waiting_ > 0 || !network_.is_idle();) {
@@ -131,7 +133,7 @@ class World {
     at(child).links.add_socket(parent, std::move(below));
   }
 
-  // All of a training step's gradients, after what the last step has left.
+  // Submits all gradients of a training step, after finishing the plans of the last step.
   void submit(int32_t number, Nanoseconds start) {
     Rank& rank = at(number);
     Member& member = rank.negotiation->member();
@@ -153,7 +155,7 @@ class World {
     network_.wake(number, moment);
   }
 
-  // One pass, unless the processor is still busy with the last one.
+  // Runs one pass, unless the processor is still busy with the last one.
   void take(const Network::Turn& turn) {
     const int32_t number = turn.rank;
     Rank& rank = at(number);
@@ -174,7 +176,8 @@ class World {
     if (due != never) wake(number, std::max(due, rank.is_free + 1));
   }
 
-  // What it has written in a pass that began then, by its processor's time. Returns what looking at the clock took.
+  // Sends what the rank has written in a pass that began at `begun`, by its processor's time. Returns the time that
+  // reading the clock took.
   Nanoseconds send_out(int32_t number, Nanoseconds begun) {
     Rank& rank = at(number);
     Nanoseconds looks = 0;

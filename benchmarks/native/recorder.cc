@@ -1,4 +1,5 @@
-// What the flight recorder and the statistics cost: nanoseconds an operation, with all that is written down of one.
+// The cost of the flight recorder and the statistics: nanoseconds per operation, with everything that is recorded of
+// it.
 //
 //   recorder      prints one JSON object: the median of many blocks, for steps of 1 and of 400 operations
 #include <algorithm>
@@ -15,7 +16,7 @@ using namespace sirtaki;
 constexpr int blocks = 201;
 constexpr int operations_a_block = 4'000;
 
-// One step: so many operations are submitted together, reported, decided in one plan, and end.
+// Runs one step: its operations are submitted together, reported, decided in one plan, and end.
 void step(Observer& observer, const std::vector<std::string>& names, uint64_t plan) {
   std::vector<uint64_t> numbers;
   numbers.reserve(names.size());

@@ -1,7 +1,8 @@
-// A network in virtual time: what ranks write into it comes out at the other end later, and nobody waits.
+// A network in virtual time: bytes that ranks write come out at the other end later, and no thread waits.
 //
 // The model: a host has one cable out and one in, each of which carries one message after another at its bandwidth;
-// between two hosts lies a latency besides. Inside a host a message takes a fixed time. System calls cost nothing.
+// messages between two hosts also have a latency. Inside a host a message takes a fixed time. System calls cost
+// nothing.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +21,8 @@ using namespace sirtaki;
 struct Model {
   int32_t ranks_a_host;
   Nanoseconds latency;         // between two hosts
-  Nanoseconds latency_inside;  // of one
-  double gigabits;             // a second, of a host's cable in each direction
+  Nanoseconds latency_inside;  // within one
+  double gigabits;             // per second, of a host's cable in each direction
 };
 
 struct Traffic {
@@ -39,14 +40,14 @@ struct Traffic {
 
 class Pipe;
 
-// What a rank writes to one peer in one go.
+// The bytes that a rank writes to one peer at once.
 struct Message {
   Pipe* to = nullptr;
   Bytes bytes;
   Nanoseconds begun = 0;  // by the writer's processor_time()
 };
 
-// Of this thread: what else the machine does is not counted.
+// Returns the processor time of this thread: other work on the machine is not counted.
 inline Nanoseconds processor_time() {
   timespec moment;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &moment);
@@ -56,7 +57,7 @@ inline Nanoseconds processor_time() {
 // One end of a connection between two ranks; it belongs to a Link.
 class Pipe : public BytePipe {
  public:
-  // What is written is left in the outbox, for the other end.
+  // Creates an end whose writes are left in the outbox, for the other end.
   Pipe(int32_t owner, std::vector<Message>& outbox) : owner_(owner), outbox_(outbox) {}
 
   static void join(Pipe& one, Pipe& other) {
@@ -94,7 +95,7 @@ class Pipe : public BytePipe {
   size_t taken_ = 0;
 };
 
-// What happens when.
+// The network, which delivers messages and timers in the order of their times.
 class Network {
  public:
   Network(const Model& model, int32_t ranks)
@@ -114,7 +115,8 @@ class Network {
 
   bool is_idle() const { return under_way_ == 0; }
 
-  // The next rank for which something has arrived, or that wakes up; false if nothing is to come before that moment.
+  // Finds the next rank for which a message arrives, or that wakes up; returns false if there is none before that
+  // moment.
   bool next(Turn& turn, Nanoseconds before) {
     while (!events_.empty() && events_.front().at < before) {
       std::pop_heap(events_.begin(), events_.end(), is_later);
@@ -132,13 +134,13 @@ class Network {
   }
 
  private:
-  // A message leaves a rank, its first byte reaches another host, its last byte arrives.
+  // The events: a message leaves a rank, its first byte reaches another host, its last byte arrives; a rank wakes up.
   enum class Step { leaves, reaches, arrives, wakes };
 
   struct Event {
     Nanoseconds at;
     Step step;
-    int32_t rank;  // who has sent it, gets it, or wakes up
+    int32_t rank;  // the rank that sends, receives, or wakes up
     Message message;
     uint64_t number = 0;
   };

@@ -1,1 +1,1 @@
-"""What runs in the ranks while a benchmark beside this folder gives the orders."""
+"""Workers: the programs of the ranks, which receive orders from the benchmarks in the parent folder."""

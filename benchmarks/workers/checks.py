@@ -21,7 +21,7 @@ WARM_UP_STEPS = 5  # the first two are checked in full
 
 
 class Rank:
-    """The orders that a rank obeys."""
+    """The orders that a rank executes."""
 
     def prepare(self, model: str) -> None:
         torch.manual_seed(1 + hvd.rank())
@@ -34,11 +34,11 @@ class Rank:
         self.steps(WARM_UP_STEPS)
 
     def steps(self, count: int) -> list[float]:
-        """Whole training steps, in milliseconds."""
+        """Runs whole training steps; returns milliseconds."""
         return [one / 1e3 for one in timed(self._train, count)]
 
     def comparisons(self, count: int) -> list[float]:
-        """Times what the checks add to a step, by itself and waited for, in microseconds."""
+        """Measures the checks' cost per step, with and without the wait, in microseconds."""
         checks = self._optimizer._reducer._checks
 
         def compare() -> None:
@@ -54,7 +54,7 @@ class Rank:
         self._optimizer.step()
 
     def once(self) -> float:
-        """One comparison of all parameters and of the optimizer's state, in milliseconds."""
+        """Measures one comparison of all parameters and of the optimizer's state, in milliseconds."""
         hvd.barrier()
         start = time.perf_counter()
         hvd.check_parameters(self._optimizer)

@@ -1,4 +1,4 @@
-"""A rank of benchmarks/allreduce.py and collectives.py: measures blocks of calls of whoever it is told.
+"""A rank of benchmarks/allreduce.py and collectives.py: measures blocks of calls of the ordered peer.
 
 Usage: python -m workers.collectives SOCKET hvdrun|mpirun NATIVE_FOLDER
 """
@@ -42,18 +42,18 @@ class LimitPeer(Peer):
 
 
 class Rank:
-    """The orders that a rank obeys."""
+    """The orders that a rank executes."""
 
     def __init__(self, peers: dict[str, Peer], barrier: Call | None) -> None:
         self._peers, self._barrier = peers, barrier
         self._calls: dict[str, Call] = {}
 
     def versions(self) -> dict[str, str]:
-        """Who is here, and in which version."""
+        """Returns the available peers and their versions."""
         return {name: peer.version for name, peer in self._peers.items()}
 
     def prepare(self, collective: str, size: int) -> list[str]:
-        """Checks `size` bytes with each peer, then gets ready to measure. Returns who offers this."""
+        """Checks `size` bytes with each peer and prepares the measurement. Returns the peers offering it."""
         self._calls.clear()
         for name, peer in self._peers.items():
             count = size // 4
@@ -67,13 +67,13 @@ class Rank:
         return list(self._calls)
 
     def block(self, who: str, calls: int) -> list[float]:
-        """How long each of so many calls took, in microseconds; the first ones are not counted."""
+        """Returns the duration of each of `calls` calls, in microseconds, without the warm-up calls."""
         call = self._calls[who]
         timed(call, WARM_UP_CALLS)
         return timed(call, calls)
 
     def cold(self, who: str, calls: int) -> list[float]:
-        """The same, each after a pause. The ranks wake at different times, so they meet before the call."""
+        """Measures calls after a pause. The ranks wake at different times, so a barrier precedes the call."""
         assert self._barrier is not None
         times = []
         for _ in range(calls):
@@ -84,7 +84,7 @@ class Rank:
 
 
 def of_hvdrun(path: str, native: Path) -> tuple[Rank, int]:
-    """sirtaki, gloo and the limit prototype in one process."""
+    """Returns sirtaki, gloo and the limit prototype in one process."""
     from common.core import Core
 
     import sirtaki.numpy as hvd
@@ -108,7 +108,7 @@ def of_hvdrun(path: str, native: Path) -> tuple[Rank, int]:
 
 
 def of_mpirun() -> tuple[Rank, int]:
-    """MPI alone: its launcher makes the ranks."""
+    """Returns MPI alone: its launcher starts the ranks."""
     mpi = OpenMPI()
     return Rank({"mpi": mpi}, None), mpi.rank
 

@@ -1,5 +1,4 @@
-"""A rank of benchmarks/hosts.py: one implementation of all-reduce, or the plain stream that it is compared
-with.
+"""A rank of benchmarks/hosts.py: one implementation of all-reduce, or the plain stream as its baseline.
 
 Usage: python -m workers.hosts SOCKET sirtaki|gloo|mpi|stream
 """
@@ -22,13 +21,13 @@ from common.peers import Gloo, OpenMPI, Peer, Sirtaki
 
 from workers.collectives import Rank
 
-PIECE = 1 << 20  # bytes of a write, and of a read
+PIECE = 1 << 20  # of one write or read
 FIRST_PORT = 30_500
 
 
 class Stream(Peer):
-    """Sends as many bytes to the next rank as it receives from the one before, a thread for each: what the
-    links give. It is no all-reduce, so nothing comes out.
+    """A plain stream, to measure the links: sends as many bytes to the next rank as it receives from the
+    previous rank, with one thread for each direction. It is no all-reduce, so it has no result.
     """
 
     version = "one TCP stream each way, a thread a direction, writes of 1 MiB"

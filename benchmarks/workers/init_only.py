@@ -1,4 +1,4 @@
-"""A script that only initialises what its argument names."""
+"""Initialises the library that the argument names, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank of benchmarks/jax_beside_gloo.py: calls a compiled function of whoever it is told.
+"""A rank of benchmarks/jax_beside_gloo.py: calls a compiled function of the ordered peer.
 
 Usage: python -m workers.jax_beside_gloo SOCKET PORT
 """
@@ -35,18 +35,18 @@ def updated(params: list[Any], gradients: list[Any]) -> list[Any]:
 
 
 class Rank:
-    """The orders that a rank obeys."""
+    """The orders that a rank executes."""
 
     def __init__(self) -> None:
         self._mesh = jax.sharding.Mesh(np.array(jax.devices()), "ranks")
         self._calls: dict[str, Callable[[], Any]] = {}
 
     def versions(self) -> dict[str, str]:
-        """Who is here, and in which version."""
+        """Returns the available peers and their versions."""
         return {"sirtaki": "sirtaki.jax", "gloo": f"jax.distributed of JAX {jax.__version__}"}
 
     def prepare_sum(self, size: int) -> None:
-        """Checks a sum of `size` bytes by each, then gets ready to measure."""
+        """Checks each peer's sum of `size` bytes, then prepares the measurement."""
         count = size // 4
         own = pattern(count, hvd.rank())
         self._calls = {"sirtaki": self._sum_of_sirtaki(own), "gloo": self._sum_of_gloo(own)}
@@ -71,7 +71,7 @@ class Rank:
         return _in_turn(jax.jit(mapped, donate_argnums=0), whole)
 
     def prepare_step(self, width: int) -> int:
-        """Gets a network of this width ready to be trained by each. Returns its number of parameters."""
+        """Prepares training a network of this width with each peer. Returns its number of parameters."""
         keys = jax.random.split(jax.random.key(0), LAYERS)
         params = [np.asarray(jax.random.normal(key, (width, width))) / width**0.5 for key in keys]
         inputs = np.asarray(jax.random.normal(hvd.rank_key(keys[0]), (ROWS, width)))
@@ -97,14 +97,14 @@ class Rank:
         return _in_turn(lambda p: program(p, whole), placed)
 
     def block(self, who: str, calls: int) -> list[float]:
-        """How long each of so many calls took, in microseconds; the first ones are not counted."""
+        """Returns the duration of each of `calls` calls, in microseconds, without the warm-up calls."""
         call = self._calls[who]
         timed(call, max(WARM_UP_CALLS, calls))
         return timed(call, calls)
 
 
 def _in_turn(program: Callable[[Any], Any], state: Any) -> Callable[[], Any]:
-    """Calls a program with what it returned the last time, and waits for it."""
+    """Calls a program with its previous result, and waits for it."""
     held = [state]
 
     def call() -> Any:

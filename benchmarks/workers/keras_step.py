@@ -28,7 +28,7 @@ def make_model(layers: int, width: int) -> Any:
 
 
 class Rank:
-    """The orders that a rank obeys."""
+    """The orders that a rank executes."""
 
     def __init__(self, workers: tf.distribute.MultiWorkerMirroredStrategy) -> None:
         self._workers = workers
@@ -39,7 +39,7 @@ class Rank:
         return {"Keras": keras.__version__, "TensorFlow": tf.__version__}
 
     def prepare(self, layers: int, width: int) -> dict[str, Any]:
-        """Makes a model for each kind of step, takes the first ones, and says what there is to exchange."""
+        """Makes a model for each kind of step, runs the first steps, and returns the amount to exchange."""
         x = tf.constant(np.random.default_rng(hvd.rank()).normal(size=(BATCH, width)), tf.float32)
         models = [make_model(layers, width) for _ in range(4)]
         self._exchanging = [models[1], models[3]]
@@ -55,14 +55,14 @@ class Rank:
         return {"parameters": sum(counts), "tensors": len(counts), "who": list(self._steps)}
 
     def block(self, who: str, steps: int) -> float:
-        """So many steps; returns milliseconds a step."""
+        """Runs `steps` steps; returns milliseconds per step."""
         hvd.barrier()
         start = time.perf_counter()
         self._steps[who](steps)
         return (time.perf_counter() - start) * 1e3 / steps
 
     def deviation(self) -> float:
-        """How far the models that exchange have come apart, relative to how far they have come."""
+        """Returns how far the models that exchange are apart, relative to how far training has moved them."""
         start = make_model(len(self._exchanging[0].layers), self._exchanging[0].layers[0].units).get_weights()
         own, other = (
             np.concatenate([one.ravel() for one in each.get_weights()]) for each in self._exchanging
@@ -72,7 +72,7 @@ class Rank:
         return float(apart / moved)
 
     def fit_with_strategy(self) -> str:
-        """What becomes of the strategy's own `model.fit`."""
+        """Returns the outcome of the strategy's own `model.fit`."""
         try:
             with self._workers.scope():
                 model = make_model(1, 8)
@@ -84,7 +84,7 @@ class Rank:
 
 
 def fitting(model: Any, optimizer: Any, x: tf.Tensor) -> Callable[[int], None]:
-    """Steps of `model.fit`, in one epoch each time."""
+    """Returns a call that runs steps of `model.fit`, in one epoch each time."""
     model.compile(optimizer, "mse")
     batches = tf.data.Dataset.from_tensors((x, x)).repeat()
     return lambda steps: model.fit(batches, steps_per_epoch=steps, verbose=0)
@@ -93,7 +93,7 @@ def fitting(model: Any, optimizer: Any, x: tf.Tensor) -> Callable[[int], None]:
 def looping(
     model: Any, x: tf.Tensor, workers: tf.distribute.MultiWorkerMirroredStrategy | None
 ) -> Callable[[int], None]:
-    """Steps of a tf.function, with gradients that the strategy adds up, if there is one."""
+    """Returns a call that runs steps of a tf.function; the strategy, if given, sums the gradients."""
     variables = [variable.value for variable in model.trainable_weights]
 
     def step() -> None:

@@ -1,9 +1,10 @@
-"""A rank of the measurement with a dead rank: the last one is killed while its DataLoader's workers live.
+"""A rank of the measurement with a dead rank: the last rank is killed while its DataLoader's workers live.
 
     python -m workers.lost_rank RANK SIZE ADDRESS FILE
 
-Started without a launcher, which would end the others itself. The key comes from SIRTAKI_KEY_FILE. What it
-writes into FILE is JSON, {"killed": t} or {"raised": t, "text": …}, in seconds of the clock that all share.
+It is started without a launcher, which would end the other ranks itself. The key comes from SIRTAKI_KEY_FILE.
+It writes JSON into FILE, {"killed": t} or {"raised": t, "text": …}, in seconds of the clock that all ranks
+share.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rank of the memory measurement: trains first alone, then with sirtaki, and says how its peak has grown.
+"""A rank of the memory measurement: trains first alone, then with sirtaki, and reports its peak's growth.
 
 Usage: python -m workers.memory SOCKET
 """
@@ -19,7 +19,7 @@ STEPS = 5
 
 
 def resident(field: str) -> int:
-    """A line of /proc/self/status, in bytes: VmHWM is the peak, RssShmem the shared part of now."""
+    """Reads a line of /proc/self/status, in bytes: VmHWM is the peak, RssShmem the current shared part."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
@@ -35,7 +35,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def measure() -> dict[str, int]:
-    """In bytes: the gradients, how much the peak has grown, and how much of that is the shared segment."""
+    """Returns, in bytes: the gradients, the growth of the peak, and the shared segment's part of it."""
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     train(model, optimizer)

@@ -26,7 +26,7 @@ WARM_UP = 5
 
 
 class Rank:
-    """The orders that a rank obeys."""
+    """The orders that a rank executes."""
 
     def __init__(self) -> None:
         self._rank, self._size = hvd.rank(), hvd.size()
@@ -40,7 +40,7 @@ class Rank:
         return {"torch": torch.__version__, "nccl": f"{nccl} of torch", "GPU": torch.cuda.get_device_name()}
 
     def prepare(self, collective: str, count: int) -> list[str]:
-        """Makes the calls of one operation on `count` elements of float32, and checks what they give."""
+        """Makes the calls of one operation on `count` elements of float32, and checks their results."""
         makers: dict[str, Callable[[int], dict[str, Callable[[], Any]]]] = {
             "allreduce": self._allreduce,
             "broadcast": self._broadcast,
@@ -50,14 +50,14 @@ class Rank:
         }
         for call in makers[collective](count).values():
             check(collective, call().cpu(), count, self._rank, self._size)
-        self._calls = makers[collective](count)  # what worked in place begins anew
+        self._calls = makers[collective](count)  # makes new inputs, for the calls that worked in place
         for call in self._calls.values():
             for _ in range(WARM_UP):
                 call()
         return list(self._calls)
 
     def block(self, who: str, calls: int) -> list[float]:
-        """How long each call took until the GPU was done with it, in microseconds."""
+        """Returns the duration of each call until the GPU has finished it, in microseconds."""
         return self._timed(self._calls[who], calls, 1e6)
 
     def _timed(self, call: Callable[[], Any], calls: int, unit: float) -> list[float]:
@@ -143,11 +143,11 @@ class Rank:
                 call()
 
     def steps(self, who: str, count: int) -> list[float]:
-        """How long each step took, in milliseconds."""
+        """Returns the duration of each step, in milliseconds."""
         return self._timed(self._steps[who], count, 1e3)
 
     def deviation(self) -> float:
-        """How far the weights of the copies have come apart, relative to the largest weight of a tensor."""
+        """Returns how far the copies' weights have diverged, relative to the largest weight of a tensor."""
         mine, its = (model.parameters() for model in self._models)
         pairs = zip(mine, its, strict=True)
         return max(

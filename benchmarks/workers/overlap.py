@@ -1,4 +1,4 @@
-"""A rank of the overlap measurement: a backward pass that sleeps, as one does while a GPU works.
+"""A rank of the overlap measurement: a backward pass that sleeps, as a pass does while a GPU works.
 
 Usage: python -m workers.overlap SOCKET
 """
@@ -21,11 +21,11 @@ from torch import Tensor, nn
 import sirtaki.torch as hvd
 
 LAYERS = 24
-ELEMENTS = 1 << 20  # 4 MiB a layer
+ELEMENTS = 1 << 20  # 4 MiB per layer
 
 
 class Sleep(torch.autograd.Function):
-    """Adds up a weight; its derivative takes a while, in which the processor is free."""
+    """A function that adds a weight; its derivative takes a while, in which the processor is free."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, weight: Tensor, layer: Layer) -> Tensor:
@@ -40,7 +40,7 @@ class Sleep(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """A weight whose gradient always lies in the same memory: making one costs nothing."""
+    """A weight whose gradient always lies in the same memory, so that making a gradient costs nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Layer(nn.Module):
 
 
 class Rank:
-    """The orders that a rank obeys. Times in milliseconds, as medians."""
+    """The orders that a rank executes. Times in milliseconds, as medians."""
 
     def __init__(self) -> None:
         self._model = nn.Sequential(*(Layer() for _ in range(LAYERS)))
@@ -64,12 +64,12 @@ class Rank:
         self._optimizer = hvd.DistributedOptimizer(optimizer, self._model.named_parameters())
 
     def exchange(self, calls: int) -> float:
-        """How long the gradients take when nothing else happens: a backward pass that does not sleep."""
+        """Measures the gradients' exchange alone: a backward pass that does not sleep."""
         self._set_pause(0.0)
         return self._median(self._backward(self._model), calls)
 
     def compute(self, seconds: float, calls: int) -> float:
-        """How long the backward pass takes when no gradient is exchanged."""
+        """Measures the backward pass without an exchange of gradients."""
         self._set_pause(seconds)
         backward = self._backward(self._model)
 
@@ -82,12 +82,12 @@ class Rank:
         return result
 
     def step(self, seconds: float, calls: int) -> float:
-        """How long both take together."""
+        """Measures backward pass and exchange together."""
         self._set_pause(seconds)
         return self._median(self._backward(self._model), calls)
 
     def ddp_step(self, seconds: float, calls: int) -> float:
-        """The same with DDP over gloo."""
+        """Measures the same with DDP over gloo."""
         self._set_pause(seconds)
         return self._median(self._backward(self._ddp_model), calls)
 

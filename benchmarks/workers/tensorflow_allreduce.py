@@ -1,4 +1,4 @@
-"""A rank of benchmarks/tensorflow_allreduce.py: calls a function of whoever it is told, which sums a tensor.
+"""A rank of benchmarks/tensorflow_allreduce.py: calls the ordered peer's function, which sums a tensor.
 
 Usage: python -m workers.tensorflow_allreduce SOCKET PORTS
 """
@@ -25,7 +25,7 @@ SMALL_BYTES = 64 * 1024
 
 
 def strategy(ports: list[int]) -> tf.distribute.MultiWorkerMirroredStrategy:
-    """TensorFlow's own world of the same processes. It has to be made before the first operation."""
+    """Returns TensorFlow's own world of the same processes. Must be called before the first operation."""
     workers = [f"127.0.0.1:{port}" for port in ports]
     task = {"type": "worker", "index": hvd.rank()}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
@@ -33,18 +33,18 @@ def strategy(ports: list[int]) -> tf.distribute.MultiWorkerMirroredStrategy:
 
 
 class Rank:
-    """The orders that a rank obeys."""
+    """The orders that a rank executes."""
 
     def __init__(self, workers: tf.distribute.MultiWorkerMirroredStrategy) -> None:
         self._workers = workers
         self._calls: dict[str, Callable[[], Any]] = {}
 
     def versions(self) -> dict[str, str]:
-        """Who is here, and in which version."""
+        """Returns the available peers and their versions."""
         return {"sirtaki": "sirtaki.tensorflow", "MWMS": f"TensorFlow {tf.__version__}"}
 
     def prepare(self, size: int) -> list[str]:
-        """Checks a sum of `size` bytes by each, then gets ready to measure. Returns who they are."""
+        """Checks each peer's sum of `size` bytes, then prepares the measurement. Returns the peers."""
         count = size // 4
         source = tf.constant(pattern(count, hvd.rank()))
         self._calls = {"sirtaki": self._of_sirtaki(source), "MWMS": self._of_strategy(source)}
@@ -75,7 +75,7 @@ class Rank:
         return tf.function(lambda: self._workers.run(of_replica))
 
     def block(self, who: str, calls: int) -> list[float]:
-        """How long each of so many calls took, in microseconds; the first ones are not counted."""
+        """Returns the duration of each of `calls` calls, in microseconds, without the warm-up calls."""
         call = self._calls[who]
         timed(call, max(WARM_UP_CALLS, calls))
         return timed(call, calls)

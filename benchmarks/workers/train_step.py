@@ -27,10 +27,10 @@ WARM_UP_ROUNDS = 3
 
 
 class Variant:
-    """A copy of the model, and how its gradients are exchanged between backward pass and step."""
+    """A copy of the model, and the exchange of its gradients between backward pass and step."""
 
     def __init__(self, step: Step) -> None:
-        torch.manual_seed(0)  # all copies on all ranks start alike
+        torch.manual_seed(0)  # all copies on all ranks start with equal parameters
         self.step = step
         self.model: nn.Module = step.make_model()
         self.rate = LEARNING_RATE
@@ -41,7 +41,7 @@ class Variant:
         return self
 
     def run(self) -> None:
-        """One training step."""
+        """Runs one training step."""
         self.optimizer.zero_grad()
         self.step.loss(self.model).backward()
         self.exchange()
@@ -49,7 +49,7 @@ class Variant:
 
 
 def with_barrier(step: Step, limit: Limit) -> Variant:
-    """No exchange: the ranks only meet."""
+    """Exchanges nothing: the ranks only meet in a barrier."""
     variant = Variant(step).finish()
     variant.exchange = limit.barrier
     return variant
@@ -69,9 +69,9 @@ def with_ddp(step: Step) -> Variant:
 
 
 def with_prototype(step: Step, limit: Limit) -> Variant:
-    """In a fixed order, without negotiation, all gradients once the backward pass has ended.
+    """Sums all gradients after the backward pass, in a fixed order, without negotiation.
 
-    They are summed only: the learning rate makes up for it, so that averaging costs nothing.
+    The sum is not divided: the learning rate compensates for that, so that averaging costs nothing.
     """
     variant = Variant(step)
     variant.rate = LEARNING_RATE / hvd.size()
@@ -87,7 +87,7 @@ def with_prototype(step: Step, limit: Limit) -> Variant:
 
 
 class Rank:
-    """The orders that a rank obeys."""
+    """The orders that a rank executes."""
 
     def __init__(self, native: Path) -> None:
         hvd.init()
@@ -99,7 +99,7 @@ class Rank:
         self._bare: Callable[[], None] = lambda: None
 
     def prepare(self, model: str) -> dict[str, int]:
-        """Makes a copy of the model for each kind of exchange. Returns how much there is to exchange."""
+        """Makes a copy of the model for each kind of exchange. Returns the amount of data to exchange."""
         torch.manual_seed(1 + self._rank)
         step = MODELS[model]()
         self._variants.clear()
@@ -117,7 +117,7 @@ class Rank:
         return {"parameters": sum(counts), "tensors": len(counts)}
 
     def rounds(self, count: int) -> dict[str, list[float]]:
-        """One step of each in every round, each round beginning with another. Times in milliseconds."""
+        """Runs one step of each kind per round; each round starts with another. Times in milliseconds."""
         calls = {name: variant.run for name, variant in self._variants.items()} | {"limit": self._bare}
         times: dict[str, list[float]] = {name: [] for name in calls}
         names = list(calls)
@@ -130,7 +130,7 @@ class Rank:
         return times
 
     def deviation(self) -> float:
-        """How far the weights of the copies that exchange have come apart, relative to the largest weight."""
+        """Returns how far the copies that exchange have diverged, relative to the largest weight."""
         found = 0.0
         exchanging = [self._variants[name].model.parameters() for name in ("sirtaki", "ddp", "prototype")]
         for one, *others in zip(*exchanging, strict=True):

@@ -1,4 +1,4 @@
-"""What tests of torch with ranks as threads share."""
+"""Shared parts of tests of torch with ranks as threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Ranks that are threads get their parallelism from there."""
+    """Limits torch to one thread: ranks as threads already run in parallel."""
     torch = pytest.importorskip("torch")
     before = torch.get_num_threads()
     torch.set_num_threads(1)

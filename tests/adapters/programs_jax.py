@@ -23,12 +23,12 @@ def total(x: Any) -> Any:
 
 
 def lost_rank() -> None:
-    """The others' programs fail and name it."""
+    """The others' programs fail with an error that names the lost rank."""
     step = jax.jit(total)
     assert float(step(1.0)) == hvd.size()
     if hvd.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # hvdrun ends the others soon; this one tells first
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # hvdrun soon ends other ranks; this rank reports first
     try:
         for _ in range(3):
             jax.block_until_ready(step(1.0))
@@ -38,7 +38,7 @@ def lost_rank() -> None:
 
 
 def several_devices() -> None:
-    """A rank works on one device: anything for two is refused before it runs."""
+    """A rank works on one device: a program for two is rejected before it runs."""
     devices = jax.local_devices()
     assert len(devices) == 2
     mesh = jax.sharding.Mesh(devices, "x")

@@ -15,13 +15,13 @@ FOLDER = Path(sys.argv[2])
 
 
 def a_rank_that_dies() -> None:
-    """The other's operations fail, eagerly and in functions, and name it."""
+    """The other rank's operations fail, eagerly and in functions, and name it."""
     hvd.init()
     step = tf.function(lambda one: hvd.allreduce(one + 1.0))
     step(tf.constant(1.0))
     if hvd.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # hvdrun ends the others soon; this one tells first
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # hvdrun soon ends other ranks; this rank reports first
     for name, call in (("function", step), ("eager", hvd.allreduce)):
         try:
             call(tf.constant(1.0))

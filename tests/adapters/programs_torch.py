@@ -50,7 +50,7 @@ def loader_workers() -> None:
 
 
 def compiled_model() -> None:
-    """One graph, compiled by inductor: the exchange does not cut it."""
+    """The exchange does not break the graph: inductor compiles a single graph."""
     model, optimizer = start()
     compiled = torch.compile(model, fullgraph=True)
     for step in range(3):
@@ -63,10 +63,10 @@ def compiled_model() -> None:
 
 
 def error_on_one_rank() -> None:
-    """The others' backward passes raise with its text."""
+    """The others' backward passes raise an error with its text."""
     model, optimizer = start()
     if hvd.rank() == 0:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # hvdrun ends the others soon; this one tells first
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # hvdrun soon ends other ranks; this rank reports first
     for step in range(3):
         optimizer.zero_grad()
         if step == 2 and hvd.rank() == 1:
@@ -80,7 +80,7 @@ def error_on_one_rank() -> None:
 
 
 def interrupted_wait() -> None:
-    """Ctrl-C ends a wait in backward(), not the exchange: dropping the gradients lets it end."""
+    """Ctrl-C ends a wait in backward(), not the exchange, which ends once the gradients are dropped."""
     model, optimizer = start()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run in the background
     if hvd.rank() == 0:
@@ -109,7 +109,7 @@ def plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def beside_ddp() -> None:
-    """A model that torch's DDP or FSDP wraps is refused, whether they come before or after."""
+    """A model that torch's DDP or FSDP wraps is rejected, before or after DistributedOptimizer."""
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
@@ -147,7 +147,7 @@ def beside_ddp() -> None:
 
 
 def old_optimizers() -> None:
-    """An optimizer belongs to the world that it was made in."""
+    """An optimizer belongs to the world in which it was made."""
     model, optimizer = start()
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
@@ -168,7 +168,7 @@ def old_optimizers() -> None:
     alone = hvd.DistributedOptimizer(plain_sgd(model))
     alone.step()
     hvd.shutdown()
-    alone.step()  # nobody else is concerned
+    alone.step()  # no other rank is concerned
     hvd.init()
     refused(alone.step, "a world that hvd.shutdown() has ended")
 

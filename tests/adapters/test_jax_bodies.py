@@ -12,7 +12,7 @@ for package in ("jax", "optax", "flax", "equinox"):
 
 from bodies import JAX_MODULES, Case, cases_for  # noqa: E402  # they import jax
 
-# What is another matter with three ranks; two take all.
+# The cases that behave differently with three ranks; all cases run with two.
 THREE = ("random_programs", "functions_inside_functions", "loops", "rows_are_exchanged", "some_of_the_ranks")
 
 

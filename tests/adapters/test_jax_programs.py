@@ -1,4 +1,4 @@
-"""Whole programs with JAX: what is imported, what the example learns, lost ranks, the code of the page."""
+"""Whole programs with JAX: imported modules, the example's learning, lost ranks, the page's code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every body about Keras, on each backend, on ranks that are processes."""
+"""Every body about Keras, on each backend, with ranks as processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ with mock.patch.dict(os.environ, KERAS_BACKEND="torch"):  # here the cases are o
 
     CASES = cases_for(2, KERAS_MODULES)
 
-# What is the same code on every backend is tried on two of them. JAX compiles each eager operation.
+# Code that is the same on every backend is tested on two of them. JAX compiles each eager operation.
 ON_JAX = (
     "keras_callbacks.a_learning_rate",
     "keras_callbacks.the_same_start",

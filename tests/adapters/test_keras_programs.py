@@ -1,4 +1,4 @@
-"""Whole programs with Keras: what the example learns on each backend, and who can read what it saves."""
+"""Whole programs with Keras: the example's learning on each backend, and reading its saved models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from process_world import PATIENCE, hvdrun
 pytest.importorskip("keras")
 pytest.importorskip("sklearn")
 
-import sirtaki.keras as hvd  # it imports keras
+import sirtaki.keras as hvd  # imports keras
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "keras" / "digits.py"
@@ -39,7 +39,7 @@ def run(*command: str | Path) -> str:
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
 def test_the_digits_example_learns(backend: str, tmp_path: Path) -> None:
-    """And what it saves is loaded where there is no sirtaki."""
+    """The saved model is loaded without sirtaki."""
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"there is no {backend} here")
     saved = tmp_path / "best.keras"
@@ -49,7 +49,7 @@ def test_the_digits_example_learns(backend: str, tmp_path: Path) -> None:
     assert [int(epoch) for epoch, _ in reports] == list(range(1, 5))
     assert float(reports[-1][1]) >= 90
     assert saved.exists()
-    if backend == "torch":  # once is enough
+    if backend == "torch":  # one backend is enough
         loaded = run("env", "KERAS_BACKEND=torch", sys.executable, "-c", LOAD, saved)
         assert re.fullmatch(r"Adam \d+", loaded.strip())
 

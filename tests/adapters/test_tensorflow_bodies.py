@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
-from bodies import TENSORFLOW_MODULES, cases_for  # they import tensorflow
+from bodies import TENSORFLOW_MODULES, cases_for  # imports tensorflow
 
 
 @pytest.mark.parametrize("name", [case.name for case in cases_for(2, TENSORFLOW_MODULES)])

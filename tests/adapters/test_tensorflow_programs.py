@@ -1,4 +1,4 @@
-"""Whole programs with TensorFlow: a rank that dies, what the example learns, and what cannot be served."""
+"""Whole programs with TensorFlow: a rank that dies, the example's learning, and unsupported cases."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from bodies import TORCH_MODULES, Case, cases_for  # they import torch
+from bodies import TORCH_MODULES, Case, cases_for  # imports torch
 from world import world
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -1,4 +1,4 @@
-"""Hints, which one rank gives, and the setting that checks more often, or never."""
+"""Hints, which one rank prints, and the setting that checks more often, or never."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def warnings_of(body: Callable[[], object], size: int = 2, **settings: str) -> list[str]:
-    """What all ranks together have warned of."""
+    """Returns the warnings of all ranks together."""
     with warnings.catch_warnings(record=True) as caught, world(size, **settings) as ranks:
         warnings.simplefilter("always")
         ranks.run(body)
@@ -94,7 +94,7 @@ def test_equal_batches_where_they_are_no_mistake() -> None:
 
 
 def test_ranks_that_are_not_connected() -> None:
-    """Neither DistributedOptimizer nor allreduce: each rank trains a model of its own."""
+    """Without DistributedOptimizer and allreduce, each rank trains a model of its own."""
 
     def plain() -> None:
         model = network()
@@ -161,7 +161,7 @@ def test_no_checks_at_all() -> None:
 
 
 def test_ranks_that_counted_differently_check_in_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that joins misses exchanges. Nothing looks like a difference because of that."""
+    """A rank that joins misses exchanges. This alone is not reported as a difference."""
     looked: list[int] = []
     monkeypatch.setattr(round_checks, "find_difference", lambda *_: looked.append(hvd.rank()))
 

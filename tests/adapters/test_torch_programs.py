@@ -1,4 +1,4 @@
-"""Whole programs with torch: what is imported, what the example learns, forks, errors and Ctrl-C."""
+"""Whole programs with torch: imported modules, the example's learning, forks, errors and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_error_on_one_rank_comes_out_of_the_others_backward(tmp_path: Path) -
 
 
 def epochs(finished: subprocess.CompletedProcess[str]) -> list[float]:
-    """The test accuracy after each epoch, in percent."""
+    """Returns the test accuracy after each epoch, in percent."""
     assert finished.returncode == 0, finished.stdout + finished.stderr
     reports = re.findall(r"epoch +(\d+): loss [\d.]+, test accuracy ([\d.]+)%", finished.stdout)
     assert [int(epoch) for epoch, _ in reports] == list(range(1, len(reports) + 1))

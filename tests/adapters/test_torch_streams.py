@@ -1,4 +1,4 @@
-"""What torch's adapter owes to streams: the host does not wait, and memory lives as long as a GPU uses it."""
+"""Streams of torch's adapter: the host does not wait, and memory lives as long as a GPU uses it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tensors() -> Iterator[FakeTensors]:
 
 
 def let_go(context: Context) -> None:
-    """Waits until nothing is in flight any more."""
+    """Waits until no operation is in flight."""
     deadline = time.monotonic() + PATIENCE
     while context._lingering and time.monotonic() < deadline:
         context._lingering.sweep()
@@ -59,7 +59,7 @@ def test_the_host_does_not_wait_and_memory_lives_until_the_gpu_is_done(
     def body() -> None:
         tensor = torch.ones(100_000)
         lives = weakref.ref(tensor)
-        hvd.allreduce_(tensor, name="first")  # its kernel does not end, and yet this returns
+        hvd.allreduce_(tensor, name="first")  # its kernel does not end, and yet the call returns
         assert not hvd.allreduce_async(torch.ones(3), name="second").poll()
         del tensor
         assert lives() is not None
@@ -128,7 +128,7 @@ def test_graphs_cannot_capture_operations(tensors: FakeTensors, monkeypatch: pyt
 def test_gradients_of_several_streams_leave_when_the_pass_ends(
     tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only there does the current stream wait for all of them."""
+    """Only at that point does the current stream wait for all of them."""
     streams = {gpu: [tensors.driver.stream(gpu)] for gpu in (0, 1)}
     turns = {gpu: count() for gpu in streams}
     submitted: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Our declarations of XLA's foreign function interface against the header that the installed jaxlib ships."""
+"""A check of our declarations of XLA's foreign function interface against the installed jaxlib's header."""
 
 from __future__ import annotations
 

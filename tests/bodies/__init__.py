@@ -1,4 +1,4 @@
-"""What every rank does in a test, written once; run as threads (inproc) and under hvdrun (process).
+"""The code of every rank in a test, written once; run as threads (inproc) and under hvdrun (process).
 
 A body is a function without arguments. It runs on every rank, after init, and raises if anything is wrong.
 """
@@ -51,7 +51,7 @@ TENSORFLOW_MODULES = (
     "tensorflow_training",
     "tensorflow_xla",
 )
-KERAS_MODULES = (  # on whatever backend KERAS_BACKEND names
+KERAS_MODULES = (  # on the backend that KERAS_BACKEND names
     "keras_callbacks",
     "keras_consistency",
     "keras_data",
@@ -70,12 +70,12 @@ JAX_MODULES = (
     "jax_training",
     "jax_transforms",
 )
-GPU_MODULES = ("torch_gpu",)  # also without a GPU: the fakes have some
+GPU_MODULES = ("torch_gpu",)  # also run without a GPU: the fake libraries provide some
 
 
 @dataclass(frozen=True)
 class Case:
-    """One body, and the fewest ranks that it makes sense for."""
+    """One body, and the smallest number of ranks for which it is meaningful."""
 
     name: str
     body: Body
@@ -86,7 +86,7 @@ _cases: dict[str, Case] = {}
 
 
 def case(least: int = 1, **variants: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Registers a body; with one keyword (a sequence of values), one case for each value."""
+    """Registers a body; with one keyword (a sequence of values), registers one case for each value."""
 
     def register(body: Callable[..., None]) -> Callable[..., None]:
         module = body.__module__.rpartition(".")[2]
@@ -110,13 +110,13 @@ def _add(new: Case) -> None:
 
 
 def cases_for(size: int, modules: tuple[str, ...] = MODULES) -> list[Case]:
-    """The cases of these modules that make sense for `size` ranks."""
+    """Returns the cases of these modules that are meaningful for `size` ranks."""
     for module in modules:
         importlib.import_module(f"bodies.{module}")
     return [case for case in _cases.values() if case.least <= size and case.name.partition(".")[0] in modules]
 
 
 def find(name: str) -> Case:
-    """The case of this name."""
+    """Returns the case of this name."""
     importlib.import_module(f"bodies.{name.partition('.')[0]}")
     return _cases[name]

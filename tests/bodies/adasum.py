@@ -1,4 +1,4 @@
-"""Adasum against its definition, in plain numpy."""
+"""Adasum compared with its definition, in plain numpy."""
 
 from __future__ import annotations
 

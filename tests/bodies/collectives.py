@@ -1,4 +1,4 @@
-"""What each collective gives, for every dtype, op and shape."""
+"""The result of each collective, for every dtype, op and shape."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def allreduce_in_place(op: str) -> None:
 
 @case()
 def what_is_repeated_under_one_name() -> None:
-    """The same name may come with another array, shape, dtype or operation each time."""
+    """Each call with the same name may pass another array, shape, dtype or operation."""
     for _ in range(3):
         for dtype in (np.dtype("float32"), np.dtype("int64")):
             for shape in ((5,), (2, 3), (0,), ()):
@@ -245,7 +245,7 @@ def barrier() -> None:
         came = time.monotonic()
         hvd.barrier()
         times = hvd.allgather(np.array([[came, time.monotonic()]]))
-        assert times[:, 1].min() >= times[:, 0].max()  # nobody has left before the last one came
+        assert times[:, 1].min() >= times[:, 0].max()  # no rank left before the last rank arrived
 
 
 @case()
@@ -273,7 +273,7 @@ def python_numbers_and_lists_are_arrays() -> None:
 
 @case()
 def averages_are_rounded_once() -> None:
-    """A third cannot be written in binary: the quotient is rounded, not a factor of it."""
+    """A third has no exact binary form: the quotient is rounded, not a factor of it."""
     for dtype in (np.float32, np.float64):
         mine = (np.arange(3000) * (hvd.rank() + 1) % 1009).astype(dtype)
         whole = sum((np.arange(3000) * (rank + 1) % 1009) for rank in range(hvd.size()))

@@ -1,4 +1,4 @@
-"""Values of each rank, and what the collectives must make of them: exact, in plain numpy."""
+"""Values of each rank, and the collectives' expected results on them: exact, in plain numpy."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ COMPLEX = {"complex64": np.complex64, "complex128": np.complex128}
 MOVABLE = REDUCIBLE | FLOAT8 | COMPLEX | {"bool": np.bool_}
 OPS = {"Sum": hvd.Sum, "Average": hvd.Average, "Min": hvd.Min, "Max": hvd.Max, "Product": hvd.Product}
 
-# A scalar, nothing, one, odd, an empty one with dimensions, and more than one and two chunks of 256 KiB.
+# A scalar, zero elements, one, odd, empty with several dimensions, and more than one and two chunks of 256
+# KiB.
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 4), (65_539,), (131_077,)]
 
 
 def values(rank: int, shape: tuple[int, ...], dtype: Any) -> Array:
-    """A rank's data: small integers, which every dtype holds exactly, different on every rank."""
+    """Returns a rank's data: small integers, which every dtype holds exactly, different on every rank."""
     numbers = np.arange(int(np.prod(shape)), dtype=np.int64) * 7 + rank * 3
     small = (
         numbers % 2 if dtype is np.bool_ else numbers % 5 if np.dtype(dtype).kind == "u" else numbers % 5 - 2
@@ -50,12 +51,12 @@ def values(rank: int, shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def all_values(shape: tuple[int, ...], dtype: Any) -> list[Array]:
-    """The data of every rank."""
+    """Returns the data of every rank."""
     return [values(rank, shape, dtype) for rank in range(hvd.size())]
 
 
 def combined(arrays: list[Array], op: int) -> Array:
-    """What an all-reduce of these arrays gives, to the bit: in rank order, 16-bit floats in 32 bits."""
+    """Returns an all-reduce's bit-exact result: in rank order, 16-bit floats in 32 bits."""
     dtype = arrays[0].dtype
     wide = _accumulator(dtype)
     result = arrays[0].astype(wide)
@@ -80,7 +81,7 @@ def _divided(total: Array, count: int) -> Array:
 
 
 def assert_same(actual: Array, expected: Array) -> None:
-    """Same shape, dtype and bits; any NaN equals any NaN."""
+    """Compares shape, dtype and bits; any NaN equals any NaN."""
     assert actual.shape == expected.shape, f"shape {actual.shape} instead of {expected.shape}"
     assert actual.dtype == expected.dtype, f"dtype {actual.dtype} instead of {expected.dtype}"
     np.testing.assert_array_equal(actual.astype(_plain(actual)), expected.astype(_plain(expected)))

@@ -1,4 +1,4 @@
-"""How ranks that have come apart are told of it, whatever library they use."""
+"""Checks of the reports about ranks that have diverged, for every framework."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sirtaki.common.exceptions import ParametersDifferError
 
 
 def differ(call: Callable[[], Any], *words: str) -> None:
-    """All ranks raise the same text, with these words, and go on."""
+    """Checks that all ranks raise the same text, with these words, and continue."""
     with pytest.raises(ParametersDifferError) as caught:
         call()
     for word in words:
@@ -24,7 +24,7 @@ def differ(call: Callable[[], Any], *words: str) -> None:
 
 
 def hints_of(call: Callable[[], Any]) -> list[str]:
-    """The hints that sirtaki gives on rank 0 while it is called; on the others there are none."""
+    """Returns the hints that sirtaki gives on rank 0 during the call; the other ranks must give none."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         call()

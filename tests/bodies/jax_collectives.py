@@ -1,4 +1,4 @@
-"""Collectives on JAX's arrays, outside jit and inside: what comes out is the same, and exact."""
+"""Collectives on JAX's arrays, outside jit and inside: the results are equal, and exact."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES = (
 
 
 def both(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result outside jit, which is also that inside."""
+    """Returns the result outside jit, after checking that the result inside jit is equal."""
     outside, inside = function(*arguments), jax.jit(function)(*arguments)
     jax.tree.map(equal, outside, inside)
     return outside
@@ -34,13 +34,13 @@ def equal(actual: Any, expected: Any) -> None:
 
 
 def mine(*shape: int, dtype: Any = "float64") -> Any:
-    """Numbers that differ between ranks and elements, and whose sums every dtype holds exactly."""
+    """Returns numbers that differ between ranks and elements; every dtype holds their sums exactly."""
     count = int(np.prod(shape))
     return ((jnp.arange(count) % 3) * (1 + hvd.rank() % 2)).reshape(shape).astype(dtype)
 
 
 def everyone(*shape: int, dtype: Any = "float64") -> list[Any]:
-    """What `mine` is on each rank."""
+    """Returns each rank's `mine`."""
     count = int(np.prod(shape))
     base = (np.arange(count) % 3).reshape(shape)
     return [jnp.asarray(base * (1 + rank % 2)).astype(dtype) for rank in range(hvd.size())]

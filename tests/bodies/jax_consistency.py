@@ -1,4 +1,4 @@
-"""Parameters and states that differ between ranks, and equal batches: found outside jit, or on request."""
+"""Parameters and states that differ between ranks, and equal batches: detected outside jit, or on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def loss(params: Any, batch: Any) -> Any:
 
 
 class Training:
-    """A loop outside jit."""
+    """A training loop outside jit."""
 
     def __init__(self, seed: float) -> None:
         self.params = {"w": jnp.ones(3) + seed, "b": jnp.zeros(())}
@@ -49,7 +49,7 @@ def a_forgotten_broadcast() -> None:
 
 @case(least=2)
 def a_state_that_was_not_broadcast() -> None:
-    """One rank alone has loaded the momenta of a checkpoint."""
+    """Only one rank has loaded the momenta of a checkpoint."""
     training = Training(0.0)
     training.step(1.0 + hvd.rank())
     training.state = jax.tree.map(lambda one: one + hvd.rank(), training.state)

@@ -1,4 +1,4 @@
-"""What users of JAX do wrong: each mistake has its exception, says what to do, and does no harm."""
+"""Mistakes of JAX users: each has its exception, whose text names the remedy, and does no harm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sirtaki.jax import lowering
 
 jax.config.update("jax_enable_x64", True)
 
-# What JAX makes of a program that fails while it starts, or later.
+# The exceptions that JAX raises for a program that fails while it starts, or later.
 FAILURES = (ValueError, jax.errors.JaxRuntimeError)
 
 
@@ -124,7 +124,7 @@ def a_barrier_inside_jit() -> None:
 
 @case()
 def a_jax_that_tells_of_no_lowered_program() -> None:
-    """Calls that have no numbers would be mistaken for each other."""
+    """Without numbers, calls would be mistaken for each other."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lowering, "_LOWERED", "/another/event")
         with pytest.raises(FAILURES, match=r"UNIMPLEMENTED: .*this version of JAX does not tell"):

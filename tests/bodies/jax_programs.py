@@ -1,9 +1,9 @@
 """Random programs: several collectives with or without a data dependency, in loops, branches and inner
 functions.
 
-All ranks make the same programs of the same seeds and dispatch them in the same order without waiting; some
-ranks compile some of them once more than others. Values are small whole numbers, so that each result is known
-exactly.
+All ranks make the same programs from the same seeds and dispatch them in the same order without waiting; some
+ranks compile some of the programs once more than other ranks. Values are small whole numbers, so that each
+result is known exactly.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from bodies import case
 
 jax.config.update("jax_enable_x64", True)
 
-SEEDS = int(os.environ.get("JAX_PROGRAMS", "3"))  # two programs each
-RUNS = 60  # of them, in any order
-MODULUS = 8191.0  # keeps values exact, whatever follows what
-SIZES = (1, 3, 700)  # elements: a small program's calls run one by one, a large one's side by side
+SEEDS = int(os.environ.get("JAX_PROGRAMS", "3"))  # two programs per seed
+RUNS = 60  # runs per seed, in random order
+MODULUS = 8191.0  # keeps values exact after any sequence of operations
+SIZES = (1, 3, 700)  # elements: a small program's calls run sequentially, a large program's in parallel
 
 Step = Callable[[Any], Any]
 
@@ -35,7 +35,7 @@ def fold(x: Any) -> Any:
 
 
 def collective(dice: random.Random) -> tuple[Step, Step]:
-    """A step, and what it comes to on any rank: all ranks' values are alike."""
+    """Returns a step, and its expected function, the same on any rank: all ranks' values are equal."""
     factor = dice.randrange(1, 9)
     return dice.choice(
         [
@@ -83,7 +83,7 @@ def random_step(dice: random.Random) -> tuple[Step, Step]:
 
 
 def random_program(dice: random.Random) -> tuple[Step, Step]:
-    """A step from a list of arrays to one, each made of two of those before; they wait for nothing else."""
+    """Returns a program: each of its arrays is made of two earlier ones, with no other dependency."""
     plan = [
         (random_step(dice), dice.randrange(1 << 30), dice.randrange(1 << 30))
         for _ in range(dice.randrange(1, 12))

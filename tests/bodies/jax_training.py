@@ -1,4 +1,4 @@
-"""Training on N ranks is what one process does with the N-fold batch: optax, Flax, Equinox."""
+"""Training on N ranks equals one process with the N-fold batch: optax, Flax, Equinox."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bodies import case
 
 jax.config.update("jax_enable_x64", True)
 
-ROWS, STEPS = 6, 5  # of each rank
+ROWS, STEPS = 6, 5  # rows per rank
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: optax.sgd(0.1, momentum=0.9),
     "adam": lambda: optax.adam(0.01),

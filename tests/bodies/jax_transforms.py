@@ -31,7 +31,7 @@ def ranks_sum() -> float:
 
 
 def check_derivatives(collective: Any, everywhere: Any, shape: tuple[int, ...]) -> None:
-    """Against JAX's own derivatives of `everywhere`: all ranks' results from all ranks' operands."""
+    """Compares with JAX's own derivatives of `everywhere`: all ranks' results from all ranks' operands."""
     size, rank = hvd.size(), hvd.rank()
     operands = jnp.arange(float(size * int(np.prod(shape)))).reshape(size, *shape) / 7
     weights = [
@@ -138,7 +138,7 @@ def branches() -> None:
 
 @case()
 def functions_inside_functions() -> None:
-    """One function that is called several times has operations of one name each time, on any operands."""
+    """A function that is called several times has operations of one name each time, on any operands."""
     inner = jax.jit(lambda x: total(jnp.sin(x) * 0 + x))
     outer = jax.jit(lambda *xs: [inner(x) for x in xs] + [inner(inner(xs[0]))])
     given = [jnp.full(300, float(place + 1)) for place in range(12)]
@@ -190,7 +190,7 @@ def rematerialised_and_custom_derivatives() -> None:
 
 @case(least=2)
 def ranks_whose_programs_differ_beside_the_exchange() -> None:
-    """Other shapes, other steps and another compilation on each rank, around the same operations."""
+    """Each rank has other shapes, other steps and another compilation around the same operations."""
 
     @jax.jit
     def program(data: Any, x: Any) -> Any:
@@ -208,7 +208,7 @@ def ranks_whose_programs_differ_beside_the_exchange() -> None:
 
 @case(least=2)
 def a_short_program_does_not_overtake_a_long_one() -> None:
-    """Both have an operation of the same name and shape, and only one rank takes long until the first."""
+    """Both have an operation of the same name and shape, and one rank reaches the first one late."""
 
     def long(x: Any, matrix: Any) -> Any:
         for _ in range(3):

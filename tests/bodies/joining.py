@@ -23,7 +23,7 @@ def the_last_rank_is_told_to_all() -> None:
 
 @case(op=("Sum", "Average", "Min", "Max", "Product", "Adasum"))
 def uneven_steps(op: str) -> None:
-    """Rank r has 2 r + 1 steps; those that are done count with what changes nothing."""
+    """Rank r runs 2 r + 1 steps; ranks that have finished contribute neutral elements."""
     size, rank = hvd.size(), hvd.rank()
     code = getattr(hvd, op)
     for step in range(2 * rank + 1):
@@ -82,7 +82,7 @@ def a_joined_rank_submits_nothing() -> None:
     for call in (lambda: hvd.allreduce(np.ones(2)), lambda: hvd.barrier(), lambda: hvd.join()):
         with pytest.raises(ValueError, match=r"has called join\(\)"):
             call()
-    hvd.barrier(process_set=pair)  # until here rank 1 has not joined, so nobody's join is over
+    hvd.barrier(process_set=pair)  # rank 1 joins only after this barrier, so no rank's join ends before
     context.wait(joining)
     context.release(joining)
 

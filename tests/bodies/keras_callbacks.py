@@ -20,7 +20,7 @@ def samples(count: int, seed: int = 0) -> tuple[Any, Any]:
 
 
 class Recorder(keras.callbacks.Callback):
-    """Notes the weights and the learning rate before each batch."""
+    """A callback that records the weights and the learning rate before each batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Recorder(keras.callbacks.Callback):
 
 @case()
 def the_same_start() -> None:
-    """Before the first batch; the random numbers of dropout stay different."""
+    """Ranks are equal before the first batch; the random numbers of dropout stay different."""
     inputs = keras.Input((3,))
     hidden = keras.layers.Dropout(0.5, seed=hvd.rank())(keras.layers.Dense(4)(inputs))
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.BatchNormalization()(hidden)))
@@ -57,7 +57,7 @@ def the_same_start() -> None:
 
 @case()
 def a_model_that_is_built_late() -> None:
-    """On some ranks only, too: then after the first batch."""
+    """A model may be built late, on some ranks only: the broadcast then follows the first batch."""
     model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(1)])
     if hvd.rank() == 0:
         model.build((None, 3))
@@ -68,7 +68,7 @@ def a_model_that_is_built_late() -> None:
 
 
 def judged() -> Any:
-    """A model with metrics of several kinds."""
+    """Returns a model with metrics of several kinds."""
     model = make_model()
     model.layers[-1].activation = keras.activations.sigmoid
     metrics = [
@@ -81,7 +81,7 @@ def judged() -> Any:
 
 @case(validates=[True, False])
 def metrics_over_uneven_data(validates: bool) -> None:
-    """What one process with the data of all ranks says: rank r has 3 + 2r samples, and 2 + r to validate."""
+    """Metrics equal those of one process: rank r has 3 + 2r samples, and 2 + r for validation."""
     shares = [samples(3 + 2 * rank, rank) for rank in range(hvd.size())]
     others = [samples(2 + rank, 50 + rank) for rank in range(hvd.size())]
     whole, other = ([np.concatenate(part) for part in zip(*parts, strict=True)] for parts in (shares, others))
@@ -120,7 +120,7 @@ def metrics_after_an_evaluation() -> None:
 
 
 class Extra(keras.callbacks.Callback):
-    """Logs of its own, some on one rank only."""
+    """A callback that adds logs of its own, some on one rank only."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs["rank"] = float(hvd.rank())
@@ -131,7 +131,7 @@ class Extra(keras.callbacks.Callback):
 
 @case()
 def logs_that_are_no_metrics() -> None:
-    """are averaged by value: a rank counts as much as it has samples."""
+    """Other logs are averaged by value: a rank's weight is its number of samples."""
     counts = [2 + 2 * rank for rank in range(hvd.size())]
     model = make_model()
     model.compile("sgd", "mse", run_eagerly=True)
@@ -175,7 +175,7 @@ def schedules() -> None:
 
 @case(eagerly=[True, False])
 def a_learning_rate_that_ends(eagerly: bool) -> None:
-    """The step is taken with what the callback has set, also in the middle of an epoch."""
+    """The step uses the value that the callback has set, also in the middle of an epoch."""
     model, recorder = make_model(dtype="float32"), Recorder()
     model.compile(keras.optimizers.SGD(1.0, momentum=0.5), "mse", run_eagerly=eagerly)
     schedule = hvd.callbacks.LearningRateScheduleCallback(
@@ -189,7 +189,7 @@ def a_learning_rate_that_ends(eagerly: bool) -> None:
 
 @case(corrects=[True, False])
 def momentum_when_the_learning_rate_changes(corrects: bool) -> None:
-    """It is counted in steps of the old rate: with a tenth of it, a tenth of the momentum is left."""
+    """Momentum is in steps of the old rate: with a tenth of the rate, a tenth of the momentum remains."""
     model = make_model()
     optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
     model.compile(optimizer, "mse")
@@ -206,7 +206,7 @@ def momentum_when_the_learning_rate_changes(corrects: bool) -> None:
 
 @case()
 def one_rank_saves_the_best() -> None:
-    """All know the best value, and find the file complete."""
+    """All ranks know the best value, and find the file complete."""
     folder = hvd.broadcast_object(tempfile.mkdtemp() if hvd.rank() == 0 else None)
     path = Path(folder) / "best.keras"
     model = make_model(dtype="float32")

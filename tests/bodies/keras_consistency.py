@@ -1,4 +1,4 @@
-"""Ranks that come apart under Keras are told of it: in eager steps, after epochs and at the end of fit."""
+"""Detection of ranks that diverge under Keras: in eager steps, after epochs and at the end of fit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fit(model: Any, *callbacks: Any, data: Any = None, **options: Any) -> None:
 
 @case(least=2, eagerly=[False, True])
 def a_forgotten_broadcast(eagerly: bool) -> None:
-    """Without a callback of ours: in the second step if it is eager, else when fit ends."""
+    """Without sirtaki's callbacks, it is detected in the second step if that is eager, else when fit ends."""
     model = compiled(seed=int(hvd.rank() == 1), run_eagerly=eagerly)
     differ(
         lambda: fit(model),
@@ -44,7 +44,7 @@ def a_forgotten_broadcast(eagerly: bool) -> None:
 
 @case(least=2)
 def a_model_that_changes_on_one_rank() -> None:
-    """After the broadcast, as by a checkpoint that one rank alone restores: the epoch's end shows it."""
+    """A change after the broadcast, like a checkpoint restored on one rank, is detected after the epoch."""
     model = compiled()
 
     def change(epoch: int, logs: Any) -> None:
@@ -64,7 +64,7 @@ def an_optimizer_that_differs() -> None:
     model.optimizer.momentum = 0.9
     hvd.broadcast_model(model)
     fit(model)
-    model.optimizer.learning_rate = 0.1 * (1 + hvd.rank())  # as by ReduceLROnPlateau on the rank's own loss
+    model.optimizer.learning_rate = 0.1 * (1 + hvd.rank())  # like ReduceLROnPlateau on the rank's own loss
     differ(lambda: fit(model), r"learning_rate is 0\.2\d* on rank 1")
 
 
@@ -80,12 +80,12 @@ def ranks_with_unequal_numbers_of_batches() -> None:
 
 @case(least=2)
 def an_optimizer_that_is_distributed_too_late() -> None:
-    """The compiled step goes on without an exchange."""
+    """The step is compiled already, and would run without an exchange."""
     model = make_model()
     optimizer = keras.optimizers.SGD(0.01)
     model.compile(optimizer, "mse", run_eagerly=False)
     fit(model)
-    if keras.backend.backend() == "torch":  # which compiles nothing
+    if keras.backend.backend() == "torch":  # torch compiles nothing
         return
     hvd.DistributedOptimizer(optimizer)
     with pytest.raises(ValueError, match="compiled before DistributedOptimizer was called"):
@@ -120,7 +120,7 @@ def a_plain_optimizer() -> None:
 
 @case(least=2)
 def ranks_that_are_meant_to_differ() -> None:
-    """Layers that stay on each rank, and ranks outside of the set."""
+    """Layers that stay on each rank, and ranks outside the process set, may differ."""
     model = make_model(seed=hvd.rank())
     hvd.broadcast_model(model, local_variables=model.layers[0].weights)
     optimizer = hvd.PartialDistributedOptimizer(
@@ -136,7 +136,7 @@ def ranks_that_are_meant_to_differ() -> None:
 
 @case(least=2)
 def running_numbers_of_layers() -> None:
-    """may differ between ranks: they are part of the names of variables."""
+    """The numbers in variables' names count the layers of a process, and may differ between ranks."""
     for _ in range(1 + 2 * hvd.rank()):
         make_model()
     model = compiled(run_eagerly=True)
@@ -146,7 +146,7 @@ def running_numbers_of_layers() -> None:
 
 @case(least=2)
 def a_loop_of_ones_own() -> None:
-    """Eagerly, the second step compares."""
+    """In eager mode, the second step compares the ranks."""
     model = make_model(seed=hvd.rank())
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01))
     optimizer.build(model.trainable_variables)

@@ -1,4 +1,4 @@
-"""Each rank its share of the data."""
+"""Distribution of the data over the ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bodies.keras_models import assert_alike, make_model
 
 
 def drawn(dataset: Any) -> list[int]:
-    """The samples of an epoch."""
+    """Returns the samples of an epoch."""
     found = [int(sample) for index in range(len(dataset)) for sample in dataset[index][0]]
     dataset.on_epoch_end()
     return found
@@ -45,7 +45,7 @@ def samples_dealt_out(uneven: Any) -> None:
 
 @case()
 def datasets_in_another_order_on_each_rank() -> None:
-    """are refused wherever the order arises: ranks would overlap."""
+    """Such data sets are rejected, wherever the order arises: the ranks' parts would overlap."""
     if importlib.util.find_spec("tensorflow") is None:
         return
     import tensorflow as tf
@@ -102,7 +102,7 @@ def too_little_or_of_a_wrong_kind() -> None:
 
 
 class Batches(keras.utils.PyDataset):
-    """Seven batches of a user's own."""
+    """A user-defined data set of seven batches."""
 
     def __len__(self) -> int:
         return 7
@@ -124,7 +124,7 @@ def batches_dealt_out() -> None:
 
 @case()
 def training_with_uneven_data() -> None:
-    """All ranks come to the end of each epoch, with the same weights."""
+    """All ranks reach the end of each epoch, with equal weights."""
     count = 5 * hvd.size() + 1
     x = np.random.default_rng(0).normal(size=(count, 3))
     model = make_model()

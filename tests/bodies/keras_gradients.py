@@ -1,4 +1,4 @@
-"""What becomes of gradients that a distributed optimizer of Keras applies: exact, in small integers."""
+"""Gradients that a distributed optimizer of Keras applies: exact, in small integers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def in_groups(groups: Any) -> None:
 
 @case(kind=["fp16", "bf16"])
 def compressed(kind: str) -> None:
-    """Integers that 16 bits hold; a sum that they hold too."""
+    """Uses integers that 16 bits hold, and whose sum they hold, too."""
     optimizer = sgd(compression=getattr(hvd.Compression, kind))
     assert_are(applied(optimizer, [2.0 * hvd.rank()] * 2), [2 * mean_of_ranks()] * 2)
 
@@ -85,7 +85,7 @@ def what_stays_on_a_rank() -> None:
 
 @case(least=2)
 def layers_that_stay_on_a_rank() -> None:
-    """Also those that get their variables later."""
+    """Layers may also get their variables later."""
     shared, own = keras.layers.Dense(1, use_bias=False), keras.layers.Dense(1, use_bias=False)
     optimizer = hvd.PartialDistributedOptimizer(
         keras.optimizers.SGD(1.0), local_layers=own, scale_local_gradients=False
@@ -99,7 +99,7 @@ def layers_that_stay_on_a_rank() -> None:
 
 @case()
 def what_nobody_has() -> None:
-    """A variable without a gradient on any rank stays what it is, also with weight decay."""
+    """A variable without a gradient on any rank does not change, also with weight decay."""
     found = variables(2)
     found[1].assign(np.ones(found[1].shape))
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, weight_decay=0.5))
@@ -108,9 +108,9 @@ def what_nobody_has() -> None:
 
 @case(least=2)
 def what_some_ranks_have() -> None:
-    """It counts as zero on the others, which take part in the step."""
+    """A missing gradient counts as zero, and its rank takes part in the step."""
     if keras.backend.backend() != "torch":
-        return  # elsewhere a graph decides what has a gradient, and it is the same graph on all ranks
+        return  # elsewhere a graph decides which variables have a gradient, alike on all ranks
     optimizer = sgd(compression=hvd.Compression.bf16)
     found = applied(optimizer, [2.0, 4.0 if hvd.rank() == 0 else None])
     assert_are(found, [2, 4 / hvd.size()])
@@ -118,7 +118,7 @@ def what_some_ranks_have() -> None:
 
 @case()
 def what_keras_stores_as_it_is() -> None:
-    """The largest values that 8-bit floats are scaled by are not gradients: the largest of all ranks is."""
+    """The scaling maxima of 8-bit floats are no gradients: the ranks use the largest of all ranks."""
     found = variables(2)
     found[1].overwrite_with_gradient = True
     assert_are(
@@ -128,7 +128,7 @@ def what_keras_stores_as_it_is() -> None:
 
 @case()
 def accumulated_in_several_optimizers() -> None:
-    """Two that are used in turns do not get into each other's way."""
+    """Two optimizers that are used in turns do not affect each other."""
     first, second = sgd(backward_passes_per_step=2), sgd()
     one, other = variables(2), variables(2)
     assert_are(applied(first, [2.0 * hvd.rank()] * 2, one), [0, 0])

@@ -1,4 +1,4 @@
-"""Loss scaling in Keras: an overflow on one rank is one on all."""
+"""Loss scaling in Keras: an overflow on one rank counts as an overflow on all."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ORDERS = {"outside": scaled_outside, "inside": scaled_inside, "by Keras": scaled
 
 @case(order=list(ORDERS))
 def an_overflow_on_one_rank(order: str) -> None:
-    """All ranks leave out that step, and halve their scale; then they go on."""
+    """All ranks skip that step and halve their scale; then they continue."""
     with mixed_precision():
         model = make_model(dtype="mixed_float16")
         model.compile(ORDERS[order](), "mse", run_eagerly=order == "inside")
@@ -62,7 +62,7 @@ def an_overflow_on_one_rank(order: str) -> None:
 
 @case(passes=[1, 2])
 def scaled_as_in_one_process(passes: int) -> None:
-    """With passes that add up as well."""
+    """Covers passes that are accumulated, too."""
 
     def make() -> Any:
         return keras.optimizers.SGD(0.1, gradient_accumulation_steps=passes if passes > 1 else None)

@@ -1,4 +1,4 @@
-"""Wrong use of sirtaki.keras, and what it says."""
+"""Wrong use of sirtaki.keras, and the resulting errors."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def before_init() -> None:
 
 @case(least=2)
 def different_models() -> None:
-    """All ranks are told, and go on."""
+    """All ranks get the error, and continue."""
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2 + hvd.rank())])
     with pytest.raises(ValueError, match=r"variable 0 .*is of shape \(3, 3\) .* on rank 1, but \(3, 2\)"):
         hvd.broadcast_model(model)
@@ -109,7 +109,7 @@ def different_models() -> None:
 
 @case()
 def the_name_that_horovod_has() -> None:
-    """`sirtaki.tensorflow.keras`, on whatever backend."""
+    """`sirtaki.tensorflow.keras` works on every backend."""
     if importlib.util.find_spec("tensorflow") is None:
         return
     from sirtaki.tensorflow import keras as other

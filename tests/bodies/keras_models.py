@@ -1,4 +1,4 @@
-"""A small model of Keras, data for each rank, and how it is trained; for the bodies about Keras."""
+"""A small Keras model, data for each rank, and its training, for the bodies about Keras."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 import sirtaki.keras as hvd
 
 STEPS = 4
-BATCH = 3  # samples a rank and step
+BATCH = 3  # samples per rank and step
 
 
 def make_model(seed: int = 0, dtype: str = "float64") -> Any:
-    """Two layers, with the weights of a seed."""
+    """Returns a model of two layers, with the weights of a seed."""
     model = keras.Sequential(
         [
             keras.Input((3,)),
@@ -29,21 +29,21 @@ def make_model(seed: int = 0, dtype: str = "float64") -> Any:
 
 
 def data_of(rank: int) -> tuple[Any, Any]:
-    """The samples of a rank: its batch of step 0, then that of step 1, and so on."""
+    """Returns a rank's samples: its batch of step 0, then that of step 1, and so on."""
     generator = np.random.default_rng(100 + rank)
     x = generator.normal(size=(STEPS * BATCH, 3))
     return x, np.sin(x.sum(axis=1, keepdims=True)) * 3
 
 
 def data_of_all() -> tuple[Any, Any]:
-    """The samples of all ranks: their batches of step 0, then those of step 1, and so on."""
+    """Returns all ranks' samples: their batches of step 0, then those of step 1, and so on."""
     parts = [data_of(rank) for rank in range(hvd.size())]
     both = [np.stack([part[which].reshape(STEPS, BATCH, -1) for part in parts], axis=1) for which in (0, 1)]
     return both[0].reshape(-1, 3), both[1].reshape(-1, 1)
 
 
 def fit(optimizer: Any, data: tuple[Any, Any], batch_size: int, **options: Any) -> Any:
-    """A model trained for one epoch."""
+    """Returns a model trained for one epoch."""
     model = make_model()
     model.compile(optimizer, "mse", **options)
     model.fit(*data, batch_size=batch_size, shuffle=False, verbose=0)
@@ -53,7 +53,7 @@ def fit(optimizer: Any, data: tuple[Any, Any], batch_size: int, **options: Any) 
 def assert_trained_as_one(
     make: Callable[[], Any], distribute: Callable[[Any], Any] = hvd.DistributedOptimizer, **options: Any
 ) -> None:
-    """The ranks together have learned what one process would have with the batches of all."""
+    """Checks that the ranks' training equals one process' training with the batches of all."""
     alone = fit(make(), data_of_all(), BATCH * hvd.size(), **options)
     together = fit(distribute(make()), data_of(hvd.rank()), BATCH, **options)
     assert_close(together, alone)
@@ -61,13 +61,13 @@ def assert_trained_as_one(
 
 
 def assert_close(model: Any, expected: Any) -> None:
-    """Two models have learned the same. Keras computes losses in float32, whatever its layers do."""
+    """Checks that two models have equal weights. Keras computes losses in float32 for every layer dtype."""
     for found, one in zip(model.get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_allclose(found, one, rtol=1e-5, atol=1e-6)
 
 
 def gradients_of(model: Any, x: Any, y: Any) -> list[Any]:
-    """What a loop of a user's own would do for the gradients of the mean squared error."""
+    """Returns the gradients of the mean squared error, computed as in a user's own loop."""
     x, y = keras.ops.convert_to_tensor(x), keras.ops.convert_to_tensor(y)
     if keras.backend.backend() == "torch":
         model.zero_grad()
@@ -88,7 +88,7 @@ def gradients_of(model: Any, x: Any, y: Any) -> list[Any]:
 
 
 def assert_alike(variables: list[Any]) -> None:
-    """All ranks have the same values."""
+    """Checks that all ranks have the same values."""
     for variable in variables:
         mine = keras.ops.convert_to_numpy(variable).reshape(1, -1)
         everyone = hvd.allgather(mine)

@@ -19,7 +19,7 @@ from sirtaki.keras.wrapping import Distributed
 
 @keras.saving.register_keras_serializable("tests")
 class Registered(keras.optimizers.SGD):
-    """An optimizer that Keras does not have."""
+    """An optimizer that Keras does not know."""
 
 
 OPTIMIZERS = {
@@ -39,7 +39,7 @@ def trained(optimizer: Any) -> Any:
 
 @case(optimizer=list(OPTIMIZERS))
 def a_file_and_back(optimizer: str) -> None:
-    """The file is that of the plain optimizer; both ways of loading it go on with its state."""
+    """The file is that of the plain optimizer; both ways of loading it continue with its state."""
     model = trained(hvd.DistributedOptimizer(OPTIMIZERS[optimizer]()))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.keras"
@@ -61,7 +61,7 @@ def a_file_and_back(optimizer: str) -> None:
 
 @case()
 def a_copy_by_its_configuration() -> None:
-    """is the plain optimizer."""
+    """The copy is the plain optimizer."""
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01, clipnorm=2.0))
     copy = type(optimizer).from_config(optimizer.get_config())
     assert not isinstance(copy, Distributed)

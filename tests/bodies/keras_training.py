@@ -1,4 +1,4 @@
-"""Training with Keras: the ranks together do what one process with all their batches does."""
+"""Training with Keras: the ranks together equal one process with all their batches."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def compiled_by_xla() -> None:
 
 @case(as_dense=[True, False])
 def an_embedding(as_dense: bool) -> None:
-    """Its gradient is sparse on TensorFlow; ranks have different rows, and some in common."""
+    """Its gradient is sparse on TensorFlow; ranks have different rows, and some rows in common."""
 
     def trained(optimizer: Any, words: Any, eagerly: bool) -> Any:
         model = keras.Sequential(
@@ -101,13 +101,13 @@ def an_embedding_that_stays_on_a_rank() -> None:
 
 @case()
 def several_steps_an_execution() -> None:
-    if keras.backend.backend() == "tensorflow":  # the others take one step at a time only
+    if keras.backend.backend() == "tensorflow":  # the other backends take one step at a time only
         assert_trained_as_one(OPTIMIZERS["momentum"], steps_per_execution=2)
 
 
 @case(average=[True, False])
 def passes_that_add_up(average: bool) -> None:
-    """Their mean is Keras' own accumulation; their sum a learning rate that is so many times higher."""
+    """Their mean equals Keras' own accumulation; their sum multiplies the rate by the number of passes."""
     rate = 0.1 if average else 0.2
 
     def distribute(optimizer: Any) -> Any:
@@ -156,7 +156,7 @@ def a_loop_of_ones_own(call: str) -> None:
 
 @case()
 def an_optimizer_that_has_been_used() -> None:
-    """It keeps its momentum, and is the same object still."""
+    """The optimizer keeps its momentum, and stays the same object."""
     model = make_model()
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     optimizer.apply(gradients_of(model, *data_of(0)), model.trainable_weights)
@@ -173,7 +173,7 @@ def an_optimizer_that_has_been_used() -> None:
 
 @case(least=2)
 def some_of_the_ranks() -> None:
-    """The ranks of a process set train together, the others for themselves."""
+    """The ranks of a process set train together, each other rank trains alone."""
     first = hvd.add_process_set([0])
     try:
         model = make_model()

@@ -43,7 +43,7 @@ def variables_of_any_dtype(dtype: str) -> None:
 
 @case()
 def a_model_and_its_optimizer() -> None:
-    """With the counter, the learning rate and the momentum of the optimizer; not with local variables."""
+    """Includes the optimizer's counter, learning rate and momentum, but not local variables."""
     model = make_model(seed=hvd.rank())
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 * (1 + hvd.rank()), momentum=0.9)), "mse")
     model.optimizer.build(model.trainable_weights)

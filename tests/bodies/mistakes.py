@@ -1,4 +1,4 @@
-"""What users do wrong: each mistake has its exception, says what to do, and leaves the world working."""
+"""User mistakes: each has its exception, whose text names the remedy, and leaves the world working."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def still_works() -> None:
 
 
 def ranks_disagree(call: Callable[[], Any], *words: str) -> None:
-    """All ranks get the same MismatchError, which says all these words; and the next operation works."""
+    """Checks that all ranks get the same MismatchError with these words; and the next operation works."""
     with pytest.raises(MismatchError) as caught:
         call()
     text = str(caught.value)
@@ -98,7 +98,7 @@ def a_mistake_after_many_good_steps_is_found() -> None:
 
 
 def refused(call: Callable[[], Any], *words: str, kind: type[Exception] = ValueError) -> None:
-    """This rank gets an error of this kind at once, with these words, and nothing is queued."""
+    """Checks that this rank gets an error of this kind at once, with these words, and nothing is queued."""
     with pytest.raises(kind) as caught:
         call()
     assert not isinstance(caught.value, HorovodInternalError)
@@ -156,7 +156,7 @@ def memory_that_is_already_in_flight() -> None:
 
 @case(least=2)
 def an_asynchronous_call_is_named_with_its_line() -> None:
-    """Also one without a name: the line that waits does not tell which of many calls it was."""
+    """This holds without a name, too: the waiting line does not identify one of many calls."""
     handle = hvd.reducescatter_async(np.ones((2 + hvd.rank(), 2)))
     with pytest.raises(MismatchError) as caught:
         handle.wait()

@@ -1,4 +1,4 @@
-"""What a rank says of what it has done: statistics and timelines."""
+"""A rank's own records: statistics and timelines."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def statistics_measure_the_bandwidth_of_what_moved() -> None:
 
 @case()
 def a_timeline_shows_what_was_done_between_start_and_stop() -> None:
-    hvd.stop_timeline()  # does nothing yet
+    hvd.stop_timeline()  # has no effect yet
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "timeline.json"
         mine = path if hvd.rank() == 0 else path.with_name(f"timeline.json.rank{hvd.rank()}")
@@ -98,7 +98,7 @@ def a_timeline_shows_what_was_done_between_start_and_stop() -> None:
     assert names[:2] == ["all-reduce", "NEGOTIATE"]
     if hvd.size() > 1:
         assert names.count("TRANSFER") == names.count("UNPACK") == 3
-        assert names.count("PACK") in (0, 3)  # a socket takes large tensors from where they lie
+        assert names.count("PACK") in (0, 3)  # a socket sends large tensors directly from their memory
         assert slices_named(events, "bias") == ["all-reduce", "NEGOTIATE", "PACK", "TRANSFER", "UNPACK"]
     assert not slices_named(events, "before") + slices_named(events, "after")
     assert sum(event["name"] == "DECISION" for event in events) >= 4

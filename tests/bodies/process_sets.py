@@ -1,4 +1,4 @@
-"""Process sets: who takes part, what goes on at the same time, and what those get that do not belong."""
+"""Process sets: their members, concurrent operations, and the errors of ranks that are not members."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def disjoint_sets_do_not_wait_for_each_other() -> None:
     pairs = [hvd.add_process_set([0, 1]), hvd.add_process_set([2, 3])]
     mine = pairs[hvd.rank() // 2] if hvd.rank() < 4 else None
     if mine is pairs[0]:
-        for step in range(50):  # the other pair does nothing meanwhile
+        for step in range(50):  # the other pair is idle meanwhile
             assert hvd.allreduce(np.array(step), op=hvd.Sum, process_set=mine) == 2 * step
     hvd.barrier()
     if mine is pairs[1]:
@@ -137,7 +137,7 @@ def overlapping_sets_under_random_timing() -> None:
     members = [[0, 1], [1, 2], [0, size - 1], [0, 1, 2]]
     sets = [hvd.add_process_set(ranks) for ranks in members if len(ranks) < size]
     sets.append(hvd.global_process_set)
-    random = np.random.default_rng(rank)  # each rank its own order
+    random = np.random.default_rng(rank)  # a different order on each rank
     for step in range(60):
         mine = [group for group in sets if rank in group.ranks]
         handles = []

@@ -13,7 +13,7 @@ CUTS = [(0,), (1,), (2, 3), (5,), (7, 2), (12, 0), (12, 5), (70_003,), (40_001, 
 
 
 def own_part(whole: np.ndarray) -> np.ndarray:
-    """This rank's rows of a reduce-scatter."""
+    """Returns this rank's rows of a reduce-scatter."""
     return np.array_split(whole, hvd.size())[hvd.rank()]
 
 
@@ -45,7 +45,7 @@ def grouped_reducescatter() -> None:
 
 
 def splits_of(rank: int, size: int, unit: int) -> list[int]:
-    """How many rows a rank sends to each: different for every pair, and none for some."""
+    """Returns the number of rows that a rank sends to each: different for every pair, zero for some."""
     return [(rank + 2 * other) % 3 * unit for other in range(size)]
 
 
@@ -78,7 +78,7 @@ def alltoall_in_equal_parts() -> None:
 def alltoall_of_less_than_everything_and_of_nothing() -> None:
     size, rank = hvd.size(), hvd.rank()
     mine = values(rank, (size + 4, 2), np.float32)
-    result, received = hvd.alltoall(mine, [1] * size)  # the last rows stay here
+    result, received = hvd.alltoall(mine, [1] * size)  # the last rows are not sent
     assert_same(result, np.stack([values(r, (size + 4, 2), np.float32)[rank] for r in range(size)]))
     result, received = hvd.alltoall(mine, [0] * size)
     assert result.shape == (0, 2)

@@ -1,4 +1,4 @@
-"""What each collective gives for TensorFlow's tensors, eagerly and in functions."""
+"""The result of each collective for TensorFlow's tensors, eagerly and in functions."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ OPS: dict[str, tuple[int, Callable[[Any], Any]]] = {
 
 
 def values(rank: int, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Small integers, which every dtype holds exactly; their sums are divisible by up to 4 ranks."""
+    """Returns small integers, which every dtype holds exactly; their sums are divisible by up to 4 ranks."""
     numbers = np.arange(int(np.prod(shape))) * 5 + rank * 7
     return tf.cast((numbers % 2 * 12).reshape(shape), dtype)
 
 
 def everyone(shape: tuple[int, ...], dtype: Any) -> Any:
-    """All ranks' values, as float64."""
+    """Returns all ranks' values, as float64."""
     return np.stack([tf.cast(values(rank, shape, dtype), tf.float64) for rank in range(hvd.size())])
 
 

@@ -1,4 +1,4 @@
-"""Variables that differ between ranks, and equal batches: found in eager steps, or on request."""
+"""Variables that differ between ranks, and equal batches: detected in eager steps, or on request."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def a_forgotten_broadcast() -> None:
 
 @case(least=2)
 def a_broadcast_after_the_first_batch() -> None:
-    """As in Horovod's example for TensorFlow 2."""
+    """Follows Horovod's example for TensorFlow 2."""
     variables = made(hvd.rank())
     for number in range(4):
         step(variables, hvd.rank() + 1.0)
@@ -51,7 +51,7 @@ def a_broadcast_after_the_first_batch() -> None:
 
 @case(least=2)
 def two_models_in_turns() -> None:
-    """Each has a series of its own, and so have the ranks of a set."""
+    """Each model has a series of its own, and so have the ranks of a set."""
     one, other = made(0), made(hvd.rank())
     for _ in range(3):
         step(one, hvd.rank() + 1.0)
@@ -74,7 +74,7 @@ def equal_batches() -> None:
 
 @case(least=2)
 def gradients_by_inputs() -> None:
-    """Tensors are no parameters: ranks have their own."""
+    """Tensors are not parameters: each rank has its own."""
     for _ in range(3):
         x = tf.constant([hvd.rank() + 1.0])
         with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
@@ -85,11 +85,11 @@ def gradients_by_inputs() -> None:
 
 @case(least=2)
 def variables_that_come_and_go() -> None:
-    """Ranks recognise their series alike, though new objects may get the numbers of old ones on some."""
+    """Ranks identify series alike, though new objects may reuse the numbers of old ones on some ranks."""
     kept = []
     for number in range(40):
         if hvd.rank() == 1 and number % 3 == 0:
-            kept.append(made(0))  # so that memory is handed out differently there
+            kept.append(made(0))  # so that memory is allocated differently on this rank
         step(made(0), hvd.rank() + 1.0)
 
 

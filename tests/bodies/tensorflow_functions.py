@@ -1,4 +1,4 @@
-"""Collectives in tf.function: loops, branches, names, orders, and what outlives a world."""
+"""Collectives in tf.function: loops, branches, names, orders, and objects that outlive a world."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bodies import case
 
 
 def at_some_time(tensor: Any) -> Any:
-    """The tensor, after a while that differs from rank to rank, beside everything else."""
+    """Returns the tensor after a random delay on each rank, in parallel to everything else."""
 
     def delayed(value: Any) -> Any:
         time.sleep(random.uniform(0, 0.003))
@@ -28,7 +28,7 @@ def at_some_time(tensor: Any) -> Any:
 
 
 def factor() -> float:
-    """What rank + 1 sums up to over the ranks."""
+    """Returns the sum of rank + 1 over the ranks."""
     return hvd.size() * (hvd.size() + 1) / 2
 
 
@@ -177,7 +177,7 @@ def new_names_take_no_memory() -> None:
     steps(0, 300)
     before = psutil.Process().memory_info().rss
     steps(300, 600)
-    assert psutil.Process().memory_info().rss - before < 8 << 20  # kernels for 600 names would be 20 MiB
+    assert psutil.Process().memory_info().rss - before < 8 << 20  # kernels for 600 names would take 20 MiB
 
 
 @case()

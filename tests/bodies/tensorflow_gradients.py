@@ -1,4 +1,4 @@
-"""Derivatives: what is differentiated is the sum of the losses of all ranks."""
+"""Derivatives: the differentiated function is the sum of the losses of all ranks."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def values(rank: int, shape: tuple[int, ...]) -> Any:
 
 
 def weights(result: Any) -> Any:
-    """What this rank multiplies its result by, so that losses differ between ranks."""
+    """Returns the factors of this rank's result, so that losses differ between ranks."""
     numbers = tf.range(tf.size(result)) + hvd.rank()
     return tf.reshape(1 + tf.sqrt(tf.cast(numbers, tf.float64)), tf.shape(result))
 
 
 @case(name=COLLECTIVES)
 def is_that_of_one_function(name: str) -> None:
-    """Beside finite differences of the sum of all ranks' losses, by one rank's input after another."""
+    """Compares with finite differences of the sum of all ranks' losses, by one rank's input after another."""
     collective, shape_of = COLLECTIVES[name]
     mine = tf.constant(values(hvd.rank(), shape_of(hvd.rank())))
 
@@ -94,7 +94,7 @@ def what_is_not_used_counts_as_zero() -> None:
 
 @case()
 def in_another_dtype() -> None:
-    """What comes back may be of another dtype, and is converted, so that ranks agree about it."""
+    """The incoming gradient may have another dtype, and is converted, so that the ranks agree."""
     given = {True: tf.float64, False: tf.float16}[hvd.rank() % 2 == 0]
     for collective in (
         lambda x: hvd.alltoall(x, [1] * hvd.size())[0],
@@ -140,7 +140,7 @@ def what_has_none_says_so() -> None:
 
 @case()
 def ranks_that_tie_share_the_gradient_of_an_extreme() -> None:
-    """As tf.reduce_max shares it among equal elements, so that what comes back adds up to what was given."""
+    """They share it as tf.reduce_max does among equal elements, so that the gradients' sum is preserved."""
     mine = [1.0, float(hvd.rank() > 0), float(hvd.rank())]
     for op, expected in (
         (hvd.Max, [1 / hvd.size(), 1 / max(hvd.size() - 1, 1), float(hvd.rank() == hvd.size() - 1)]),

@@ -1,4 +1,4 @@
-"""What goes wrong: which of TensorFlow's errors, with which words; and that the next operation works."""
+"""Failures: TensorFlow's error class and its words; and the next operation works."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def facts_of_the_world() -> None:
 
 @case(uses_resource=[True, False])
 def variables_are_overwritten_in_the_session(uses_resource: bool) -> None:
-    """With both of TensorFlow's kinds of variables: nothing has happened before the session runs it."""
+    """Covers both kinds of variables: no value changes before the session runs the operation."""
     root = hvd.size() - 1
     with tf.Graph().as_default(), v1.Session() as session:
         made = [v1.Variable([float(hvd.rank()), number], use_resource=uses_resource) for number in (1.0, 2.0)]

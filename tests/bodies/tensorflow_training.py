@@ -1,4 +1,4 @@
-"""Training on the ranks is training in one process with all their batches together."""
+"""Training on the ranks equals training in one process with all their batches together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS, FEATURES = 4, 3
 
 
 def batch(rank: int, step: int = 0) -> tuple[Any, Any]:
-    """Small integers, so that sums are exact."""
+    """Returns small integers, so that sums are exact."""
     numbers = np.random.default_rng(10 * rank + step).integers(-2, 3, (ROWS, FEATURES + 1)).astype(np.float64)
     return tf.constant(numbers[:, :FEATURES]), tf.constant(numbers[:, FEATURES:])
 
@@ -176,7 +176,7 @@ def norm_layer(kind: Any) -> Any:
 def batch_normalisation() -> None:
     import keras
 
-    if int(keras.__version__.partition(".")[0]) < 3:  # what comes with TensorFlow up to 2.15
+    if int(keras.__version__.partition(".")[0]) < 3:  # the Keras of TensorFlow up to 2.15
         with pytest.raises(ImportError, match="Keras 3"):
             hvd.SyncBatchNormalization()
         return
@@ -211,7 +211,7 @@ def batch_normalisation() -> None:
 
 @case()
 def batch_normalisation_with_a_mask() -> None:
-    """Masked steps count nowhere, however many of them each rank has."""
+    """Masked steps count on no rank, however many of them each rank has."""
     import keras
 
     if int(keras.__version__.partition(".")[0]) < 3:

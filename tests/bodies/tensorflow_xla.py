@@ -20,7 +20,7 @@ def compiled(function: Any) -> Any:
 
 
 def where_served(body: Callable[[], None]) -> Callable[[], None]:
-    """The body where TensorFlow's XLA has an interface that is known; else functions have to say so."""
+    """Runs the body if TensorFlow's XLA has a known interface; otherwise, functions must raise an error."""
 
     def refused() -> None:
         with pytest.raises(ValueError, match="jit_compile=False"):

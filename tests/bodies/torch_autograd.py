@@ -1,4 +1,4 @@
-"""Derivatives: what is differentiated is the sum of the losses of all ranks."""
+"""Derivatives: the differentiated function is the sum of the losses of all ranks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ Collective = Callable[[Tensor], Tensor]
 
 
 class EveryRank(torch.autograd.Function):
-    """A collective as one function of all ranks' inputs, so that it can be checked on each of them.
+    """A collective as one function of all ranks' inputs, so that it can be checked on each rank.
 
-    Its output is all ranks' outputs; a rank runs its own part, and its derivative is all ranks' derivatives.
+    Its output is all ranks' outputs; a rank computes its own part, and its derivative is all ranks'
+    derivatives.
     """
 
     @staticmethod
@@ -103,7 +104,7 @@ def derivatives_are_right(name: str) -> None:
 
 @case()
 def second_derivatives() -> None:
-    """Of the sum over ranks of (sum of x^3)^2 / 2, by each rank's x."""
+    """Differentiates the sum over ranks of (sum of x^3)^2 / 2, by each rank's x."""
     mine = torch.arange(1.0, 4.0, dtype=torch.float64).add(hvd.rank()).requires_grad_()
     total = hvd.allreduce(mine.pow(3), op=hvd.Sum)
     (first,) = torch.autograd.grad(total.square().sum() / 2, mine, create_graph=True)
@@ -124,7 +125,7 @@ def a_gradient_that_is_expanded() -> None:
 
 @case()
 def second_derivatives_of_a_product() -> None:
-    """Of the product over ranks, with a zero on the first of them."""
+    """Differentiates the product over ranks, with a zero on the first rank."""
     mine = torch.full((2,), float(hvd.rank()), dtype=torch.float64, requires_grad=True)
     product = hvd.allreduce(mine, op=hvd.Product)
     (first,) = torch.autograd.grad(product.sum(), mine, create_graph=True)
@@ -137,7 +138,7 @@ def second_derivatives_of_a_product() -> None:
 
 @case(op=["Min", "Max"])
 def extremes_that_several_ranks_have(op: str) -> None:
-    """They share the gradient equally, as the elements of one tensor do."""
+    """The ranks share the gradient equally, as the elements of one tensor do."""
     mine = torch.tensor([1.0, float(hvd.rank() % 2), float("nan")], requires_grad=True)
     hvd.allreduce(mine, op=getattr(hvd, op)).sum().backward()
     everyone = torch.tensor([[1.0, rank % 2, float("nan")] for rank in range(hvd.size())], requires_grad=True)
@@ -159,7 +160,7 @@ def operations_without_a_derivative() -> None:
 
 @case(least=2)
 def derivatives_over_process_sets() -> None:
-    """The last ranks among themselves; the first is not in the set, and the root is its last rank."""
+    """The set has all ranks but the first; its root is its last rank."""
     some = hvd.add_process_set(range(1, hvd.size()))
     if hvd.rank() > 0:
         mine = torch.full((2,), float(hvd.rank()), requires_grad=True)
@@ -198,7 +199,7 @@ GROUPS: dict[str, tuple[Callable[[list[Tensor]], list[Tensor]], Callable[[Tensor
 
 @case(kind=GROUPS)
 def one_backward_pass_for_each_of_a_group(kind: str) -> None:
-    """As Horovod's users do, `for y in hvd.grouped_allreduce(xs): y.backward()`."""
+    """Follows Horovod's users: `for y in hvd.grouped_allreduce(xs): y.backward()`."""
     group, single = GROUPS[kind]
     for backwards in (False, True):
         ours = [torch.full((3, 2), hvd.rank() + n + 1.0).requires_grad_() for n in range(3)]

@@ -1,4 +1,4 @@
-"""What each collective gives for torch tensors: dtypes, shapes, memory orders, in place and not waiting."""
+"""Each collective's result for torch tensors: dtypes, shapes, memory orders, in place and asynchronous."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
 
 
 def values(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Small integers, which every dtype holds exactly; their sums are divisible by up to 4 ranks."""
+    """Returns small integers, which every dtype holds exactly; their sums are divisible by up to 4 ranks."""
     numbers = torch.arange(int(torch.Size(shape).numel())) * 5 + rank * 7
     small = (numbers % 2 * 12).reshape(shape)
     return small.to(torch.uint8).view(dtype) if dtype in BITS_ONLY else small.to(dtype)
@@ -70,7 +70,7 @@ def allreduce(op: str) -> None:
 
 @case()
 def what_is_repeated_under_one_name() -> None:
-    """The same name may come with another tensor, shape, dtype, order or operation each time."""
+    """Each call with the same name may pass another tensor, shape, dtype, order or operation."""
     for turn in range(3):
         for name in ("float32", "int64"):
             for shape in ((5,), (2, 3), (0,), ()):
@@ -106,7 +106,7 @@ def what_is_repeated_after_it_has_failed() -> None:
 
 @case()
 def what_threads_repeat_at_the_same_time() -> None:
-    """Operations of one kind and shape, each under a name of its own and without one."""
+    """Threads run operations of one kind and shape, each with a name of its own and without a name."""
 
     def repeat(context: Context, thread: int) -> None:
         with using(context):

@@ -1,4 +1,4 @@
-"""Ranks that come apart are told of it: parameters, hyper-parameters, and batches that are all the same."""
+"""Detection of ranks that diverge: parameters, hyper-parameters, and batches that are equal on all ranks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def parameters_that_were_broadcast_after_the_first_step() -> None:
 
 @case(least=2)
 def optimizer_state_that_differs() -> None:
-    """One rank alone has loaded a checkpoint's momenta, or they were left out of the broadcast."""
+    """Only one rank has loaded a checkpoint's momenta, or the broadcast left them out."""
     model = network()
     optimizer = distributed(model)
     step(model, optimizer, 0)
@@ -88,7 +88,7 @@ def state_that_one_rank_has() -> None:
 @case(least=2)
 def a_process_set_checks_its_own_ranks() -> None:
     odd = hvd.add_process_set(range(1, hvd.size()))
-    model = network(seed=max(hvd.rank(), 1))  # ranks outside of the set may have what they like
+    model = network(seed=max(hvd.rank(), 1))  # ranks outside the set may have any parameters
     optimizer = distributed(model, process_set=odd)
     if hvd.size() == 2:
         train(model, optimizer, own_loss, steps=3)
@@ -158,7 +158,7 @@ def hyper_parameters_that_differ_from_the_start() -> None:
 
 @case(least=2)
 def one_rank_that_reacts_to_its_own_loss() -> None:
-    """ReduceLROnPlateau that is fed the rank's own loss."""
+    """ReduceLROnPlateau receives the rank's own loss."""
     model = network()
     optimizer = distributed(model)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
@@ -170,7 +170,7 @@ def one_rank_that_reacts_to_its_own_loss() -> None:
 
 @case(least=2)
 def uneven_data_and_a_join() -> None:
-    """A rank that runs out of data misses the others' last steps, and the next step says so."""
+    """A rank that runs out of data misses the others' last steps, and the next step reports it."""
     model = network()
     optimizer = distributed(model)
     for number in range(3 + hvd.rank()):
@@ -191,7 +191,7 @@ def even_data_and_a_join() -> None:
 
 @case(least=2)
 def a_join_in_the_first_steps() -> None:
-    """Ranks count their exchanges differently afterwards; nothing is reported but what differs."""
+    """Ranks then count their exchanges differently; only real differences are reported."""
     model = network()
     optimizer = distributed(model, torch.optim.SGD(model.parameters(), lr=0.0))
     for number in range(1 + hvd.rank()):
@@ -223,7 +223,7 @@ def checks_at_any_time() -> None:
 
 @case(least=2)
 def memory_in_any_order() -> None:
-    """Values count, not how they lie in memory."""
+    """The comparison covers values, not their memory order."""
     weight = torch.randn(4, 3, 5, 5, generator=generator(1))
     if hvd.rank():
         weight = weight.to(memory_format=torch.channels_last)
@@ -232,7 +232,7 @@ def memory_in_any_order() -> None:
 
 @case(least=2)
 def a_parameter_that_one_rank_has_frozen() -> None:
-    """It would count as zero there, and the others' gradient be too small."""
+    """The parameter would count as zero there, and the others' gradient would be too small."""
     model = network()
     model[2].weight.requires_grad_(hvd.rank() != 1)
     optimizer = distributed(model)
@@ -244,7 +244,7 @@ def a_parameter_that_one_rank_has_frozen() -> None:
 
 @case(least=2)
 def parameters_in_another_order() -> None:
-    """Without names, gradients find each other by their places."""
+    """Without names, gradients are matched by position."""
     model = network()
     layers = [model[0], model[2], model[4]]
     twin = nn.Linear(5, 5).double()
@@ -261,7 +261,7 @@ def parameters_in_another_order() -> None:
 
 @case(least=2)
 def the_plain_optimizer_that_was_kept() -> None:
-    """`hvd.DistributedOptimizer(optimizer)` without taking its result: it is the same one."""
+    """The result of `hvd.DistributedOptimizer(optimizer)` is dropped: it is the same object."""
     model = network()
     optimizer = sgd(model)
     distributed(model, optimizer)

@@ -22,7 +22,7 @@ def samples() -> TensorDataset:
 
 @case(shuffle=(False, True))
 def a_sampler_needs_no_numbers(shuffle: bool) -> None:
-    """The same samples as from torch's, which has to be told them."""
+    """The samples equal those of torch's sampler, which must be given rank and size."""
     ours = hvd.DistributedSampler(samples(), shuffle=shuffle, seed=3)
     theirs = DistributedSampler(samples(), hvd.size(), hvd.rank(), shuffle, 3)
     assert isinstance(ours, DistributedSampler)
@@ -77,7 +77,7 @@ def loaders_that_cannot_share_out() -> None:
 
 @case(least=2)
 def uneven_data_and_a_join_that_mends() -> None:
-    """After join(model=…, optimizer=…) all ranks go on from the last one's state."""
+    """After join(model=…, optimizer=…) all ranks continue from the last rank's state."""
     model = network()
     optimizer = distributed(model)
     for step in range(2 + hvd.rank()):

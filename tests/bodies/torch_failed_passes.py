@@ -29,7 +29,7 @@ from bodies.torch_passes import run_passes, sum_of_two_passes
 
 
 class Boom(torch.autograd.Function):
-    """Raises in the backward pass."""
+    """A function that raises in the backward pass."""
 
     @staticmethod
     def forward(_: Any, tensor: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class Boom(torch.autograd.Function):
 
 
 def failing(model: nn.Sequential) -> Callable[[Tensor], Tensor]:
-    """The model; its backward pass raises when half of the gradients are there."""
+    """Returns the model with a backward pass that raises when half of the gradients are ready."""
     return lambda inputs: model[2:](Boom.apply(model[:2](inputs)))
 
 
@@ -51,7 +51,7 @@ def failing_loss(model: nn.Sequential, step: int) -> Tensor:
 
 @case(width=[5, 600])
 def a_pass_that_raises_on_all_ranks(width: int) -> None:
-    """Also when it has already begun to send: then a round is open."""
+    """The pass may have begun to send: a round is then open."""
     model, plain = network(width=width), network(width=width)
     optimizer = leaving_early(distributed(model))
     for step in range(4):
@@ -61,7 +61,7 @@ def a_pass_that_raises_on_all_ranks(width: int) -> None:
             with pytest.raises(ArithmeticError, match="boom"):
                 failing_loss(model, step).backward()
             if step == 2:
-                nn.Module.zero_grad(model)  # nobody tells the optimizer
+                nn.Module.zero_grad(model)  # the optimizer does not see this
             continue
         own_loss(model, step).backward()
         optimizer.step()
@@ -73,7 +73,7 @@ def a_pass_that_raises_on_all_ranks(width: int) -> None:
 
 @case(width=[5, 600])
 def a_pass_that_raises_on_one_rank(width: int) -> None:
-    """That rank takes part in the round with what it has, and then steps like the others."""
+    """That rank takes part in the round with the gradients that it has, and then steps like the others."""
     model = network(width=width)
     optimizer = leaving_early(distributed(model))
     for step in range(4):
@@ -106,7 +106,7 @@ def a_pass_that_raises_on_one_rank_and_is_given_up(width: int) -> None:
 
 @case(least=2)
 def a_pass_after_one_that_raised_adds_to_gradients_that_are_reduced() -> None:
-    """Its first gradient does not grow while the round that was left open is still being exchanged."""
+    """Its first gradient does not grow while the open round is still being exchanged."""
     model, plain = network(width=600), network(width=600)
     optimizer = leaving_early(distributed(model))
     own_loss(model, 0).backward()
@@ -133,7 +133,7 @@ def a_pass_after_one_that_raised_adds_to_gradients_that_are_reduced() -> None:
 
 @case(least=2)
 def a_held_pass_that_raises_starts_no_round() -> None:
-    """Its gradients would have stayed on this rank, so the others do not wait for it."""
+    """Its gradients would have stayed on this rank, so the others do not wait for them."""
     model, plain = network(), network()
     optimizer = distributed(model, backward_passes_per_step=2, op=hvd.Sum)
     for step in range(3):

@@ -1,6 +1,6 @@
-"""What is asked of GPUs: on real ones where there are any (tests/gpu), else on the fakes'.
+"""Operations on GPUs: on real GPUs where there are any (tests/gpu), else on the fakes'.
 
-Results are compared on the CPU, so that what is read is what the current stream has waited for.
+Results are compared on the CPU, so that the comparison reads what the current stream has waited for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DTYPES = ("uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"
 
 
 def own_device() -> torch.device:
-    """This rank's GPU; the CPU, where the fakes are."""
+    """Returns this rank's GPU; the CPU, if the fakes are used."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
@@ -29,7 +29,7 @@ def own_device() -> torch.device:
 
 @contextlib.contextmanager
 def side_stream() -> Iterator[None]:
-    """A stream of its own, which begins after what is in the current one."""
+    """Returns a new stream, which starts after the work in the current stream."""
     if not torch.cuda.is_available():
         yield
         return
@@ -40,7 +40,7 @@ def side_stream() -> Iterator[None]:
 
 
 def pattern(count: int, rank: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Small whole numbers, whose sums are exact in every dtype."""
+    """Returns small whole numbers, whose sums are exact in every dtype."""
     return ((torch.arange(count) + rank) % 7).to(dtype)
 
 
@@ -54,7 +54,7 @@ def same(result: Tensor, expected: Tensor) -> None:
 
 @case(name=DTYPES)
 def every_dtype(name: str) -> None:
-    """Sums, extremes and what only moves."""
+    """Covers sums, extremes and operations that only move data."""
     dtype, device = getattr(torch, name), own_device()
     for count in SIZES:
         mine = pattern(count, hvd.rank(), dtype).to(device)
@@ -92,7 +92,7 @@ def every_operation() -> None:
 
 @case()
 def many_in_flight() -> None:
-    """In another order on each rank, polled and not; results are used at once."""
+    """The order differs between ranks, some handles are polled; results are used at once."""
     device, rank = own_device(), hvd.rank()
     counts = [1 + 1709 * place for place in range(40)]
     order = [(place + 7 * rank) % len(counts) for place in range(len(counts))]
@@ -112,7 +112,7 @@ def memory_that_is_dropped_at_once_is_not_used_again_too_early() -> None:
     for step in range(20):
         results.append(hvd.allreduce(torch.full((count,), float(step), device=device), op=hvd.Sum))
         hvd.allreduce_async(torch.full((count,), 1.0, device=device), op=hvd.Sum, name=f"dropped {step}")
-        torch.full((count,), -1.0, device=device)  # would take memory that is free too early
+        torch.full((count,), -1.0, device=device)  # would reuse memory that is released too early
         gc.collect(0)
     for step, result in enumerate(results):
         same(result, torch.full((count,), float(step * hvd.size())))
@@ -123,7 +123,7 @@ def a_stream_of_its_own() -> None:
     device, count = own_device(), 500_000
     with side_stream():
         mine = pattern(count, hvd.rank()).to(device)
-        for _ in range(30):  # so that there is something to wait for
+        for _ in range(30):  # enough work to wait for
             mine = mine * 1
         handle = hvd.allreduce_async(mine, op=hvd.Sum)
         del mine
@@ -132,7 +132,7 @@ def a_stream_of_its_own() -> None:
 
 
 def make_model() -> nn.Module:
-    """Alike on all ranks, whatever else draws numbers."""
+    """Returns a model that is equal on all ranks, independent of other uses of random numbers."""
     generator = torch.Generator().manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 3)).double()
     with torch.no_grad():
@@ -173,7 +173,7 @@ def training_does_what_one_process_does_on_the_cpu() -> None:
 
 @case()
 def mixed_precision() -> None:
-    """Loss scaling: an overflow on one rank makes all skip the step."""
+    """Loss scaling: an overflow on one rank makes all ranks skip the step."""
     device = own_device()
     model = make_model().float().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -199,7 +199,7 @@ def mixed_precision() -> None:
 
 @case(least=2, begins=("with the others", "without a tensor"))
 def a_rank_without_data_takes_part(begins: str) -> None:
-    """If it has had no tensor on a GPU, it says which one it takes."""
+    """A rank that has had no tensor on a GPU passes its GPU to `join`."""
     device = own_device()
     if begins == "with the others":
         hvd.allreduce(torch.ones(1, device=device))

@@ -1,7 +1,7 @@
-"""Every optimizer of torch with the options of ours: each pair of options is met with each optimizer.
+"""Every optimizer of torch with sirtaki's options: each pair of options is tested with each optimizer.
 
 Gradients are small whole numbers that every format holds exactly, and divisible by the number of ranks. So
-whatever the options, parameters have to be those of one process that uses the ranks' batches together.
+for all options, parameters must equal those of one process that uses the ranks' batches together.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def is_allowed(kind: str, options: Mapping[str, Any]) -> bool:
 
 
 def pairwise(kind: str) -> Iterator[dict[str, Any]]:
-    """Few combinations of options in which each allowed pair of two of them occurs."""
+    """Yields few combinations of options such that each allowed pair of two of them occurs."""
     everything = [dict(zip(AXES, values, strict=True)) for values in product(*AXES.values())]
     allowed = [options for options in everything if is_allowed(kind, options)]
     pairs = [set(combinations(options.items(), 2)) for options in allowed]
@@ -89,7 +89,7 @@ def parameters(kind: str) -> nn.ParameterDict:
 
 
 def loss(model: nn.ParameterDict, step: int, rank: int) -> Tensor:
-    """A rank's loss of a pass. It uses one of the parameters in every other pass, and one never."""
+    """Returns a rank's loss of a pass. It uses one parameter in every other pass, and one parameter never."""
     total = torch.zeros((), dtype=torch.float64)
     for name, parameter in model.items():
         if name == "never" or (name == "sometimes" and (rank + step) % 2):
@@ -102,7 +102,7 @@ def loss(model: nn.ParameterDict, step: int, rank: int) -> Tensor:
 def train(
     model: nn.ParameterDict, optimizer: Any, options: Mapping[str, Any], losses: Callable[[int], Tensor]
 ) -> None:
-    """The same loop for the ranks and for the one process beside them."""
+    """Runs the same loop for the ranks and for the single reference process."""
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=options["scales"])
     passes = 1 if options["passes"] == "one" else 2
     for step in range(STEPS):

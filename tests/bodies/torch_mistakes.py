@@ -1,4 +1,4 @@
-"""What users of torch do wrong: each mistake has its exception, says what to do, and does no harm."""
+"""Mistakes of torch users: each has its exception, whose text names the remedy, and does no harm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def still_works() -> None:
 
 
 def refused(call: Callable[[], Any], *words: str, kind: type[Exception] = ValueError) -> None:
-    """This rank gets an error of this kind at once, with these words, and nothing is queued."""
+    """Checks that this rank gets an error of this kind at once, with these words, and nothing is queued."""
     with pytest.raises(kind) as caught:
         call()
     assert not isinstance(caught.value, HorovodInternalError)
@@ -61,7 +61,7 @@ def dtypes_that_cannot_be_exchanged() -> None:
 
 @case()
 def dtypes_that_cannot_be_reduced() -> None:
-    names = [name for name in ("bool", "float8_e8m0fnu") if hasattr(torch, name)]  # the latter from 2.7 on
+    names = [name for name in ("bool", "float8_e8m0fnu") if hasattr(torch, name)]  # the latter since 2.7
     for dtype in (getattr(torch, name) for name in names):
         mine = torch.ones(3).to(dtype)
         refused(
@@ -98,7 +98,7 @@ def ranks_that_disagree() -> None:
 
 @case(least=2)
 def models_that_differ_between_ranks() -> None:
-    """The error comes out of backward(), names the gradient, and the next pass works."""
+    """backward() raises the error, which names the gradient, and the next pass works."""
     model = nn.ParameterDict({"even": torch.ones(2 + hvd.rank() % 2), "same": torch.ones(3)})
     optimizer = distributed(model, torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(MismatchError, match=r"gradient\.even.*\[2\].*\[3\]"):

@@ -1,4 +1,4 @@
-"""Models, data and single-process references for the torch bodies. All ranks make the same ones."""
+"""Models, data and single-process references for the torch bodies. All ranks make equal ones."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def generator(seed: int) -> torch.Generator:
 
 
 def fill(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Small random weights, from a generator of its own: ranks may be threads."""
+    """Sets small random weights, from a generator of its own: ranks may be threads."""
     source = generator(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            spread = parameter.shape[-1] ** -0.5  # whatever the width, tanh is not saturated
+            spread = parameter.shape[-1] ** -0.5  # for every width, tanh is not saturated
             parameter.copy_(torch.randn(parameter.shape, generator=source, dtype=torch.float64) * spread)
     return model
 
@@ -48,14 +48,14 @@ def network(seed: int = 0, width: int = 5) -> nn.Module:
 
 
 def batch(step: int, rows: int = ROWS) -> tuple[Tensor, Tensor]:
-    """The whole batch of a step."""
+    """Returns the whole batch of a step."""
     source = generator(1000 + step)
     inputs = torch.randn(rows, 4, generator=source, dtype=torch.float64)
     return inputs, torch.randn(rows, 3, generator=source, dtype=torch.float64)
 
 
 def share(whole: Tensor) -> Tensor:
-    """This rank's part of a batch."""
+    """Returns this rank's part of a batch."""
     return whole.chunk(hvd.size())[hvd.rank()]
 
 
@@ -64,7 +64,7 @@ def loss_of(model: Callable[[Tensor], Tensor], data: tuple[Tensor, Tensor]) -> T
 
 
 def own_loss(model: Callable[[Tensor], Tensor], step: int) -> Tensor:
-    """The loss of this rank's part of a step's batch."""
+    """Returns the loss of this rank's part of a step's batch."""
     inputs, targets = batch(step)
     return loss_of(model, (share(inputs), share(targets)))
 
@@ -88,13 +88,13 @@ def distributed(model: nn.Module, optimizer: torch.optim.Optimizer | None = None
 
 
 def leaving_early(optimizer: Any) -> Any:
-    """The optimizer, as on a machine that has a core for the exchange beside the backward pass."""
+    """Makes the optimizer behave as on a machine with a spare core for the exchange; returns it."""
     optimizer._reducer._overlap = Overlap(has_spare_core=True)
     return optimizer
 
 
 def assert_alike(actual: nn.Module, expected: nn.Module) -> None:
-    """Parameters that are equal up to the rounding of float64."""
+    """Checks that parameters are equal up to the rounding of float64."""
     for (name, one), other in zip(actual.named_parameters(), expected.parameters(), strict=True):
         text = f"{name}: "
         torch.testing.assert_close(
@@ -103,6 +103,6 @@ def assert_alike(actual: nn.Module, expected: nn.Module) -> None:
 
 
 def assert_same_on_all_ranks(model: nn.Module) -> None:
-    """Parameters that are equal to the bit on all ranks."""
+    """Checks that parameters are equal to the bit on all ranks."""
     states = hvd.allgather_object([parameter.detach().numpy().tobytes() for parameter in model.parameters()])
     assert all(state == states[0] for state in states)

@@ -18,7 +18,7 @@ SHAPES = [(1,), (7,), (5, 3), (0, 2), (4, 0), (70_001,)]
 
 
 def rows_of(whole: Tensor, rank: int) -> Tensor:
-    """What a reduce-scatter gives a rank."""
+    """Returns a rank's rows of a reduce-scatter."""
     return whole.tensor_split(hvd.size())[rank]
 
 
@@ -51,14 +51,14 @@ def ranks() -> range:
 
 
 def splits_of(rank: int) -> list[int]:
-    """How many rows a rank sends to each: sometimes none."""
+    """Returns the number of rows that a rank sends to each: sometimes zero."""
     return [(rank + other) % 3 for other in ranks()]
 
 
 @case(kind=["list", "tensor"])
 def alltoall_in_unequal_parts(kind: str) -> None:
     def rows(rank: int) -> Tensor:
-        return torch.arange(sum(splits_of(rank)) + 1) + 100 * rank  # one more than is sent
+        return torch.arange(sum(splits_of(rank)) + 1) + 100 * rank  # one row more than is sent
 
     splits: Any = splits_of(hvd.rank())
     if kind == "tensor":
@@ -94,7 +94,7 @@ def alltoall_with_splits_that_do_not_fit() -> None:
 
 
 def members() -> list[Tensor]:
-    """Tensors of several dtypes and shapes."""
+    """Returns tensors of several dtypes and shapes."""
     kinds = [((3, 2), torch.float32), ((4,), torch.int64), ((2, 1), torch.float64)]
     return [values(hvd.rank(), shape, dtype) for shape, dtype in kinds]
 
@@ -143,7 +143,7 @@ def groups_of_none() -> None:
 
 @case()
 def adasum() -> None:
-    """What points the same way on all ranks is averaged, what is orthogonal is added."""
+    """Parallel vectors of the ranks are averaged, orthogonal vectors are added."""
     if hvd.size() & (hvd.size() - 1) == 0:
         same(hvd.allreduce(torch.tensor([3.0, 4.0]), op=hvd.Adasum), torch.tensor([3.0, 4.0]))
         mine = torch.zeros(hvd.size())
@@ -183,7 +183,7 @@ OVER_SETS: dict[str, Callable[[Tensor, Any], Any]] = {
 
 @case(least=2, name=OVER_SETS)
 def process_sets(name: str) -> None:
-    """Two sets at the same time; the ranks that belong to none go on by themselves."""
+    """Two sets operate at the same time; ranks that belong to neither continue alone."""
     halves = [hvd.add_process_set(list(ranks())[half::2]) for half in (0, 1)]
     hvd.barrier(halves[hvd.rank() % 2])
     mine = halves[hvd.rank() % 2]

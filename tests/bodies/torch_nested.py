@@ -24,7 +24,7 @@ from bodies.torch_models import (
 
 
 class Checkpointed(nn.Module):
-    """Blocks that are computed again in nested backward passes; `shared` is used by two of them."""
+    """Blocks that are recomputed in nested backward passes; two of them use `shared`."""
 
     def __init__(self, is_nested: bool, head: bool, width: int = 4) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def nested_passes(head: bool) -> None:
 
 @case()
 def nested_passes_and_a_sum() -> None:
-    """Nothing leaves before a pass has ended, though there is enough of it."""
+    """No gradient leaves before a pass has ended, though enough bytes are ready."""
     ours, plain = (Checkpointed(is_nested, head=True, width=500) for is_nested in (True, False))
     optimizer = leaving_early(distributed(ours, op=hvd.Sum))
     train(ours, optimizer, lambda model, step: own_loss(model, step) / hvd.size(), steps=4)
@@ -76,7 +76,7 @@ def nested_passes_and_a_sum() -> None:
 
 @case(head=[False, True])
 def nested_passes_from_some_step_on(head: bool) -> None:
-    """Gradients leave early until the first nested pass, which may make one grow that has left."""
+    """Gradients leave early until the first nested pass, which may add to a gradient that has left."""
     ours, plain = Checkpointed(False, head, width=500), Checkpointed(False, head, width=500)
     optimizer = leaving_early(distributed(ours))
     for step in range(4):
@@ -89,7 +89,7 @@ def nested_passes_from_some_step_on(head: bool) -> None:
 
 @case()
 def nested_passes_with_branches_that_differ() -> None:
-    """No rank waits inside a nested pass for a gradient that another one never has."""
+    """No rank waits inside a nested pass for a gradient that another rank never has."""
     model = Checkpointed(True, head=False)
     optimizer = distributed(model)
     for step in range(4):

@@ -1,4 +1,4 @@
-"""What a distributed optimizer is: its own class still, with its state, its groups and its calls."""
+"""Properties of a distributed optimizer: it keeps its class, its state, its groups and its calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def it_is_still_of_its_class() -> None:
     assert optimizer is plain
     assert optimizer.param_groups[0]["lr"] == 0.05
     has_hooks = bool(model[0].weight._post_accumulate_grad_hooks)
-    assert has_hooks == (hvd.size() > 1)  # a world of one costs nothing
+    assert has_hooks == (hvd.size() > 1)  # a world of one rank costs nothing
 
 
 @case()
@@ -130,7 +130,7 @@ def several_groups_and_a_late_one() -> None:
 @case()
 def a_discarded_optimizer_lets_go_of_the_model() -> None:
     model, plain = network(), network()
-    gc.disable()  # no cycle may keep it
+    gc.disable()  # no reference cycle may keep it alive
     try:
         for _ in range(3):
             optimizer = distributed(model)
@@ -186,7 +186,7 @@ def scalars_and_empty_parameters() -> None:
 
 @case()
 def whole_numbers_among_the_parameters() -> None:
-    """As in quantized models; they never have gradients."""
+    """Quantized models have them; they never have gradients."""
     table = nn.Parameter(torch.arange(4), requires_grad=False)
     weight = nn.Parameter(torch.ones(4))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([table, weight], lr=1.0))

@@ -28,13 +28,13 @@ OPS = {"Average": hvd.Average, "Sum": hvd.Sum}
 
 
 def run_passes(model: nn.Module, step: int, count: int) -> None:
-    """The passes of a step, each over this rank's part of another batch."""
+    """Runs the passes of a step, each over this rank's part of another batch."""
     for part in range(count):
         own_loss(model, count * step + part).backward()
 
 
 def summed_loss(model: nn.Module, step: int, count: int = 3) -> Tensor:
-    """The sum of the losses of a step's passes over the whole batches: what one process would do."""
+    """Returns the sum of the losses of a step's passes over the whole batches, as in one process."""
     return sum(
         (whole_loss(model, count * step + part) for part in range(count)),
         torch.zeros((), dtype=torch.float64),
@@ -109,7 +109,7 @@ def held_back_gradients_are_this_rank_s() -> None:
 
 @case()
 def passes_that_are_averaged_one_by_one() -> None:
-    """Without a word about it, each pass is exchanged, and their averages add up."""
+    """Without further arguments, each pass is exchanged, and their averages add up."""
     model = network()
     optimizer = distributed(model)
     for step in range(3):
@@ -151,7 +151,7 @@ def a_rank_without_a_pass_takes_part_by_stepping(dropped_by: str) -> None:
 
 
 class Twice(torch.optim.Optimizer):
-    """Calls its closure twice a step."""
+    """An optimizer that calls its closure twice per step."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})
@@ -224,7 +224,7 @@ def a_second_order_gradient() -> None:
 
 @case(freezes=[False, True])
 def two_optimizers_in_turn(freezes: bool) -> None:
-    """As in adversarial training: each step's pass goes through both networks."""
+    """Covers adversarial training: each step's pass goes through both networks."""
 
     def steps(maker: nn.Module, judge: nn.Module, optimizers: list[Any], loss: Any) -> None:
         for step in range(3):
@@ -291,7 +291,7 @@ def sum_of_two_passes(model: nn.Module, step: int) -> Tensor:
 
 @case()
 def passes_whose_gradients_were_dropped_do_not_count() -> None:
-    """After zero_grad() a step needs all its passes again; one more would be refused with op=Sum."""
+    """After zero_grad() a step needs all its passes again; an extra pass would be rejected with op=Sum."""
     model, plain = network(), network()
     optimizer = distributed(model, backward_passes_per_step=2, op=hvd.Sum)
     for step in range(3):

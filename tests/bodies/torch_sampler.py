@@ -17,7 +17,7 @@ SAMPLES = 50
 
 
 class Place:
-    """A rank of some world, for a sampler that only asks where it is."""
+    """A rank of some world, for a sampler that only asks for rank and size."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -26,7 +26,7 @@ class Place:
 def samplers(
     size: int, state: dict[str, Any] | None = None, **options: Any
 ) -> list[hvd.elastic.ElasticSampler]:
-    """Those of all ranks of a world, here."""
+    """Returns the samplers of all ranks of a world, in this process."""
     made = []
     for rank in range(size):
         with mock.patch.object(module, "current", lambda rank=rank: Place(rank, size)):
@@ -71,7 +71,7 @@ def epochs_have_orders_of_their_own() -> None:
 
 @case()
 def an_epoch_that_ends_on_other_ranks() -> None:
-    """With 3 ranks, then 2, 4, 1 and 5, a few steps each: every sample comes once."""
+    """Runs with 3 ranks, then 2, 4, 1 and 5, for a few steps each: every sample comes once."""
     if hvd.size() > 1:
         return
     state, taken = None, set()

@@ -1,4 +1,4 @@
-"""Training of some of the ranks, of ranks that run out of data, and by what steps change."""
+"""Training of some of the ranks, of ranks that run out of data, and the divisors of steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sirtaki.torch import device
 
 
 def loss_of_ranks(model: nn.Module, step: int, ranks: list[int]) -> torch.Tensor:
-    """The mean of the losses of these ranks' shares."""
+    """Returns the mean of the losses of these ranks' shares."""
     inputs, targets = (whole.chunk(hvd.size()) for whole in batch(step))
     losses = [loss_of(model, (inputs[rank], targets[rank])) for rank in ranks]
     return sum(losses, torch.zeros((), dtype=torch.float64)) / max(len(losses), 1)
@@ -34,7 +34,7 @@ def loss_of_ranks(model: nn.Module, step: int, ranks: list[int]) -> torch.Tensor
 
 @case(least=2)
 def a_process_set() -> None:
-    """Its ranks train together; on the others it is the plain optimizer."""
+    """The set's ranks train together; on the other ranks the optimizer is the plain one."""
     some = hvd.add_process_set(range(1, hvd.size()))
     ours, plain = network(seed=hvd.rank()), network(seed=1 if hvd.rank() else 0)
     optimizer = distributed(ours, process_set=some)
@@ -51,7 +51,7 @@ def a_process_set() -> None:
 
 @case(least=2)
 def optimizers_of_two_sets_at_once() -> None:
-    """Even and odd ranks train one layer among themselves, and all of them the other together."""
+    """Even and odd ranks train one layer within their sets, and all ranks train the other layer together."""
     halves = [hvd.add_process_set(list(range(half, hvd.size(), 2))) for half in (0, 1)]
     own = halves[hvd.rank() % 2]
     ours, plain = network(), network()
@@ -73,19 +73,19 @@ def optimizers_of_two_sets_at_once() -> None:
         hvd.remove_process_set(half)
 
 
-BATCHES = (3, 5, 0)  # of each rank
+BATCHES = (3, 5, 0)  # per rank
 
 
 @case(least=3, groups=[0, 1])
 def ranks_that_run_out_of_data(groups: int) -> None:
-    """Who has joined counts as zeros, in an average over all ranks."""
+    """A rank that has joined counts as zeros, in an average over all ranks."""
     ours, plain = network(), network()
     optimizer = distributed(ours, groups=groups)
     for step in range(BATCHES[hvd.rank()]):
         optimizer.zero_grad()
         own_loss(ours, step).backward()
         optimizer.step()
-    last = hvd.join(device.ordinal(next(ours.parameters())))  # one of them has had nothing to exchange
+    last = hvd.join(device.ordinal(next(ours.parameters())))  # one of the ranks has had nothing to exchange
     assert last in range(hvd.size())
     hvd.broadcast_parameters(ours.state_dict(), root_rank=1)
     hvd.broadcast_optimizer_state(optimizer, root_rank=1)
@@ -96,7 +96,7 @@ def ranks_that_run_out_of_data(groups: int) -> None:
         (loss_of_ranks(plain, step, active) * len(active) / hvd.size()).backward()
         alone.step()
     assert_alike(ours, plain)
-    train(ours, optimizer, own_loss, steps=2)  # all are back
+    train(ours, optimizer, own_loss, steps=2)  # all ranks are back
     assert_same_on_all_ranks(ours)
 
 

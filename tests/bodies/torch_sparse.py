@@ -1,4 +1,4 @@
-"""Sparse tensors and gradients: what comes out is what the dense ones would give."""
+"""Sparse tensors and gradients: the results equal those of dense ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPS = {"Sum": hvd.Sum, "Average": hvd.Average, "Max": hvd.Max}
 
 
 def sparse(rank: int, rows: int, used: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """A rank's tensor of rows x 3, with `used` entries, some of them of the same row."""
+    """Returns a rank's tensor of rows x 3, with `used` entries, some of them of the same row."""
     places = (torch.arange(used) * (rank + 2) + rank) % rows
     numbers = torch.arange(used * 3).view(used, 3).to(dtype) % 7 * 12 * (rank + 1)
     return torch.sparse_coo_tensor(places.unsqueeze(0), numbers, (rows, 3))
@@ -94,7 +94,7 @@ def mistakes() -> None:
 
 
 class Words(nn.Module):
-    """A table of which each rank uses some rows, one that few ranks use at times, and a dense layer."""
+    """A table of which each rank uses some rows, a table that few ranks use at times, and a dense layer."""
 
     def __init__(self, is_sparse: bool) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ def sparse_adam(model: Words) -> torch.optim.Optimizer:
 
 
 def steps(model: Words, optimizer: Any, ranks: range, count: int = 5) -> nn.Module:
-    """Steps with the mean loss of some ranks."""
+    """Runs steps with the mean loss of some ranks."""
     for step in range(count):
         optimizer.zero_grad()
         losses = [model(step, rank) for rank in ranks]
@@ -178,7 +178,7 @@ def gradients_in_16_bits_and_several_passes() -> None:
 
 @case()
 def gradients_of_a_table_that_is_also_a_dense_layer() -> None:
-    """Tied weights: torch makes them dense."""
+    """Torch makes the gradients of tied weights dense."""
 
     def loss(model: nn.Embedding, rank: int) -> Tensor:
         return (model(torch.tensor([rank, 1])) @ model.weight.t()).square().mean()

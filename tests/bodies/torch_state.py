@@ -1,4 +1,4 @@
-"""The same start on every rank: parameters, buffers and optimizer state of one rank for all."""
+"""Equal starts on every rank: parameters, buffers and optimizer state of one rank for all."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def tied_and_overlapping_and_odd_tensors() -> None:
 
 @case(kind=OPTIMIZERS)
 def optimizer_state_where_only_the_root_has_some(kind: str) -> None:
-    """As after loading a checkpoint on one rank."""
+    """Only the root has loaded a checkpoint."""
     root = hvd.size() - 1
     model, plain = network(), network()
     optimizer, alone = OPTIMIZERS[kind](model.parameters()), OPTIMIZERS[kind](plain.parameters())
@@ -85,7 +85,7 @@ def optimizer_state_where_only_the_root_has_some(kind: str) -> None:
     if hvd.rank() == root:
         model.load_state_dict(plain.state_dict())
         optimizer.load_state_dict(alone.state_dict())
-        for state in optimizer.state.values():  # torch would share the tensors
+        for state in optimizer.state.values():  # torch would share the tensors otherwise
             state.update(
                 {name: value.clone() for name, value in state.items() if isinstance(value, torch.Tensor)}
             )

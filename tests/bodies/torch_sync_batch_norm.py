@@ -1,4 +1,4 @@
-"""Batch normalisation over all ranks is that of the concatenated batch, forward, backward and over time."""
+"""Batch normalisation over all ranks equals the concatenated batch's: forward, backward and over time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
 
 def parts(step: int, dimensions: int = 4, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Every rank's batch: more rows on later ranks, and none on the first where others have some."""
+    """Returns every rank's batch: more rows on later ranks, and none on the first if others have some."""
     extra = (2, 3, 2)[: dimensions - 2]
     rows = [3 * rank for rank in range(hvd.size())] if hvd.size() > 1 else [4]
     source = generator(50 + step)
@@ -41,7 +41,7 @@ def parts(step: int, dimensions: int = 4, dtype: torch.dtype = torch.float64) ->
 
 
 def weighted(result: Tensor, step: int) -> Tensor:
-    """A loss that gives each element a gradient of its own."""
+    """Returns a loss that gives each element a gradient of its own."""
     return (result * torch.cos(torch.arange(result.numel(), dtype=result.dtype) + step).view_as(result)).sum()
 
 
@@ -166,7 +166,7 @@ def inputs_that_do_not_fit() -> None:
 
 @case(least=2)
 def in_a_compiled_model() -> None:
-    """The graph is cut at the layer, and the rest of the model is compiled."""
+    """The graph breaks at the layer, and the rest of the model is compiled."""
 
     def loss(model: Any, step: int, batch: Tensor) -> Tensor:
         return model(batch).square().sum() + step

@@ -1,4 +1,4 @@
-"""Training on N ranks is what one process does with the whole batch."""
+"""Training on N ranks equals one process with the whole batch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def the_same_bits_in_every_run() -> None:
 
 @case()
 def gradients_that_leave_early() -> None:
-    """Megabytes of gradients are exchanged while the pass goes on."""
+    """Megabytes of gradients are exchanged during the pass."""
     ours, reference = network(width=500), network(width=500)
     train(ours, leaving_early(distributed(ours)), own_loss, steps=3)
     train(reference, sgd(reference), whole_loss, steps=3)
@@ -59,7 +59,7 @@ def gradients_that_leave_early() -> None:
 
 @case(is_idle=[False, True])
 def gradients_leave_early_where_the_pass_leaves_the_core(is_idle: bool) -> None:
-    """Without a core to spare they leave at the end, unless the pass before has slept most of the time."""
+    """Without a spare core they leave at the end, unless the previous pass has slept most of the time."""
     model = network(width=500)
     optimizer = distributed(model)
     reducer, submissions = optimizer._reducer, []
@@ -95,7 +95,7 @@ def unequal_starts_become_equal() -> None:
 
 
 class Branches(nn.Module):
-    """Rows go through `left` or `right`, as they say; `never` is not used."""
+    """A model whose rows go through `left` or `right`, as each row selects; `never` is not used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Branches(nn.Module):
 
 
 def branched_loss(model: nn.Module, step: int, ranks: range) -> torch.Tensor:
-    """The mean loss over some ranks' rows; in this step each rank uses one branch for all of its rows."""
+    """Returns the mean loss over some ranks' rows; in a step each rank uses one branch for all its rows."""
     inputs, targets = batch(step)
     total = torch.zeros((), dtype=torch.float64)
     for rank in ranks:
@@ -128,7 +128,7 @@ def branches_that_differ_between_ranks() -> None:
 
 @case()
 def branches_with_gradients_that_are_not_dropped() -> None:
-    """A rank that does not use a parameter again counts with the gradient that it has."""
+    """A rank that does not use a parameter again contributes the gradient that it already has."""
 
     def steps(model: nn.Module, optimizer: torch.optim.Optimizer, ranks: range) -> None:
         for step in range(4):
@@ -220,7 +220,7 @@ def memory_in_channels_last_order() -> None:
 
 @case(backend=["eager", "aot_eager"])
 def a_compiled_model(backend: str) -> None:
-    # The limit counts for the whole process, in which the tests of many worlds run.
+    # The limit applies to the whole process, in which the tests of many worlds run.
     torch._dynamo.config.recompile_limit = 10_000
     torch._dynamo.config.accumulated_recompile_limit = 100_000
     ours, reference = network(), network()
@@ -320,7 +320,7 @@ def mixed_precision() -> None:
 
 @case(groups=[1, 2, 100, "lists"])
 def gradients_in_groups(groups: Any) -> None:
-    """Also where ranks use other parameters of a group, or none of it."""
+    """Ranks may use different parameters of a group, or none of it."""
     ours, reference = Branches(), Branches()
     mine = range(hvd.rank(), hvd.rank() + 1)
     if groups == "lists":
@@ -336,7 +336,7 @@ def gradients_in_groups(groups: Any) -> None:
 
 @case()
 def groups_of_many_megabytes() -> None:
-    """Their parts leave at different times of the pass."""
+    """The groups' parts leave at different times of the pass."""
     ours, reference = network(width=500), network(width=500)
     groups = [[ours[0].weight, ours[4].bias], [ours[2].weight, ours[0].bias]]
     train(ours, leaving_early(distributed(ours, groups=groups)), own_loss, steps=3)

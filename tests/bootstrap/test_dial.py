@@ -1,4 +1,4 @@
-"""Whoever has several addresses is reached at the one that leads to him."""
+"""A peer with several addresses is reached at an address that leads to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAILSAFE_SECONDS = 120.0
 
 @pytest.fixture
 def listening() -> Iterator[tuple[str, str]]:
-    """Two listeners that accept and say nothing: their addresses."""
+    """Returns the addresses of two listeners that accept and send nothing."""
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
         yield tuple(f"127.0.0.1:{one.getsockname()[1]}" for one in (first, second))  # type: ignore[misc]
 
@@ -48,13 +48,13 @@ def port(connection: socket.socket) -> str:
 
 
 def greet(connection: socket.socket) -> Conversation:
-    """A handshake that is content with any peer; the rank that it returns is the peer's port."""
+    """Accepts any peer in a handshake; the returned rank is the peer's port."""
     yield b"", 0
     return Identity(connection.getpeername()[1])
 
 
 def test_the_one_that_answers_is_kept(listening: tuple[str, str]) -> None:
-    addresses = [free_address(), "192.0.2.1:9", listening[0]]  # refused, and a network that is nowhere
+    addresses = [free_address(), "192.0.2.1:9", listening[0]]  # a refused address, and an unreachable network
     connection, peer = dial(addresses, greet, soon())
     assert port(connection) == f"127.0.0.1:{peer.rank}" == listening[0]
     connection.close()
@@ -127,7 +127,7 @@ def test_a_silent_address_does_not_hold_up_the_others(listening: tuple[str, str]
 
     def wait_for_the_first(connection: socket.socket) -> Conversation:
         if port(connection) in (listening[0], listening[1]):
-            yield b"hello", 1  # nobody answers
+            yield b"hello", 1  # no answer comes
         yield b"", 0
         return Identity(7)
 
@@ -141,7 +141,7 @@ def test_a_silent_address_does_not_hold_up_the_others(listening: tuple[str, str]
 
 
 def test_a_full_queue_is_tried_again_until_there_is_room(tmp_path: Path) -> None:
-    """A Unix socket whose queue is full answers EAGAIN: no connection, and no reason to give up."""
+    """A Unix socket whose queue is full answers EAGAIN: not connected, but no reason to stop dialing."""
     path = str(tmp_path / "listener")
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as crowd:
         listener.bind(path)
@@ -166,7 +166,7 @@ def test_a_full_queue_is_tried_again_until_there_is_room(tmp_path: Path) -> None
 
 
 def test_a_connection_that_is_closed_is_made_again() -> None:
-    """A crowded listener closes the oldest of those that have not finished: that is no refusal."""
+    """A crowded listener closes the oldest unfinished connections: that is no rejection."""
 
     def expect_a_byte(connection: socket.socket) -> Conversation:
         yield b"", 1
@@ -207,7 +207,7 @@ def test_one_that_always_hangs_up_is_given_up() -> None:
 
 
 def test_a_peer_that_is_refused_learns_from_whom() -> None:
-    """Its hello may be read before this side has sent its own."""
+    """The peer may read the hello before this side has sent its own."""
     ours = b"who I am"
 
     def greet_a_stranger(connection: socket.socket) -> Conversation:

@@ -1,4 +1,4 @@
-"""Each rank's place, from where all of them run."""
+"""The place of each rank, derived from the hosts of all ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def member(host: str, pid: int) -> Member:
     ],
 )
 def test_places_on_hosts_of_different_size(rank: int, local: tuple[int, int], cross: tuple[int, int]) -> None:
-    """`cross` is the place among those hosts only that have a rank of the same local number."""
+    """`cross` is the place among only those hosts that have a rank with the same local number."""
     members = [member(host, pid) for pid, host in enumerate("ababbc", 100)]
     place = topology_of(rank, members)
     assert (place.rank, place.size) == (rank, 6)

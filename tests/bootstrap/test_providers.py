@@ -1,4 +1,4 @@
-"""What each launcher leaves in the environment, and what becomes of it."""
+"""The variables that each launcher sets, and their interpretation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_hvdrun_serves_the_rendezvous_itself() -> None:
 
 
 def test_the_key_of_hvdrun_is_read_once(tmp_path: Path) -> None:
-    """A system that cleans temporary files may remove the file while the job runs, before another init()."""
+    """A cleaner of temporary files may remove the file while the job runs, before another init()."""
     file = tmp_path / "key"
     write_key(str(file))
     variables = {
@@ -64,7 +64,7 @@ def test_a_key_file_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pyt
     write_key(str(file))
     read_key(str(file))
     monkeypatch.setattr("os.getuid", lambda: os.stat(file).st_uid + 1)
-    if os.stat(file).st_uid == 0:  # a file of root's is as good as one's own
+    if os.stat(file).st_uid == 0:  # a file of root is as trusted as one's own
         os.chown(file, 12345, 0)
     with pytest.raises(BootstrapError, match=r"belongs to user \d+, not to you"):
         read_key(str(file))

@@ -1,4 +1,4 @@
-"""The ranks that are wanted come in, whatever strangers do meanwhile."""
+"""Wanted ranks are accepted, whatever unauthenticated peers do meanwhile."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_strangers_are_turned_away_and_nobody_waits_for_them(
         for job in others:
             come_in_vain(job)
         come_from_another_generation()
-        come(far, meeting(3)).close()  # a rank, but not one that is wanted
+        come(far, meeting(3)).close()  # a rank that is not wanted
         return come(far, meeting(1))
 
     came = pool.submit(come_all)
@@ -172,7 +172,7 @@ def test_interfaces_that_do_not_exist() -> None:
 
 
 def test_a_private_folder_holds_the_socket(pool: ThreadPoolExecutor) -> None:
-    """Another user cannot even fill the queue of connections, which an abstract socket would let him."""
+    """Another user cannot even fill the queue of connections, which an abstract socket would allow."""
     with tempfile.TemporaryDirectory() as folder:
         with Reception(folder) as reception:
             assert reception.name.startswith(f"unix:{folder}/")

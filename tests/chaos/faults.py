@@ -1,6 +1,7 @@
-"""Faults of a trial: what goes wrong, in which process, and how the job has to end.
+"""Faults of a trial: the failure, its process, and the required end of the job.
 
-A rank's own faults strike at a random step of its program, those of the launcher's processes at some moment.
+A rank's own faults occur at a random step of its program, those of the launcher's processes at a random
+moment.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job may end: its exit codes, and whether hvdrun has to name the rank of the fault."""
+    """The permitted ends of a job: its exit codes, and whether hvdrun must name the rank of the fault."""
 
     codes: frozenset[int]
     names_rank: bool = True
@@ -43,7 +44,7 @@ def _pause() -> None:
 
 
 def _close_descriptors() -> None:
-    """Closes what this process has open beyond its standard streams, as a script with a wrong loop does."""
+    """Closes all descriptors of this process but its standard streams, like a script with a faulty loop."""
     os.closerange(3, 64)
 
 
@@ -56,7 +57,7 @@ def _limit(which: int, amount: Callable[[], int]) -> Callable[[], None]:
 
 
 def _address_space() -> int:
-    """A little more than this process uses now, in bytes."""
+    """Returns a little more than this process' current use of address space, in bytes."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE") + (1 << 20)
 
@@ -64,7 +65,7 @@ def _address_space() -> int:
 WELL = Outcome(frozenset({0}), names_rank=False)
 FAILS = frozenset(range(1, 256))
 
-# Strikes inside the victim's program.
+# Faults inside the victim's program.
 IN_A_RANK: dict[str, tuple[Callable[[], None], Outcome]] = {
     "SIGKILL": (_kill(signal.SIGKILL), Outcome(frozenset({128 + signal.SIGKILL}))),
     "SIGSEGV": (_kill(signal.SIGSEGV), Outcome(frozenset({128 + signal.SIGSEGV}))),
@@ -80,7 +81,7 @@ IN_A_RANK: dict[str, tuple[Callable[[], None], Outcome]] = {
     "descriptors closed": (_close_descriptors, Outcome(FAILS | {0})),
 }
 
-# Strikes a process of the launcher, from outside: (process, signal).
+# Faults of a process of the launcher, caused from outside: (process, signal).
 OUTSIDE: dict[str, tuple[str, int, Outcome]] = {
     "kill hvdrun": ("hvdrun", signal.SIGKILL, Outcome(frozenset({-signal.SIGKILL}), names_rank=False)),
     "SIGTERM hvdrun": (
@@ -100,7 +101,7 @@ EXACT = Outcome(frozenset({0}), names_rank=False)
 
 
 def outcome_of(fault: str) -> Outcome:
-    """How a job with this fault has to end."""
+    """Returns the required end of a job with this fault."""
     if fault in IN_A_RANK:
         return IN_A_RANK[fault][1]
     return OUTSIDE[fault][2] if fault in OUTSIDE else EXACT

@@ -3,8 +3,8 @@
     python program.py SEED FLAVOUR STEPS FAULT VICTIM STEP FOLDER
 
 All ranks derive the same operations from the seed. Values are small whole numbers, so that every sum is exact
-in every dtype and order; a wrong one ends the rank with WRONG_SUM. `FOLDER/started.RANK` says that a rank has
-come through its first step, `FOLDER/struck` when the fault struck, in seconds of time.monotonic().
+in every dtype and order; a wrong one ends the rank with WRONG_SUM. `FOLDER/started.RANK` exists once a rank
+has completed its first step; `FOLDER/struck` holds the time of the fault, in seconds of time.monotonic().
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Step = Callable[[int], None]
 
 
 def check(found: Any, expected: Any) -> None:
-    """Ends this rank at once if a result is wrong: whatever else is going on, that must not pass."""
+    """Ends this rank at once if a result is wrong: a wrong result must be noticed whatever else happens."""
     if not np.array_equal(np.asarray(found), np.asarray(expected)):
         print(
             f"WRONG SUM: {np.asarray(found).ravel()[:4]} instead of {np.asarray(expected).ravel()[:4]}",
@@ -36,12 +36,12 @@ def check(found: Any, expected: Any) -> None:
 
 
 def total(size: int, step: int) -> int:
-    """The sum over ranks of rank + step."""
+    """Returns the sum over ranks of rank + step."""
     return size * (size - 1) // 2 + size * step
 
 
 def numpy_steps(rng: random.Random) -> Iterator[Step]:
-    """Every collective of the numpy adapter, on arrays of random length."""
+    """Runs every collective of the numpy adapter, on arrays of random length."""
     import sirtaki.numpy as hvd
 
     hvd.init()
@@ -91,7 +91,7 @@ def numpy_steps(rng: random.Random) -> Iterator[Step]:
 
 
 def torch_steps(rng: random.Random, workers: int = 0) -> Iterator[Step]:
-    """Training steps of a linear model whose gradients are whole numbers; with DataLoader workers, too."""
+    """Runs training steps of a linear model with whole-number gradients; with DataLoader workers, too."""
     import torch
 
     import sirtaki.torch as hvd
@@ -123,7 +123,7 @@ def loader_steps(rng: random.Random) -> Iterator[Step]:
 
 
 def jax_steps(rng: random.Random) -> Iterator[Step]:
-    """All-reduces inside a jitted program."""
+    """Runs all-reduces inside a jitted program."""
     import jax
     import jax.numpy as jnp
 
@@ -146,7 +146,7 @@ def jax_steps(rng: random.Random) -> Iterator[Step]:
 
 
 def tensorflow_steps(rng: random.Random) -> Iterator[Step]:
-    """All-reduces inside a tf.function."""
+    """Runs all-reduces inside a tf.function."""
     import tensorflow as tf
 
     import sirtaki.tensorflow as hvd
@@ -168,7 +168,7 @@ def tensorflow_steps(rng: random.Random) -> Iterator[Step]:
 
 
 def keras_steps(rng: random.Random) -> Iterator[Step]:
-    """Steps of `fit` of a model with one weight, whose gradient is the mean over ranks of whole numbers."""
+    """Runs `fit` of a model with one weight, whose gradient is the mean over ranks of whole numbers."""
     os.environ.setdefault("KERAS_BACKEND", rng.choice(["torch", "jax"]))
     import keras
 

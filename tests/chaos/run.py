@@ -1,7 +1,7 @@
 """Runs random trials of jobs that fail: python tests/chaos/run.py --trials 1000
 
-Each trial is a job of 2 to 4 ranks with one random fault. Its seed says all about it, so that one that went
-wrong can be run again: python tests/chaos/run.py --seed 1234 --trials 1 --show
+Each trial is a job of 2 to 4 ranks with one random fault. Its seed determines everything, so that a failed
+trial can be run again: python tests/chaos/run.py --seed 1234 --trials 1 --show
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def parse() -> argparse.Namespace:
 
 
 def table(results: list[Result]) -> str:
-    """How trials ended, by fault, as a table in Markdown."""
+    """Formats the outcomes of trials, by fault, as a table in Markdown."""
     lines = [
         f"| fault | trials | {' | '.join(KINDS)} | median s to the end | longest |",
         "|---|" + "---|" * (len(KINDS) + 3),

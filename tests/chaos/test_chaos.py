@@ -1,4 +1,4 @@
-"""A few random trials of jobs that fail, the same ones each time; `run.py` makes any number of them."""
+"""A few random trials of jobs that fail, the same ones each time; `run.py` runs any number of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trial import heed_interrupts, plan_of, run
 
 # Seeds by kind of program: trials with a framework take seconds to import it on each rank.
 SEEDS = {
-    "numpy": [*range(24), 300055],  # the last: two ends of a broken connection accuse each other
+    "numpy": [*range(24), 300055],  # in the last trial, two ends of a broken connection accuse each other
     "torch": range(100, 103),
     "DataLoader": range(200, 202),
     "jit": range(300, 303),

@@ -1,8 +1,8 @@
-"""One trial: a job with a random program and at most one fault, and whether it ended as it has to.
+"""One trial: a job with a random program and at most one fault, and whether it ended as required.
 
-Looked for are a job that hangs, a wrong sum, a verdict that names another rank than the one at fault, an exit
-code that does not fit, and whatever is left of the job when hvdrun has ended: processes, the folder with its
-key.
+A trial fails if the job hangs, if a sum is wrong, if the verdict names a rank that is not at fault, if the
+exit code does not match, or if anything is left of the job when hvdrun has ended: processes, the folder with
+its key.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ HERE = Path(__file__).resolve().parent
 STAND_IN = HERE.parent / "runner" / "ssh_stand_in.py"
 MARK = "CHAOS_TRIAL"  # in the environment of every process of a trial
 HANG_SECONDS = 90.0
-CLEAN_SECONDS = 15.0  # for the guard, after hvdrun was killed
+CLEAN_SECONDS = 15.0  # seconds that the guard has after hvdrun was killed
 DEADLINES = {
     "SIRTAKI_STALL_REPORT": "1",
     "SIRTAKI_STALL_DEADLINE": "5",
     "SIRTAKI_PROGRESS_DEADLINE": "5",
 }
-# How often each launch path and kind of program is tried; frameworks take seconds to import.
+# Weights of each launch path and kind of program; frameworks take seconds to import.
 PATHS = {"local": 5, "sockets": 3, "hosts": 2}
 WEIGHTS = {"numpy": 14, "torch": 3, "DataLoader": 1, "jit": 2, "tf.function": 1, "keras": 1}
 
@@ -57,7 +57,7 @@ class Plan:
 
 @dataclass
 class Result:
-    """What became of a trial; `problems` is empty if all is well."""
+    """The outcome of a trial; `problems` is empty if the trial succeeded."""
 
     plan: Plan
     code: int | None = None
@@ -71,7 +71,7 @@ class Result:
 
 
 def plan_of(seed: int, flavours: dict[str, int] | None = None) -> Plan:
-    """The trial with this seed."""
+    """Returns the trial with this seed."""
     rng = random.Random(seed)
 
     def pick(weights: dict[str, int]) -> str:
@@ -89,15 +89,15 @@ def plan_of(seed: int, flavours: dict[str, int] | None = None) -> Plan:
 
 
 def heed_interrupts() -> None:
-    """Has jobs heed SIGINT although this process was started in the background, where shells ignore it.
+    """Makes jobs handle SIGINT even if this process was started in the background, where shells ignore it.
 
-    To be called in the main thread.
+    Must be called in the main thread.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run(plan: Plan) -> Result:
-    """Runs a trial to its end, and looks at what is left."""
+    """Runs a trial to its end, and checks for leftovers."""
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     try:
         return _Trial(plan, folder).run()
@@ -180,7 +180,7 @@ class _Trial:
         return environment
 
     def _hosts(self, path: str) -> dict[str, str]:
-        """Two "hosts" on this machine, behind a stand-in for ssh."""
+        """Makes two "hosts" on this machine, behind a stand-in for ssh; returns the environment."""
         (self._folder / "bin").mkdir()
         stand_in = self._folder / "bin" / "ssh"
         stand_in.write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN} "$@"\n')
@@ -215,7 +215,7 @@ class _Trial:
                     os.kill(victim, signal.SIGCONT)
 
     def _processes(self) -> Iterator[int]:
-        """The processes of this trial, but for zombies, which have no environment any more."""
+        """Yields the processes of this trial, except zombies, whose environment is gone."""
         wanted = f"{MARK}={self._mark}\0".encode()
         for entry in os.listdir("/proc"):
             if entry.isdecimal():
@@ -237,7 +237,7 @@ class _Trial:
             self._result.problems.append(f"leftover process: {_command_of(pid)[-200:]}")
         for folder in folders:
             self._result.problems.append(f"leftover folder: {sorted(os.listdir(folder))}")
-        for pid in self._processes():  # including those of a job that hangs
+        for pid in self._processes():  # including processes of a job that hangs
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -267,7 +267,7 @@ def _command_of(pid: int) -> str:
 
 
 def _named_by_verdict(output: str) -> int | None:
-    """The first rank in the last line that hvdrun itself says."""
+    """Returns the first rank in the last line that hvdrun itself writes."""
     said = [line for line in output.splitlines() if line.startswith("hvdrun: ")]
     found = re.search(r"\brank (\d+)\b", said[-1]) if said else None
     return int(found[1]) if found else None

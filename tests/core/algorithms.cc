@@ -1,4 +1,4 @@
-// Which way an all-reduce goes, and that every way gives all ranks the same, right bits.
+// The choice of the all-reduce algorithm, and that every algorithm gives all ranks the same, correct bits.
 #include "data/algorithm.h"
 
 #include <cmath>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t tiny = 64, huge = int64_t{1} << 30;
 
-// Numbers whose sum depends on the order in which they are added.
+// Returns numbers whose sum depends on the order in which they are added.
 std::vector<float> delicate(int rank, int64_t count) {
   std::mt19937 random(static_cast<uint32_t>(rank));
   std::vector<float> values(static_cast<size_t>(count));
@@ -22,7 +22,7 @@ std::vector<float> delicate(int rank, int64_t count) {
   return values;
 }
 
-// What an all-reduce gives each rank.
+// Returns each rank's result of an all-reduce.
 std::vector<std::vector<float>> sums_of(const Options& options, int size, int64_t count) {
   std::vector<std::vector<float>> results(static_cast<size_t>(size));
   World ranks(size, options);
@@ -56,7 +56,7 @@ TEST(a_wish_counts_wherever_it_can) {
     CHECK(choose_algorithm("recursive_doubling", members, huge) == Algorithm::recursive_doubling);
   }
   CHECK(choose_algorithm("hierarchical", {2, 1}, huge) == Algorithm::hierarchical);
-  CHECK(choose_algorithm("hierarchical", {1, 1}, huge) == Algorithm::direct);  // there is no inside
+  CHECK(choose_algorithm("hierarchical", {1, 1}, huge) == Algorithm::direct);  // no host has several members
 }
 
 TEST(members_are_counted_by_host) {
@@ -86,7 +86,7 @@ TEST(all_ranks_get_the_same_bits_in_each_run) {
       }
 }
 
-// Division comes once, at the end: four ones are one on average, and not (1 + 1) / 4 plus the same.
+// Division happens once, at the end: four ones average to one, and not to (1 + 1) / 4 plus the same.
 TEST(averages_are_divided_once_in_every_algorithm) {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 1, 2, 3}, {0, 0, 1, 1}, {0, 0, 0, 0}})
     for (const char* algorithm : {"direct", "ring", "recursive_doubling", "hierarchical"}) {
@@ -103,7 +103,7 @@ TEST(averages_are_divided_once_in_every_algorithm) {
     }
 }
 
-// Whether a rank's elements are sent from where they lie, as long ones are, or copied first.
+// The two counts cover both ways to send elements: long tensors are sent in place, short ones are copied first.
 TEST(factors_apply_once_in_every_algorithm) {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 1, 2, 3}, {0, 0, 1, 1}, {0, 0, 0, 0}})
     for (const char* algorithm : {"direct", "ring", "recursive_doubling", "hierarchical"})
@@ -121,7 +121,7 @@ TEST(factors_apply_once_in_every_algorithm) {
       }
 }
 
-// A zero has two signs, and which one a maximum takes depends on the order of its arguments: on no rank another one.
+// A zero has two signs, and a maximum's sign depends on the order of its arguments; it must not differ between ranks.
 TEST(all_ranks_get_the_same_zero) {
   for (const char* algorithm : {"direct", "ring", "recursive_doubling"})
     for (const int32_t op : {SRT_MIN, SRT_MAX}) {
@@ -141,7 +141,7 @@ TEST(all_ranks_get_the_same_zero) {
     }
 }
 
-// Adasum of equal vectors is that vector, so factors are all that is seen.
+// Adasum of equal vectors returns that vector, so only the factors show in the result.
 TEST(adasum_applies_its_factors) {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 0, 0}, {0, 1, 2, 3}, {0, 0, 1, 1}}) {
     World ranks(4, on_hosts(hosts));
@@ -159,7 +159,7 @@ TEST(adasum_applies_its_factors) {
   }
 }
 
-// What is fused with what depends on when it is ready, and must not be seen in the result.
+// Fusion depends on when tensors become ready, and must not affect the result.
 TEST(a_sum_does_not_depend_on_what_comes_behind_it) {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 1}, {0, 1, 2, 3}, {0, 0, 1, 1, 2, 2}, {0, 1, 1, 2, 0, 2}}) {
     const auto size = static_cast<int>(hosts.size());
@@ -177,7 +177,7 @@ TEST(direct_gives_the_same_bits_wherever_ranks_live) {
   }
 }
 
-// Large enough for several pieces; scaled, averaged, and with a rank that has joined.
+// The plans are large enough for several pieces; scaled, averaged, and with a joined rank.
 TEST(large_plans_between_hosts_are_cut_into_pieces) {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 1, 1}}) {
     World ranks(4, on_hosts(hosts, {{"sockets_per_link", "2"}}));

@@ -12,7 +12,7 @@ using Knobs = std::vector<std::pair<std::string, std::string>>;
 
 enum class Failure { no_memory, never_ends };
 
-// Runs out of memory in the middle of the engine's loop, or waits for a device for ever.
+// An operation that runs out of memory in the middle of the engine's loop, or waits for a device for ever.
 class FailingOperation final : public Operation {
  public:
   FailingOperation(Failure failure, const std::atomic<bool>& is_quiet) : failure_(failure), is_quiet_(is_quiet) {}
@@ -29,7 +29,7 @@ class FailingOperation final : public Operation {
   const std::atomic<bool>& is_quiet_;
 };
 
-// Serves device 0.
+// A backend of failing operations for device 0.
 class FailingBackend final : public Backend {
  public:
   FailingBackend(Failure failure, const std::atomic<bool>& is_quiet) : failure_(failure), is_quiet_(is_quiet) {}

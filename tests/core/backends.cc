@@ -11,7 +11,7 @@ using namespace world;
 
 namespace {
 
-// All ranks' operations meet here, by plan number; a thread of its own sums them, out of order and late.
+// The meeting point of all ranks' operations, by plan number; its own thread sums them, out of order and late.
 class Device {
  public:
   explicit Device(size_t ranks) : ranks_(ranks), worker_([this] { work(); }) {}
@@ -50,7 +50,7 @@ class Device {
     job.cancelled = true;
   }
 
-  // While it holds back, no job ends.
+  // Sets whether the device holds back its jobs; none finishes while it does.
   void hold_back(bool on) {
     const std::lock_guard lock(mutex_);
     holds_back_ = on;
@@ -117,7 +117,7 @@ class DeviceOperation final : public Operation {
   std::shared_ptr<Device::Job> job_;
 };
 
-// Serves device 0, many operations side by side.
+// A backend that serves device 0, with many operations side by side.
 class DeviceBackend final : public Backend {
  public:
   explicit DeviceBackend(Device& device) : device_(device) {}
@@ -178,7 +178,7 @@ TEST(plans_that_finish_later_and_out_of_order) {
         const std::string name = "t" + std::to_string(i);
         srt_request request =
             in_place(SRT_ALLREDUCE, name.c_str(), data[static_cast<size_t>(i)], count, DType::float32);
-        request.device = i % 3 ? 0 : -1;  // the processor's own plans go on meanwhile
+        request.device = i % 3 ? 0 : -1;  // the CPU's own plans proceed meanwhile
         CHECK_EQUAL(context.enqueue(&request, 1, &handles[static_cast<size_t>(i)]).code(), SRT_OK);
         if (i % 7 == 0) context.flush();
       }
@@ -225,7 +225,7 @@ TEST(hooks_are_called_once_from_the_engines_thread) {
                                            std::vector<float>(static_cast<size_t>(count), static_cast<float>(rank)));
       Hook hook;
       for (int i = 0; i < operations; ++i) {
-        // One name twice in flight, as a compiled loop has it: the second waits its turn.
+        // The same name is in flight twice, as in a compiled loop: the second operation waits its turn.
         srt_request request =
             in_place(SRT_ALLREDUCE, i % 2 ? "loop.a" : "loop.b", data[static_cast<size_t>(i)], count, DType::float32);
         request.flags = SRT_REQUEST_QUEUE_SAME_NAME;
@@ -233,7 +233,7 @@ TEST(hooks_are_called_once_from_the_engines_thread) {
         request.user = &hook;
         Ticket handle;
         CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_OK);
-        context.release(&handle, 1);  // nobody will ask for it
+        context.release(&handle, 1);  // nobody will poll it
       }
       CHECK(hook.wait_for(operations));
       CHECK_EQUAL(hook.calls.load(), operations);
@@ -297,7 +297,7 @@ TEST(a_refused_batch_leaves_nothing_behind_an_attempt) {
   });
 }
 
-// A waiting caller drives the engine; the engine's thread, which calls hooks, must not sleep on until it has finished.
+// A waiting caller drives the engine; the engine's thread, which calls hooks, must not sleep until the caller is done.
 TEST(hooks_are_called_while_a_caller_waits_for_something_else) {
   constexpr int rounds = 10;
   World ranks(2, {});
@@ -331,7 +331,7 @@ TEST(hooks_are_called_while_a_caller_waits_for_something_else) {
     CHECK(hook.wait_for(rounds));
   });
   CHECK_EQUAL(called.load(), rounds);
-  CHECK(now() - start < seconds(5));  // it is some tenths of one; a thread that sleeps on makes it ten
+  CHECK(now() - start < seconds(5));  // it takes some tenths of a second; a thread that sleeps on makes it ten seconds
 }
 
 TEST(a_hook_brings_the_memory_of_a_ragged_output) {
@@ -377,7 +377,7 @@ TEST(a_hook_hears_of_a_failure_once) {
 
 TEST(the_process_context_is_kept_for_as_long_as_it_is_held) {
   CHECK(srt_hold_process_context() == nullptr);
-  int anything = 0;  // it is handed on, never looked into
+  int anything = 0;  // it is passed on, never read
   auto* const context = reinterpret_cast<srt_context*>(&anything);
   srt_set_process_context(context);
   CHECK(srt_hold_process_context() == context);

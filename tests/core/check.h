@@ -1,6 +1,6 @@
-// A small test frame. TEST(name) { ... } defines a case; CHECK(condition) and CHECK_EQUAL(a, b) fail it and go on,
-// REQUIRE(condition) also leaves it. CHECK_MAIN() makes the program: --list names the cases, NAME runs one of them,
-// nothing runs all; the exit code is 1 if any failed.
+// A small test framework. TEST(name) { ... } defines a case; CHECK(condition) and CHECK_EQUAL(a, b) fail it and
+// continue, REQUIRE(condition) also leaves it. CHECK_MAIN() defines the program: --list prints the cases' names, NAME
+// runs one of them, no argument runs all; the exit code is 1 if any failed.
 #pragma once
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// What a rank may believe of a Decision.
+// The checks on a Decision that a rank has accepted.
 #pragma once
 
 #include <algorithm>
@@ -8,10 +8,10 @@
 
 namespace sirtaki {
 
-// What a rank has asked for, by ticket.
+// The requests that a rank has submitted, by ticket.
 using Asked = std::map<Ticket, Signature>;
 
-// Whatever a rank of three believes, it can be carried out with the memory of what it asked for.
+// Checks that a plan which a rank of three has accepted can be executed with the memory of its requests.
 inline void check_believed(const Plan& plan, int32_t rank, const Asked& asked, bool has_joined = false) {
   CHECK(std::binary_search(plan.members.begin(), plan.members.end(), rank));
   CHECK(plan.members.front() >= 0 && plan.members.back() < 3);

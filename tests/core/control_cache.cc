@@ -7,7 +7,7 @@ using namespace sirtaki;
 
 namespace {
 
-// How the last report of a rank asked: "2 by id, 1 in full".
+// Returns how a rank's last report sent its requests: "2 by id, 1 in full".
 std::string asked(const World& world) {
   return std::to_string(world.last_report.present.size() + world.last_report.absent.size()) + " by id, " +
          std::to_string(world.last_report.full_requests.size()) + " in full";
@@ -152,7 +152,7 @@ TEST(a_join_waits_for_what_lapsed_before_it) {
     Report report;
     report.last_decision = world.last_report.last_decision;
     report.joined = {world_set};
-    encode(report, joined);  // sent before this rank has heard that its id was retired
+    encode(report, joined);  // sent before this rank learns that its id was retired
   }
   world.report(0);
   world.deliver(1, joined);
@@ -181,7 +181,7 @@ TEST(ragged_requests_go_by_id_while_their_first_dimension_stays) {
   CHECK_EQUAL(asked(world), "0 by id, 1 in full");
   gather(2, 5);
   CHECK_EQUAL(asked(world), "1 by id, 0 in full");
-  gather(2, 0);  // rank 0 goes by id, rank 1 in full
+  gather(2, 0);  // rank 0 reports by id, rank 1 in full
   CHECK_EQUAL(asked(world), "0 by id, 1 in full");
   CHECK_EQUAL(world.last_decision.retired.size(), 1u);
   gather(4, 0);
@@ -200,7 +200,7 @@ TEST(every_rank_caches_what_a_set_agreed_on) {
     CHECK(world.outcome(2).plans.empty());
   }
   CHECK_EQUAL(asked(world), "1 by id, 0 in full");
-  plan_together(world, {"a", "b", "c"});  // evicts it on all three, or rank 2 would protest
+  plan_together(world, {"a", "b", "c"});  // evicts it on all three ranks, or rank 2 would report an error
   CHECK_EQUAL(world.last_decision.retired.size(), 1u);
 }
 

@@ -1,4 +1,4 @@
-// Which tensors share a plan, and in which order the plans come.
+// The tensors that share a plan, and the order of plans.
 #include <algorithm>
 
 #include "control_world.h"
@@ -12,7 +12,7 @@ Signature changed(Signature signature, void (*change)(Signature&)) {
   return signature;
 }
 
-// The plans of a world of two that submits all of these at once.
+// Returns the plans of a world of two that submits all of these at once.
 std::string fused(const std::vector<Signature>& signatures, int64_t threshold = 1'000) {
   World world(2, {.fusion_threshold = threshold});
   for (const Signature& signature : signatures) world.submit_all(signature);
@@ -56,7 +56,7 @@ TEST(only_what_is_alike_fuses) {
   CHECK_EQUAL(fused({a, changed(b, [](Signature& s) { s.postscale = 2; })}), "a | b");
   CHECK_EQUAL(fused({a, changed(b, [](Signature& s) { s.device = 0; })}), "a | b");
   CHECK_EQUAL(fused({a, changed(b, [](Signature& s) { s.layout = 9; })}), "a b");
-  CHECK_EQUAL(fused({a, changed(b, [](Signature& s) { s.root = 1; })}), "a | b");  // it means nothing there
+  CHECK_EQUAL(fused({a, changed(b, [](Signature& s) { s.root = 1; })}), "a | b");  // the root has no meaning there
   CHECK_EQUAL(fused({a, broadcast("b")}), "a | b");
   CHECK_EQUAL(fused({broadcast("a", 0), broadcast("b", 1)}), "a | b");
   const Signature bytes = changed(broadcast("b", 1), [](Signature& s) { s.dtype = DType::int8; });

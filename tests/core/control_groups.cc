@@ -1,4 +1,4 @@
-// Tensors of a group are planned together or refused together.
+// The tensors of a group are planned together or rejected together.
 #include "control_world.h"
 
 using namespace sirtaki;
@@ -66,7 +66,7 @@ TEST(late_members_of_a_refused_group_are_refused_on_every_rank) {
   world.submit(0, member("b"));
   CHECK(world.round());
   CHECK_EQUAL(world.refusal({0}, SRT_MISMATCH), cause);
-  for (const char* name : {"a", "b"}) world.submit(0, member(name));  // rank 0 tries again before rank 1 is through
+  for (const char* name : {"a", "b"}) world.submit(0, member(name));  // rank 0 retries before rank 1 has sent all
   CHECK(!world.round());
   world.submit(1, member("b"));
   CHECK(world.round());

@@ -7,7 +7,7 @@
 
 namespace sirtaki {
 
-// Rank 0 coordinates; rank 1 leads ranks 1 to 3.
+// A world in which rank 0 coordinates and rank 1 leads ranks 1 to 3.
 struct Host : World {
   explicit Host(CoordinatorRules rules = {}) : World(4, rules), subtree(4) {
     for (int32_t rank : {1, 2, 3}) subtree.add(rank);
@@ -15,7 +15,7 @@ struct Host : World {
 
   void below(int32_t rank) { CHECK_EQUAL(std::string(relay.merge(rank, take_report(rank), now).text()), ""); }
 
-  // What goes up, if it is time.
+  // Sends the relay's aggregate to the coordinator if it is due; returns whether it was.
   bool goes_up() {
     if (relay.report_due() > now) return false;
     sent.clear();
@@ -25,7 +25,7 @@ struct Host : World {
     return true;
   }
 
-  // One Decision, past the relay to everyone.
+  // Makes one Decision, and passes it through the relay to every rank.
   bool decide() {
     Bytes bytes;
     for (Outcome& one : outcomes) one = {};
@@ -49,7 +49,7 @@ struct Host : World {
   Aggregate aggregate;
 };
 
-// An aggregate with something of everything.
+// Returns an aggregate that contains every kind of entry.
 inline Bytes rich_aggregate(Host& host) {
   host.round(allreduce("a"));
   host.round(allreduce("b"));

@@ -1,4 +1,4 @@
-// Who was last, and by how much, is told to all ranks alike.
+// All ranks receive the same report of the last rank and of its lateness.
 #include "control_world.h"
 
 using namespace sirtaki;

@@ -1,4 +1,4 @@
-// Ranks that have nothing to give, no more to give, or are gone: absent, joined, finished.
+// Ranks that have nothing to contribute, nothing more to contribute, or have exited: absent, joined, finished.
 #include "control_world.h"
 
 using namespace sirtaki;
@@ -69,7 +69,7 @@ TEST(the_last_join_ends_all_and_names_its_rank) {
     CHECK_EQUAL(world.outcome(rank).joins[0].ticket, tickets[static_cast<size_t>(rank)]);
   }
   world.submit(0, allreduce("a"));
-  CHECK(!world.round());  // nobody has joined any more
+  CHECK(!world.round());  // the join is over
   world.submit(1, allreduce("a"));
   world.submit(2, allreduce("a"));
   CHECK(world.round());
@@ -84,7 +84,7 @@ TEST(requests_before_a_join_keep_their_data) {
   world.submit(1, allreduce("a"));
   world.submit(1, allreduce("b"));
   CHECK(world.round());
-  REQUIRE(world.outcome(0).plans.size() == 2);  // not fused: two contributors, and one
+  REQUIRE(world.outcome(0).plans.size() == 2);  // not fused: one plan has two contributors, the other one
   CHECK_EQUAL(world.outcome(0).plans[0].contributors, 2);
   CHECK_EQUAL(world.outcome(0).plans[0].tensors[0].ticket, first);
   CHECK_EQUAL(world.outcome(0).plans[1].contributors, 1);
@@ -130,7 +130,7 @@ TEST(joining_one_set_says_nothing_about_others) {
   CHECK(world.round());
   world.join(1, world.outcome(0).process_sets.at(0).process_set);
   world.submit(0, allreduce("a"));
-  CHECK(world.round());  // the join of the set of one
+  CHECK(world.round());  // completes the join of the set with one member
   CHECK_EQUAL(world.outcome(1).joins.size(), 1u);
   CHECK(world.outcome(0).joins.empty());
   CHECK(world.outcome(0).plans.empty());

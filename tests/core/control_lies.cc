@@ -1,5 +1,5 @@
-// What a rank or the coordinator must not get away with: requests and plans that fit nobody, rows that were never
-// brought, ranks that do not exist. All of it is told from the truth before anything of it is used.
+// Malformed messages of a rank or of the coordinator: requests and plans that fit nobody, rows that were never
+// submitted, ranks that do not exist. All of them are rejected before any part of them is used.
 #include <functional>
 #include <random>
 
@@ -19,7 +19,7 @@ Signature with(Signature signature, const std::function<void(Signature&)>& chang
 
 SignaturePtr shared(const Signature& signature) { return std::make_shared<Signature>(signature); }
 
-// What the coordinator of three ranks says to a report of rank 0.
+// Returns the coordinator's status, in a world of three ranks, for a report of rank 0.
 Status told(const Report& report) {
   Coordinator coordinator(rank_names(3), {});
   Bytes bytes;
@@ -33,7 +33,7 @@ Status told(const Signature& signature) {
   return told(report);
 }
 
-// Rank 0 of three, which has asked for something, and hears a Decision.
+// Rank 0 of three, which has submitted a request and receives a Decision.
 struct Listener {
   explicit Listener(const Signature& signature) {
     member->submit({shared(signature), 1, false}, start);
@@ -253,7 +253,7 @@ TEST(ranks_that_do_not_exist_are_refused) {
 
 namespace {
 
-// Something of a true Decision is replaced by a number from anywhere.
+// Replaces one field of a valid Decision by an arbitrary number.
 void falsify(Decision& decision, std::mt19937& random) {
   const auto number = [&]() -> int64_t {
     const int64_t wild[] = {-1, 0, 1, 2, 3, 5, INT32_MAX, INT32_MIN, huge, INT64_MIN, static_cast<int64_t>(random())};

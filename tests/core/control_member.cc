@@ -1,4 +1,4 @@
-// The flush rule, and what a member does by itself.
+// The flush rule, and a member without peers.
 #include "control_world.h"
 
 using namespace sirtaki;
@@ -19,7 +19,7 @@ size_t requests_in_report(Member& member) {
   return report.full_requests.size() + report.present.size();
 }
 
-// A member of a world of one, and the coordinator that answers it.
+// The member of a world of one, and the coordinator that answers it.
 struct Loop {
   explicit Loop(ReportRule rule) : member(0, 1, rule, 100), coordinator({"rank 0"}, {}) {}
 

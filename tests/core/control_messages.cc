@@ -1,4 +1,4 @@
-// Reports and Decisions as bytes: everything arrives as it was, and nonsense is refused without harm.
+// Reports and Decisions as bytes: decoding restores every field, and malformed bytes are rejected without harm.
 #include <random>
 
 #include "control_messages.h"
@@ -7,7 +7,7 @@ using namespace sirtaki;
 
 namespace {
 
-// What decodes also encodes to bytes that decode to the same again; the rest is refused.
+// Checks that bytes which decode also encode to bytes that decode to the same message; all others are rejected.
 template <typename Message>
 void mutate(const Bytes& valid, uint32_t seed) {
   std::mt19937 random(seed);
@@ -164,7 +164,7 @@ TEST(mutated_reports_do_no_harm) { mutate<Report>(bytes_of(rich_report()), 1); }
 
 TEST(mutated_decisions_do_no_harm) { mutate<Decision>(bytes_of(rich_decision()), 2); }
 
-// The state machines themselves, fed with bytes that were true before someone changed one.
+// Feeds the state machines themselves with valid bytes of which some were changed.
 TEST(mutated_messages_leave_the_state_machines_whole) {
   for (uint32_t seed = 0; seed < 3'000; ++seed) {
     std::mt19937 random(seed);

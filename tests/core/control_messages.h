@@ -1,4 +1,4 @@
-// Messages in which every field says something.
+// Messages in which every field is set.
 #pragma once
 
 #include "control_world.h"

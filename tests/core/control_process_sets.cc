@@ -1,4 +1,4 @@
-// Process sets come and go by agreement of all ranks.
+// Process sets are added and removed by agreement of all ranks.
 #include "control_world.h"
 
 using namespace sirtaki;
@@ -103,7 +103,7 @@ TEST(removing_a_set_refuses_what_is_pending_in_it) {
   const Bytes late = world.take_report(1);
   Report report;
   REQUIRE(decode(late, report));
-  report.joined.clear();  // the join is on its way still
+  report.joined.clear();  // the join has not arrived yet
   Bytes without_join;
   encode(report, without_join);
   world.deliver(1, without_join);
@@ -113,7 +113,7 @@ TEST(removing_a_set_refuses_what_is_pending_in_it) {
   CHECK(contains(world.refusal({1}, SRT_INVALID_ARGUMENT), "process set 1 was removed before the join took place"));
   CHECK_EQUAL(world.outcome(1).refusals.at(0).ticket, join);
   CHECK(world.outcome(2).refusals.empty());
-  CHECK_EQUAL(world.coordinator.next_deadline(), never);  // nothing is pending any more that could stall
+  CHECK_EQUAL(world.coordinator.next_deadline(), never);  // nothing that could stall is pending any more
 }
 
 TEST(late_reports_about_a_removed_set_are_ignored) {
@@ -139,7 +139,7 @@ TEST(late_reports_about_a_removed_set_are_ignored) {
   CHECK_EQUAL(world.last_report.last_decision + 1, world.last_decision.number);
   world.join(0);
   world.join(1);
-  CHECK(world.round());  // the lapsed id of the removed set holds no join up
+  CHECK(world.round());  // the lapsed id of the removed set does not delay the join
   CHECK_EQUAL(world.outcome(0).joins.size(), 1u);
 }
 

@@ -1,4 +1,4 @@
-// A random program that all ranks of a world run, with the ways in which it may go wrong.
+// A random program that all ranks of a world run, with the ways in which it may fail.
 #pragma once
 
 #include <algorithm>
@@ -20,10 +20,10 @@ struct Mix {
   bool groups = false;
   bool ragged = false;
   bool exchanges = false;              // reduce-scatters, all-to-alls, sends
-  bool stalls = false;                 // waiting is reported soon
+  bool stalls = false;                 // waits are reported soon
 };
 
-// But for stalls, which need time.
+// A mix of everything except stalls, which need time.
 inline constexpr Mix everything{.dissents = true,
                                 .absents = true,
                                 .joins = true,
@@ -33,15 +33,15 @@ inline constexpr Mix everything{.dissents = true,
                                 .ragged = true,
                                 .exchanges = true};
 
-// One line of the program. Sets are named by the place of the line that added them, from 1; 0 is the world.
+// One line of the program. A set is named by the position of the line that added it, from 1; 0 is the world.
 struct Line {
   enum class What { operation, join, add_set, remove_set } what = What::operation;
   size_t set = 0;
   std::vector<int32_t> members;        // of that set
   std::vector<Signature> signatures;   // by rank of the world
   std::vector<bool> absent;            // by rank
-  std::vector<bool> takes_part;        // by rank; others of the members have joined
-  size_t group = 0;                    // tells one use of a group id from the next
+  std::vector<bool> takes_part;        // by rank; the other members have joined
+  size_t group = 0;                    // distinguishes the uses of a group id
   bool is_uneven = false;
   bool must_fail = false;              // the ranks disagree
 };
@@ -127,7 +127,7 @@ class Program {
     return splits;
   }
 
-  // From one of the set's members to another. As with callers' names, a pair's name is its own.
+  // Makes a send from one of the set's members to another. As with callers' names, each pair has its own name.
   void make_send(Line& line) {
     const size_t from = below(line.members.size());
     const size_t to = (from + 1 + below(line.members.size() - 1)) % line.members.size();
@@ -189,7 +189,7 @@ class Program {
     return Kind::allreduce;
   }
 
-  // Each rank has a different number of batches left; then it joins.
+  // Adds a join: each rank has a different number of batches left before it joins.
   void add_join() {
     const Set set = pick_set();
     std::vector<uint32_t> batches(static_cast<size_t>(size_));

@@ -1,5 +1,5 @@
-// Whatever the timing, every request is answered exactly once and alike on all ranks. The seeds are fixed; a failure
-// prints its own.
+// Properties that hold for any timing: every request is answered exactly once and alike on all ranks. The seeds are
+// fixed; a failure prints its own.
 #include "control_simulation.h"
 
 using namespace sirtaki;
@@ -16,7 +16,7 @@ void simulate(const Mix& mix, uint32_t first_seed, uint32_t runs = 40) {
   }
 }
 
-// With room for all names, and with too little.
+// Simulates with room for all names in the cache, and with too little.
 void simulate_with_caches(Mix mix, uint32_t seed) {
   for (uint32_t capacity : {64u, 1u, 2u, 3u, 4u, 0u}) {
     mix.cache_capacity = capacity;
@@ -45,7 +45,7 @@ TEST(everything_that_leaves_nobody) {
 }
 TEST(everything) { simulate_with_caches(everything, 900'000); }
 
-// Asking late ranks where they are, and telling of it, changes nothing else.
+// Asking late ranks for their state, and reporting it, changes nothing else.
 TEST(everything_while_waiting_is_reported) {
   Mix mix = everything;
   mix.stalls = true;

@@ -1,4 +1,4 @@
-// What a leader makes of the reports of its host: one aggregate, held back no longer than it may be.
+// A leader's aggregation of its host's reports into one aggregate, held no longer than the rule allows.
 #include "control/relay.h"
 
 #include <random>
@@ -63,7 +63,7 @@ TEST(absent_ranks_and_rows_of_each_arrive) {
       CHECK_EQUAL(response.rows, (std::vector<int64_t>{0, 0, 1, 0, 1, 0, 1, 1, 2, 0, 1, 2, 3, 0, 1, 3}));
   }
   CHECK_EQUAL(host.last_decision.responses.size(), 3u);
-  CHECK(host.round(allgather("g", {1, 2})));  // other rows than before
+  CHECK(host.round(allgather("g", {1, 2})));  // rows that differ from the first round's
 }
 
 TEST(nothing_is_held_for_ever) {
@@ -78,7 +78,7 @@ TEST(nothing_is_held_for_ever) {
   CHECK_EQUAL(list(host.aggregate.batches[0].by.ranks), (Ranks{1, 2}));
   CHECK_EQUAL(host.relay.report_due(), never);
   host.now += milliseconds(590);
-  host.submit(3, allreduce("a"));  // the last one is not held
+  host.submit(3, allreduce("a"));  // the last rank's request is not held
   host.below(3);
   CHECK(host.goes_up());
   CHECK_EQUAL(list(host.aggregate.batches[0].by.ranks), (Ranks{3}));
@@ -88,7 +88,7 @@ TEST(nothing_is_held_for_ever) {
   CHECK(host.outcome(0).lateness[0].lateness == (Lateness{2, milliseconds(600), milliseconds(600)}));
 }
 
-// The coordinator hears late, but knows since when everyone has waited.
+// The coordinator receives requests late, but learns since when every rank has waited.
 TEST(times_go_up_as_ages) {
   Host host({.stall_report = milliseconds(60)});
   host.submit(0, allreduce("x"));
@@ -135,13 +135,13 @@ TEST(a_join_or_a_goodbye_overtakes_nothing) {
   host.below(2);
   host.join(3);
   host.below(3);
-  CHECK(host.goes_up());  // rank 3 will not ask for "a", but rank 1 may
+  CHECK(host.goes_up());  // rank 3 will not submit "a" any more, but rank 1 may
   CHECK(host.aggregate.batches.empty());
   REQUIRE(host.aggregate.remarks.size() == 1);
   CHECK_EQUAL(host.aggregate.remarks[0].rank, 3);
   host.submit(1, allreduce("a"));
   host.below(1);
-  CHECK(host.goes_up());  // of those who may ask, everyone has
+  CHECK(host.goes_up());  // every rank that still may submit it has done so
   CHECK_EQUAL(list(host.aggregate.batches[0].by.ranks), (Ranks{1, 2}));
   Bytes goodbye;
   host.members[2]->goodbye(goodbye);
@@ -163,14 +163,15 @@ TEST(members_of_other_sets_are_not_awaited) {
   CHECK(host.goes_up());
   host.submit(2, sending("s", 2, 0));
   host.below(2);
-  CHECK(host.goes_up());  // the other one of the pair is elsewhere
+  CHECK(host.goes_up());  // the pair's other rank is on another host
   CHECK(host.round(remove_set(set)));
   host.submit(2, sending("s", 2, 3));
   host.below(2);
   CHECK(!host.goes_up());
 }
 
-// The Decision that retires an id makes ranks ask again, and count: what is held must be counted too.
+// After a Decision that retires an id, ranks submit again in full and count their lapsed requests; requests that the
+// relay holds by that id must be counted, too.
 TEST(ids_that_are_retired_while_they_are_held_lapse) {
   Host host({.cache_capacity = 1});
   CHECK(host.round(allreduce("a")));
@@ -292,9 +293,9 @@ TEST(hosts_form_a_tree_of_their_lowest_ranks) {
   const ControlTree one_host({0, 0, 0}, 16);
   CHECK_EQUAL(one_host.children(0), (Ranks{1, 2}));
   CHECK_EQUAL(one_host.parent(0), -1);
-  // Hosts of 2, 1, 3, 1 and 1 ranks, not side by side.
+  // Hosts of 2, 1, 3, 1 and 1 ranks, which are not numbered consecutively.
   const ControlTree tree({0, 1, 2, 0, 2, 3, 4, 2}, 2);
-  CHECK_EQUAL(tree.children(0), (Ranks{1, 2, 3}));  // two leaders, and its own host's
+  CHECK_EQUAL(tree.children(0), (Ranks{1, 2, 3}));  // two leaders, and rank 3 of its own host
   CHECK_EQUAL(tree.children(1), (Ranks{5, 6}));
   CHECK_EQUAL(tree.children(2), (Ranks{4, 7}));
   CHECK_EQUAL(tree.subtree(1), (Ranks{1, 5, 6}));

@@ -1,5 +1,5 @@
-// Runs a program on every rank of a world, with reports and Decisions that take any time they like, and checks that
-// every request is answered once and alike everywhere. Ranks report to rank 0, or through one another: in any tree.
+// The simulation of a program that every rank of a world runs, with arbitrary delays of reports and Decisions. It
+// checks that every request is answered once and alike everywhere. Ranks report to rank 0, or up a tree of any shape.
 #pragma once
 
 #include <deque>
@@ -14,7 +14,7 @@ namespace sirtaki {
 
 class Simulation {
  public:
-  // parents[r]: to whom rank r reports, a lower rank.
+  // Creates the ranks. parents[r] is the rank to which rank r reports; it is lower than r.
   Simulation(int32_t size, const Mix& mix, uint32_t seed, const std::vector<int32_t>& parents = {})
       : mix_(mix), program_(size, mix, seed),
         rule_{.bytes = 64, .window = microseconds(50), .plans_in_flight = 1 + static_cast<int32_t>(seed % 3)},
@@ -37,13 +37,14 @@ class Simulation {
     check_end();
   }
 
-  // Rounds: every rank goes as far as it can, everything arrives, and one Decision follows. Says what each decided.
+  // Runs in rounds: every rank advances as far as it can, all reports arrive, and one Decision follows. Returns what
+  // each one decided.
   std::vector<std::string> run_in_rounds() {
     std::vector<std::string> rounds;
     while (!is_over() && steps_ < 10'000) {
       for (auto& rank : ranks_) run_round(*rank);
       for (auto rank = ranks_.rbegin(); rank != ranks_.rend(); ++rank) {  // children before their parents
-        now_ += milliseconds(1);                                          // nothing is held for so long
+        now_ += milliseconds(1);                                          // longer than any report is held
         gather(**rank);
         while (!(*rank)->up.empty()) arrive(**rank);
       }
@@ -80,12 +81,12 @@ class Simulation {
 
     int32_t number;
     Member member;
-    size_t line = 0;                   // the next one
+    size_t line = 0;                   // the next line
     bool has_left = false;
     std::vector<int32_t> children;
     int32_t parent = 0;
     RankBits subtree;
-    std::unique_ptr<Relay> relay;      // of one that reports for others
+    std::unique_ptr<Relay> relay;      // of a rank that reports for others
     std::deque<Bytes> up, down;
     std::deque<int32_t> unfinished_plans;
     std::map<Ticket, size_t> in_flight;
@@ -143,7 +144,7 @@ class Simulation {
     finish_plan(rank);
   }
 
-  // Runs the rank's next line, if it may.
+  // Runs the rank's next line if it may run.
   void advance(Rank& rank) {
     if (rank.has_left || rank.line == program_.lines.size()) return;
     if (rank.number == leaver_ && rank.line >= leaves_at_) return leave(rank);
@@ -167,7 +168,8 @@ class Simulation {
     send(rank, std::move(bytes));
   }
 
-  // What callers see to: one operation of a name at a time, nothing in a joined set, one use of a group id.
+  // Returns whether a line must wait, because callers ensure: one operation per name at a time, nothing in a joined
+  // set, one use of a group id.
   bool must_wait(const Rank& rank, const Line& line) const {
     const Signature& own = line.signatures[static_cast<size_t>(rank.number)];
     for (const auto& [ticket, place] : rank.in_flight) {
@@ -182,7 +184,7 @@ class Simulation {
     return false;
   }
 
-  // The set that a line's request belongs to.
+  // Returns the set that a line's request belongs to.
   static size_t where(const Line& line) { return line.what == Line::What::remove_set ? 0 : line.set; }
 
   void start(Rank& rank, const Line& line, int32_t set) {
@@ -207,7 +209,7 @@ class Simulation {
     send(rank, std::move(bytes));
   }
 
-  // A rank that reports for others takes in its own report first.
+  // Sends a report. A rank that reports for others merges its own report first.
   void send(Rank& rank, Bytes report) {
     if (!rank.relay) return rank.up.push_back(std::move(report));
     const Status status = rank.relay->merge(rank.number, report, now_);
@@ -259,7 +261,7 @@ class Simulation {
     for (int32_t child : rank.children) ranks_[static_cast<size_t>(child)]->down.push_back(bytes);
   }
 
-  // A model of every rank's cache.
+  // Maintains a model of every rank's cache, and checks it.
   void check_cache(const Decision& decision) {
     for (CacheId id : decision.retired) CHECK_EQUAL(cached_.erase(id), 1u);
     for (const Response& response : decision.responses) {
@@ -376,7 +378,7 @@ class Simulation {
     check_plans();
   }
 
-  // All who took part heard the same, and what they heard is what had to be.
+  // Checks that all participants received the same answer, and that it is the required one.
   void check_answers(size_t place) {
     const Line& line = program_.lines[place];
     const Answer* first = nullptr;
@@ -387,7 +389,7 @@ class Simulation {
       if (!first) first = &answer;
       CHECK_EQUAL(answer.end, first->end);
       CHECK_EQUAL(answer.plan, first->plan);
-      // A group's late members may hear of the rank that left, instead of the group's first cause.
+      // A group's late members may receive the name of the rank that left, instead of the group's first cause.
       if (!mix_.goodbyes) CHECK_EQUAL(answer.value, first->value);
     }
     if (!first || mix_.goodbyes || first->value == SRT_INVALID_ARGUMENT) return;

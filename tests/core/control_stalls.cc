@@ -1,4 +1,4 @@
-// Who is late is told, once a cause, at doubling intervals, until the deadline ends the job.
+// Late ranks are reported, once per cause, at doubling intervals, until the deadline ends the job.
 #include "control/stall_words.h"
 #include "control_world.h"
 
@@ -156,7 +156,7 @@ TEST(the_end_of_a_join_that_stalled_is_told) {
   CHECK(!world.round());
   world.now += seconds(5);
   CHECK(world.tell_stalls());
-  world.submit(1, allreduce("x"));  // it goes on, and so the join is not late any more
+  world.submit(1, allreduce("x"));  // rank 1 proceeds, and so the join is not late any more
   CHECK(world.round());
   CHECK(world.outcome(0).stalls.empty());
   world.now += seconds(2);
@@ -276,7 +276,7 @@ TEST(zero_means_never) {
   CHECK(!world.decide());
 }
 
-// Its leader may be to blame for that, which then is named.
+// The rank's leader may be the cause, and is named in that case.
 TEST(who_reports_for_a_rank_that_does_not_answer_is_known) {
   World world(4, {}, {}, {-1, -1, 1, 1});
   world.submit(0, allreduce("x"));

@@ -1,4 +1,4 @@
-// What a Decision says, as text: as much of it as does not depend on the order in which reports have come.
+// A Decision as text, without the parts that depend on the order in which reports arrive.
 #pragma once
 
 #include <map>
@@ -16,12 +16,12 @@ inline std::string key_text(const Signature& signature) {
 inline std::string text_of_item(PlanItem item, const Decision& decision, const std::map<CacheId, std::string>& cached) {
   if (!(item & is_response)) return cached.at(item) + " by id";
   const Response& response = decision.responses[item & ~is_response];
-  const Signature& signature = *response.signature;  // of a ragged kind: its rows are those of whoever came first
+  const Signature& signature = *response.signature;  // of a ragged kind: its rows are those of the first rank to report
   const std::string shape = is_ragged(signature.kind) ? "" : check::show(signature.shape);
   return key_text(signature) + check::show(response.rows) + shape;
 }
 
-// `cached`: what every id stands for, before this Decision.
+// Returns a Decision's text. `cached` gives the request behind every id, before this Decision.
 inline std::string text_of(const Decision& decision, const std::map<CacheId, std::string>& cached) {
   std::set<std::string> parts;
   for (const DecidedPlan& plan : decision.plans) {

@@ -1,4 +1,4 @@
-// Whatever the shape of the tree through which ranks report, they hear what they would hear without one.
+// Ranks receive the same through a tree of any shape as they do without one.
 #include <random>
 
 #include "control/tree.h"
@@ -8,7 +8,7 @@ using namespace sirtaki;
 
 namespace {
 
-// Any tree: each rank reports to some lower one.
+// Returns an arbitrary tree: each rank reports to some lower rank.
 std::vector<int32_t> random_parents(int32_t size, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<int32_t> parents{-1};
@@ -34,7 +34,7 @@ void simulate(Mix mix, uint32_t first_seed, uint32_t runs = 40) {
   }
 }
 
-// The same program in a star and in a tree, Decision by Decision.
+// Compares the same program in a star and in a tree, Decision by Decision.
 void compare(const Mix& mix, uint32_t first_seed, uint32_t runs = 60) {
   for (uint32_t seed = first_seed; seed < first_seed + runs; ++seed) {
     const int32_t size = 3 + static_cast<int32_t>(seed % 6);

@@ -1,4 +1,4 @@
-// What ranks must agree on, and what they are told when they do not.
+// The properties on which ranks must agree, and the errors that they receive when they do not.
 #include "control_world.h"
 
 using namespace sirtaki;
@@ -104,7 +104,7 @@ TEST(a_cached_name_whose_properties_differ_is_a_mismatch_too) {
   }
   world.submit_all(allreduce("x", {1}));
   world.report(0);
-  CHECK_EQUAL(world.last_report.present.size(), 1u);  // the cache has kept what was agreed
+  CHECK_EQUAL(world.last_report.present.size(), 1u);  // the cache has kept the agreed request
   world.report(1);
   CHECK(world.decide());
   CHECK_EQUAL(world.plans(1), "x");

@@ -1,4 +1,4 @@
-// A whole negotiation in one thread: members, a coordinator, and bytes carried between them by hand.
+// A whole negotiation in one thread: members, a coordinator, and bytes that tests carry between them.
 #pragma once
 
 #include <memory>
@@ -38,7 +38,7 @@ inline Signature reducescatter(const std::string& name, std::vector<int64_t> sha
   return signature;
 }
 
-// With as many rows as the splits have together.
+// Returns an all-to-all with as many rows as the sum of the splits.
 inline Signature alltoall(const std::string& name, std::vector<int64_t> splits, int64_t extent = 3) {
   int64_t rows = 0;
   for (int64_t count : splits) rows += count;
@@ -125,7 +125,7 @@ struct World {
     deliver(rank, bytes);
   }
 
-  // The report of one rank, on its way.
+  // Returns the report of one rank, for delivery.
   Bytes take_report(int32_t rank) {
     Bytes bytes;
     members[static_cast<size_t>(rank)]->flush();
@@ -141,7 +141,7 @@ struct World {
 
   void report(int32_t rank) { deliver(rank, take_report(rank)); }
 
-  // One Decision, applied everywhere; every plan ends at once.
+  // Makes one Decision and applies it everywhere; every plan ends at once.
   bool decide() {
     Bytes bytes;
     for (Outcome& outcome : outcomes) outcome = {};
@@ -159,7 +159,7 @@ struct World {
     for (const Plan& plan : outcome.plans) member.plan_finished(plan.process_set);
   }
 
-  // What has waited for too long is told: those that are asked where they are say so first.
+  // Reports stalls: the ranks that are asked for their state answer first.
   bool tell_stalls() {
     if (!decide()) return false;
     for (int32_t rank = 0; rank < size(); ++rank) {
@@ -170,7 +170,7 @@ struct World {
     return decide();
   }
 
-  // Everyone reports, and one Decision follows.
+  // Lets every rank report, and makes one Decision.
   bool round() {
     for (int32_t rank = 0; rank < size(); ++rank) {
       if (members[static_cast<size_t>(rank)]->report_due() != never) report(rank);
@@ -180,7 +180,8 @@ struct World {
 
   const Outcome& outcome(int32_t rank) const { return outcomes[static_cast<size_t>(rank)]; }
 
-  // The text with which every one of these ranks was refused one thing; "" if one was not, or differently.
+  // Returns the text with which each of these ranks had exactly one request rejected; "" if a rank had none or another
+  // text.
   std::string refusal(const std::vector<int32_t>& ranks, srt_status code) const {
     std::string text;
     for (int32_t rank : ranks) {
@@ -192,7 +193,7 @@ struct World {
     return text;
   }
 
-  // The names in a rank's plans: "a b | c".
+  // Returns the names in a rank's plans: "a b | c".
   std::string plans(int32_t rank) const {
     std::string text;
     for (const Plan& plan : outcome(rank).plans) {
@@ -207,7 +208,7 @@ struct World {
   std::vector<Outcome> outcomes;
   Report last_report;
   Decision last_decision;
-  std::string waits_for;            // what those that are asked say
+  std::string waits_for;            // the answer of the ranks that are asked
   std::vector<StackFrame> frames;
   Ticket last_ticket = 0;
   Nanoseconds now = seconds(100);

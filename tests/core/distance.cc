@@ -1,4 +1,4 @@
-// When chunks are stored past the cache: only between ranks whose cores are far apart, and never for good.
+// The choice to store chunks past the cache: only between ranks whose cores are far apart, and never permanently.
 #include "data/distance.h"
 
 #include "check.h"
@@ -16,7 +16,7 @@ TEST(near_ranks_never_stream) {
   Distance distance;
   for (int i = 0; i < 1000; ++i) {
     CHECK(!distance.streams(chunk));
-    distance.noted(chunk, i % 3 == 2 ? quick : slow);  // a thread that is put aside now and then
+    distance.noted(chunk, i % 3 == 2 ? quick : slow);  // the thread is preempted now and then
   }
 }
 
@@ -26,14 +26,14 @@ TEST(far_ranks_stream_but_for_a_probe_now_and_then) {
   int plain = 0;
   for (int i = 0; i < 640; ++i) plain += !distance.streams(chunk);
   CHECK_EQUAL(plain, 10);
-  CHECK(!distance.streams(1024));  // few bytes are not worth it
+  CHECK(!distance.streams(1024));  // not worth it for so few bytes
 }
 
 TEST(ranks_that_come_near_stop_streaming) {
   Distance distance;
   for (int i = 0; i < 3; ++i) distance.noted(chunk, slow);
   CHECK(distance.streams(chunk));
-  distance.noted(1024, quick);  // too few bytes to tell
+  distance.noted(1024, quick);  // too few bytes to measure
   CHECK(distance.streams(chunk));
   distance.noted(chunk, quick);
   CHECK(!distance.streams(chunk));

@@ -17,7 +17,7 @@ inline std::shared_ptr<const TlsIdentity> identity() {
   return made;
 }
 
-// Two sessions on the ends of a connection, the first of which connects.
+// Two sessions at the ends of a connection; the first one connects.
 struct Sessions {
   std::unique_ptr<TlsSession> ends[2];
 };
@@ -39,7 +39,7 @@ inline Sessions begin(const Ends& on) {
   return made;
 }
 
-// Both sides' handshakes, in turn, until both are over.
+// Runs both sides' handshakes, in turn, until both are over.
 inline void shake_hands(Sessions& between, Status (&results)[2]) {
   results[0] = results[1] = Status(SRT_IN_PROGRESS, "");
   while (results[0].code() == SRT_IN_PROGRESS || results[1].code() == SRT_IN_PROGRESS)

@@ -13,12 +13,12 @@ const std::vector<int> sizes{1, 2, 3, 5};
 
 int64_t sum_of_ranks(int size) { return int64_t{size} * (size - 1) / 2; }
 
-// What rank `from` gives to rank `to`, as element `i`.
+// Returns element `i` of what rank `from` gives to rank `to`.
 int64_t element(int from, int to, int64_t i) { return (from * 100 + to) * 1'000'000 + i; }
 
 constexpr int64_t width = 3;
 
-// An all-to-all in which rank `from` gives rank `to` so many rows; checks every element of it.
+// Runs an all-to-all in which rank `from` gives `rows(from, to)` rows to rank `to`; checks every element of it.
 void exchange(Context& context, int rank, int size, const std::function<int64_t(int from, int to)>& rows) {
   std::vector<int64_t> splits, expected, wanted_splits;
   std::vector<int64_t> input;
@@ -42,7 +42,7 @@ void exchange(Context& context, int rank, int size, const std::function<int64_t(
   context.release(&handle, 1);
 }
 
-// Adasum as it is defined, of whole vectors.
+// Combines whole vectors by Adasum's definition.
 std::vector<double> combine(const std::vector<double>& a, const std::vector<double>& b) {
   double ab = 0, aa = 0, bb = 0;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -139,7 +139,7 @@ TEST(alltoall_with_any_splits) {
       exchange(context, rank, size, [](int, int) { return 0; });
       exchange(context, rank, size, [](int from, int to) { return (from + 2 * to) % 4; });
       exchange(context, rank, size, [](int from, int to) { return (2 * from + to) % 3 * 400; });
-      // Several chunks from one to another, and nothing else; then a ring, and back to what was cached first.
+      // Several chunks between a single pair of ranks; then a ring, and back to the splits that were cached first.
       exchange(context, rank, size, [=](int from, int to) { return from == 0 && to == size - 1 ? 4'000 : 0; });
       exchange(context, rank, size, [=](int from, int to) { return to == (from + 1) % size ? 1'000 : 0; });
       exchange(context, rank, size, [](int from, int to) { return (from + 2 * to) % 4; });
@@ -268,7 +268,7 @@ TEST(adasum_averages_what_is_equal_and_adds_what_is_orthogonal) {
       std::vector<double> equal = gradient(0, count), orthogonal(static_cast<size_t>(count));
       for (size_t i = static_cast<size_t>(rank); i < orthogonal.size(); i += static_cast<size_t>(size))
         orthogonal[i] = 3;
-      // In one plan: each tensor is combined by itself.
+      // Both are in one plan: each tensor is combined by itself.
       std::vector<srt_request> requests{in_place(SRT_ALLREDUCE, "equal", equal, count, DType::float64),
                                         in_place(SRT_ALLREDUCE, "orthogonal", orthogonal, count, DType::float64)};
       for (srt_request& request : requests) {
@@ -288,7 +288,7 @@ TEST(adasum_averages_what_is_equal_and_adds_what_is_orthogonal) {
 
 namespace {
 
-// Many small operations of one kind. Each has a name and memory of its own.
+// Many small operations of one kind, each with its own name and memory.
 class Crowd {
  public:
   static constexpr int most = 30;

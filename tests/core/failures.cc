@@ -1,5 +1,5 @@
-// What goes wrong, at every point of the protocol: links that delay, break, lie or fall silent; ranks that give up,
-// leave, or never come. Each handle ends exactly once, each rank learns why, and nobody waits for ever.
+// Failures at every point of the protocol: links that delay, break, corrupt bytes or fall silent; ranks that abort,
+// leave, or never arrive. Each handle ends exactly once, each rank learns the reason, and nobody waits for ever.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -16,7 +16,8 @@ using namespace world;
 
 namespace {
 
-// Three ranks over sockets; what rank `victim` reads from rank `from` goes wrong after some bytes.
+// A faulty link in a world of three ranks over sockets: the fault hits what rank `victim` reads from rank `from`, after
+// `after` bytes.
 struct Trouble {
   Fault fault;
   size_t after;
@@ -24,7 +25,7 @@ struct Trouble {
 };
 
 Options with_trouble(const Trouble& trouble, Wire& wire) {
-  // Short only where a deadline is what has to end it: on a machine that is busy any rank may be late.
+  // Short only where a deadline has to end the case: on a busy machine any rank may be late.
   const char* deadline = trouble.fault == Fault::cut || trouble.fault == Fault::delay ? "20" : "0.4";
   Options options{Over::sockets,
                   {{"progress_deadline", deadline},
@@ -49,7 +50,7 @@ struct Ending {
   std::string text;
 };
 
-// What the ranks do: a few steps of training, or what else there is.
+// The operations that the ranks run: a few steps of training, or the other kinds.
 enum class Traffic { training, exchanging };
 
 std::vector<srt_request> requests_of(Traffic traffic, int rank, std::vector<float>& data, std::vector<float>& output,
@@ -71,7 +72,7 @@ std::vector<srt_request> requests_of(Traffic traffic, int rank, std::vector<floa
   return {scatter, with(SRT_ALLTOALL, "exchange"), mail, from, adasum};
 }
 
-// The least that has to be right whenever an operation has ended well.
+// Returns whether the result of an operation that has succeeded is right, by the minimum that must hold.
 bool is_right(const srt_request& request, int rank, Context& context, Ticket handle, const std::vector<float>& data,
               const std::vector<float>& output) {
   if (request.kind == SRT_BROADCAST) return data.back() == 0;
@@ -82,7 +83,7 @@ bool is_right(const srt_request& request, int rank, Context& context, Ticket han
   return true;
 }
 
-// What each rank's operations ended with.
+// Returns how each rank's operations ended.
 std::vector<Ending> suffer(const Trouble& trouble, Traffic traffic) {
   Wire wire(trouble.fault, trouble.after);
   World ranks(3, with_trouble(trouble, wire));
@@ -143,7 +144,7 @@ TEST(a_late_link_changes_nothing) {
 TEST(a_broken_link_ends_every_rank) {
   on_each_trouble(Fault::cut, points, [](const std::vector<Ending>& endings, size_t after) {
     expect_fatal(endings, {SRT_PEER_LOST}, "a cut", after);
-    if (after > 1000) return;  // later, the job may have ended before
+    if (after > 1000) return;  // later, the job may have ended before the cut
     for (const Ending& ending : endings) {
       CHECK_EQUAL(ending.codes.back(), SRT_PEER_LOST);
       CHECK(ending.text.find(" was lost") != std::string::npos);
@@ -157,7 +158,8 @@ TEST(a_lying_link_is_named_and_kills_no_process) {
   });
 }
 
-// Not on the rank that received them, though it notices first. The fourth byte is the highest of a frame's length.
+// The rank that receives the bytes is not blamed, though it notices first. The fourth byte is the highest of a frame's
+// length.
 TEST(malformed_bytes_are_blamed_on_their_sender) {
   int seen = 0;
   for (const auto& [victim, from] : links)
@@ -247,7 +249,7 @@ TEST(a_rank_that_never_submits_is_given_up_by_name) {
   }
 }
 
-// The handle of what has ended is used again, so the order of handles says nothing.
+// Handles of finished operations are reused, so the order of handles means nothing.
 TEST(a_stall_report_names_what_a_rank_has_submitted_first) {
   const Descriptor file(::memfd_create("log", MFD_CLOEXEC));
   const auto logged = [&] {
@@ -292,7 +294,7 @@ TEST(any_thread_may_ask_why_a_context_is_dead) {
   });
 }
 
-// Rank 1 hears of the refusal last, and of the ranks that have given up because of it before.
+// Rank 1 receives the refusal last, after the aborts of the ranks that gave up because of it.
 TEST(an_abort_does_not_overtake_the_decision_that_led_to_it) {
   for (size_t after : points) {
     Wire wire(Fault::delay, after);

@@ -1,4 +1,4 @@
-// The fakes of tests/fake_gpu: that they do what CUDA and NCCL promise, and no more.
+// Tests of the fakes in tests/fake_gpu: they do what CUDA and NCCL promise, and no more.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,7 +19,7 @@ namespace {
 constexpr NcclResult invalid_argument = 4, invalid_usage = 5;
 constexpr int float32 = 7, sum = 0;
 
-// The fakes, as the core opens them. At the end nothing wrong was done, and nothing is left.
+// The fakes, as the core opens them. At the end there must be no misuse, and no objects left.
 struct Fakes {
   Fakes() : control(SIRTAKI_FAKE_GPU), libraries(config()) { control.reset(); }
   ~Fakes() {
@@ -33,7 +33,7 @@ struct Fakes {
     return made;
   }
 
-  // What was done wrong, forgotten thereby.
+  // Returns the misuse so far, and clears it.
   std::string take_misuse() {
     const std::string text = control.misuse();
     control.reset();
@@ -52,7 +52,7 @@ void check_ok(int result, int line) {
 }
 #define OK(result) check_ok((result), __LINE__)
 
-// A GPU's context, current in this thread, with a stream of its own.
+// The context of a GPU, current in this thread, with a stream of its own.
 struct Gpu {
   Gpu(Fakes& fakes, int device) : cuda(fakes.cuda()), device(device) {
     OK(cuda.context_retain(&context, device));
@@ -100,7 +100,7 @@ struct DeviceArray {
   CudaMemory memory = 0;
 };
 
-// One rank of a communicator that is made, and taken apart, as NCCL wants it.
+// One rank of a communicator, which is created and destroyed as NCCL requires.
 struct Communicator {
   Communicator(Fakes& fakes, int size, const NcclUniqueId& id, int rank) : nccl(fakes.nccl()) {
     NcclConfig config;
@@ -133,7 +133,7 @@ struct Communicator {
 
 using Body = std::function<void(int rank, Gpu&, Communicator&)>;
 
-// Ranks as threads, each on a GPU of its own.
+// Runs ranks as threads, each with a GPU of its own.
 void run_ranks(Fakes& fakes, int size, const Body& body) {
   NcclUniqueId id;
   OK(fakes.nccl().unique_id(&id));
@@ -148,7 +148,7 @@ void run_ranks(Fakes& fakes, int size, const Body& body) {
   for (auto& thread : threads) thread.join();
 }
 
-// Waits until what was launched is in the stream, and then until the stream has done it.
+// Waits until the launched calls are in the stream, and then until the stream has completed them.
 void finish(const Gpu& gpu, const Communicator& communicator) {
   OK(communicator.settle());
   gpu.wait(gpu.record());
@@ -156,7 +156,7 @@ void finish(const Gpu& gpu, const Communicator& communicator) {
 
 }  // namespace
 
-// The first case: a process with threads should not be forked.
+// This case runs first: a process with threads should not be forked.
 TEST(ranks_may_be_processes) {
   const auto run = [](Fakes& fakes, const NcclUniqueId& id, int rank) {
     Gpu gpu(fakes, rank);
@@ -254,7 +254,7 @@ TEST(what_cuda_forbids_is_noticed) {
     fakes.control.hold(gpu.stream, 0);
     gpu.wait(gpu.record());
   }
-  const Gpu other(fakes, 1);  // is current now
+  const Gpu other(fakes, 1);  // this context is current now
   CHECK(cuda.stream_wait_event(gpu.stream, nullptr, 0) != cuda_success);
   CHECK_EQUAL(fakes.take_misuse(), "cuStreamWaitEvent: no stream or event of the current context");
 }
@@ -407,7 +407,7 @@ TEST(an_error_of_the_network_shows_in_the_state) {
     OK(communicator.nccl.async_error(communicator.handle, &state));
     CHECK_EQUAL(state, 6);
     OK(communicator.nccl.async_error(communicator.handle, &state));
-    CHECK_EQUAL(state, 6);  // stays
+    CHECK_EQUAL(state, 6);  // the error persists
     communicator.abort();
   });
 }

@@ -16,7 +16,7 @@ namespace world {
 
 enum class Fault { delay, cut, corrupt, stall };
 
-// Between two sockets. It carries so many bytes faithfully before its fault shows.
+// A wire between two sockets. It carries a given number of bytes correctly before its fault shows.
 class Wire {
  public:
   Wire(Fault fault, size_t after) : fault_(fault), left_(after) {
@@ -61,7 +61,7 @@ class Wire {
         sent += n;
       }
     }
-    // An end is passed on as an end, a cut breaks both ways.
+    // An end of the stream is passed on as such; a cut breaks both directions.
     if (is_faulty && left_ == 0 && fault_ == Fault::cut) cut();
     else ::shutdown(to, SHUT_WR);
   }

@@ -1,4 +1,4 @@
-// Each target of tests/fuzz on its seeds, and on what fuzzing has found before (tests/fuzz/corpus).
+// Runs each target of tests/fuzz on its seeds, and on the inputs that fuzzing has found before (tests/fuzz/corpus).
 #include <filesystem>
 #include <fstream>
 #include <iterator>

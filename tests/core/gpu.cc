@@ -1,5 +1,5 @@
-// Tensors on GPUs, through NCCL and staged: the results are those of the CPU, whatever the kind, the dtype and the
-// order in which things become ready. The GPUs are fakes, which also tell what CUDA and NCCL forbid.
+// Tensors on GPUs, through NCCL and staged: the results equal those of the CPU, for every kind and dtype, and in
+// whatever order tensors become ready. The GPUs are fakes, which also report what CUDA and NCCL forbid.
 #include <barrier>
 
 #include "gpu_world.h"
@@ -10,7 +10,7 @@ namespace {
 
 const std::vector<const char*> backends{"auto", "staged"};
 
-// Small integers, which every dtype holds exactly.
+// Returns small integers, which every dtype holds exactly.
 std::vector<uint8_t> values(DType dtype, int64_t elements, int rank) {
   const DTypeKernels* kernels = choose_kernels("auto").of(dtype);
   const size_t each = dtype_bytes(dtype);
@@ -24,7 +24,7 @@ std::vector<uint8_t> values(DType dtype, int64_t elements, int rank) {
   return bytes;
 }
 
-// The same request twice: with memory of the host, and of the rank's GPU. What comes out is compared byte by byte.
+// The same request twice: with the host's memory, and with memory of the rank's GPU. Outputs are compared byte by byte.
 class Twice {
  public:
   Twice(FakeGpu& fake, int rank, srt_request request, int64_t output_elements)
@@ -36,7 +36,7 @@ class Twice {
     output_.resize(dtype_bytes(dtype) * static_cast<size_t>(output_elements) + 1);
   }
 
-  // How many bytes differ; -1 where an operation failed.
+  // Returns the number of bytes that differ; -1 where an operation failed.
   int64_t difference(Context& context) {
     OnGpu input(fake_, rank_, input_), output(fake_, rank_, output_);
     srt_request both[] = {request_, on_gpu(request_, rank_)};
@@ -82,10 +82,10 @@ int64_t difference(FakeGpu& fake, Context& context, int rank, srt_request reques
   return Twice(fake, rank, request, output_elements).difference(context);
 }
 
-// Small enough to be fused, and large enough to go without a copy.
+// Row counts that are small enough to be fused, and large enough to be transferred without a copy.
 const std::vector<int64_t> row_counts{5, 9001};
 
-// Over shared memory, over sockets, and on two hosts.
+// Runs the body over shared memory, over sockets, and on two hosts.
 void on_each_gpu(Fake& fake, const std::vector<int>& sizes, const std::function<void(int, int, Context&)>& body) {
   for (int size : sizes)
     for (const char* backend : backends)
@@ -207,7 +207,7 @@ TEST(adasum_goes_through_the_host) {
   });
 }
 
-// Then the members' agreement and the operation itself are phases of one plan.
+// In this case the members' agreement and the operation itself are phases of one plan.
 TEST(the_first_operation_may_be_one_that_nccl_cannot_do) {
   Fake fake;
   on_each_gpu(fake, {2, 3, 4}, [&](int rank, int size, Context& context) {

@@ -1,5 +1,5 @@
-// What goes wrong on GPUs: libraries that are missing or differ, calls that fail, kernels that never end, ranks that
-// give up. Every handle ends, every rank learns why, nobody waits for ever, and the next world works.
+// Failures on GPUs: libraries that are missing or differ, calls that fail, kernels that never end, ranks that abort.
+// Every handle ends, every rank learns the reason, nobody waits for ever, and the next world works.
 #include <sys/mman.h>
 
 #include <barrier>
@@ -18,7 +18,7 @@ std::vector<uint8_t> floats(int64_t count, float value) {
   return bytes_of(std::vector<float>(static_cast<size_t>(count), value));
 }
 
-// What the ranks of a world say.
+// The log of a world's ranks.
 class Said {
  public:
   Said() : file_(::memfd_create("log", MFD_CLOEXEC)) {}
@@ -47,7 +47,7 @@ Options saying(const Said& said, Knobs knobs = {}) {
   return options;
 }
 
-// One all-reduce of small and large tensors, and an all-gather; the default stream waits for them.
+// Runs one all-reduce of small and large tensors, and an all-gather; the default stream waits for them.
 Status step(FakeGpu& fake, Context& context, int device) {
   const int64_t counts[] = {50, 20'000};
   OnGpu small(fake, device, floats(counts[0], 1)), large(fake, device, floats(counts[1], 1));
@@ -69,7 +69,7 @@ Status step(FakeGpu& fake, Context& context, int device) {
   return status.is_ok() ? ended : status;
 }
 
-// The endings of one step on two ranks, where the nth call of a function fails.
+// Returns the endings of one step on two ranks, where the nth call of a function fails.
 std::vector<Status> endings_with(Fake& fake, const char* backend, const char* function, int nth, int result) {
   std::vector<Status> endings(2);
   World ranks(2, on_gpus({{"gpu_backend", backend}}));
@@ -79,7 +79,7 @@ std::vector<Status> endings_with(Fake& fake, const char* backend, const char* fu
   return endings;
 }
 
-// An all-reduce that is on its way on a rank's GPU.
+// An all-reduce that is in flight on a rank's GPU.
 struct Launched {
   Launched(Fake& fake, Context& context, int rank) : data(fake, rank, floats(count, 1)), stream(fake, rank) {
     const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
@@ -123,7 +123,7 @@ TEST(an_error_of_any_call_ends_all_ranks) {
     for (int nth : {1, 2, 5}) {
       Fake fake;
       const std::vector<Status> endings = endings_with(fake, backend, function, nth, result);
-      // A rank that was done already when another one failed has what it wanted.
+      // A rank that was done before another one failed has its result.
       const bool all_are_well =
           std::all_of(endings.begin(), endings.end(), [](const Status& ending) { return ending.is_ok(); });
       CHECK_EQUAL(all_are_well, fake.calls(function) < nth);
@@ -188,7 +188,7 @@ TEST(a_rank_that_gives_up_ends_what_is_on_the_gpus_of_others) {
 TEST(a_rank_that_is_lost_ends_what_waits_for_it_on_the_gpus_of_others) {
   Fake fake;
   fake.set("hang", 1);
-  fake.is_to_break();  // the lost rank takes nothing back
+  fake.is_to_break();  // the lost rank frees nothing
   Options options = on_gpus({}, Over::sockets);
   options.shut_down = false;
   World ranks(2, options);

@@ -1,5 +1,5 @@
-// How libcuda and libnccl are found, and what is said of what cannot be used. What is loaded stays loaded: each case
-// has a process of its own.
+// The search for libcuda and libnccl, and the errors about libraries that cannot be used. Loaded libraries stay loaded,
+// so each case runs in its own process.
 #include "gpu/libraries.h"
 
 #include <sys/wait.h>
@@ -75,7 +75,7 @@ TEST(what_the_program_has_loaded_goes_first) {
 TEST(what_is_not_there_is_told_with_all_places) {
   in_child([] {
     const GpuLibraries found = look_in("/nowhere:/else where");
-    // A machine with a GPU has them.
+    // A machine with a GPU has the real libraries.
     CHECK_EQUAL(found.found_cuda().path.empty(), ::dlopen("libcuda.so.1", RTLD_NOW) == nullptr);
     for (const LibraryFound* one : {&found.found_cuda(), &found.found_nccl()}) {
       if (!one->path.empty()) continue;

@@ -1,5 +1,5 @@
-// When things happen on GPUs: inputs that come late, streams that wait where the host does not, sets that overlap,
-// ranks that have joined, memory that is used again.
+// The order of events on GPUs: inputs that become ready late, streams that wait where the host does not, sets that
+// overlap, ranks that have joined, memory that is reused.
 #include <barrier>
 #include <random>
 
@@ -78,7 +78,7 @@ TEST(a_stream_waits_for_what_comes) {
       stream.copy(data, sources[static_cast<size_t>(step)]);
       const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
       Ticket handle;
-      expect_ok(context.enqueue(&request, 1, &handle));  // its name and memory were those of the step before
+      expect_ok(context.enqueue(&request, 1, &handle));  // reuses the name and memory of the previous step
       expect_ok(context.wait_on_stream(&handle, 1, stream.number(), patience));
       context.release(&handle, 1);
       stream.copy(copied, data);
@@ -110,7 +110,7 @@ TEST(the_host_does_not_wait_for_the_gpus) {
     seen.arrive_and_wait();
     if (rank == 0) context.abort("enough");
     CHECK_EQUAL(context.wait(&handle, 1, patience).code(), SRT_ABORTED);
-    stream.finish();  // it is held back no longer
+    stream.finish();  // the abort has released the stream
   });
 }
 

@@ -1,4 +1,4 @@
-// Ranks whose tensors are on GPUs: those of the fake libraries, each rank with one of its own.
+// Ranks whose tensors are on GPUs of the fake libraries; each rank has its own GPU.
 #pragma once
 
 #include <cstring>
@@ -14,7 +14,7 @@ using Knobs = std::vector<std::pair<std::string, std::string>>;
 
 inline const std::string fake_folder = SIRTAKI_FAKE_GPU;
 
-// The fake as it is in the beginning, with a GPU a rank; what was forbidden meanwhile fails the test.
+// The fake in its initial state, with one GPU per rank; any misuse meanwhile fails the test.
 class Fake : public FakeGpu {
  public:
   explicit Fake(int devices = 4) : FakeGpu(fake_folder) {
@@ -35,7 +35,7 @@ class Fake : public FakeGpu {
     return config;
   }
 
-  // A GPU that has failed takes nothing back.
+  // Announces that a GPU will fail; a failed GPU frees nothing.
   void is_to_break() { is_broken_ = true; }
 
  private:
@@ -49,7 +49,7 @@ inline Options on_gpus(Knobs knobs = {}, Over transport = Over::memory) {
   return {transport, std::move(knobs), nullptr, true};
 }
 
-// Bytes that lie on a GPU, as far as the fake knows.
+// Bytes that the fake takes to be on a GPU.
 class OnGpu {
  public:
   OnGpu(FakeGpu& fake, int device, std::vector<uint8_t> bytes) : fake_(fake), bytes_(std::move(bytes)) {
@@ -109,7 +109,7 @@ class UserStream {
     CHECK_EQUAL(device_->cuda().copy(to.address(), from.address(), to.bytes().size(), stream_), cuda_success);
   }
 
-  // Waits for everything in it.
+  // Waits for all work in the stream.
   void finish() {
     EventPool events(*device_);
     GpuEventPtr end;

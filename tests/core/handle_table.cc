@@ -1,11 +1,11 @@
-// The table of handles by itself.
+// Tests of the handle table alone.
 #include "context/handle_table.h"
 
 #include "check.h"
 
 using namespace sirtaki;
 
-// Threads that fail, that wait and that shut down may all end it.
+// Threads that fail, wait and shut down may all end the same handle.
 TEST(a_handle_keeps_its_first_ending) {
   const Log log(-1);
   Timeline timeline(0, "rank 0", log);

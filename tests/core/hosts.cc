@@ -1,5 +1,5 @@
-// Worlds of several hosts: failures on one of them end what all others do, with the same words; what belongs to one
-// host goes on beside what crosses hosts.
+// Worlds of several hosts: a failure on one host ends all others' operations with the same text; operations within one
+// host proceed beside those that cross hosts.
 #include <atomic>
 
 #include "faulty_wire.h"
@@ -11,7 +11,7 @@ namespace {
 
 const std::vector<std::pair<std::string, std::string>> quiet{{"log_descriptor", "-1"}, {"chunk_bytes", "4096"}};
 
-// Sums until something fails; how that reads.
+// Runs sums until one fails, and returns its status.
 Status sum_until_it_fails(Context& context, int64_t count) {
   std::vector<float> data(static_cast<size_t>(count));
   for (;;) {
@@ -118,7 +118,7 @@ TEST(what_stays_on_a_host_goes_on_beside_what_crosses_hosts) {
   });
 }
 
-// A pipe whose other machine is as silent as it is told.
+// A pipe whose silence a test sets.
 class SilentPipe final : public BytePipe {
  public:
   explicit SilentPipe(const Nanoseconds& silence) : silence_(silence) {}
@@ -142,12 +142,12 @@ TEST(a_machine_that_stays_silent_is_named_and_one_that_answers_late_is_not) {
     return heartbeat.check(now += seconds(1));
   };
   CHECK(!look(seconds(14)));
-  for (int i = 0; i < 5; ++i) {  // it answers a probe a minute, and is looked at just then
+  for (int i = 0; i < 5; ++i) {  // it answers one probe per minute, and is checked at that moment
     CHECK(!look(seconds(60)));
     CHECK(!look(0));
   }
   CHECK(!look(seconds(15)));
-  CHECK(!heartbeat.check(now + milliseconds(500)));  // that was no second look
+  CHECK(!heartbeat.check(now + milliseconds(500)));  // too soon to count as a second check
   const auto lost = look(seconds(16));
   REQUIRE(lost.has_value());
   CHECK_EQUAL(lost->origin, 1);

@@ -1,4 +1,4 @@
-// The arithmetic, element by element against a plain loop, for each instruction set that this machine has.
+// The arithmetic, compared element by element with a plain loop, for each instruction set of this machine.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -40,7 +40,8 @@ double to_double(T value) {
   else return static_cast<double>(value);
 }
 
-// Small integers: exact in every dtype. Lengths around the vectors' widths and the block.
+// Checks reductions of small integers, which are exact in every dtype. Lengths lie around the vectors' widths and the
+// block.
 template <typename T>
 void check_reductions(DType dtype) {
   for (const Kernels* table : tables())
@@ -86,7 +87,7 @@ TEST(the_table_says_what_can_be_reduced) {
       CHECK_EQUAL(table->of(static_cast<DType>(code)) != nullptr, (dtype_entry(code)->reduce_ops != 0));
 }
 
-// Every code of every 8-bit format: what it means comes back from it, and the middle of two goes to the even one.
+// Every code of every 8-bit format converts to its value and back, and the middle of two values rounds to the even one.
 TEST(the_smallest_floats_round_to_the_nearest_even) {
   for (const Kernels* table : tables())
     for (DType dtype : {DType::float8_e4m3fn, DType::float8_e4m3fnuz, DType::float8_e5m2, DType::float8_e5m2fnuz}) {
@@ -107,7 +108,7 @@ TEST(the_smallest_floats_round_to_the_nearest_even) {
     }
 }
 
-// 8-bit integers add up in 32 bits: their average is right though the sum would not fit.
+// 8-bit integers are added in 32 bits, so their average is right although the sum would overflow.
 TEST(small_integers_average_without_wrapping) {
   for (const Kernels* table : tables()) {
     const std::vector<int8_t> a(50, 100), b(50, 110), c(50, 120);
@@ -215,7 +216,7 @@ TEST(streaming_copies_every_byte_and_no_other) {
 }
 
 TEST(every_instruction_set_gives_the_same_bits) {
-  if (tables().size() < 2) return;  // this machine has one
+  if (tables().size() < 2) return;  // this machine has only one
   std::vector<float> values(4096);
   for (size_t i = 0; i < values.size(); ++i)
     values[i] =

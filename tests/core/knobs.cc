@@ -1,4 +1,4 @@
-// Settings, as text and as numbers.
+// Settings, given as text and as numbers.
 #include "base/knobs.h"
 
 #include "check.h"

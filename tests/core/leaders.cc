@@ -15,7 +15,7 @@ struct Shape {
   const char* fan_out;
 };
 
-// A host below each host, two below each, many, and hosts whose ranks do not follow one another.
+// Shapes with one child host per host, two per host, and many, and with hosts whose ranks are not consecutive.
 const std::vector<Shape> shapes{{{0, 0, 1, 1, 2, 2, 3}, "1"},
                                 {{0, 1, 2, 3, 4, 5}, "2"},
                                 {{0, 0, 1, 1, 1, 2, 3, 3}, "16"},
@@ -96,7 +96,7 @@ TEST(ranks_below_a_leader_join_one_after_the_other) {
   }
 }
 
-// A leader that has left goes on relaying for sets that it does not belong to.
+// A leader that has left still relays for sets that it does not belong to.
 TEST(sets_go_on_below_a_leader_that_has_left) {
   for (const char* fan_out : {"1", "16"}) {
     World ranks(6, in_shape({{0, 1, 1, 1, 2, 2}, fan_out}));
@@ -116,7 +116,7 @@ TEST(sets_go_on_below_a_leader_that_has_left) {
   }
 }
 
-// Leaders that are in no call relay all the same.
+// Leaders that are not inside a call still relay.
 TEST(ranks_below_two_leaders_go_on_while_these_do_something_else) {
   for (const char* fan_out : {"1", "16"}) {
     World ranks(6, in_shape({{0, 0, 1, 1, 2, 2}, fan_out}));
@@ -133,7 +133,8 @@ TEST(ranks_below_two_leaders_go_on_while_these_do_something_else) {
   }
 }
 
-// It goes on for them up to the deadline of its shutdown. Who waits for them on another host must not do so for ever.
+// The leader relays for its descendants up to the deadline of its shutdown. Peers on other hosts that wait for these
+// descendants must not wait for ever.
 TEST(ranks_below_a_leader_that_does_not_wait_for_them_can_take_part_in_nothing) {
   Options options = in_shape({{0, 1, 1, 2}, "16"});
   options.shut_down = false;
@@ -166,7 +167,7 @@ TEST(ranks_below_a_leader_that_does_not_wait_for_them_can_take_part_in_nothing) 
   });
 }
 
-// As if the leader's machine were gone, or its network; another leader is below it.
+// Simulates the loss of the leader's machine or network; another leader is below it.
 TEST(a_leader_whose_links_break_ends_every_rank) {
   constexpr int leader = 2;
   std::vector<Descriptor> others_ends;
@@ -194,7 +195,7 @@ TEST(a_leader_whose_links_break_ends_every_rank) {
   });
 }
 
-// Several hosts further up, and named to those who need it.
+// The rank that leaves may be several hosts further up; the ranks that need it get its name.
 TEST(whoever_has_left_above_is_named) {
   for (int leaver : {0, 1, 2}) {
     World ranks(5, in_shape({{0, 1, 2, 3, 3}, "1"}));
@@ -253,7 +254,7 @@ TEST(a_rank_of_another_host_that_never_comes_is_given_up_by_name) {
   });
 }
 
-// From the leader of the second host to the coordinator.
+// The faulty link leads from the leader of the second host to the coordinator.
 TEST(aggregates_that_are_damaged_on_their_way_end_every_rank_or_change_nothing) {
   for (const Fault fault : {Fault::cut, Fault::corrupt})
     for (size_t after : {0, 17, 40, 100, 200, 333, 500, 1'000, 2'000}) {

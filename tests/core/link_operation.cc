@@ -1,4 +1,4 @@
-// The checks on data that a peer sends: it belongs to the operation and the transfer that are due, and has their
+// The checks on data that a peer sends: it must belong to the operation and the transfer that are due, and have their
 // length.
 #include "data/link_operation.h"
 

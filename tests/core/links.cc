@@ -1,4 +1,4 @@
-// Framing over a pipe that moves a few bytes at a time, and what a link does with bytes that make no sense.
+// Framing over a pipe that moves a few bytes at a time, and a link's handling of malformed bytes.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ using namespace sirtaki;
 
 namespace {
 
-// Two ends in one process; each call moves as many bytes as a seeded generator likes.
+// Two ends in one process; each call moves a number of bytes that a seeded generator chooses.
 struct Channel {
   std::deque<uint8_t> bytes;
   bool ended = false;
@@ -96,7 +96,7 @@ TEST(the_last_words_are_read_before_the_end) {
   CHECK(pair.b.is_ended());
 }
 
-// Memory that is used again holds what was sent to somebody else before.
+// Reused memory still holds bytes that were sent to another peer.
 TEST(padding_is_zero) {
   Channel out, in;
   Link link(std::make_unique<DrippingPipe>(out, in, 1));
@@ -142,7 +142,7 @@ TEST(a_queue_of_bytes_makes_room_in_front) {
   std::ranges::copy(expected, queue.extend(expected.size()).begin());
   queue.consume(2'500);
   expected.erase(expected.begin(), expected.begin() + 2'500);
-  std::ranges::fill(queue.extend(3'000), uint8_t{5});  // does not fit behind what is there, and does in front of it
+  std::ranges::fill(queue.extend(3'000), uint8_t{5});  // does not fit behind the queued bytes, but does in front
   expected.resize(3'500, 5);
   CHECK(std::ranges::equal(queue.front(), expected));
 }
@@ -160,7 +160,8 @@ TEST(a_queue_of_bytes_keeps_them_in_order) {
   }
 }
 
-// A body that is large, or not, for a place of its own, in parts that are copied and others that are not.
+// Bodies of various lengths, with or without a registered destination, in parts of which some are copied and some are
+// not.
 TEST(bodies_go_from_place_to_place) {
   for (unsigned seed = 0; seed < 30; ++seed) {
     Pair pair(seed);
@@ -207,7 +208,7 @@ TEST(a_link_that_lets_go_touches_no_memory_of_others) {
   while (pair.a.unsent()) pair.a.flush();
   for (int i = 0; i < 50; ++i) pair.b.receive();
   CHECK(place == before);
-  CHECK(!pair.ab.bytes.empty());  // the rest of the body, as it was
+  CHECK(!pair.ab.bytes.empty());  // the rest of the body, unchanged
   CHECK_EQUAL(std::count(pair.ab.bytes.begin(), pair.ab.bytes.end(), 9), std::ssize(pair.ab.bytes));
 }
 
@@ -253,12 +254,12 @@ TEST(a_machine_is_silent_only_while_it_owes_an_answer) {
     tcp_info asked = info;
     asked.*owed = 1;
     CHECK_EQUAL(silence_of(asked), seconds(20));
-    asked.tcpi_last_ack_recv = 30;  // it has no room, but says so: its process is late
+    asked.tcpi_last_ack_recv = 30;  // its receive window is full, but it answers: its process is late
     CHECK_EQUAL(silence_of(asked), milliseconds(30));
   }
   info.tcpi_unacked = 3;
   CHECK_EQUAL(silence_of(info), seconds(20));
-  info.tcpi_last_data_recv = 100;  // it talks, if not of what it has got
+  info.tcpi_last_data_recv = 100;  // it sends data, without acknowledging what it received
   CHECK_EQUAL(silence_of(info), milliseconds(100));
 }
 

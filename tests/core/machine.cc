@@ -1,4 +1,4 @@
-// How many cores a process may use: what control groups of both versions say, as their files do.
+// The number of cores that a process may use, from the files of control groups of both versions.
 #include "base/machine.h"
 
 #include <filesystem>
@@ -14,7 +14,7 @@ struct File {
   std::string path, text;
 };
 
-// Of 8 cores, in a system that consists of these files.
+// Returns the usable cores out of 8, in a system that consists of these files.
 int cores_with(const std::vector<File>& files) {
   std::string folder = std::filesystem::temp_directory_path() / ("sirtaki-machine-" + std::string(6, 'X'));
   CHECK(::mkdtemp(folder.data()) != nullptr);

@@ -1,4 +1,4 @@
-// Ranks of several hosts negotiate over links that move when a test says so: what crosses what on its way.
+// Ranks of several hosts negotiate over links that move when a test says so: messages that cross on their way.
 #include "context/negotiation.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 
 using Knobs = std::vector<std::pair<std::string, std::string>>;
 
-// By rank, which host it is on.
+// The negotiating ranks; `hosts` gives the host of each rank.
 class Ranks {
  public:
   explicit Ranks(const std::vector<int32_t>& hosts, const Knobs& knobs = {}) {
@@ -45,7 +45,7 @@ class Ranks {
     return std::move(news.outcome);
   }
 
-  // The link on which a rank sends to another one.
+  // Returns the link on which a rank sends to another one.
   Link& link(int32_t from, int32_t to) { return *links_[static_cast<size_t>(from)]->control(to); }
 
   Nanoseconds now = seconds(100);
@@ -64,13 +64,13 @@ class Ranks {
 
 }  // namespace
 
-// Its answer would be a report after its goodbye, of which the coordinator could make nothing.
+// An answer would be a report after the leader's goodbye, which the coordinator could not handle.
 TEST(a_leader_that_is_asked_where_it_is_while_it_leaves_does_not_answer) {
   Ranks ranks({0, 1, 1}, {{"stall_report", "0.1"}});
   for (int32_t rank : {0, 2}) ranks.submit(rank, "x");
   ranks.pass(2);
   ranks.pass(1);
-  ranks.now += milliseconds(10);  // it is not held for longer
+  ranks.now += milliseconds(10);  // its request is not held for longer
   ranks.pass(1);
   ranks.pass(0);
   ranks.now += milliseconds(100);
@@ -87,7 +87,7 @@ TEST(a_leader_that_is_asked_where_it_is_while_it_leaves_does_not_answer) {
   }
 }
 
-// The rank that has left is looked up by its number.
+// The number of the rank that has left is used for a look-up.
 TEST(a_rank_that_has_left_above_has_to_exist) {
   for (const int32_t rank : {-1, 0, 2, 3, 1'000}) {
     Ranks ranks({0, 0, 0});
@@ -123,7 +123,7 @@ TEST(only_those_above_decide_or_say_that_somebody_has_left) {
   }
 }
 
-// What ends the world on one rank ends it on all, so it has to be something that does.
+// An abort that ends the world on one rank ends it on all, so its reason must be one that does.
 TEST(an_abort_has_to_have_a_reason_that_ends_the_world) {
   for (const srt_status code :
        std::vector<srt_status>{SRT_PEER_LOST, SRT_OK, SRT_IN_PROGRESS, SRT_MISMATCH, -1, 1'000}) {
@@ -143,7 +143,7 @@ TEST(an_abort_has_to_have_a_reason_that_ends_the_world) {
   }
 }
 
-// One in shared memory overtakes what is still on its way over the socket.
+// A goodbye in shared memory overtakes what is still on its way over the socket.
 TEST(a_goodbye_counts_on_the_link_of_the_data) {
   const auto ring = std::make_shared<Bytes>(), socket = std::make_shared<Bytes>(), back = std::make_shared<Bytes>();
   Links links(2);

@@ -1,4 +1,4 @@
-// The ranks of a host that share memory: what one of them writes there, for all or for another one.
+// The ranks of a host that share memory: what one of them writes there, for all ranks or for a single peer.
 #include "transport/neighbours.h"
 
 #include <sys/eventfd.h>

@@ -1,4 +1,4 @@
-// What the flight recorder keeps, and what becomes of old records and long names.
+// The contents of the flight recorder, and its handling of old records and long names.
 #include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@ using namespace sirtaki;
 
 namespace {
 
-// An observer with nobody to tell.
+// An observer whose log goes nowhere.
 struct Quiet {
   explicit Quiet(int32_t size, size_t capacity) : observer(size, capacity, timeline) {}
   Log log{-1};
@@ -66,7 +66,7 @@ TEST(the_last_operations_are_kept_and_older_ones_harm_nobody) {
     const uint64_t number = observer.submitted(named("t" + std::to_string(i)));
     if (i == 0) first = number;
   }
-  observer.decided(first, 1, 1);  // its place has been taken over
+  observer.decided(first, 1, 1);  // its place has been reused
   observer.ended(first, true, SRT_OK);
   std::string names;
   observer.recorder().visit([&](const OperationRecord& record) {
@@ -85,7 +85,7 @@ TEST(time_that_overlaps_counts_once) {
   busy.end(40);
   CHECK_EQUAL(busy.until(100), 30);
   busy.begin(100);
-  busy.end(90);  // a clock that was read a little earlier
+  busy.end(90);  // from a clock that was read a little earlier
   CHECK_EQUAL(busy.until(200), 30);
 }
 
@@ -187,7 +187,7 @@ TEST(a_library_does_not_displace_the_users_functions) {
   ::close(ends[1]);
 }
 
-// The interpreter's side: it answers the first question only when the second one is there.
+// The interpreter's side answers the first question only when the second one has arrived.
 TEST(an_answer_that_comes_too_late_is_not_taken_for_another) {
   int ends[2];
   REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);

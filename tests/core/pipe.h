@@ -1,4 +1,4 @@
-// A connection whose two ends lie in one process; nothing moves unless a test makes it.
+// A connection whose two ends are in one process; nothing moves unless a test makes it.
 #pragma once
 
 #include <algorithm>

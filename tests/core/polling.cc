@@ -1,4 +1,4 @@
-// How long a driver polls: as long as the steps of what moves take, which a simulated clock says here.
+// The time for which a driver polls: it follows the duration of the operation's steps, on a simulated clock.
 #include "context/polling.h"
 
 #include "check.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr Nanoseconds spin = microseconds(200);
 
-// An operation that moves: a rank's own steps, and between them those of its peer.
+// An operation in flight: a rank's own steps, alternating with those of its peer.
 struct Moving {
   explicit Moving(Polling& polling) : polling(polling) { polling.began(clock); }
 
@@ -38,9 +38,9 @@ TEST(nobody_sleeps_while_a_peer_works_on_a_chunk) {
   for (const Nanoseconds step : {microseconds(20), microseconds(190), microseconds(600), milliseconds(4)}) {
     Polling polling(spin, false);
     Moving moving(polling);
-    moving.steps(1, step, 0);  // its own first chunk
+    moving.steps(1, step, 0);  // the rank's own first chunk
     for (int i = 0; i < 50; ++i) {
-      CHECK(polling.patience(true) > 2 * step);  // a peer may be half as quick
+      CHECK(polling.patience(true) > 2 * step);  // a peer may be half as fast
       CHECK(polling.patience(true) >= spin);
       moving.steps(1, step, step);
     }
@@ -71,7 +71,7 @@ TEST(polling_in_an_operation_is_bounded) {
   Polling polling(spin, false);
   Moving(polling).steps(10, seconds(1), seconds(1));
   CHECK(polling.patience(true) <= milliseconds(20));
-  Polling wished(milliseconds(500), false);  // but for a longer wish
+  Polling wished(milliseconds(500), false);  // except where the setting is longer
   Moving(wished).steps(10, seconds(1), seconds(1));
   CHECK_EQUAL(wished.patience(true), milliseconds(500));
 }
@@ -110,8 +110,8 @@ TEST(a_core_is_kept_from_somebody_who_does_not_give_it_back) {
   polling.yielded(peer, slice);
   CHECK(!polling.yields(microseconds(50), slice, false));
   CHECK(!polling.yields(microseconds(50), slice + milliseconds(100), false));
-  CHECK(polling.yields(microseconds(50), slice, true));  // the program that computes beside the engine's thread
-  CHECK(polling.yields(microseconds(50), slice + seconds(1), false));  // it may have gone meanwhile
+  CHECK(polling.yields(microseconds(50), slice, true));  // the program computes beside the engine's thread
+  CHECK(polling.yields(microseconds(50), slice + seconds(1), false));  // it may be gone by then
 }
 
 TEST(ranks_that_share_cores_go_on_yielding) {

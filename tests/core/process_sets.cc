@@ -1,4 +1,4 @@
-// Process sets and join, as threads of one program use them: at the same time, in flight, and to their end.
+// Process sets and join, as threads of one program use them: concurrently, in flight, and until they end.
 #include <algorithm>
 #include <atomic>
 #include <random>
@@ -39,7 +39,7 @@ Status end_of(Context& context, const srt_request& request) {
   return status;
 }
 
-// A few numbers that a set sums up in place.
+// Numbers that a set sums in place.
 struct Sum {
   Sum(std::string its_name, int64_t elements) : name(std::move(its_name)), count(elements) {}
 
@@ -126,7 +126,7 @@ TEST(a_set_knows_its_members_until_it_is_removed) {
   });
 }
 
-// What both members have submitted before the removal takes place or is refused, but alike on both.
+// Operations that both members submit before the removal are executed or rejected, but alike on both.
 TEST(sets_come_and_go_while_operations_are_in_flight_in_them) {
   on_all(3, [](World& ranks) {
     constexpr int rounds = 60, sums_each = 6;
@@ -184,7 +184,7 @@ TEST(what_is_left_in_a_removed_set_ends_with_its_name) {
   });
 }
 
-// Whatever a rank submits at the moment at which the set goes, is refused or ends.
+// An operation that a rank submits while the set is being removed is rejected or ends.
 TEST(submitting_to_a_set_while_it_goes_leaves_nothing_open) {
   on_all(2, [](World& ranks) {
     ranks.run([](int rank, Context& context) {
@@ -209,7 +209,8 @@ TEST(submitting_to_a_set_while_it_goes_leaves_nothing_open) {
 
 namespace {
 
-// One operation of each kind among those ranks that have not joined; rank 0 has. `value` is what each gives.
+// Runs one operation of each kind among the ranks that have not joined; rank 0 has. `value` is each rank's
+// contribution.
 void go_on_without_rank_0(Context& context, int rank, int size) {
   const int64_t count = int64_t{size} * 2'000;
   const std::vector<int32_t> input(static_cast<size_t>(count), rank);
@@ -260,7 +261,7 @@ TEST(every_kind_goes_on_without_those_that_have_joined) {
         for (int epoch = 0; epoch < 5; ++epoch) {
           if (rank) {
             for (int step = 0; step < 2; ++step) go_on_without_rank_0(context, rank, size);
-            // Until the others have joined, too, one goes on alone.
+            // One rank continues alone until the others have joined, too.
             Sum alone("alone", 5'000);
             if (rank == 1 + epoch % (size - 1)) CHECK(end_of(context, alone.request(0, 7)).is_ok() && alone.is(7));
           }
@@ -307,7 +308,7 @@ TEST(a_joined_rank_neither_gives_nor_takes) {
   });
 }
 
-// It sums its slice of several tensors that are fused, in memory of its own, and each part goes where it belongs.
+// The joined rank sums its slice of several fused tensors in its own memory, and each part is delivered to its owner.
 TEST(a_joined_rank_sums_many_tensors_for_the_others) {
   on_all(3, [](World& ranks) {
     ranks.run([](int rank, Context& context) {
@@ -347,7 +348,7 @@ TEST(a_join_ends_when_a_rank_leaves_and_says_who) {
         const Status status = context.wait(&handle, 1, seconds(60));
         CHECK_EQUAL(status.code(), SRT_PEER_FINISHED);
         CHECK(contains(status, who));
-        // It may submit again, and hears the same.
+        // The rank may submit again, and gets the same error.
         for (const srt_request& request : {sum.request(0, 1), join_of(0), sum.request(0, 1)}) {
           const Status again = end_of(context, request);
           CHECK_EQUAL(again.code(), SRT_PEER_FINISHED);
@@ -369,7 +370,7 @@ TEST(a_set_outlives_a_rank_that_is_not_its_member) {
         CHECK(end_of(context, sum.request(set, rank)).is_ok() && sum.is(1));
       }
       CHECK(end_of(context, join_of(set)).is_ok());
-      CHECK_EQUAL(end_of(context, removal_of(set)).code(), SRT_PEER_FINISHED);  // it takes all ranks
+      CHECK_EQUAL(end_of(context, removal_of(set)).code(), SRT_PEER_FINISHED);  // removing a set takes all ranks
       for (++done; done < 2;) std::this_thread::yield();
     });
   });

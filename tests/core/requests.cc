@@ -1,4 +1,4 @@
-// What a rank notices by itself of a request that cannot be meant.
+// Invalid requests that a rank detects by itself.
 #include <array>
 
 #include "world.h"
@@ -18,7 +18,7 @@ TEST(a_shape_with_an_empty_dimension_still_has_bounds) {
 TEST(a_list_of_ranks_is_no_tensor) {
   Signature signature;
   signature.kind = Kind::add_process_set;
-  for (int64_t rank = 1; rank < 1'000; ++rank) signature.shape.push_back(rank);  // the product has no number
+  for (int64_t rank = 1; rank < 1'000; ++rank) signature.shape.push_back(rank);  // the product overflows
   CHECK_EQUAL(signature.bytes(), 0);
 }
 

@@ -1,4 +1,5 @@
-// The size of the chunks in shared memory: from the processor's caches, or as wished, and alike for all who map it.
+// The size of the chunks in shared memory: from the processor's caches or from the setting, and alike for all who map
+// it.
 #include "transport/shared_region.h"
 
 #include <unistd.h>
@@ -25,10 +26,10 @@ TEST(chunks_fit_the_second_level_cache) {
   CHECK_EQUAL(fitting(2 * MiB, 2, 2), 512 * KiB);
   CHECK_EQUAL(fitting(1 * MiB, 2, 64), 256 * KiB);
   CHECK_EQUAL(fitting(2 * MiB, 4, 2), 256 * KiB);    // two ranks share a core and its cache
-  CHECK_EQUAL(fitting(256 * KiB, 2, 2), 128 * KiB);  // smaller ones cost more than they save
+  CHECK_EQUAL(fitting(256 * KiB, 2, 2), 128 * KiB);  // smaller chunks cost more than they save
   CHECK_EQUAL(fitting(2 * MiB, 64, 2), 128 * KiB);
-  CHECK_EQUAL(fitting(24 * MiB, 2, 2), 1 * MiB);     // one that many cores share
-  CHECK_EQUAL(fitting(0, 2, 2), 512 * KiB);          // nothing is known
+  CHECK_EQUAL(fitting(24 * MiB, 2, 2), 1 * MiB);     // a cache that many cores share
+  CHECK_EQUAL(fitting(0, 2, 2), 512 * KiB);          // the cache size is unknown
 }
 
 TEST(whoever_maps_the_memory_sees_the_chunks_that_its_maker_has_chosen) {

@@ -1,5 +1,5 @@
-// What the engine's sleep is told by descriptors. They are edge-triggered: each sign comes once, so none may be lost
-// between the moment when links are read and the moment when somebody sleeps.
+// The signals that the engine's sleep receives from descriptors. They are edge-triggered: each event is reported once,
+// so none may be lost between reading the links and falling asleep.
 #include "context/sleeper.h"
 
 #include <sys/socket.h>
@@ -35,10 +35,10 @@ TEST(what_arrives_after_the_links_were_read_is_told) {
   Sleeper sleeper(nullptr, ends.links);
   REQUIRE(sleeper.open().is_ok());
   CHECK(sleeper.look().of_links);   // there is room to write
-  CHECK(!sleeper.look().of_links);  // which is told once
+  CHECK(!sleeper.look().of_links);  // which is reported once
   while (ends.links.data(1)->receive()) {
   }
-  ends.write();  // too late for this reading, so the look has to say that another one is needed
+  ends.write();  // too late for this reading, so the look must report that another one is needed
   const Sleeper::Signs signs = sleeper.look();
   CHECK(signs.of_links && signs.deaths.empty());
   CHECK(ends.links.data(1)->receive());

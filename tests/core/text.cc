@@ -1,4 +1,4 @@
-// What may be shown to a person of what somebody else has sent.
+// The part of a peer's text that may be shown to a person.
 #include "base/text.h"
 
 #include "check.h"
@@ -25,7 +25,7 @@ TEST(what_a_terminal_would_obey_is_found) {
               size_t{1});       // U+009B: ESC [ in one character
   CHECK_EQUAL(find_unprintable("a\xe2\x80\xae"
                                "exe.txt"),
-              size_t{1});  // U+202E: what follows is shown backwards
+              size_t{1});  // U+202E: the text that follows is shown backwards
   CHECK_EQUAL(find_unprintable("a\x9b"), size_t{1});
 }
 

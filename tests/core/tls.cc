@@ -1,4 +1,4 @@
-// Encrypted connections: what arrives, what is refused, and how they end.
+// Encrypted connections: what they deliver, what they reject, and how they end.
 #include <fcntl.h>
 #include <sys/socket.h>
 
@@ -27,7 +27,7 @@ struct Sockets {
   Descriptor ends[2];
 };
 
-// So small that a record does not fit, and so that the sender has to wait in the middle of one.
+// Makes the send buffer so small that a record does not fit, and that the sender has to wait in the middle of one.
 void make_small(int socket) {
   const int bytes = 4096;
   ::setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
@@ -42,7 +42,7 @@ Bytes random_bytes(size_t count) {
   return made;
 }
 
-// What an end reads until nothing comes any more; whether that is the end of the stream.
+// Reads from an end until no more bytes arrive; `has_ended` tells whether that is the end of the stream.
 Bytes read_all(TlsSession& from, bool& has_ended) {
   Bytes all, part(5000);
   for (;;) {
@@ -113,7 +113,7 @@ TEST(a_handshake_takes_nothing_that_follows_it) {
   const Bytes text = random_bytes(100);
   CHECK_EQUAL(sessions.ends[0]->write(text, false), 100);
   expect_ok(sessions.ends[1]->handshake());
-  CHECK_EQUAL(sessions.ends[1]->unread(), size_t{0});  // so whoever waits for the socket hears of it
+  CHECK_EQUAL(sessions.ends[1]->unread(), size_t{0});  // so polling the socket reports it
   bool has_ended = true;
   CHECK(read_all(*sessions.ends[1], has_ended) == text);
 }
@@ -147,7 +147,7 @@ TEST(a_stream_that_is_cut_or_changed_ends) {
     REQUIRE(count > 10'000);
     if (fault == Fault::changed) wire[100] ^= 1;
     const auto passed = static_cast<size_t>(fault == Fault::cut ? count - 1 : count);
-    // What was taken off the wire comes again, from the same side.
+    // Sends again, from the same side, the bytes that were taken off the wire.
     REQUIRE(::send(sockets.ends[0].get(), wire.data(), passed, MSG_NOSIGNAL) == static_cast<ssize_t>(passed));
     if (fault == Fault::none) sessions.ends[0]->end_writing();
     if (fault == Fault::cut) sockets.ends[0].close();
@@ -166,7 +166,7 @@ TEST(last_words_are_read_though_nothing_can_be_written_any_more) {
   sockets.ends[1].close();
   ptrdiff_t written = 0;
   for (int i = 0; i < 10 && written >= 0; ++i) written = sessions.ends[0]->write(text, false);
-  CHECK_EQUAL(written, -1);  // without a signal
+  CHECK_EQUAL(written, -1);  // and no signal is raised
   bool has_ended = false;
   CHECK(read_all(*sessions.ends[0], has_ended) == words);
   CHECK(has_ended);

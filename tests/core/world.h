@@ -1,6 +1,6 @@
-// N ranks as threads of one process, over one shared mapping or over socket pairs: the real contexts, as users'
-// processes have them, but within the sanitizers' sight. They may be told that they live on several hosts: then they
-// share a mapping with those of their host only, and are linked with all others, to other hosts by TCP.
+// N ranks as threads of one process, over one shared mapping or over socket pairs: the real contexts, as in users'
+// processes, but visible to the sanitizers. They may be configured to be on several hosts: then they share a mapping
+// only with the ranks of their host, and have a link to all others, by TCP to other hosts.
 #pragma once
 
 #include <arpa/inet.h>
@@ -30,12 +30,12 @@ struct Options {
   Over over = Over::memory;
   std::vector<std::pair<std::string, std::string>> knobs;
   std::function<void(int rank, Context&)> prepare;  // before start
-  bool shut_down = true;                            // each rank, after its body
-  std::function<bool(int a, int b, int* ends)> connect = nullptr;  // sockets: makes the pair between two ranks
+  bool shut_down = true;                            // shuts down each rank, after its body
+  std::function<bool(int a, int b, int* ends)> connect = nullptr;  // for sockets: makes the pair between two ranks
   std::vector<int> hosts = {};                      // by rank, numbered by their lowest rank; empty: all on one
 };
 
-// Two ends of a TCP connection over loopback.
+// Makes two ends of a TCP connection over loopback.
 inline bool tcp_pair(int* ends) {
   const Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -77,7 +77,7 @@ class World {
 
   Context& operator[](int rank) { return *contexts_[static_cast<size_t>(rank)]; }
 
-  // The rank is gone, without a word.
+  // Destroys the rank without notice to its peers.
   void lose(int rank) { contexts_[static_cast<size_t>(rank)].reset(); }
 
   // Runs a body on each rank, and waits for all.
@@ -92,7 +92,7 @@ class World {
   }
 
  private:
-  // What the ranks of one host share.
+  // The memory that the ranks of one host share.
   struct Host {
     std::vector<int32_t> ranks;
     std::unique_ptr<uint8_t, void (*)(uint8_t*)> region{nullptr, [](uint8_t* memory) { std::free(memory); }};
@@ -115,7 +115,7 @@ class World {
   }
 
   void link_memory(Context& context, Host& host, int32_t slot) {
-    // Zeroed by calloc, aligned by hand: what a fresh memfd mapping is.
+    // Zeroed by calloc and aligned by hand, to look like a fresh memfd mapping.
     const auto slots = static_cast<int32_t>(host.ranks.size());
     if (!host.region)
       host.region.reset(static_cast<uint8_t*>(
@@ -170,7 +170,7 @@ class World {
   std::vector<std::unique_ptr<Context>> contexts_;
 };
 
-// A request with everything that has a default filled in.
+// Returns a request in which every field with a default is set.
 inline srt_request request(int32_t kind, const char* name, const int64_t* shape, int32_t dimensions,
                            DType dtype = DType::float32) {
   srt_request made{};
@@ -192,7 +192,7 @@ srt_request in_place(int32_t kind, const char* name, std::vector<T>& data, const
   return made;
 }
 
-// Splits that lie elsewhere, one for each member.
+// Returns the request with these splits, one per member; the caller keeps them alive.
 inline srt_request with_splits(srt_request request, const std::vector<int64_t>& splits) {
   request.splits = splits.data();
   request.split_count = static_cast<int32_t>(splits.size());
@@ -206,7 +206,7 @@ srt_request from_to(srt_request request, const std::vector<T>& input, std::vecto
   return request;
 }
 
-// The elements of a finished handle's output.
+// Returns the elements of a finished handle's output.
 template <typename T>
 std::vector<T> output_of(Context& context, Ticket handle) {
   srt_tensor output{};
@@ -219,7 +219,7 @@ inline Options over(Over transport, std::vector<std::pair<std::string, std::stri
   return {transport, std::move(knobs), nullptr, true};
 }
 
-// Where ranks live, by rank: even hosts, uneven ones, ranks dealt out in turn, and one rank a host.
+// The hosts of ranks, by rank: even hosts, uneven ones, ranks dealt out in turn, and one rank per host.
 inline const std::vector<std::vector<int>> placements{{0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 0, 1, 0}, {0, 1, 2}};
 
 inline Options on_hosts(const std::vector<int>& hosts, std::vector<std::pair<std::string, std::string>> knobs = {}) {
@@ -227,14 +227,14 @@ inline Options on_hosts(const std::vector<int>& hosts, std::vector<std::pair<std
   return {Over::memory, std::move(knobs), nullptr, true, nullptr, hosts};
 }
 
-// The same ranks through shared memory, over sockets, and on two hosts.
+// Returns the options for the same ranks through shared memory, over sockets, and on two hosts.
 inline std::vector<Options> everywhere(int size, const std::vector<std::pair<std::string, std::string>>& knobs = {}) {
   std::vector<int> halves;
   for (int rank = 0; rank < size; ++rank) halves.push_back(rank < (size + 1) / 2 ? 0 : 1);
   return {over(Over::memory, knobs), over(Over::sockets, knobs), on_hosts(halves, knobs)};
 }
 
-// Each variant of the data plane, with chunks so small that even small tensors take several rounds.
+// Runs each variant of the data plane, with chunks so small that even small tensors take several rounds.
 inline void on_each(const std::vector<int>& sizes, const std::function<void(World&, int size)>& body) {
   for (int size : sizes)
     for (const Options& options : {over(Over::memory), over(Over::memory, {{"chunk_bytes", "4096"}}),
@@ -259,7 +259,7 @@ inline Status run_one(Context& context, const srt_request& request, Ticket& hand
 
 inline void expect_ok(const Status& status) { CHECK_EQUAL(std::string(status.text()), ""); }
 
-// Adds a process set, as all ranks do; its number.
+// Adds a process set, as all ranks do, and returns its number.
 inline int32_t add_set(Context& context, const std::vector<int64_t>& ranks) {
   Ticket handle = 0;
   const auto count = static_cast<int32_t>(ranks.size());

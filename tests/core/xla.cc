@@ -1,5 +1,5 @@
-// The handler that compiled programs call, with frames made by hand: two ranks of one process, which take turns at
-// being the process's context.
+// The handler that compiled programs call, with hand-made frames: two ranks of one process, which take turns at being
+// the process's context.
 #include <memory>
 
 #include "xla_program.h"
@@ -127,7 +127,7 @@ TEST(what_one_rank_can_see_alone_fails_at_once) {
   CHECK(contains(outcome(unnumbered), "12 'x': this version of JAX does not tell when it has lowered a program"));
   Step nonsense(SRT_ALLREDUCE, "x");
   XlaBuffer buffer = array.buffer();
-  buffer.dimensions = -1;  // no vector is so short
+  buffer.dimensions = -1;  // no vector has so few dimensions
   nonsense.add(buffer, buffer);
   CHECK(contains(text_of(nonsense.call()), "13 unexpected in a compiled program's call: "));
   Step nothing(SRT_ALLREDUCE, "");

@@ -1,4 +1,4 @@
-// Calls of compiled programs whose arrays are on GPUs, those of the fake libraries: the stream waits, and not the host.
+// Calls of compiled programs whose arrays are on GPUs of the fake libraries: the stream waits, and not the host.
 #include <thread>
 
 #include "gpu_world.h"
@@ -9,7 +9,7 @@ using namespace program;
 
 namespace {
 
-// What one rank's program does on its GPU, in a stream of its own; "" or what went wrong.
+// Runs one rank's program on its GPU, in a stream of its own; returns "" or the error.
 std::string run(srt_context* context, Step& step, world::UserStream& stream) {
   step.context.stream = stream.get();
   const XlaCallFrame frame = step.frame();

@@ -21,7 +21,7 @@ struct XlaError {
   std::string message;
 };
 
-// What a call ends as.
+// The result of a call.
 struct XlaFuture {
   std::mutex mutex;
   std::condition_variable changed;
@@ -104,7 +104,7 @@ class Step {
     factors_["prescale"] = factors_["postscale"] = 1.0;
   }
 
-  // Also of other values, until it is called.
+  // Attributes of the call, which a test may change before it.
   std::map<std::string, int64_t> integers;
   XlaExecutionContext context;
   XlaDataType dtype = XlaDataType::f32;
@@ -117,9 +117,9 @@ class Step {
     ++integers["count"];
   }
 
-  // With the addresses of this step, which must not move any more.
+  // Returns a frame with the addresses of this step, which must not move any more.
   XlaCallFrame frame() {
-    scalars_.reserve(integers.size() + factors_.size());  // their addresses are taken while they are filled
+    scalars_.reserve(integers.size() + factors_.size());  // their addresses are taken while the vector is filled
     attribute_names_.reserve(scalars_.capacity() + 1);
     for (auto& [name, value] : integers) add_attribute(name, scalars_.emplace_back(XlaDataType::s64, &value));
     for (auto& [name, value] : factors_) add_attribute(name, scalars_.emplace_back(XlaDataType::f64, &value));
@@ -150,7 +150,7 @@ class Step {
     return error;
   }
 
-  // What the call ended as; "" if it went well.
+  // Returns the call's error; "" if it succeeded.
   std::string outcome() {
     if (!future) return "";
     if (!future->wait()) return "it has not ended";
@@ -185,7 +185,7 @@ class Step {
   std::vector<void*> attributes_;
 };
 
-// So many ranks of the C interface, linked by sockets.
+// The ranks of a world through the C interface, linked by sockets.
 class Ranks {
  public:
   explicit Ranks(int size, world::Options options = world::over(world::Over::sockets)) {
@@ -218,7 +218,7 @@ class Ranks {
 
   srt_context* operator[](int rank) { return contexts_[static_cast<size_t>(rank)]; }
 
-  // The step of one rank's program.
+  // Calls the step of one rank's program.
   void call(int rank, Step& step) {
     srt_set_process_context((*this)[rank]);
     CHECK(step.call() == nullptr);

@@ -1,4 +1,4 @@
-"""The benchmarks run, check what they measure, and write what the tables are made of. No figure is judged."""
+"""The benchmarks run, check their results, and write the data of the tables. No figure is judged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def run(script: str, *arguments: str | Path) -> str:
-    """What a benchmark prints; fails with that if it fails."""
+    """Returns the output of a benchmark; fails with that output if the benchmark fails."""
     done = subprocess.run(
         [sys.executable, BENCHMARKS / script, *arguments],
         stdin=subprocess.DEVNULL,
@@ -67,7 +67,7 @@ def test_conditions_are_measured_beside_peers_and_cliffs_are_named(tmp_path: Pat
     assert set(measured) == set(conditions)
     for condition in measured.values():
         assert {"sirtaki core", "sirtaki torch", "gloo", "limit"} <= {row["who"] for row in condition["rows"]}
-        assert condition["cliffs"] == []  # of one size there is none
+        assert condition["cliffs"] == []  # a single size has no cliff
 
 
 def test_leaders_spare_rank_0_frames_when_many_negotiate(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_leaders_spare_rank_0_frames_when_many_negotiate(tmp_path: Path) -> None
     assert len(found) == 4
     for step in ("first", "steady"):
         few, many = found[64, "leaders"][step], found[64, "rank 0"][step]
-        assert (few["frames_in"], many["frames_in"]) == (14, 63)  # of seven leaders, and of its own host
+        assert (few["frames_in"], many["frames_in"]) == (14, 63)  # from seven leaders, and from its own host
         assert (few["frames_out"], many["frames_out"]) == (14, 63)
         assert few["bytes_in"] < many["bytes_in"]
         assert few["frames_of_all"] == many["frames_of_all"] == 2 * 63

@@ -1,4 +1,4 @@
-"""The pages for those who come from Horovod and DDP: their code runs, and what they promise is there."""
+"""The pages for users of Horovod and DDP: their code runs, and the promised features exist."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SIGNATURES = {
     "poll synchronize": "handle",
 }
 PARAMETERS = {name: texts[1].split() for texts in SIGNATURES.items() for name in texts[0].split()}
-# Its other public names.
+# Horovod's other public names.
 OTHERS = """
     shutdown is_initialized size rank local_size local_rank cross_size cross_rank is_homogeneous
     mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built ddl_built ccl_built cuda_built
@@ -69,7 +69,7 @@ CODE = re.compile(r"`([^`]+)`")
 
 
 def section(page: Path, start: str, end: str | None = None) -> str:
-    """The text between two headings."""
+    """Returns the text between two headings."""
     text = page.read_text().partition(f"## {start}\n")[2]
     assert text, f"{page} has no part '{start}'"
     return text.partition(f"## {end}\n")[0] if end else text
@@ -126,7 +126,7 @@ def test_each_name_of_sirtaki_on_a_page_exists(page: Path) -> None:
 
 
 def test_each_name_of_the_page_for_keras_3_exists() -> None:
-    """The first column shows Horovod's calls. A process of its own imports Keras, which chooses a backend."""
+    """The first column lists Horovod's calls. A separate process imports Keras, which chooses a backend."""
     pytest.importorskip("keras")
     names = names_of_sirtaki(ROW.sub("|", section(FROM_HOROVOD, *KERAS_3)))
     look = "\n".join(f"hvd.{name}" for name in sorted(names))
@@ -144,7 +144,7 @@ def test_each_option_and_setting_of_the_launcher_exists(page: Path) -> None:
     known |= {f"SIRTAKI_{name[2:].replace('-', '_').upper()}" for name in known}
     known |= {"SIRTAKI_RANK", "SIRTAKI_SIZE", "SIRTAKI_LOCAL_RANK"}
     text = section(page, "The launcher", "What is missing")
-    first_columns = ROW.sub("|", text)  # what comes before is the other launcher's
+    first_columns = ROW.sub("|", text)  # the removed first column is the other launcher's
     used = set(re.findall(r"(?<![\w-])--?[a-z][\w-]+", " ".join(CODE.findall(first_columns))))
     used |= set(re.findall(r"\bSIRTAKI_[A-Z_]*[A-Z]\b", page.read_text()))
     assert used

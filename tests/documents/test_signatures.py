@@ -1,4 +1,4 @@
-"""Functions take what Horovod 0.28's of the same name do, in the same order; what is new comes after."""
+"""Functions have the parameters of Horovod 0.28's functions, in the same order; new parameters follow."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_function_takes_what_that_of_horovod_does(module: str, name: str) -> N
 
 
 def test_what_horovods_modules_for_keras_order_differently_has_to_be_named() -> None:
-    """The tenth argument is num_groups in horovod.keras, and in horovod.tensorflow.keras it is not."""
+    """The tenth argument is num_groups in horovod.keras, but another one in horovod.tensorflow.keras."""
     parameters = inspect.signature(find("keras", "DistributedOptimizer")).parameters
     positional = [name for name, one in parameters.items() if one.kind is not one.KEYWORD_ONLY]
     assert positional == _OF_KERAS.split()[:8]

@@ -1,4 +1,4 @@
-"""The code of the tutorial runs, learns, and goes on where it was interrupted."""
+"""The code of the tutorial runs, learns, and resumes after an interruption."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def test_the_tutorial(tmp_path: Path) -> None:
         return done.stdout
 
     first = run()
-    assert first.count("% right") == 3  # one rank prints, once an epoch
+    assert first.count("% right") == 3  # one rank prints, once per epoch
     assert "epoch 3: 9" in first
-    assert "% right" not in run()  # the checkpoint says that nothing is left
+    assert "% right" not in run()  # the checkpoint records that training is complete

@@ -1,4 +1,4 @@
-"""The fake libcuda.so.1 and libnccl.so.2, from Python; control.h says what they can be made to do."""
+"""The fake libcuda.so.1 and libnccl.so.2, from Python; control.h describes their controls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ needs_fake = pytest.mark.skipif(
 
 
 class FakeGpu:
-    """The fakes of this process. They are loaded thereby, so that the core finds them before any others."""
+    """The fakes of this process. Creating it loads them, so that the core finds them before any others."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(str(FOLDER / "libcuda.so.1"))

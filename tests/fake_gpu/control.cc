@@ -1,4 +1,4 @@
-// Settings, failures that tests ask for, and what was done wrong.
+// Settings, failures that tests ask for, and the record of misuse.
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
@@ -54,10 +54,10 @@ struct Control {
   std::vector<Failure> failures;
   std::string misuse;
   std::mt19937 random;
-  int broken = 0;  // what every function of CUDA's returns from now on
+  int broken = 0;  // the result of every CUDA function from now on
 };
 
-// Never destroyed: threads of streams live on while the process ends.
+// Returns the controls. They are never destroyed: threads of streams live on while the process ends.
 Control& control() {
   static Control* all = new Control;
   return *all;

@@ -1,16 +1,16 @@
-// What tests make the fakes do. The functions are exported by the fake libcuda.so.1, and found by name: from C++ with
-// FakeGpu, from Python with ctypes.
+// The controls by which tests drive the fakes. The fake libcuda.so.1 exports the functions, which are found by name:
+// from C++ with FakeGpu, from Python with ctypes.
 //
 // Settings (`set`; SIRTAKI_FAKE_<NAME> in the environment for the whole process):
-//   devices (2)           how many GPUs there are; 0: cuInit fails
-//   cuda_version (12080)  what the driver says; 12080 is 12.8
-//   nccl_version (22803)  what NCCL says; 22803 is 2.28.3
-//   init_result (0)       what cuInit returns
-//   delay (50)            microseconds; each task of a stream starts late, by a random time of up to so much
-//   seed (1)              of those times, and of `polls`
-//   polls (3)             ncclCommGetAsyncError says "in progress" up to so many times, at random
-//   hang (0)              1: NCCL's kernels that start now never end, until their communicator is aborted
-// SIRTAKI_FAKE_FAIL=function:nth:result is `fail` from the start.
+//   devices (2)           number of GPUs; 0: cuInit fails
+//   cuda_version (12080)  the driver's version; 12080 is 12.8
+//   nccl_version (22803)  NCCL's version; 22803 is 2.28.3
+//   init_result (0)       result of cuInit
+//   delay (50)            microseconds; each task of a stream starts late, by a random time of at most this
+//   seed (1)              seed of these random times, and of `polls`
+//   polls (3)             ncclCommGetAsyncError returns "in progress" at most this many times, at random
+//   hang (0)              1: NCCL kernels that start from now on do not end until their communicator is aborted
+// SIRTAKI_FAKE_FAIL=function:nth:result in the environment calls `fail` at the start.
 #pragma once
 
 #include <dlfcn.h>
@@ -22,26 +22,26 @@
 #include "gpu/cuda.h"
 
 // X(member, symbol, result, parameters)
-#define FAKE_GPU_CONTROLS(X)                                                                                    \
-  X(set, fake_gpu_set, void, (const char* setting, int value))                                                  \
-  /* The nth call from now on (1: the next one) of a function of CUDA's or NCCL's returns this. With 700 to 719 \
-     every later call of CUDA's does, too. For ncclCommGetAsyncError it is the state that it tells. */          \
-  X(fail, fake_gpu_fail, void, (const char* function, int nth, int result))                                     \
-  X(calls, fake_gpu_calls, int, (const char* function))                                                         \
-  /* A held stream starts nothing (nullptr: the default stream of the current context). */                      \
-  X(hold, fake_gpu_hold, void, (sirtaki::CudaStream, int held))                                                 \
-  /* Says that memory of the test's is on a GPU, and that it is no more. */                                     \
-  X(lend, fake_gpu_lend, void, (void* address, size_t bytes, int device))                                       \
-  X(take_back, fake_gpu_take_back, void, (void* address))                                                       \
-  /* What was first done that CUDA or NCCL forbid; "": nothing. */                                              \
-  X(misuse, fake_gpu_misuse, const char*, ())                                                                   \
-  /* Streams, events, pieces of memory and communicators that have been made and not given back. */             \
-  X(alive, fake_gpu_alive, int, ())                                                                             \
-  /* Forgets failures, calls and misuse, and sets all settings back. */                                         \
+#define FAKE_GPU_CONTROLS(X)                                                                                   \
+  X(set, fake_gpu_set, void, (const char* setting, int value))                                                 \
+  /* Makes the nth call from now on (1: the next one) of a CUDA or NCCL function return this. With 700 to 719  \
+     every later CUDA call does, too. For ncclCommGetAsyncError it is the state that the call reports. */      \
+  X(fail, fake_gpu_fail, void, (const char* function, int nth, int result))                                    \
+  X(calls, fake_gpu_calls, int, (const char* function))                                                        \
+  /* Holds or releases a stream: a held one starts nothing (nullptr: the current context's default stream). */ \
+  X(hold, fake_gpu_hold, void, (sirtaki::CudaStream, int held))                                                \
+  /* Declares that memory of the test is on a GPU, and that it no longer is. */                                \
+  X(lend, fake_gpu_lend, void, (void* address, size_t bytes, int device))                                      \
+  X(take_back, fake_gpu_take_back, void, (void* address))                                                      \
+  /* Returns the first misuse: a use that CUDA or NCCL forbid; "": none. */                                    \
+  X(misuse, fake_gpu_misuse, const char*, ())                                                                  \
+  /* Returns the number of streams, events, pieces of memory and communicators created and not destroyed. */   \
+  X(alive, fake_gpu_alive, int, ())                                                                            \
+  /* Clears failures, calls and misuse, and resets all settings. */                                            \
   X(reset, fake_gpu_reset, void, ())
 
 struct FakeGpu {
-  // The library in the folder is opened, if it is not yet.
+  // Opens the library in the folder, if it is not open yet.
   explicit FakeGpu(const std::string& folder) {
     void* library = ::dlopen((folder + "/libcuda.so.1").c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) throw std::runtime_error(::dlerror());

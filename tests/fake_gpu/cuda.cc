@@ -1,5 +1,5 @@
-// A libcuda.so.1 whose GPUs are threads: memory on a device is the host's, and each stream has a thread that does its
-// tasks in order, late. Stricter than the real one: what that forgives or leaves undefined is an error here.
+// A libcuda.so.1 whose GPUs are threads: memory on a device is the host's, and each stream has a thread that runs its
+// tasks in order, late. It is stricter than the real library: what that tolerates or leaves undefined fails here.
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -24,7 +24,7 @@ struct CudaContextTag {
 
 struct CudaStreamTag {
   CudaContext context;
-  std::deque<fake::Task> tasks;  // the first one runs
+  std::deque<fake::Task> tasks;  // the first one is running
   bool is_held = false, is_closed = false;
   std::condition_variable changed;  // for its thread alone: there may be hundreds of streams
 };
@@ -38,7 +38,7 @@ struct CudaEventTag {
 
 namespace {
 
-// At the beginning of each function.
+// Opens each function: counts the call, and returns the failure that a test asked for.
 #define FAKE_GPU_ENTER() \
   if (const int failure = fake::enter(__func__)) return failure
 #define FAKE_GPU_REQUIRE(condition, what, result) \
@@ -85,7 +85,7 @@ struct Gpus {
   int alive = 0;
 };
 
-// Never destroyed: threads of streams live on while the process ends.
+// Returns the GPUs. They are never destroyed: threads of streams live on while the process ends.
 Gpus& gpus() {
   static Gpus* all = new Gpus;
   return *all;
@@ -113,7 +113,7 @@ bool is_in_use(uintptr_t begin, uintptr_t end) {
   return false;
 }
 
-// The thread of a stream.
+// Runs the thread of a stream.
 void serve(CudaStream stream) {
   Gpus& all = gpus();
   std::unique_lock lock(all.mutex);
@@ -132,7 +132,7 @@ void serve(CudaStream stream) {
   delete stream;
 }
 
-// With the lock held, as all that follow.
+// Creates a stream. The lock is held here and in the functions that follow.
 CudaStream make_stream(CudaContext context) {
   const CudaStream stream = new CudaStreamTag{context, {}};
   gpus().streams.insert(stream);
@@ -140,7 +140,7 @@ CudaStream make_stream(CudaContext context) {
   return stream;
 }
 
-// nullptr is the default stream of a context; the result is nullptr if there is no such stream.
+// Returns the stream, or nullptr if there is no such stream; `stream` nullptr means the context's default stream.
 CudaStream find_stream(CudaStream stream, CudaContext context) {
   if (!stream && context) {
     if (!context->default_stream) context->default_stream = make_stream(context);
@@ -170,7 +170,7 @@ CudaResult free_block(const char* function, void* address, bool is_host) {
   return cuda_success;
 }
 
-// New memory holds garbage, so that nobody can count on zeros.
+// Allocates memory that holds garbage, so that no caller can rely on zeros.
 void* allocate(size_t bytes, int device) {
   void* address = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   std::memset(address, 0xa5, bytes);
@@ -179,7 +179,7 @@ void* allocate(size_t bytes, int device) {
   return address;
 }
 
-// A task that works on memory, once it is known to be what CUDA may use.
+// Enqueues a task that works on memory, after checking that CUDA may use this memory.
 CudaResult enqueue(const char* function, CudaStream stream, fake::Task task) {
   const std::lock_guard lock(gpus().mutex);
   const CudaContext context = current_context();
@@ -317,7 +317,7 @@ int cuStreamDestroy_v2(CudaStream stream) {
   const std::lock_guard lock(gpus().mutex);
   FAKE_GPU_REQUIRE(stream && find_stream(stream, current_context()), "this is no stream of the current context",
                    invalid_handle);
-  stream->is_closed = true;  // what is queued is done first
+  stream->is_closed = true;  // its queued tasks run first
   stream->is_held = false;
   stream->changed.notify_one();
   --gpus().alive;

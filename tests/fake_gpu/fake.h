@@ -1,4 +1,4 @@
-// What the two fakes share. libnccl.so.2 uses libcuda.so.1's, as the real one does.
+// The common part of the two fakes. libnccl.so.2 uses that of libcuda.so.1, as the real library does.
 #pragma once
 
 #include <functional>
@@ -28,10 +28,10 @@ constexpr int most_devices = 16;
 int setting(const std::string& name) FAKE_GPU_EXPORTED;
 int random_up_to(int most) FAKE_GPU_EXPORTED;
 
-// At the beginning of each function: counts the call. Anything but 0 is a failure that a test asked for.
+// Counts a call, at the beginning of each function. A result other than 0 is a failure that a test asked for.
 int enter(const char* function) FAKE_GPU_EXPORTED;
 
-// Writes down what the real library forbids, and returns the result that it would return.
+// Records a use that the real library forbids, and returns the result that the real one would return.
 int misuse(const char* function, const std::string& what, int result) FAKE_GPU_EXPORTED;
 
 struct Range {
@@ -39,7 +39,7 @@ struct Range {
   size_t bytes;
 };
 
-// A task of a stream: it may use the memory until it has ended.
+// A task of a stream; it may use its memory until it has ended.
 struct Task {
   std::vector<Range> ranges;
   std::function<void()> work;

@@ -32,7 +32,7 @@ bool sends_to(const Call& call, int rank, int other) {
 
 bool receives_from(const Call& call, int rank, int other) {
   if (call.kind == Kind::receive) return other == call.peer;
-  return call.kind != Kind::send && sends_to(call, other, rank);  // the others make the same call
+  return call.kind != Kind::send && sends_to(call, other, rank);  // the other ranks make the same call
 }
 
 struct Message {
@@ -60,7 +60,7 @@ class Exchange {
     return message.done < sizeof signature || signature == signature_of(call_);
   }
 
-  // When all has come.
+  // Writes the output, when all messages have arrived.
   void finish() const {
     const bool reduces = call_.kind == Kind::allreduce || call_.kind == Kind::reduce;
     if (call_.kind == Kind::send || (call_.kind == Kind::reduce && call_.peer != rank_)) return;
@@ -94,7 +94,8 @@ class Exchange {
   Message own_;
 };
 
-// Moves what can be moved now between this rank and another; messages go in the order of the calls.
+// Moves the bytes that can be moved now between this rank and another; messages go in the order of the calls. Returns
+// whether all have moved.
 bool move_with(Room& room, int rank, int other, std::vector<Exchange>& exchanges, Fate& fate) {
   bool all_done = true;
   for (Exchange& exchange : exchanges) {
@@ -111,7 +112,7 @@ bool move_with(Room& room, int rank, int other, std::vector<Exchange>& exchanges
     const auto found = exchange.incoming.find(other);
     if (found == exchange.incoming.end() || found->second.is_complete()) continue;
     Message& message = found->second;
-    // Up to the end of the signature first: what follows another one is not this call's.
+    // The signature is read first: the data behind a signature that differs does not belong to this call.
     const size_t wanted = (message.done < sizeof(Signature) ? sizeof(Signature) : message.bytes.size()) - message.done;
     message.done += room.channel(other, rank).read(&message.bytes[message.done], wanted);
     if (!exchange.fits(message)) fate.error = invalid_usage;

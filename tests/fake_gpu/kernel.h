@@ -1,4 +1,4 @@
-// What NCCL does on the device: one or several calls at once, for one rank.
+// The device side of NCCL: one or several calls at once, for one rank.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@ namespace fake {
 
 enum class Kind { allreduce, broadcast, reduce, send, receive };
 
-// What all ranks that take part have to agree on. It travels before the data.
+// The properties on which all participating ranks have to agree. They travel before the data.
 struct Signature {
   int kind, type, operation, root;
   uint64_t count;
@@ -30,16 +30,16 @@ struct Call {
   std::vector<char> factor;  // scaled_sum
 };
 
-// What outlives a communicator's handle.
+// The state of a communicator that outlives its handle.
 struct Fate {
   std::atomic<bool> is_aborted{false};
-  std::atomic<int> error{0};    // ranks' calls do not fit together: the real library would only hang
+  std::atomic<int> error{0};    // the ranks' calls do not match: the real library would only hang
   std::atomic<int> running{0};  // kernels that have not ended
 };
 
 std::vector<Range> ranges_of(const std::vector<Call>& calls);
 
-// Ends when all has been moved, or the communicator is aborted: then outputs are as they were.
+// Runs the calls until all data has been moved, or the communicator is aborted: then the outputs are unchanged.
 void run_kernel(Room& room, int rank, Fate& fate, const std::vector<Call>& calls);
 
 }  // namespace fake

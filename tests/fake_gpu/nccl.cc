@@ -1,6 +1,6 @@
-// A libnccl.so.2 over the fake libcuda.so.1: communicators, groups, and kernels that run in streams. It goes on in the
-// background only while ncclCommGetAsyncError is called; what is launched before that says "success" is not in the
-// stream yet.
+// A libnccl.so.2 over the fake libcuda.so.1: communicators, groups, and kernels that run in streams. Its background
+// work progresses only while ncclCommGetAsyncError is called; launched calls are not in the stream until that returns
+// "success".
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -29,8 +29,8 @@ struct NcclCommunicatorTag {
   Stage stage = Stage::joining;
   int polls_left = 0;
   int error = 0;
-  std::vector<Launch> launches = {};                   // of the group that is under way
-  std::vector<std::vector<char>> factors = {};         // of the operators that the user made; empty: destroyed
+  std::vector<Launch> launches = {};                   // of the group in progress
+  std::vector<std::vector<char>> factors = {};         // of the operators that the user created; empty: destroyed
   std::shared_ptr<fake::Fate> fate = std::make_shared<fake::Fate>();
 };
 
@@ -38,7 +38,7 @@ struct NcclCommunicatorTag {
 
 namespace {
 
-// At the beginning of a function of a communicator's.
+// Opens each function that takes a communicator.
 #define FAKE_NCCL_ENTER(communicator)                                                           \
   std::unique_lock lock(nccl().mutex);                                                          \
   if (const int failure = fake::enter(__func__)) return refuse("a test asked for it", failure); \
@@ -67,7 +67,7 @@ Nccl& nccl() {
 struct Group {
   int depth = 0;
   NcclResult error = nccl_success;
-  std::vector<NcclCommunicator> order;  // of the first call of each
+  std::vector<NcclCommunicator> order;  // in the order of their first calls
 };
 thread_local Group group;
 
@@ -76,7 +76,7 @@ NcclResult misuse(const char* function, const std::string& what, NcclResult resu
   return fake::misuse(function, what, result);
 }
 
-// What the user has to put right, and may do on purpose: no misuse.
+// Rejects a call for which the user is responsible and which may be deliberate, so that it is no misuse.
 NcclResult refuse(const std::string& what, NcclResult result) {
   nccl().last_error = what;
   return result;
@@ -102,7 +102,7 @@ void submit_launches(NcclCommunicator communicator) {
   communicator->launches.clear();
 }
 
-// When all have come: whether they can work together.
+// Returns whether the ranks can work together, once all have joined.
 NcclResult check_seats(NcclCommunicator communicator) {
   fake::Room& room = *communicator->room;
   const char* enabled = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
@@ -116,7 +116,7 @@ NcclResult check_seats(NcclCommunicator communicator) {
   return nccl_success;
 }
 
-// What the real library does in a thread of its own.
+// Advances the work that the real library does in a thread of its own.
 void go_on(NcclCommunicator communicator) {
   using Seat = fake::Room::Seat;
   fake::Room& room = *communicator->room;
@@ -137,7 +137,7 @@ NcclResult state_of(NcclCommunicator communicator) {
   return is_idle ? nccl_success : nccl_in_progress;
 }
 
-// The result of a call that goes on in the background.
+// Starts a call that continues in the background, and returns its result so far.
 NcclResult start(NcclCommunicator communicator, Stage stage, std::unique_lock<std::mutex>& lock) {
   communicator->stage = stage;
   take_polls(communicator);
@@ -161,7 +161,7 @@ NcclResult end_group(std::unique_lock<std::mutex>& lock) {
   return result;
 }
 
-// What is wrong with a call; it loses memory that its rank does not use.
+// Validates a call, and clears the buffers that its rank does not use.
 NcclResult check_call(const char* function, NcclCommunicator communicator, Call& call, CudaStream stream) {
   if (!is_alive(communicator)) return misuse(function, "there is no such communicator");
   if (communicator->stage != Stage::ready) return misuse(function, "the communicator is not ready", invalid_usage);
@@ -188,7 +188,7 @@ NcclResult find_operator(const char* function, NcclCommunicator communicator, Ca
   return nccl_success;
 }
 
-// A call outside of a group is a group of its own.
+// Adds a call to the group. A call outside of a group is a group of its own.
 NcclResult add(const char* function, NcclCommunicator communicator, Call call, CudaStream stream) {
   std::unique_lock lock(nccl().mutex);
   NcclResult result = fake::enter(function);
@@ -207,7 +207,7 @@ NcclResult add(const char* function, NcclCommunicator communicator, Call call, C
 
 const char* bytes_of(const void* memory) { return static_cast<const char*>(memory); }
 
-// Frees what is known of a communicator.
+// Frees all state of a communicator.
 NcclResult forget(NcclCommunicator communicator) {
   nccl().communicators.erase(communicator);
   delete communicator;

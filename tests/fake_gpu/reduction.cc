@@ -22,7 +22,7 @@ T narrowed(Wide value) {
   else return static_cast<T>(value);
 }
 
-// Integers wrap around.
+// Integers wrap around on overflow.
 template <typename Wide>
 struct Modular {
   using type = Wide;
@@ -39,7 +39,7 @@ Wide combined(int operation, Wide a, Wide b) {
   const auto x = static_cast<Number>(a), y = static_cast<Number>(b);
   switch (operation) {
     case product: return static_cast<Wide>(x * y);
-    case maximum: return a > b || b != b ? a : b;  // what is not a number is left out
+    case maximum: return a > b || b != b ? a : b;  // NaNs are ignored
     case minimum: return a < b || b != b ? a : b;
     default: return static_cast<Wide>(x + y);
   }
@@ -50,7 +50,7 @@ struct Type {
   using type = T;
 };
 
-// Calls something with the Type of a number of nccl.h.
+// Calls a function with the Type for a type number of nccl.h.
 template <typename Call>
 void with_type(int type, Call&& call) {
   switch (type) {

@@ -1,4 +1,4 @@
-// What NCCL computes, element by element. Numbers of types and operators are those of nccl.h.
+// NCCL's arithmetic, element by element. Types and operators have the numbers of nccl.h.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ size_t size_of(int type);  // 0: there is no such type
 // Multiplies each element by one of the same type.
 void scale(int type, char* data, size_t count, const char* factor);
 
-// Combines one input a rank, in the order of ranks; 16-bit floats in 32 bits.
+// Combines one input per rank, in the order of ranks; 16-bit floats are combined in 32 bits.
 void reduce(int type, int operation, const std::vector<const char*>& inputs, size_t count, char* output);
 
 }  // namespace fake

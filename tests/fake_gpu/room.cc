@@ -31,7 +31,7 @@ size_t Channel::read(char* data, size_t bytes) {
 }
 
 bool Room::make_id(sirtaki::NcclUniqueId& out) {
-  const int descriptor = ::memfd_create("fake_nccl", MFD_CLOEXEC);  // stays open: the others come when they come
+  const int descriptor = ::memfd_create("fake_nccl", MFD_CLOEXEC);  // stays open: other ranks may arrive at any time
   out = {};
   std::snprintf(out.bytes, sizeof out.bytes, "/proc/%d/fd/%d", ::getpid(), descriptor);
   return descriptor >= 0;

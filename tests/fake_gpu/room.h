@@ -1,5 +1,6 @@
-// Where the ranks of a communicator meet: memory that they share, whether they are threads or processes. It is a
-// nameless file of whoever made the unique id, which tells where to find it: nothing is left behind, however it ends.
+// The meeting point of a communicator's ranks: memory that they share, whether they are threads or processes. It is a
+// nameless file of the process that made the unique id, which tells where to find it, so nothing is left behind,
+// however that process ends.
 #pragma once
 
 #include <atomic>
@@ -10,11 +11,11 @@
 
 namespace fake {
 
-// Bytes on their way from one rank to another. One writes, one reads; neither waits.
+// Bytes in transit from one rank to another. One rank writes, one reads; neither waits.
 class Channel {
  public:
-  size_t write(const char* data, size_t bytes);  // how many there was room for
-  size_t read(char* data, size_t bytes);         // how many there were
+  size_t write(const char* data, size_t bytes);  // returns how many there was room for
+  size_t read(char* data, size_t bytes);         // returns how many there were
 
  private:
   static constexpr size_t capacity = 1 << 16;

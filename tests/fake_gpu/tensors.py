@@ -1,7 +1,7 @@
-"""torch's CPU tensors as if they were on GPUs: those of the fake libcuda, whose memory is the host's.
+"""torch's CPU tensors that pose as tensors on GPUs of the fake libcuda, whose memory is the host's.
 
-What torch does with them, the host does at once, where a stream of a GPU would do it later. So the host waits
-wherever the real stream would.
+The host executes torch's operations on them at once, where a stream of a GPU would do so later. So the host
+waits wherever the real stream would.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOT_READY = 600
 
 
 class Driver:
-    """What torch would ask of CUDA: a stream of its own on each GPU."""
+    """The part of CUDA that torch would use: a stream of its own on each GPU."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(str(FOLDER / "libcuda.so.1"))
@@ -35,20 +35,20 @@ class Driver:
         self._made: list[tuple[int, int]] = []  # GPU and stream
 
     def stream(self, gpu: int) -> int:
-        """This GPU's stream."""
+        """Returns this GPU's stream."""
         if gpu not in self._streams:
             self._streams[gpu] = self.new_stream(gpu)
         return self._streams[gpu]
 
     def new_stream(self, gpu: int) -> int:
-        """Another stream."""
+        """Creates another stream."""
         made = ctypes.c_void_p()
         self._call(gpu, "cuStreamCreateWithPriority", ctypes.byref(made), 1, 0)
         self._made.append((gpu, made.value or 0))
         return made.value or 0
 
     def close(self) -> None:
-        """Ends its streams; each has a thread."""
+        """Destroys the streams; each has a thread."""
         for gpu, stream in self._made:
             self._call(gpu, "cuStreamDestroy_v2", ctypes.c_void_p(stream))
         self._made.clear()
@@ -58,7 +58,7 @@ class Driver:
         self._contexts.clear()
 
     def wait_for(self, gpu: int, stream: int) -> None:
-        """Waits for what is in a stream now."""
+        """Waits for the work that is in a stream now."""
         event = ctypes.c_void_p()
         self._call(gpu, "cuEventCreate", ctypes.byref(event), 2)
         self._call(gpu, "cuEventRecord", event, ctypes.c_void_p(stream))
@@ -81,7 +81,7 @@ class Driver:
 
 
 class FakeTensors:
-    """Puts them in place of those of sirtaki.torch.device, for one test. Each rank has a GPU of its own."""
+    """Replacements of the functions of sirtaki.torch.device, for one test. Each rank has its own GPU."""
 
     def __init__(self, gpus: int) -> None:
         self.fake = FakeGpu()
@@ -119,7 +119,7 @@ class FakeTensors:
         assert self.fake.misuse() == ""
 
     def lend(self, keep: Any, gpu: int) -> None:
-        """Says to the fake that the memory of these tensors is on a GPU."""
+        """Tells the fake that the memory of these tensors is on a GPU."""
         if isinstance(keep, Tensor):
             memory = keep.untyped_storage()
             if memory.nbytes():
@@ -137,7 +137,7 @@ class FakeTensors:
         return self.driver.stream(gpu)
 
     def used_here(self, gpu: int, keep: Any) -> None:
-        """Nothing: on the host memory is not used again as long as anybody refers to it."""
+        """Does nothing: host memory is not reused as long as a reference to it exists."""
 
     def this_stream(self, gpu: int) -> Any:
         return nullcontext

@@ -1,5 +1,5 @@
-// One rank of three, a leader or not, tells the coordinator what it likes: its reports are refused, or the Decisions
-// that follow make sense to the two honest ranks.
+// One rank of three, a leader or not, sends the coordinator arbitrary messages: its reports are rejected, or the
+// Decisions that follow are valid for the two honest ranks.
 #include <algorithm>
 
 #include "control/relay.h"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int32_t liar = 2;
 
-// What a step of the input begins with; the rest of a step is a byte, or for `lie` a message.
+// The first byte of a step of the input; the rest of a step is a byte, or for `lie` and `lead` a message.
 enum Step : uint8_t { lie, ask, join, decide, pass_time, lead, count };
 
 std::vector<Signature> signatures(int32_t rank) {
@@ -34,7 +34,7 @@ std::vector<Signature> signatures(int32_t rank) {
 
 class Court {
  public:
-  // False once the liar is caught: the world ends.
+  // Executes one step. Returns false once the liar is detected, which ends the world.
   bool take(Slices& slices) {
     switch (static_cast<Step>(slices.byte() % count)) {
       case lie: return world_.coordinator.merge(liar, slices.message(), world_.now).is_ok();
@@ -56,7 +56,7 @@ class Court {
     }
   }
 
-  // Of the one that lies, if it told the truth for once.
+  // Returns the report that the liar would send if it were honest.
   Bytes true_report(const std::vector<size_t>& numbers) {
     for (size_t number : numbers) {
       const Signature signature = signatures(liar)[number];
@@ -73,7 +73,7 @@ class Court {
     bool is_dead = false;
   };
 
-  // What the caller of Member::submit has to make sure of.
+  // Returns whether the request meets the conditions that the caller of Member::submit has to ensure.
   bool may_ask(int32_t rank, const Signature& signature) {
     const Honest& honest = honest_[rank];
     const auto* members = world_.members[static_cast<size_t>(rank)]->members(signature.process_set);
@@ -141,7 +141,7 @@ void hold_court(Input input) {
   court.settle();
 }
 
-// What the liar would send up if it led a host of its own.
+// Returns the aggregate that the liar would send up if it led a host of its own.
 Bytes relayed(const Bytes& report) {
   Relay relay({liar}, 3, {0}, 64);
   CHECK(relay.merge(liar, report, seconds(100)).is_ok());
@@ -150,7 +150,7 @@ Bytes relayed(const Bytes& report) {
   return aggregate;
 }
 
-// Everybody asks for the same things, and they are decided.
+// Returns seeds in which all ranks submit the same requests, and these are decided.
 std::vector<Bytes> seeds() {
   std::vector<Bytes> all;
   const std::vector<std::vector<size_t>> programs{{0, 1, 2, 3, 4, 5, 14}, {6, 7}, {8, 9}, {10, 12}, {11, 13}};

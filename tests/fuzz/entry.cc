@@ -1,4 +1,4 @@
-// One target as a program of libFuzzer's (https://llvm.org/docs/LibFuzzer.html): a check that fails ends it.
+// One target as a libFuzzer program (https://llvm.org/docs/LibFuzzer.html): a check that fails aborts it.
 #include <cstdlib>
 
 #include "targets.h"

@@ -1,4 +1,5 @@
-// Frames out of any bytes: whatever pieces they arrive in, they are the same, and no frame holds more than has arrived.
+// Frames from arbitrary bytes: they are the same whatever pieces they arrive in, and no frame holds more than has
+// arrived.
 #include <algorithm>
 
 #include "targets.h"
@@ -7,7 +8,7 @@
 namespace sirtaki::fuzz {
 namespace {
 
-// Gives the input in pieces of one size, and takes what is written.
+// A pipe that delivers the input in pieces of one size, and accepts what is written.
 class MemoryPipe final : public BytePipe {
  public:
   MemoryPipe(Input input, size_t piece, Bytes* written = nullptr) : rest_(input), piece_(piece), written_(written) {}

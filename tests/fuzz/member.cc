@@ -1,11 +1,11 @@
-// A rank in the middle of a job hears Decisions that no coordinator has made: it refuses them, or can carry them out.
+// A rank in the middle of a job receives Decisions that no coordinator has made: it rejects them, or can execute them.
 #include "control_belief.h"
 #include "targets.h"
 
 namespace sirtaki::fuzz {
 namespace {
 
-// Ranks 0, 1 and 2, of which 0 listens. What they have done before depends on the scene.
+// Ranks 0, 1 and 2; rank 0 receives the Decisions. Their previous operations depend on the scene.
 struct Scene {
   enum Situation : uint8_t { fresh, cached, in_a_set, joined, grouped, count };
 
@@ -69,7 +69,7 @@ struct Scene {
     }
   }
 
-  // What the true coordinator says next.
+  // Returns the next Decision of the real coordinator.
   Bytes truth() {
     for (int32_t rank : {0, 1, 2}) world.report(rank);
     Bytes bytes;

@@ -1,4 +1,4 @@
-// Reports and Decisions: what decodes also encodes, to bytes that decode to the same again.
+// Reports and Decisions: a message that decodes also encodes, to bytes that decode to the same message.
 #include "control_messages.h"
 #include "targets.h"
 

@@ -1,4 +1,5 @@
-// What a leader hears from below and from above: it refuses it, or tells its own parent what a parent can read.
+// A leader receives arbitrary messages from below and from above: it rejects them, or sends its parent a valid
+// aggregate.
 #include "control_host.h"
 #include "targets.h"
 
@@ -29,10 +30,10 @@ std::vector<Bytes> aggregates() {
   return {rich_aggregate(host)};
 }
 
-// What a step of the input begins with; a message, or for `wait` a byte, follows.
+// The first byte of a step of the input; a message, or for `wait` a byte, follows.
 enum Step : uint8_t { hear_rank, hear_leader, pass, wait, count };
 
-// Rank 1 leads ranks 1 to 3, of which 2 and 3 may be a host with a leader of its own.
+// Feeds the input to rank 1, which leads ranks 1 to 3; ranks 2 and 3 may be a host with a leader of its own.
 void relay_anything(Input input) {
   Relay relay({1, 2, 3}, 4, {milliseconds(10)}, 64);
   RankBits below(4);
@@ -59,7 +60,8 @@ void relay_anything(Input input) {
   }
 }
 
-// A host whose ranks ask twice for the same, the second time by number; then a set is added and removed.
+// Returns the seed of a host whose ranks submit the same request twice, the second time by number; then a set is added
+// and removed.
 std::vector<Bytes> hosts() {
   Bytes seed;
   World world(2);

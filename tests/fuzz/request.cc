@@ -1,5 +1,5 @@
-// The structs of the C interface: whatever stands in a request, it is refused with words or carried out. Only pointers
-// have to be what they say: the input says for each whether it is there.
+// The structs of the C interface: any request is rejected with a text or executed, whatever its fields hold. Only its
+// pointers have to be valid: the input says for each whether it is present.
 #include <array>
 #include <cstring>
 #include <numeric>
@@ -49,7 +49,7 @@ class World {
     srt_tensor output{};
     if (srt_output(context_, handle, &output) == SRT_OK && output.data) {
       const auto* bytes = reinterpret_cast<const uint8_t*>(output.data);
-      sum_ = std::accumulate(bytes, bytes + output.bytes, uint64_t{0});  // they are all there
+      sum_ = std::accumulate(bytes, bytes + output.bytes, uint64_t{0});  // reads all bytes: they must be there
     }
     std::array<int64_t, 4> splits{};
     srt_result_splits(context_, handle, splits.data(), splits.size());
@@ -92,7 +92,7 @@ class World {
     for (int64_t& number : out) number = slices.value<int64_t>();
   }
 
-  // Of the tensor; more than there is room for if that is not known.
+  // Returns the bytes of the tensor; more than `room` if they are not known.
   size_t bytes() const {
     const srt_dtype* dtype = dtype_entry(request_.dtype);
     if (!dtype || request_.shape == nullptr) return room + 1;
@@ -111,7 +111,7 @@ class World {
   std::vector<int64_t> shape_, splits_;
   alignas(64) std::array<uint8_t, room + 64> input_{};
   alignas(64) std::array<uint8_t, room> output_{};
-  volatile uint64_t sum_ = 0;  // so that the compiler leaves in what is read
+  volatile uint64_t sum_ = 0;  // keeps the compiler from removing the reads
 };
 
 void ask(Input input) {

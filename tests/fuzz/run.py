@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def fuzz(build: Path, target: str, seconds: int) -> bool:
-    """Whether nothing was found."""
+    """Runs one target for `seconds`; returns whether nothing was found."""
     program = build / "fuzz" / f"fuzz_{target}"
     found = build / "findings"
     found.mkdir(exist_ok=True)
@@ -70,7 +70,7 @@ def fuzz(build: Path, target: str, seconds: int) -> bool:
 
 
 def executions(words: str) -> str:
-    """How many inputs there were, as libFuzzer says at its end."""
+    """Returns the number of inputs, as libFuzzer prints it at its end."""
     counts = [
         line.split()[-1] for line in words.splitlines() if line.startswith("stat::number_of_executed_units")
     ]

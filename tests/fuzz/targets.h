@@ -1,6 +1,5 @@
-// What is fuzzed: each target takes bytes from anywhere, and says with CHECK (tests/core/check.h) if something that
-// must hold does not. `make fuzz` runs each with libFuzzer and sanitizers; test_fuzz runs each on its seeds and
-// findings.
+// The fuzz targets: each takes arbitrary bytes, and reports with CHECK (tests/core/check.h) when something that must
+// hold does not. `make fuzz` runs each with libFuzzer and sanitizers; test_fuzz runs each on its seeds and findings.
 #pragma once
 
 #include <span>
@@ -16,13 +15,13 @@ using Input = std::span<const uint8_t>;
 struct Target {
   const char* name;
   void (*run)(Input);
-  std::vector<Bytes> (*seeds)();  // what is true, to begin with
+  std::vector<Bytes> (*seeds)();  // valid inputs to start from
 };
 
 extern const Target report, decision, aggregate, member, relay, coordinator, link, request;
 inline const Target* const targets[] = {&report, &decision, &aggregate, &member, &relay, &coordinator, &link, &request};
 
-// Takes an input apart. At its end everything is zero, or empty.
+// A reader that takes an input apart. At its end everything is zero, or empty.
 class Slices {
  public:
   explicit Slices(Input input) : rest_(input) {}
@@ -39,7 +38,7 @@ class Slices {
     return number;
   }
 
-  // As many bytes as the two before them say.
+  // Returns as many bytes as the two-byte length before them says.
   Input message() { return take(value<uint16_t>()); }
 
  private:
@@ -52,7 +51,7 @@ class Slices {
   Input rest_;
 };
 
-// The other way round, for seeds.
+// Appends a message for Slices::message(), for seeds.
 inline void put_message(Bytes& seed, const Bytes& message) {
   Writer(seed).put(static_cast<uint16_t>(message.size()));
   seed.insert(seed.end(), message.begin(), message.end());

@@ -1,4 +1,4 @@
-"""Two and four hosts, made once for all tests here; a test that breaks a host makes its own."""
+"""Two and four hosts, made once for all tests here; a test that breaks a host makes hosts of its own."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def network() -> Iterator[Network]:
-    """Four hosts that stay whole."""
+    """Yields four hosts that no test breaks."""
     with Network(4) as made:
         yield made
 
 
 @pytest.fixture
 def fragile() -> Iterator[Network]:
-    """Two hosts for a test that breaks them."""
+    """Yields two hosts for a test that breaks them."""
     with Network(2) as made:
         yield made
 

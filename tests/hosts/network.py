@@ -1,7 +1,7 @@
-"""Several hosts on one machine: network namespaces with addresses, host names and an ssh server of their own.
+"""Several hosts on one machine: network namespaces with their own addresses, host names and ssh servers.
 
-They hang on a bridge in a namespace of its own, so the machine's network is left as it is. Everything is made
-by `Network`, and removed by it. It takes root, iproute2 and an OpenSSH server.
+They are connected by a bridge in a separate namespace, so the machine's network does not change. `Network`
+makes and removes everything. It needs root, iproute2 and an OpenSSH server.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PATIENCE = 120.0  # seconds: far beyond anything that works
+PATIENCE = 120.0  # seconds: far longer than any correct run
 _SSHD = "/usr/sbin/sshd"
-_ETC = Path("/etc/netns")  # what lies here is laid over /etc for the programs of a namespace
-_INTERFACES = ("eth0", "enp3s0", "net7", "wan")  # called differently on each host, as in life
-_CONTAINERS = "172.17.0.1/16"  # what docker calls itself, on every host alike
+_ETC = Path("/etc/netns")  # files here are mounted over /etc for the programs of a namespace
+_INTERFACES = ("eth0", "enp3s0", "net7", "wan")  # named differently on each host, as in practice
+_CONTAINERS = "172.17.0.1/16"  # docker's address, the same on every host
 
 
 def missing() -> str:
-    """What is missing for hosts on this machine; "" if nothing is."""
+    """Returns what this machine lacks for hosts; "" if nothing."""
     if os.geteuid() != 0:
         return "network namespaces take root"
     for program, package in (("ip", "iproute2"), ("ssh", "openssh-client"), (_SSHD, "openssh-server")):
@@ -43,7 +43,7 @@ def _ip(*words: str, within: str = "") -> None:
 
 
 class Host:
-    """A host: programs run on it see its network, its name and its /etc/hosts only."""
+    """A host: programs that run on it see only its own network, name and /etc/hosts."""
 
     def __init__(self, number: int, prefix: str) -> None:
         self.name = f"host{'abcdefgh'[number]}"
@@ -52,7 +52,7 @@ class Host:
         self.interface = _INTERFACES[number % len(_INTERFACES)]
 
     def command(self, *words: str | Path) -> list[str]:
-        """The command that runs another one on this host."""
+        """Returns the command that runs another one on this host."""
         within = f'hostname {self.name} && exec "$@"'
         return [
             "ip",
@@ -80,7 +80,7 @@ class Host:
         )
 
     def run(self, *words: str | Path, **environment: str) -> tuple[int, str, str]:
-        """Runs a program to its end: exit code, output, errors."""
+        """Runs a program to its end; returns exit code, output, errors."""
         return finish([self.start(*words, **environment)])[0]
 
     def processes(self) -> list[int]:
@@ -94,17 +94,17 @@ class Host:
                 os.kill(pid, number)
 
     def cut(self) -> None:
-        """Pulls the cable: nothing is refused, nothing arrives."""
+        """Cuts the network link: nothing is refused, nothing arrives."""
         _ip("link", "set", self.interface, "down", within=self.namespace)
 
     def limit(self, rate: str) -> None:
-        """Limits what it sends, as tc writes a rate: "1gbit"."""
+        """Limits the host's sending rate, written as for tc: "1gbit"."""
         command = ["tc", "-n", self.namespace, "qdisc", "replace", "dev", self.interface, "root", "tbf"]
         subprocess.run([*command, "rate", rate, "burst", "256kb", "latency", "50ms"], check=True)
 
 
 class Network:
-    """Some hosts that reach each other, by name too, and over ssh."""
+    """Several hosts that reach each other, also by name and over ssh."""
 
     def __init__(self, count: int) -> None:
         self._prefix = f"srt{os.getpid()}-{secrets.token_hex(2)}"
@@ -125,7 +125,7 @@ class Network:
         self.close()
 
     def close(self) -> None:
-        """Ends every process of the hosts, and removes all that was made."""
+        """Ends every process of the hosts, and removes all created objects."""
         for host in self.hosts:
             host.signal_all(signal.SIGKILL)
         for server in self._servers:
@@ -174,7 +174,7 @@ class Network:
             _ip("link", "set", interface, "up", within=name)
 
     def _furnish(self, host: Host) -> None:
-        """Its /etc: the others' names, its own as Debian writes it, and what ssh has to know."""
+        """Writes the host's /etc: the others' names, its own as Debian writes it, and ssh's configuration."""
         others = [f"{other.address} {other.name}" for other in self.hosts if other is not host]
         folder = _ETC / host.namespace
         (folder / "ssh").mkdir(parents=True)
@@ -198,7 +198,7 @@ class Network:
             for one in self.hosts
         ]
         (_ETC / host.namespace / "ssh" / "known_hosts").write_text("".join(keys))
-        Path("/run/sshd").mkdir(exist_ok=True)  # sshd locks itself in there
+        Path("/run/sshd").mkdir(exist_ok=True)  # sshd uses it as its chroot
         self._servers.append(
             subprocess.Popen(
                 host.command(_SSHD, "-D", "-e"), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -215,7 +215,7 @@ class Network:
 
 
 def finish(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    """Waits for processes: (exit code, output, errors) of each. They end, one way or the other."""
+    """Waits for processes to end, by force if needed; returns (exit code, output, errors) of each."""
     try:
         ended = [process.communicate(timeout=PATIENCE) for process in processes]
         return [(process.returncode, *texts) for process, texts in zip(processes, ended, strict=True)]
@@ -225,7 +225,7 @@ def finish(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, s
 
 
 def ranks_on(hosts: Sequence[Host], ranks_each: int, key_file: Path, port: int) -> list[str]:
-    """The start of a command that runs another one as ranks of these hosts, without a launcher."""
+    """Returns the start of a command that runs another one as ranks of these hosts, without a launcher."""
     address = f"{hosts[0].address}:{port}"
     where = [f"{host.name}/{host.namespace}/{host.interface}" for host in hosts]
     start = Path(__file__).with_name("start.py")
@@ -233,16 +233,14 @@ def ranks_on(hosts: Sequence[Host], ranks_each: int, key_file: Path, port: int) 
 
 
 def python(script: str) -> list[str]:
-    """The command that runs a script."""
+    """Returns the command that runs a script."""
     return [sys.executable, "-c", script]
 
 
 def places(
     hosts: Sequence[Host], ranks_each: int, address: str, key_file: Path
 ) -> list[tuple[Host, Mapping[str, str]]]:
-    """Where each rank runs, host by host, and the variables by which it finds its place without a
-    launcher.
-    """
+    """Returns each rank's host, host by host, and the variables that define its place without a launcher."""
     size = len(hosts) * ranks_each
     return [
         (

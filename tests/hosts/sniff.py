@@ -1,4 +1,4 @@
-"""Writes what passes a network interface to a file, until it is ended: python sniff.py INTERFACE FILE."""
+"""Writes the packets of a network interface to a file, until it is ended: python sniff.py INTERFACE FILE."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Starts ranks on hosts that are network namespaces, without a launcher: each finds its place in its
+"""Starts ranks on hosts that are network namespaces, without a launcher: each reads its place from its
 environment.
 
     python start.py ADDRESS KEY_FILE RANKS_EACH NAME/NAMESPACE/INTERFACE … -- COMMAND
 
-starts so many ranks of a command on each host, and ends when they have ended.
+Starts RANKS_EACH ranks of a command on each host, and ends when they have ended.
 """
 
 from __future__ import annotations

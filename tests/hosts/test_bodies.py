@@ -1,4 +1,4 @@
-"""What programs of users do, over two hosts: with one rank on each, and with two."""
+"""The operations of users' programs, over two hosts: with one rank on each, and with two."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RANKS_EACH = (1, 2)
 def run_over_hosts(
     network: Network, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[int, str], None]]:
-    """Runs a case on so many ranks of each of two hosts."""
+    """Returns a function that runs a case on a number of ranks of each of two hosts."""
     key = tmp_path_factory.mktemp("hosts") / "key"
     key.touch(mode=0o600)
     key.write_text("a5" * 32)

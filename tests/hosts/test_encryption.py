@@ -1,4 +1,4 @@
-"""hvdrun --encrypt over two hosts: what passes between them, and who is refused."""
+"""Encryption by hvdrun --encrypt over two hosts: the bytes between them, and rejected peers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launching import FAILSAFE_SECONDS, wait_until
 from .network import Host, Network, finish, places, python
 
 SNIFF = Path(__file__).with_name("sniff.py")
-TENSOR = b"the weights of nobody else "  # what the tensor's bytes say, again and again
+TENSOR = b"the weights of nobody else "  # repeated in the tensor's bytes
 WORDS = "an object that is pickled"
 
 TRAINING = """
@@ -44,7 +44,7 @@ def hvdrun(network: Network, hosts: str, *arguments: str | Path) -> tuple[int, s
 
 
 class Sniffer:
-    """All that passes a host's interface while it lives."""
+    """A recorder of all packets of a host's interface."""
 
     def __init__(self, host: Host, file: Path) -> None:
         self._file = file
@@ -53,7 +53,7 @@ class Sniffer:
         assert self._process.stdout.readline() == "listening\n", finish([self._process])
 
     def end(self, behind: bytes) -> bytes:
-        """What has passed, once `behind` has."""
+        """Returns the recorded packets, once `behind` has passed."""
         wait_until(lambda: behind in self._file.read_bytes(), f"{behind!r} has passed")
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(FAILSAFE_SECONDS)
@@ -70,7 +70,7 @@ socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"that was all", (sys.ar
     "options", [[], ["--encrypt", "--sockets-per-link", "2"]], ids=["plain", "encrypted"]
 )
 def test_what_passes_between_the_hosts(network: Network, tmp_path: Path, options: list[str]) -> None:
-    """Sums are exact with and without; what they are made of is seen only without."""
+    """Sums are exact with and without encryption; the tensors' bytes are visible only without it."""
     sniffer = Sniffer(network.hosts[1], tmp_path / "seen")
     program = script(tmp_path, TRAINING)
     code, output, errors = hvdrun(network, "hosta:2,hostb:2", *options, sys.executable, program)

@@ -1,4 +1,4 @@
-"""What the ranks that are left learn when a host, or the network to it, fails in the middle of training."""
+"""Errors on the remaining ranks when a host, or the network to it, fails in the middle of training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ except hvd.HorovodInternalError as error:
     print(type(error).__name__, error)
 """
 
-# The leader of the second host stops when all it had to pass on is passed on.
+# The leader of the second host stops after it has passed on all messages.
 STOPPED_LEADER = """
 import os, signal
 import numpy as np, sirtaki.numpy as hvd
@@ -40,7 +40,7 @@ except hvd.HorovodInternalError as error:
 
 
 def start_training(network: Network, key: Path, port: int, **settings: str) -> list[subprocess.Popen[str]]:
-    """One rank on each host; returns when all are training."""
+    """Starts one rank on each host; returns when all are training."""
     address = f"{network.hosts[0].address}:{port}"
     ranks = [
         host.start(*python(TRAINING), **variables, **settings)
@@ -53,7 +53,7 @@ def start_training(network: Network, key: Path, port: int, **settings: str) -> l
 
 
 def wait_for(rank: subprocess.Popen[str], words: str) -> str:
-    """The first line with these words that a rank writes to its error output."""
+    """Returns the first line with these words that a rank writes to its error output."""
     assert rank.stderr is not None
     lines = []
     for line in rank.stderr:

@@ -110,7 +110,7 @@ def test_a_host_whose_key_is_not_known(fragile: Network) -> None:
 
 
 def start_and_wait(network: Network, tmp_path: Path) -> subprocess.Popen[str]:
-    """A job on both hosts that goes on until somebody ends it."""
+    """Starts a job on both hosts that runs until it is ended."""
     ready = tmp_path / "ready"
     ending = f"if hvd.rank() == 1: open({str(ready)!r}, 'w').close()\ntime.sleep(300)"
     command = [sys.executable, "-m", "sirtaki.runner", "-H", "hosta:1,hostb:2", "python"]
@@ -134,7 +134,7 @@ def test_kill_9_of_hvdrun_leaves_no_process_on_any_host(fragile: Network, tmp_pa
 
     before = len(running())
     process = start_and_wait(fragile, tmp_path)
-    process.kill()  # hvdrun itself: all that led to it was replaced by it
+    process.kill()  # hvdrun itself: its parent processes have replaced themselves with it by exec
     finish([process])
     wait_until(lambda: len(running()) == before, "all processes have ended")
 
@@ -170,7 +170,7 @@ def test_the_key_is_on_no_command_line_of_any_host(network: Network, tmp_path: P
         ready = [tmp_path / f"ready{rank}" for rank in range(2)]
         wait_until(lambda: all(file.exists() and file.read_text() for file in ready), "both ranks are ready")
         keys = {bytes.fromhex(Path(file.read_text()).read_text()) for file in ready}
-        looked_at = dict(processes())  # those of all hosts, which are this machine
+        looked_at = dict(processes())  # the processes of all hosts, which are this machine
         (tmp_path / "go").touch()
         said = "".join(hvdrun.communicate(timeout=FAILSAFE_SECONDS)).encode()
     finally:

@@ -1,4 +1,4 @@
-"""Other launchers over several hosts: the real mpirun and torchrun, and what Slurm and Kubernetes set."""
+"""Other launchers over several hosts: real mpirun and torchrun, and the variables of Slurm and Kubernetes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TWO_HOSTS = str([(0, 0), (0, 1)])
 
 
 def start_two(network: Network, *variables: Mapping[str, str]) -> None:
-    """Starts a rank on each of two hosts, with its variables, and expects them to meet."""
+    """Starts a rank on each of two hosts, with its variables, and expects them to connect."""
     hosts = network.hosts[:2]
     ended = finish([host.start(*python(WORLD), **own) for host, own in zip(hosts, variables, strict=True)])
     for code, _, errors in ended:

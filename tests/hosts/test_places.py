@@ -1,4 +1,4 @@
-"""Ranks of several hosts find each other without a launcher, and agree on where each of them is."""
+"""Ranks of several hosts find each other without a launcher, and agree on each rank's place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checksums tell tensors apart that have the same bytes."""
+"""Checksums distinguish tensors that have the same bytes."""
 
 from __future__ import annotations
 

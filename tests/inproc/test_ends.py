@@ -1,4 +1,4 @@
-"""How worlds end: shutdown, abort, deadlines, and what is in flight then."""
+"""Ends of worlds: shutdown, abort, deadlines, and their effect on operations in flight."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_rank_that_has_finished_is_named_by_those_who_need_it(transport: str) 
 
 
 def test_a_shutdown_right_after_a_caught_mismatch_hides_it_from_nobody(transport: str) -> None:
-    """Whichever rank hears of it first: the others, which may not have made the call yet, hear of it, too."""
+    """Every rank gets the error, in whatever order, also ranks that have not made the call yet."""
 
     def body(odd: int, latest: int) -> None:
         context = current.current()
@@ -117,7 +117,7 @@ def test_shutdown_does_not_wait_for_what_no_rank_will_submit(transport: str) -> 
         lonely = hvd.allreduce_async(np.ones(3), name=f"of rank {context.rank}")
         mine = np.full(50_000, hvd.rank() + 1.0)
         handle = hvd.allreduce_async_(mine, op=hvd.Sum)
-        context.shutdown(10**7)  # ms; if it does wait, the test's patience ends it with an AbortedError
+        context.shutdown(10**7)  # ms; if it does wait, the test's timeout ends it with an AbortedError
         with pytest.raises(
             (ShutDownError, PeerFinishedError)
         ):  # this rank was the first to leave, or was not

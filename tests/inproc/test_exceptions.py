@@ -1,4 +1,4 @@
-"""Exceptions carry the name that users import them by."""
+"""Exceptions have the names under which users import them."""
 
 from __future__ import annotations
 

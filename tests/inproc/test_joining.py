@@ -1,4 +1,4 @@
-"""What an average divides by while ranks have joined: a setting."""
+"""The divisor of an average while ranks have joined: a setting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_an_average_divides_by_all_or_by_those_that_contribute(
     transport: str, setting: str, divisors: list[int]
 ) -> None:
     def body() -> None:
-        for step in range(hvd.rank() + 1):  # rank r has r + 1 steps
+        for step in range(hvd.rank() + 1):  # rank r takes r + 1 steps
             contributors = range(step, 3)
             expected = sum(12 * (rank + 1) for rank in contributors) / divisors[step]
             whole = np.full(6, 12.0 * (hvd.rank() + 1))

@@ -1,10 +1,10 @@
-"""Libraries of CUDA's names with nothing in them, so that PyPI's torch can be imported without gigabytes.
+"""Makes empty libraries with CUDA's names, so that PyPI's torch can be imported without gigabytes of CUDA.
 
     python tests/install/empty_cuda.py TORCH_FOLDER OUTPUT_FOLDER
 
-torch for x86-64 is linked with CUDA's libraries. Without a GPU it calls none but the one that counts devices;
-the loader wants all of them all the same, with every symbol in the version that torch was linked with. Each
-function here returns the code for "there is no such device". Put OUTPUT_FOLDER into LD_LIBRARY_PATH.
+torch for x86-64 is linked with CUDA's libraries. Without a GPU it only calls the function that counts
+devices, but the loader requires all libraries, with every symbol in the version that torch was linked with.
+Each function here returns the code for "there is no such device". Put OUTPUT_FOLDER into LD_LIBRARY_PATH.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ CUDA_SYMBOL = re.compile(
 )
 NO_DEVICE = 100  # cudaErrorNoDevice, CUDA_ERROR_NO_DEVICE
 
-Symbols = dict[str, dict[str, set[str]]]  # of each library, of each version ("": none)
+Symbols = dict[str, dict[str, set[str]]]  # by library and version ("": none)
 
 
 def build_all(torch: Path, folder: Path) -> None:
-    """Makes an empty library for each of CUDA's that torch, in the folder of its package, wants."""
+    """Makes an empty library for each of CUDA's that torch, in the folder of its package, requires."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, versions in wanted(torch / "lib").items():
         build(name, versions, folder)
 
 
 def wanted(folder: Path) -> Symbols:
-    """What torch's libraries in a folder want of CUDA's. Symbols without a version go to every library."""
+    """Returns the CUDA symbols that a folder's libraries need. Unversioned symbols go to every library."""
     found: Symbols = {}
     anywhere: set[str] = set()
     for path in sorted(folder.glob("*.so*")):
@@ -57,14 +57,14 @@ def wanted(folder: Path) -> Symbols:
 
 
 def needed(elf: ELFFile) -> list[str]:
-    """The libraries that a library is linked with."""
+    """Returns the libraries that a library is linked with."""
     section = elf.get_section_by_name(".dynamic")
     assert isinstance(section, DynamicSection)
     return [tag.needed for tag in section.iter_tags("DT_NEEDED")]
 
 
 def undefined(elf: ELFFile) -> list[tuple[str, str, str]]:
-    """The symbols that a library looks for in others: name, library and version; "" without a version."""
+    """Returns a library's undefined symbols: name, library and version; "" without a version."""
     table = elf.get_section_by_name(".dynsym")
     indices = elf.get_section_by_name(".gnu.version")
     requirements = elf.get_section_by_name(".gnu.version_r")

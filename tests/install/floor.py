@@ -1,9 +1,9 @@
-"""What libsirtaki.so asks of the system it is loaded on, beside what pyproject.toml says.
+"""Compares the system requirements of libsirtaki.so with those that pyproject.toml states.
 
     python tests/install/floor.py LIBRARY_OR_WHEEL [--glibc 2.28]
 
-The loader refuses a library if one of its symbols is wanted in a version that the system's glibc, libgcc_s or
-libstdc++ does not have. [tool.sirtaki.floor] holds the newest version of each that may be wanted.
+The loader rejects a library that needs a symbol in a version that the system's glibc, libgcc_s or libstdc++
+does not have. [tool.sirtaki.floor] holds the newest version of each that the library may need.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Version = tuple[int, ...]
 
 
 def stated() -> dict[str, Version]:
-    """The newest version that may be wanted, by what comes before it in a symbol's version: GLIBC, GCC."""
+    """Returns the newest permitted version, by the prefix of a symbol's version: GLIBC, GCC."""
     return {family: parse(text) for family, text in table("tool", "sirtaki", "floor").items()}
 
 
 def table(*path: str) -> dict[str, Any]:
-    """A table of pyproject.toml."""
+    """Returns a table of pyproject.toml."""
     found: dict[str, Any] = tomllib.loads(PYPROJECT.read_text())
     for name in path:
         found = found[name]
@@ -47,7 +47,7 @@ def parse(text: str) -> Version:
 
 
 def wanted(library: BinaryIO) -> dict[str, Version]:
-    """The newest version that a shared library wants, of each family."""
+    """Returns the newest version of each family that a shared library needs."""
     section = ELFFile(library).get_section_by_name(".gnu.version_r")
     found: dict[str, Version] = {}
     if isinstance(section, GNUVerNeedSection):
@@ -59,7 +59,7 @@ def wanted(library: BinaryIO) -> dict[str, Version]:
 
 
 def complaints(wanted: dict[str, Version], allowed: dict[str, Version]) -> list[str]:
-    """One line for each family of which too new a version is wanted."""
+    """Returns one line for each family of which too new a version is needed."""
     lines = []
     for family, version in sorted(wanted.items()):
         text = f"libsirtaki.so needs {family} {show(version)}"
@@ -75,7 +75,7 @@ def show(version: Version) -> str:
 
 
 def open_library(path: Path) -> BinaryIO:
-    """The library, from a wheel or as it is."""
+    """Opens the library, inside a wheel or as a file of its own."""
     if path.suffix == ".whl":
         with zipfile.ZipFile(path) as wheel:
             return io.BytesIO(wheel.read(LIBRARY))

@@ -1,4 +1,4 @@
-"""A fresh virtual environment, in which there is nothing but what a script installs."""
+"""A fresh virtual environment, which holds only what a script installs."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Place:
             sys.exit(f"there is a compiler in the virtual environment: {', '.join(found)}")
 
     def run(self, *command: str | Path) -> None:
-        """Runs a program of the environment; ends this one if it fails."""
+        """Runs a program of the environment; ends this process if it fails."""
         name, *arguments = map(str, command)
         done = subprocess.run(
             [str(self.bin / name), *arguments],
             env=self.environment,
-            cwd=self.folder,  # where no sirtaki lies
+            cwd=self.folder,  # a folder without sirtaki
             stdin=subprocess.DEVNULL,
             timeout=LIMIT_SECONDS,
         )
@@ -50,14 +50,14 @@ class Place:
         self.run("python", "-m", "pip", "install", *PIP_OPTIONS, *arguments)
 
     def test(self, *paths: Path) -> None:
-        """Runs tests of the repository on what is installed here. They may use the system's programs."""
+        """Runs tests of the repository on the installed packages. They may use the system's programs."""
         self.environment["PATH"] += os.pathsep + os.environ["PATH"]
         self.install(*FOR_TESTS)
         self.run("python", "-m", "pytest", "-q", "--maxfail=10", "--rootdir", ROOT, *paths)
 
 
 def timed(what: str, do: Callable[[], None]) -> None:
-    """Does it, and prints how long it took."""
+    """Runs `do`, and prints its duration."""
     start = time.perf_counter()
     do()
     print(f"{time.perf_counter() - start:7.1f} s  {what}", flush=True)

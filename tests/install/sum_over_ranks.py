@@ -1,4 +1,4 @@
-"""Sums an array over the ranks and says so: python sum_over_ranks.py numpy|torch"""
+"""Sums an array over the ranks and reports it: python sum_over_ranks.py numpy|torch"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the library asks of a system is what the project says, wherever it says it."""
+"""The library's system requirements equal those that the project states, everywhere it states them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_library_asks_for_no_more_than_is_stated(name: str) -> None:
     with library.PATH.with_name(name).open("rb") as built:
         found = floor.wanted(built)
-    assert found["GLIBC"] > (2,)  # it was read
+    assert found["GLIBC"] > (2,)  # the version was read
     assert floor.complaints(found, floor.stated()) == []
 
 
@@ -26,7 +26,7 @@ def test_a_library_asks_for_no_more_than_is_stated(name: str) -> None:
     ("found", "allowed", "complaint"),
     [
         ({"GLIBC": (2, 34)}, {"GLIBC": (2, 34)}, None),
-        ({"GLIBC": (2, 9)}, {"GLIBC": (2, 34)}, None),  # as numbers, not as text
+        ({"GLIBC": (2, 9)}, {"GLIBC": (2, 34)}, None),  # compared as numbers, not as text
         ({"GLIBC": (2, 36)}, {"GLIBC": (2, 34)}, "needs GLIBC 2.36, but is to run from 2.34 on"),
         ({"GLIBCXX": (3, 4, 30)}, {"GLIBC": (2, 34)}, "needs GLIBCXX 3.4.30, of which"),
     ],

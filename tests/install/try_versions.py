@@ -3,7 +3,8 @@
     python tests/install/try_versions.py dist/*.whl tensorflow 2.15.1 2.18.1
     python tests/install/try_versions.py dist/*.whl jax 0.5.3 0.7.2 0.10.2
 
-Each version gets a fresh virtual environment. Ends with a line a version; fails if the tests of one did.
+Each version gets a fresh virtual environment. Prints one line per version at the end; fails if the tests of
+any version failed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from place import ROOT, Place, timed
 
 
 class Framework(NamedTuple):
-    """What belongs to a framework: packages ({} is the version), and its tests."""
+    """The properties of a framework: packages ({} is the version), and its tests."""
 
     packages: list[str]
     tests: str
@@ -50,7 +51,7 @@ def arguments() -> argparse.Namespace:
 
 
 def attempt(wheel: Path, framework: Framework, version: str) -> str:
-    """Tries one version; returns what failed, or nothing."""
+    """Tries one version; returns the failure, or nothing."""
     packages = [package.format(version) for package in framework.packages]
     dependencies = floor.table("project")["dependencies"]
     tests = sorted((ROOT / "tests" / "adapters").glob(framework.tests))

@@ -1,10 +1,10 @@
-"""Installs a wheel where there is no compiler and no sirtaki, and sums over two ranks with it.
+"""Installs a wheel in an environment without a compiler and sirtaki, and runs a sum over two ranks with it.
 
     python tests/install/try_wheel.py dist/*.whl [--torch torch==2.4.0] [--adapters]
 
-Everything happens in a fresh virtual environment, which is all that PATH names. With a version of torch, that
-is installed without CUDA's libraries (see empty_cuda.py) and sums, too; with --adapters, all tests of
-sirtaki.torch run on it. Prints how long each took.
+Everything runs in a fresh virtual environment, the only entry of PATH. A given version of torch is installed
+without CUDA's libraries (see empty_cuda.py) and runs a sum, too; with --adapters, all tests of sirtaki.torch
+run on it. Prints the duration of each part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BESIDE_TORCH = ["filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-ext
 
 
 def add_torch(place: Place, requirement: str) -> None:
-    """torch as PyPI has it, and empty libraries where it wants CUDA's."""
+    """Installs PyPI's torch, and empty libraries in place of CUDA's."""
     place.install("--no-deps", requirement)
     place.install(*BESIDE_TORCH)
     torch = next(place.folder.glob("lib/python*/site-packages/torch"))

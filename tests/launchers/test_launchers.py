@@ -1,4 +1,4 @@
-"""Jobs that other launchers start: mpirun and torchrun themselves, not their variables alone."""
+"""Jobs under other launchers: mpirun and torchrun themselves, not only their variables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-PATIENCE = 120.0  # seconds: far beyond anything that works
+PATIENCE = 120.0  # seconds: far longer than any correct run
 
 WORLD = """
 import numpy as np, sirtaki.numpy as hvd
@@ -81,7 +81,7 @@ assert total == sum(range(world.rank % 2, world.size, 2)), total
 def test_mpirun_without_mpi4py(world: Path, tmp_path: Path) -> None:
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('broken on purpose')\n")
-    done = mpirun(2, world)  # the script's own folder comes first
+    done = mpirun(2, world)  # the script's own folder is searched first
     assert done.returncode != 0
     assert "mpirun has started 2 processes, but mpi4py cannot be imported (broken on purpose)" in done.stderr
     assert "pip install mpi4py" in done.stderr

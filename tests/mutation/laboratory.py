@@ -1,4 +1,4 @@
-"""Runs the tests of one mutant, and says whether they noticed it."""
+"""Runs the tests of one mutant, and reports whether they detected it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from mutants import ROOT, Mutant, TableError
 from native import LIBRARY, Build, BuildError
 from overlay import Overlay
 
-BASE_LIMIT = 30.0  # seconds that a selection may take with a mutant, besides
-LIMIT_FACTOR = 5.0  # times what it takes without: only what hangs takes longer
-_PYTEST_MISUSED = (3, 4, 5)  # its own error, arguments that make no sense, and no tests found
+BASE_LIMIT = 30.0  # seconds that a selection may take with a mutant, in addition
+LIMIT_FACTOR = 5.0  # times its duration without the mutant: only a hang takes longer
+_PYTEST_MISUSED = (3, 4, 5)  # pytest's own error, invalid arguments, and no tests found
 _MARK = "MUTATION_TRIAL"  # in the environment of all processes of a trial
 
 
 @dataclass(frozen=True)
 class Result:
-    """`outcome`: killed, timed out (which counts as killed), survived, or invalid: there was no trial."""
+    """A trial's result. `outcome`: killed, timed out (counts as killed), survived, or invalid (no trial)."""
 
     mutant: Mutant
     outcome: str
@@ -39,13 +39,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Ended:
-    code: int | None  # None: it hung
+    code: int | None  # None: the tests hung
     seconds: float
     output: str
 
 
 class Laboratory:
-    """The folder of one worker; it tries one mutant after another."""
+    """The folder of one worker, which tries one mutant after another."""
 
     def __init__(self, build: Build, folder: Path) -> None:
         self._build = build
@@ -58,7 +58,7 @@ class Laboratory:
         return self._run(mutant, self._build.folder, limit=600.0)
 
     def run(self, mutant: Mutant, normal_seconds: float) -> Result:
-        """Tries a mutant; `normal_seconds` is how long its tests take without it."""
+        """Tries a mutant; `normal_seconds` is the duration of its tests without it."""
         begin = time.monotonic()
         with tempfile.TemporaryDirectory(dir=self._folder) as name:
             folder = Path(name)
@@ -75,7 +75,7 @@ class Laboratory:
         return Result(mutant, outcome, time.monotonic() - begin, ended.output)
 
     def _put(self, mutant: Mutant, folder: Path) -> Path:
-        """Makes the mutant; returns where the programs of the core's tests are."""
+        """Makes the mutant; returns the folder with the programs of the core's tests."""
         text = mutant.mutated()
         if mutant.program:
             self._build.make(mutant.program, mutant.file, text, folder)
@@ -99,7 +99,7 @@ class Laboratory:
 
 
 def _run(command: list[str], folder: Path, limit: float, settings: dict[str, str]) -> Ended:
-    """Runs a command whose temporary files lie in `folder`, and ends all that it leaves behind."""
+    """Runs a command whose temporary files lie in `folder`, and ends all processes that it leaves behind."""
     mark = uuid.uuid4().hex
     foreign = ("PYTEST_", "SIRTAKI_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
@@ -131,7 +131,7 @@ def _run(command: list[str], folder: Path, limit: float, settings: dict[str, str
 
 
 def _end_processes(mark: str) -> None:
-    """Ends whatever a trial has left: a mutant may have broken what ends ranks."""
+    """Ends all processes that a trial has left: a mutant may have broken the code that ends ranks."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.uids().real == os.getuid() and process.environ().get(_MARK) == mark:

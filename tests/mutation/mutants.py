@@ -19,11 +19,11 @@ class TableError(Exception):
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault: in `file`, the text `was`, which occurs once, becomes `becomes`.
+    """One fault: in `file`, `becomes` replaces the text `was`, which occurs once.
 
     `tests` is passed to pytest as arguments. A first argument that ends with `.cc` names a program of the
     core's tests instead, `tests/core/links.cc`, with the cases to run after it (all, if none is named).
-    `survives` is the reason why no test can notice the fault, for the few that are of that kind.
+    `survives` is the reason why no test can detect the fault, for the few faults of that kind.
     """
 
     folder: str
@@ -40,7 +40,7 @@ class Mutant:
 
     @property
     def program(self) -> str:
-        """The program of the core's tests that is to fail; empty if pytest's are."""
+        """Returns the program of the core's tests that must fail; empty if pytest's tests must."""
         first = Path(self.selection[0])
         return f"test_{first.stem}" if first.suffix == ".cc" else ""
 
@@ -49,7 +49,7 @@ class Mutant:
         return self.file.startswith("core/")
 
     def mutated(self) -> str:
-        """The text of the file with the fault. Raises TableError if the row does not fit."""
+        """Returns the text of the file with the fault. Raises TableError if the row does not fit."""
         text = (ROOT / self.file).read_text()
         if (count := text.count(self.was)) != 1:
             raise TableError(f"{self.id}: {self.file} has {count} places that read {self.was!r}, not one")
@@ -57,7 +57,7 @@ class Mutant:
 
 
 def load() -> list[Mutant]:
-    """All mutants, by folder. Raises TableError for an id that is taken."""
+    """Returns all mutants, by folder. Raises TableError for a duplicate id."""
     found: dict[str, Mutant] = {}
     for path in sorted(TABLES.glob("*.yaml")):
         for folder, rows in yaml.safe_load(path.read_text()).items():

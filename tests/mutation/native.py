@@ -1,7 +1,7 @@
-"""Programs and libraries of the core with one source file changed, out of an existing build folder.
+"""Programs and libraries of the core with one changed source file, made from an existing build folder.
 
-Nothing in that folder changes: the commands of its build compile what depends on the file, and link it with
-the other object files of the folder, into a folder of the mutant's own.
+That folder stays unchanged: the commands of its build compile the files that depend on the changed one, and
+link them with the other object files of the folder, into a folder of the mutant's own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mutants import ROOT, TableError
 
 _COMPILES = re.compile(r" -MD -MT \S+ -MF \S+ -o (?P<object>\S+) -c (?P<source>\S+)$")
 _LINKS = re.compile(r" -o (?P<target>\S+) ")
-_QUICK = "-O1"  # of the last two of these options the compiler takes the last
+_QUICK = "-O1"  # the compiler uses the last of several -O options
 LIBRARY = "libsirtaki.so"
 TENSORFLOW_LIBRARY = "libsirtaki_tensorflow.so"
 
@@ -37,7 +37,7 @@ class Build:
     """A build folder of the core, with its tests."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises BuildError if it is not built, or older than a source."""
+        """Raises BuildError if the folder is not built, or has no tests."""
         self.folder = folder.resolve()
         cache = self.folder / "CMakeCache.txt"
         found = re.search(r"^CMAKE_MAKE_PROGRAM\S*=(.*)$", cache.read_text() if cache.exists() else "", re.M)
@@ -49,7 +49,7 @@ class Build:
             raise BuildError(f"{folder} has no tests; make test builds them")
 
     def refuse_stale(self) -> None:
-        """Raises BuildError if a source is newer than what was built of it."""
+        """Raises BuildError if a source is newer than the files that were built from it."""
         for one, files in self._depends.items():
             built = (self.folder / one).stat().st_mtime
             newer = [file for file in files if Path(file).stat().st_mtime > built]
@@ -58,7 +58,7 @@ class Build:
 
     @cached_property
     def _compiles(self) -> dict[str, tuple[str, str]]:
-        """The source and the command of each object file."""
+        """Returns the source and the command of each object file."""
         found = {}
         for command in self._commands:
             if match := _COMPILES.search(command):
@@ -67,7 +67,7 @@ class Build:
 
     @cached_property
     def _depends(self) -> dict[str, set[str]]:
-        """The files that each object file was made of, by their whole paths."""
+        """Returns the files from which each object file was made, as absolute paths."""
         depends: dict[str, set[str]] = {}
         for line in _run(f"{self._ninja} -t deps", self.folder).splitlines():
             if line and not line.startswith(" "):
@@ -83,7 +83,7 @@ class Build:
         raise BuildError(f"{self.folder} does not build {target}")
 
     def make(self, target: str, file: str, text: str, into: Path) -> Path:
-        """Makes a program or library whose source `file` (as in the repository) reads `text`."""
+        """Makes a program or library with `text` in place of source `file` (its path in the repository)."""
         original = str(ROOT / file)
         overlay = into / "core"
         changed = overlay / Path(file).relative_to("core")
@@ -107,7 +107,7 @@ class Build:
         return made
 
     def make_for_tensorflow(self, file: str, text: str, into: Path) -> Path:
-        """Makes the library that TensorFlow opens: builds with tests have no rules for it."""
+        """Makes the library that TensorFlow loads: builds with tests have no rules for it."""
         sources = into / "tensorflow"
         sources.mkdir(parents=True, exist_ok=True)
         for source in (ROOT / "core" / "tensorflow").iterdir():

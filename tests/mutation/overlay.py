@@ -1,4 +1,4 @@
-"""The package as it is installed, in which one file may be another: the repository itself never changes."""
+"""The package as it is installed, with one replaced file: the repository itself never changes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 
 from mutants import ROOT
 
-# As setup.py maps them.
+# The same mapping as in setup.py.
 PACKAGES = {"adapters": "sirtaki", "bindings": "sirtaki/_core", "runner": "sirtaki/runner"}
 _IGNORED = shutil.ignore_patterns("__pycache__")
 
 
 class Overlay:
-    """An interpreter of its own, which imports links to the repository's files.
+    """A separate interpreter that imports links to the repository's files.
 
-    Other processes that a test starts with `sys.executable` import them, too, whatever their environment.
+    Processes that a test starts with `sys.executable` import them, too, in every environment.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -39,13 +39,13 @@ class Overlay:
         (packages / "first.pth").write_text("\n".join(paths) + "\n")
 
     def put(self, file: str, text: str) -> None:
-        """Lets a Python file of the repository read `text`."""
+        """Replaces the contents of a Python file of the repository with `text`."""
         place = self._place(file)
         place.unlink()
         place.write_text(text)
 
     def put_library(self, built: Path) -> None:
-        """Lets a library of the bindings be another one."""
+        """Replaces a library of the bindings."""
         place = self.package / "sirtaki" / "_core" / built.name
         place.unlink()
         shutil.copy2(built, place)

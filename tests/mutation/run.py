@@ -1,8 +1,8 @@
 """Tries all mutants: python tests/mutation/run.py [--only REGEX] [--jobs N] [--json FILE]
 
-Each is a small fault that a maintainer could make. The tests that are named beside it in the table have to
-fail with it, and to pass without it. Prints a table, and the mutants that no test has noticed. Needs the core
-with its tests, as `make test` builds it.
+Each mutant is a small fault that a maintainer could make. The tests that its row in the table names must fail
+with it, and pass without it. Prints a table, and the mutants that no test has detected. Needs the core with
+its tests, as `make test` builds it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def parse() -> argparse.Namespace:
 
 
 def table(results: list[Result]) -> str:
-    """The results by folder, as a table in Markdown."""
+    """Formats the results by folder, as a table in Markdown."""
     lines = ["| folder | mutants | killed | by hanging | survived |", "|---|---|---|---|---|"]
     for folder in [*sorted({result.mutant.folder for result in results}), "all"]:
         chosen = [result for result in results if folder in (result.mutant.folder, "all")]
@@ -53,7 +53,7 @@ def table(results: list[Result]) -> str:
 
 
 class Trials:
-    """Tries mutants on several laboratories at the same time."""
+    """Runs trials of mutants in several laboratories at the same time."""
 
     def __init__(self, options: argparse.Namespace, build: Build, folder: Path) -> None:
         self._options = options
@@ -81,7 +81,7 @@ class Trials:
         return result
 
     def _run_unmutated(self, mutant: Mutant, laboratory: Laboratory) -> Ended:
-        """Runs the tests of a mutant without it, once for all mutants that have the same."""
+        """Runs the tests of a mutant without it, once for all mutants with the same tests."""
         with self._locks[mutant.tests]:
             if mutant.tests not in self._unmutated:
                 self._unmutated[mutant.tests] = laboratory.run_unmutated(mutant)

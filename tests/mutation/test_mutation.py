@@ -1,4 +1,4 @@
-"""The table of mutants fits the sources, and a sample of them is noticed; `run.py` tries all."""
+"""The table of mutants matches the sources, and tests detect a sample of them; `run.py` tries all."""
 
 from __future__ import annotations
 
@@ -56,6 +56,6 @@ def test_there_are_enough_mutants() -> None:
 
 @pytest.mark.parametrize("mutant", [pytest.param(one, id=one.id) for one in _sample()])
 def test_a_mutant_is_noticed(mutant: Mutant, laboratory: Laboratory) -> None:
-    """Its tests pass in `make test` as they are, so here they are run with the mutant only."""
+    """Runs the tests with the mutant only: `make test` already runs them without it, and they pass."""
     result = laboratory.run(mutant, normal_seconds=10.0)
     assert result.is_killed, f"{result.outcome}\n{result.output}"

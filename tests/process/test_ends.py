@@ -1,4 +1,4 @@
-"""How processes end: exceptions, kills, forks, Ctrl-C, and children that take themselves for ranks."""
+"""Ends of processes: exceptions, kills, forks, Ctrl-C, and children that inherit a rank's environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from process_world import PATIENCE, hvdrun
 
-# hvdrun ends the other ranks soon after the first failure; those that have to tell what they saw hold out.
+# hvdrun ends the other ranks soon after the first failure; ranks that must report the failure ignore SIGTERM.
 HEAD = """
 import os, signal, sys, time
 import numpy as np
@@ -27,7 +27,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def run(script: Path, body: str, ranks: int = 2, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a script on so many ranks under hvdrun."""
+    """Runs a script on `ranks` ranks under hvdrun."""
     script.write_text(HEAD + textwrap.dedent(body))
     command = hvdrun(ranks, sys.executable, script, **environment)
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=script.parent)
@@ -95,7 +95,7 @@ def test_a_world_after_a_lost_one(script: Path) -> None:
 
 
 def test_no_descriptor_of_a_failed_world_is_kept(script: Path) -> None:
-    """Neither by shutdown() nor by the error that was caught: without the garbage collector's help."""
+    """Neither shutdown() nor the caught error keeps one, even without the garbage collector."""
     ended = run(
         script,
         """

@@ -1,4 +1,4 @@
-"""What Python says of CUDA's driver and NCCL, in processes of their own: what is loaded stays loaded."""
+"""Python's report on CUDA's driver and NCCL, in processes of their own: loaded libraries stay loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ for library in find_libraries()[:2]:
 
 
 def tell(folders: str = "", **environment: str) -> tuple[str, list[list[str]]]:
-    """What is built, and what was found of both."""
+    """Returns which backends are built, and the findings about both libraries."""
     variables = {**os.environ, "SIRTAKI_GPU_LIBRARIES": folders, **environment}
     ended = subprocess.run(
         [sys.executable, "-c", TELL], capture_output=True, text=True, env=variables, timeout=60

@@ -96,7 +96,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     assert "DeadlineError" in err
 
 
-# A rank whose links cannot be made; the others must not wait for the start timeout, nor be blamed.
+# A rank whose links cannot be made; the others must neither wait for the start timeout nor be blamed.
 BROKEN_LINKS = """
 import errno, os, signal, sys, time
 import sirtaki.numpy as hvd

@@ -1,4 +1,4 @@
-"""Ranks that are late, stopped or killed while others wait, and what is left of a job when it is over."""
+"""Ranks that are late, stopped or killed while others wait, and leftovers of a job after its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Process sets from init() to shutdown(), in a script of a user's."""
+"""Process sets from init() to shutdown(), in a user's script."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ print("sum", hvd.allreduce(1.0, op=hvd.Sum))
 
 
 def lines(script: str) -> list[str]:
-    """What three ranks print, sorted."""
+    """Returns the output lines of three ranks, sorted."""
     command = hvdrun(3, sys.executable, "-c", script)
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ended.returncode == 0, ended.stderr

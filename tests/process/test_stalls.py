@@ -1,4 +1,4 @@
-"""What is said of a rank that others wait for: where its program is, in words and as JSON."""
+"""Reports about a rank that others wait for: the position of its program, in words and as JSON."""
 
 from __future__ import annotations
 

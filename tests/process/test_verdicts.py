@@ -1,4 +1,4 @@
-"""hvdrun's last words after a failure: the rank that caused it, the user's line, and each traceback once."""
+"""Verdicts of hvdrun after a failure: the rank that caused it, the user's line, each traceback once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def average(name="loss", elements=3):
 def run(
     tmp_path: Path, body: str, ranks: int = 2, head: str = HEAD, **environment: str
 ) -> tuple[int, list[str]]:
-    """hvdrun's exit code, and what appeared on its standard error."""
+    """Returns hvdrun's exit code, and the lines of its standard error."""
     script = tmp_path / "train.py"
     script.write_text(head + textwrap.dedent(body))
     command = hvdrun(ranks, sys.executable, script, **environment)
@@ -137,7 +137,7 @@ def test_a_late_rank_is_named_with_what_it_does_instead(tmp_path: Path, way: str
 
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_stopped_rank_is_named(tmp_path: Path, stopped: int) -> None:
-    """The coordinator, too, though nobody can ask it where it is."""
+    """This includes the coordinator, although no rank can query its position."""
     _, said = run(
         tmp_path,
         f"""
@@ -157,7 +157,7 @@ def test_a_stopped_rank_is_named(tmp_path: Path, stopped: int) -> None:
 
 
 def test_a_job_that_goes_well_says_nothing_about_itself(tmp_path: Path) -> None:
-    """With every warning as an error; and a call after shutdown() is told from one before init()."""
+    """Every warning is an error; a call after shutdown() is distinguished from one before init()."""
     script = tmp_path / "train.py"
     body = """
     hvd.shutdown()

@@ -1,4 +1,4 @@
-"""One rank of a ProcessWorld: reads the names of cases from a socket and answers how each went."""
+"""A rank of a ProcessWorld: reads the names of cases from a socket and reports the result of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import sirtaki.numpy as hvd
 
 
 def attempt(name: str) -> dict[str, str]:
-    """Runs a case in a world of its own; returns its traceback as "error", or why it was "skipped", or ""."""
+    """Runs a case in a world of its own; returns its traceback as "error", its reason as "skipped", or ""."""
     try:
         hvd.init()
         try:
@@ -34,7 +34,7 @@ def attempt(name: str) -> dict[str, str]:
 
 
 def tensors() -> contextlib.AbstractContextManager[object]:
-    """Where torch's tensors are: on so many GPUs of the fake libcuda, if a test says so."""
+    """Places torch's tensors on GPUs of the fake libcuda, if a test asks for that."""
     gpus = int(os.environ.get("TORCH_TENSORS_ON_GPUS", "0"))
     if not gpus:
         return contextlib.nullcontext()

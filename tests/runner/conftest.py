@@ -1,4 +1,4 @@
-"""hvdrun as a user runs it: a process of its own, whose ranks are real processes."""
+"""Fixtures that run hvdrun as a user does: as a process of its own, whose ranks are real processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launching import FAILSAFE_SECONDS, HVDRUN, RANK_SCRIPT
 
 @pytest.fixture(autouse=True, scope="package")
 def heeded_signals() -> Iterator[None]:
-    """hvdrun respects nohup, so these tests must not run as if they were under it, nor in the background."""
+    """Sets default handlers: hvdrun respects nohup and background jobs, which tests must not inherit."""
     before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGQUIT)}
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -26,14 +26,14 @@ def heeded_signals() -> Iterator[None]:
 
 @pytest.fixture
 def environment() -> dict[str, str]:
-    """The environment of these tests without what an outer job or shell may have set."""
+    """Returns the environment of these tests without the variables of an outer job or shell."""
     foreign = ("SIRTAKI_", "HOROVOD_", "OMP_", "MKL_", "OPENBLAS_", "VIRTUAL_ENV", "CONDA_PREFIX")
     return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
 
 
 @pytest.fixture
 def rank_script(tmp_path: Path) -> Callable[[str], str]:
-    """Writes a script for the ranks and returns its path."""
+    """Returns a function that writes a script for the ranks and returns its path."""
 
     def write(body: str) -> str:
         path = tmp_path / "rank_script.py"
@@ -45,7 +45,7 @@ def rank_script(tmp_path: Path) -> Callable[[str], str]:
 
 @pytest.fixture
 def hvdrun(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs hvdrun to its end with standard input from /dev/null, and returns what it said."""
+    """Returns a function that runs hvdrun with standard input from /dev/null, and returns its output."""
 
     def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
         defaults: dict[str, object] = {
@@ -62,7 +62,7 @@ def hvdrun(environment: dict[str, str]) -> Callable[..., subprocess.CompletedPro
 
 @pytest.fixture
 def start_hvdrun(environment: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts hvdrun and leaves it running; whatever still runs after the test is ended."""
+    """Returns a function that starts hvdrun; ends everything that still runs after the test."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
@@ -86,9 +86,9 @@ def start_hvdrun(environment: dict[str, str]) -> Iterator[Callable[..., subproce
 
 @pytest.fixture
 def hosts(tmp_path: Path, environment: dict[str, str]) -> Callable[..., Path]:
-    """Puts a stand-in for ssh on the PATH (`ssh_stand_in.py` says how each host may behave).
+    """Puts a stand-in for ssh on the PATH (`ssh_stand_in.py` describes the behaviour of each host).
 
-    Returns the folder in which each host has its home, named after it.
+    Returns the folder with the hosts' home folders, named after the hosts.
     """
     folder = tmp_path / "hosts"
     (folder / "bin").mkdir(parents=True)

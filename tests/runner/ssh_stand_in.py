@@ -1,8 +1,8 @@
 """A stand-in for OpenSSH's client: "runs" commands on hosts that are this machine with another environment.
 
-Started as `ssh`, with the options that hvdrun gives. The file that SSH_STAND_IN names says how each host
-behaves; a host that is not in it cannot be resolved. As with ssh, the command's standard input ends when the
-stand-in is killed, and its exit code is the stand-in's.
+It is started as `ssh`, with hvdrun's options. The file that SSH_STAND_IN names describes each host's
+behaviour; a host that is not in it cannot be resolved. As with ssh, the command's standard input ends when
+the stand-in is killed, and its exit code is the stand-in's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TAKE_A_VALUE = ("-p", "-i")
 
 
 def parse(arguments: list[str]) -> tuple[str, str]:
-    """The host and the command; refuses what ssh would not understand."""
+    """Returns the host and the command; rejects what ssh would not understand."""
     position = 0
     while arguments[position] != "--":
         assert arguments[position].startswith(("-T", "-o", *TAKE_A_VALUE)), arguments[position]
@@ -29,7 +29,7 @@ def parse(arguments: list[str]) -> tuple[str, str]:
 
 
 def copy(source: int, target: int, breaks_after: bytes = b"") -> None:
-    """Passes on what comes until it ends; then so does the target. It may break when certain bytes come."""
+    """Copies bytes until the source ends, then closes the target. May exit when certain bytes come."""
     try:
         while data := os.read(source, 65536):
             if breaks_after and breaks_after in data:
@@ -37,13 +37,13 @@ def copy(source: int, target: int, breaks_after: bytes = b"") -> None:
             view = memoryview(data)
             while view:
                 view = view[os.write(target, view) :]
-    except OSError:  # nobody reads any more
+    except OSError:  # the reader is gone
         pass
     os.close(target)
 
 
 def run(command: str, environment: dict[str, str], breaks_after: bytes) -> int:
-    """Runs the command as a login shell of a host would, apart from this process's group."""
+    """Runs the command like a host's login shell, outside of this process's group."""
     child = subprocess.Popen(
         ["/bin/sh", "-c", command],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The agent alone, spoken to as hvdrun does: what it answers, how much it sends, and when it ends."""
+"""The agent alone, driven as by hvdrun: its answers, how much it sends, and when it ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEY = bytes(range(32))
 
 
 class Conversation:
-    """hvdrun's side of an agent."""
+    """The hvdrun side of the connection to an agent."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
@@ -38,7 +38,7 @@ class Conversation:
         self._input.flush()
 
     def next(self, kind: Kind) -> Frame:
-        """The next frame of a kind; those that come before it are kept: output and endings have no order."""
+        """Returns the next frame of a kind; keeps earlier frames: output and endings have no fixed order."""
         for frame in self._passed:
             if frame.kind == kind:
                 self._passed.remove(frame)
@@ -50,11 +50,11 @@ class Conversation:
         raise AssertionError(f"the agent ended without {kind.name}")
 
     def until(self, kind: Kind) -> list[Frame]:
-        """What comes before the next frame of a kind."""
+        """Returns the frames before the next frame of a kind."""
         return list(itertools.takewhile(lambda frame: frame.kind != kind, self._frames))
 
     def end(self) -> tuple[int, str]:
-        """Ends the agent's input: its exit code, and what it said."""
+        """Ends the agent's input; returns its exit code, and its error output."""
         _, errors = self.process.communicate(timeout=FAILSAFE_SECONDS)
         return self.process.returncode, errors.decode()
 
@@ -84,7 +84,7 @@ def agent(tmp_path: Path) -> Iterator[Callable[[], Conversation]]:
 
 
 def values(*command: str) -> dict[str, Any]:
-    """What START says for one rank."""
+    """Returns START's values for one rank."""
     return {
         "job": "j",
         "key": KEY.hex(),
@@ -106,19 +106,19 @@ def test_it_answers_and_ends_with_its_input(agent: Callable[[], Conversation], t
     talk.say(ask())
     answer = talk.next(Kind.ANSWER).values
     assert (answer["version"], answer["problem"]) == (VERSION, "")
-    assert talk.end() == (1, "")  # hvdrun has not said that this is the end
+    assert talk.end() == (1, "")  # hvdrun has not announced the end
     assert list(tmp_path.iterdir()) == []
 
 
 def test_it_starts_wherever_the_interpreter_lies(tmp_path: Path) -> None:
-    """ssh hands the command to the shell of the other host as one text."""
+    """ssh passes the command to the shell of the other host as one text."""
     python = tmp_path / "my venv; exit 3" / "python"
     python.parent.mkdir()
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     *options, mark, host, command = ssh_command("ssh", "hostA", SshOptions(), str(python))
-    assert "-oBatchMode=yes" in options  # there is nobody whom ssh could ask for a password
-    assert (mark, host) == ("--", "hostA")  # a host is no option, whatever it is called
+    assert "-oBatchMode=yes" in options  # there is no user whom ssh could ask for a password
+    assert (mark, host) == ("--", "hostA")  # a host is never an option, whatever its name
     ended = subprocess.run(
         ["/bin/sh", "-c", command], input=b"", capture_output=True, timeout=FAILSAFE_SECONDS
     )

@@ -1,4 +1,4 @@
-"""How many cores a job may use, and how its ranks share them."""
+"""The number of cores that a job may use, and its distribution over the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of several ranks that ended badly, the one whose end explains the others' is named."""
+"""If several ranks end with an error, the verdict names the rank whose end explains the others'."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIGTERM, SIGKILL, SIGSEGV = 15, 9, 11
 
 
 def inquire(*happenings: Ending | StoreEvent | int, size: int = 3) -> Inquiry:
-    """An inquiry after these endings, events, and signals that hvdrun sent, in this order."""
+    """Returns an inquiry after these endings, events, and signals that hvdrun sent, in this order."""
     inquiry = Inquiry(start_timeout=120.0)
     for rank in range(size):
         inquiry.note_start(rank, 70 + rank)
@@ -48,7 +48,7 @@ def test_then_the_origin_of_the_first_abort_with_what_it_raised() -> None:
         ended(1, 3),
     )
     verdict = inquiry.verdict()
-    assert (verdict.rank, verdict.exit_code) == (None, 3)  # its last lines would say the same once more
+    assert (verdict.rank, verdict.exit_code) == (None, 3)  # its last lines would repeat the text
     assert verdict.text == "rank 1 (pid 71) failed with exit code 3: KeyError: 'x' (at train.py:4)"
     assert inquiry.conclusive
 
@@ -186,7 +186,7 @@ def test_of_ranks_that_accuse_each_other_the_one_that_hvdrun_lost_is_named(
 
 
 def test_a_rank_that_others_accuse_is_named_although_it_still_runs() -> None:
-    """Its program may need seconds to end, long after those that it brought down."""
+    """Its program may take seconds to end, and ends long after the ranks that it brought down."""
     inquiry = inquire(ended(0, 1))
     accusation = "rank 1 (pid 71) was lost: the connection to it broke"
     inquiry.note_report(0, {"status": "peer_lost", "culprit": 1, "reason": accusation})

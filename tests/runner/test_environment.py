@@ -1,4 +1,4 @@
-"""Which of hvdrun's variables go over to other hosts, and what they meet there."""
+"""The variables that hvdrun passes to other hosts, and how they combine with those there."""
 
 from __future__ import annotations
 

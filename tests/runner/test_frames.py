@@ -1,4 +1,4 @@
-"""What hvdrun and an agent say to each other: whole frames or an error, whatever comes."""
+"""The protocol of hvdrun and an agent: any input gives whole frames or an error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FRAMES = st.builds(Frame, KINDS, st.integers(-1, 2**31 - 1), st.binary(max_size=
 
 
 def read(reader: FrameReader, data: bytes, step: int) -> list[Frame]:
-    """What the reader makes of these bytes when they come in pieces."""
+    """Returns the frames that the reader makes of these bytes when they come in pieces."""
     return [frame for start in range(0, len(data), step) for frame in reader.take(data[start : start + step])]
 
 
@@ -70,6 +70,6 @@ def test_values_that_make_no_sense(payload: bytes) -> None:
 
 
 def test_values_and_numbers_come_out_as_they_went_in() -> None:
-    odd = {"PATH": "/\udcff\n", "é": "ü"}  # as os.environ has what is not UTF-8
+    odd = {"PATH": "/\udcff\n", "é": "ü"}  # os.environ represents bytes that are not UTF-8 like this
     assert Frame.of_values(Kind.START, odd).values == odd
     assert Frame.of_number(Kind.GRANT, 1, 2**32 - 1).number == 2**32 - 1

@@ -1,4 +1,4 @@
-"""Two processes of one job recognise each other, and nobody else."""
+"""Two processes of one job authenticate each other, and reject everyone else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FAILSAFE_SECONDS = 120.0
 def shake(
     connecting: Job, accepting: Job, tamper: Callable[[bytes], bytes] = lambda data: data
 ) -> list[object]:
-    """What both sides of a handshake over a line that changes what passes come to."""
+    """Runs a handshake over a line that changes the bytes; returns the results of both sides."""
     left, left_line = socket.socketpair()
     right_line, right = socket.socketpair()
     deadline = time.monotonic() + FAILSAFE_SECONDS
@@ -132,7 +132,7 @@ def test_the_key_is_for_its_owner_only(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert key.hex() not in repr(replace(JOB, key=key))
     with pytest.raises(FileExistsError):
-        write_key(str(path))  # it might be somebody else's, or a link
+        write_key(str(path))  # the existing file might be another user's, or a link
     assert read_key(str(path)) == key
     path.chmod(0o640)
     with pytest.raises(BootstrapError, match=r"others may read or write the job's key .*chmod 600"):

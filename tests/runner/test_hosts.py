@@ -1,4 +1,4 @@
-"""Hosts as users write them, and which ranks go where."""
+"""Hosts as users write them, and the placement of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""hvdrun starts ranks, hands them their places, and says clearly what is wrong with a command line."""
+"""hvdrun starts ranks, passes them their places, and reports errors in a command line clearly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first failing rank ends the job; hvdrun names it, shows its last words and ends with its exit code."""
+"""The first failing rank ends the job; hvdrun names it, shows its last lines and exits with its exit code."""
 
 from __future__ import annotations
 

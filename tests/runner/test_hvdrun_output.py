@@ -1,4 +1,4 @@
-"""What ranks write arrives whole, in the right place, and byte for byte in files."""
+"""Output of ranks arrives complete, in the right place, and byte for byte in files."""
 
 from __future__ import annotations
 

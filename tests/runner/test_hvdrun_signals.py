@@ -1,4 +1,4 @@
-"""Nothing that hvdrun has started outlives it, however it ends."""
+"""No process that hvdrun has started outlives it, however it ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sirtaki.runner.guard import end_groups
 Start = Callable[..., subprocess.Popen[bytes]]
 Script = Callable[[str], str]
 
-# A rank that says who it is, starts a grandchild in its group, and then works for a long time.
+# A rank that reports its pid, starts a grandchild in its group, and then works for a long time.
 FAMILY = """
 import subprocess
 import sys
@@ -35,7 +35,7 @@ note(f"child{rank}", child.pid)
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    """hvdrun's exit code and what it wrote to its standard error."""
+    """Returns hvdrun's exit code and its standard error."""
     _, stderr = process.communicate(timeout=FAILSAFE_SECONDS)
     return process.returncode, stderr.decode()
 
@@ -76,14 +76,14 @@ def test_kill_9_of_hvdrun_ends_even_those_that_do_not_heed_sigterm(
 
 
 def guards_of(process: subprocess.Popen[bytes]) -> list[int]:
-    """The children of hvdrun that run the guard's file."""
+    """Returns the children of hvdrun that run the guard's file."""
     tasks = Path(f"/proc/{process.pid}/task")
     children = [pid for task in tasks.iterdir() for pid in read(task / "children").decode().split()]
     return [int(pid) for pid in children if b"guard.py" in read(Path(f"/proc/{pid}/cmdline"))]
 
 
 def read(file: Path) -> bytes:
-    """What /proc tells of a process; nothing if it has ended meanwhile."""
+    """Returns a file of /proc about a process; nothing if the process has ended meanwhile."""
     try:
         return file.read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -91,7 +91,7 @@ def read(file: Path) -> bytes:
 
 
 def test_the_guard_that_replaces_a_killed_one_needs_no_orders(tmp_path: Path) -> None:
-    """hvdrun is killed as soon as there is another guard, which has to know already what to clean up."""
+    """Kills hvdrun as soon as there is another guard, which must then know already what to clean up."""
     (tmp_path / "kept").mkdir()
     script = """
         import os, signal, sys
@@ -117,7 +117,7 @@ def test_the_guard_that_replaces_a_killed_one_needs_no_orders(tmp_path: Path) ->
 def test_a_killed_guard_is_replaced(
     start_hvdrun: Start, rank_script: Script, tmp_path: Path, environment: dict[str, str], end: str
 ) -> None:
-    """Its successor knows what to clean up, and hvdrun looks after it too."""
+    """The new guard knows what to clean up, and hvdrun monitors it, too."""
     (tmp_path / "temporary").mkdir()
     environment["TMPDIR"] = str(tmp_path / "temporary")
     wait = "while not os.path.exists(f'{folder}/end'): time.sleep(0.01)\n"
@@ -246,7 +246,7 @@ def test_ranks_that_are_stopped_end_too(start_hvdrun: Start, rank_script: Script
 def test_a_rank_that_is_stopped_ends_by_its_own_handler(
     start_hvdrun: Start, rank_script: Script, tmp_path: Path
 ) -> None:
-    """A stopped process takes no signal but SIGKILL until it is continued: it would leave no checkpoint."""
+    """A stopped process handles no signal but SIGKILL until it is continued: it would write no checkpoint."""
     handler = """
 def leave(*_):
     open(f"{folder}/left{rank}", "w").close()
@@ -265,7 +265,7 @@ time.sleep(300)
 
 
 def test_the_guard_continues_what_is_stopped() -> None:
-    """It does so itself: the system continues only what becomes an orphan, and hangs it up before."""
+    """The kernel continues only orphaned groups, after a SIGHUP; the guard continues processes itself."""
     pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     script = "trap 'exit 7' TERM; echo ready; read nothing"
     with subprocess.Popen(["sh", "-c", script], start_new_session=True, **pipes) as process:
@@ -329,7 +329,7 @@ def test_keys_on_a_terminal(rank_script: Script, tmp_path: Path, environment: di
     pids = [*read_pids(tmp_path, 4), pid]
     os.write(terminal, b"\x1a")  # Ctrl-Z
     wait_until(lambda: {state_of(each) for each in pids} == {"T"}, "all processes have stopped")
-    os.kill(pid, signal.SIGCONT)  # as fg does
+    os.kill(pid, signal.SIGCONT)  # like fg
     wait_until(lambda: "T" not in {state_of(each) for each in pids}, "all processes go on")
     os.write(terminal, b"\x03")  # Ctrl-C
     shown = read_terminal(terminal)

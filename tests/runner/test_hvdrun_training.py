@@ -1,4 +1,4 @@
-"""hvdrun and `hvd.init()` together: whatever goes wrong in a rank, the right one is named."""
+"""hvdrun and `hvd.init()` together: for every failure in a rank, the right rank is named."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ for step in range(10**9):
 
 @pytest.fixture
 def training(tmp_path: Path) -> Callable[[str], str]:
-    """Writes a script whose rank 1 does something at step 20, and returns its path."""
+    """Returns a function that writes a script whose rank 1 misbehaves at step 20, and returns its path."""
 
     def write(deed: str) -> str:
         path = tmp_path / "training.py"

@@ -181,7 +181,7 @@ def test_ranks_of_this_host_need_no_ssh(hvdrun: Run, environment: dict[str, str]
         result = hvdrun(flag, hosts, "/bin/echo", "hello", env={**environment, "PATH": str(tmp_path)})
         assert sorted(result.stdout.splitlines()) == ["[0] hello", "[1] hello"], result.stderr
     result = hvdrun("-H", "localhost", "/bin/echo", "hello", env={**environment, "PATH": str(tmp_path)})
-    assert result.returncode == 0, result.stderr  # as many ranks as GPUs, or one
+    assert result.returncode == 0, result.stderr  # as many ranks as GPUs, or one rank
     (tmp_path / "hosts").write_text("localhost slots=3 max_slots=4\n")
     result = hvdrun("--hostfile", "hosts", "-np", "2", "echo", "hello", cwd=tmp_path)
     assert sorted(result.stdout.splitlines()) == ["[0] hello", "[1] hello"]

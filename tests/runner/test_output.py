@@ -1,4 +1,4 @@
-"""Lines of ranks: whole, byte for byte, and the last of them remembered."""
+"""Lines of ranks: complete, byte for byte, and the last lines are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sirtaki.runner.output import Pipe, Sink, Stream
 
 
 class RecordingSink(Sink):
-    """Keeps what it is given instead of writing it."""
+    """A sink that keeps its input instead of writing it."""
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
@@ -25,7 +25,7 @@ class RecordingSink(Sink):
 
 
 def show(*parts: bytes) -> list[bytes]:
-    """The lines that appear when a rank writes these parts, one after the other."""
+    """Returns the lines that appear when a rank writes these parts, one after the other."""
     sink = RecordingSink()
     reading, writing = os.pipe()
     pipe = Pipe(reading, Stream(b"[0] ", sink))

@@ -1,4 +1,4 @@
-"""Who is awaited is told: refreshed on a terminal, at doubling times elsewhere."""
+"""Reports about awaited ranks: refreshed on a terminal, at doubling intervals elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAMES = {0: "rank 0", 1: "rank 1 (hostB)", 2: "rank 2 (hostB)"}
 
 
 class Clock:
-    """Stands in for the module `time`."""
+    """A replacement for the module `time`."""
 
     now = 100.0
 
@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def pass_time(waiting: Progress, clock: Clock, until: float) -> None:
-    """Meets each deadline up to a moment."""
+    """Advances the clock to each deadline up to `until`."""
     while waiting.due is not None and waiting.due <= until:
         clock.now = waiting.due
         waiting.meet(clock.now)

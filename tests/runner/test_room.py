@@ -1,4 +1,4 @@
-"""Jobs that a host has no room for are refused, or given up before the machine stands still."""
+"""Jobs without enough memory on a host are rejected, or aborted before the machine thrashes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_start_that_uses_up_memory_is_given_up() -> None:
 def test_memory_is_watched_until_all_ranks_are_there() -> None:
     left = [GIB]
     room = Room(2, 64, lambda: Memory(24 * GIB, left[0]))
-    assert room.meet(time.monotonic() + 60) == ""  # nobody watches yet
+    assert room.meet(time.monotonic() + 60) == ""  # watching has not started
     room.watch(60)
     assert room.meet(time.monotonic()) == ""
     left[0] = 0
@@ -104,7 +104,7 @@ def held_signals() -> Iterator[None]:
 
 @pytest.mark.usefixtures("held_signals")
 def test_a_signal_ends_the_start() -> None:
-    """Signals are held back while ranks start one by one, which takes minutes where memory is short."""
+    """Signals are blocked while ranks start one by one, which takes minutes if memory is short."""
     refuse_to_start_after_a_signal()
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
     with pytest.raises(LaunchError, match=r"terminated .* before all ranks were started") as caught:

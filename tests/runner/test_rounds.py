@@ -1,4 +1,4 @@
-"""All-gathers among ranks that come in any order, leave at any time, or never come."""
+"""All-gathers among ranks that arrive in any order, leave at any time, or never arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures, signals and the end of a job whose ranks run on other hosts: nothing is left behind anywhere."""
+"""Failures, signals and the end of a job whose ranks run on other hosts: nothing is left on any host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Start = Callable[..., subprocess.Popen[bytes]]
 Script = Callable[[str], str]
 Hosts = Callable[..., Path]
 
-# A rank that says who it is, starts a grandchild in its group, and then works for a long time.
+# A rank that reports its pid, starts a grandchild in its group, and then works for a long time.
 FAMILY = """
 import subprocess
 folder = os.path.dirname(__file__)
@@ -31,7 +31,7 @@ LONG = FAMILY + "time.sleep(300)"
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    """hvdrun's exit code and what it wrote to its standard error."""
+    """Returns hvdrun's exit code and its standard error."""
     _, stderr = process.communicate(timeout=FAILSAFE_SECONDS)
     return process.returncode, stderr.decode()
 
@@ -41,7 +41,7 @@ def state_of(pid: int) -> str:
 
 
 def all_processes() -> Iterator[tuple[int, bytes]]:
-    """Every process but this one, with its arguments."""
+    """Returns every process but this one, with its arguments."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             try:
@@ -51,7 +51,7 @@ def all_processes() -> Iterator[tuple[int, bytes]]:
 
 
 def agents_of(homes: Path) -> list[int]:
-    """The agents that run on hosts whose homes are here."""
+    """Returns the agents of the hosts with these home folders."""
     found = []
     for pid, arguments in all_processes():
         if b"sirtaki.runner.agent" in arguments and b"-T" not in arguments.split(b"\0"):
@@ -208,7 +208,7 @@ def test_the_key_is_in_no_argument_and_no_environment(
         assert b"hush-hush" not in arguments
         try:
             assert keys[0].encode() not in Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
     process.send_signal(signal.SIGTERM)
     stdout, stderr = process.communicate(timeout=FAILSAFE_SECONDS)

@@ -1,4 +1,4 @@
-"""Ranks on other hosts, over a stand-in for ssh: their places, environment and output; what can be wrong."""
+"""Ranks on other hosts, over a stand-in for ssh: their places, environment and output; possible errors."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_who_is_awaited_is_told(
     process = start_hvdrun("-H", "localhost:1,hostB:2", "python", script)
     assert process.stderr is not None
     line = b"hvdrun: 2 of 3 ranks are here; waiting for rank 2 (hostB)\n"
-    assert line in iter(process.stderr.readline, b"")  # reads up to it
+    assert line in iter(process.stderr.readline, b"")  # consumes the output up to the line
     go.touch()
     assert process.wait(FAILSAFE_SECONDS) == 0
 

@@ -1,4 +1,4 @@
-"""What the last lines of a rank's standard error tell."""
+"""Extraction of a failure's cause from the last lines of a rank's standard error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rendezvous: who comes is served, who does not belong is turned away, who does not come is named."""
+"""The rendezvous: ranks are served, connections of others are rejected, missing ranks are named."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAILSAFE_SECONDS = 120.0
 
 
 class Rendezvous:
-    """A running server, its events, and clients that act at the same time."""
+    """A running server, its events, and clients that operate at the same time."""
 
     def __init__(self, address: str, start_timeout: float = FAILSAFE_SECONDS) -> None:
         self.events: list[StoreEvent] = []
@@ -65,14 +65,14 @@ class Rendezvous:
         return self.pool.submit(client.all_gather, payload)
 
     def works(self, generation: int = 99) -> bool:
-        """Whether a whole job is still served."""
+        """Returns whether the server still serves a whole job."""
         clients = [self.connect(rank, generation=generation) for rank in range(JOB.size)]
         answers = [self.gather(client, b"%d" % rank) for rank, client in enumerate(clients)]
         return all(answer.result(FAILSAFE_SECONDS) == [b"0", b"1", b"2"] for answer in answers)
 
 
 def connect(rendezvous: Rendezvous) -> socket.socket:
-    """A connection that has said nothing yet."""
+    """Returns a connection that has sent nothing yet."""
     return socket.create_connection(split_address(rendezvous.server.address), timeout=FAILSAFE_SECONDS)
 
 

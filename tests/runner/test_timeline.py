@@ -1,4 +1,4 @@
-"""One timeline for a job, and what hvdrun says at the end of a failed one."""
+"""One timeline for a job, and hvdrun's report at the end of a failed job."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def said(ended: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def test_one_file_holds_the_timelines_of_all_ranks(tmp_path: Path) -> None:
-    (tmp_path / "t.json.rank7").write_text("[\n{}\n]\n")  # of another job
+    (tmp_path / "t.json.rank7").write_text("[\n{}\n]\n")  # a file of another job
     ended = hvdrun(tmp_path, "pass", "--timeline-filename", "t.json", "--timeline-mark-cycles")
     assert ended.returncode == 0, ended
     events = read_trace(tmp_path / "t.json")

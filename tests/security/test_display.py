@@ -1,4 +1,4 @@
-"""What hvdrun says of its own accord never commands the terminal, whoever's words are in it."""
+"""hvdrun's own messages never contain terminal escape sequences, whatever the source of their text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_no_terminal_obeys_what_is_shown(capfd: pytest.CaptureFixture[str]) -> N
 
 
 def test_what_a_login_prints_commands_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    """ssh's standard error carries the words of another machine before anybody has proved who he is."""
+    """ssh's standard error carries another machine's text before any peer is authenticated."""
     reading, writing = os.pipe()
     os.write(writing, b"\x1b]0;title\x07 welcome \x1b[2J\r\n" + b"x" * 50_000 + b"\n")
     os.close(writing)
@@ -87,7 +87,7 @@ def test_a_report_that_is_none_is_left_out(report: object, tmp_path: Path) -> No
 
 
 class Shown:
-    """A display that only counts."""
+    """A display that only counts bytes."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -97,7 +97,7 @@ class Shown:
 
 
 def test_a_host_cannot_fill_the_memory_of_hvdrun() -> None:
-    """An agent sends as much output as it was granted room for; one that sends more is given up."""
+    """An agent may send output up to the granted room; an agent that sends more is dropped."""
     shown = Shown()
     with selectors.PollSelector() as selector:
         host = RemoteHost("hostB", SshOptions(), selector, shown)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What somebody between two hosts of a job that encrypts its connections can see and do: nothing."""
+"""An attacker between two hosts of a job that encrypts its connections can see and do nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CERTIFICATE = slice(HELLO_BYTES - 64, HELLO_BYTES - 32)  # its fingerprint, in a
 
 
 class Between:
-    """Somebody to whom a rank connects instead of to `target`, and who connects there himself."""
+    """An attacker: a rank connects to it instead of to `target`, and it connects there itself."""
 
     def __init__(self, target: str, meet: Callable[[Between, socket.socket, socket.socket], None]) -> None:
         self.seen = bytearray()
@@ -67,7 +67,7 @@ class Between:
 
 
 def record(between: Between, near: socket.socket, far: socket.socket) -> None:
-    """Passes everything on, and keeps it."""
+    """Passes all bytes on, and records them."""
 
     def carry(source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -203,7 +203,7 @@ def test_who_terminates_tls_between_ranks_is_refused_by_both_sides() -> None:
         deadline = time.monotonic() + FAILSAFE_SECONDS
         while not errors.getvalue() and time.monotonic() < deadline:  # rank 0 listens until rank 1 has come
             time.sleep(0.01)
-        come(f"127.0.0.1:{port}").close()  # the true way still works
+        come(f"127.0.0.1:{port}").close()  # the direct connection still works
         accepted.result(FAILSAFE_SECONDS)
         found[1, 0].close()
     assert "rank 0 refused a connection" in errors.getvalue()
@@ -212,7 +212,7 @@ def test_who_terminates_tls_between_ranks_is_refused_by_both_sides() -> None:
 
 @pytest.mark.parametrize("encrypts", [0, 1])
 def test_one_that_encrypts_and_one_that_does_not_refuse_each_other(encrypts: int) -> None:
-    """In both roles; neither falls back to what the other does."""
+    """The rejection works in both roles; neither side falls back to the other's mode."""
     events: list[StoreEvent] = []
     jobs = (PLAIN, JOB)
     with rendezvous(jobs[1 - encrypts], events) as server:

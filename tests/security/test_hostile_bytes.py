@@ -1,4 +1,4 @@
-"""Any bytes, from strangers and from ranks: told in words; no other exception, no wait without end."""
+"""Arbitrary bytes from strangers and ranks: a clear error; no other exception, no endless wait."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ json_values = st.recursive(
 
 
 def almost(true: dict[str, Any]) -> st.SearchStrategy[bytes]:
-    """What is true, but for some of its values."""
+    """Returns the true values with some of them replaced."""
     changed = st.fixed_dictionaries({}, optional=dict.fromkeys(true, json_values))
     return changed.map(lambda lies: json.dumps({**true, **lies}).encode())
 
@@ -160,7 +160,7 @@ def test_a_handshake_with_any_bytes(hello: bytes, proof: bytes, role: Role) -> N
     )
 )
 def test_rounds_answer_everybody_once(steps: list[tuple[int, int, int, str]]) -> None:
-    """Whatever ranks do in whatever order: who waits is answered, at the latest by the deadline."""
+    """For any sequence of ranks' actions, each waiting rank gets an answer, at the latest at the deadline."""
     rounds = Rounds(3, timeout=5.0)
     waiting: set[tuple[int, int, int]] = set()
     now = 0.0
@@ -226,7 +226,7 @@ messages = st.one_of(
 def test_a_rank_that_says_anything_in_any_order(
     server: StoreServer, said: list[bytes], rank: int, last: bytes
 ) -> None:
-    """It is answered or sent away, and the honest ranks are served."""
+    """The rank is answered or rejected, and the honest ranks are served."""
     deadline = time.monotonic() + FAILSAFE_SECONDS
     mine = Identity(rank, next(generations))
     with socket.create_connection(split_address(server.address), FAILSAFE_SECONDS) as connection:

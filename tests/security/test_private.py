@@ -1,4 +1,4 @@
-"""Files, memory and libraries of a job: what other users, links or a peer could make of them."""
+"""Files, memory and libraries of a job: protection against other users, links and peers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIBRARY = Path(sys.modules["sirtaki._core"].__file__ or "").with_name("libsirtak
 
 
 def test_memory_that_a_peer_could_shrink_is_refused() -> None:
-    """A process that maps it would end with SIGBUS."""
+    """A process that maps such memory would end with SIGBUS."""
     config = Config({})
     size = lib.srt_memory_bytes(config.pointer, 2)
     unsealed = os.memfd_create("unsealed")

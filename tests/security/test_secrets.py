@@ -15,7 +15,7 @@ from launching import FAILSAFE_SECONDS, HVDRUN, wait_until
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A running job that tells all it can and whose two ranks have found each other."""
+    """Starts a job with all its output enabled, whose two ranks have found each other."""
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "temporary").mkdir()
     told = (

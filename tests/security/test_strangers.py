@@ -1,4 +1,4 @@
-"""Whoever can reach a port of a job, and has not its key: refused, told of, and no burden to the ranks."""
+"""Unauthenticated peers that can reach a port of a job: rejected, reported, and no burden to the ranks."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from sirtaki._core.bootstrap.strangers import Complaints
 
 JOB = Job("job", 2, b"k" * 32, "1.0")
 HELLO_BYTES = len(next(converse(JOB, Identity(0), LinkKind.STORE, Role.CONNECTS))[0])
-ROLE = struct.Struct("!8sHB").size - 1  # where in the hello
+ROLE = struct.Struct("!8sHB").size - 1  # its offset in the hello
 
 
 class Rendezvous:
-    """A rendezvous of two ranks, and what it tells of others."""
+    """A rendezvous of two ranks, and its reports about others."""
 
     def __init__(self) -> None:
         self.events: list[StoreEvent] = []
@@ -67,7 +67,7 @@ class Rendezvous:
         return socket.create_connection(self.place, FAILSAFE_SECONDS)
 
     def works(self, generation: int = 99) -> bool:
-        """Whether both ranks come in and exchange what they have."""
+        """Returns whether both ranks are accepted and exchange their data."""
 
         def take_part(rank: int) -> list[bytes]:
             mine = Identity(rank, generation)
@@ -101,7 +101,7 @@ def hello_of(job: Job, rank: int = 1, kind: LinkKind = LinkKind.STORE) -> bytes:
 
 
 def test_a_recorded_handshake_opens_nothing(job: Rendezvous) -> None:
-    """The accepting side's nonce is another one each time, and the proof covers it."""
+    """The accepting side's nonce is new each time, and the proof covers it."""
     recorded = bytearray()
     with job.visit() as line:
         conversation = converse(JOB, Identity(1, 1), LinkKind.STORE, Role.CONNECTS)
@@ -124,7 +124,7 @@ def test_a_recorded_handshake_opens_nothing(job: Rendezvous) -> None:
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_who_gives_back_what_he_heard_learns_nothing(job: Rendezvous, turned: bool) -> None:
-    """Neither the server's own hello, nor that hello in the other role, is followed by the server's proof."""
+    """The server sends no proof after its own hello, nor after that hello in the other role."""
     with job.visit() as mirror:
         hello = bytearray()
         while len(hello) < HELLO_BYTES:
@@ -139,7 +139,7 @@ def test_who_gives_back_what_he_heard_learns_nothing(job: Rendezvous, turned: bo
 
 
 def test_a_proof_for_one_connection_does_not_fit_another(job: Rendezvous) -> None:
-    """What a rank proves to an impostor on one connection is of no use on the impostor's own one."""
+    """A rank's proof to an impostor on one connection is useless on the impostor's own connection."""
     ours, impostor = socket.socketpair()
     deadline = time.monotonic() + FAILSAFE_SECONDS
 
@@ -157,7 +157,7 @@ def test_a_proof_for_one_connection_does_not_fit_another(job: Rendezvous) -> Non
             hello_of(replace(JOB, key=b"x" * 32))[:ROLE] + bytes([Role.ACCEPTS]) + theirs[ROLE + 1 :]
         )
         proof = impostor.recv(32, socket.MSG_WAITALL)
-        line.sendall(theirs + proof)  # to the real one, whose nonce that proof does not cover
+        line.sendall(theirs + proof)  # sent to the real server, whose nonce that proof does not cover
         assert len(read_to_the_end(line)) == HELLO_BYTES
         impostor.close()
         assert isinstance(fooled.result(FAILSAFE_SECONDS), HandshakeError)
@@ -166,7 +166,7 @@ def test_a_proof_for_one_connection_does_not_fit_another(job: Rendezvous) -> Non
 
 
 def test_a_proof_that_is_given_back_is_refused() -> None:
-    """An acceptor without the key can return the connecting rank's own proof; its role is another one."""
+    """An acceptor without the key can return the connecting rank's own proof, which is for the other role."""
     ours, impostor = socket.socketpair()
     deadline = time.monotonic() + FAILSAFE_SECONDS
 
@@ -192,7 +192,7 @@ def test_a_proof_that_is_given_back_is_refused() -> None:
         (hello_of(replace(JOB, id="other")) + bytes(32), "another job"),
         (hello_of(JOB, kind=LinkKind.RANKS) + bytes(32), "another kind of connection"),
         (b"sirtaki\0\xff\xff" + bytes(HELLO_BYTES), "version 65535 of sirtaki's protocol"),
-        (b"\x80\x04\x95" + bytes(HELLO_BYTES), "not a process of sirtaki"),  # how a pickle begins
+        (b"\x80\x04\x95" + bytes(HELLO_BYTES), "not a process of sirtaki"),  # the start of a pickle
         (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" + bytes(HELLO_BYTES), "not a process of sirtaki"),
     ],
     ids=["key", "job", "kind", "protocol", "pickle", "http"],
@@ -238,7 +238,7 @@ def test_what_was_not_told_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Visitor:
-    """One who has come, as far as Strangers looks at him."""
+    """The part of a visitor that Strangers uses."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -265,7 +265,7 @@ def test_a_crowd_from_one_place_displaces_only_itself() -> None:
 
 
 class _Connection:
-    """A TCP connection from some address, as far as Arrival looks at it."""
+    """The part of a TCP connection from a given address that Arrival uses."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -278,7 +278,7 @@ class _Connection:
 
 
 def test_all_addresses_of_an_ipv6_network_count_as_one_source() -> None:
-    """A host may take any address of its /64: counted one by one, they would let it displace ranks."""
+    """A host may use any address of its /64: counted separately, these would allow it to displace ranks."""
 
     def source(address: str) -> str:
         conversation = converse(JOB, Identity(0), LinkKind.STORE, Role.ACCEPTS)
@@ -291,9 +291,9 @@ def test_all_addresses_of_an_ipv6_network_count_as_one_source() -> None:
 
 
 def test_more_strangers_than_this_process_may_have_files() -> None:
-    """The ranks still come in, although one of them shares the process with the rendezvous."""
+    """The ranks are still accepted, although one of them shares the process with the rendezvous."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    many = [os.dup(0) for _ in range(300)]  # as a program has that has opened data sets
+    many = [os.dup(0) for _ in range(300)]  # like a program that has opened data sets
     visits = (
         "import resource, socket, sys\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (512, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
@@ -324,7 +324,7 @@ def test_more_strangers_than_this_process_may_have_files() -> None:
 
 def test_where_no_file_is_left_somebody_has_to_go() -> None:
     class Full:
-        """A listening socket of a process that may open nothing more."""
+        """A listening socket of a process that has no descriptors left."""
 
         def accept(self) -> None:
             raise OSError(errno.EMFILE, "too many open files")

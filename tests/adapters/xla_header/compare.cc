@@ -1,4 +1,4 @@
-// Compiles if our declarations of XLA's foreign function interface are those of the header that jaxlib ships.
+// Compiles if our declarations of XLA's foreign function interface match the header that jaxlib ships.
 #include <cstdio>
 
 #include "xla/ffi.h"
@@ -6,7 +6,7 @@
 
 using namespace sirtaki;
 
-// Structs of XLA's may be longer than ours, never shorter; members have one place and one size.
+// XLA's structs may be longer than ours, never shorter; members have the same offset and the same size.
 #define MEMBER(Ours, ours, Theirs, theirs)                                               \
   static_assert(offsetof(Ours, ours) == offsetof(Theirs, theirs), #Theirs "::" #theirs); \
   static_assert(sizeof(Ours::ours) == sizeof(Theirs::theirs), "size of " #Theirs "::" #theirs)

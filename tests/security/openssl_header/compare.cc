@@ -1,4 +1,4 @@
-// Compiles if our declarations of OpenSSL's functions and constants are those of the real headers.
+// Compiles if our declarations of OpenSSL's functions and constants match the real headers.
 #include <openssl/bio.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
@@ -30,9 +30,9 @@ static_assert(sirtaki::ssl_verify_demand == SSL_VERIFY_FAIL_IF_NO_PEER_CERT);
 static_assert(sirtaki::ssl_no_ticket == SSL_OP_NO_TICKET);
 static_assert(sirtaki::ssl_key_update_one_way == SSL_KEY_UPDATE_NOT_REQUESTED);
 static_assert(sirtaki::evp_elliptic_curve == EVP_PKEY_EC && sirtaki::asn1_ascii == MBSTRING_ASC);
-static_assert(sirtaki::x509_version_3 == 2);  // X509_VERSION_3, which 1.1.1 does not name
+static_assert(sirtaki::x509_version_3 == 2);  // X509_VERSION_3, which has no name in 1.1.1
 
 }  // namespace
 
-// Says what was compared with.
+// Prints the version of the headers.
 int main() { std::printf("%s\n", OPENSSL_VERSION_TEXT); }

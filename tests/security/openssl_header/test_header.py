@@ -1,4 +1,4 @@
-"""Our declarations of OpenSSL's functions against the real headers, which nothing else needs."""
+"""A check of our declarations of OpenSSL's functions against the real headers, used nowhere else."""
 
 from __future__ import annotations
 
