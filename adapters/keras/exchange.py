@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from sirtaki._core.current import current
-from sirtaki.common.ops import Max
+from sirtaki.common.ops import Average, Max, Sum, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet
 from sirtaki.keras.backends import Backend, Combination, Gradient
 from sirtaki.keras.compression import Compressor, NoneCompressor
@@ -181,5 +181,11 @@ def _parts(indices: list[int], variables: Sequence[Any], groups: Groups) -> list
 
 
 def combination(op: int, predivide: float, process_set: ProcessSet) -> Combination:
-    """Returns the combination of gradients; `predivide` divides before an average and multiplies after."""
-    return Combination(op, 1.0 / predivide, predivide, process_set)
+    """Returns how gradients are combined; `predivide` divides before an average, and multiplies after it.
+
+    Raises ValueError for an operation or a factor that gradients cannot be combined with.
+    """
+    if op not in (Average, Sum):
+        raise ValueError("op has to be Average or Sum: gradients of Keras can be combined in these ways only")
+    how = gradient_reduction(op, predivide)
+    return Combination(op, how.prescale, how.postscale, process_set)

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from sirtaki._core.current import current
-from sirtaki.common.ops import Average, Sum, gradient_reduction
+from sirtaki.common.ops import Average
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.keras import backends
 from sirtaki.keras.compression import Compression, Compressor
@@ -71,12 +71,12 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         NotInitializedError: init() has not been called.
     """
     _check_optimizer(optimizer)
-    _check_combination(op, gradient_predivide_factor)
+    combined = combination(op, gradient_predivide_factor, process_set)
     number = current().next_number(f"keras.optimizer.{process_set.number(current())}")
     exchange = Exchange(
         backends.find(),
         name or (f"gradient.{number}" if number else "gradient"),
-        combination(op, gradient_predivide_factor, process_set),
+        combined,
         compression,
         _checked_groups(num_groups if groups is None else groups),
         sparse_as_dense,
@@ -134,12 +134,6 @@ def _check_optimizer(optimizer: Any) -> None:
 
 def _shown(value: Any) -> str:
     return repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
-
-
-def _check_combination(op: int, predivide: float) -> None:
-    if op not in (Average, Sum):
-        raise ValueError("op has to be Average or Sum: gradients of Keras can be combined in these ways only")
-    gradient_reduction(op, predivide)
 
 
 def _checked_groups(groups: Groups) -> Groups:

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sirtaki.common.ops import Average, gradient_reduction
+from sirtaki.common.ops import Average, Reduction, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.tensorflow.compression import Compression, Compressor
 from sirtaki.tensorflow.consistency import reduce_checked
@@ -32,11 +32,12 @@ class GradientExchange:
     process_set: ProcessSet = global_process_set
     scale_local_gradients: bool = True
     is_checked: bool = True  # the sources are parameters, which must be equal on all ranks
+    _how: Reduction = field(init=False)
     _local: set[int] = field(default_factory=set)  # ids of the sources that are this rank's own
     _kept: list[Any] = field(default_factory=list)  # these sources, so that no other object gets their ids
 
     def __post_init__(self) -> None:
-        gradient_reduction(self.op, self.gradient_predivide_factor)
+        self._how = gradient_reduction(self.op, self.gradient_predivide_factor)
         if isinstance(self.groups, int) and self.groups < 0:
             raise ValueError(f"groups is {self.groups}; it takes a number of groups, or lists of variables")
 
@@ -85,13 +86,12 @@ class GradientExchange:
         return gradient / tf.cast(count, gradient.dtype)
 
     def _combined(self, gradients: list[Any]) -> list[Any]:
-        factor = self.gradient_predivide_factor
         return grouped_allreduce(
             gradients,
             compression=self.compression,
             op=self.op,
-            prescale_factor=1.0 / factor,
-            postscale_factor=factor,
+            prescale_factor=self._how.prescale,
+            postscale_factor=self._how.postscale,
             process_set=self.process_set,
         )
 
