@@ -51,4 +51,4 @@ def test_the_first_page_states_the_same_floor() -> None:
     text = (ROOT / "README.md").read_text()
     assert f"glibc {floor.show(floor.stated()['GLIBC'])}" in text
     oldest = floor.table("project", "optional-dependencies")["torch"][0].partition(">=")[2]
-    assert f"torch from {oldest} on" in text
+    assert f"torch {oldest} and newer" in text
