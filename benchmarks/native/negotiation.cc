@@ -136,15 +136,15 @@ class World {
   // Submits all gradients of a training step, after finishing the plans of the last step.
   void submit(int32_t number, Nanoseconds start) {
     Rank& rank = at(number);
-    Member& member = rank.negotiation->member();
-    for (int32_t process_set : rank.plans) member.plan_finished(process_set);
+    Negotiator& negotiator = rank.negotiation->negotiator();
+    for (int32_t process_set : rank.plans) negotiator.plan_finished(process_set);
     rank.plans.clear();
     rank.heard.clear();
     rank.missing = setting_.tensors;
     rank.busy = 0;
     Ticket ticket = 0;
-    for (const SignaturePtr& tensor : tensors_) member.submit({tensor, ++ticket}, start);
-    member.flush();
+    for (const SignaturePtr& tensor : tensors_) negotiator.submit({tensor, ++ticket}, start);
+    negotiator.flush();
     wake(number, start);
   }
 
@@ -162,16 +162,16 @@ class World {
     now_ = turn.at;
     if (rank.wakes <= now_) rank.wakes = never;
     if (rank.is_free > now_) return wake(number, rank.is_free);
-    News news;
+    NegotiationEvents events;
     const Nanoseconds begun = processor_time();
-    const Status status = rank.negotiation->pass(now_, news);
+    const Status status = rank.negotiation->pass(now_, events);
     const Nanoseconds ended = processor_time();
     must(status.is_ok(), status.text());
     const Nanoseconds looks = send_out(number, begun);
     const Nanoseconds took = std::max<Nanoseconds>(ended - begun - clock_ - looks, 0);
     rank.busy += took;
     rank.is_free = now_ + took;
-    for (const Plan& plan : news.outcome.plans) hear(rank, plan);
+    for (const Plan& plan : events.outcome.plans) hear(rank, plan);
     const Nanoseconds due = rank.negotiation->next_due();
     if (due != never) wake(number, std::max(due, rank.is_free + 1));
   }

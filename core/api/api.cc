@@ -135,15 +135,15 @@ srt_status srt_enqueue(srt_context* c, const srt_request* requests, int32_t coun
 srt_status srt_run(srt_context* c, const srt_request* requests, int32_t count, int32_t timeout_ms, srt_handle* out,
                    srt_error* error) {
   return guarded(error, [&]() -> Status {
-    SIRTAKI_TRY(c->context->enqueue(requests, count, reinterpret_cast<Ticket*>(out), Context::Manner::wait_at_once));
+    SIRTAKI_TRY(c->context->enqueue(requests, count, reinterpret_cast<Ticket*>(out), Context::WaitMode::wait_at_once));
     return c->context->wait(tickets(out), count, from_milliseconds(timeout_ms));
   });
 }
-srt_status srt_start_operations(srt_context* c, const srt_request* requests, int32_t count, srt_handle* out,
-                                srt_error* error) {
+srt_status srt_enqueue_or_complete(srt_context* c, const srt_request* requests, int32_t count, srt_handle* out,
+                                   srt_error* error) {
   return guarded(error, [&]() -> Status {
     bool have_ended = false;
-    SIRTAKI_TRY(c->context->start_operations(requests, count, reinterpret_cast<Ticket*>(out), have_ended));
+    SIRTAKI_TRY(c->context->enqueue_or_complete(requests, count, reinterpret_cast<Ticket*>(out), have_ended));
     return have_ended ? Status::ok() : Status(SRT_IN_PROGRESS, "");
   });
 }
@@ -175,7 +175,7 @@ int32_t srt_result_splits(srt_context* c, srt_handle handle, int64_t* out, int32
 int32_t srt_process_set(srt_context* c, int32_t number, int32_t* out, int32_t capacity) {
   return c->context->process_set(number, out, capacity);
 }
-void srt_place(srt_context* c, srt_topology* out) { *out = c->context->place(); }
+void srt_get_topology(srt_context* c, srt_topology* out) { *out = c->context->topology(); }
 const char* srt_handle_error(srt_context* c, srt_handle handle) {
   return c->context->error(static_cast<Ticket>(handle));
 }

@@ -18,12 +18,12 @@ void srt_set_process_context(srt_context* context) {
   const std::unique_lock lock(in_use);
   process_context = context;
 }
-srt_context* srt_hold_process_context(void) {
+srt_context* srt_acquire_process_context(void) {
   in_use.lock_shared();
   srt_context* held = process_context;
   if (!held) in_use.unlock_shared();
   return held;
 }
-void srt_let_go_of_process_context(void) { in_use.unlock_shared(); }
+void srt_release_process_context(void) { in_use.unlock_shared(); }
 
 }  // extern "C"

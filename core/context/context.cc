@@ -17,7 +17,7 @@ constexpr Nanoseconds longest_attempt = microseconds(200);  // as long as it tak
 constexpr int64_t most_attempted_elements = 16'384;
 constexpr int32_t most_attempted_requests = 16;
 
-RankPlace place_of(const srt_peer& peer) { return {printable(peer.host ? peer.host : "?", 64), peer.pid}; }
+RankLocation location_of(const srt_peer& peer) { return {printable(peer.host ? peer.host : "?", 64), peer.pid}; }
 
 bool names_gpu(const srt_request& request) { return request.struct_size >= sizeof request && request.device >= 0; }
 
@@ -35,8 +35,8 @@ bool is_small(const srt_request& request) {
   return elements <= most_attempted_elements;
 }
 
-std::string name_of(int32_t rank, const RankPlace& place) {
-  return format("rank %d (pid %d on %s)", rank, place.pid, place.host.c_str());
+std::string name_of(int32_t rank, const RankLocation& location) {
+  return format("rank %d (pid %d on %s)", rank, location.pid, location.host.c_str());
 }
 
 }  // namespace
@@ -52,17 +52,17 @@ Status Context::create(const Config& config, const srt_topology& topology, std::
 }
 
 Context::Context(const Config& config, const srt_topology& topology)
-    : config_(config), place_(topology), rank_(topology.rank), size_(topology.size),
+    : config_(config), topology_(topology), rank_(topology.rank), size_(topology.size),
       log_(static_cast<int>(config.integer(Knob::log_descriptor))), links_(topology.size),
       kernels_(choose_kernels(config.text(Knob::kernel))),
-      timeline_(rank_, name_of(rank_, place_of(topology.peers[rank_])), log_),
+      timeline_(rank_, name_of(rank_, location_of(topology.peers[rank_])), log_),
       observer_(topology.size, static_cast<size_t>(config.integer(Knob::recorder_operations)), timeline_),
       gpu_(config_), handles_(observer_), sets_(topology.size) {
-  place_.peers = nullptr;
+  topology_.peers = nullptr;
   for (int32_t rank = 0; rank < size_; ++rank) {
     const srt_peer& peer = topology.peers[rank];
-    places_.push_back(place_of(peer));
-    names_.push_back(name_of(rank, places_.back()));
+    locations_.push_back(location_of(peer));
+    names_.push_back(name_of(rank, locations_.back()));
     host_of_.push_back(peer.host_index);
     if (peer.host_index == topology.peers[rank_].host_index) local_ranks_.push_back(rank);
   }
@@ -79,37 +79,37 @@ Status Context::usable() const {
   return engine_->death().status;
 }
 
-Status Context::enqueue(const srt_request* requests, int32_t count, Ticket* out, Manner manner) {
-  if (count < 1 || !requests || !out) return {SRT_INVALID_ARGUMENT, "a batch has at least one request"};
+Status Context::enqueue(const srt_request* requests, int32_t count, Ticket* out, WaitMode wait_mode) {
+  if (count < 1 || !requests || !out) return {SRT_INVALID_ARGUMENT, "a submission has at least one request"};
   out[0] = 0;
   SIRTAKI_TRY(usable());
   Inputs inputs;
   SIRTAKI_TRY(mark_inputs(requests, count, inputs));
-  Engine::Nudge nudge = Engine::Nudge::none;
-  SIRTAKI_TRY(open_all({requests, count, out, manner}, std::move(inputs), nudge));
+  Engine::WakeHint hint = Engine::WakeHint::none;
+  SIRTAKI_TRY(open_all({requests, count, out, wait_mode}, std::move(inputs), hint));
   // The engine's thread calls hooks; a world of one starts it only now.
   const bool has_hook = std::any_of(requests, requests + count,
                                     [](const srt_request& request) { return request.on_complete != nullptr; });
   if (has_hook) std::call_once(thread_started_, [this] { engine_->start_thread(); });
-  if (manner == Manner::leave) engine_->nudge(nudge);
+  if (wait_mode == WaitMode::leave) engine_->deliver_hint(hint);
   return Status::ok();
 }
 
-Status Context::start_operations(const srt_request* requests, int32_t count, Ticket* out, bool& have_ended) {
+Status Context::enqueue_or_complete(const srt_request* requests, int32_t count, Ticket* out, bool& have_ended) {
   have_ended = false;
   const bool are_few = count >= 1 && count <= most_attempted_requests;
-  if (!are_few || !std::all_of(requests, requests + count, is_small) || !attempts_.begin()) {
+  if (!are_few || !std::all_of(requests, requests + count, is_small) || !inline_completion_.begin()) {
     SIRTAKI_TRY(enqueue(requests, count, out));
     engine_->flush();
     return Status::ok();
   }
-  const Status status = enqueue(requests, count, out, Manner::attempt);
+  const Status status = enqueue(requests, count, out, WaitMode::attempt);
   if (status.is_ok()) {
     std::ignore = wait(out, count, longest_attempt);  // each handle has its own status
     const auto lock = handles_.lock();
     have_ended = handles_.end_attempt(out, count);
   }
-  attempts_.end(have_ended);
+  inline_completion_.end(have_ended);
   if (status.is_ok() && !have_ended) engine_->flush();
   return status;
 }
@@ -140,8 +140,8 @@ Status Context::give_up(const Status& status) {
   return status;
 }
 
-Status Context::open_all(const Batch& batch, Inputs inputs, Engine::Nudge& nudge) {
-  const auto [requests, count, out, manner] = batch;
+Status Context::open_all(const Submission& submission, Inputs inputs, Engine::WakeHint& hint) {
+  const auto [requests, count, out, wait_mode] = submission;
   inputs.resize(static_cast<size_t>(count));
   const auto lock = handles_.lock();
   observer_.set_moment(now());
@@ -156,8 +156,9 @@ Status Context::open_all(const Batch& batch, Inputs inputs, Engine::Nudge& nudge
     out[0] = 0;
     return status;
   }
-  for (int32_t i = 0; i < count && manner == Manner::attempt; ++i) handles_.open_entry(out[i])->is_attempted = true;
-  nudge = engine_->submit(out, count);
+  for (int32_t i = 0; i < count && wait_mode == WaitMode::attempt; ++i)
+    handles_.open_entry(out[i])->is_attempted = true;
+  hint = engine_->submit(out, count);
   return Status::ok();
 }
 
@@ -198,7 +199,7 @@ void Context::take_back(const Ticket* handles, int32_t count) {
       handles_.forget_hook(*entry);
       if (entry->signature->kind == Kind::join) sets_.find(entry->signature->process_set)->is_joined = false;
     }
-    handles_.end(handles[i], {SRT_INVALID_ARGUMENT, "another request of the batch was refused"});
+    handles_.end(handles[i], {SRT_INVALID_ARGUMENT, "another request of the submission was refused"});
     handles_.release(handles[i]);
   }
 }
@@ -250,7 +251,7 @@ Status Context::wait_on_stream(const Ticket* handles, int32_t count, uintptr_t s
   for (const GpuEventPtr& event : events)
     if (const Status status = event->hold_back(cuda_stream); !status.is_ok()) return give_up(status);
   const auto lock = handles_.lock();
-  for (int32_t i = 0; i < count; ++i) handles_.let_go(handles[i]);
+  for (int32_t i = 0; i < count; ++i) handles_.free_early(handles[i]);
   return Status::ok();
 }
 
@@ -302,7 +303,7 @@ int32_t Context::result_splits(Ticket handle, int64_t* out, int32_t capacity) {
 int32_t Context::process_set(int32_t number, int32_t* out, int32_t capacity) {
   if (forked_) return -1;
   const auto lock = handles_.lock();
-  const KnownSet* set = sets_.find(number);
+  const ProcessSetEntry* set = sets_.find(number);
   return set ? give(set->members, out, capacity) : -1;
 }
 
@@ -354,8 +355,8 @@ void Context::fork_child() {
   if (engine_) engine_->forked();
   gpu_.forked();
   timeline_.forked();
-  if (sleeper_) sleeper_->close();
-  if (neighbours_) neighbours_->close();
+  if (event_waiter_) event_waiter_->close();
+  if (local_peers_) local_peers_->close();
   sockets_.clear();
   encrypted_.clear();
   links_.close();

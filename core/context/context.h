@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "context/attempts.h"
 #include "context/engine.h"
+#include "context/inline_completion.h"
 #include "context/submission.h"
 #include "data/operation.h"
 #include "gpu/gpu_backend.h"
@@ -29,11 +29,11 @@ class Context {
   Status start();
 
   // The caller's next step after enqueue(). One that waits at once needs neither timer nor thread.
-  enum class Manner { leave, wait_at_once, attempt };
-  Status enqueue(const srt_request* requests, int32_t count, Ticket* out, Manner manner = Manner::leave);
+  enum class WaitMode { leave, wait_at_once, attempt };
+  Status enqueue(const srt_request* requests, int32_t count, Ticket* out, WaitMode wait_mode = WaitMode::leave);
   // Enqueues for callers that have hooks and must not wait. Small operations may have ended on return (`have_ended`);
   // then no hook is called for any of them.
-  Status start_operations(const srt_request* requests, int32_t count, Ticket* out, bool& have_ended);
+  Status enqueue_or_complete(const srt_request* requests, int32_t count, Ticket* out, bool& have_ended);
   Status wait(const Ticket* handles, int32_t count, Nanoseconds timeout);
   Status wait_on_stream(const Ticket* handles, int32_t count, uintptr_t stream, Nanoseconds timeout);
   Status poll(Ticket handle);
@@ -42,7 +42,7 @@ class Context {
   int64_t result_number(Ticket handle);
   int32_t result_splits(Ticket handle, int64_t* out, int32_t capacity);
   int32_t process_set(int32_t number, int32_t* out, int32_t capacity);
-  const srt_topology& place() const { return place_; }  // without the peers
+  const srt_topology& topology() const { return topology_; }  // without the peers
   const char* error(Ticket handle);
   void release(const Ticket* handles, int32_t count);
   void flush() { engine_->flush(); }
@@ -72,13 +72,13 @@ class Context {
   using Inputs = std::vector<GpuEventPtr>;
   Status give_up(const Status& status);
   Status mark_inputs(const srt_request* requests, int32_t count, Inputs& inputs);
-  struct Batch {
+  struct Submission {
     const srt_request* requests;
     int32_t count;
     Ticket* out;
-    Manner manner;
+    WaitMode wait_mode;
   };
-  Status open_all(const Batch& batch, Inputs inputs, Engine::Nudge& nudge);
+  Status open_all(const Submission& submission, Inputs inputs, Engine::WakeHint& hint);
   Status open_one(const srt_request& request, GpuEventPtr input, Ticket& out);
   Status begin_join(const Signature& signature);
   Status check_link(int32_t peer, int fd) const;
@@ -87,10 +87,10 @@ class Context {
   void take_back(const Ticket* handles, int32_t count);
 
   Config config_;
-  srt_topology place_;
+  srt_topology topology_;
   int32_t rank_, size_;
   RankNames names_;
-  std::vector<RankPlace> places_;
+  std::vector<RankLocation> locations_;
   std::vector<int32_t> host_of_;  // by rank
   std::vector<int32_t> local_ranks_;
   Log log_;
@@ -102,20 +102,20 @@ class Context {
   Observer observer_;
   GpuChoice gpu_;
   HandleTable handles_;
-  KnownSets sets_;
-  std::unique_ptr<Neighbours> neighbours_;
+  ProcessSetTable sets_;
+  std::unique_ptr<LocalPeers> local_peers_;
   std::vector<std::unique_ptr<Backend>> extra_backends_;
   GpuBackend* gpu_backend_ = nullptr;  // nullptr where another backend was added for GPUs
   std::unique_ptr<Negotiation> negotiation_;
   std::unique_ptr<Execution> execution_;
-  std::unique_ptr<Sleeper> sleeper_;
+  std::unique_ptr<EventWaiter> event_waiter_;
   ProgramStack program_stack_;
-  std::unique_ptr<Watch> watch_;
+  std::unique_ptr<DeadlineMonitor> deadline_monitor_;
   std::unique_ptr<Heartbeat> heartbeat_;
   std::unique_ptr<FailureReport> failure_report_;
   std::unique_ptr<Engine> engine_;  // nullptr before start
   std::once_flag thread_started_;
-  Attempts attempts_;
+  InlineCompletion inline_completion_;
   bool forked_ = false;
 };
 

@@ -11,7 +11,7 @@
 namespace sirtaki {
 namespace {
 
-constexpr Nanoseconds between_looks = milliseconds(50);     // at deadlines and neighbours, while busy
+constexpr Nanoseconds between_looks = milliseconds(50);     // at deadlines and local peers, while busy
 constexpr Nanoseconds last_words = milliseconds(200);  // time to wait for a lost rank's own reason, or for a Decision
 
 }  // namespace
@@ -28,7 +28,7 @@ Engine::~Engine() {
   }
   stopping_ = true;
   if (thread_.joinable()) {
-    parts_.sleeper.ring_engine();
+    parts_.event_waiter.ring_engine();
     thread_.join();
   }
 }
@@ -43,7 +43,7 @@ void Engine::start_thread() {
 
 // ---- Callers -----------------------------------------------------------------------------------------------
 
-Engine::Nudge Engine::submit(const Ticket* handles, int32_t count) {
+Engine::WakeHint Engine::submit(const Ticket* handles, int32_t count) {
   const bool is_first = submissions_.empty();
   const int64_t before = submitted_bytes_;
   for (int32_t i = 0; i < count; ++i) {
@@ -53,22 +53,22 @@ Engine::Nudge Engine::submit(const Ticket* handles, int32_t count) {
     submitted_bytes_ += entry.signature->bytes();
   }
   has_submissions_.store(true, std::memory_order_seq_cst);
-  if (before < report_bytes_ && submitted_bytes_ >= report_bytes_) return Nudge::wake;
-  return is_first ? Nudge::arm_window : Nudge::none;
+  if (before < report_bytes_ && submitted_bytes_ >= report_bytes_) return WakeHint::wake;
+  return is_first ? WakeHint::arm_window : WakeHint::none;
 }
 
-void Engine::nudge(Nudge nudge) {
-  if (nudge == Nudge::wake) parts_.sleeper.wake();
-  if (nudge == Nudge::arm_window) parts_.sleeper.set_timer(report_window_);
+void Engine::deliver_hint(WakeHint hint) {
+  if (hint == WakeHint::wake) parts_.event_waiter.wake();
+  if (hint == WakeHint::arm_window) parts_.event_waiter.set_timer(report_window_);
 }
 
 void Engine::flush() {
   flush_wanted_.store(true, std::memory_order_seq_cst);
-  parts_.sleeper.wake();
+  parts_.event_waiter.wake();
 }
 
 bool Engine::wait(const std::function<bool()>& done, Nanoseconds deadline) {
-  parts_.sleeper.set_timer(never);  // before the flush, which then covers whatever the timer was for
+  parts_.event_waiter.set_timer(never);  // before the flush, which then covers whatever the timer was for
   flush_wanted_.store(true, std::memory_order_seq_cst);
   for (;;) {
     if (take_role()) {
@@ -79,7 +79,7 @@ bool Engine::wait(const std::function<bool()>& done, Nanoseconds deadline) {
     if (done()) return true;
     const Nanoseconds left = deadline == never ? seconds(1) : deadline - now();
     if (left <= 0) return false;
-    parts_.sleeper.wake();  // a sleeping driver has a flush to make
+    parts_.event_waiter.wake();  // a sleeping driver has a flush to make
     parts_.handles.wait(lock, std::min(left, milliseconds(100)));
     if (done()) return true;
   }
@@ -88,10 +88,10 @@ bool Engine::wait(const std::function<bool()>& done, Nanoseconds deadline) {
 void Engine::poll() {
   flush_wanted_.store(true, std::memory_order_seq_cst);
   if (!take_role()) {
-    parts_.sleeper.wake();
+    parts_.event_waiter.wake();
     return;
   }
-  parts_.sleeper.set_attention(Attention::awake);
+  parts_.event_waiter.set_attention(Attention::awake);
   pass(now());
   leave();
 }
@@ -132,7 +132,7 @@ bool Engine::pass(Nanoseconds now) {
 // ranks.
 void Engine::fail_without_memory(Nanoseconds now) {
   try {
-    return fail(failure({SRT_OUT_OF_MEMORY, "there is no memory left"}), Tell::everyone, now);
+    return fail(failure({SRT_OUT_OF_MEMORY, "there is no memory left"}), AbortScope::everyone, now);
   } catch (const std::bad_alloc&) {
     const auto lock = parts_.handles.lock();
     if (death_.status.is_ok()) death_ = {{SRT_OUT_OF_MEMORY, "no memory left"}, parts_.rank};  // needs no allocation
@@ -143,21 +143,21 @@ void Engine::fail_without_memory(Nanoseconds now) {
 bool Engine::iterate(Nanoseconds now) {
   bool moved = take_submissions(now);
   moved |= take_ready(now);
-  look_for_abort(now);
+  poll_shared_abort(now);
   if (!is_dead()) {
-    news_.clear();
-    const Status status = parts_.negotiation.pass(now, news_);
-    if (!status.is_ok()) fail(failure(status), Tell::everyone, now);
-    else act_on(news_, now);
-    heed_abort(now);
-    moved |= news_.moved;
+    events_.clear();
+    const Status status = parts_.negotiation.pass(now, events_);
+    if (!status.is_ok()) fail(failure(status), AbortScope::everyone, now);
+    else act_on(events_, now);
+    act_on_abort(now);
+    moved |= events_.moved;
   }
   if (!is_dead()) {
     const Status status = parts_.execution.advance(now, moved);
-    if (!status.is_ok()) fail(failure(status), Tell::everyone, now);
+    if (!status.is_ok()) fail(failure(status), AbortScope::everyone, now);
   }
   if (moved) moved_at_ = now;
-  if (now >= next_look_) moved |= look_around(now);
+  if (now >= next_look_) moved |= check_peers(now);
   if (is_dead()) {
     end_all_when_quiet();
     parts_.negotiation.flush_links(now);
@@ -173,7 +173,7 @@ bool Engine::take_submissions(Nanoseconds now) {
     if (flush) flush_all();
     return false;
   }
-  std::vector<Submission> submissions;
+  std::vector<QueuedRequest> submissions;
   {
     const auto lock = parts_.handles.lock();
     taken_.clear();
@@ -188,8 +188,8 @@ bool Engine::take_submissions(Nanoseconds now) {
   if (is_dead()) return true;
   if (finished_above_ >= 0) end_unplanned(nothing_is_decided());
   else
-    for (Submission& submission : submissions) {
-      if (readiness_.must_wait(submission)) readiness_.add(std::move(submission));
+    for (QueuedRequest& submission : submissions) {
+      if (input_readiness_.must_wait(submission)) input_readiness_.add(std::move(submission));
       else submit_to_member(std::move(submission.request), now);
     }
   if (flush) flush_all();
@@ -197,29 +197,29 @@ bool Engine::take_submissions(Nanoseconds now) {
 }
 
 void Engine::flush_all() {
-  parts_.negotiation.member().flush();
-  readiness_.flush();
+  parts_.negotiation.negotiator().flush();
+  input_readiness_.flush();
 }
 
 // Submits requests whose input a GPU has completed meanwhile.
 bool Engine::take_ready(Nanoseconds now) {
-  if (readiness_.is_empty()) return false;
-  if (is_dead() || finished_above_ >= 0) readiness_.clear();  // their handles have ended
-  Readiness::Taken taken;
-  const Status status = readiness_.take(taken);
-  if (!status.is_ok()) fail(failure(status), Tell::everyone, now);
+  if (input_readiness_.is_empty()) return false;
+  if (is_dead() || finished_above_ >= 0) input_readiness_.clear();  // their handles have ended
+  InputReadiness::Taken taken;
+  const Status status = input_readiness_.take(taken);
+  if (!status.is_ok()) fail(failure(status), AbortScope::everyone, now);
   if (is_dead()) return false;
   for (Request& request : taken.requests) submit_to_member(std::move(request), now);
-  if (taken.wants_flush) parts_.negotiation.member().flush();
+  if (taken.wants_flush) parts_.negotiation.negotiator().flush();
   return !taken.requests.empty();
 }
 
 void Engine::submit_to_member(Request request, Nanoseconds now) {
-  Member& member = parts_.negotiation.member();
+  Negotiator& negotiator = parts_.negotiation.negotiator();
   const Signature& signature = *request.signature;
-  const bool is_there = member.members(signature.process_set) != nullptr;
-  if (is_there && signature.kind == Kind::join) return member.join(signature.process_set, request.ticket, now);
-  if (is_there) return member.submit(std::move(request), now);
+  const bool is_there = negotiator.members(signature.process_set) != nullptr;
+  if (is_there && signature.kind == Kind::join) return negotiator.join(signature.process_set, request.ticket, now);
+  if (is_there) return negotiator.submit(std::move(request), now);
   // The set was removed since the caller submitted.
   const auto lock = parts_.handles.lock();
   const std::string text = format("process set %d was removed before '%s' took place", signature.process_set,
@@ -241,46 +241,47 @@ void Engine::settle_sets(const Outcome& outcome) {
     end(change.ticket, change.process_set);
   }
   for (const JoinDone& join : outcome.joins) {
-    if (KnownSet* set = parts_.sets.find(join.process_set)) set->is_joined = false;
+    if (ProcessSetEntry* set = parts_.sets.find(join.process_set)) set->is_joined = false;
     end(join.ticket, join.last_rank);
   }
 }
 
-void Engine::act_on(News& news, Nanoseconds now) {
-  if (news.has_reported || news.has_decided) observe(news, now);
-  for (const Refusal& refusal : news.outcome.refusals) {
+void Engine::act_on(NegotiationEvents& events, Nanoseconds now) {
+  if (events.has_reported || events.has_decided) observe(events, now);
+  for (const Refusal& refusal : events.outcome.refusals) {
     const auto lock = parts_.handles.lock();
     end_refused(refusal.ticket, refusal.status);
   }
-  for (const Plan& plan : news.outcome.plans) {
+  for (const Plan& plan : events.outcome.plans) {
     const Status status = parts_.execution.start(plan, now);
-    if (!status.is_ok()) return fail(failure(status), Tell::everyone, now);
+    if (!status.is_ok()) return fail(failure(status), AbortScope::everyone, now);
   }
-  settle_sets(news.outcome);
-  for (const Stall& stall : news.outcome.stalls) parts_.watch.say(stall);
-  if (news.outcome.is_asked) parts_.negotiation.member().answer(whereabouts());
-  if (!news.outcome.fatal.is_ok()) return fail({news.outcome.fatal, news.outcome.culprit}, Tell::everyone, now);
-  if (news.finished_above >= 0) {
-    finished_above_ = news.finished_above;
+  settle_sets(events.outcome);
+  for (const Stall& stall : events.outcome.stalls) parts_.deadline_monitor.report(stall);
+  if (events.outcome.is_asked) parts_.negotiation.negotiator().answer(describe_wait());
+  if (!events.outcome.fatal.is_ok())
+    return fail({events.outcome.fatal, events.outcome.culprit}, AbortScope::everyone, now);
+  if (events.finished_above >= 0) {
+    finished_above_ = events.finished_above;
     end_unplanned(nothing_is_decided());
   }
-  if (news.abort) hear(*news.abort, Tell::host, now);
-  for (int32_t rank : news.lost) lose(rank, now);
+  if (events.abort) receive_abort(*events.abort, AbortScope::host, now);
+  for (int32_t rank : events.lost) handle_lost_rank(rank, now);
 }
 
-void Engine::observe(const News& news, Nanoseconds now) {
+void Engine::observe(const NegotiationEvents& events, Nanoseconds now) {
   const auto lock = parts_.handles.lock();
   Observer& observer = parts_.handles.observer();
   observer.set_moment(now);
-  if (news.has_decided) observer.decision_applied();
-  for (const RankLateness& late : news.outcome.lateness) observer.set_lateness(late.rank, late.lateness);
-  if (!news.has_reported) return;
-  for (const Member::Reported& reported : parts_.negotiation.member().reported())
+  if (events.has_decided) observer.decision_applied();
+  for (const RankLateness& late : events.outcome.lateness) observer.set_lateness(late.rank, late.lateness);
+  if (!events.has_reported) return;
+  for (const Negotiator::Reported& reported : parts_.negotiation.negotiator().reported())
     if (const HandleEntry* entry = parts_.handles.open_entry(reported.ticket))
       observer.reported(entry->record, reported.by_id);
 }
 
-void Engine::look_for_abort(Nanoseconds now) {
+void Engine::poll_shared_abort(Nanoseconds now) {
   if (is_dead()) return;
   if (abort_wanted_.load(std::memory_order_relaxed)) {
     std::string reason;
@@ -289,37 +290,38 @@ void Engine::look_for_abort(Nanoseconds now) {
       reason = abort_reason_;
     }
     const Status status{SRT_ABORTED, parts_.names[static_cast<size_t>(parts_.rank)] + " gave up: " + reason};
-    return fail({status, parts_.rank, parts_.negotiation.member().last_decision()}, Tell::everyone, now);
+    return fail({status, parts_.rank, parts_.negotiation.negotiator().last_decision()}, AbortScope::everyone, now);
   }
-  if (!parts_.neighbours || heard_abort_) return;
-  const Abort abort = parts_.neighbours->read_abort();
+  if (!parts_.local_peers || received_abort_) return;
+  const Abort abort = parts_.local_peers->read_abort();
   if (abort.is_there)
-    hear({{abort.status, printable(abort.text, abort.text.size())}, abort.rank, abort.decision}, Tell::everyone, now);
+    receive_abort({{abort.status, printable(abort.text, abort.text.size())}, abort.rank, abort.decision},
+                  AbortScope::everyone, now);
 }
 
 // Records an abort, to act on it later. An abort may overtake the Decision that made its origin give up, for instance
 // because all ranks disagree: it takes another path. This rank's operations should end with what was decided.
-void Engine::hear(AbortNotice notice, Tell whom, Nanoseconds now) {
-  if (heard_abort_) return;
-  heard_abort_ = std::move(notice);
-  heard_tells_ = whom;
-  heed_abort_at_ = now + last_words;
+void Engine::receive_abort(AbortNotice notice, AbortScope scope, Nanoseconds now) {
+  if (received_abort_) return;
+  received_abort_ = std::move(notice);
+  received_scope_ = scope;
+  abort_due_at_ = now + last_words;
 }
 
-void Engine::heed_abort(Nanoseconds now) {
-  if (!heard_abort_ || is_dead()) return;
-  const bool is_behind = parts_.negotiation.member().last_decision() < heard_abort_->decision;
-  if (!is_behind || now >= heed_abort_at_) fail(*heard_abort_, heard_tells_, now);
+void Engine::act_on_abort(Nanoseconds now) {
+  if (!received_abort_ || is_dead()) return;
+  const bool is_behind = parts_.negotiation.negotiator().last_decision() < received_abort_->decision;
+  if (!is_behind || now >= abort_due_at_) fail(*received_abort_, received_scope_, now);
 }
 
 // Checks deadlines and deaths: now and then while busy, and always before sleep. Returns whether the links, which have
 // been read before, must be read again.
-bool Engine::look_around(Nanoseconds now) {
+bool Engine::check_peers(Nanoseconds now) {
   next_look_ = now + between_looks;
-  const Sleeper::Signs signs = parts_.sleeper.look();
-  for (int slot : signs.deaths) lose(parts_.neighbours->rank_in(slot), now);
+  const EventWaiter::WakeEvents events = parts_.event_waiter.take_events();
+  for (int slot : events.deaths) handle_lost_rank(parts_.local_peers->rank_in(slot), now);
   if (!is_dead()) check_deadlines(now);
-  return signs.of_links;
+  return events.of_links;
 }
 
 void Engine::check_deadlines(Nanoseconds now) {
@@ -327,13 +329,13 @@ void Engine::check_deadlines(Nanoseconds now) {
     const std::string& who = parts_.names[static_cast<size_t>(suspect_)];
     constexpr char how[] =
         "its process ended, or the connection to it broke, without a goodbye. Its own output says why";
-    return fail({{SRT_PEER_LOST, format("%s was lost: %s", who.c_str(), how)}, suspect_}, Tell::everyone, now);
+    return fail({{SRT_PEER_LOST, format("%s was lost: %s", who.c_str(), how)}, suspect_}, AbortScope::everyone, now);
   }
-  if (const int32_t gone = finished_but_awaited(); gone >= 0) lose(gone, now);
-  if (const auto silent = parts_.heartbeat.check(now)) return fail(*silent, Tell::everyone, now);
-  const auto late = parts_.watch.check(now, parts_.execution, parts_.execution.executor(), parts_.negotiation,
-                                       [this] { return oldest_waiting(); });
-  if (late) fail(*late, Tell::everyone, now);
+  if (const int32_t gone = finished_but_awaited(); gone >= 0) handle_lost_rank(gone, now);
+  if (const auto silent = parts_.heartbeat.check(now)) return fail(*silent, AbortScope::everyone, now);
+  const auto late = parts_.deadline_monitor.check(now, parts_.execution, parts_.execution.executor(),
+                                                  parts_.negotiation, [this] { return oldest_waiting(); });
+  if (late) fail(*late, AbortScope::everyone, now);
 }
 
 // Returns a rank that has said goodbye without sending the awaited bytes; -1: none. Bytes sent just before a goodbye
@@ -352,14 +354,14 @@ int32_t Engine::finished_but_awaited() const {
 // Handles the loss of a rank. A failing rank sends its reason before it exits, so the reason is awaited for a moment:
 // in this host's shared memory it is there already, and the next pass reads it; from another host it may still be in
 // transit.
-void Engine::lose(int32_t rank, Nanoseconds now) {
+void Engine::handle_lost_rank(int32_t rank, Nanoseconds now) {
   if (is_dead() || suspect_ >= 0) return;
-  look_for_abort(now);
-  heed_abort(now);
-  if (is_dead() || heard_abort_) return;
+  poll_shared_abort(now);
+  act_on_abort(now);
+  if (is_dead() || received_abort_) return;
   suspect_ = rank;
-  const bool is_neighbour = parts_.neighbours && parts_.neighbours->slot_of(rank) >= 0;
-  suspect_until_ = is_neighbour ? now + 1 : now + last_words;
+  const bool is_local = parts_.local_peers && parts_.local_peers->slot_of(rank) >= 0;
+  suspect_until_ = is_local ? now + 1 : now + last_words;
   next_look_ = std::min(next_look_, suspect_until_);
 }
 
@@ -370,9 +372,9 @@ Status Engine::nothing_is_decided() const {
 
 // Describes this rank for a peer's stall report. A pending operation counts as waited-for only if the program is inside
 // sirtaki, or its stack is unknown.
-Whereabouts Engine::whereabouts() {
+StalledRankReport Engine::describe_wait() {
   StackSample stack = parts_.program_stack.sample();
-  Whereabouts own{parts_.rank, true, {}, std::move(stack.frames)};
+  StalledRankReport own{parts_.rank, true, {}, std::move(stack.frames)};
   if (stack.is_in_sirtaki || !stack.is_known) own.waits_for = oldest_waiting();
   return own;
 }

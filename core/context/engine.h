@@ -15,31 +15,31 @@
 
 #include "base/knobs.h"
 #include "base/log.h"
+#include "context/deadline_monitor.h"
+#include "context/event_waiter.h"
 #include "context/execution.h"
 #include "context/failure_report.h"
 #include "context/handle_table.h"
 #include "context/heartbeat.h"
-#include "context/known_sets.h"
+#include "context/input_readiness.h"
 #include "context/negotiation.h"
 #include "context/polling.h"
-#include "context/readiness.h"
-#include "context/sleeper.h"
-#include "context/watch.h"
+#include "context/process_set_table.h"
 
 namespace sirtaki {
 
 struct EngineParts {
   HandleTable& handles;
-  KnownSets& sets;
+  ProcessSetTable& sets;
   Links& links;
   Negotiation& negotiation;
   Execution& execution;
-  Sleeper& sleeper;
-  Watch& watch;
+  EventWaiter& event_waiter;
+  DeadlineMonitor& deadline_monitor;
   Heartbeat& heartbeat;
   FailureReport& failure_report;
   ProgramStack& program_stack;
-  Neighbours* neighbours;  // nullptr without shared memory
+  LocalPeers* local_peers;  // nullptr without shared memory
   const RankNames& names;
   int32_t rank;
 };
@@ -52,12 +52,12 @@ class Engine {
   void start_thread();
 
   // The wake-up that a submission requires if its caller does not wait at once.
-  enum class Nudge { none, arm_window, wake };
+  enum class WakeHint { none, arm_window, wake };
 
   // Queues opened handles, in order. The caller holds the handle table's lock.
-  Nudge submit(const Ticket* handles, int32_t count);
-  // Delivers the nudge, after that lock is released.
-  void nudge(Nudge nudge);
+  WakeHint submit(const Ticket* handles, int32_t count);
+  // Delivers the hint, after that lock is released.
+  void deliver_hint(WakeHint hint);
   void flush();
 
   // Drives, or waits for the current driver, until `done` (called with the handle table's lock) or the deadline.
@@ -81,7 +81,7 @@ class Engine {
 
  private:
   // The ranks to notify of a failure: none if this rank leaves in good order; its host if all are notified anyway.
-  enum class Tell { nobody, host, everyone };
+  enum class AbortScope { nobody, host, everyone };
 
   // Makes this thread the driver, unless there is one or the engine is closed.
   bool take_role();
@@ -93,19 +93,19 @@ class Engine {
   bool take_submissions(Nanoseconds now);
   bool take_ready(Nanoseconds now);
   void flush_all();
-  void act_on(News& news, Nanoseconds now);
-  void observe(const News& news, Nanoseconds now);
+  void act_on(NegotiationEvents& events, Nanoseconds now);
+  void observe(const NegotiationEvents& events, Nanoseconds now);
   void settle_sets(const Outcome& outcome);
   void submit_to_member(Request request, Nanoseconds now);
-  void look_for_abort(Nanoseconds now);
-  void hear(AbortNotice notice, Tell whom, Nanoseconds now);
-  void heed_abort(Nanoseconds now);
-  bool look_around(Nanoseconds now);
+  void poll_shared_abort(Nanoseconds now);
+  void receive_abort(AbortNotice notice, AbortScope scope, Nanoseconds now);
+  void act_on_abort(Nanoseconds now);
+  bool check_peers(Nanoseconds now);
   void check_deadlines(Nanoseconds now);
   int32_t finished_but_awaited() const;
-  void lose(int32_t rank, Nanoseconds now);
+  void handle_lost_rank(int32_t rank, Nanoseconds now);
 
-  void fail(const AbortNotice& notice, Tell whom, Nanoseconds now);
+  void fail(const AbortNotice& notice, AbortScope scope, Nanoseconds now);
   void end_all_when_quiet();
   void end_unplanned(const Status& status);
   void end_refused(Ticket ticket, const Status& status);
@@ -126,7 +126,7 @@ class Engine {
   void run();
   bool run_completions();
   std::string oldest_waiting();
-  Whereabouts whereabouts();
+  StalledRankReport describe_wait();
 
   EngineParts parts_;
   const int64_t report_bytes_;
@@ -147,16 +147,16 @@ class Engine {
 
   // Used by the driver only.
   std::vector<Ticket> taken_;
-  Readiness readiness_;
-  News news_;
+  InputReadiness input_readiness_;
+  NegotiationEvents events_;
   Polling polling_;
   Nanoseconds next_look_ = 0, moved_at_ = 0;
   int32_t suspect_ = -1;          // a rank whose link broke: its own abort is awaited until suspect_until_
   Nanoseconds suspect_until_ = 0;
-  // An abort by another rank, acted on after a Decision that has yet to come, or at heed_abort_at_.
-  std::optional<AbortNotice> heard_abort_;
-  Tell heard_tells_ = Tell::host;
-  Nanoseconds heed_abort_at_ = 0;
+  // An abort by another rank, acted on after a Decision that has yet to come, or at abort_due_at_.
+  std::optional<AbortNotice> received_abort_;
+  AbortScope received_scope_ = AbortScope::host;
+  Nanoseconds abort_due_at_ = 0;
   bool all_ended_ = false;
   bool closed_ = false;           // shut down with its links closed: no thread drives any more
   int32_t finished_above_ = -1;   // a rank through which this one negotiated has left: nothing is decided any more

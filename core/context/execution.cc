@@ -1,6 +1,6 @@
 #include "context/execution.h"
 
-#include "context/accounting.h"
+#include "context/plan_statistics.h"
 
 namespace sirtaki {
 
@@ -61,7 +61,7 @@ void Execution::finish(const Record& record, uint32_t result, Nanoseconds moment
     }
     observer.plan_ended();
   }
-  member_.plan_finished(record.process_set);
+  negotiator_.plan_finished(record.process_set);
 }
 
 std::string Execution::tensor_of(uint64_t plan) const {

@@ -5,7 +5,7 @@
 
 #include "context/handle_table.h"
 #include "context/transfers.h"
-#include "control/member.h"
+#include "control/negotiator.h"
 #include "data/executor.h"
 #include "plan/plan.h"
 
@@ -14,8 +14,9 @@ namespace sirtaki {
 class Execution {
  public:
   // `averages_contributors`: an average divides by the members that have not joined, not by all of the process set.
-  Execution(int32_t rank, HandleTable& handles, Member& member, const GpuChoice& gpu, bool averages_contributors)
-      : handles_(handles), member_(member), maker_(rank, handles, gpu, averages_contributors) {}
+  Execution(int32_t rank, HandleTable& handles, Negotiator& negotiator, const GpuChoice& gpu,
+            bool averages_contributors)
+      : handles_(handles), negotiator_(negotiator), maker_(rank, handles, gpu, averages_contributors) {}
 
   Executor& executor() { return executor_; }
 
@@ -38,7 +39,7 @@ class Execution {
   void finish(const Record& record, uint32_t result, Nanoseconds moment);
 
   HandleTable& handles_;
-  Member& member_;
+  Negotiator& negotiator_;
   TransferMaker maker_;
   Executor executor_;
   std::unordered_map<uint64_t, Record> records_;  // by plan number

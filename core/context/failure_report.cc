@@ -46,8 +46,9 @@ void put_statistics(JsonWriter& json, const Statistics& counted, Nanoseconds now
 
 }  // namespace
 
-FailureReport::FailureReport(int32_t rank, const std::vector<RankPlace>& places, const Config& config, const Log& log)
-    : rank_(rank), places_(places), log_(log), directory_(config.text(Knob::dump_directory)) {
+FailureReport::FailureReport(int32_t rank, const std::vector<RankLocation>& locations, const Config& config,
+                             const Log& log)
+    : rank_(rank), locations_(locations), log_(log), directory_(config.text(Knob::dump_directory)) {
   if (!directory_.empty()) path_ = format("%s/rank%d.json", directory_.c_str(), rank);
 }
 
@@ -71,13 +72,13 @@ void FailureReport::write(const AbortNotice& why, const StackSample& stack, Hand
 std::string FailureReport::describe(const AbortNotice& why, const StackSample& stack, HandleTable& handles) const {
   const auto lock = handles.lock();
   const Nanoseconds moment = now();
-  const RankPlace& place = places_[static_cast<size_t>(rank_)];
+  const RankLocation& location = locations_[static_cast<size_t>(rank_)];
   std::vector<const OperationRecord*> unfinished, finished;
   handles.observer().recorder().visit(
       [&](const OperationRecord& operation) { (operation.is_open() ? unfinished : finished).push_back(&operation); });
   JsonWriter json;
-  json.begin_object().member("rank", rank_).member("size", places_.size());
-  json.member("host", place.host).member("pid", place.pid);
+  json.begin_object().member("rank", rank_).member("size", locations_.size());
+  json.member("host", location.host).member("pid", location.pid);
   json.new_line().member("status", StatusTable::name(why.status.code()));
   json.member("culprit", why.origin).member("reason", why.status.text());
   json.new_line().key("stack");

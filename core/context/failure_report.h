@@ -6,8 +6,8 @@
 
 #include "base/knobs.h"
 #include "base/log.h"
+#include "context/deadline_monitor.h"
 #include "context/handle_table.h"
-#include "context/watch.h"
 #include "observe/program_stack.h"
 
 namespace sirtaki {
@@ -15,7 +15,7 @@ namespace sirtaki {
 class FailureReport {
  public:
   // Without the setting dump_directory nothing is ever written.
-  FailureReport(int32_t rank, const std::vector<RankPlace>& places, const Config& config, const Log& log);
+  FailureReport(int32_t rank, const std::vector<RankLocation>& locations, const Config& config, const Log& log);
 
   // Removes the report of an earlier world of this rank, so that it is not mistaken for this world's.
   void forget() const;
@@ -26,7 +26,7 @@ class FailureReport {
   std::string describe(const AbortNotice& why, const StackSample& stack, HandleTable& handles) const;
 
   int32_t rank_;
-  const std::vector<RankPlace>& places_;
+  const std::vector<RankLocation>& locations_;
   const Log& log_;
   std::string directory_, path_;
 };

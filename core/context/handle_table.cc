@@ -23,8 +23,8 @@ size_t HandleTable::NameHash::operator()(const NameKey& key) const {
 Ticket HandleTable::open(HandleEntry entry) {
   uint32_t index;
   if (free_.empty()) {
-    index = static_cast<uint32_t>(places_.size());
-    places_.emplace_back();
+    index = static_cast<uint32_t>(slots_.size());
+    slots_.emplace_back();
   } else {
     index = free_.back();
     free_.pop_back();
@@ -32,36 +32,36 @@ Ticket HandleTable::open(HandleEntry entry) {
   const Signature& signature = *entry.signature;
   entry.record =
       observer_.submitted({signature.name, kind_name(signature.kind), signature.process_set, signature.bytes()});
-  places_[index].entry = std::make_unique<HandleEntry>(std::move(entry));
+  slots_[index].entry = std::make_unique<HandleEntry>(std::move(entry));
   ++unfinished_;
-  if (places_[index].entry->on_complete) ++hooks_;
+  if (slots_[index].entry->on_complete) ++hooks_;
   // 31 bits of generation keep the handle a positive int64.
-  const Ticket handle = static_cast<Ticket>(places_[index].generation & 0x7fffffff) << 32 | (index + 1);
-  memory_.add(handle, places_[index].entry->memory_use());
+  const Ticket handle = static_cast<Ticket>(slots_[index].generation & 0x7fffffff) << 32 | (index + 1);
+  memory_.add(handle, slots_[index].entry->memory_use());
   return handle;
 }
 
-HandleTable::Place* HandleTable::place_of(Ticket handle) {
+HandleTable::Slot* HandleTable::slot_of(Ticket handle) {
   const uint64_t index = (handle & 0xffffffff) - 1;
-  if (index >= places_.size()) return nullptr;
-  Place& place = places_[index];
-  return place.entry && (place.generation & 0x7fffffff) == handle >> 32 ? &place : nullptr;
+  if (index >= slots_.size()) return nullptr;
+  Slot& slot = slots_[index];
+  return slot.entry && (slot.generation & 0x7fffffff) == handle >> 32 ? &slot : nullptr;
 }
 
 HandleEntry* HandleTable::find(Ticket handle) {
-  Place* place = place_of(handle);
-  return place && !place->entry->released ? place->entry.get() : nullptr;
+  Slot* slot = slot_of(handle);
+  return slot && !slot->entry->released ? slot->entry.get() : nullptr;
 }
 
 HandleEntry* HandleTable::open_entry(Ticket handle) {
-  Place* place = place_of(handle);
-  return place && !place->entry->finished ? place->entry.get() : nullptr;
+  Slot* slot = slot_of(handle);
+  return slot && !slot->entry->finished ? slot->entry.get() : nullptr;
 }
 
 void HandleTable::end(Ticket handle, const Status& status) {
-  Place* place = place_of(handle);
-  if (!place || place->entry->finished) return;
-  HandleEntry& entry = *place->entry;
+  Slot* slot = slot_of(handle);
+  if (!slot || slot->entry->finished) return;
+  HandleEntry& entry = *slot->entry;
   entry.finished = true;
   --unfinished_;
   entry.status = status;
@@ -69,7 +69,7 @@ void HandleTable::end(Ticket handle, const Status& status) {
   observer_.ended(entry.record, entry.planned, status.code());
   if (!status.is_ok()) entry.error = with_name(*entry.signature, status.text());
   if (!entry.is_attempted) call_hook(entry);
-  let_go_of(entry, handle);
+  free_name_and_memory(entry, handle);
   if (waiters_) changed_.notify_all();
   if (entry.released) discard(handle);
 }
@@ -96,13 +96,13 @@ void HandleTable::forget_hook(HandleEntry& entry) {
   entry.on_complete = nullptr;
 }
 
-void HandleTable::let_go(Ticket handle) {
-  if (HandleEntry* entry = find(handle)) let_go_of(*entry, handle);
+void HandleTable::free_early(Ticket handle) {
+  if (HandleEntry* entry = find(handle)) free_name_and_memory(*entry, handle);
 }
 
-void HandleTable::let_go_of(HandleEntry& entry, Ticket handle) {
-  if (entry.has_let_go) return;
-  entry.has_let_go = true;
+void HandleTable::free_name_and_memory(HandleEntry& entry, Ticket handle) {
+  if (entry.is_freed) return;
+  entry.is_freed = true;
   memory_.remove(handle, entry.memory_use());
   pass_name_on(entry, handle);
 }
@@ -116,25 +116,25 @@ void HandleTable::release(Ticket handle) {
 }
 
 void HandleTable::discard(Ticket handle) {
-  Place* place = place_of(handle);
-  place->entry.reset();
-  ++place->generation;
-  if ((place->generation & 0x7fffffff) == 0) ++place->generation;
+  Slot* slot = slot_of(handle);
+  slot->entry.reset();
+  ++slot->generation;
+  if ((slot->generation & 0x7fffffff) == 0) ++slot->generation;
   free_.push_back(static_cast<uint32_t>((handle & 0xffffffff) - 1));
 }
 
 std::vector<Ticket> HandleTable::unfinished() const {
   std::vector<Ticket> open;
-  for (size_t i = 0; i < places_.size(); ++i)
-    if (places_[i].entry && !places_[i].entry->finished)
-      open.push_back(static_cast<Ticket>(places_[i].generation & 0x7fffffff) << 32 | (i + 1));
+  for (size_t i = 0; i < slots_.size(); ++i)
+    if (slots_[i].entry && !slots_[i].entry->finished)
+      open.push_back(static_cast<Ticket>(slots_[i].generation & 0x7fffffff) << 32 | (i + 1));
   return open;
 }
 
 bool HandleTable::is_name_taken(const Signature& signature) const { return names_.contains(key_of(signature)); }
 
 void HandleTable::take_name(Ticket handle) {
-  HandleEntry& entry = *place_of(handle)->entry;
+  HandleEntry& entry = *slot_of(handle)->entry;
   const auto [holder, is_free] = names_.try_emplace(key_of(*entry.signature), Holder{handle, {}});
   entry.has_turn = is_free;
   if (!is_free) holder->second.behind.push_back(handle);
@@ -154,7 +154,7 @@ void HandleTable::pass_name_on(const HandleEntry& entry, Ticket handle) {
     const Ticket next = behind.front();
     behind.erase(behind.begin());
     if (!open_entry(next)) continue;
-    HandleEntry& successor = *place_of(next)->entry;
+    HandleEntry& successor = *slot_of(next)->entry;
     names_.emplace(key_of(*successor.signature), Holder{next, std::move(behind)});
     successor.has_turn = true;
     turns_.push_back(next);

@@ -42,7 +42,7 @@ struct HandleEntry {
   uint64_t record = 0;          // the observer's record
   bool has_turn = false;        // whether it holds its name; else it waits for another operation of that name
   bool planned = false, finished = false, released = false;
-  bool has_let_go = false;      // whether its name and memory are free for reuse
+  bool is_freed = false;      // whether its name and memory are free for reuse
   Status status;
   std::string error;            // the status' text, with this operation's name
   uint32_t result = 0;          // SRT_RESULT_*
@@ -83,7 +83,7 @@ class HandleTable {
   HandleEntry* open_entry(Ticket handle);               // includes released ones that have not ended
   void end(Ticket handle, const Status& status);  // idempotent; wakes waiters, frees name and memory
   // Frees name and memory before the operation has ended, for a caller whose stream waits for it.
-  void let_go(Ticket handle);
+  void free_early(Ticket handle);
   void release(Ticket handle);
   std::vector<Ticket> unfinished() const;
   bool any_unfinished() const { return unfinished_ > 0; }
@@ -121,7 +121,7 @@ class HandleTable {
   struct NameHash {
     size_t operator()(const NameKey& key) const;
   };
-  struct Place {
+  struct Slot {
     std::unique_ptr<HandleEntry> entry;
     uint32_t generation = 1;
   };
@@ -132,9 +132,9 @@ class HandleTable {
   };
 
   static NameKey key_of(const Signature& signature) { return {signature.process_set, signature.kind, signature.name}; }
-  Place* place_of(Ticket handle);
+  Slot* slot_of(Ticket handle);
   void call_hook(HandleEntry& entry);
-  void let_go_of(HandleEntry& entry, Ticket handle);
+  void free_name_and_memory(HandleEntry& entry, Ticket handle);
   void pass_name_on(const HandleEntry& entry, Ticket handle);
   void discard(Ticket handle);
 
@@ -144,7 +144,7 @@ class HandleTable {
   int waiters_ = 0;
   int64_t unfinished_ = 0;
   bool has_missed_peer_ = false;  // an operation has ended because a rank that it needs had finished
-  std::vector<Place> places_;
+  std::vector<Slot> slots_;
   std::vector<uint32_t> free_;
   std::unordered_map<NameKey, Holder, NameHash> names_;
   std::vector<Ticket> turns_;  // operations whose name has become free

@@ -15,7 +15,7 @@ std::optional<AbortNotice> Heartbeat::check(Nanoseconds now) {
   if (!limit_ || now < next_) return std::nullopt;
   next_ = now + between_looks;
   const std::vector<int32_t> before = std::exchange(suspects_, {});
-  for (const Links::Entry& entry : links_.all()) {
+  for (const Links::PeerLink& entry : links_.all()) {
     const Nanoseconds silence = entry.link->silence();
     if (silence < std::max(limit_, least_limit)) continue;
     suspects_.push_back(entry.peer);

@@ -50,12 +50,12 @@ std::optional<AbortNotice> decode_abort(std::span<const uint8_t> bytes) {
 }  // namespace
 
 Negotiation::Negotiation(NegotiationParts parts, const Config& config)
-    : rank_(parts.rank), names_(parts.names), links_(parts.links), neighbours_(parts.neighbours),
+    : rank_(parts.rank), names_(parts.names), links_(parts.links), local_peers_(parts.local_peers),
       parent_rank_(parts.tree.parent(rank_)), subtree_(parts.tree.subtree(rank_)), finished_(parts.names.size()),
       lost_(parts.names.size()) {
   const auto size = static_cast<int32_t>(names_.size());
   const auto cache_capacity = static_cast<uint32_t>(config.integer(Knob::cache_capacity));
-  member_ = std::make_unique<Member>(rank_, size, report_rule(config), cache_capacity);
+  negotiator_ = std::make_unique<Negotiator>(rank_, size, report_rule(config), cache_capacity);
   if (rank_ == coordinator_rank)
     coordinator_ = std::make_unique<Coordinator>(names_, coordinator_rules(config), leaders(parts.tree));
   else parent_ = links_.control(parent_rank_);
@@ -65,19 +65,19 @@ Negotiation::Negotiation(NegotiationParts parts, const Config& config)
     relay_ = std::make_unique<Relay>(subtree_, size, RelayRule{}, cache_capacity);
 }
 
-Status Negotiation::pass(Nanoseconds now, News& news) {
-  for (const Links::Entry& entry : links_.all()) {
-    const Status status = take_frames(entry, now, news);
+Status Negotiation::pass(Nanoseconds now, NegotiationEvents& events) {
+  for (const Links::PeerLink& entry : links_.all()) {
+    const Status status = take_frames(entry, now, events);
     if (!status.is_ok()) return {status.code(), status.text(), entry.peer};
   }
-  SIRTAKI_TRY(report(now, news));
-  relay(now, news);
-  SIRTAKI_TRY(decide(now, news));
-  send_out(now, news);
+  SIRTAKI_TRY(report(now, events));
+  relay(now, events);
+  SIRTAKI_TRY(decide(now, events));
+  send_out(now, events);
   return Status::ok();
 }
 
-Status Negotiation::take_frames(const Links::Entry& entry, Nanoseconds now, News& news) {
+Status Negotiation::take_frames(const Links::PeerLink& entry, Nanoseconds now, NegotiationEvents& events) {
   Link& link = *entry.link;
   if (entry.is_ring && !link.readable()) return Status::ok();
   for (;;) {
@@ -88,19 +88,20 @@ Status Negotiation::take_frames(const Links::Entry& entry, Nanoseconds now, News
       continue;
     }
     if (frame->header.kind == FrameKind::data) break;  // for an operation that runs, or will run
-    SIRTAKI_TRY(take_frame(entry, *frame, now, news));
+    SIRTAKI_TRY(take_frame(entry, *frame, now, events));
     link.pop();
-    news.moved = true;
+    events.moved = true;
   }
   const auto index = static_cast<size_t>(entry.peer);
   if (link.is_ended() && !has_finished(entry.peer) && !lost_[index]) {
     lost_[index] = true;
-    news.lost.push_back(entry.peer);
+    events.lost.push_back(entry.peer);
   }
   return Status::ok();
 }
 
-Status Negotiation::take_frame(const Links::Entry& entry, const Frame& frame, Nanoseconds now, News& news) {
+Status Negotiation::take_frame(const Links::PeerLink& entry, const Frame& frame, Nanoseconds now,
+                               NegotiationEvents& events) {
   const int32_t peer = entry.peer;
   const bool is_parent = entry.link.get() == parent_;
   switch (frame.header.kind) {
@@ -109,19 +110,19 @@ Status Negotiation::take_frame(const Links::Entry& entry, const Frame& frame, Na
       if (child(peer)) return take_report(peer, frame, now);
       break;
     case FrameKind::decision:
-      if (is_parent) return take_decision(frame.body, now, news);
+      if (is_parent) return take_decision(frame.body, now, events);
       break;
     case FrameKind::abort:
       if (auto notice = decode_abort(frame.body)) {
-        if (!news.abort) news.abort = std::move(notice);
+        if (!events.abort) events.abort = std::move(notice);
         return Status::ok();
       }
       break;
-    case FrameKind::goodbye: take_goodbye(entry, news); return Status::ok();
+    case FrameKind::goodbye: take_goodbye(entry, events); return Status::ok();
     case FrameKind::cut_off:
       if (!is_parent || frame.body.size() != sizeof(int32_t)) break;
-      news.finished_above = Reader(frame.body).get<int32_t>();
-      if (news.finished_above < 0 || static_cast<size_t>(news.finished_above) >= names_.size()) break;
+      events.finished_above = Reader(frame.body).get<int32_t>();
+      if (events.finished_above < 0 || static_cast<size_t>(events.finished_above) >= names_.size()) break;
       tell_children(FrameKind::cut_off, frame.body);
       return Status::ok();
     case FrameKind::data: break;
@@ -144,22 +145,22 @@ Status Negotiation::take_report(int32_t peer, const Frame& frame, Nanoseconds no
 }
 
 // Applies a Decision. It is forwarded first, because the ranks below wait for it, too.
-Status Negotiation::take_decision(std::span<const uint8_t> decision, Nanoseconds now, News& news) {
+Status Negotiation::take_decision(std::span<const uint8_t> decision, Nanoseconds now, NegotiationEvents& events) {
   heard_ = now;
-  news.has_decided = true;
+  events.has_decided = true;
   if (relay_) {
     tell_children(FrameKind::decision, decision);
-    send_out(now, news);
+    send_out(now, events);
     SIRTAKI_TRY(relay_->pass(decision));
   }
-  return member_->apply(decision, news.outcome);
+  return negotiator_->apply(decision, events.outcome);
 }
 
 // Handles a goodbye. It counts on the link that carried what comes before it: the peer's data, or its Decisions.
-void Negotiation::take_goodbye(const Links::Entry& entry, News& news) {
+void Negotiation::take_goodbye(const Links::PeerLink& entry, NegotiationEvents& events) {
   if (!entry.is_ring || !links_.data(entry.peer)) finished_[static_cast<size_t>(entry.peer)] = true;
   if (entry.link.get() != parent_) return;
-  news.finished_above = entry.peer;
+  events.finished_above = entry.peer;
   scratch_.clear();
   Writer(scratch_).put(entry.peer);
   tell_children(FrameKind::cut_off, scratch_);
@@ -176,11 +177,11 @@ const Negotiation::Child* Negotiation::child(int32_t rank) const {
 }
 
 // Reports what is due. A question that crossed this rank's goodbye is not answered any more.
-Status Negotiation::report(Nanoseconds now, News& news) {
-  if (has_left_ || member_->report_due() > now) return Status::ok();
+Status Negotiation::report(Nanoseconds now, NegotiationEvents& events) {
+  if (has_left_ || negotiator_->report_due() > now) return Status::ok();
   scratch_.clear();
-  member_->report(scratch_);
-  news.moved = news.has_reported = true;
+  negotiator_->report(scratch_);
+  events.moved = events.has_reported = true;
   if (coordinator_) return coordinator_->merge(rank_, scratch_, now);
   reported_ = now;
   if (relay_) return relay_->merge(rank_, scratch_, now);
@@ -189,53 +190,53 @@ Status Negotiation::report(Nanoseconds now, News& news) {
 }
 
 // Reports on behalf of the ranks below.
-void Negotiation::relay(Nanoseconds now, News& news) {
+void Negotiation::relay(Nanoseconds now, NegotiationEvents& events) {
   if (!relay_ || relay_->report_due() > now) return;
   scratch_.clear();
   relay_->report(now, scratch_);
   parent_->send({.kind = FrameKind::aggregate}, scratch_);
-  news.moved = true;
+  events.moved = true;
 }
 
-Status Negotiation::decide(Nanoseconds now, News& news) {
+Status Negotiation::decide(Nanoseconds now, NegotiationEvents& events) {
   if (!coordinator_) return Status::ok();
   scratch_.clear();
   if (!coordinator_->decide(now, scratch_)) return Status::ok();
   tell_children(FrameKind::decision, scratch_);
-  send_out(now, news);
-  news.moved = news.has_decided = true;
+  send_out(now, events);
+  events.moved = events.has_decided = true;
   heard_ = now;
-  return member_->apply(scratch_, news.outcome);
+  return negotiator_->apply(scratch_, events.outcome);
 }
 
-void Negotiation::send_out(Nanoseconds now, News& news) {
-  for (const Links::Entry& entry : links_.all()) {
+void Negotiation::send_out(Nanoseconds now, NegotiationEvents& events) {
+  for (const Links::PeerLink& entry : links_.all()) {
     if (!entry.link->unsent() || !entry.link->flush()) continue;
-    news.moved = true;
-    if (entry.is_ring) neighbours_->frames_sent(neighbours_->slot_of(entry.peer), now);
+    events.moved = true;
+    if (entry.is_ring) local_peers_->frames_sent(local_peers_->slot_of(entry.peer), now);
   }
 }
 
 void Negotiation::flush_links(Nanoseconds now) {
-  News unused;
+  NegotiationEvents unused;
   send_out(now, unused);
 }
 
 bool Negotiation::has_finished(int32_t rank) const {
   if (finished_[static_cast<size_t>(rank)] || links_.data(rank)) return finished_[static_cast<size_t>(rank)];
-  const int slot = neighbours_ ? neighbours_->slot_of(rank) : -1;
-  return slot >= 0 && neighbours_->has_finished(slot);
+  const int slot = local_peers_ ? local_peers_->slot_of(rank) : -1;
+  return slot >= 0 && local_peers_->has_finished(slot);
 }
 
 Nanoseconds Negotiation::next_due() const {
-  return std::min(member_->report_due(), coordinator_ ? coordinator_->next_deadline() : relay_due());
+  return std::min(negotiator_->report_due(), coordinator_ ? coordinator_->next_deadline() : relay_due());
 }
 
 // Sends this rank's goodbye to the negotiation. This rank made the bytes itself, so merging them succeeds.
 void Negotiation::leave(Nanoseconds now) {
   if (std::exchange(has_left_, true)) return;
   scratch_.clear();
-  member_->goodbye(scratch_);
+  negotiator_->goodbye(scratch_);
   if (coordinator_) std::ignore = coordinator_->merge(rank_, scratch_, now);
   else if (relay_) std::ignore = relay_->merge(rank_, scratch_, now);
   else parent_->send({.kind = FrameKind::report}, scratch_);
@@ -244,18 +245,18 @@ void Negotiation::leave(Nanoseconds now) {
 void Negotiation::say_goodbye(Nanoseconds now) {
   leave(now);
   if (relay_) {
-    relay_->let_go();
-    News unused;
+    relay_->release_all();
+    NegotiationEvents unused;
     relay(now, unused);
   }
-  for (const Links::Entry& entry : links_.all()) entry.link->send({.kind = FrameKind::goodbye}, {});
+  for (const Links::PeerLink& entry : links_.all()) entry.link->send({.kind = FrameKind::goodbye}, {});
   flush_links(now);
 }
 
 void Negotiation::send_abort(const AbortNotice& notice, Nanoseconds now) {
   scratch_.clear();
   encode_abort(notice, scratch_);
-  for (const Links::Entry& entry : links_.all()) entry.link->send({.kind = FrameKind::abort}, scratch_);
+  for (const Links::PeerLink& entry : links_.all()) entry.link->send({.kind = FrameKind::abort}, scratch_);
   flush_links(now);
 }
 

@@ -8,12 +8,12 @@
 
 #include "base/knobs.h"
 #include "control/coordinator.h"
-#include "control/member.h"
+#include "control/negotiator.h"
 #include "control/relay.h"
 #include "control/tree.h"
 #include "data/link_operation.h"
 #include "transport/links.h"
-#include "transport/neighbours.h"
+#include "transport/local_peers.h"
 
 namespace sirtaki {
 
@@ -27,12 +27,12 @@ struct AbortNotice {
 };
 
 // The results of one pass.
-struct News {
+struct NegotiationEvents {
   Outcome outcome;
   std::optional<AbortNotice> abort;
   std::vector<int32_t> lost;  // ranks whose link ended without a goodbye
   int32_t finished_above = -1;  // a rank on the path to the coordinator, or the coordinator, that has left
-  bool has_reported = false;  // Member::reported() has the details
+  bool has_reported = false;  // Negotiator::reported() has the details
   bool has_decided = false;  // a Decision was applied
   bool moved = false;
 
@@ -50,18 +50,18 @@ struct NegotiationParts {
   const RankNames& names;
   ControlTree tree;
   Links& links;
-  Neighbours* neighbours;  // nullptr without shared memory
+  LocalPeers* local_peers;  // nullptr without shared memory
 };
 
 class Negotiation {
  public:
   Negotiation(NegotiationParts parts, const Config& config);
 
-  Member& member() { return *member_; }
-  const Member& member() const { return *member_; }
+  Negotiator& negotiator() { return *negotiator_; }
+  const Negotiator& negotiator() const { return *negotiator_; }
 
   // Receives frames, makes and applies reports and Decisions, sends frames. Never blocks.
-  Status pass(Nanoseconds now, News& news);
+  Status pass(Nanoseconds now, NegotiationEvents& events);
 
   // Returns when pass() has to be called even if nothing arrives; relay_due(): because of what is held for other ranks.
   Nanoseconds next_due() const;
@@ -91,27 +91,27 @@ class Negotiation {
     RankBits subtree;
   };
 
-  Status take_frames(const Links::Entry& entry, Nanoseconds now, News& news);
-  Status take_frame(const Links::Entry& entry, const Frame& frame, Nanoseconds now, News& news);
+  Status take_frames(const Links::PeerLink& entry, Nanoseconds now, NegotiationEvents& events);
+  Status take_frame(const Links::PeerLink& entry, const Frame& frame, Nanoseconds now, NegotiationEvents& events);
   Status take_report(int32_t peer, const Frame& frame, Nanoseconds now);
-  Status take_decision(std::span<const uint8_t> decision, Nanoseconds now, News& news);
-  void take_goodbye(const Links::Entry& entry, News& news);
-  Status report(Nanoseconds now, News& news);
-  void relay(Nanoseconds now, News& news);
-  Status decide(Nanoseconds now, News& news);
+  Status take_decision(std::span<const uint8_t> decision, Nanoseconds now, NegotiationEvents& events);
+  void take_goodbye(const Links::PeerLink& entry, NegotiationEvents& events);
+  Status report(Nanoseconds now, NegotiationEvents& events);
+  void relay(Nanoseconds now, NegotiationEvents& events);
+  Status decide(Nanoseconds now, NegotiationEvents& events);
   void tell_children(FrameKind kind, std::span<const uint8_t> body);
   const Child* child(int32_t rank) const;
-  void send_out(Nanoseconds now, News& news);
+  void send_out(Nanoseconds now, NegotiationEvents& events);
 
   int32_t rank_;
   const RankNames& names_;
   Links& links_;
-  Neighbours* neighbours_;
+  LocalPeers* local_peers_;
   Link* parent_ = nullptr;  // nullptr: this is the coordinator
   int32_t parent_rank_;
   std::vector<Child> children_;  // by rank
   std::vector<int32_t> subtree_;
-  std::unique_ptr<Member> member_;
+  std::unique_ptr<Negotiator> negotiator_;
   std::unique_ptr<Coordinator> coordinator_;  // on the coordinator's rank only
   std::unique_ptr<Relay> relay_;  // on other ranks with children
   std::vector<bool> finished_, lost_;  // by rank

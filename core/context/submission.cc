@@ -70,7 +70,7 @@ std::string list(const std::vector<int32_t>& ranks) {
 }
 
 Status check_process_set(const Caller& caller, const Signature& signature) {
-  const KnownSet* set = caller.sets.find(signature.process_set);
+  const ProcessSetEntry* set = caller.sets.find(signature.process_set);
   if (!set) return refuse(signature.name, format("there is no process set %d", signature.process_set));
   if (!set->has(caller.rank))
     return refuse(
@@ -87,7 +87,7 @@ Status check_process_set(const Caller& caller, const Signature& signature) {
 }
 
 Status check_rank(const Signature& signature, const char* role, int32_t rank, const Caller& caller) {
-  const KnownSet& set = *caller.sets.find(signature.process_set);
+  const ProcessSetEntry& set = *caller.sets.find(signature.process_set);
   if (set.has(rank)) return Status::ok();
   if (rank < 0 || rank >= caller.world_size)
     return refuse(signature.name,
@@ -96,7 +96,7 @@ Status check_rank(const Signature& signature, const char* role, int32_t rank, co
 }
 
 // Fills in the splits. Without given ones the tensor is cut into equal parts.
-Status fill_splits(const srt_request& request, const KnownSet& set, Signature& signature) {
+Status fill_splits(const srt_request& request, const ProcessSetEntry& set, Signature& signature) {
   const auto members = static_cast<int64_t>(set.members.size());
   const int64_t rows = signature.shape.front();
   if (!request.splits) {
@@ -160,7 +160,7 @@ Status check_memory(const srt_request& request, const Caller& caller, const Sign
 }
 
 Status check_kind(const srt_request& request, const Caller& caller, Signature& signature) {
-  const KnownSet& set = *caller.sets.find(signature.process_set);
+  const ProcessSetEntry& set = *caller.sets.find(signature.process_set);
   if (reduces(signature.kind)) SIRTAKI_TRY(check_reduction(request, signature));
   if (signature.kind == Kind::broadcast) SIRTAKI_TRY(check_rank(signature, "root rank", request.root, caller));
   if (signature.kind == Kind::send) {

@@ -3,7 +3,7 @@
 
 #include "base/status.h"
 #include "context/handle_table.h"
-#include "context/known_sets.h"
+#include "context/process_set_table.h"
 #include "sirtaki.h"
 
 namespace sirtaki {
@@ -11,7 +11,7 @@ namespace sirtaki {
 // The rank that makes a request. The handle table's lock guards it.
 struct Caller {
   int32_t rank, world_size;
-  KnownSets& sets;
+  ProcessSetTable& sets;
   HandleTable& handles;
 };
 

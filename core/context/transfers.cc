@@ -41,7 +41,7 @@ Status TransferMaker::make(const Plan& plan, Transfer& transfer) {
   transfer.root = index_of(plan.members, first.root);
   for (const PlannedTensor& tensor : plan.tensors) {
     Status status;
-    const Share share{tensor, take_entry(tensor, status)};
+    const TensorShare share{tensor, take_entry(tensor, status)};
     if (status.is_ok() && share.entry) transfer.device = share.entry->signature->device;  // each rank numbers its own
     if (!status.is_ok()) return status;
     switch (plan.kind) {
@@ -65,14 +65,14 @@ HandleEntry* TransferMaker::take_entry(const PlannedTensor& tensor, Status& stat
 }
 
 // Adds a whole tensor. Plan and request are equal, but a joined rank has no tensor.
-void TransferMaker::add_whole(const Share& share, Transfer& transfer) {
+void TransferMaker::add_whole(const TensorShare& share, Transfer& transfer) {
   const int64_t bytes = share.tensor.signature->bytes();
   transfer.buffer.add(share.input(), share.output(), bytes);
   transfer.tensor_bytes.push_back(bytes);
   if (share.entry) describe(*share.entry->signature, share.entry->output, share.entry->described);
 }
 
-void TransferMaker::add_scattered(const Share& share, Transfer& transfer) {
+void TransferMaker::add_scattered(const TensorShare& share, Transfer& transfer) {
   const Signature& signature = *share.tensor.signature;
   const size_t members = transfer.members.size();
   transfer.outgoing.resize(members);
@@ -88,7 +88,7 @@ void TransferMaker::add_scattered(const Share& share, Transfer& transfer) {
 }
 
 // Allocates the output, once its number of rows is known.
-Status TransferMaker::allocate(const Share& share, int64_t rows) {
+Status TransferMaker::allocate(const TensorShare& share, int64_t rows) {
   if (!share.entry) return Status::ok();
   HandleEntry& entry = *share.entry;
   describe_rows(*share.tensor.signature, rows, 0, entry.described);
@@ -114,7 +114,7 @@ Status TransferMaker::allocate_memory(HandleEntry& entry) const {
   return Status::ok();
 }
 
-Status TransferMaker::add_gathered(const Share& share, Transfer& transfer) {
+Status TransferMaker::add_gathered(const TensorShare& share, Transfer& transfer) {
   const std::vector<int64_t>& rows = share.tensor.rows;
   int64_t total = 0;
   for (int64_t count : rows) total += count;
@@ -131,7 +131,7 @@ Status TransferMaker::add_gathered(const Share& share, Transfer& transfer) {
   return Status::ok();
 }
 
-void TransferMaker::add_sent(const Share& share, Transfer& transfer) {
+void TransferMaker::add_sent(const TensorShare& share, Transfer& transfer) {
   const Signature& signature = *share.tensor.signature;
   const size_t from = index_of(transfer.members, signature.root);
   const size_t to = index_of(transfer.members, signature.destination);
@@ -144,7 +144,7 @@ void TransferMaker::add_sent(const Share& share, Transfer& transfer) {
   if (share.entry) describe(signature, share.entry->output, share.entry->described);
 }
 
-Status TransferMaker::add_exchanged(const Share& share, Transfer& transfer) {
+Status TransferMaker::add_exchanged(const TensorShare& share, Transfer& transfer) {
   const size_t members = transfer.members.size(), own = transfer.own;
   const int64_t row_bytes = share.tensor.signature->row_bytes();
   const auto rows = [&](size_t from, size_t to) { return share.tensor.rows[from * members + to]; };

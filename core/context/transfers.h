@@ -17,7 +17,7 @@ class TransferMaker {
 
  private:
   // A tensor of the plan, and this rank's entry for it; nullptr where the rank has joined.
-  struct Share {
+  struct TensorShare {
     const PlannedTensor& tensor;
     HandleEntry* entry;
     const uint8_t* input() const { return entry ? reinterpret_cast<const uint8_t*>(entry->input) : nullptr; }
@@ -25,12 +25,12 @@ class TransferMaker {
   };
 
   HandleEntry* take_entry(const PlannedTensor& tensor, Status& status);
-  void add_whole(const Share& share, Transfer& transfer);
-  void add_scattered(const Share& share, Transfer& transfer);
-  void add_sent(const Share& share, Transfer& transfer);
-  Status add_gathered(const Share& share, Transfer& transfer);
-  Status add_exchanged(const Share& share, Transfer& transfer);
-  Status allocate(const Share& share, int64_t rows);
+  void add_whole(const TensorShare& share, Transfer& transfer);
+  void add_scattered(const TensorShare& share, Transfer& transfer);
+  void add_sent(const TensorShare& share, Transfer& transfer);
+  Status add_gathered(const TensorShare& share, Transfer& transfer);
+  Status add_exchanged(const TensorShare& share, Transfer& transfer);
+  Status allocate(const TensorShare& share, int64_t rows);
   Status allocate_memory(HandleEntry& entry) const;
 
   int32_t rank_;

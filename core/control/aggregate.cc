@@ -36,9 +36,9 @@ Arrivals get_arrivals(Reader& reader, Nanoseconds now) {
 }
 
 // A reader of reporting ranks, which checks that they belong to the subtree.
-class SpeakerReader {
+class SendersReader {
  public:
-  SpeakerReader(Reader& reader, const RankBits& subtree, Nanoseconds now)
+  SendersReader(Reader& reader, const RankBits& subtree, Nanoseconds now)
       : reader_(reader), subtree_(subtree), now_(now) {}
 
   void get_ranks(RankRuns& ranks) {
@@ -47,7 +47,7 @@ class SpeakerReader {
     if (!is_known_) reader_.fail();
   }
 
-  void get(Aggregate::Speakers& by) {
+  void get(Aggregate::Senders& by) {
     get_ranks(by.ranks);
     get_ranks(by.absent);
     by.arrivals = get_arrivals(reader_, now_);
@@ -61,7 +61,7 @@ class SpeakerReader {
   bool is_known_ = true;
 };
 
-void put_speakers(Writer& writer, const Aggregate::Speakers& by, Nanoseconds now) {
+void put_senders(Writer& writer, const Aggregate::Senders& by, Nanoseconds now) {
   by.ranks.put(writer);
   by.absent.put(writer);
   put_arrivals(writer, by.arrivals, now);
@@ -110,9 +110,9 @@ SignaturePtr with_share(const SignaturePtr& signature, const RowShare& share) {
 
 void Aggregate::clear() {
   reached.clear();
-  batches.clear();
+  cached_requests.clear();
   full_requests.clear();
-  remarks.clear();
+  notices.clear();
 }
 
 void encode(const Aggregate& aggregate, Nanoseconds now, Bytes& out) {
@@ -121,40 +121,40 @@ void encode(const Aggregate& aggregate, Nanoseconds now, Bytes& out) {
     writer.put(reached.decision);
     reached.ranks.put(writer);
   });
-  put_each(writer, aggregate.batches, [&](const Aggregate::Batch& batch) {
-    put_speakers(writer, batch.by, now);
-    put_list(writer, batch.ids);
+  put_each(writer, aggregate.cached_requests, [&](const Aggregate::CachedRequests& cached) {
+    put_senders(writer, cached.by, now);
+    put_list(writer, cached.ids);
   });
   put_each(writer, aggregate.full_requests, [&](const Aggregate::FullRequest& request) {
-    put_speakers(writer, request.by, now);
+    put_senders(writer, request.by, now);
     put_full_request(writer, request);
   });
-  put_each(writer, aggregate.remarks, [&](const Aggregate::Remarked& remarked) {
-    writer.put(remarked.rank);
-    put_remarks(writer, remarked.remarks);
+  put_each(writer, aggregate.notices, [&](const Aggregate::NoticesOfRank& entry) {
+    writer.put(entry.rank);
+    put_notices(writer, entry.notices);
   });
 }
 
 bool decode(std::span<const uint8_t> bytes, const RankBits& subtree, Nanoseconds now, Aggregate& aggregate) {
   Reader reader(bytes);
-  SpeakerReader speakers(reader, subtree, now);
+  SendersReader senders(reader, subtree, now);
   get_each(reader, aggregate.reached, [&](Aggregate::Reached& reached) {
     reached.decision = reader.get<uint64_t>();
-    speakers.get_ranks(reached.ranks);
+    senders.get_ranks(reached.ranks);
   });
-  get_each(reader, aggregate.batches, [&](Aggregate::Batch& batch) {
-    speakers.get(batch.by);
-    reader.get_all_into(batch.ids);
+  get_each(reader, aggregate.cached_requests, [&](Aggregate::CachedRequests& cached) {
+    senders.get(cached.by);
+    reader.get_all_into(cached.ids);
   });
   get_each(reader, aggregate.full_requests, [&](Aggregate::FullRequest& request) {
-    speakers.get(request.by);
+    senders.get(request.by);
     get_full_request(reader, request);
   });
-  get_each(reader, aggregate.remarks, [&](Aggregate::Remarked& remarked) {
-    remarked.rank = reader.get<int32_t>();
-    const bool is_known = remarked.rank >= 0 && remarked.rank < subtree.capacity() && subtree.has(remarked.rank);
+  get_each(reader, aggregate.notices, [&](Aggregate::NoticesOfRank& entry) {
+    entry.rank = reader.get<int32_t>();
+    const bool is_known = entry.rank >= 0 && entry.rank < subtree.capacity() && subtree.has(entry.rank);
     if (!is_known) return reader.fail();
-    get_remarks(reader, remarked.remarks);
+    get_notices(reader, entry.notices);
   });
   return reader.ok() && reader.at_end();
 }

@@ -27,17 +27,17 @@ SignaturePtr with_share(const SignaturePtr& signature, const RowShare& share);
 
 struct Aggregate {
   // Ranks that report the same, and when they did, in this host's time.
-  struct Speakers {
+  struct Senders {
     RankRuns ranks;
     RankRuns absent;                     // the ranks among these that have nothing to give
     Arrivals arrivals;
   };
-  struct Batch {
-    Speakers by;
+  struct CachedRequests {
+    Senders by;
     std::vector<CacheId> ids;
   };
   struct FullRequest {
-    Speakers by;
+    Senders by;
     SignaturePtr signature;
     std::vector<RowShare> shares;        // ragged kinds only: one per rank, in their order
   };
@@ -45,16 +45,16 @@ struct Aggregate {
     uint64_t decision = 0;
     RankRuns ranks;
   };
-  struct Remarked {
+  struct NoticesOfRank {
     int32_t rank = 0;
-    Remarks remarks;
+    RankNotices notices;
   };
 
-  // The order matters: a rank's remarks apply to the requests that precede them.
+  // The order matters: a rank's notices apply to the requests that precede them.
   std::vector<Reached> reached;
-  std::vector<Batch> batches;
+  std::vector<CachedRequests> cached_requests;
   std::vector<FullRequest> full_requests;
-  std::vector<Remarked> remarks;
+  std::vector<NoticesOfRank> notices;
 
   void clear();
 };

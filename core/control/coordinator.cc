@@ -20,7 +20,7 @@ Coordinator::State::State(std::vector<std::string> rank_names, CoordinatorRules 
     : names(std::move(rank_names)), rules(coordinator_rules), sets(static_cast<int32_t>(names.size())),
       table(static_cast<int32_t>(names.size()), rules.cache_capacity),
       stalls(rules.stall_report, rules.stall_deadline, std::move(leaders)), lateness(names.size()),
-      reporters(names.size()), speakers(static_cast<int32_t>(names.size())),
+      reporters(names.size()), senders(static_cast<int32_t>(names.size())),
       absentees(static_cast<int32_t>(names.size())) {}
 
 Status Coordinator::State::merge(int32_t rank, Nanoseconds now) {
@@ -43,7 +43,7 @@ Status Coordinator::State::reach(int32_t rank, uint64_t last_decision) {
 
 // Submits a request by id. A retired id is dropped: the Decision that retired it makes the rank ask again, in full.
 Status Coordinator::State::submit_by_id(int32_t rank, CacheId id, bool absent, Nanoseconds moment) {
-  Entry* entry = table.find(id);
+  OperationEntry* entry = table.find(id);
   if (!entry) {
     if (!table.was_issued(id)) return nonsense_report("an unknown cache id");
     ++reporters[static_cast<size_t>(rank)].lapsed;
@@ -73,11 +73,11 @@ Status Coordinator::State::submit_in_full(int32_t rank, const Report::FullReques
     return nonsense_report("a send between ranks of which it is none, or that are not members");
   if (signature.kind == Kind::send && signature.group_id != 0)
     return nonsense_report("a send in a group of all members");
-  Entry& entry = table.find_or_create(key_of(signature), *set);
+  OperationEntry& entry = table.find_or_create(key_of(signature), *set);
   return submit(entry, {rank, request.signature, rows_of(signature), request.absent}, moment);
 }
 
-Status Coordinator::State::submit(Entry& entry, const Submission& submission, Nanoseconds moment) {
+Status Coordinator::State::submit(OperationEntry& entry, const RankSubmission& submission, Nanoseconds moment) {
   const int32_t rank = submission.rank;
   const Signature& signature = *submission.signature;
   if (entry.submitted.has(rank) || entry.set->joined.has(rank))
@@ -105,7 +105,7 @@ Status Coordinator::State::submit(Entry& entry, const Submission& submission, Na
 }
 
 // Opens an entry with its first request; returns false if this is a later request that does not agree with it.
-bool Coordinator::State::propose(Entry& entry, const SignaturePtr& signature, Nanoseconds moment) {
+bool Coordinator::State::propose(OperationEntry& entry, const SignaturePtr& signature, Nanoseconds moment) {
   if (!entry.is_pending()) {
     table.open(entry, signature);
     stalls.begun(moment);
@@ -116,16 +116,16 @@ bool Coordinator::State::propose(Entry& entry, const SignaturePtr& signature, Na
 }
 
 // Records when submissions arrived; called after they were added.
-void Coordinator::State::arrive(Entry& entry, const Arrivals& arrivals) {
+void Coordinator::State::arrive(OperationEntry& entry, const Arrivals& arrivals) {
   entry.arrivals.merge(arrivals);
   const Arrivals& all = entry.arrivals;
   if (entry.submissions > 1 && entry.is_complete()) lateness.was_last(all.last_rank, all.latest - all.before_latest);
-  if (entry.next_stall_report && entry.is_complete()) tell_end_of_stall(entry, decision);
+  if (entry.next_stall_report && entry.is_complete()) report_end_of_stall(entry, decision);
   consider(entry);
 }
 
 // Marks an entry to be examined, if it may be settled now.
-void Coordinator::State::consider(Entry& entry) {
+void Coordinator::State::consider(OperationEntry& entry) {
   if (entry.is_candidate) return;
   const bool may_settle = entry.is_complete() || entry.is_broken() || entry.same_name != &entry;
   if (!may_settle) return;
@@ -133,23 +133,23 @@ void Coordinator::State::consider(Entry& entry) {
   candidates.push_back(&entry);
 }
 
-// Takes in a rank's remarks; called after its requests.
-Status Coordinator::State::take(int32_t rank, Remarks& remarks, Nanoseconds now) {
+// Takes in a rank's notices; called after its requests.
+Status Coordinator::State::take(int32_t rank, RankNotices& notices, Nanoseconds now) {
   Reporter& reporter = reporters[static_cast<size_t>(rank)];
   if (reporter.has_finished) return nonsense_report("it has said goodbye before");
-  reporter.lapsed -= remarks.lapsed;
+  reporter.lapsed -= notices.lapsed;
   if (reporter.lapsed < 0) return nonsense_report("it counts more lapsed cache ids than there were");
-  reporter.waiting_joins.insert(reporter.waiting_joins.end(), remarks.joined.begin(), remarks.joined.end());
+  reporter.waiting_joins.insert(reporter.waiting_joins.end(), notices.joined.begin(), notices.joined.end());
   if (reporter.lapsed == 0) {
     for (int32_t process_set : reporter.waiting_joins) SIRTAKI_TRY(join(rank, process_set, now));
     reporter.waiting_joins.clear();
   }
-  if (remarks.whereabouts) {
-    remarks.whereabouts->rank = rank;
-    remarks.whereabouts->leader = -1;
-    stalls.answered(std::move(*remarks.whereabouts));
+  if (notices.wait_report) {
+    notices.wait_report->rank = rank;
+    notices.wait_report->leader = -1;
+    stalls.answered(std::move(*notices.wait_report));
   }
-  if (remarks.goodbye) finish(rank);
+  if (notices.goodbye) finish(rank);
   return {};
 }
 

@@ -8,7 +8,7 @@ namespace sirtaki {
 namespace {
 
 struct OpenPlan {
-  const Entry* first;
+  const OperationEntry* first;
   size_t index;
   int64_t bytes;
 };
@@ -21,7 +21,7 @@ bool are_of_one_pair(const Signature& x, const Signature& y) {
 }
 
 // Returns the bytes that a plan moves for an entry: the whole result of a ragged kind.
-int64_t bytes_of(const Entry& entry) {
+int64_t bytes_of(const OperationEntry& entry) {
   const Signature& proposed = *entry.proposed;
   if (!is_ragged(entry.kind)) return proposed.bytes();
   int64_t rows = 0;
@@ -30,9 +30,9 @@ int64_t bytes_of(const Entry& entry) {
   return __builtin_mul_overflow(rows, proposed.row_bytes(), &rows) ? never : rows;
 }
 
-bool is_untouched(const Entry& entry) { return entry.absences == entry.submissions; }
+bool is_untouched(const OperationEntry& entry) { return entry.absences == entry.submissions; }
 
-bool fits_with(const Entry& a, const Entry& b) {
+bool fits_with(const OperationEntry& a, const OperationEntry& b) {
   const Signature& x = *a.proposed;
   const Signature& y = *b.proposed;
   if (a.set != b.set || a.kind != b.kind || !same_kind_of_device(x, y) || a.submissions != b.submissions ||
@@ -53,7 +53,7 @@ bool goes_before(const ReadyEntry& a, const ReadyEntry& b) {
 }
 
 // Returns the plan to which an entry is added: an open one into which it fits, else a new one.
-size_t choose_plan(const Entry& entry, int64_t threshold, std::vector<OpenPlan>& open,
+size_t choose_plan(const OperationEntry& entry, int64_t threshold, std::vector<OpenPlan>& open,
                    std::vector<DecidedPlan>& plans) {
   const int64_t bytes = is_fusible(entry.kind) ? bytes_of(entry) : 0;
   const bool may_share = is_fusible(entry.kind) && bytes < threshold;

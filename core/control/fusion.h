@@ -4,13 +4,13 @@
 #include <vector>
 
 #include "control/messages.h"
-#include "control/pending.h"
+#include "control/operation_table.h"
 
 namespace sirtaki {
 
 // An agreed entry on its way into a plan.
 struct ReadyEntry {
-  Entry* entry;
+  OperationEntry* entry;
   PlanItem item;
 };
 

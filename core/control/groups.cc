@@ -22,7 +22,7 @@ Status Groups::submitted(const ProcessSet& set, int32_t rank, const Signature& s
     return cause;
   }
   if (group.shares.empty()) group.shares.resize(set.members.size());
-  Share& share = group.shares[position];
+  RankProgress& share = group.shares[position];
   if (share.expected && share.submitted >= share.expected) {
     return Status(SRT_MISMATCH,
                   format("group %lld has %d tensors already, so '%.160s' cannot be one of them; a group "
@@ -34,17 +34,17 @@ Status Groups::submitted(const ProcessSet& set, int32_t rank, const Signature& s
   return {};
 }
 
-void Groups::add(Entry& entry, int64_t group_id) {
-  std::vector<Entry*>& entries = groups_[{entry.set->number, group_id}].entries;
+void Groups::add(OperationEntry& entry, int64_t group_id) {
+  std::vector<OperationEntry*>& entries = groups_[{entry.set->number, group_id}].entries;
   const bool is_new = !entry.is_pending() || std::find(entries.begin(), entries.end(), &entry) == entries.end();
   if (is_new) entries.push_back(&entry);
 }
 
-void Groups::agreed(Entry& entry, std::vector<Entry*>& complete) {
+void Groups::agreed(OperationEntry& entry, std::vector<OperationEntry*>& complete) {
   const Key key{entry.set->number, entry.proposed->group_id};
   Group& group = groups_[key];
   if (++group.agreed < static_cast<size_t>(entry.proposed->group_size)) return;
-  std::erase_if(group.entries, [&](Entry* member) {
+  std::erase_if(group.entries, [&](OperationEntry* member) {
     if (member->is_agreed) complete.push_back(member);
     return member->is_agreed;
   });
@@ -53,7 +53,7 @@ void Groups::agreed(Entry& entry, std::vector<Entry*>& complete) {
   drop_if_empty(key);
 }
 
-void Groups::refused(const Entry& culprit, const Status& cause, std::vector<Entry*>& refused) {
+void Groups::refused(const OperationEntry& culprit, const Status& cause, std::vector<OperationEntry*>& refused) {
   const auto refuse = [&](const Signature& signature) {
     const Key key{culprit.set->number, signature.group_id};
     const auto found = groups_.find(key);
@@ -62,15 +62,16 @@ void Groups::refused(const Entry& culprit, const Status& cause, std::vector<Entr
     drop_if_empty(key);
   };
   refuse(*culprit.proposed);
-  for (const Entry::Dissent& dissent : culprit.dissents) refuse(*dissent.signature);
+  for (const OperationEntry::Dissent& dissent : culprit.dissents) refuse(*dissent.signature);
 }
 
-void Groups::refuse_group(Group& group, const Entry& culprit, const Status& cause, std::vector<Entry*>& refused) {
+void Groups::refuse_group(Group& group, const OperationEntry& culprit, const Status& cause,
+                          std::vector<OperationEntry*>& refused) {
   refused.insert(refused.end(), group.entries.begin(), group.entries.end());
   const ProcessSet& set = *culprit.set;
   Refused& record = group.refused.emplace_back(Refused{cause, std::vector<int32_t>(set.members.size(), 0)});
   for (size_t i = 0; i < set.members.size(); ++i) {
-    const Share share = group.shares.empty() ? Share{} : group.shares[i];
+    const RankProgress share = group.shares.empty() ? RankProgress{} : group.shares[i];
     if (!set.joined.has(set.members[i])) record.owed[i] = debt_of(set.members[i], share, culprit);
   }
   drop_settled(group);
@@ -82,17 +83,17 @@ void Groups::refuse_group(Group& group, const Entry& culprit, const Status& caus
 // Returns how many tensors of the culprit's group a rank has yet to submit. A rank that submitted the culprit in
 // another group, or in none, does not take part in this group; a rank that submitted it for another kind of operation
 // does, with the rest.
-int32_t Groups::debt_of(int32_t rank, const Share& share, const Entry& culprit) {
+int32_t Groups::debt_of(int32_t rank, const RankProgress& share, const OperationEntry& culprit) {
   if (share.expected == 0 && culprit.submitted.has(rank)) return 0;
   int32_t owed = (share.expected ? share.expected : culprit.proposed->group_size) - share.submitted;
-  for (const Entry* other = culprit.same_name; other != &culprit; other = other->same_name) {
+  for (const OperationEntry* other = culprit.same_name; other != &culprit; other = other->same_name) {
     if (!other->is_pending() || !other->submitted.has(rank)) continue;
     if (other->signature_of(rank).group_id != culprit.proposed->group_id) --owed;
   }
   return std::max(owed, 0);
 }
 
-RankBits Groups::missing(const Entry& entry) const {
+RankBits Groups::missing(const OperationEntry& entry) const {
   RankBits ranks = entry.missing();
   const auto found = groups_.find({entry.set->number, entry.proposed->group_id});
   if (found == groups_.end()) return ranks;

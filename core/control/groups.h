@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "control/pending.h"
+#include "control/operation_table.h"
 
 namespace sirtaki {
 
@@ -16,17 +16,17 @@ class Groups {
   Status submitted(const ProcessSet& set, int32_t rank, const Signature& signature);
 
   // Records a pending entry that a rank requested as a member of this group.
-  void add(Entry& entry, int64_t group_id);
+  void add(OperationEntry& entry, int64_t group_id);
 
   // Records that all ranks agree on an entry. Appends the group's entries to `complete` if it was the last one.
-  void agreed(Entry& entry, std::vector<Entry*>& complete);
+  void agreed(OperationEntry& entry, std::vector<OperationEntry*>& complete);
 
   // Records that an entry is refused. Appends the entries that share a group with it to `refused`, and remembers the
   // cause for the ranks that have yet to submit members of these groups.
-  void refused(const Entry& culprit, const Status& cause, std::vector<Entry*>& refused);
+  void refused(const OperationEntry& culprit, const Status& cause, std::vector<OperationEntry*>& refused);
 
   // Returns the ranks that an agreed entry's group waits for.
-  RankBits missing(const Entry& entry) const;
+  RankBits missing(const OperationEntry& entry) const;
 
   // Records that a rank has joined: it will submit no more, and owes nothing.
   void rank_joined(const ProcessSet& set, int32_t rank);
@@ -46,7 +46,7 @@ class Groups {
     }
   };
   // The part of a group that one rank has submitted.
-  struct Share {
+  struct RankProgress {
     int32_t expected = 0;               // 0: unknown before the rank's first submission
     int32_t submitted = 0;
   };
@@ -56,15 +56,16 @@ class Groups {
     std::vector<int32_t> owed;          // by member position: number of further tensors to refuse
   };
   struct Group {
-    std::vector<Entry*> entries;
-    std::vector<Share> shares;          // by member position
+    std::vector<OperationEntry*> entries;
+    std::vector<RankProgress> shares;          // by member position
     size_t agreed = 0;
     std::vector<Refused> refused;       // the earliest first
   };
 
-  static int32_t debt_of(int32_t rank, const Share& share, const Entry& culprit);
+  static int32_t debt_of(int32_t rank, const RankProgress& share, const OperationEntry& culprit);
   static void drop_settled(Group& group);
-  void refuse_group(Group& group, const Entry& culprit, const Status& cause, std::vector<Entry*>& refused);
+  void refuse_group(Group& group, const OperationEntry& culprit, const Status& cause,
+                    std::vector<OperationEntry*>& refused);
   void drop_if_empty(const Key& key);
 
   std::unordered_map<Key, Group, KeyHash> groups_;

@@ -5,7 +5,7 @@
 namespace sirtaki {
 namespace {
 
-constexpr uint8_t says_goodbye = 1, says_where = 2;  // flags of remarks
+constexpr uint8_t has_goodbye = 1, has_wait_report = 2;  // flags of notices
 
 srt_status get_status(Reader& reader) {
   const auto code = reader.get<srt_status>();
@@ -21,7 +21,7 @@ void put_stall(Writer& writer, const Stall& stall) {
   put_list(writer, stall.missing);
   put_list(writer, stall.waiting);
   writer.put(stall.seconds);
-  put_each(writer, stall.whereabouts, [&](const Whereabouts& one) { put_whereabouts(writer, one); });
+  put_each(writer, stall.rank_reports, [&](const StalledRankReport& one) { put_rank_report(writer, one); });
 }
 
 void get_stall(Reader& reader, Stall& stall) {
@@ -32,7 +32,7 @@ void get_stall(Reader& reader, Stall& stall) {
   stall.missing = reader.get_all<int32_t>();
   stall.waiting = reader.get_all<int32_t>();
   stall.seconds = reader.get<int64_t>();
-  get_each(reader, stall.whereabouts, [&](Whereabouts& one) { get_whereabouts(reader, one); });
+  get_each(reader, stall.rank_reports, [&](StalledRankReport& one) { get_rank_report(reader, one); });
 }
 
 void put_lateness(Writer& writer, const RankLateness& late) {
@@ -119,42 +119,42 @@ void get_endings(Reader& reader, Decision& decision) {
 
 }  // namespace
 
-void Remarks::clear() {
+void RankNotices::clear() {
   goodbye = false;
   lapsed = 0;
   joined.clear();
-  whereabouts.reset();
+  wait_report.reset();
 }
 
-void Remarks::append(Remarks later) {
+void RankNotices::append(RankNotices later) {
   goodbye |= later.goodbye;
   lapsed += later.lapsed;
   joined.insert(joined.end(), later.joined.begin(), later.joined.end());
-  if (later.whereabouts) whereabouts = std::move(later.whereabouts);
+  if (later.wait_report) wait_report = std::move(later.wait_report);
 }
 
 void Report::clear() {
-  Remarks::clear();
+  RankNotices::clear();
   last_decision = 0;
   present.clear();
   absent.clear();
   full_requests.clear();
 }
 
-void put_remarks(Writer& writer, const Remarks& remarks) {
-  writer.put<uint8_t>((remarks.goodbye ? says_goodbye : 0) | (remarks.whereabouts ? says_where : 0));
-  writer.put(remarks.lapsed);
-  put_list(writer, remarks.joined);
-  if (remarks.whereabouts) put_whereabouts(writer, *remarks.whereabouts);
+void put_notices(Writer& writer, const RankNotices& notices) {
+  writer.put<uint8_t>((notices.goodbye ? has_goodbye : 0) | (notices.wait_report ? has_wait_report : 0));
+  writer.put(notices.lapsed);
+  put_list(writer, notices.joined);
+  if (notices.wait_report) put_rank_report(writer, *notices.wait_report);
 }
 
-void get_remarks(Reader& reader, Remarks& remarks) {
+void get_notices(Reader& reader, RankNotices& notices) {
   const auto flags = reader.get<uint8_t>();
-  remarks.goodbye = flags & says_goodbye;
-  remarks.lapsed = reader.get<uint32_t>();
-  reader.get_all_into(remarks.joined);
-  remarks.whereabouts.reset();
-  if (flags & says_where) get_whereabouts(reader, remarks.whereabouts.emplace());
+  notices.goodbye = flags & has_goodbye;
+  notices.lapsed = reader.get<uint32_t>();
+  reader.get_all_into(notices.joined);
+  notices.wait_report.reset();
+  if (flags & has_wait_report) get_rank_report(reader, notices.wait_report.emplace());
 }
 
 void encode(const Report& report, Bytes& out) {
@@ -166,7 +166,7 @@ void encode(const Report& report, Bytes& out) {
     put_signature(writer, *request.signature);
     writer.put<uint8_t>(request.absent);
   });
-  put_remarks(writer, report);
+  put_notices(writer, report);
 }
 
 bool decode(std::span<const uint8_t> bytes, Report& report) {
@@ -179,7 +179,7 @@ bool decode(std::span<const uint8_t> bytes, Report& report) {
     request.signature = get_signature(reader);
     request.absent = reader.get<uint8_t>() != 0;
   });
-  get_remarks(reader, report);
+  get_notices(reader, report);
   return reader.ok() && reader.at_end();
 }
 

@@ -17,20 +17,20 @@ namespace sirtaki {
 constexpr size_t longest_text = 1'500;  // bytes, of a status text in a Decision
 
 // A rank's statements besides its requests. They apply to what the rank has requested before.
-struct Remarks {
+struct RankNotices {
   bool goodbye = false;
   uint32_t lapsed = 0;               // ids reported earlier that were retired before they were merged: each was
                                      // requested again in full, or its process set is gone
   std::vector<int32_t> joined;       // process sets
-  std::optional<Whereabouts> whereabouts;  // the answer to Decision.asked
+  std::optional<StalledRankReport> wait_report;  // the answer to Decision.asked
 
-  bool are_none() const { return !goodbye && !lapsed && joined.empty() && !whereabouts; }
+  bool are_none() const { return !goodbye && !lapsed && joined.empty() && !wait_report; }
   void clear();
-  void append(Remarks later);        // `later` is from the same rank
+  void append(RankNotices later);        // `later` is from the same rank
 };
 
 // A message from a rank to the coordinator, or to the leader that reports for it.
-struct Report : Remarks {
+struct Report : RankNotices {
   struct FullRequest {
     SignaturePtr signature;
     bool absent = false;
@@ -103,8 +103,8 @@ struct Decision {
   void clear();
 };
 
-void put_remarks(Writer& writer, const Remarks& remarks);
-void get_remarks(Reader& reader, Remarks& remarks);
+void put_notices(Writer& writer, const RankNotices& notices);
+void get_notices(Reader& reader, RankNotices& notices);
 
 void encode(const Report& report, Bytes& out);
 void encode(const Decision& decision, Bytes& out);

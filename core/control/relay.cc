@@ -111,15 +111,15 @@ void Relay::State::release(RelayedOperation& operation) {
   released.push_back(&operation);
 }
 
-void Relay::State::take(int32_t rank, Remarks said) {
+void Relay::State::take(int32_t rank, RankNotices said) {
   if (said.are_none()) return;
   for (int32_t number : said.joined)
     if (RelayedSet* set = find_set(number)) set->joined.add(place_of(rank));
   if (said.goodbye) finished.add(place_of(rank));
-  remarks[rank].append(std::move(said));
+  notices[rank].append(std::move(said));
 }
 
-HeldRequest Relay::State::local(const Aggregate::Speakers& by) const {
+HeldRequest Relay::State::local(const Aggregate::Senders& by) const {
   HeldRequest request(places);
   by.ranks.for_each([&](int32_t rank) { request.by.add(place_of(rank)); });
   by.absent.for_each([&](int32_t rank) { request.absent.add(place_of(rank)); });
@@ -133,13 +133,13 @@ Status Relay::State::merge(Nanoseconds now) {
       heard.add(place_of(rank));
       reached[static_cast<size_t>(place_of(rank))] = said.decision;
     });
-  for (const Aggregate::Batch& said : aggregate.batches) {
+  for (const Aggregate::CachedRequests& said : aggregate.cached_requests) {
     const HeldRequest request = local(said.by);
     for (CacheId id : said.ids) SIRTAKI_TRY(hold_by_id(id, request, now));
   }
   for (const Aggregate::FullRequest& said : aggregate.full_requests)
     SIRTAKI_TRY(hold_in_full(said.signature, said.shares, local(said.by), now));
-  for (Aggregate::Remarked& said : aggregate.remarks) take(said.rank, std::move(said.remarks));
+  for (Aggregate::NoticesOfRank& said : aggregate.notices) take(said.rank, std::move(said.notices));
   return {};
 }
 
@@ -166,11 +166,11 @@ Status Relay::State::merge_report(int32_t rank, Nanoseconds now) {
 
 // ---- Outgoing reports --------------------------------------------------------------------------------------
 
-// Releases what was held for long enough, and what a rank's remarks apply to, or change.
+// Releases what was held for long enough, and what a rank's notices apply to, or change.
 void Relay::State::release_due(Nanoseconds now) {
-  if (remarks.empty() && (held.empty() || now - held.front().oldest < rule.hold)) return;
+  if (notices.empty() && (held.empty() || now - held.front().oldest < rule.hold)) return;
   RankBits urgent(places);
-  for (const auto& [rank, said] : remarks) urgent.add(place_of(rank));
+  for (const auto& [rank, said] : notices) urgent.add(place_of(rank));
   for (RelayedOperation& operation : held)
     if (now - operation.oldest >= rule.hold || operation.held.overlaps(urgent) || is_complete(operation))
       release(operation);
@@ -189,7 +189,7 @@ void Relay::State::give(RelayedOperation& operation) {
   }
   for (HeldFullRequest& request : operation.in_full) {
     Aggregate::FullRequest& given = aggregate.full_requests.emplace_back();
-    given.by = speakers(request);
+    given.by = senders(request);
     given.signature = std::move(request.signature);
     for (auto& [place, share] : request.shares) given.shares.push_back(std::move(share));
   }
@@ -204,21 +204,21 @@ void Relay::State::give(RelayedOperation& operation) {
 
 // Adds an id to the aggregate. Ids that the same ranks have requested at the same time share one batch.
 void Relay::State::give_id(CacheId id, const HeldRequest& request) {
-  const bool is_same = !aggregate.batches.empty() && request.by == batch.by && request.absent == batch.absent &&
+  const bool is_same = !aggregate.cached_requests.empty() && request.by == batch.by && request.absent == batch.absent &&
                        request.arrivals == batch.arrivals;
   if (!is_same) {
     batch = request;
-    aggregate.batches.push_back({speakers(request), {}});
+    aggregate.cached_requests.push_back({senders(request), {}});
   }
-  aggregate.batches.back().ids.push_back(id);
+  aggregate.cached_requests.back().ids.push_back(id);
 }
 
-Aggregate::Speakers Relay::State::speakers(const HeldRequest& request) const {
-  Aggregate::Speakers speakers;
-  request.by.for_each([&](int32_t place) { speakers.ranks.add(rank_in(place)); });
-  request.absent.for_each([&](int32_t place) { speakers.absent.add(rank_in(place)); });
-  speakers.arrivals = request.arrivals;
-  return speakers;
+Aggregate::Senders Relay::State::senders(const HeldRequest& request) const {
+  Aggregate::Senders senders;
+  request.by.for_each([&](int32_t place) { senders.ranks.add(rank_in(place)); });
+  request.absent.for_each([&](int32_t place) { senders.absent.add(rank_in(place)); });
+  senders.arrivals = request.arrivals;
+  return senders;
 }
 
 void Relay::State::give_reached() {
@@ -246,7 +246,7 @@ Status Relay::merge_aggregate(const RankBits& subtree, std::span<const uint8_t> 
 
 Nanoseconds Relay::report_due() const {
   const State& state = *state_;
-  if (!state.released.empty() || !state.lapsed.empty() || !state.remarks.empty()) return 0;
+  if (!state.released.empty() || !state.lapsed.empty() || !state.notices.empty()) return 0;
   return state.held.empty() ? never : state.held.front().oldest + state.rule.hold;
 }
 
@@ -260,12 +260,12 @@ void Relay::report(Nanoseconds now, Bytes& out) {
   state.released.clear();
   for (const auto& [id, request] : state.lapsed) state.give_id(id, request);
   state.lapsed.clear();
-  for (auto& [rank, remarks] : state.remarks) aggregate.remarks.push_back({rank, std::move(remarks)});
-  state.remarks.clear();
+  for (auto& [rank, notices] : state.notices) aggregate.notices.push_back({rank, std::move(notices)});
+  state.notices.clear();
   encode(aggregate, now, out);
 }
 
-void Relay::let_go() {
+void Relay::release_all() {
   State& state = *state_;
   state.rule.hold = 0;
   RankBits cut_off(state.places);
@@ -273,7 +273,7 @@ void Relay::let_go() {
     if (!set.members.has(own_place)) cut_off |= set.members;
   cut_off -= state.finished;
   cut_off.for_each([&](int32_t place) {
-    Remarks goodbye;
+    RankNotices goodbye;
     goodbye.goodbye = true;
     state.take(state.rank_in(place), std::move(goodbye));
   });

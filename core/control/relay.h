@@ -1,5 +1,5 @@
 // The relay of a leader: it gathers the reports of the ranks below into one aggregate for its own parent, so that a
-// step in which all ranks do the same is reported upwards once. Free of I/O, threads and clocks, like Member and
+// step in which all ranks do the same is reported upwards once. Free of I/O, threads and clocks, like Negotiator and
 // Coordinator.
 //
 // A request is held until every rank of the subtree that takes part has made it. It is sent up earlier when a rank
@@ -46,7 +46,7 @@ class Relay {
 
   // Stops relaying, because this rank leaves; nothing is held from now on. Descendants that would continue in their own
   // process sets are reported as leaving too: no news can reach them, and peers would otherwise wait indefinitely.
-  void let_go();
+  void release_all();
 
  private:
   struct State;

@@ -63,10 +63,10 @@ struct Relay::State {
   Status hold_in_full(const SignaturePtr& signature, std::span<const RowShare> shares, const HeldRequest& request,
                       Nanoseconds now);
   void hold(RelayedOperation& operation, HeldRequest& same, const HeldRequest& request, Nanoseconds now);
-  void take(int32_t rank, Remarks said);
+  void take(int32_t rank, RankNotices said);
   Status merge_report(int32_t rank, Nanoseconds now);
   Status merge(Nanoseconds now);
-  HeldRequest local(const Aggregate::Speakers& by) const;
+  HeldRequest local(const Aggregate::Senders& by) const;
   bool is_complete(const RelayedOperation& operation);
   void release(RelayedOperation& operation);
 
@@ -74,7 +74,7 @@ struct Relay::State {
   void release_due(Nanoseconds now);
   void give(RelayedOperation& operation);
   void give_id(CacheId id, const HeldRequest& request);
-  Aggregate::Speakers speakers(const HeldRequest& request) const;
+  Aggregate::Senders senders(const HeldRequest& request) const;
   void give_reached();
 
   // Decisions on their way down.
@@ -105,7 +105,7 @@ struct Relay::State {
   std::unordered_map<OperationKey, RelayedOperation*, OperationKeyHash> operations;
   std::vector<RelayedOperation*> released;       // are sent with the next aggregate
   std::vector<std::pair<CacheId, HeldRequest>> lapsed;  // retired ids: the coordinator counts them
-  std::map<int32_t, Remarks> remarks;    // by rank
+  std::map<int32_t, RankNotices> notices;    // by rank
   std::vector<uint64_t> reached;         // by place: the last Decision that the rank has applied
   RankBits heard;                        // ranks that have reported since the last aggregate
   Report report;                    // members from here on are kept for their memory

@@ -121,11 +121,11 @@ void add_opinion(std::vector<Opinion>& opinions, std::string value, int32_t rank
   opinions.push_back({std::move(value), {rank}});
 }
 
-Status disagreement(const Entry& entry, const RankNames& names) {
+Status disagreement(const OperationEntry& entry, const RankNames& names) {
   for (const Field& field : fields) {
-    const bool differs = std::any_of(entry.dissents.begin(), entry.dissents.end(), [&](const Entry::Dissent& dissent) {
-      return field.differs(*entry.proposed, *dissent.signature);
-    });
+    const bool differs = std::any_of(
+        entry.dissents.begin(), entry.dissents.end(),
+        [&](const OperationEntry::Dissent& dissent) { return field.differs(*entry.proposed, *dissent.signature); });
     if (!differs) continue;
     std::vector<Opinion> opinions;
     for (int32_t rank : entry.submitted.ranks()) {
@@ -137,7 +137,7 @@ Status disagreement(const Entry& entry, const RankNames& names) {
 }
 
 // Refuses a send if one of its two ranks has joined: it has only neutral elements to give, and no memory for a result.
-Status validate_pair(const Entry& entry, const RankNames& names) {
+Status validate_pair(const OperationEntry& entry, const RankNames& names) {
   RankBits silent = entry.participants();
   silent -= entry.submitted;
   if (silent.count() == 0) return {};
@@ -145,7 +145,7 @@ Status validate_pair(const Entry& entry, const RankNames& names) {
                                       quoted(entry.name) + "; send only to and from ranks that still have data"));
 }
 
-Status validate_root(const Entry& entry, const RankNames& names) {
+Status validate_root(const OperationEntry& entry, const RankNames& names) {
   const int32_t root = entry.proposed->root;
   const auto& members = entry.set->members;
   if (!std::binary_search(members.begin(), members.end(), root)) {
@@ -177,15 +177,15 @@ std::string quoted(const std::string& name) { return "'" + shortened(name, longe
 
 std::string bounded(std::string text) { return shortened(text, longest_text); }
 
-Status validate(const Entry& entry, const RankNames& names) {
+Status validate(const OperationEntry& entry, const RankNames& names) {
   if (!entry.dissents.empty()) return disagreement(entry, names);
   if (entry.kind == Kind::send) return validate_pair(entry, names);
   return entry.kind == Kind::broadcast ? validate_root(entry, names) : Status();
 }
 
-Status kinds_differ(std::span<Entry* const> same_name, const RankNames& names) {
+Status kinds_differ(std::span<OperationEntry* const> same_name, const RankNames& names) {
   std::vector<Opinion> opinions;
-  for (const Entry* entry : same_name) {
+  for (const OperationEntry* entry : same_name) {
     opinions.push_back({format("the kind %s", kind_name(entry->kind)), entry->submitted.ranks()});
   }
   std::sort(opinions.begin(), opinions.end(),

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "control/pending.h"
+#include "control/operation_table.h"
 
 namespace sirtaki {
 
@@ -23,10 +23,10 @@ std::string quoted(const std::string& name);
 std::string bounded(std::string text);
 
 // Returns ok if all ranks that submitted a complete entry can take part in one operation.
-Status validate(const Entry& entry, const RankNames& names);
+Status validate(const OperationEntry& entry, const RankNames& names);
 
 // Returns the error for a name that all members have submitted, but not for the same kind of operation.
-Status kinds_differ(std::span<Entry* const> same_name, const RankNames& names);
+Status kinds_differ(std::span<OperationEntry* const> same_name, const RankNames& names);
 
 // Returns the error for an operation ("'grad.w'", "the join") that needs a rank that has left.
 Status peer_finished(const ProcessSet& set, const std::string& operation, const RankNames& names);

@@ -100,29 +100,29 @@ SignaturePtr get_signature(Reader& reader) {
   return signature;
 }
 
-void put_whereabouts(Writer& writer, const Whereabouts& whereabouts) {
-  writer.put(whereabouts.rank);
-  writer.put<uint8_t>(whereabouts.answers);
-  writer.put(whereabouts.leader);
-  writer.put_text(whereabouts.waits_for);
-  put_each(writer, whereabouts.frames, [&](const StackFrame& frame) {
+void put_rank_report(Writer& writer, const StalledRankReport& wait_report) {
+  writer.put(wait_report.rank);
+  writer.put<uint8_t>(wait_report.answers);
+  writer.put(wait_report.leader);
+  writer.put_text(wait_report.waits_for);
+  put_each(writer, wait_report.frames, [&](const StackFrame& frame) {
     writer.put_text(frame.function);
     writer.put_text(frame.file);
     writer.put(frame.line);
   });
 }
 
-void get_whereabouts(Reader& reader, Whereabouts& whereabouts) {
-  whereabouts.rank = reader.get<int32_t>();
-  whereabouts.answers = reader.get<uint8_t>() != 0;
-  whereabouts.leader = reader.get<int32_t>();
-  whereabouts.waits_for = get_name(reader);
-  get_each(reader, whereabouts.frames, [&](StackFrame& frame) {
+void get_rank_report(Reader& reader, StalledRankReport& wait_report) {
+  wait_report.rank = reader.get<int32_t>();
+  wait_report.answers = reader.get<uint8_t>() != 0;
+  wait_report.leader = reader.get<int32_t>();
+  wait_report.waits_for = get_name(reader);
+  get_each(reader, wait_report.frames, [&](StackFrame& frame) {
     frame.function = get_printable(reader, longest_frame_text);
     frame.file = get_printable(reader, longest_frame_text);
     frame.line = reader.get<int32_t>();
   });
-  if (whereabouts.frames.size() > most_frames) reader.fail();
+  if (wait_report.frames.size() > most_frames) reader.fail();
 }
 
 }  // namespace sirtaki

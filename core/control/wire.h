@@ -36,8 +36,8 @@ bool is_sane(const Signature& signature);
 void put_signature(Writer& writer, const Signature& signature);
 SignaturePtr get_signature(Reader& reader);
 
-void put_whereabouts(Writer& writer, const Whereabouts& whereabouts);
-void get_whereabouts(Reader& reader, Whereabouts& whereabouts);
+void put_rank_report(Writer& writer, const StalledRankReport& wait_report);
+void get_rank_report(Reader& reader, StalledRankReport& wait_report);
 
 // Returns a tensor's name, or an empty one.
 std::string get_name(Reader& reader);

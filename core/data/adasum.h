@@ -1,7 +1,7 @@
 // Adasum: a sum that adapts to how much two gradients agree. Orthogonal ones add up, parallel ones average, per tensor:
 //   adasum(a, b) = (1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b
 // After Maleki et al., "Scaling Distributed Training with Adaptive Summation" (2021). For any number of ranks: in rank
-// order, neighbours combine in pairs, then pairs of pairs, and so on; a rank without a partner waits for the next
+// order, local_peers combine in pairs, then pairs of pairs, and so on; a rank without a partner waits for the next
 // level.
 #pragma once
 

@@ -122,7 +122,7 @@ void LinkOperation::reduce(std::span<const uint8_t* const> bodies, const Scatter
 // Stops the use of tensors' memory, which goes back to its owners.
 void LinkOperation::cancel() {
   for (size_t member = 0; member < member_count(); ++member)
-    if (member != transfer_->own) link(member).let_go();
+    if (member != transfer_->own) link(member).drop_references();
 }
 
 Status LinkOperation::arrived(size_t member, int64_t tag, int64_t bytes, std::span<const uint8_t>& body) {

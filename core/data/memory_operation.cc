@@ -15,7 +15,7 @@ constexpr int64_t steps_a_phase = 1 << 20;
 MemoryOperation::MemoryOperation(const MemorySetting& setting, TransferPtr transfer)
     : setting_(setting), arithmetic_(setting.kernels.of(transfer->dtype)), transfer_(std::move(transfer)) {
   slots_.reserve(transfer_->members.size());
-  for (int32_t member : transfer_->members) slots_.push_back(setting_.neighbours.slot_of(member));
+  for (int32_t member : transfer_->members) slots_.push_back(setting_.local_peers.slot_of(member));
 }
 
 Milestone MemoryOperation::after(int64_t done) const {
@@ -30,7 +30,7 @@ Status MemoryOperation::advance(Nanoseconds now, Progress& progress) {
     if (measures()) transfer_->times->working += sirtaki::now() - start;
     ++next_;
     const bool ends = next_ == steps && transfer_->is_last_phase;
-    setting_.neighbours.publish(ends ? Milestone(transfer_->plan, Milestone::last_step) : after(next_), now);
+    setting_.local_peers.publish(ends ? Milestone(transfer_->plan, Milestone::last_step) : after(next_), now);
     progress = Progress::moved;
   }
   if (next_ == steps) progress = Progress::done;
@@ -40,14 +40,14 @@ Status MemoryOperation::advance(Nanoseconds now, Progress& progress) {
 std::vector<int32_t> MemoryOperation::waits_for() const {
   std::vector<int32_t> late;
   for (size_t member = 0; member < slots_.size(); ++member)
-    if (member != transfer_->own && setting_.neighbours.milestone_of(slots_[member]) < awaited_)
+    if (member != transfer_->own && setting_.local_peers.milestone_of(slots_[member]) < awaited_)
       late.push_back(transfer_->members[member]);
   return late;
 }
 
 bool MemoryOperation::is_past(size_t member, int64_t index) {
   awaited_ = after(index + 1).value();
-  return setting_.neighbours.milestone_of(slots_[member]) >= awaited_;
+  return setting_.local_peers.milestone_of(slots_[member]) >= awaited_;
 }
 
 bool MemoryOperation::all_past(int64_t index) {
@@ -60,7 +60,7 @@ bool MemoryOperation::may_write(int64_t round) {
   Lease& lease = setting_.state.leases[turn(round) % SharedRegion::slots_each];
   awaited_ = lease.until;
   for (int reader : lease.readers)
-    if (setting_.neighbours.milestone_of(reader) < lease.until) return false;
+    if (setting_.local_peers.milestone_of(reader) < lease.until) return false;
   lease.readers.clear();
   return true;
 }
@@ -76,27 +76,27 @@ void MemoryOperation::lend(int64_t round, int64_t until_past_index) {
 void MemoryOperation::pack_chunk(const ScatterList& list, int64_t begin, int64_t end, int64_t round, int64_t offset) {
   if (begin >= end) return;
   uint8_t* to = chunk(transfer_->own, round) + offset;
-  Distance& distance = setting_.state.distance;
-  const bool streams = distance.streams(end - begin);
+  StreamingStorePolicy& streaming_stores = setting_.state.streaming_stores;
+  const bool streams = streaming_stores.streams(end - begin);
   const Packing packing{*transfer_, setting_.kernels, streams ? setting_.kernels.stream : copy_plainly};
   if (streams && !measures()) return packing.pack(list, begin, end, to);
   const Nanoseconds start = now();
   packing.pack(list, begin, end, to);
   const Nanoseconds took = now() - start;
-  if (!streams) distance.noted(end - begin, took);
+  if (!streams) streaming_stores.noted(end - begin, took);
   if (measures()) transfer_->times->packing += took;
 }
 
-MemoryBackend::MemoryBackend(Neighbours& neighbours, const Kernels& kernels)
-    : neighbours_(neighbours), kernels_(kernels) {}
+MemoryBackend::MemoryBackend(LocalPeers& local_peers, const Kernels& kernels)
+    : local_peers_(local_peers), kernels_(kernels) {}
 
 bool MemoryBackend::serves(const Transfer& transfer) const {
   return transfer.device < 0 && std::all_of(transfer.members.begin(), transfer.members.end(),
-                                            [&](int32_t rank) { return neighbours_.slot_of(rank) >= 0; });
+                                            [&](int32_t rank) { return local_peers_.slot_of(rank) >= 0; });
 }
 
 std::unique_ptr<Operation> MemoryBackend::start(TransferPtr transfer) {
-  const MemorySetting setting{neighbours_, state_, kernels_};
+  const MemorySetting setting{local_peers_, state_, kernels_};
   switch (transfer->kind) {
     case Kind::allreduce:
       if (transfer->reduce_op == ReduceOp::adasum) return make_adasum(*this, kernels_, std::move(transfer));

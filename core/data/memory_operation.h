@@ -7,10 +7,10 @@
 
 #include <vector>
 
-#include "data/distance.h"
 #include "data/operation.h"
 #include "data/packing.h"
-#include "transport/neighbours.h"
+#include "data/streaming_store_policy.h"
+#include "transport/local_peers.h"
 
 namespace sirtaki {
 
@@ -22,11 +22,11 @@ struct Lease {
 // A rank's state of its slots, kept from one operation to the next.
 struct SlotState {
   std::vector<Lease> leases = std::vector<Lease>(SharedRegion::slots_each);  // one per turn
-  Distance distance;
+  StreamingStorePolicy streaming_stores;
 };
 
 struct MemorySetting {
-  Neighbours& neighbours;
+  LocalPeers& local_peers;
   SlotState& state;
   const Kernels& kernels;
 };
@@ -55,9 +55,9 @@ class MemoryOperation : public Operation {
   const Transfer& transfer() const { return *transfer_; }
   const DTypeKernels& arithmetic() const { return *arithmetic_; }
   size_t member_count() const { return slots_.size(); }
-  int64_t chunk_bytes() const { return static_cast<int64_t>(setting_.neighbours.region().chunk_bytes()); }
+  int64_t chunk_bytes() const { return static_cast<int64_t>(setting_.local_peers.region().chunk_bytes()); }
   uint8_t* chunk(size_t member, int64_t round) const {
-    return setting_.neighbours.region().chunk(slots_[member], turn(round));
+    return setting_.local_peers.region().chunk(slots_[member], turn(round));
   }
 
   // Return whether all members (or one) have finished step `index`, and note the milestone that is awaited.
@@ -98,13 +98,13 @@ std::unique_ptr<Operation> make_memory_exchange(const MemorySetting& setting, Tr
 
 class MemoryBackend final : public Backend {
  public:
-  MemoryBackend(Neighbours& neighbours, const Kernels& kernels);
+  MemoryBackend(LocalPeers& local_peers, const Kernels& kernels);
   bool serves(const Transfer& transfer) const override;
   std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) override;
   unsigned needs(const Transfer&) const override { return needs_slots; }
 
  private:
-  Neighbours& neighbours_;
+  LocalPeers& local_peers_;
   const Kernels& kernels_;
   SlotState state_;
 };

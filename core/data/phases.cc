@@ -3,7 +3,7 @@
 namespace sirtaki {
 
 int PhasedOperation::add(Lane lane, Phase phase, int after) {
-  std::vector<Entry>& phases = lanes_[static_cast<size_t>(lane)].phases;
+  std::vector<PlannedPhase>& phases = lanes_[static_cast<size_t>(lane)].phases;
   phase.transfer->phase = first_phase_ + static_cast<int32_t>(phases.size());
   phase.transfer->is_last_phase = ends_plan_;
   if (!phases.empty()) phases.back().phase.transfer->is_last_phase = false;
@@ -23,7 +23,7 @@ Status PhasedOperation::advance_lane(size_t index, Nanoseconds now, bool& moved)
   LaneState& lane = lanes_[index];
   const LaneState& other = lanes_[1 - index];
   if (lane.ended == lane.phases.size()) return Status::ok();
-  Entry& next = lane.phases[lane.ended];
+  PlannedPhase& next = lane.phases[lane.ended];
   Progress inner = Progress::done;
   if (!lane.running) {
     if (next.after >= static_cast<int>(other.ended)) return Status::ok();

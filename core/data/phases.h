@@ -36,12 +36,12 @@ class PhasedOperation : public Operation {
   int add(Lane lane, Phase phase, int after = no_phase);
 
  private:
-  struct Entry {
+  struct PlannedPhase {
     Phase phase;
     int after;
   };
   struct LaneState {
-    std::vector<Entry> phases;
+    std::vector<PlannedPhase> phases;
     size_t ended = 0;
     std::unique_ptr<Operation> running;
   };

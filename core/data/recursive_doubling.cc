@@ -46,7 +46,7 @@ class RecursiveDoubling final : public LinkOperation {
   bool is_guest() const { return is_in_pair() && transfer().own % 2 == 0; }
 
   // Return this rank's place among those that exchange, and the member at a place.
-  size_t place() const { return is_in_pair() ? transfer().own / 2 : transfer().own - guests_; }
+  size_t topology() const { return is_in_pair() ? transfer().own / 2 : transfer().own - guests_; }
   size_t member_at(size_t place) const { return place < guests_ ? 2 * place + 1 : place + guests_; }
 
   Status hand_over(bool is_sending, int64_t tag, bool& finished) {
@@ -57,7 +57,7 @@ class RecursiveDoubling final : public LinkOperation {
 
   Status exchange(int64_t level, bool is_sending, int64_t tag, bool& finished) {
     if (is_guest()) return Status::ok();
-    const size_t partner = member_at(place() ^ (size_t{1} << level));
+    const size_t partner = member_at(topology() ^ (size_t{1} << level));
     if (is_sending) return send(partner, tag, finished);
     return combine(partner, tag - 1, level == levels_ - 1 ? transfer().postscale : Scale{}, finished);
   }

@@ -1,5 +1,5 @@
-// All-reduce along a ring: each rank exchanges data with two neighbours only, so it scales to worlds in which all pairs
-// are too many. After Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations"
+// All-reduce along a ring: each rank exchanges data with two local_peers only, so it scales to worlds in which all
+// pairs are too many. After Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations"
 // (2009). The order of summation depends on the position in the buffer, and 16-bit floats are rounded at every hop.
 #include <algorithm>
 

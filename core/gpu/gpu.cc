@@ -12,8 +12,8 @@ Status Gpu::open(const GpuLibraries& libraries, int ordinal, std::unique_ptr<Gpu
 }
 
 Gpu::Gpu(std::unique_ptr<GpuDevice> device)
-    : device_(std::move(device)), events_(*device_), memory_(*device_, MemoryPool::Place::device),
-      pinned_(*device_, MemoryPool::Place::host) {}
+    : device_(std::move(device)), events_(*device_), memory_(*device_, MemoryPool::MemoryKind::device),
+      pinned_(*device_, MemoryPool::MemoryKind::host) {}
 
 Gpu::~Gpu() {
   const GpuDevice::Scope scope(device_.get());

@@ -8,7 +8,7 @@
 
 #include "base/log.h"
 #include "data/kernels/kernels.h"
-#include "gpu/agreement.h"
+#include "gpu/backend_handshake.h"
 #include "gpu/communicator.h"
 
 namespace sirtaki {

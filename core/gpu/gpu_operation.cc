@@ -14,20 +14,20 @@ Status GpuOperation::advance(Nanoseconds now, Progress& progress) {
 
 Status GpuOperation::agree(Nanoseconds now, Progress& progress) {
   progress = Progress::moved;
-  if (!agreement_) {
+  if (!handshake_) {
     const GpuParts& parts = backend_.parts();
     const int32_t host = parts.host_of[static_cast<size_t>(parts.rank)];
-    agreement_ = std::make_unique<Agreement>(*transfer_, gather_facts(gpu_, host, transfer_->own == 0));
-    Backend* on_cpu = backend_.backend_on_cpu(*agreement_->transfer());
+    handshake_ = std::make_unique<BackendHandshake>(*transfer_, gather_facts(gpu_, host, transfer_->own == 0));
+    Backend* on_cpu = backend_.backend_on_cpu(*handshake_->transfer());
     if (!on_cpu) return {SRT_INTERNAL, "no data plane of the CPU serves an operation of GPUs"};
-    running_ = on_cpu->start(agreement_->transfer());
+    running_ = on_cpu->start(handshake_->transfer());
   }
   Progress inner = Progress::done;
   if (running_) SIRTAKI_TRY(running_->advance(now, inner));
   if (inner == Progress::blocked) progress = Progress::blocked;
   if (inner != Progress::done) return Status::ok();
   running_.reset();
-  return backend_.decide(*transfer_, agreement_->facts(), group_);
+  return backend_.decide(*transfer_, handshake_->facts(), group_);
 }
 
 Status GpuOperation::begin(Progress& progress) {
@@ -35,7 +35,7 @@ Status GpuOperation::begin(Progress& progress) {
   if (!backend_.goes_through_nccl(group_, *transfer_)) {
     Backend* on_cpu = backend_.backend_on_cpu(*transfer_);
     if (!on_cpu) return {SRT_INTERNAL, "no data plane of the CPU serves an operation of GPUs"};
-    running_ = std::make_unique<StagedOperation>(gpu_, *on_cpu, *transfer_, agreement_ ? Agreement::phases : 0);
+    running_ = std::make_unique<StagedOperation>(gpu_, *on_cpu, *transfer_, handshake_ ? BackendHandshake::phases : 0);
     is_at_work_ = true;
     return Status::ok();
   }

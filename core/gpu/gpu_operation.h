@@ -27,7 +27,7 @@ class GpuOperation final : public Operation {
   GpuGroup& group_;
   Gpu* const gpu_;  // nullptr on a rank that has joined without having used one
   std::shared_ptr<const Transfer> transfer_;
-  std::unique_ptr<Agreement> agreement_;  // set if this operation made it
+  std::unique_ptr<BackendHandshake> handshake_;  // set if this operation made it
   bool is_at_work_ = false;
   std::unique_ptr<Operation> running_;    // the agreement's operation, then the work itself
 };

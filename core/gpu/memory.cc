@@ -47,7 +47,8 @@ Status MemoryPool::take(size_t bytes, MemoryBlock& out) {
     free_all();
     result = allocate(capacity, data);
   }
-  const char* what = place_ == Place::device ? "allocating memory on the GPU" : "allocating pinned memory on the host";
+  const char* what =
+      place_ == MemoryKind::device ? "allocating memory on the GPU" : "allocating pinned memory on the host";
   SIRTAKI_TRY(device_.check(result, format("%s (%zu bytes)", what, capacity).c_str()));
   out = MemoryBlock(*this, data, capacity);
   return Status::ok();
@@ -62,7 +63,7 @@ bool MemoryPool::take_free(size_t bytes, size_t capacity, MemoryBlock& out) {
 }
 
 CudaResult MemoryPool::allocate(size_t bytes, uint8_t*& data) {
-  if (place_ == Place::device) {
+  if (place_ == MemoryKind::device) {
     CudaMemory address = 0;
     const CudaResult result = device_.cuda().memory_allocate(&address, bytes);
     data = reinterpret_cast<uint8_t*>(address);
@@ -92,7 +93,7 @@ void MemoryPool::collect() {
 
 void MemoryPool::free_all() {
   for (const auto& [capacity, data] : free_) {
-    if (place_ == Place::device) std::ignore = device_.cuda().memory_free(reinterpret_cast<CudaMemory>(data));
+    if (place_ == MemoryKind::device) std::ignore = device_.cuda().memory_free(reinterpret_cast<CudaMemory>(data));
     else std::ignore = device_.cuda().host_free(data);
   }
   free_.clear();

@@ -46,9 +46,9 @@ class MemoryBlock {
 
 class MemoryPool {
  public:
-  enum class Place { device, host };
+  enum class MemoryKind { device, host };
 
-  MemoryPool(const GpuDevice& device, Place place) : device_(device), place_(place) {}
+  MemoryPool(const GpuDevice& device, MemoryKind place) : device_(device), place_(place) {}
   ~MemoryPool();
 
   // Takes at least so many bytes, aligned to 256. The pool has to outlive the block.
@@ -69,7 +69,7 @@ class MemoryPool {
   CudaResult allocate(size_t bytes, uint8_t*& data);
 
   const GpuDevice& device_;
-  const Place place_;
+  const MemoryKind place_;
   std::mutex mutex_;
   std::multimap<size_t, uint8_t*> free_;  // by capacity
   std::vector<Waiting> waiting_;

@@ -37,16 +37,16 @@ Status NcclOperation::take_step() {
 
 Status NcclOperation::prepare() {
   if (const size_t needed = scratch_needed(*transfer_)) SIRTAKI_TRY(gpu_.memory().take(needed, scratch_));
-  assembly_ = assemble(*transfer_, scratch_.data());
-  for (const NcclAssembly::Copy& one : assembly_.before) SIRTAKI_TRY(copy(one));
+  calls_ = make_call_list(*transfer_, scratch_.data());
+  for (const NcclCallList::Copy& one : calls_.before) SIRTAKI_TRY(copy(one));
   return reduction_.has_factor && communicator_ ? make_operator() : Status::ok();
 }
 
-Status NcclOperation::copy(const NcclAssembly::Copy& copy) {
+Status NcclOperation::copy(const NcclCallList::Copy& copy) {
   return copy.from ? gpu_.copy(copy.to, copy.from, copy.bytes, gpu_.launches()) : fill_with_neutral(copy);
 }
 
-Status NcclOperation::fill_with_neutral(const NcclAssembly::Copy& copy) {
+Status NcclOperation::fill_with_neutral(const NcclCallList::Copy& copy) {
   MemoryBlock& block = neutral_.emplace_back();
   SIRTAKI_TRY(gpu_.pinned().take(static_cast<size_t>(copy.bytes), block));
   const FillKernel fill = kernels_.of(transfer_->dtype)->fill[static_cast<int>(transfer_->reduce_op)];
@@ -72,7 +72,7 @@ void NcclOperation::destroy_operator() {
 
 // Makes all calls in one group, so that pieces move concurrently and exchanges cannot wait for one another.
 Status NcclOperation::call() {
-  if (assembly_.calls.empty() && assembly_.sends.empty() && assembly_.receives.empty()) return Status::ok();
+  if (calls_.calls.empty() && calls_.sends.empty() && calls_.receives.empty()) return Status::ok();
   const NcclFunctions& nccl = communicator_->nccl();
   SIRTAKI_TRY(communicator_->check(nccl.group_start(), "ncclGroupStart"));
   const Status called = call_each();
@@ -84,7 +84,7 @@ Status NcclOperation::call_each() {
   const NcclFunctions& nccl = communicator_->nccl();
   NcclCommunicator end = communicator_->get();
   const auto [type, element_bytes, op] = std::tuple(reduction_.type, reduction_.element_bytes, reduction_.op);
-  for (const auto& [input, output, bytes, member] : assembly_.calls) {
+  for (const auto& [input, output, bytes, member] : calls_.calls) {
     const auto count = static_cast<size_t>(bytes / element_bytes);
     const auto peer = static_cast<int>(member);
     switch (transfer_->kind) {
@@ -101,11 +101,11 @@ Status NcclOperation::call_each() {
                                          "ncclBroadcast"));
     }
   }
-  for (const auto& [input, output, bytes, member] : assembly_.sends)
+  for (const auto& [input, output, bytes, member] : calls_.sends)
     SIRTAKI_TRY(communicator_->check(
         nccl.send(input, static_cast<size_t>(bytes), nccl_uint8, static_cast<int>(member), end, gpu_.launches()),
         "ncclSend"));
-  for (const auto& [input, output, bytes, member] : assembly_.receives)
+  for (const auto& [input, output, bytes, member] : calls_.receives)
     SIRTAKI_TRY(communicator_->check(
         nccl.receive(output, static_cast<size_t>(bytes), nccl_uint8, static_cast<int>(member), end, gpu_.launches()),
         "ncclRecv"));
@@ -114,7 +114,7 @@ Status NcclOperation::call_each() {
 
 Status NcclOperation::finish_launch() {
   destroy_operator();
-  for (const NcclAssembly::Copy& one : assembly_.after) SIRTAKI_TRY(copy(one));
+  for (const NcclCallList::Copy& one : calls_.after) SIRTAKI_TRY(copy(one));
   return gpu_.events().record(gpu_.launches(), launched_);
 }
 

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "data/kernels/kernels.h"
-#include "gpu/assembly.h"
 #include "gpu/communicator.h"
 #include "gpu/gpu.h"
+#include "gpu/nccl_call_list.h"
 #include "gpu/reduction.h"
 
 namespace sirtaki {
@@ -33,8 +33,8 @@ class NcclOperation final : public Operation {
   Status call();
   Status call_each();
   Status finish_launch();
-  Status copy(const NcclAssembly::Copy& copy);
-  Status fill_with_neutral(const NcclAssembly::Copy& copy);
+  Status copy(const NcclCallList::Copy& copy);
+  Status fill_with_neutral(const NcclCallList::Copy& copy);
   Status make_operator();
   void destroy_operator();
 
@@ -45,7 +45,7 @@ class NcclOperation final : public Operation {
   NcclReduction reduction_;
   Step step_ = Step::prepare;
   bool has_operator_ = false;
-  NcclAssembly assembly_;
+  NcclCallList calls_;
   MemoryBlock scratch_;
   std::vector<MemoryBlock> neutral_;  // on the host, being copied
   GpuEventPtr launched_;

@@ -225,8 +225,8 @@ void srt_fork_child(srt_context *); /* in a forked child: closes descriptors, ta
 void srt_set_process_context(srt_context *);
 /* Acquires the process's context for a moment, on one thread: to queue operations, never to wait for them. NULL: there
  * is none, and nothing to release. */
-srt_context *srt_hold_process_context(void);
-void srt_let_go_of_process_context(void);
+srt_context *srt_acquire_process_context(void);
+void srt_release_process_context(void);
 
 /* Returns the handler that programs compiled by XLA call, as a PyCapsule holds it for jax.ffi.register_ffi_target; its
  * attributes are listed in core/xla/call.h. The version is that of the interface which the installed XLA declares
@@ -241,7 +241,7 @@ srt_status srt_run(srt_context *, const srt_request *, int32_t count, int32_t ti
 /* Starts operations of native callers that must not wait, and whose requests have hooks. SRT_IN_PROGRESS: the hooks
  * will be called. SRT_OK: all operations ended within microseconds, successfully or not, and no hook is called. Any
  * other status: nothing was queued. */
-srt_status srt_start_operations(srt_context *, const srt_request *, int32_t count, srt_handle *out, srt_error *);
+srt_status srt_enqueue_or_complete(srt_context *, const srt_request *, int32_t count, srt_handle *out, srt_error *);
 void srt_flush(srt_context *); /* negotiates what is queued, without waiting for more */
 srt_status srt_poll(srt_context *, srt_handle); /* SRT_IN_PROGRESS, or the operation's final status */
 /* Waits for all handles; the status is that of the first handle that failed. */
@@ -258,7 +258,7 @@ int32_t srt_result_splits(srt_context *, srt_handle, int64_t *out, int32_t capac
 /* Writes the ranks of a process set, ascending, at most `capacity`; returns their count, -1 if there is no such set. */
 int32_t srt_process_set(srt_context *, int32_t number, int32_t *out, int32_t capacity);
 /* Writes this rank's topology; peers is NULL. */
-void srt_place(srt_context *, srt_topology *out);
+void srt_get_topology(srt_context *, srt_topology *out);
 const char *srt_handle_error(srt_context *, srt_handle); /* "" if none; valid until it is released */
 const char *srt_context_error(srt_context *); /* why the context is dead; "" if it lives */
 /* Returns the failure that ended the context, SRT_OK if it lives; `culprit`: the rank that failed, was lost or was too

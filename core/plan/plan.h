@@ -37,7 +37,7 @@ struct Refusal {
 };
 
 // The answer of a rank that delays others: what it is doing instead.
-struct Whereabouts {
+struct StalledRankReport {
   int32_t rank = 0;
   bool answers = true;               // false: not even sirtaki's own thread on that rank did
   std::string waits_for;             // the tensor that the rank itself waits for
@@ -53,7 +53,7 @@ struct Stall {
   std::vector<int32_t> missing;  // ranks that have not submitted
   std::vector<int32_t> waiting;  // ranks that have submitted
   int64_t seconds = 0;
-  std::vector<Whereabouts> whereabouts;  // answers of the missing ranks that were asked
+  std::vector<StalledRankReport> rank_reports;  // answers of the missing ranks that were asked
   bool is_over = false;              // it was reported, and has ended: `missing` is the last rank to submit
 };
 
@@ -80,7 +80,7 @@ struct Outcome {
   std::vector<Plan> plans;  // only plans of which this rank is a member; ascending numbers
   std::vector<Refusal> refusals;
   std::vector<Stall> stalls;
-  bool is_asked = false;             // the coordinator asks where this rank is: Member::answer
+  bool is_asked = false;             // the coordinator asks where this rank is: Negotiator::answer
   std::vector<RankLateness> lateness;  // only ranks for which it has changed
   std::vector<JoinDone> joins;
   std::vector<ProcessSetChange> process_sets;

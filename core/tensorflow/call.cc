@@ -54,7 +54,7 @@ int64_t own_rows(srt_context* context, int32_t process_set, int64_t rows) {
   srt_process_set(context, process_set, members.data(), static_cast<int32_t>(members.size()));
   srt_topology place{};
   place.struct_size = sizeof place;
-  srt_place(context, &place);
+  srt_get_topology(context, &place);
   const auto found = std::find(members.begin(), members.end(), place.rank);
   if (found == members.end()) return 0;
   const auto count = static_cast<int64_t>(members.size());
@@ -70,13 +70,13 @@ void Call::start(const Kernel& kernel, TF_OpKernelContext* where, TF_AsyncOpKern
 
 // Queues the requests. From then on the call may end, and delete itself, at any moment.
 bool Call::queue() {
-  srt_context* context = srt_hold_process_context();
+  srt_context* context = srt_acquire_process_context();
   if (!context) {
     status_.fail(failed_precondition, not_initialised);
     return false;
   }
   const bool is_queued = queue_in(context);
-  srt_let_go_of_process_context();
+  srt_release_process_context();
   return is_queued;
 }
 
@@ -107,7 +107,7 @@ bool Call::queue_in(srt_context* context) {
   }
   srt_error error{};
   const auto total = static_cast<int32_t>(count);
-  const srt_status status = srt_start_operations(context, requests.data(), total, handles_.data(), &error);
+  const srt_status status = srt_enqueue_or_complete(context, requests.data(), total, handles_.data(), &error);
   if (status == SRT_IN_PROGRESS) return true;
   if (status == SRT_OK) {
     for (const srt_handle handle : handles_)

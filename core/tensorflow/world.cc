@@ -19,9 +19,9 @@ void answer(TF_OpKernelContext* where, TF_AsyncOpKernelDoneCallback* callback,
   const Done done(callback);
   KeptStatus outcome;
   Numbers numbers;
-  if (srt_context* context = srt_hold_process_context()) {
+  if (srt_context* context = srt_acquire_process_context()) {
     numbers = ask(context, outcome);
-    srt_let_go_of_process_context();
+    srt_release_process_context();
   } else {
     outcome.fail(failed_precondition, not_initialised);
   }
@@ -40,7 +40,7 @@ void answer(TF_OpKernelContext* where, TF_AsyncOpKernelDoneCallback* callback,
 void compute_place(void*, TF_OpKernelContext* where, TF_AsyncOpKernelDoneCallback* done) {
   answer(where, done, [](srt_context* context, KeptStatus&) -> Numbers {
     srt_topology place{};
-    srt_place(context, &place);
+    srt_get_topology(context, &place);
     return {place.rank, place.size, place.local_rank, place.local_size, place.cross_rank, place.cross_size};
   });
 }

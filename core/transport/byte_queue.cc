@@ -36,40 +36,40 @@ void ByteQueue::make_room(size_t count) {
 }
 
 std::span<uint8_t> SendQueue::extend(size_t count) {
-  if (parts_.empty() || parts_.back().elsewhere) parts_.push_back({nullptr, 0});
-  parts_.back().bytes += count;
+  if (spans_.empty() || spans_.back().elsewhere) spans_.push_back({nullptr, 0});
+  spans_.back().bytes += count;
   size_ += count;
   return own_.extend(count);
 }
 
 void SendQueue::refer(std::span<const uint8_t> bytes) {
   if (bytes.empty()) return;
-  parts_.push_back({bytes.data(), bytes.size()});
+  spans_.push_back({bytes.data(), bytes.size()});
   size_ += bytes.size();
 }
 
 std::span<const uint8_t> SendQueue::front() const {
-  if (parts_.empty()) return {};
-  const Part& part = parts_.front();
+  if (spans_.empty()) return {};
+  const Span& part = spans_.front();
   return part.elsewhere ? std::span(part.elsewhere, part.bytes) : own_.front().first(part.bytes);
 }
 
 void SendQueue::consume(size_t count) {
   size_ -= count;
   while (count) {
-    Part& part = parts_.front();
+    Span& part = spans_.front();
     const size_t here = std::min(count, part.bytes);
     if (part.elsewhere) part.elsewhere += here;
     else own_.consume(here);
     part.bytes -= here;
     count -= here;
-    if (part.bytes == 0) parts_.pop_front();
+    if (part.bytes == 0) spans_.pop_front();
   }
 }
 
 void SendQueue::clear() {
   own_.consume(own_.size());
-  parts_.clear();
+  spans_.clear();
   size_ = 0;
 }
 

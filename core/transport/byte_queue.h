@@ -41,13 +41,13 @@ class SendQueue {
   void keep();
 
  private:
-  struct Part {
+  struct Span {
     const uint8_t* elsewhere;  // nullptr: in own_
     size_t bytes;
   };
 
   ByteQueue own_;
-  std::deque<Part> parts_;
+  std::deque<Span> spans_;
   size_t size_ = 0;
 };
 

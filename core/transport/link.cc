@@ -129,7 +129,7 @@ void Link::pop() {
   place_ = {};
 }
 
-void Link::let_go() {
+void Link::drop_references() {
   out_.keep();
   if (is_placing_) ended_ = true;  // the rest of that body has no place any more
   is_placing_ = has_frame_ = false;

@@ -39,7 +39,7 @@ class Link {
   void send(FrameHeader header, std::span<const uint8_t> body);
 
   // Queues a frame in parts: its header, then parts that make up its length. A part is space to be filled before the
-  // next call, or memory elsewhere, which is not copied and must not change until unsent() is 0, or let_go().
+  // next call, or memory elsewhere, which is not copied and must not change until unsent() is 0, or drop_references().
   void begin(FrameHeader header);
   std::span<uint8_t> add(size_t bytes);
   void add_elsewhere(std::span<const uint8_t> bytes);
@@ -62,7 +62,7 @@ class Link {
   void place(const FrameHeader& header, std::span<uint8_t> where);
 
   // Stops all use of memory of others, for reading and writing. Nothing can be received after it.
-  void let_go();
+  void drop_references();
 
   // Ends writing after this side's last frame. Before that has arrived the link should not be destroyed.
   void end_writing();

@@ -12,7 +12,7 @@ namespace sirtaki {
 
 class Links {
  public:
-  struct Entry {
+  struct PeerLink {
     int32_t peer;
     bool is_ring;  // in shared memory: doorbells announce its frames
     std::unique_ptr<Link> link;
@@ -30,10 +30,10 @@ class Links {
   }
   // Ends writing after the last frames: peers read end-of-stream behind them.
   void end_writing() {
-    for (const Entry& entry : all_) entry.link->end_writing();
+    for (const PeerLink& entry : all_) entry.link->end_writing();
   }
   bool are_delivered() const {
-    for (const Entry& entry : all_)
+    for (const PeerLink& entry : all_)
       if (!entry.is_ring && !entry.link->is_delivered()) return false;
     return true;
   }
@@ -47,11 +47,11 @@ class Links {
   Link* data(int32_t peer) const { return data_[static_cast<size_t>(peer)]; }
   Link* control(int32_t peer) const { return control_[static_cast<size_t>(peer)]; }
 
-  const std::vector<Entry>& all() const { return all_; }
+  const std::vector<PeerLink>& all() const { return all_; }
 
   // Return whether rings have frames to be read, or links bytes that no peer has taken yet.
   bool has_inbound() const {
-    for (const Entry& entry : all_)
+    for (const PeerLink& entry : all_)
       if (entry.link->readable()) return true;
     return false;
   }
@@ -64,12 +64,12 @@ class Links {
     return all_.back().link.get();
   }
   bool has_unsent(bool of_rings) const {
-    for (const Entry& entry : all_)
+    for (const PeerLink& entry : all_)
       if (entry.is_ring == of_rings && entry.link->unsent()) return true;
     return false;
   }
 
-  std::vector<Entry> all_;
+  std::vector<PeerLink> all_;
   std::vector<Link*> data_, control_;  // by peer
 };
 

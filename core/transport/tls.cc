@@ -76,7 +76,7 @@ Status TlsIdentity::make_certificate() {
   return Status::ok();
 }
 
-// Signs a certificate that is valid at all times: its holder is known by its fingerprint, and the clocks of hosts
+// WakeEvents a certificate that is valid at all times: its holder is known by its fingerprint, and the clocks of hosts
 // differ.
 bool TlsIdentity::sign_certificate(X509Certificate certificate, EvpKey key) {
   const OpensslFunctions& f = functions_;

@@ -17,9 +17,9 @@ constexpr int32_t newest_minor = 3;  // versions that are known: 0.1 to this
 // A hold on the process's context, for as long as a call needs it.
 class Held {
  public:
-  Held() : context_(srt_hold_process_context()) {}
+  Held() : context_(srt_acquire_process_context()) {}
   ~Held() {
-    if (context_) srt_let_go_of_process_context();
+    if (context_) srt_release_process_context();
   }
   Held(const Held&) = delete;
 

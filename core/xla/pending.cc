@@ -53,7 +53,7 @@ Status XlaPending::start(srt_context* context, const XlaApi& api, XlaCall call, 
   srt_error error;
   // The last hook deletes the object, possibly before this call returns.
   const srt_status status =
-      srt_start_operations(context, pending->call_.requests().data(), count, pending->handles_.data(), &error);
+      srt_enqueue_or_complete(context, pending->call_.requests().data(), count, pending->handles_.data(), &error);
   if (status == SRT_IN_PROGRESS) return Status::ok();
   if (status == SRT_OK) {
     pending->note_failures();

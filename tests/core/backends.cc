@@ -260,7 +260,7 @@ TEST(what_ends_at_once_calls_no_hook_and_what_does_not_calls_one) {
         if (rank && i % 100 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));  // too late
         Ticket handle;
         bool has_ended = false;
-        CHECK_EQUAL(context.start_operations(&request, 1, &handle, has_ended).code(), SRT_OK);
+        CHECK_EQUAL(context.enqueue_or_complete(&request, 1, &handle, has_ended).code(), SRT_OK);
         if (has_ended) CHECK_EQUAL(context.poll(handle).code(), SRT_OK);
         else CHECK(hook.wait_for(i + 1 - at_once));
         at_once += has_ended;
@@ -288,9 +288,9 @@ TEST(a_refused_batch_leaves_nothing_behind_an_attempt) {
     }
     Ticket handles[2];
     bool have_ended = false;
-    CHECK_EQUAL(context.start_operations(requests, 2, handles, have_ended).code(), SRT_INVALID_ARGUMENT);
+    CHECK_EQUAL(context.enqueue_or_complete(requests, 2, handles, have_ended).code(), SRT_INVALID_ARGUMENT);
     CHECK(!have_ended);
-    CHECK_EQUAL(context.start_operations(requests, 1, handles, have_ended).code(), SRT_OK);
+    CHECK_EQUAL(context.enqueue_or_complete(requests, 1, handles, have_ended).code(), SRT_OK);
     if (!have_ended) CHECK(hook.wait_for(1));
     context.release(handles, 1);
     CHECK_EQUAL(hook.calls.load(), have_ended ? 0 : 1);
@@ -376,11 +376,11 @@ TEST(a_hook_hears_of_a_failure_once) {
 }
 
 TEST(the_process_context_is_kept_for_as_long_as_it_is_held) {
-  CHECK(srt_hold_process_context() == nullptr);
+  CHECK(srt_acquire_process_context() == nullptr);
   int anything = 0;  // it is passed on, never read
   auto* const context = reinterpret_cast<srt_context*>(&anything);
   srt_set_process_context(context);
-  CHECK(srt_hold_process_context() == context);
+  CHECK(srt_acquire_process_context() == context);
   std::atomic<bool> taken_back{false};
   std::thread owner([&] {
     srt_set_process_context(nullptr);
@@ -388,10 +388,10 @@ TEST(the_process_context_is_kept_for_as_long_as_it_is_held) {
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   CHECK(!taken_back);
-  srt_let_go_of_process_context();
+  srt_release_process_context();
   owner.join();
   CHECK(taken_back);
-  CHECK(srt_hold_process_context() == nullptr);
+  CHECK(srt_acquire_process_context() == nullptr);
 }
 
 CHECK_MAIN()

@@ -129,7 +129,7 @@ TEST(a_late_report_of_a_retired_id_is_sent_again_in_full) {
   plan_together(world, {"b"});  // retires a, before the report arrives
   world.deliver(1, on_its_way);
   CHECK(!world.decide());
-  CHECK(world.members[1]->report_due() <= world.now);
+  CHECK(world.negotiators[1]->report_due() <= world.now);
   world.report(1);
   CHECK_EQUAL(asked(world), "0 by id, 1 in full");
   CHECK_EQUAL(world.last_report.lapsed, 1u);

@@ -191,7 +191,7 @@ TEST(a_rank_says_goodbye_once) {
   World world(2);
   world.goodbye(1);
   Bytes bytes;
-  world.members[1]->goodbye(bytes);
+  world.negotiators[1]->goodbye(bytes);
   CHECK_EQUAL(world.coordinator.merge(1, bytes, world.now).code(), SRT_PROTOCOL);
 }
 

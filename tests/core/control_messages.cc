@@ -44,9 +44,9 @@ TEST(report_survives_the_wire) {
   CHECK_EQUAL(report.present, rich_report().present);
   CHECK_EQUAL(report.absent, rich_report().absent);
   CHECK_EQUAL(report.joined, rich_report().joined);
-  REQUIRE(report.whereabouts.has_value());
-  CHECK_EQUAL(report.whereabouts->waits_for, "other");
-  CHECK(report.whereabouts->frames == rich_whereabouts().frames);
+  REQUIRE(report.wait_report.has_value());
+  CHECK_EQUAL(report.wait_report->waits_for, "other");
+  CHECK(report.wait_report->frames == rich_rank_report().frames);
   REQUIRE(report.full_requests.size() == 2);
   CHECK(*report.full_requests[0].signature == rich_signature());
   CHECK(report.full_requests[0].absent);
@@ -77,8 +77,8 @@ TEST(decision_survives_the_wire) {
   CHECK_EQUAL(decision.set_changes[0].members, rich_decision().set_changes[0].members);
   CHECK_EQUAL(decision.asked, rich_decision().asked);
   CHECK_EQUAL(decision.stalls[0].names, rich_decision().stalls[0].names);
-  REQUIRE(decision.stalls[0].whereabouts.size() == 1);
-  CHECK(decision.stalls[0].whereabouts[0].frames == rich_whereabouts().frames);
+  REQUIRE(decision.stalls[0].rank_reports.size() == 1);
+  CHECK(decision.stalls[0].rank_reports[0].frames == rich_rank_report().frames);
   REQUIRE(decision.lateness.size() == 2);
   CHECK_EQUAL(decision.lateness[0].rank, 1);
   CHECK(decision.lateness[0].lateness == (Lateness{4, 5'000, 3'000}));
@@ -123,9 +123,9 @@ TEST(unreasonable_signatures_are_refused) {
 }
 
 TEST(unreasonable_whereabouts_are_refused) {
-  const auto decodes = [](const Whereabouts& whereabouts) {
+  const auto decodes = [](const StalledRankReport& wait_report) {
     Report report;
-    report.whereabouts = whereabouts;
+    report.wait_report = wait_report;
     return decode(bytes_of(report), report);
   };
   const StackFrame frame{"f", "train.py", 1};
@@ -135,9 +135,9 @@ TEST(unreasonable_whereabouts_are_refused) {
   CHECK(!decodes({0, true, std::string(longest_name + 1, 'x'), {}}));
   CHECK(!decodes({0, true, "a\nb", {}}));
   Report report;
-  report.whereabouts = Whereabouts{0, true, {}, {{"f\x1b[2J", "train.py", 1}}};
+  report.wait_report = StalledRankReport{0, true, {}, {{"f\x1b[2J", "train.py", 1}}};
   REQUIRE(decode(bytes_of(report), report));
-  CHECK_EQUAL(report.whereabouts->frames[0].function, "f?[2J");
+  CHECK_EQUAL(report.wait_report->frames[0].function, "f?[2J");
 }
 
 TEST(texts_that_a_terminal_would_obey_are_not_shown) {
@@ -183,8 +183,8 @@ TEST(mutated_messages_leave_the_state_machines_whole) {
     if (!world.coordinator.decide(world.now, decision)) continue;
     Outcome outcome;
     decision[random() % decision.size()] ^= static_cast<uint8_t>(1u << random() % 8);
-    (void)world.members[0]->apply(decision, outcome).is_ok();
-    (void)world.members[1]->apply(decision, outcome).is_ok();
+    (void)world.negotiators[0]->apply(decision, outcome).is_ok();
+    (void)world.negotiators[1]->apply(decision, outcome).is_ok();
   }
 }
 

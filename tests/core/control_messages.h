@@ -26,7 +26,7 @@ inline Signature rich_signature() {
   return signature;
 }
 
-inline Whereabouts rich_whereabouts() {
+inline StalledRankReport rich_whereabouts() {
   return {1, true, "other", {{"evaluate", "train.py", 88}, {"main", "/home/user/train.py", 120}}};
 }
 
@@ -40,7 +40,7 @@ inline Report rich_report() {
   report.full_requests = {{std::make_shared<Signature>(rich_signature()), true},
                           {std::make_shared<Signature>(add_set({0, 1, 2})), false}};
   report.joined = {0, 4};
-  report.whereabouts = rich_whereabouts();
+  report.wait_report = rich_whereabouts();
   return report;
 }
 

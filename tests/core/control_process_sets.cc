@@ -36,7 +36,7 @@ TEST(numbers_are_never_reused) {
   CHECK(world.round());
   CHECK_EQUAL(world.outcome(1).process_sets.at(0).process_set, 2);
   CHECK(world.outcome(1).process_sets.at(0).members.empty());
-  CHECK(world.members[1]->members(2) == nullptr);
+  CHECK(world.negotiators[1]->members(2) == nullptr);
   CHECK_EQUAL(add(world, {1}), 3);
 }
 

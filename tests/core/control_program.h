@@ -189,17 +189,17 @@ class Program {
     return Kind::allreduce;
   }
 
-  // Adds a join: each rank has a different number of batches left before it joins.
+  // Adds a join: each rank has a different number of cached_requests left before it joins.
   void add_join() {
     const Set set = pick_set();
-    std::vector<uint32_t> batches(static_cast<size_t>(size_));
-    for (uint32_t& count : batches) count = below(4);
+    std::vector<uint32_t> cached_requests(static_cast<size_t>(size_));
+    for (uint32_t& count : cached_requests) count = below(4);
     for (uint32_t batch = 0; batch < 4; ++batch) {
       Line line = new_line(set);
       fill(line, "u" + std::to_string(lines.size()), pick_uneven_kind());
       line.is_uneven = true;
-      for (size_t rank = 0; rank < batches.size(); ++rank) {
-        if (batches[rank] <= batch) line.takes_part[rank] = false;
+      for (size_t rank = 0; rank < cached_requests.size(); ++rank) {
+        if (cached_requests[rank] <= batch) line.takes_part[rank] = false;
       }
       lines.push_back(std::move(line));
     }

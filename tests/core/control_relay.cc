@@ -32,10 +32,10 @@ TEST(what_all_ask_for_goes_up_once) {
   }
   host.below(3);
   CHECK(host.goes_up());
-  REQUIRE(host.aggregate.batches.size() == 1);
-  CHECK_EQUAL(host.aggregate.batches[0].ids.size(), 2u);
-  CHECK_EQUAL(list(host.aggregate.batches[0].by.ranks), (Ranks{1, 2, 3}));
-  CHECK(host.aggregate.full_requests.empty() && host.aggregate.remarks.empty());
+  REQUIRE(host.aggregate.cached_requests.size() == 1);
+  CHECK_EQUAL(host.aggregate.cached_requests[0].ids.size(), 2u);
+  CHECK_EQUAL(list(host.aggregate.cached_requests[0].by.ranks), (Ranks{1, 2, 3}));
+  CHECK(host.aggregate.full_requests.empty() && host.aggregate.notices.empty());
   REQUIRE(host.aggregate.reached.size() == 1);
   CHECK_EQUAL(host.aggregate.reached[0].decision, 2u);
   host.report(0);
@@ -75,13 +75,13 @@ TEST(nothing_is_held_for_ever) {
   CHECK_EQUAL(host.relay.report_due(), host.now + milliseconds(10));
   host.now += milliseconds(10);
   CHECK(host.goes_up());
-  CHECK_EQUAL(list(host.aggregate.batches[0].by.ranks), (Ranks{1, 2}));
+  CHECK_EQUAL(list(host.aggregate.cached_requests[0].by.ranks), (Ranks{1, 2}));
   CHECK_EQUAL(host.relay.report_due(), never);
   host.now += milliseconds(590);
   host.submit(3, allreduce("a"));  // the last rank's request is not held
   host.below(3);
   CHECK(host.goes_up());
-  CHECK_EQUAL(list(host.aggregate.batches[0].by.ranks), (Ranks{3}));
+  CHECK_EQUAL(list(host.aggregate.cached_requests[0].by.ranks), (Ranks{3}));
   CHECK(host.decide());
   REQUIRE(host.outcome(0).lateness.size() == 1);
   CHECK_EQUAL(host.outcome(0).lateness[0].rank, 3);
@@ -115,7 +115,7 @@ TEST(what_waits_is_told_with_the_ranks_that_keep_it_waiting) {
   CHECK(host.decide());
   CHECK_EQUAL(host.last_decision.asked, (Ranks{2}));
   REQUIRE(host.outcome(2).is_asked);
-  host.members[2]->answer({2, true, "other", {}});
+  host.negotiators[2]->answer({2, true, "other", {}});
   host.below(2);
   CHECK_EQUAL(host.relay.report_due(), 0);  // not held
   CHECK(host.goes_up());
@@ -123,8 +123,8 @@ TEST(what_waits_is_told_with_the_ranks_that_keep_it_waiting) {
   REQUIRE(host.outcome(0).stalls.size() == 1);
   CHECK_EQUAL(host.outcome(0).stalls[0].missing, (Ranks{2}));
   CHECK_EQUAL(host.outcome(0).stalls[0].waiting, (Ranks{0, 1, 3}));
-  REQUIRE(host.outcome(0).stalls[0].whereabouts.size() == 1);
-  CHECK_EQUAL(host.outcome(0).stalls[0].whereabouts[0].waits_for, "other");
+  REQUIRE(host.outcome(0).stalls[0].rank_reports.size() == 1);
+  CHECK_EQUAL(host.outcome(0).stalls[0].rank_reports[0].waits_for, "other");
 }
 
 TEST(a_join_or_a_goodbye_overtakes_nothing) {
@@ -136,19 +136,19 @@ TEST(a_join_or_a_goodbye_overtakes_nothing) {
   host.join(3);
   host.below(3);
   CHECK(host.goes_up());  // rank 3 will not submit "a" any more, but rank 1 may
-  CHECK(host.aggregate.batches.empty());
-  REQUIRE(host.aggregate.remarks.size() == 1);
-  CHECK_EQUAL(host.aggregate.remarks[0].rank, 3);
+  CHECK(host.aggregate.cached_requests.empty());
+  REQUIRE(host.aggregate.notices.size() == 1);
+  CHECK_EQUAL(host.aggregate.notices[0].rank, 3);
   host.submit(1, allreduce("a"));
   host.below(1);
   CHECK(host.goes_up());  // every rank that still may submit it has done so
-  CHECK_EQUAL(list(host.aggregate.batches[0].by.ranks), (Ranks{1, 2}));
+  CHECK_EQUAL(list(host.aggregate.cached_requests[0].by.ranks), (Ranks{1, 2}));
   Bytes goodbye;
-  host.members[2]->goodbye(goodbye);
+  host.negotiators[2]->goodbye(goodbye);
   CHECK(host.relay.merge(2, goodbye, host.now).is_ok());
   CHECK(host.goes_up());
   CHECK_EQUAL(list(host.aggregate.full_requests[0].by.ranks), (Ranks{2}));
-  CHECK(host.aggregate.remarks[0].remarks.goodbye);
+  CHECK(host.aggregate.notices[0].notices.goodbye);
 }
 
 TEST(members_of_other_sets_are_not_awaited) {
@@ -181,7 +181,7 @@ TEST(ids_that_are_retired_while_they_are_held_lapse) {
   host.report(0);
   for (int32_t rank : {1, 2, 3}) host.below(rank);
   CHECK(host.goes_up());
-  CHECK(host.aggregate.batches.empty());
+  CHECK(host.aggregate.cached_requests.empty());
   CHECK(host.decide());
   CHECK_EQUAL(host.last_decision.retired.size(), 1u);
   for (int32_t rank : {1, 2}) {
@@ -189,8 +189,8 @@ TEST(ids_that_are_retired_while_they_are_held_lapse) {
     CHECK_EQUAL(host.last_report.lapsed, 1u);
   }
   CHECK(host.goes_up());
-  REQUIRE(host.aggregate.batches.size() == 1);
-  CHECK_EQUAL(list(host.aggregate.batches[0].by.ranks), (Ranks{1, 2}));
+  REQUIRE(host.aggregate.cached_requests.size() == 1);
+  CHECK_EQUAL(list(host.aggregate.cached_requests[0].by.ranks), (Ranks{1, 2}));
   CHECK_EQUAL(host.aggregate.full_requests.size(), 1u);
 }
 

@@ -77,10 +77,10 @@ class Simulation {
 
   struct Rank {
     Rank(int32_t own_number, int32_t size, ReportRule rule, const Mix& mix)
-        : number(own_number), member(own_number, size, rule, mix.cache_capacity) {}
+        : number(own_number), negotiator(own_number, size, rule, mix.cache_capacity) {}
 
     int32_t number;
-    Member member;
+    Negotiator negotiator;
     size_t line = 0;                   // the next line
     bool has_left = false;
     std::vector<int32_t> children;
@@ -136,7 +136,7 @@ class Simulation {
     ++steps_;
     now_ += program_.below(static_cast<size_t>(microseconds(20)));
     if (dice < 35) return advance(rank);
-    if (dice < 37) return rank.member.flush();
+    if (dice < 37) return rank.negotiator.flush();
     if (dice < 52) return report(rank);
     if (dice < 68) return arrive(rank);
     if (dice < 78) return decide();
@@ -164,7 +164,7 @@ class Simulation {
     if (program_.chance(50) && !rank.in_flight.empty()) return;
     rank.has_left = true;
     Bytes bytes;
-    rank.member.goodbye(bytes);
+    rank.negotiator.goodbye(bytes);
     send(rank, std::move(bytes));
   }
 
@@ -191,21 +191,21 @@ class Simulation {
     const Ticket ticket = ++rank.last_ticket;
     rank.in_flight[ticket] = rank.line;
     if (line.what == Line::What::join) {
-      return rank.member.join(set, ticket, now_);
+      return rank.negotiator.join(set, ticket, now_);
     }
     Signature signature = line.signatures[static_cast<size_t>(rank.number)];
     if (line.what == Line::What::operation) signature.process_set = set;
     if (line.what == Line::What::operation && signature.kind == Kind::broadcast) signature.root = line.members[0];
     if (line.what == Line::What::remove_set) signature.root = set;
-    rank.member.submit(
+    rank.negotiator.submit(
         {std::make_shared<Signature>(std::move(signature)), ticket, line.absent[static_cast<size_t>(rank.number)]},
         now_);
   }
 
   void report(Rank& rank) {
-    if (rank.has_left || rank.member.report_due() > now_) return;
+    if (rank.has_left || rank.negotiator.report_due() > now_) return;
     Bytes bytes;
-    rank.member.report(bytes);
+    rank.negotiator.report(bytes);
     send(rank, std::move(bytes));
   }
 
@@ -241,7 +241,7 @@ class Simulation {
       line = rank.line;
       advance(rank);
     } while (rank.line != line);
-    rank.member.flush();
+    rank.negotiator.flush();
     report(rank);
   }
 
@@ -279,14 +279,14 @@ class Simulation {
     Outcome outcome;
     if (is_tree_) pass_on(rank, rank.down.front());
     if (rank.relay) CHECK_EQUAL(std::string(rank.relay->pass(rank.down.front()).text()), "");
-    const Status status = rank.member.apply(rank.down.front(), outcome);
+    const Status status = rank.negotiator.apply(rank.down.front(), outcome);
     CHECK_EQUAL(std::string(status.text()), "");
     rank.down.pop_front();
     CHECK((mix_.stalls || outcome.stalls.empty()) && outcome.fatal.is_ok());
     for (const Stall& stall : outcome.stalls) check_stall(stall);
     if (outcome.is_asked && !rank.has_left) {
-      rank.member.answer({rank.number, true, "itself", {}});
-      CHECK_EQUAL(rank.member.report_due(), 0);
+      rank.negotiator.answer({rank.number, true, "itself", {}});
+      CHECK_EQUAL(rank.negotiator.report_due(), 0);
       report(rank);
     }
     for (const Plan& plan : outcome.plans) hear_plan(rank, plan);
@@ -303,7 +303,7 @@ class Simulation {
     for (int32_t rank : stall.missing) {
       CHECK(std::find(stall.waiting.begin(), stall.waiting.end(), rank) == stall.waiting.end());
     }
-    for (const Whereabouts& one : stall.whereabouts) {
+    for (const StalledRankReport& one : stall.rank_reports) {
       CHECK(std::find(stall.missing.begin(), stall.missing.end(), one.rank) != stall.missing.end());
     }
     stalls_ += 1;
@@ -349,7 +349,7 @@ class Simulation {
   void hear_set_change(Rank& rank, const ProcessSetChange& change) {
     const auto found = rank.in_flight.find(change.ticket);
     if (found != rank.in_flight.end() && !change.members.empty()) rank.sets[found->second + 1] = change.process_set;
-    CHECK((rank.member.members(change.process_set) == nullptr) == change.members.empty());
+    CHECK((rank.negotiator.members(change.process_set) == nullptr) == change.members.empty());
     if (change.ticket) answer(rank, change.ticket, {End::changed, 0, change.process_set});
   }
 
@@ -365,7 +365,7 @@ class Simulation {
 
   void finish_plan(Rank& rank) {
     if (rank.unfinished_plans.empty()) return;
-    rank.member.plan_finished(rank.unfinished_plans.front());
+    rank.negotiator.plan_finished(rank.unfinished_plans.front());
     rank.unfinished_plans.pop_front();
   }
 
@@ -373,7 +373,7 @@ class Simulation {
     Bytes bytes;
     CHECK(!coordinator_.decide(now_, bytes));
     CHECK_EQUAL(coordinator_.next_deadline(), never);
-    for (const auto& rank : ranks_) CHECK(rank->has_left || rank->member.report_due() == never);
+    for (const auto& rank : ranks_) CHECK(rank->has_left || rank->negotiator.report_due() == never);
     for (size_t place = 0; place < program_.lines.size(); ++place) check_answers(place);
     check_plans();
   }

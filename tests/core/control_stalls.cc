@@ -1,5 +1,5 @@
 // Late ranks are reported, once per cause, at doubling intervals, until the deadline ends the job.
-#include "control/stall_words.h"
+#include "control/stall_text.h"
 #include "control_world.h"
 
 using namespace sirtaki;
@@ -219,16 +219,16 @@ TEST(a_rank_that_does_not_answer_is_awaited_for_a_second) {
   CHECK(!world.outcome(0).is_asked && world.outcome(1).is_asked && world.outcome(2).is_asked);
   CHECK(world.outcome(0).stalls.empty());
   CHECK_EQUAL(world.coordinator.next_deadline(), start + seconds(6));
-  world.members[1]->answer({1, true, {}, {{"load", "data.py", 3}}});
+  world.negotiators[1]->answer({1, true, {}, {{"load", "data.py", 3}}});
   world.report(1);
   CHECK(!world.decide());
   world.now = start + seconds(6);
   CHECK(world.decide());
   REQUIRE(world.outcome(0).stalls.size() == 1);
   const Stall& stall = world.outcome(0).stalls[0];
-  REQUIRE(stall.whereabouts.size() == 2);
-  CHECK(stall.whereabouts[0].answers && !stall.whereabouts[1].answers);
-  CHECK(stall.whereabouts[0].frames == (std::vector<StackFrame>{{"load", "data.py", 3}}));
+  REQUIRE(stall.rank_reports.size() == 2);
+  CHECK(stall.rank_reports[0].answers && !stall.rank_reports[1].answers);
+  CHECK(stall.rank_reports[0].frames == (std::vector<StackFrame>{{"load", "data.py", 3}}));
   CHECK_EQUAL(world.coordinator.next_deadline(), start + seconds(10));
 }
 
@@ -240,7 +240,7 @@ TEST(nothing_is_told_of_what_has_come_meanwhile) {
   CHECK(world.decide());
   CHECK(world.outcome(1).is_asked);
   world.submit(1, allreduce("x"));
-  world.members[1]->answer({1, true, {}, {}});
+  world.negotiators[1]->answer({1, true, {}, {}});
   CHECK(world.round());
   CHECK_EQUAL(world.plans(0), "x");
   CHECK(world.outcome(0).stalls.empty());
@@ -257,12 +257,12 @@ TEST(nothing_is_told_of_what_has_come_meanwhile) {
 TEST(an_answer_that_nobody_has_asked_for_is_ignored) {
   World world(2);
   world.submit(0, allreduce("x"));
-  world.members[1]->answer({1, true, "other", {}});
+  world.negotiators[1]->answer({1, true, "other", {}});
   CHECK(!world.round());
   world.report(1);
   world.now += seconds(5);
   CHECK(world.decide());
-  world.members[0]->answer({0, true, "other", {}});
+  world.negotiators[0]->answer({0, true, "other", {}});
   world.report(0);
   CHECK(!world.decide());
 }
@@ -283,13 +283,13 @@ TEST(who_reports_for_a_rank_that_does_not_answer_is_known) {
   world.round();
   world.now += seconds(5);
   CHECK(world.decide());
-  world.members[3]->answer({3, true, "y", {}});
+  world.negotiators[3]->answer({3, true, "y", {}});
   world.report(3);
   world.now += seconds(1);
   CHECK(world.decide());
   REQUIRE(world.outcome(0).stalls.size() == 1);
   std::vector<int32_t> leaders;
-  for (const Whereabouts& one : world.outcome(0).stalls[0].whereabouts) leaders.push_back(one.leader);
+  for (const StalledRankReport& one : world.outcome(0).stalls[0].rank_reports) leaders.push_back(one.leader);
   CHECK_EQUAL(leaders, (std::vector<int32_t>{-1, 1, -1}));
 }
 

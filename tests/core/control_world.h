@@ -1,4 +1,4 @@
-// A whole negotiation in one thread: members, a coordinator, and bytes that tests carry between them.
+// A whole negotiation in one thread: negotiators, a coordinator, and bytes that tests carry between them.
 #pragma once
 
 #include <memory>
@@ -7,8 +7,8 @@
 
 #include "check.h"
 #include "control/coordinator.h"
-#include "control/member.h"
 #include "control/messages.h"
+#include "control/negotiator.h"
 
 namespace sirtaki {
 
@@ -99,14 +99,15 @@ struct World {
                  std::vector<int32_t> leaders = {})
       : coordinator(rank_names(size), rules, std::move(leaders)), outcomes(static_cast<size_t>(size)) {
     for (int32_t rank = 0; rank < size; ++rank) {
-      members.push_back(std::make_unique<Member>(rank, size, report_rule, rules.cache_capacity));
+      negotiators.push_back(std::make_unique<Negotiator>(rank, size, report_rule, rules.cache_capacity));
     }
   }
 
-  int32_t size() const { return static_cast<int32_t>(members.size()); }
+  int32_t size() const { return static_cast<int32_t>(negotiators.size()); }
 
   Ticket submit(int32_t rank, const Signature& signature, bool absent = false) {
-    members[static_cast<size_t>(rank)]->submit({std::make_shared<Signature>(signature), ++last_ticket, absent}, now);
+    negotiators[static_cast<size_t>(rank)]->submit({std::make_shared<Signature>(signature), ++last_ticket, absent},
+                                                   now);
     return last_ticket;
   }
 
@@ -115,21 +116,21 @@ struct World {
   }
 
   Ticket join(int32_t rank, int32_t process_set = world_set) {
-    members[static_cast<size_t>(rank)]->join(process_set, ++last_ticket, now);
+    negotiators[static_cast<size_t>(rank)]->join(process_set, ++last_ticket, now);
     return last_ticket;
   }
 
   void goodbye(int32_t rank) {
     Bytes bytes;
-    members[static_cast<size_t>(rank)]->goodbye(bytes);
+    negotiators[static_cast<size_t>(rank)]->goodbye(bytes);
     deliver(rank, bytes);
   }
 
   // Returns the report of one rank, for delivery.
   Bytes take_report(int32_t rank) {
     Bytes bytes;
-    members[static_cast<size_t>(rank)]->flush();
-    members[static_cast<size_t>(rank)]->report(bytes);
+    negotiators[static_cast<size_t>(rank)]->flush();
+    negotiators[static_cast<size_t>(rank)]->report(bytes);
     CHECK(decode(bytes, last_report));
     return bytes;
   }
@@ -152,11 +153,11 @@ struct World {
   }
 
   void apply(int32_t rank, const Bytes& bytes) {
-    Member& member = *members[static_cast<size_t>(rank)];
+    Negotiator& negotiator = *negotiators[static_cast<size_t>(rank)];
     Outcome& outcome = outcomes[static_cast<size_t>(rank)];
-    const Status status = member.apply(bytes, outcome);
+    const Status status = negotiator.apply(bytes, outcome);
     CHECK_EQUAL(std::string(status.text()), "");
-    for (const Plan& plan : outcome.plans) member.plan_finished(plan.process_set);
+    for (const Plan& plan : outcome.plans) negotiator.plan_finished(plan.process_set);
   }
 
   // Reports stalls: the ranks that are asked for their state answer first.
@@ -164,7 +165,7 @@ struct World {
     if (!decide()) return false;
     for (int32_t rank = 0; rank < size(); ++rank) {
       if (!outcome(rank).is_asked) continue;
-      members[static_cast<size_t>(rank)]->answer({rank, true, waits_for, frames});
+      negotiators[static_cast<size_t>(rank)]->answer({rank, true, waits_for, frames});
       report(rank);
     }
     return decide();
@@ -173,7 +174,7 @@ struct World {
   // Lets every rank report, and makes one Decision.
   bool round() {
     for (int32_t rank = 0; rank < size(); ++rank) {
-      if (members[static_cast<size_t>(rank)]->report_due() != never) report(rank);
+      if (negotiators[static_cast<size_t>(rank)]->report_due() != never) report(rank);
     }
     return decide();
   }
@@ -204,7 +205,7 @@ struct World {
   }
 
   Coordinator coordinator;
-  std::vector<std::unique_ptr<Member>> members;
+  std::vector<std::unique_ptr<Negotiator>> negotiators;
   std::vector<Outcome> outcomes;
   Report last_report;
   Decision last_decision;

@@ -35,7 +35,7 @@ TEST(reports) { run(fuzz::report); }
 TEST(decisions) { run(fuzz::decision); }
 TEST(aggregates) { run(fuzz::aggregate); }
 TEST(relays) { run(fuzz::relay); }
-TEST(members) { run(fuzz::member); }
+TEST(negotiators) { run(fuzz::negotiator); }
 TEST(coordinators) { run(fuzz::coordinator); }
 TEST(links) { run(fuzz::link); }
 TEST(requests) { run(fuzz::request); }

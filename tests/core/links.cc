@@ -201,8 +201,8 @@ TEST(a_link_that_lets_go_touches_no_memory_of_others) {
   while (pair.a.unsent() > 2'000) pair.a.flush();
   REQUIRE(pair.a.unsent() > 0);
   for (int i = 0; i < 3; ++i) pair.b.receive();
-  pair.a.let_go();
-  pair.b.let_go();
+  pair.a.drop_references();
+  pair.b.drop_references();
   const Bytes before = place;
   std::ranges::fill(body, uint8_t{0});
   while (pair.a.unsent()) pair.a.flush();

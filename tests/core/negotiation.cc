@@ -35,12 +35,12 @@ class Ranks {
   void submit(int32_t rank, const char* name) {
     auto signature = std::make_shared<Signature>();
     signature->name = name;
-    (*this)[rank].member().submit({std::move(signature), 1}, now);
-    (*this)[rank].member().flush();
+    (*this)[rank].negotiator().submit({std::move(signature), 1}, now);
+    (*this)[rank].negotiator().flush();
   }
 
   Outcome pass(int32_t rank) {
-    News news;
+    NegotiationEvents news;
     CHECK_EQUAL(std::string((*this)[rank].pass(now, news).text()), "");
     return std::move(news.outcome);
   }
@@ -77,7 +77,7 @@ TEST(a_leader_that_is_asked_where_it_is_while_it_leaves_does_not_answer) {
   ranks.pass(0);
   ranks[1].leave(ranks.now);
   CHECK(ranks.pass(1).is_asked);
-  ranks[1].member().answer({1, true, {}, {}});  // as its engine does
+  ranks[1].negotiator().answer({1, true, {}, {}});  // as its engine does
   ranks.pass(1);
   for (int32_t rank : {0, 1, 2}) {
     const Outcome told = ranks.pass(rank);
@@ -95,7 +95,7 @@ TEST(a_rank_that_has_left_above_has_to_exist) {
     Writer(body).put(rank);
     ranks.link(0, 1).send({.kind = FrameKind::cut_off}, body);
     ranks.link(0, 1).flush();
-    News news;
+    NegotiationEvents news;
     const Status status = ranks[1].pass(ranks.now, news);
     if (rank >= 0 && rank < 3) {
       CHECK_EQUAL(std::string(status.text()), "");
@@ -114,7 +114,7 @@ TEST(only_those_above_decide_or_say_that_somebody_has_left) {
     Ranks ranks({0, 0, 0});
     ranks.link(1, 0).send({.kind = kind}, body);
     ranks.link(1, 0).flush();
-    News news;
+    NegotiationEvents news;
     const Status status = ranks[0].pass(ranks.now, news);
     CHECK_EQUAL(status.code(), SRT_PROTOCOL);
     CHECK_EQUAL(std::string(status.text()),
@@ -136,7 +136,7 @@ TEST(an_abort_has_to_have_a_reason_that_ends_the_world) {
     writer.put_text("why");
     ranks.link(1, 0).send({.kind = FrameKind::abort}, body);
     ranks.link(1, 0).flush();
-    News news;
+    NegotiationEvents news;
     const Status status = ranks[0].pass(ranks.now, news);
     CHECK_EQUAL(status.code(), code == SRT_PEER_LOST ? SRT_OK : SRT_PROTOCOL);
     CHECK_EQUAL(news.abort.has_value(), code == SRT_PEER_LOST);
@@ -155,7 +155,7 @@ TEST(a_goodbye_counts_on_the_link_of_the_data) {
     Link peer(std::make_unique<Pipe>(way, back));
     peer.send({.kind = FrameKind::goodbye}, {});
     peer.flush();
-    News news;
+    NegotiationEvents news;
     CHECK(negotiation.pass(seconds(1), news).is_ok());
     CHECK_EQUAL(negotiation.has_finished(1), has_finished);
   }

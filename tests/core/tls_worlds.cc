@@ -15,7 +15,7 @@ void check_sums(int rank, Context& context, DType dtype, int64_t count) {
   Ticket handle = 0;
   expect_ok(run_one(context, in_place(SRT_ALLREDUCE, name.c_str(), data, count, dtype), handle));
   context.release(&handle, 1);
-  srt_topology place = context.place();
+  srt_topology place = context.topology();
   const int size = place.size;
   for (size_t i = 0; i < data.size(); ++i)
     if (data[i] != static_cast<T>(static_cast<int>(i % 11) * size + size * (size - 1) / 2))

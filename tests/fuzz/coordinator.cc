@@ -73,10 +73,10 @@ class Court {
     bool is_dead = false;
   };
 
-  // Returns whether the request meets the conditions that the caller of Member::submit has to ensure.
+  // Returns whether the request meets the conditions that the caller of Negotiator::submit has to ensure.
   bool may_ask(int32_t rank, const Signature& signature) {
     const Honest& honest = honest_[rank];
-    const auto* members = world_.members[static_cast<size_t>(rank)]->members(signature.process_set);
+    const auto* members = world_.negotiators[static_cast<size_t>(rank)]->members(signature.process_set);
     const bool is_of_pair = rank == signature.root || rank == signature.destination;
     return !honest.join && members && std::binary_search(members->begin(), members->end(), rank) &&
            (signature.kind != Kind::send || is_of_pair) &&
@@ -103,18 +103,18 @@ class Court {
     Honest& honest = honest_[rank];
     if (honest.is_dead) return;
     Outcome outcome;
-    Member& member = *world_.members[static_cast<size_t>(rank)];
-    CHECK_EQUAL(std::string(member.apply(decision, outcome).text()), "");
+    Negotiator& negotiator = *world_.negotiators[static_cast<size_t>(rank)];
+    CHECK_EQUAL(std::string(negotiator.apply(decision, outcome).text()), "");
     for (const Plan& plan : outcome.plans) {
       check_believed(plan, rank, honest.in_flight, honest.join != 0);
       for (const PlannedTensor& tensor : plan.tensors) honest.in_flight.erase(tensor.ticket);
-      member.plan_finished(plan.process_set);
+      negotiator.plan_finished(plan.process_set);
     }
     for (const Refusal& refusal : outcome.refusals) ended(honest, refusal.ticket);
     for (const JoinDone& done : outcome.joins) ended(honest, done.ticket);
     for (const ProcessSetChange& change : outcome.process_sets) ended(honest, change.ticket);
     honest.is_dead = !outcome.fatal.is_ok();
-    if (member.report_due() != never && !honest.is_dead) world_.report(rank);
+    if (negotiator.report_due() != never && !honest.is_dead) world_.report(rank);
   }
 
   static RankBits only(int32_t rank) {

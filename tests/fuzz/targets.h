@@ -18,8 +18,8 @@ struct Target {
   std::vector<Bytes> (*seeds)();  // valid inputs to start from
 };
 
-extern const Target report, decision, aggregate, member, relay, coordinator, link, request;
-inline const Target* const targets[] = {&report, &decision, &aggregate, &member, &relay, &coordinator, &link, &request};
+extern const Target report, decision, aggregate, negotiator, relay, coordinator, link, request;
+inline const Target* const targets[] = {&report, &decision, &aggregate, &negotiator, &relay, &coordinator, &link, &request};
 
 // A reader that takes an input apart. At its end everything is zero, or empty.
 class Slices {

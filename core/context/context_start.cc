@@ -1,0 +1,144 @@
+// The start of a rank: its links, its parts, and how it moves data.
+#include <algorithm>
+
+#include "context/context.h"
+#include "data/algorithm.h"
+#include "data/hierarchical.h"
+#include "data/memory_operation.h"
+#include "data/single_rank_backend.h"
+#include "transport/ring_pipe.h"
+#include "transport/socket_pipe.h"
+
+namespace sirtaki {
+namespace {
+
+// Returns the chunk size of links: the same on all hosts, whatever their caches. Larger chunks save little, and arrive
+// later.
+int64_t chunk_bytes_of_links(const Config& config) {
+  constexpr int64_t usual = 512 << 10;
+  const int64_t wish = config.integer(Knob::chunk_bytes);
+  return wish ? std::max<int64_t>(wish / 4096, 1) * 4096 : usual;
+}
+
+}  // namespace
+
+Status Context::check_link(int32_t peer, int fd) const {
+  if (engine_) return {SRT_INVALID_ARGUMENT, "links are added before srt_start"};
+  if (peer < 0 || peer >= size_ || peer == rank_ || fd < 0)
+    return {SRT_INVALID_ARGUMENT, format("there can be no link to rank %d over descriptor %d", peer, fd)};
+  return Status::ok();
+}
+
+Status Context::link_socket(int32_t peer, int fd) {
+  SIRTAKI_TRY(check_link(peer, fd));
+  sockets_[peer].emplace_back(fd);
+  return Status::ok();
+}
+
+Status Context::link_tls(int32_t peer, int fd, std::unique_ptr<TlsSession>& session) {
+  SIRTAKI_TRY(check_link(peer, fd));
+  encrypted_[peer].emplace_back(Descriptor(fd), std::move(session));
+  return Status::ok();
+}
+
+// Adds the links. Between two hosts they are encrypted exactly if the setting asks for it: nothing falls back to
+// plain text.
+Status Context::add_socket_links() {
+  const bool encrypts = config_.integer(Knob::encrypt) != 0;
+  const auto crosses = [&](int32_t peer) {
+    return host_of_[static_cast<size_t>(peer)] != host_of_[static_cast<size_t>(rank_)];
+  };
+  for (const auto& [peer, sockets] : sockets_)
+    if ((encrypts && crosses(peer)) || encrypted_.count(peer))
+      return {SRT_INVALID_ARGUMENT, format("the link to rank %d has to be encrypted, and is not", peer)};
+  for (const auto& [peer, channels] : encrypted_)
+    if (!encrypts) return {SRT_INVALID_ARGUMENT, format("the link to rank %d is encrypted, and should not be", peer)};
+  const Nanoseconds probes_after = Heartbeat::interval(config_.time(Knob::heartbeat));
+  for (auto& [peer, sockets] : sockets_)
+    links_.add_socket(peer, std::make_unique<SocketPipe>(std::move(sockets), probes_after));
+  for (auto& [peer, channels] : encrypted_)
+    links_.add_socket(peer, std::make_unique<TlsPipe>(std::move(channels), probes_after));
+  sockets_.clear();
+  encrypted_.clear();
+  return Status::ok();
+}
+
+Status Context::link_memory(const srt_memory& memory) {
+  if (engine_ || local_peers_) return {SRT_INVALID_ARGUMENT, "the shared memory is linked once, before srt_start"};
+  const bool fits = memory.struct_size >= sizeof(srt_memory) && memory.slot_count > 1 && memory.slot >= 0 &&
+                    memory.slot < memory.slot_count && memory.ranks && memory.engine_doorbells &&
+                    memory.waiter_doorbells && memory.ranks[memory.slot] == rank_;
+  if (!fits) return {SRT_INVALID_ARGUMENT, "srt_memory is incomplete, or its slot is not this rank's"};
+  SIRTAKI_TRY(LocalPeers::open(config_, memory, local_peers_));
+  for (int slot = 0; slot < memory.slot_count; ++slot)
+    if (slot != memory.slot && (slot == 0 || memory.slot == 0))
+      links_.add_ring(memory.ranks[slot], std::make_unique<RingPipe>(local_peers_->region(), memory.slot, slot));
+  return Status::ok();
+}
+
+Status Context::watch_stack(const srt_stack_source& source) {
+  if (engine_) return {SRT_INVALID_ARGUMENT, "the stack is watched from before srt_start on"};
+  return program_stack_.open(source);
+}
+
+Status Context::start() {
+  if (engine_) return {SRT_INVALID_ARGUMENT, "the context is started already"};
+  SIRTAKI_TRY(add_socket_links());
+  ControlTree tree(host_of_, static_cast<int32_t>(config_.integer(Knob::control_fan_out)));
+  for (int32_t peer = 0; peer < size_; ++peer)
+    if ((peer == tree.parent(rank_) || rank_ == tree.parent(peer)) && !links_.control(peer))
+      return {SRT_INVALID_ARGUMENT, format("the link to rank %d is missing", peer)};
+  negotiation_ = std::make_unique<Negotiation>(
+      NegotiationParts{rank_, names_, std::move(tree), links_, local_peers_.get()}, config_);
+  execution_ = std::make_unique<Execution>(rank_, handles_, negotiation_->negotiator(), gpu_,
+                                           config_.text(Knob::join_average) == "contributors");
+  event_waiter_ = std::make_unique<EventWaiter>(local_peers_.get(), links_);
+  SIRTAKI_TRY(event_waiter_->open());
+  deadline_monitor_ =
+      std::make_unique<DeadlineMonitor>(DeadlineMonitorParts{rank_, names_, locations_, local_ranks_, log_}, config_);
+  heartbeat_ = std::make_unique<Heartbeat>(links_, names_, config_.time(Knob::heartbeat));
+  failure_report_ = std::make_unique<FailureReport>(rank_, locations_, config_, log_);
+  failure_report_->forget();
+  add_backends();
+  engine_ = std::make_unique<Engine>(
+      EngineParts{handles_, sets_, links_, *negotiation_, *execution_, *event_waiter_, *deadline_monitor_, *heartbeat_,
+                  *failure_report_, program_stack_, local_peers_.get(), names_, rank_},
+      config_, static_cast<int>(local_ranks_.size()));
+  if (size_ > 1) std::call_once(thread_started_, [this] { engine_->start_thread(); });
+  return Status::ok();
+}
+
+// Adds the backends, in the order in which they are asked.
+void Context::add_backends() {
+  Executor& executor = execution_->executor();
+  const bool others_serve_gpus = !extra_backends_.empty();
+  for (auto& backend : extra_backends_) executor.add_backend(std::move(backend));
+  GpuParts gpu{gpu_, kernels_, log_, names_, host_of_, rank_, {}};
+  const auto add = [&](std::unique_ptr<Backend> backend) {
+    gpu.on_cpu.push_back(backend.get());
+    executor.add_backend(std::move(backend));
+  };
+  add(std::make_unique<SingleRankBackend>(kernels_));
+  const std::string& wish = config_.text(Knob::cpu_algorithm);
+  const LinkSetting setting{links_, kernels_, names_, chunk_bytes_of_links(config_)};
+  auto over_links = std::make_unique<LinkBackend>(setting, host_of_, wish);
+  HierarchyParts hierarchy{{}, over_links.get(), host_of_, wish};
+  if (local_peers_) {
+    auto through_memory = std::make_unique<MemoryBackend>(*local_peers_, kernels_);
+    hierarchy.inside.push_back(through_memory.get());
+    add(std::move(through_memory));
+  }
+  hierarchy.inside.push_back(over_links.get());
+  add(std::make_unique<HierarchicalBackend>(std::move(hierarchy)));
+  add(std::move(over_links));
+  if (!others_serve_gpus) {
+    auto on_gpus = std::make_unique<GpuBackend>(std::move(gpu), config_);
+    gpu_backend_ = on_gpus.get();
+    executor.add_backend(std::move(on_gpus));
+  }
+  const std::vector<int> ranks_per_host = count_members(sets_.find(world_set)->members, host_of_);
+  if (rank_ == coordinator_rank && ranks_per_host.size() > 1)
+    log_.line(describe_algorithm(wish, ranks_per_host, config_.text(Knob::transport) != "socket"));
+}
+
+}  // namespace sirtaki

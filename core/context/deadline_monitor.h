@@ -1,0 +1,62 @@
+// Detection of late ranks: turns what negotiation and execution know into log lines and, in the end, into an error.
+// Nothing waits for ever.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "base/knobs.h"
+#include "base/log.h"
+#include "context/execution.h"
+#include "context/negotiation.h"
+
+namespace sirtaki {
+
+// The location of a rank, for readers of files.
+struct RankLocation {
+  std::string host;
+  int32_t pid;
+};
+
+struct DeadlineMonitorParts {
+  int32_t rank;
+  const RankNames& names;
+  const std::vector<RankLocation>& locations;
+  const std::vector<int32_t>& local_ranks;
+  const Log& log;
+};
+
+class DeadlineMonitor {
+ public:
+  DeadlineMonitor(const DeadlineMonitorParts& parts, const Config& config);
+
+  // Reports a stall once per host, by its lowest rank that is not late itself: in words, and as JSON if a file is set.
+  void report(const Stall& stall) const;
+
+  // Checks the deadlines. Returns why the job is given up, and because of which rank, when one has passed.
+  // `oldest_waiting` names what waits for a Decision ("": nothing); it is called only where the coordinator is silent,
+  // for it goes through all that is in flight.
+  std::optional<AbortNotice> check(Nanoseconds now, const Execution& execution, Executor& executor,
+                                   const Negotiation& negotiation, const std::function<std::string()>& oldest_waiting);
+
+ private:
+  bool speaks_for_host(const std::vector<int32_t>& late) const;
+  std::string name_all(const std::vector<int32_t>& ranks) const;
+  std::optional<AbortNotice> check_progress(Nanoseconds now, const Execution& execution, const Executor& executor);
+  std::optional<AbortNotice> check_coordinator(Nanoseconds now, const Negotiation& negotiation,
+                                               const std::function<std::string()>& oldest_waiting);
+  void log_end_of_silence(Nanoseconds heard);
+
+  void append_to_file(const Stall& stall) const;
+
+  DeadlineMonitorParts parts_;
+  std::string report_file_;
+  Nanoseconds stall_report_, progress_deadline_, stall_deadline_;
+  Nanoseconds next_progress_line_ = 0, next_coordinator_line_ = 0;
+  uint64_t stuck_plan_ = 0;
+  Nanoseconds asked_at_ = 0;  // when the coordinator was sent a report that it has not answered
+  bool has_logged_silence_ = false;  // whether the coordinator's silence was logged
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,45 @@
+#include "context/plan_statistics.h"
+
+#include <algorithm>
+
+namespace sirtaki {
+
+namespace {
+
+// Returns the bytes of all tensors, on the larger side (sent or received).
+int64_t payload(const Transfer& transfer) {
+  int64_t outgoing = 0, incoming = 0;
+  for (const ScatterList& part : transfer.outgoing) outgoing += part.bytes();
+  for (const ScatterList& part : transfer.incoming) incoming += part.bytes();
+  return std::max({transfer.buffer.bytes(), outgoing, incoming});
+}
+
+}  // namespace
+
+double bus_bytes(const Transfer& transfer) {
+  const int64_t bytes = payload(transfer);
+  const auto members = static_cast<double>(transfer.members.size());
+  const double share = (members - 1) / members;
+  switch (transfer.kind) {
+    case Kind::allreduce: return 2 * share * static_cast<double>(bytes);
+    case Kind::send: return static_cast<double>(bytes);
+    case Kind::broadcast: return members > 1 ? static_cast<double>(bytes) : 0;
+    default: return share * static_cast<double>(bytes);
+  }
+}
+
+void note_plan_begun(const Plan& plan, const std::vector<Ticket>& handles, const Transfer* transfer, HandleTable& table,
+                     Nanoseconds now) {
+  const auto lock = table.lock();
+  Observer& observer = table.observer();
+  observer.set_moment(now);
+  for (Ticket handle : handles) {
+    HandleEntry* entry = table.open_entry(handle);
+    if (!entry) continue;
+    entry->planned = true;
+    observer.decided(entry->record, plan.number, plan.tensors.size());
+  }
+  observer.plan_begun(plan.tensors.size(), transfer ? payload(*transfer) : 0, transfer ? bus_bytes(*transfer) : 0);
+}
+
+}  // namespace sirtaki

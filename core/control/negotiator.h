@@ -1,0 +1,78 @@
+// A rank's side of the negotiation: it reports what is ready on this rank, and applies what the coordinator decided.
+// Free of I/O, threads and clocks: bytes in, bytes out, times as arguments.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/codec.h"
+#include "base/status.h"
+#include "plan/plan.h"
+#include "plan/request.h"
+
+namespace sirtaki {
+
+// The flush rule: when a rank reports. The same on all ranks.
+struct ReportRule {
+  int64_t bytes = 1 << 20;                    // report when this much is queued
+  Nanoseconds window = microseconds(300);     // or this long after the first queued request
+  int32_t plans_in_flight = 2;                // while a set has this many unfinished plans, its reports wait
+};
+
+class Negotiator {
+ public:
+  Negotiator(int32_t rank, int32_t size, ReportRule rule, uint32_t cache_capacity);
+  ~Negotiator();
+  Negotiator(const Negotiator&) = delete;
+  Negotiator& operator=(const Negotiator&) = delete;
+
+  // Queues a request. The caller has ensured that its (set, kind, name) is not in flight on this rank, that the set
+  // exists, and that this rank is a member of it and has not joined it.
+  void submit(Request request, Nanoseconds now);
+
+  // Joins a set: this rank has no more data for it, and counts as ready for everything there until all have joined.
+  void join(int32_t process_set, Ticket ticket, Nanoseconds now);
+
+  // Makes everything that is queued now due as soon as its set allows, because a caller waits.
+  void flush();
+
+  // Returns when to call report(): `never` if there is nothing to report, a time in the past if it is due.
+  Nanoseconds report_due() const;
+
+  // Appends one Report with everything that is queued and not withheld.
+  void report(Bytes& out);
+
+  // Tickets covered by the last report, and whether each was sent as a cache id.
+  struct Reported {
+    Ticket ticket;
+    bool by_id;
+  };
+  const std::vector<Reported>& reported() const;
+
+  // Appends a Report that says goodbye: this rank takes part in no later Decision.
+  void goodbye(Bytes& out);
+
+  // Returns the number of the last Decision that was applied; 0: none.
+  uint64_t last_decision() const;
+
+  // Applies one Decision and adds its consequences for this rank to `outcome`; SRT_PROTOCOL if it is invalid.
+  Status apply(std::span<const uint8_t> decision, Outcome& outcome);
+
+  // Puts where this rank is into the next report, which is due at once: the answer to Outcome::is_asked.
+  void answer(StalledRankReport wait_report);
+
+  // Records that the data plane has finished a plan of this set.
+  void plan_finished(int32_t process_set);
+
+  // Returns the members of a process set; nullptr if there is no such set.
+  const std::vector<int32_t>* members(int32_t process_set) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,77 @@
+// Stall detection: which ranks wait for which others, and when to report it.
+//
+// When an operation has waited for too long, a Decision asks the missing ranks where they are; sirtaki's own thread
+// answers there, whatever the program does. Once all have answered, or a second later, a report says which ranks wait
+// for what, and what the missing ranks are doing instead.
+#pragma once
+
+#include <vector>
+
+#include "control/groups.h"
+#include "control/messages.h"
+#include "control/operation_table.h"
+#include "control/process_sets.h"
+#include "control/validation.h"
+
+namespace sirtaki {
+
+// Adds to a decision that an entry whose stall was reported is complete now, and which rank was last.
+void report_end_of_stall(const OperationEntry& entry, Decision& decision);
+
+// Adds the same for a reported stall of a join, once all members of the set have joined.
+void report_end_of_stall(const ProcessSet& set, Nanoseconds now, Decision& decision);
+
+class StallInspector {
+ public:
+  // Creates a watch; zero for either time: never. leaders: as in the coordinator.
+  StallInspector(Nanoseconds report_after, Nanoseconds deadline, std::vector<int32_t> leaders)
+      : report_after_(report_after), deadline_(deadline), leaders_(std::move(leaders)) {}
+
+  // Records that something began to wait.
+  void begun(Nanoseconds now);
+
+  // Takes in the answer of a rank that was asked where it is.
+  void answered(StalledRankReport wait_report);
+
+  // Returns a lower bound of the time at which look() has something to report.
+  Nanoseconds next(const OperationTable& table, const ProcessSets& sets) const;
+
+  // Adds to a decision what is due at this time.
+  void inspect(Nanoseconds now, OperationTable& table, const ProcessSets& sets, const Groups& groups,
+               const RankNames& names, Decision& decision);
+
+ private:
+  // One cause of waiting: the same ranks are missing in the same set.
+  struct Cause {
+    ProcessSet* set;
+    RankBits missing;
+    RankBits waiting;
+    std::vector<OperationEntry*> entries;     // by the time of their first submission; none: the join waits
+    Nanoseconds since;
+    Nanoseconds next_report;         // 0: has not been reported
+  };
+
+  // The pending question, and the answers so far about where the missing ranks are.
+  struct Inquiry {
+    bool is_open = false;
+    Nanoseconds until = 0;           // end of the wait for answers
+    std::vector<int32_t> asked;
+    std::vector<StalledRankReport> answers;
+  };
+
+  static std::vector<Cause> find_causes(OperationTable& table, const ProcessSets& sets, const Groups& groups);
+  Stall describe(const Cause& cause, Nanoseconds now) const;
+  Nanoseconds due(const Cause& cause) const;
+  bool is_awaiting(Nanoseconds now) const;
+  void ask(const std::vector<Cause>& causes, Nanoseconds now, Decision& decision);
+  void report(Cause& cause, Nanoseconds now, Decision& decision);
+
+  Nanoseconds report_after_;
+  Nanoseconds deadline_;
+  std::vector<int32_t> leaders_;     // by rank
+  Nanoseconds next_report_ = never;
+  Inquiry inquiry_;
+  bool is_over_ = false;             // the deadline has been reported
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,19 @@
+// Process sets of one rank: nothing to exchange, only to copy and to scale.
+#pragma once
+
+#include "data/operation.h"
+
+namespace sirtaki {
+
+class SingleRankBackend final : public Backend {
+ public:
+  explicit SingleRankBackend(const Kernels& kernels) : kernels_(kernels) {}
+  bool serves(const Transfer& transfer) const override { return transfer.device < 0 && transfer.members.size() == 1; }
+  std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) override;
+  unsigned needs(const Transfer&) const override { return needs_nothing; }
+
+ private:
+  const Kernels& kernels_;
+};
+
+}  // namespace sirtaki

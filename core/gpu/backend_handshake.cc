@@ -1,0 +1,111 @@
+#include "gpu/backend_handshake.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+#include "base/text.h"
+
+namespace sirtaki {
+namespace {
+
+constexpr int shares_gpus_from = 23003;  // NCCL 2.30.3: several ranks on one GPU
+
+template <size_t capacity>
+void put(const std::string& text, char (&out)[capacity]) {
+  std::memcpy(out, text.data(), std::min(text.size(), capacity - 1));
+}
+
+// Returns a peer's text, terminated and printable whatever it contains.
+template <size_t capacity>
+std::string get(const char (&text)[capacity]) {
+  return printable(std::string_view(text, strnlen(text, capacity)), capacity);
+}
+
+std::string version_text(int version) {
+  return format("%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+}
+
+bool is_set(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value && std::strcmp(value, "1") == 0;
+}
+
+std::string shared_gpu(const std::vector<GpuFacts>& facts, const RankNames& names) {
+  std::map<std::pair<int32_t, std::string>, size_t> user_of;
+  for (size_t member = 0; member < facts.size(); ++member) {
+    const auto [user, is_alone] = user_of.try_emplace({facts[member].host, get(facts[member].bus_id)}, member);
+    if (is_alone) continue;
+    return format(
+        "%s and %s work on one GPU (%s), which NCCL allows from version 2.30.3 on, with "
+        "NCCL_MULTI_RANK_GPU_ENABLE=1 on all ranks. torch.cuda.set_device(hvd.local_rank()) gives each its own",
+        names[user->second].c_str(), names[member].c_str(), get(facts[member].bus_id).c_str());
+  }
+  return {};
+}
+
+}  // namespace
+
+GpuFacts gather_facts(const Gpu* gpu, int32_t host, bool is_first) {
+  GpuFacts facts;
+  facts.host = host;
+  if (!gpu) {
+    put("it has joined without having used a GPU", facts.obstacle);
+    return facts;
+  }
+  const GpuLibraries& libraries = gpu->device().libraries();
+  put(gpu->device().bus_id(), facts.bus_id);
+  facts.shares_gpus = is_set("NCCL_MULTI_RANK_GPU_ENABLE");
+  if (!libraries.has_nccl()) {
+    put(libraries.found_nccl().text, facts.obstacle);
+    return facts;
+  }
+  if (is_first) {
+    const GpuDevice::Scope scope(&gpu->device());
+    const Status made = libraries.check_nccl(libraries.nccl().unique_id(&facts.id), "ncclGetUniqueId");
+    if (!made.is_ok()) {
+      put(made.text(), facts.obstacle);
+      return facts;
+    }
+  }
+  facts.nccl_version = libraries.found_nccl().version;
+  return facts;
+}
+
+std::string obstacle_to_nccl(const std::vector<GpuFacts>& facts, const RankNames& names, bool encrypts) {
+  if (encrypts)
+    for (size_t member = 0; member < facts.size(); ++member)
+      if (facts[member].host != facts.front().host)
+        return format("the setting encrypt is 1, and NCCL does not encrypt what goes between the hosts of %s and %s",
+                      names.front().c_str(), names[member].c_str());
+  const int version = facts.front().nccl_version;
+  bool may_share = version >= shares_gpus_from;
+  for (size_t member = 0; member < facts.size(); ++member) {
+    const GpuFacts& other = facts[member];
+    may_share &= other.shares_gpus != 0;
+    if (other.nccl_version < oldest_nccl)
+      return format("%s has no NCCL to use: %s", names[member].c_str(), get(other.obstacle).c_str());
+    if (other.nccl_version != version)
+      return format("%s has NCCL %s and %s has NCCL %s; all ranks need the same", names.front().c_str(),
+                    version_text(version).c_str(), names[member].c_str(), version_text(other.nccl_version).c_str());
+  }
+  return may_share ? std::string() : shared_gpu(facts, names);
+}
+
+BackendHandshake::BackendHandshake(const Transfer& whole, const GpuFacts& own)
+    : facts_(whole.members.size()), own_(own), transfer_(std::make_shared<Transfer>()) {
+  constexpr auto bytes = static_cast<int64_t>(sizeof(GpuFacts));
+  transfer_->plan = whole.plan;
+  transfer_->is_last_phase = false;
+  transfer_->kind = Kind::allgather;
+  transfer_->dtype = DType::uint8;
+  transfer_->members = whole.members;
+  transfer_->own = whole.own;
+  const auto* input = reinterpret_cast<const uint8_t*>(&own_);
+  transfer_->buffer.add(input, nullptr, bytes);
+  for (size_t member = 0; member < facts_.size(); ++member)
+    transfer_->incoming.emplace_back().add(member == whole.own ? input : nullptr,
+                                           reinterpret_cast<uint8_t*>(&facts_[member]), bytes);
+}
+
+}  // namespace sirtaki

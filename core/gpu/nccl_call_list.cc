@@ -1,0 +1,123 @@
+#include "gpu/nccl_call_list.h"
+
+namespace sirtaki {
+namespace {
+
+constexpr int64_t alignment = 256;
+
+struct Segment {
+  const uint8_t* input;
+  uint8_t* output;
+  int64_t bytes;
+};
+
+// This rank's use of a list's memory. Where it has none (it has joined), scratch memory stands in.
+enum Role : unsigned { gives = 1, gets = 2 };
+
+class CallListBuilder {
+ public:
+  CallListBuilder(const Transfer& transfer, uintptr_t scratch) : transfer_(transfer), next_(scratch) { run(); }
+
+  NcclCallList made;
+  uintptr_t scratch_end() const { return next_; }
+
+ private:
+  void run() {
+    switch (transfer_.kind) {
+      case Kind::broadcast:
+        add_calls(transfer_.buffer, is_own(transfer_.root) ? gives | gets : gets, transfer_.root);
+        break;
+      case Kind::allgather:
+        for (size_t member = 0; member < transfer_.members.size(); ++member)
+          add_calls(transfer_.incoming[member], is_own(member) ? gives | gets : gets, member);
+        break;
+      case Kind::reducescatter:
+        for (size_t member = 0; member < transfer_.members.size(); ++member)
+          add_calls(transfer_.outgoing[member], is_own(member) ? gives | gets : gives, member);
+        break;
+      case Kind::alltoall: add_exchange(); break;
+      default: add_calls(transfer_.buffer, gives | gets, 0);
+    }
+  }
+
+  bool is_own(size_t member) const { return member == transfer_.own; }
+
+  void add_calls(const ScatterList& list, unsigned role, size_t member) {
+    if (transfer_.members.size() == 1) return copy_own(list);
+    for (const Segment& segment : cut(list, role))
+      made.calls.push_back({segment.input, segment.output, segment.bytes, member});
+  }
+
+  void add_exchange() {
+    for (size_t member = 0; member < transfer_.members.size(); ++member) {
+      if (is_own(member)) {
+        copy_own(transfer_.incoming[member]);
+        continue;
+      }
+      for (const Segment& segment : cut(transfer_.outgoing[member], gives))
+        made.sends.push_back({segment.input, nullptr, segment.bytes, member});
+      for (const Segment& segment : cut(transfer_.incoming[member], gets))
+        made.receives.push_back({nullptr, segment.output, segment.bytes, member});
+    }
+  }
+
+  void copy_own(const ScatterList& list) {
+    list.visit(0, list.bytes(), [&](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) {
+      if (input && output && input != output) made.before.push_back({output, input, bytes});
+    });
+  }
+
+  // Returns the large pieces, and all small ones as one.
+  std::vector<Segment> cut(const ScatterList& list, unsigned role) {
+    std::vector<Segment> segments;
+    int64_t small = 0;
+    list.visit(0, list.bytes(), [&](const uint8_t*, uint8_t*, int64_t, int64_t bytes) {
+      if (bytes < large_piece) small += bytes;
+    });
+    uintptr_t packed = take(small);
+    if (small) segments.push_back({at(packed), at(packed), small});
+    list.visit(0, list.bytes(), [&](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) {
+      if (bytes >= large_piece) {
+        segments.push_back(whole(input, output, bytes, role));
+        return;
+      }
+      if (role & gives) made.before.push_back({at(packed), input, bytes});
+      if (role & gets && output) made.after.push_back({output, at(packed), bytes});
+      packed += static_cast<uintptr_t>(bytes);
+    });
+    return segments;
+  }
+
+  Segment whole(const uint8_t* input, uint8_t* output, int64_t bytes, unsigned role) {
+    const bool lacks_input = role & gives && !input, lacks_output = role & gets && !output;
+    uint8_t* stand_in = at(lacks_input || lacks_output ? take(bytes) : 0);
+    if (lacks_input) {
+      made.before.push_back({stand_in, nullptr, bytes});
+      input = stand_in;
+    }
+    if (lacks_output) output = stand_in;
+    return {input, output, bytes};
+  }
+
+  uintptr_t take(int64_t bytes) {
+    const uintptr_t taken = next_;
+    next_ += static_cast<uintptr_t>((bytes + alignment - 1) / alignment * alignment);
+    return taken;
+  }
+
+  static uint8_t* at(uintptr_t address) { return reinterpret_cast<uint8_t*>(address); }
+
+  const Transfer& transfer_;
+  uintptr_t next_;  // scratch memory from here on is free
+};
+
+}  // namespace
+
+// Assembles at address 0: the size is the same wherever the scratch memory lies.
+size_t scratch_needed(const Transfer& transfer) { return CallListBuilder(transfer, 0).scratch_end(); }
+
+NcclCallList make_call_list(const Transfer& transfer, uint8_t* scratch) {
+  return std::move(CallListBuilder(transfer, reinterpret_cast<uintptr_t>(scratch)).made);
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,37 @@
+// The NCCL calls of a transfer. Large pieces of its tensors are sent as they are. Small ones are copied side by side
+// into scratch memory on the GPU, sent in one call, and copied back. The choice depends on sizes alone, so that all
+// ranks make the same calls.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "data/operation.h"
+
+namespace sirtaki {
+
+struct NcclCallList {
+  struct NcclCall {
+    const uint8_t* input;
+    uint8_t* output;
+    int64_t bytes;
+    size_t member;  // that gives (broadcast), gets (reduce), or is at the other end (send, receive)
+  };
+  struct Copy {
+    uint8_t* to;
+    const uint8_t* from;  // nullptr: neutral elements
+    int64_t bytes;
+  };
+
+  std::vector<Copy> before, after;
+  std::vector<NcclCall> calls;  // all-reduce; broadcasts; reductions to one member
+  std::vector<NcclCall> sends, receives;
+};
+
+constexpr int64_t large_piece = 64 << 10;  // bytes from which a call of its own costs less than two copies
+
+// Returns the scratch memory that a transfer's calls takes, in bytes.
+size_t scratch_needed(const Transfer& transfer);
+NcclCallList make_call_list(const Transfer& transfer, uint8_t* scratch);
+
+}  // namespace sirtaki

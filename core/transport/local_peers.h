@@ -1,0 +1,92 @@
+// The ranks of this host as this rank sees them in shared memory: their milestones, doorbells and goodbyes.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/descriptor.h"
+#include "transport/shared_region.h"
+
+namespace sirtaki {
+
+// The reason why the job was given up, as shared between local peers.
+struct Abort {
+  bool is_there = false;
+  srt_status status = SRT_ABORTED;
+  int32_t rank = 0;
+  std::string text;
+  uint64_t decision = 0;  // acted on after this Decision
+};
+
+class LocalPeers {
+ public:
+  // Duplicates the descriptors. Slots are indices into the arrays of srt_memory.
+  static Status open(const Config& config, const srt_memory& memory, std::unique_ptr<LocalPeers>& out);
+
+  const SharedRegion& region() const { return *region_; }
+  int own_slot() const { return own_slot_; }
+  int slot_count() const { return region_->slot_count(); }
+  int32_t rank_in(int slot) const { return ranks_[static_cast<size_t>(slot)]; }
+  int slot_of(int32_t rank) const;  // -1: on another host
+
+  // Milestones. publish() also ensures that a local peer that sleeps in the middle of a plan looks again.
+  void publish(Milestone milestone, Nanoseconds now);
+  uint64_t milestone_of(int slot) const { return region_->rank(slot).milestone.load(std::memory_order_seq_cst); }
+
+  // Notes that frames were written into the ring towards a slot.
+  void frames_sent(int slot, Nanoseconds now);
+
+  // A doorbell is rung only when the sleeper has not woken by itself after a short grace period: a caller that comes
+  // back within microseconds needs no system call and no second thread.
+  Nanoseconds next_ring() const { return next_ring_; }
+  void ring_due(Nanoseconds now);
+  void ring_all() { ring_due(never); }  // rings every one that is still wanted and whose rank still sleeps
+
+  void set_attention(Attention attention) {
+    own().attention.store(static_cast<uint32_t>(attention), std::memory_order_seq_cst);
+  }
+  Attention attention_of(int slot) const;
+  void wake_everyone();
+
+  void say_goodbye() { own().finished.store(1, std::memory_order_seq_cst); }
+  bool has_finished(int slot) const { return region_->rank(slot).finished.load(std::memory_order_seq_cst) != 0; }
+
+  // Writes why the job is given up. The first rank's reason counts; later ones change nothing.
+  void write_abort(const Abort& abort);
+  Abort read_abort() const;
+
+  // Return the descriptors that report a local peer's death, -1 where there is none.
+  int process_descriptor(int slot) const { return bells_[static_cast<size_t>(slot)].process.get(); }
+  int socket_descriptor(int slot) const { return bells_[static_cast<size_t>(slot)].socket.get(); }
+  int own_engine_doorbell() const { return bells_[static_cast<size_t>(own_slot_)].engine.get(); }
+  int own_waiter_doorbell() const { return bells_[static_cast<size_t>(own_slot_)].waiter.get(); }
+
+  void close();  // in a forked child
+
+  // Closes the descriptors of a local peer whose end has been handled.
+  void stop_watching(int slot);
+
+ private:
+  struct Bells {
+    Descriptor engine, waiter, process, socket;
+    bool wanted = false;           // it slept when this rank had something for it
+    Nanoseconds due = 0;           // when it is rung then
+    Attention least = Attention::idle;  // the lightest sleep that this news interrupts
+  };
+
+  LocalPeers() = default;
+  RankBlock& own() const { return region_->rank(own_slot_); }
+  void want(int slot, Attention least, Nanoseconds now);
+  void ring(int slot);
+
+  std::unique_ptr<SharedRegion> region_;
+  int own_slot_ = 0;
+  std::vector<int32_t> ranks_;
+  std::vector<Bells> bells_;
+  Nanoseconds next_ring_ = never;
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,209 @@
+// The flush rule, and a negotiator without peers.
+#include "control_world.h"
+
+using namespace sirtaki;
+
+namespace {
+
+constexpr Nanoseconds start = seconds(7);
+
+Request request(const Signature& signature, Ticket ticket = 1) {
+  return {std::make_shared<Signature>(signature), ticket, false};
+}
+
+size_t requests_in_report(Negotiator& negotiator) {
+  Bytes bytes;
+  Report report;
+  negotiator.report(bytes);
+  CHECK(decode(bytes, report));
+  return report.full_requests.size() + report.present.size();
+}
+
+// The negotiator of a world of one, and the coordinator that answers it.
+struct Loop {
+  explicit Loop(ReportRule rule) : negotiator(0, 1, rule, 100), coordinator({"rank 0"}, {}) {}
+
+  // Reports, and applies the decision; the plans stay unfinished.
+  size_t negotiate() {
+    Bytes report, decision;
+    negotiator.report(report);
+    CHECK(coordinator.merge(0, report, start).is_ok());
+    if (!coordinator.decide(start, decision)) return 0;
+    Outcome outcome;
+    CHECK(negotiator.apply(decision, outcome).is_ok());
+    return outcome.plans.size();
+  }
+
+  Negotiator negotiator;
+  Coordinator coordinator;
+};
+
+}  // namespace
+
+TEST(nothing_queued_is_never_due) {
+  Negotiator negotiator(0, 2, {}, 100);
+  CHECK_EQUAL(negotiator.report_due(), never);
+  negotiator.flush();
+  CHECK_EQUAL(negotiator.report_due(), never);
+}
+
+TEST(the_first_request_starts_the_window) {
+  Negotiator negotiator(0, 2, {}, 100);
+  negotiator.submit(request(allreduce("a")), start);
+  negotiator.submit(request(allreduce("b")), start + microseconds(200));
+  CHECK_EQUAL(negotiator.report_due(), start + microseconds(300));
+  CHECK_EQUAL(requests_in_report(negotiator), 2u);
+  CHECK_EQUAL(negotiator.report_due(), never);
+  negotiator.submit(request(allreduce("c")), start + seconds(1));
+  CHECK_EQUAL(negotiator.report_due(), start + seconds(1) + microseconds(300));
+}
+
+TEST(enough_bytes_are_due_at_once) {
+  Negotiator negotiator(0, 2, {}, 100);
+  negotiator.submit(request(allreduce("a", {131'072})), start);  // 512 KiB
+  CHECK_EQUAL(negotiator.report_due(), start + microseconds(300));
+  negotiator.submit(request(allreduce("b", {131'072})), start);
+  CHECK(negotiator.report_due() <= start);
+}
+
+TEST(a_flush_is_due_at_once_and_ends_with_the_report) {
+  Negotiator negotiator(0, 2, {}, 100);
+  negotiator.submit(request(allreduce("a")), start);
+  negotiator.flush();
+  CHECK(negotiator.report_due() <= start);
+  requests_in_report(negotiator);
+  negotiator.submit(request(allreduce("b")), start);
+  CHECK_EQUAL(negotiator.report_due(), start + microseconds(300));
+}
+
+TEST(a_join_is_reported_like_a_request) {
+  Negotiator negotiator(0, 2, {}, 100);
+  negotiator.join(world_set, 1, start);
+  CHECK_EQUAL(negotiator.report_due(), start + microseconds(300));
+  negotiator.flush();
+  CHECK(negotiator.report_due() <= start);
+}
+
+TEST(requests_wait_while_two_plans_of_their_set_are_unfinished) {
+  Loop loop({});
+  for (const char* name : {"a", "b"}) {
+    loop.negotiator.submit(request(barrier(name)), start);
+    CHECK_EQUAL(loop.negotiate(), 1u);
+  }
+  loop.negotiator.submit(request(allreduce("c", {1 << 20})), start);
+  CHECK_EQUAL(loop.negotiator.report_due(), never);
+  CHECK_EQUAL(requests_in_report(loop.negotiator), 0u);
+  loop.negotiator.plan_finished(world_set);
+  CHECK(loop.negotiator.report_due() <= start);
+  CHECK_EQUAL(requests_in_report(loop.negotiator), 1u);
+}
+
+TEST(a_flush_survives_withholding) {
+  Loop loop({.plans_in_flight = 1});
+  loop.negotiator.submit(request(barrier("a")), start);
+  CHECK_EQUAL(loop.negotiate(), 1u);
+  loop.negotiator.submit(request(allreduce("b")), start);
+  loop.negotiator.flush();
+  CHECK_EQUAL(loop.negotiator.report_due(), never);
+  loop.negotiator.plan_finished(world_set);
+  CHECK(loop.negotiator.report_due() <= start);
+}
+
+TEST(a_join_waits_behind_withheld_requests) {
+  Loop loop({.plans_in_flight = 1});
+  loop.negotiator.submit(request(barrier("a")), start);
+  CHECK_EQUAL(loop.negotiate(), 1u);
+  loop.negotiator.submit(request(allreduce("b")), start);
+  loop.negotiator.join(world_set, 9, start);
+  Bytes bytes;
+  Report report;
+  loop.negotiator.report(bytes);
+  REQUIRE(decode(bytes, report));
+  CHECK(report.joined.empty() && report.full_requests.empty());
+  loop.negotiator.plan_finished(world_set);
+  bytes.clear();
+  loop.negotiator.report(bytes);
+  REQUIRE(decode(bytes, report));
+  CHECK(report.joined.size() == 1 && report.full_requests.size() == 1);
+}
+
+TEST(each_set_is_withheld_for_itself) {
+  World world(2, {}, {.plans_in_flight = 1});
+  world.submit_all(add_set({0}));
+  world.round();
+  const int32_t set = world.outcome(0).process_sets.at(0).process_set;
+  Negotiator& negotiator = *world.negotiators[0];
+  world.submit_all(barrier("a"));
+  Bytes decision;
+  for (int32_t rank : {0, 1}) world.report(rank);
+  REQUIRE(world.coordinator.decide(world.now, decision));
+  Outcome outcome;
+  CHECK(negotiator.apply(decision, outcome).is_ok());
+  world.submit(0, allreduce("b"));
+  CHECK_EQUAL(negotiator.report_due(), never);
+  world.submit(0, in_set(allreduce("c"), set));
+  CHECK_EQUAL(negotiator.report_due(), world.now + microseconds(300));
+  CHECK_EQUAL(requests_in_report(negotiator), 1u);
+  negotiator.plan_finished(world_set);
+  CHECK_EQUAL(requests_in_report(negotiator), 1u);
+}
+
+TEST(members_of_sets_are_known_to_all) {
+  World world(3);
+  CHECK_EQUAL(world.negotiators[0]->members(world_set)->size(), 3u);
+  CHECK(world.negotiators[0]->members(1) == nullptr);
+  world.submit_all(add_set({1, 2}));
+  world.round();
+  REQUIRE(world.negotiators[0]->members(1) != nullptr);
+  CHECK_EQUAL(*world.negotiators[0]->members(1), (std::vector<int32_t>{1, 2}));
+}
+
+TEST(decisions_out_of_order_are_refused) {
+  World world(2);
+  world.submit_all(allreduce("a"));
+  for (int32_t rank : {0, 1}) world.report(rank);
+  Bytes decision;
+  REQUIRE(world.coordinator.decide(world.now, decision));
+  Outcome outcome;
+  CHECK(world.negotiators[0]->apply(decision, outcome).is_ok());
+  CHECK_EQUAL(world.negotiators[0]->apply(decision, outcome).code(), SRT_PROTOCOL);
+}
+
+TEST(reports_that_make_no_sense_are_refused) {
+  const auto refused = [](const Report& report) {
+    Coordinator coordinator(rank_names(2), {});
+    Bytes bytes;
+    encode(report, bytes);
+    return coordinator.merge(0, bytes, start).code() == SRT_PROTOCOL;
+  };
+  const auto full = [](const Signature& signature) {
+    return Report::FullRequest{std::make_shared<Signature>(signature), false};
+  };
+  Report report;
+  CHECK(!refused(report));
+  report.present = {CacheId{1} << 24};
+  CHECK(refused(report));
+  report = {};
+  report.last_decision = 1;
+  CHECK(refused(report));
+  report = {};
+  report.lapsed = 1;
+  CHECK(refused(report));
+  report = {};
+  report.joined = {0, 0};
+  CHECK(refused(report));
+  report.joined = {3};
+  CHECK(refused(report));
+  report = {};
+  report.full_requests = {full(allreduce("a")), full(allreduce("a"))};
+  CHECK(refused(report));
+  report.full_requests = {full(in_set(allreduce("a"), 4))};
+  CHECK(refused(report));
+  Coordinator coordinator(rank_names(2), {});
+  const Bytes garbage{1, 2, 3};
+  const Status status = coordinator.merge(1, garbage, start);
+  CHECK_EQUAL(status.code(), SRT_PROTOCOL);
+  CHECK(contains(status.text(), "rank 1 (pid 71 on hostA)"));
+}
+
+CHECK_MAIN()
