@@ -19,11 +19,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 CMAKE := PATH="$(CURDIR)/$(BIN):$$PATH" cmake
 # A strict editable install links each file: edits count at once, new files (a newer folder) after an install.
 INSTALL := $(PIP) install --quiet --config-settings editable_mode=strict --editable
-SOURCES := $(shell find core -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt) pyproject.toml setup.py \
+SOURCES := $(shell find core bindings -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt) pyproject.toml setup.py \
   $(shell find adapters bindings runner -type d -not -name __pycache__)
 # Tests wait more than they compute: two at a time.
 SIDE_BY_SIDE := --numprocesses 2 --dist loadgroup --durations 15
-NATIVE := $(shell find core tests benchmarks -name '*.cc' -o -name '*.h')
+NATIVE := $(shell find core bindings tests benchmarks -name '*.cc' -o -name '*.h')
 
 .DEFAULT_GOAL := help
 SANITIZED := test-asan test-tsan
@@ -104,5 +104,5 @@ test-wheel: wheel
 	$(BIN)/python tests/install/try_wheel.py dist/*.whl --torch '$(TORCH)'
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info bindings/libsirtaki.so bindings/_cdef.py bindings/_version.py
+	rm -rf $(VENV) build dist *.egg-info bindings/*.so bindings/_cdef.py bindings/_version.py
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

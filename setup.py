@@ -19,8 +19,8 @@ from setuptools.command.build import build
 
 ROOT = Path(__file__).parent.resolve()
 HEADER = ROOT / "core" / "include" / "sirtaki.h"
-FOLDERS = {"sirtaki": "adapters", "sirtaki._core": "bindings", "sirtaki.runner": "runner"}
-LIBRARIES = ("libsirtaki.so", "libsirtaki_tensorflow.so")
+FOLDERS = {"sirtaki": "adapters", "sirtaki.bindings": "bindings", "sirtaki.runner": "runner"}
+LIBRARIES = ("libsirtaki.so", "libsirtaki_tensorflow.so", "libsirtaki_xla.so")
 
 
 def declarations(header: str) -> str:
@@ -46,7 +46,7 @@ class BuildNative(Command):
 
     def run(self) -> None:
         target = (
-            ROOT / "bindings" if self.editable_mode else Path(self.build_lib, "sirtaki", "_core").resolve()
+            ROOT / "bindings" if self.editable_mode else Path(self.build_lib, "sirtaki", "bindings").resolve()
         )
         target.mkdir(parents=True, exist_ok=True)
         version = self.distribution.get_version()
@@ -61,7 +61,7 @@ class BuildNative(Command):
 
         ffi = FFI()
         ffi.cdef(declarations(HEADER.read_text()))
-        ffi.set_source("sirtaki._core._cdef", None)
+        ffi.set_source("sirtaki.bindings._cdef", None)
         ffi.emit_python_code(str(target))
 
     def compile(self, version: str) -> Path:
@@ -89,12 +89,12 @@ class BuildNative(Command):
         fresh.replace(target)
 
     def get_source_files(self) -> list[str]:
-        sources = [path for path in (ROOT / "core").rglob("*") if path.suffix in {".h", ".cc", ".txt"}]
-        return [str(path.relative_to(ROOT)) for path in sources]
+        found = [path for folder in ("core", "bindings") for path in (ROOT / folder).rglob("*")]
+        return [str(path.relative_to(ROOT)) for path in found if path.suffix in {".h", ".cc", ".map", ".txt"}]
 
     def get_outputs(self) -> list[str]:
         return [
-            str(Path(self.build_lib, "sirtaki", "_core", name))
+            str(Path(self.build_lib, "sirtaki", "bindings", name))
             for name in (*LIBRARIES, "_cdef.py", "_version.py")
         ]
 

@@ -5,6 +5,6 @@ Import the part for your library, for example `import sirtaki.torch as hvd`. Thi
 
 from __future__ import annotations
 
-from sirtaki._core._version import VERSION as __version__
+from sirtaki.bindings._version import VERSION as __version__
 
 __all__ = ["__version__"]

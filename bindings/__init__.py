@@ -1,1 +1,1 @@
-"""The binding between Python and the core; and bootstrap, which finds the peers."""
+"""The binding between Python and the core."""

@@ -9,11 +9,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from sirtaki._core.errors import Failure, error_of
-from sirtaki._core.library import ffi, lib, text
-from sirtaki._core.lingering import Lingering
-from sirtaki._core.request import Batch
-from sirtaki._core.topology import SharedMemory, Topology
+from sirtaki.bindings.detached_operations import DetachedOperations
+from sirtaki.bindings.errors import Failure, error_of
+from sirtaki.bindings.library import ffi, lib, text
+from sirtaki.bindings.request import Batch
+from sirtaki.bindings.topology import SharedMemory, Topology
 
 # Waits are cut into slices, so that Ctrl-C is noticed. It ends the wait, not the operation.
 SLICE_MS = 100
@@ -88,7 +88,7 @@ class Context:
     """One rank: created, linked to its peers, started, used, shut down. A process may have any number of
     them.
 
-    Every method may be called from any thread. The exceptions are those of sirtaki._core.errors.
+    Every method may be called from any thread. The exceptions are those of sirtaki.bindings.errors.
     """
 
     def __init__(self, topology: Topology, config: Config) -> None:
@@ -110,7 +110,7 @@ class Context:
         check(lib.srt_create(config.pointer, described, out, error), error)
         self._native = _Native(out[0])
         self._pointer = out[0]
-        self._lingering = Lingering(out[0])
+        self._detached = DetachedOperations(out[0])
         _live.add(self)
 
     def link_socket(self, peer: int, descriptor: int) -> None:
@@ -150,8 +150,8 @@ class Context:
 
         `batch.keep` stays alive until they end.
         """
-        if self._lingering:
-            self._lingering.sweep()
+        if self._detached:
+            self._detached.sweep()
         number = batch.count - start if count is None else count
         batch.context = self
         check(
@@ -161,8 +161,8 @@ class Context:
 
     def run(self, batch: Batch) -> None:
         """Queues a whole batch and waits for it. Afterwards, `release` it or take its outputs."""
-        if self._lingering:
-            self._lingering.sweep()
+        if self._detached:
+            self._detached.sweep()
         batch.context = self
         status = _srt_run(self._pointer, batch.requests, batch.count, SLICE_MS, batch.handles, batch.error)
         if status == _OK:
@@ -209,7 +209,7 @@ class Context:
                 try:
                     raise self._failure(status, batch, start, number)
                 finally:
-                    self.let_go(batch, start, number)
+                    self.detach(batch, start, number)
 
     def follow(self, step: Callable[[], bool]) -> None:
         """Calls `step` repeatedly during any wait of this rank, until it returns True.
@@ -325,7 +325,7 @@ class Context:
         if not self.is_shut_down:
             self.is_shut_down = True
             lib.srt_shutdown(self._pointer, timeout_ms)
-            self._lingering.clear()
+            self._detached.clear()
 
     def serve_process(self) -> None:
         """Makes this the context for operations inside programs that a framework has compiled."""
@@ -357,14 +357,14 @@ class Context:
     def adopt(self, batch: Batch) -> None:
         """Keeps the in-flight operations of a dropped batch alive until they end."""
         if not self.is_shut_down:
-            self._lingering.add(batch.handles, batch.keep)
-            self._lingering.sweep()
+            self._detached.add(batch.handles, batch.keep)
+            self._detached.sweep()
 
-    def let_go(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
+    def detach(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
         """Releases requests that may still be in flight on a GPU; their memory stays alive until they end."""
         number = batch.count - start if count is None else count
         end = start + number
-        self._lingering.add(batch.handles[start:end], batch.keep[start:end])
+        self._detached.add(batch.handles[start:end], batch.keep[start:end])
         batch.handles[start:end] = [0] * number
         batch.keep[start:end] = [None] * number
 

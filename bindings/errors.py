@@ -112,7 +112,7 @@ CLASSES: dict[str, type[Exception]] = {
 
 def error_of(status: int, text: str) -> Exception:
     """Returns the exception for a status of the core's that is neither "ok" nor "in progress"."""
-    from sirtaki._core.library import statuses
+    from sirtaki.bindings.library import statuses
 
     name = next((kind.name for kind in statuses() if kind.code == status), "internal")
     return CLASSES.get(name, InternalError)(text or f"the core gave no text for its status {name!r}")

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from sirtaki._core.context import Config
-from sirtaki._core.library import ffi, lib, text
-from sirtaki._core.variables import values
+from sirtaki.bindings.context import Config
+from sirtaki.bindings.library import ffi, lib, text
+from sirtaki.bindings.variables import values
 
 
 class GpuLibrary(NamedTuple):

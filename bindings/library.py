@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import sys
 from functools import cache
@@ -9,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 try:
-    from sirtaki._core._cdef import ffi
-    from sirtaki._core._version import VERSION
+    from sirtaki.bindings._cdef import ffi
+    from sirtaki.bindings._version import VERSION
 except ImportError as error:
     raise ImportError(
         "sirtaki's core is not built here; install the project with 'pip install .' (or 'pip install -e .')"
@@ -114,6 +115,15 @@ def knobs() -> tuple[Knob, ...]:
         )
         for row in rows
     )
+
+
+def xla_handler(major: int, minor: int, on_gpu: int) -> int:
+    """Returns the address of the handler that programs compiled by XLA call, for this version of its foreign
+    function interface; 0 if that is older than the supported ones.
+    """
+    handler = ctypes.CDLL(str(PATH.with_name("libsirtaki_xla.so"))).sirtaki_xla_handler
+    handler.restype, handler.argtypes = ctypes.c_void_p, (ctypes.c_int32,) * 3
+    return handler(major, minor, on_gpu) or 0
 
 
 def usable_cores() -> int:

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from sirtaki._core.context import Context, check
-from sirtaki._core.library import ffi, lib
+from sirtaki.bindings.context import Context, check
+from sirtaki.bindings.library import ffi, lib
 
 
 class Lateness(TypedDict):

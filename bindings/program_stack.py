@@ -20,9 +20,9 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-from sirtaki._core.context import Context
-from sirtaki._core.errors import error_of
-from sirtaki._core.library import ffi, lib, text
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.errors import error_of
+from sirtaki.bindings.library import ffi, lib, text
 
 _OWN_FOLDER = os.fsencode(Path(__file__).parents[1])
 _QUESTION_BYTES = 4

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from sirtaki._core.library import ffi, lib
+from sirtaki.bindings.library import ffi, lib
 
 MOST_DIMENSIONS = 16
 CPU = -1
@@ -78,7 +78,7 @@ class Batch:
         """Returns the GPU that its tensors are on, if any is on one (a rank uses a single GPU); else CPU."""
         return self.devices[0] if self.count == 1 else max(self.devices, default=CPU)
 
-    def describe(
+    def set_request(
         self,
         index: int,
         kind: int,
@@ -110,7 +110,7 @@ class Batch:
         numbers = (kind, dtype, reduce_op, root, destination, layout, process_set, device, priority, flags)
         described = (name, tuple(shape), numbers, cuts, prescale, postscale, group)
         if described == self._described[index]:
-            self.flag(index, flags)
+            self.set_flags(index, flags)
             return  # a repeated request, as in a training step, is described once
         self._described[index] = None
         request = self.requests[index]
@@ -140,7 +140,7 @@ class Batch:
 
     def describe_process_set(self, index: int, kind: int, ranks: Sequence[int] = (), number: int = 0) -> None:
         """Makes request `index` add a process set of these ranks, or remove the set with this number."""
-        self.describe(index, kind, 0, (), root=number)
+        self.set_request(index, kind, 0, (), root=number)
         self._described[index] = None
         self._splits[index] = kept = ffi.new("int64_t[]", list(ranks))
         self.requests[index].shape = kept
@@ -158,7 +158,7 @@ class Batch:
         request = self.requests[index]
         request.shape, request.dimensions = self._shapes + start, dimensions
 
-    def point(self, index: int, source: int, target: int) -> None:
+    def set_buffers(self, index: int, source: int, target: int) -> None:
         """Sets the addresses that request `index` reads and writes (0 for none)."""
         base = index * _WORDS
         self._words[base + _INPUT] = source
@@ -170,7 +170,7 @@ class Batch:
         self._words[first + _INPUT : end : _WORDS] = memoryview(array("Q", sources))
         self._words[first + _OUTPUT : end : _WORDS] = memoryview(array("Q", targets))
 
-    def flag(self, index: int, flags: int) -> None:
+    def set_flags(self, index: int, flags: int) -> None:
         """Sets the flags of request `index` (SRT_REQUEST_*)."""
         self._halves[index * _HALVES + _FLAGS] = flags
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import NamedTuple
 
-from sirtaki._core.errors import HorovodInternalError
-from sirtaki._core.library import lib
+from sirtaki.bindings.errors import HorovodInternalError
+from sirtaki.bindings.library import lib
 
 FULL_TRACEBACKS = "SIRTAKI_FULL_TRACEBACKS"  # 1: internal frames are shown, too
 _LONG_MESSAGE = 12  # lines

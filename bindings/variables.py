@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from sirtaki._core.library import knobs
+from sirtaki.bindings.library import knobs
 
 # Read by bootstrap, bindings and hvdrun; every other variable with the prefix SIRTAKI_ is a setting of the
 # core.
@@ -68,7 +68,7 @@ def name_in(error: ValueError, given: Mapping[str, str]) -> ValueError:
 
 def check(environment: Mapping[str, str] = os.environ) -> None:
     """Raises ValueError, naming the variable, for an invalid value of a setting."""
-    from sirtaki._core.context import Config
+    from sirtaki.bindings.context import Config
 
     found = settings(environment)
     try:

@@ -1,9 +1,9 @@
 """The agent: what hvdrun starts on another host, over ssh, to run that host's ranks.
 
 It exchanges frames with hvdrun over its standard input and output (`frames`). Its standard input is its
-lifeline, too: when that closes, hvdrun or the network is gone, and the agent's guard ends the ranks; the same
-happens if the agent itself is killed. Its arguments and its environment hold nothing secret: the job's key
-arrives as a message and is kept in a file of its own.
+lifeline, too: when that closes, hvdrun or the network is gone, and the agent's reaper ends the ranks; the
+same happens if the agent itself is killed. Its arguments and its environment hold nothing secret: the job's
+key arrives as a message and is kept in a file of its own.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ import sys
 import time
 from collections.abc import Iterator
 
-from sirtaki._core._version import VERSION
-
-from .agent_job import AgentJob
-from .channel import Channel
-from .cores import count_gpus, usable_cores
-from .errors import LaunchError
-from .frames import LAST_WORDS, ROOM, START_MARK, Frame, Kind, WireError
-from .guard import Guard
-from .signals import Bell
+from sirtaki.bindings._version import VERSION
+from sirtaki.runner.agent_job import AgentJob
+from sirtaki.runner.channel import Channel
+from sirtaki.runner.cores import count_gpus, usable_cores
+from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.frames import LAST_WORDS, ROOM, START_MARK, Frame, Kind, WireError
+from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.signals import WakeupPipe
 
 ALIVE_SECONDS = 10.0  # between two ALIVE frames
 _COLLECT_SECONDS = 0.02  # no event announces that a rank has written its report
@@ -38,10 +37,10 @@ _STREAMS = {1: Kind.STDOUT, 2: Kind.STDERR}
 class Agent:
     """One host's part of a job, from hvdrun's question to the end."""
 
-    def __init__(self, selector: selectors.BaseSelector, bell: Bell, guard: Guard) -> None:
+    def __init__(self, selector: selectors.BaseSelector, bell: WakeupPipe, reaper: Reaper) -> None:
         self._selector = selector
         self._bell = bell
-        self._guard = guard
+        self._reaper = reaper
         self._job: AgentJob | None = None
         self._folder = ""  # the ranks' working directory
         self._room = dict.fromkeys(_STREAMS, ROOM)  # bytes that hvdrun has granted
@@ -110,7 +109,7 @@ class Agent:
     def _start(self, frame: Frame) -> None:
         self._bell.hold_back()
         try:
-            self._job = AgentJob(frame.values, usable_cores(), self._guard)
+            self._job = AgentJob(frame.values, usable_cores(), self._reaper)
             self._job.start(self._channel.send)
         except (LaunchError, KeyError, TypeError, ValueError) as error:
             raise WireError(f"the ranks cannot be started: {error}") from None
@@ -123,7 +122,7 @@ class Agent:
 
     def _listen(self) -> None:
         numbers = self._bell.read()
-        self._guard.replace_if_killed()
+        self._reaper.replace_if_killed()
         if self._job is not None:
             for ending in self._job.look():
                 values = {"code": ending.code, "killed_by": ending.killed_by}
@@ -175,19 +174,19 @@ class Agent:
     def _finish(self) -> None:
         self._collecting = False
         if self._job is not None:
-            self._job.bury()
+            self._job.reap()
         self._send_reports()
         self._leftovers = self._job.timelines() if self._job is not None else iter(())
 
     def _finish_step(self) -> None:
-        """Sends more of the remaining files; then has the guard end all descendants; then sends DONE."""
+        """Sends more of the remaining files; then has the reaper end all descendants; then sends DONE."""
         while self._leftovers is not None and self._channel.backlog < _MOST_BACKLOG:
             frame = next(self._leftovers, None)
             if frame is not None:
                 self._channel.send(frame)
                 continue
-            self._guard.release()
-            if not self._guard.ended():  # when the guard ends, it rings the bell
+            self._reaper.release()
+            if not self._reaper.ended():  # when the reaper ends, it rings the bell
                 return
             for descriptor in list(self._streams):
                 for _ in range(_LAST_READS):
@@ -223,9 +222,9 @@ def _take_standard_streams() -> tuple[int, int]:
 
 def main() -> int:
     selector = selectors.PollSelector()
-    with contextlib.closing(Bell()) as bell, Guard() as guard:
+    with contextlib.closing(WakeupPipe()) as bell, Reaper() as reaper:
         bell.hold_back()
-        return Agent(selector, bell, guard).run()
+        return Agent(selector, bell, reaper).run()
 
 
 if __name__ == "__main__":

@@ -11,15 +11,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from sirtaki._core._version import VERSION
-
-from .cores import count_gpus, usable_cores
+from sirtaki.bindings._version import VERSION
+from sirtaki.runner.cores import count_gpus, usable_cores
 
 _ADAPTERS = ("numpy", "torch", "tensorflow", "keras", "jax")  # each is named like its framework
 _LAUNCHERS = {"ssh": "ranks on several hosts", "mpirun": "ranks as MPI's", "srun": "ranks as Slurm's"}
 _PATIENCE = 120.0  # seconds
 _FIND_GPU_LIBRARIES = """
-from sirtaki._core.gpu import find_libraries
+from sirtaki.bindings.gpu import find_libraries
 found = find_libraries()
 for library in (found.cuda, found.nccl):
     print("works:" if library.version else "no:", library.text)
@@ -57,7 +56,7 @@ def _findings(environment: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]
 
 def _try_core() -> str:
     try:
-        from sirtaki._core import library
+        from sirtaki.bindings import library
     except (ImportError, OSError) as error:
         return f"no: {error}"
     return f"works: {library.PATH}"
@@ -65,8 +64,8 @@ def _try_core() -> str:
 
 def _try_memory() -> str:
     try:
-        from sirtaki._core.bootstrap.memory import create_memory
-        from sirtaki._core.context import Config
+        from sirtaki.bindings.context import Config
+        from sirtaki.runner.rendezvous.memory import create_memory
 
         descriptor, refusal = create_memory(Config({}), 2)
     except (ImportError, OSError) as error:

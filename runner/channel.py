@@ -6,7 +6,7 @@ import os
 import selectors
 from collections.abc import Callable
 
-from .frames import Frame, FrameReader, WireError
+from sirtaki.runner.frames import Frame, FrameReader, WireError
 
 _READ_BYTES = 256 * 1024
 

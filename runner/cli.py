@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .command import find_program
-from .errors import LaunchError
-from .hosts import Host, means_this_host, merge_own, parse_hostfile, parse_hosts
-from .options import EXAMPLE, parse
+from sirtaki.runner.command import find_program
+from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.hosts import Host, means_this_host, merge_own, parse_hostfile, parse_hosts
+from sirtaki.runner.options import EXAMPLE, parse
 
 if TYPE_CHECKING:
-    from .launch import Settings
+    from sirtaki.runner.launch import Settings
 
 _PREFIXES = ("SIRTAKI_", "HOROVOD_")
 _READ_BY_HVDRUN = (
@@ -40,12 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     options, settings_of_core = parse(arguments)
     if options.version:
-        from sirtaki._core._version import VERSION
+        from sirtaki.bindings._version import VERSION
 
         print(f"hvdrun (sirtaki) {VERSION}")
         return 0
     if options.check_build:
-        from .build_check import check_build
+        from sirtaki.runner.build_check import check_build
 
         return check_build(settings_of_core)
     _refuse_inside_a_rank()
@@ -53,10 +53,10 @@ def _run(arguments: list[str]) -> int:
         raise LaunchError(f"say what to run, {EXAMPLE}")
     settings = _settings(options, settings_of_core, _check_environment())
     if options.dry_run:
-        from .dry_run import show
+        from sirtaki.runner.dry_run import show
 
         return show(settings)
-    from .launch import run_job
+    from sirtaki.runner.launch import run_job
 
     return run_job(settings)
 
@@ -65,7 +65,7 @@ def _check_environment() -> list[str]:
     """Checks variables that may be settings before ranks start; opens the core only if there are any."""
     if not any(name.startswith(_PREFIXES) and name not in _READ_BY_HVDRUN for name in os.environ):
         return []
-    from .knobs import check_environment
+    from sirtaki.runner.knobs import check_environment
 
     return check_environment(os.environ)
 
@@ -76,8 +76,8 @@ def _settings(
     hosts, notices = _hosts(options)
     path, warning = find_program(options.command, options.size or len(hosts), os.environ)
 
-    from .launch import Settings
-    from .ssh import SshOptions
+    from sirtaki.runner.launch import Settings
+    from sirtaki.runner.ssh import SshOptions
 
     interfaces = [name.strip() for text in options.network_interfaces for name in text.split(",")]
     identity = options.ssh_identity_file and options.ssh_identity_file.absolute()

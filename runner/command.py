@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
-from .errors import LaunchError
+from sirtaki.runner.errors import LaunchError
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 _PYTHON = ("python", "python3")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import LaunchError
+from sirtaki.runner.errors import LaunchError
 
 _SECTIONS = {
     "params": {

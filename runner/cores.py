@@ -8,7 +8,7 @@ from pathlib import Path
 
 def usable_cores() -> int:
     """Returns the number of cores that affinity and control groups leave to this process, at least 1."""
-    from sirtaki._core import library  # imported late: first the host has to report its version
+    from sirtaki.bindings import library  # imported late: first the host has to report its version
 
     return library.usable_cores()
 

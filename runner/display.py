@@ -7,11 +7,10 @@ import selectors
 from pathlib import Path
 from typing import BinaryIO
 
-from sirtaki._core.bootstrap.handshake import printable
-
-from .errors import LaunchError
-from .output import Pipe, Sink, Stream
-from .standard_error import exception_in, without_log_lines
+from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.output import Pipe, Sink, Stream
+from sirtaki.runner.rendezvous.handshake import printable
+from sirtaki.runner.standard_error import exception_in, without_log_lines
 
 STDOUT, STDERR = 1, 2
 _LONGEST_TEXT = 8000  # characters

@@ -6,12 +6,12 @@ import os
 import shlex
 from collections.abc import Iterator
 
-from .connect import with_slots
-from .cores import count_gpus
-from .environment import exported
-from .hosts import fill, is_own_host, name_range, needed
-from .launch import Settings
-from .ssh import ssh_command
+from sirtaki.runner.cores import count_gpus
+from sirtaki.runner.environment import exported
+from sirtaki.runner.host_connection import with_slots
+from sirtaki.runner.hosts import allocate, is_own_host, name_range, needed
+from sirtaki.runner.launch import Settings
+from sirtaki.runner.ssh import ssh_command
 
 
 def show(settings: Settings) -> int:
@@ -32,7 +32,7 @@ def describe(settings: Settings) -> Iterator[str]:
     if any(not is_own_host(host.name) for host in hosts):
         count = len(exported(os.environ))
         yield f"to other hosts go {count} of this one's environment variables, through ssh's input"
-    for share in fill(with_slots(hosts, [], count_gpus()), settings.size):
+    for share in allocate(with_slots(hosts, [], count_gpus()), settings.size):
         name = share.host.name
         yield f"{name}: {name_range(share.ranks)}" + (
             " (if it has no GPUs; else one for each)" if name in unknown else ""

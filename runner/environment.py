@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from .hosts import Place
+from sirtaki.runner.hosts import RankPlacement
 
 THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -32,10 +32,10 @@ class RankEnvironment:
     start_timeout: float
     additions: Mapping[str, str] = field(default_factory=dict)  # thread counts and knobs
 
-    def of(self, place: Place, base: Mapping[str, str]) -> dict[str, str]:
+    def of(self, placement: RankPlacement, base: Mapping[str, str]) -> dict[str, str]:
         """Returns the whole environment of one rank, on top of `base`."""
         environment = {"PYTHONUNBUFFERED": "1", **base, **self.additions}
-        for name, value in asdict(place).items():
+        for name, value in asdict(placement).items():
             environment[f"SIRTAKI_{name.upper()}"] = environment[f"HOROVOD_{name.upper()}"] = str(value)
         environment["SIRTAKI_LAUNCHER"] = "hvdrun"
         environment["SIRTAKI_JOB"] = self.job

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .errors import LaunchError
+from sirtaki.runner.errors import LaunchError
 
 _NO_MPI = "there is no MPI here: leave it out"
 _NO_TUNING = "nothing is tuned, as there is little to tune: leave it out; hvdrun --help lists the settings"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from .errors import LaunchError
+from sirtaki.runner.errors import LaunchError
 
 # A name or an address, optionally with a user before it, that ssh cannot mistake for an option.
 _NAME = r"(?:[\w.+-]+@)?(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<name>[\w][\w.-]*))"
@@ -29,7 +29,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Share:
+class HostAllocation:
     """A host and its ranks, which are numbered contiguously."""
 
     host: Host
@@ -37,7 +37,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlacement:
     """The position of a rank. `cross`: its index among the ranks of all hosts with the same local rank."""
 
     rank: int
@@ -116,7 +116,7 @@ def needed(hosts: Sequence[Host], size: int | None) -> list[Host]:
     return chosen
 
 
-def fill(hosts: Sequence[Host], size: int | None) -> list[Share]:
+def allocate(hosts: Sequence[Host], size: int | None) -> list[HostAllocation]:
     """Assigns ranks to the hosts, one host after the other; fills all slots if there is no `size`.
 
     The slots of all hosts are known. Raises LaunchError if there are too few.
@@ -125,25 +125,29 @@ def fill(hosts: Sequence[Host], size: int | None) -> list[Share]:
     wanted = sum(slots) if size is None else size
     if wanted > sum(slots):
         raise LaunchError(_too_few(hosts, wanted))
-    shares = []
+    allocations = []
     first = 0
     for host, count in zip(hosts, slots, strict=True):
         ranks = range(first, min(first + count, wanted))
         first = ranks.stop
         if ranks:
-            shares.append(Share(host, ranks))
-    return shares
+            allocations.append(HostAllocation(host, ranks))
+    return allocations
 
 
-def places_of(shares: Sequence[Share]) -> list[Place]:
+def placements_of(allocations: Sequence[HostAllocation]) -> list[RankPlacement]:
     """Returns the place of each rank, in the order of ranks."""
-    size = sum(len(share.ranks) for share in shares)
-    places = []
-    for share in shares:
-        for local_rank, rank in enumerate(share.ranks):
-            equals = [other for other in shares if len(other.ranks) > local_rank]
-            places.append(Place(rank, size, local_rank, len(share.ranks), equals.index(share), len(equals)))
-    return places
+    size = sum(len(allocation.ranks) for allocation in allocations)
+    placements = []
+    for allocation in allocations:
+        for local_rank, rank in enumerate(allocation.ranks):
+            equals = [other for other in allocations if len(other.ranks) > local_rank]
+            placements.append(
+                RankPlacement(
+                    rank, size, local_rank, len(allocation.ranks), equals.index(allocation), len(equals)
+                )
+            )
+    return placements
 
 
 def name_range(ranks: range) -> str:

@@ -11,11 +11,11 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .errors import LaunchError
-from .horovod_flags import add_translated_flags
+from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.horovod_flags import add_translated_flags
 
 if TYPE_CHECKING:
-    from sirtaki._core.library import Knob
+    from sirtaki.bindings.library import Knob
 
 _PREFIX = "knob_"
 
@@ -23,7 +23,7 @@ _PREFIX = "knob_"
 def add_knobs(parser: argparse.ArgumentParser) -> Sequence[Knob]:
     """Adds an option for each of the core's settings; none if the core cannot be opened here."""
     try:
-        from sirtaki._core.library import knobs
+        from sirtaki.bindings.library import knobs
     except ImportError:
         return ()
     group = parser.add_argument_group("core settings, the same on all ranks")
@@ -52,8 +52,8 @@ def knob_environment(options: argparse.Namespace, knobs: Sequence[Knob]) -> dict
 
 
 def _check(knob: Knob, value: str) -> None:
-    from sirtaki._core.context import Config
-    from sirtaki._core.variables import name_in
+    from sirtaki.bindings.context import Config
+    from sirtaki.bindings.variables import name_in
 
     try:
         Config({knob.name: value})
@@ -64,7 +64,7 @@ def _check(knob: Knob, value: str) -> None:
 def check_environment(environment: Mapping[str, str]) -> list[str]:
     """Returns warnings about variables without meaning. Raises LaunchError for a bad value of a setting."""
     try:
-        from sirtaki._core import variables
+        from sirtaki.bindings import variables
     except ImportError:  # the core cannot be opened here
         return []
     try:

@@ -1,4 +1,4 @@
-"""Sets up a job: guard, hosts, key, rendezvous and ranks; then the supervisor takes over."""
+"""Sets up a job: reaper, hosts, key, rendezvous and ranks; then the supervisor takes over."""
 
 from __future__ import annotations
 
@@ -17,33 +17,40 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sirtaki._core._version import VERSION
-from sirtaki._core.bootstrap.address import unix_address
-from sirtaki._core.bootstrap.handshake import BootstrapError, Job
-from sirtaki._core.bootstrap.key import write_key
-from sirtaki._core.bootstrap.store_server import StoreServer
-
-from .command import runs_python
-from .cores import usable_cores
-from .culprit import Inquiry
-from .display import Display
-from .environment import RankEnvironment, exported, thread_counts
-from .epilogue import Epilogue
-from .errors import LaunchError
-from .guard import Guard
-from .hosts import Host, Place, Share, fill, is_own_host, needed, places_of
-from .private_folder import make_private_folder
-from .process import Rank
-from .progress import Progress
-from .room import Room
-from .signals import Bell
-from .ssh import SshOptions
-from .start import REPORTS, start_ranks
-from .supervisor import Mailbox, Supervisor
-from .timeline import remove_timelines
+from sirtaki.bindings._version import VERSION
+from sirtaki.runner.capacity import Capacity
+from sirtaki.runner.command import runs_python
+from sirtaki.runner.cores import usable_cores
+from sirtaki.runner.display import Display
+from sirtaki.runner.environment import RankEnvironment, exported, thread_counts
+from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.failure_analysis import FailureAnalyzer
+from sirtaki.runner.hosts import (
+    Host,
+    HostAllocation,
+    RankPlacement,
+    allocate,
+    is_own_host,
+    needed,
+    placements_of,
+)
+from sirtaki.runner.job_directory import make_job_directory
+from sirtaki.runner.post_mortem import PostMortem
+from sirtaki.runner.process import Rank
+from sirtaki.runner.progress import Progress
+from sirtaki.runner.rank_start import REPORTS, start_ranks
+from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.rendezvous.address import unix_address
+from sirtaki.runner.rendezvous.handshake import BootstrapError, Job
+from sirtaki.runner.rendezvous.key import write_key
+from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+from sirtaki.runner.signals import WakeupPipe
+from sirtaki.runner.ssh import SshOptions
+from sirtaki.runner.supervisor import Mailbox, Supervisor
+from sirtaki.runner.timeline import remove_timelines
 
 if TYPE_CHECKING:  # not needed on a single host
-    from .remote import RemoteHost
+    from sirtaki.runner.remote import RemoteHost
 
 
 @dataclass(frozen=True)
@@ -61,80 +68,80 @@ class Settings:
     notices: tuple[str, ...] = ()  # shown before anything else
     ssh: SshOptions = field(default_factory=SshOptions)
     interfaces: tuple[str, ...] = ()  # the only ones that ranks use to reach each other; () for all
-    oversubscribe: bool = False  # start ranks although a host seems to lack room for them
+    oversubscribe: bool = False  # start ranks although a host seems to lack capacity for them
 
 
 def run_job(settings: Settings) -> int:
     """Runs a job to its end and returns hvdrun's exit code. Raises LaunchError if it cannot start."""
     if not os.path.exists("/proc/self/stat"):
         raise LaunchError("sirtaki needs the file system /proc, which is not mounted here", 1)
-    with contextlib.closing(Bell()) as bell, Guard() as guard:
+    with contextlib.closing(WakeupPipe()) as bell, Reaper() as reaper:
         bell.hold_back()
-        return _Launch(settings, bell, guard).run()
+        return _Launch(settings, bell, reaper).run()
 
 
 class _Launch:
     """The steps of one job's launch, from the user's settings to the supervisor."""
 
-    def __init__(self, settings: Settings, bell: Bell, guard: Guard) -> None:
+    def __init__(self, settings: Settings, bell: WakeupPipe, reaper: Reaper) -> None:
         self._settings = settings
         self._bell = bell
-        self._guard = guard
+        self._reaper = reaper
         self._mailbox = Mailbox(bell)
         self._selector = selectors.PollSelector()  # epoll refuses regular files
         self._display = Display(self._selector, settings.verbose)
-        self._room: Room | None = None  # for the ranks of this host
+        self._capacity: Capacity | None = None  # for the ranks of this host
 
     def run(self) -> int:
         settings, display = self._settings, self._display
         for notice in settings.notices:
             display.say(notice)
-        remotes, shares = self._reach_hosts()
-        places = places_of(shares)
-        display.expect(len(places), settings.output_folder)
-        folder = Path(make_private_folder(self._guard))
+        remotes, allocations = self._reach_hosts()
+        placements = placements_of(allocations)
+        display.expect(len(placements), settings.output_folder)
+        folder = Path(make_job_directory(self._reaper))
         key_file = str(folder / "key")
         encrypt = _encrypts({**os.environ, **settings.additions})
-        job = Job(secrets.token_hex(8), len(places), _write_key(key_file), VERSION, encrypt)
+        job = Job(secrets.token_hex(8), len(placements), _write_key(key_file), VERSION, encrypt)
         server = self._make_server(job, str(folder), several_hosts=bool(remotes))
-        epilogue = self._make_epilogue(len(places), folder, bool(remotes))
-        self._inquiry = Inquiry(settings.start_timeout, runs_python(settings.command))
+        post_mortem = self._make_post_mortem(len(placements), folder, bool(remotes))
+        self._analyzer = FailureAnalyzer(settings.start_timeout, runs_python(settings.command))
         ranks: dict[int, Rank] = {}
-        for share in shares:  # forks, so it must precede the first thread
+        for share in allocations:  # forks, so it must precede the first thread
             if is_own_host(share.host.name):
-                environment = self._environment_of(job, server.address, key_file, epilogue, share)
-                ranks |= self._start_here(environment, [places[rank] for rank in share.ranks])
+                environment = self._environment_of(job, server.address, key_file, post_mortem, share)
+                ranks |= self._start_here(environment, [placements[rank] for rank in share.ranks])
         for remote in remotes:
-            for share in (share for share in shares if share.host.name == remote.name):
-                values = self._start_values(job, server.address, [places[rank] for rank in share.ranks])
-                ranks |= self._start_there(remote, values, share.ranks, epilogue)
+            for share in (share for share in allocations if share.host.name == remote.name):
+                values = self._start_values(job, server.address, [placements[rank] for rank in share.ranks])
+                ranks |= self._start_there(remote, values, share.ranks, post_mortem)
         server.start()
         if _input_is_lost():
             display.say("standard input is not passed on: every rank reads /dev/null")
         in_order = [ranks[rank] for rank in sorted(ranks)]
-        progress = self._progress(shares)
+        progress = self._progress(allocations)
         supervisor = Supervisor(
-            in_order, remotes, display, self._selector, self._inquiry, server, epilogue, progress
+            in_order, remotes, display, self._selector, self._analyzer, server, post_mortem, progress
         )
-        if self._room is not None:
-            supervisor.watch_memory(self._room, settings.start_timeout)
-        return supervisor.run(self._bell, self._mailbox, self._guard)
+        if self._capacity is not None:
+            supervisor.watch_memory(self._capacity, settings.start_timeout)
+        return supervisor.run(self._bell, self._mailbox, self._reaper)
 
-    def _reach_hosts(self) -> tuple[list[RemoteHost], list[Share]]:
+    def _reach_hosts(self) -> tuple[list[RemoteHost], list[HostAllocation]]:
         """Connects to the other hosts, if any; returns them, and the ranks of each host."""
         settings = self._settings
         hosts = needed(settings.hosts, settings.size)
-        shares = fill(hosts, settings.size) if all(host.slots for host in hosts) else []
-        if shares and all(is_own_host(share.host.name) for share in shares):
-            return [], shares
-        from .connect import Connection, with_slots
-        from .cores import count_gpus
+        allocations = allocate(hosts, settings.size) if all(host.slots for host in hosts) else []
+        if allocations and all(is_own_host(share.host.name) for share in allocations):
+            return [], allocations
+        from sirtaki.runner.cores import count_gpus
+        from sirtaki.runner.host_connection import Connection, with_slots
 
         connection = Connection(settings.ssh, self._selector, self._display)
-        remotes = connection.reach(hosts, settings.command[0], self._bell, self._guard)
-        return remotes, fill(with_slots(hosts, remotes, count_gpus()), settings.size)
+        remotes = connection.reach(hosts, settings.command[0], self._bell, self._reaper)
+        return remotes, allocate(with_slots(hosts, remotes, count_gpus()), settings.size)
 
-    def _make_server(self, job: Job, folder: str, several_hosts: bool) -> StoreServer:
+    def _make_server(self, job: Job, folder: str, several_hosts: bool) -> RendezvousServer:
         """Creates the rendezvous: a Unix socket for ranks of this host, all of this machine's addresses for
         others.
 
@@ -147,10 +154,12 @@ class _Launch:
         settings = self._settings
         try:
             if several_hosts and job.encrypt:
-                from sirtaki._core.bootstrap.encryption import own_certificate  # opens the core
+                from sirtaki.runner.rendezvous.encryption import own_certificate  # opens the core
 
                 own_certificate()
-            server = StoreServer(address, job, settings.start_timeout, self._mailbox.put, settings.interfaces)
+            server = RendezvousServer(
+                address, job, settings.start_timeout, self._mailbox.put, settings.interfaces
+            )
         except BootstrapError as error:
             raise LaunchError(str(error), 1) from None
         if several_hosts and not addresses_for_others(server.address):
@@ -161,27 +170,29 @@ class _Launch:
         return server
 
     def _environment_of(
-        self, job: Job, rendezvous: str, key_file: str, epilogue: Epilogue, share: Share
+        self, job: Job, rendezvous: str, key_file: str, post_mortem: PostMortem, share: HostAllocation
     ) -> RankEnvironment:
         settings = self._settings
         cores = usable_cores()
         threads = thread_counts(len(share.ranks), cores, os.environ)
         if threads:
             self._display.say(_describe_threads(threads, len(share.ranks), cores))
-        additions = {**threads, **settings.additions, REPORTS: str(epilogue.reports)}
+        additions = {**threads, **settings.additions, REPORTS: str(post_mortem.reports)}
         return RankEnvironment(job.id, rendezvous, key_file, settings.start_timeout, additions)
 
-    def _start_here(self, environment: RankEnvironment, places: Sequence[Place]) -> dict[int, Rank]:
-        room = self._room = Room(len(places), usable_cores())
+    def _start_here(
+        self, environment: RankEnvironment, placements: Sequence[RankPlacement]
+    ) -> dict[int, Rank]:
+        capacity = self._capacity = Capacity(len(placements), usable_cores())
         if not self._settings.oversubscribe:
-            room.check()
-        started = start_ranks(self._settings.command, environment, places, self._guard, room)
+            capacity.check()
+        started = start_ranks(self._settings.command, environment, placements, self._reaper, capacity)
         for rank in started:
             self._display.read_rank(rank.rank, rank.stdout, rank.stderr)
             self._note_start("", rank.rank, rank.pid)
         return {rank.rank: rank for rank in started}
 
-    def _start_values(self, job: Job, rendezvous: str, places: Sequence[Place]) -> dict[str, Any]:
+    def _start_values(self, job: Job, rendezvous: str, placements: Sequence[RankPlacement]) -> dict[str, Any]:
         """Returns everything that an agent needs to start its ranks: the input of `AgentJob`."""
         settings = self._settings
         additions = dict(settings.additions)
@@ -195,40 +206,40 @@ class _Launch:
             "command": [os.path.abspath(settings.command[0]), *settings.command[1:]],
             "environment": exported(os.environ),
             "additions": additions,
-            "places": [astuple(place) for place in places],
+            "placements": [astuple(place) for place in placements],
             "oversubscribe": settings.oversubscribe,
         }
 
     def _start_there(
-        self, remote: RemoteHost, values: dict[str, Any], numbers: range, epilogue: Epilogue
+        self, remote: RemoteHost, values: dict[str, Any], numbers: range, post_mortem: PostMortem
     ) -> dict[int, Rank]:
-        from .remote import RemoteJob, RemoteRank
+        from sirtaki.runner.remote import RemoteJob, RemoteRank
 
         ranks = {rank: RemoteRank(rank, remote) for rank in numbers}
         for rank in ranks:
-            self._inquiry.note_start(rank, 0, remote.name)
+            self._analyzer.note_start(rank, 0, remote.name)
         remote.start(
-            values, RemoteJob(ranks, epilogue, partial(self._note_start, remote.name), self._bell.ring)
+            values, RemoteJob(ranks, post_mortem, partial(self._note_start, remote.name), self._bell.ring)
         )
         return dict(ranks)
 
     def _note_start(self, host: str, rank: int, pid: int) -> None:
-        self._inquiry.note_start(rank, pid, host)
+        self._analyzer.note_start(rank, pid, host)
         where = f" on {host}" if host else ""
         self._display.detail(f"rank {rank} is pid {pid}{where}: {' '.join(self._settings.command)}")
 
-    def _make_epilogue(self, size: int, private: Path, several_hosts: bool) -> Epilogue:
-        """Creates the epilogue. Failure reports go to the folder that the user chose, else the job's."""
+    def _make_post_mortem(self, size: int, private: Path, several_hosts: bool) -> PostMortem:
+        """Creates the post-mortem. Failure reports go to the folder that the user chose, else the job's."""
         folder = self._settings.additions.get(REPORTS) or os.environ.get(REPORTS)
         timeline = self._settings.timeline
         if timeline is not None:
             remove_timelines(timeline)
-        return Epilogue(size, Path(folder or private).absolute(), bool(folder), timeline, several_hosts)
+        return PostMortem(size, Path(folder or private).absolute(), bool(folder), timeline, several_hosts)
 
-    def _progress(self, shares: Sequence[Share]) -> Progress:
+    def _progress(self, allocations: Sequence[HostAllocation]) -> Progress:
         names = {
             rank: f"rank {rank}" + ("" if is_own_host(share.host.name) else f" ({share.host.name})")
-            for share in shares
+            for share in allocations
             for rank in share.ranks
         }
         return Progress("ranks are here", names, self._display.show_progress, self._display.refreshes)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from .errors import LaunchError
-from .horovod_flags import add_horovod_flags
+from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.horovod_flags import add_horovod_flags
 
 USAGE = "hvdrun -np N [-H HOST:SLOTS,…] [options] command [arguments]"
 EXAMPLE = "for example: hvdrun -np 2 python train.py"
@@ -49,7 +49,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
     options, unknown = parser.parse_known_args(arguments)
     if not unknown and not options.help and options.config_file is None:
         return options, {}
-    from .knobs import add_knobs, knob_environment
+    from sirtaki.runner.knobs import add_knobs, knob_environment
 
     knobs = add_knobs(parser)
     if options.help:
@@ -57,7 +57,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
         sys.exit(0)
     options = parser.parse_args(arguments)
     if options.config_file is not None:
-        from .config_file import config_arguments
+        from sirtaki.runner.config_file import config_arguments
 
         options = parser.parse_args([*config_arguments(options.config_file), *arguments])
     return options, knob_environment(options, knobs)

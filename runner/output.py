@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import BinaryIO
 
-from sirtaki._core.bootstrap.handshake import printable
+from sirtaki.runner.rendezvous.handshake import printable
 
 TAIL_LINES = 20
 _TAIL_LINE_BYTES = 4096

@@ -10,9 +10,9 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from .culprit import Ending
-from .guard import Guard
-from .signals import HANDLED, refuse_to_start_after_a_signal
+from sirtaki.runner.failure_analysis import ExitStatus
+from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.signals import HANDLED, refuse_to_start_after_a_signal
 
 _libc = ctypes.CDLL(None)  # opened before any fork
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -23,29 +23,29 @@ class Rank(Protocol):
     """The supervisor's view of a rank, wherever it runs."""
 
     rank: int
-    ending: Ending | None
+    ending: ExitStatus | None
 
-    def check(self) -> Ending | None:
+    def check(self) -> ExitStatus | None:
         """Returns how the rank ended, if it has ended since the last call."""
 
     def signal(self, number: int) -> None:
         """Sends a signal to all processes in the rank's process group."""
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         """Reaps the rank, which has ended."""
 
 
 class Process:
     """A running process, which leads its own group.
 
-    Remains a zombie until `bury`, so that the number of its process group cannot be reused.
+    Remains a zombie until `reap`, so that the number of its process group cannot be reused.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
-        guard: Guard,
+        reaper: Reaper,
         streams: tuple[int, int, int],
     ) -> None:
         """Starts the program with these standard streams; raises OSError if the system cannot run it.
@@ -57,8 +57,8 @@ class Process:
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            _become(command, environment, guard, parent, (*streams, report_failure))
-        guard.note_group(self.pid)
+            _become(command, environment, reaper, parent, (*streams, report_failure))
+        reaper.note_group(self.pid)
         os.close(report_failure)
         with open(failure, "rb") as file:
             while not select.select([file], [], [], _LOOK_SECONDS)[0]:
@@ -82,7 +82,7 @@ class Process:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         """Reaps the process, which has ended."""
         if not self._buried:
             os.waitpid(self.pid, 0)
@@ -93,17 +93,17 @@ class RankProcess:
     """A running rank of this host. `stdout` and `stderr` are the descriptors to read its output from."""
 
     def __init__(
-        self, rank: int, command: Sequence[str], environment: Mapping[str, str], guard: Guard
+        self, rank: int, command: Sequence[str], environment: Mapping[str, str], reaper: Reaper
     ) -> None:
         """Starts the rank. Raises OSError as `Process` does, and LaunchError after a signal."""
         refuse_to_start_after_a_signal()
         self.rank = rank
-        self.ending: Ending | None = None
+        self.ending: ExitStatus | None = None
         self.stdout, stdout = os.pipe()
         self.stderr, stderr = os.pipe()
         nothing = os.open(os.devnull, os.O_RDONLY)
         try:
-            self._process = Process(command, environment, guard, (nothing, stdout, stderr))
+            self._process = Process(command, environment, reaper, (nothing, stdout, stderr))
         except OSError:
             os.close(self.stdout)
             os.close(self.stderr)
@@ -113,10 +113,10 @@ class RankProcess:
                 os.close(descriptor)
         self.pid = self._process.pid
 
-    def check(self) -> Ending | None:
+    def check(self) -> ExitStatus | None:
         """Returns how the rank ended, if it has ended since the last call."""
         if self.ending is None and (result := self._process.look()):
-            self.ending = Ending(self.rank, self.pid, *result)
+            self.ending = ExitStatus(self.rank, self.pid, *result)
             return self.ending
         return None
 
@@ -124,26 +124,26 @@ class RankProcess:
         """Sends a signal to all processes in the rank's process group."""
         self._process.signal(number)
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         """Reaps the rank, which has ended."""
-        self._process.bury()
+        self._process.reap()
 
 
 def _become(
     command: Sequence[str],
     environment: Mapping[str, str],
-    guard: Guard,
+    reaper: Reaper,
     parent: int,
     descriptors: tuple[int, int, int, int],
 ) -> None:
     """Becomes the program; runs in the new process. Never returns.
 
-    If `parent` ends, and the guard with it, the kernel still sends the program SIGTERM: prctl(2).
+    If `parent` ends, and the reaper with it, the kernel still sends the program SIGTERM: prctl(2).
     """
     *streams, report_failure = descriptors
     try:
         os.setpgid(0, 0)
-        guard.watch_group(os.getpid())
+        reaper.watch_group(os.getpid())
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # the parent ended before that call
             os._exit(127)

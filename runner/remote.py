@@ -10,17 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sirtaki._core._version import VERSION
-from sirtaki._core.bootstrap.handshake import printable
-
-from .channel import Channel
-from .command import NOT_EXECUTABLE
-from .culprit import Ending
-from .display import STDERR, STDOUT, Display
-from .frames import LAST_WORDS, ROOM, START_MARK, Frame, Kind, WireError
-from .guard import Guard
-from .process import Process
-from .ssh import SshOptions, explain
+from sirtaki.bindings._version import VERSION
+from sirtaki.runner.channel import Channel
+from sirtaki.runner.command import NOT_EXECUTABLE
+from sirtaki.runner.display import STDERR, STDOUT, Display
+from sirtaki.runner.failure_analysis import ExitStatus
+from sirtaki.runner.frames import LAST_WORDS, ROOM, START_MARK, Frame, Kind, WireError
+from sirtaki.runner.process import Process
+from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.rendezvous.handshake import printable
+from sirtaki.runner.ssh import SshOptions, explain
 
 SILENCE_SECONDS = 60.0  # an agent sends ALIVE more often than this
 
@@ -31,11 +30,11 @@ class RemoteRank:
     def __init__(self, rank: int, host: RemoteHost) -> None:
         self.rank = rank
         self.pid = 0  # 0 until the agent has reported it
-        self.ending: Ending | None = None  # set once `check` has returned it
+        self.ending: ExitStatus | None = None  # set once `check` has returned it
         self._host = host
-        self._noted: Ending | None = None
+        self._noted: ExitStatus | None = None
 
-    def check(self) -> Ending | None:
+    def check(self) -> ExitStatus | None:
         """Returns how the rank ended, if it has ended since the last call."""
         if self.ending is None and self._noted is not None:
             self.ending = self._noted
@@ -47,10 +46,10 @@ class RemoteRank:
         if self._noted is None:
             self._host.send(Frame.of_number(Kind.SIGNAL, self.rank, number))
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         """Does nothing: the agent reaps the rank."""
 
-    def note(self, ending: Ending) -> bool:
+    def note(self, ending: ExitStatus) -> bool:
         """Records the ending of the rank; returns False if it was already known."""
         is_news = self._noted is None
         self._noted = self._noted or ending
@@ -102,13 +101,13 @@ class RemoteHost:
         self._job: RemoteJob | None = None
         self._heard = time.monotonic()
 
-    def connect(self, command: Sequence[str], question: Mapping[str, str], guard: Guard) -> None:
+    def connect(self, command: Sequence[str], question: Mapping[str, str], reaper: Reaper) -> None:
         """Starts ssh and sends the question. Raises OSError if ssh cannot be started."""
         theirs_in, ours_in = os.pipe()
         ours_out, theirs_out = os.pipe()
         ours_err, theirs_err = os.pipe()
         try:
-            self._ssh = Process(command, os.environ, guard, (theirs_in, theirs_out, theirs_err))
+            self._ssh = Process(command, os.environ, reaper, (theirs_in, theirs_out, theirs_err))
         finally:
             for descriptor in (theirs_in, theirs_out, theirs_err):
                 os.close(descriptor)
@@ -165,7 +164,7 @@ class RemoteHost:
         """Closes the connection."""
         self._channel.close()
         self._ssh.signal(signal.SIGKILL)
-        self._ssh.bury()
+        self._ssh.reap()
 
     def _receive(self, frame: Frame) -> None:
         self._heard = time.monotonic()
@@ -216,7 +215,7 @@ class RemoteHost:
             raise WireError(f"{frame.kind.name} makes no sense now")
 
     def _note_ending(self, rank: RemoteRank, code: int, killed_by: int, lost: str = "") -> bool:
-        is_news = rank.note(Ending(rank.rank, rank.pid, code, killed_by, self.name, lost))
+        is_news = rank.note(ExitStatus(rank.rank, rank.pid, code, killed_by, self.name, lost))
         if self._job is not None:
             self._job.on_ending()
         return is_news

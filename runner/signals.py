@@ -7,14 +7,14 @@ import signal
 import socket
 from types import FrameType
 
-from .errors import LaunchError
+from sirtaki.runner.errors import LaunchError
 
 HANDLED = frozenset(
     {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT, signal.SIGCHLD}
 )
 
 
-class Bell:
+class WakeupPipe:
     """A wake-up pipe that signals and other threads (`ring`) write to; the main loop reads it.
 
     From `hold_back` to `listen` signals are blocked, so that ranks can be started undisturbed. A signal that

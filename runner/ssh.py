@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sirtaki._core._version import VERSION
-from sirtaki._core.bootstrap.handshake import printable
+from sirtaki.bindings._version import VERSION
+from sirtaki.runner.rendezvous.handshake import printable
 
 AGENT = "sirtaki.runner.agent"
 CONNECT_SECONDS = 10

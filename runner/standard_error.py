@@ -32,7 +32,7 @@ def exception_in(lines: Sequence[bytes]) -> str:
 
 def _place(frames: Sequence[re.Match[str]]) -> str:
     try:
-        from sirtaki._core.user_code import is_internal
+        from sirtaki.bindings.user_code import is_internal
     except ImportError:  # the core is not built here
         return ""
     own = [frame for frame in frames if not is_internal(frame["file"])]

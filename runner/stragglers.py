@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from sirtaki._core.bootstrap.rounds import name_ranks
+from sirtaki.runner.rendezvous.rendezvous_state import name_ranks
 
 FIRST_SECONDS = 30.0
 _FACTOR = 10  # later reports are rare: the last rank may have work of its own for hours
@@ -20,7 +20,7 @@ class Stragglers:
         self._pause = FIRST_SECONDS
         self.due: float | None = None  # when the next report is due (time.monotonic())
 
-    def note_ending(self) -> None:
+    def note_exit(self) -> None:
         """Records that a rank has ended normally."""
         self._since = time.monotonic()
         self._pause = FIRST_SECONDS

@@ -9,21 +9,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from sirtaki._core.bootstrap.messages import StoreEvent, describe
-from sirtaki._core.bootstrap.store_server import StoreServer
-
-from .culprit import Inquiry, Verdict
-from .display import Display
-from .epilogue import Epilogue
-from .guard import Guard
-from .process import Rank
-from .progress import Progress
-from .room import Room
-from .signals import Bell, stop_this_process
-from .stragglers import Stragglers
+from sirtaki.runner.capacity import Capacity
+from sirtaki.runner.display import Display
+from sirtaki.runner.failure_analysis import FailureAnalyzer, JobFailure
+from sirtaki.runner.post_mortem import PostMortem
+from sirtaki.runner.process import Rank
+from sirtaki.runner.progress import Progress
+from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.rendezvous.messages import RankEvent, describe
+from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+from sirtaki.runner.signals import WakeupPipe, stop_this_process
+from sirtaki.runner.stragglers import Stragglers
 
 if TYPE_CHECKING:  # not needed on a single host
-    from .remote import RemoteHost
+    from sirtaki.runner.remote import RemoteHost
 
 INQUIRY_SECONDS = 0.5  # after the first failure, so that the rank that caused it can be identified
 REPORT_POLL_SECONDS = 0.01  # no event announces that a rank has written its report
@@ -35,15 +34,15 @@ READER_GONE = 141  # a shell's exit code for a program killed by SIGPIPE
 class Mailbox:
     """Messages from other threads to the main loop."""
 
-    def __init__(self, bell: Bell) -> None:
+    def __init__(self, bell: WakeupPipe) -> None:
         self._bell = bell
-        self._events: deque[StoreEvent] = deque()
+        self._events: deque[RankEvent] = deque()
 
-    def put(self, event: StoreEvent) -> None:
+    def put(self, event: RankEvent) -> None:
         self._events.append(event)
         self._bell.ring()
 
-    def empty(self) -> list[StoreEvent]:
+    def empty(self) -> list[RankEvent]:
         return [self._events.popleft() for _ in range(len(self._events))]
 
 
@@ -56,58 +55,58 @@ class Supervisor:
         hosts: Sequence[RemoteHost],
         display: Display,
         selector: selectors.BaseSelector,
-        inquiry: Inquiry,
-        server: StoreServer,
-        epilogue: Epilogue,
+        analyzer: FailureAnalyzer,
+        server: RendezvousServer,
+        post_mortem: PostMortem,
         progress: Progress,
     ) -> None:
         self._ranks = ranks
         self._hosts = hosts  # the hosts other than this one
         self._display = display
         self._selector = selector
-        self._inquiry = inquiry
+        self._analyzer = analyzer
         self._server = server
-        self._epilogue = epilogue
+        self._post_mortem = post_mortem
         self._progress = progress
         self._stragglers = Stragglers(display.say)
-        self._verdict: Verdict | None = None  # set once it is certain that the job has failed
+        self._failure: JobFailure | None = None  # set once it is certain that the job has failed
         self._decide_at: float | None = None
         self._kill_at: float | None = None
-        self._room: Room | None = None  # for the ranks of this host, while they start
+        self._capacity: Capacity | None = None  # for the ranks of this host, while they start
         self._hurry = False  # whether the user refuses to wait for remaining output
 
-    def watch_memory(self, room: Room, seconds: float) -> None:
+    def watch_memory(self, capacity: Capacity, seconds: float) -> None:
         """Aborts the job if its start uses up this host's memory. Must be called before `run`."""
-        self._room = room
-        room.watch(seconds)
+        self._capacity = capacity
+        capacity.watch(seconds)
 
-    def run(self, bell: Bell, mailbox: Mailbox, guard: Guard) -> int:
+    def run(self, bell: WakeupPipe, mailbox: Mailbox, reaper: Reaper) -> int:
         """Runs the loop; returns hvdrun's exit code when all descendants have ended and all is shown."""
-        self._selector.register(bell, selectors.EVENT_READ, lambda: self._listen(bell, mailbox, guard))
+        self._selector.register(bell, selectors.EVENT_READ, lambda: self._listen(bell, mailbox, reaper))
         bell.listen()
-        self._listen(bell, mailbox, guard)
+        self._listen(bell, mailbox, reaper)
         self._turn_until(lambda: all(rank.ending for rank in self._ranks))
         self._server.close()
         self._conclude(mailbox)
         self._part_with_hosts()
         for rank in self._ranks:
-            rank.bury()
-        failed = self._verdict is not None and self._inquiry.failed
-        last_words = self._epilogue.lines(self._verdict.event if self._verdict and failed else "")
-        guard.release()
-        self._turn_until(lambda: guard.ended() or self._hurry)
+            rank.reap()
+        failed = self._failure is not None and self._analyzer.failed
+        last_words = self._post_mortem.lines(self._failure.event if self._verdict and failed else "")
+        reaper.release()
+        self._turn_until(lambda: reaper.ended() or self._hurry)
         for host in self._hosts:
             host.close()
         self._display.close_streams()
         self._pronounce(last_words)
         self._turn_until(lambda: self._display.all_shown or self._hurry)
-        return self._verdict.exit_code if self._verdict else 0
+        return self._failure.exit_code if self._verdict else 0
 
     def _conclude(self, mailbox: Mailbox) -> None:
         for event in mailbox.empty():
-            self._inquiry.note_event(event)
-        if self._verdict is None and self._inquiry.failed:
-            self._verdict = self._judge()
+            self._analyzer.note_event(event)
+        if self._failure is None and self._analyzer.failed:
+            self._failure = self._judge()
         self._decide_at = self._kill_at = None
         self._progress.end()
         self._stragglers.end()
@@ -134,19 +133,19 @@ class Supervisor:
 
     def _all_is_known(self) -> bool:
         """Returns whether the culprit is known, and all survivors have written what they were doing."""
-        return self._inquiry.conclusive and self._epilogue.has_reports_of(self._inquiry.survivors)
+        return self._analyzer.conclusive and self._post_mortem.has_reports_of(self._analyzer.survivors)
 
-    def _judge(self) -> Verdict:
-        for rank, report in self._epilogue.read_reports().items():
-            self._inquiry.note_report(rank, report)
-        return self._inquiry.verdict()
+    def _judge(self) -> JobFailure:
+        for rank, report in self._post_mortem.read_reports().items():
+            self._analyzer.note_report(rank, report)
+        return self._analyzer.failure()
 
     def _time_to_next_deadline(self) -> float | None:
         moments = [self._decide_at, self._kill_at, self._progress.due, self._stragglers.due]
         moments += [host.deadline for host in self._hosts]
-        moments += [self._room.due] if self._room is not None else []
+        moments += [self._capacity.due] if self._capacity is not None else []
         deadlines = [moment for moment in moments if moment is not None]
-        if self._decide_at is not None and self._inquiry.conclusive:
+        if self._decide_at is not None and self._analyzer.conclusive:
             deadlines.append(time.monotonic() + REPORT_POLL_SECONDS)
         return max(min(deadlines) - time.monotonic(), 0) if deadlines else None
 
@@ -158,27 +157,27 @@ class Supervisor:
             self._kill()
         self._progress.meet(now)
         self._stragglers.meet(now, self._running())
-        if self._room is not None and self._verdict is None and (shortage := self._room.meet(now)):
-            self._end(Verdict(1, shortage), signal.SIGTERM)
+        if self._capacity is not None and self._failure is None and (shortage := self._capacity.meet(now)):
+            self._end(JobFailure(1, shortage), signal.SIGTERM)
             self._kill()
 
-    def _listen(self, bell: Bell, mailbox: Mailbox, guard: Guard) -> None:
+    def _listen(self, bell: WakeupPipe, mailbox: Mailbox, reaper: Reaper) -> None:
         numbers = bell.read()
-        if guard.replace_if_killed():
+        if reaper.replace_if_killed():
             self._display.say("the process that cleans up after this job was killed; another one replaces it")
         for event in mailbox.empty():
             tell = self._display.say if event.kind == "refused" else self._display.detail
             tell(f"the rendezvous reports that {describe(event)}")
-            self._inquiry.note_event(event)
+            self._analyzer.note_event(event)
             self._note_arrival(event)
         for rank in self._ranks:
             if ending := rank.check():
-                self._inquiry.note_ending(ending)
+                self._analyzer.note_exit(ending)
                 self._display.detail(f"rank {ending.rank} has ended with exit code {ending.exit_code}")
                 if not ending.failed:
-                    self._stragglers.note_ending()
-                    self._server.rank_ended(ending.rank, self._inquiry.how_it_ended(ending.rank))
-        if self._inquiry.failed and self._verdict is None and self._decide_at is None:
+                    self._stragglers.note_exit()
+                    self._server.rank_ended(ending.rank, self._analyzer.how_it_ended(ending.rank))
+        if self._analyzer.failed and self._failure is None and self._decide_at is None:
             self._decide_at = time.monotonic() + INQUIRY_SECONDS
             self._progress.end()
             self._stragglers.end()
@@ -187,9 +186,9 @@ class Supervisor:
         for number in numbers:
             self._obey(number)
 
-    def _note_arrival(self, event: StoreEvent) -> None:
-        if event.kind == "initialised" and self._room is not None:
-            self._room.note_initialised(event.rank)
+    def _note_arrival(self, event: RankEvent) -> None:
+        if event.kind == "initialised" and self._capacity is not None:
+            self._capacity.note_initialised(event.rank)
         if event.kind == "arrived" and event.generation <= 1:
             self._progress.begin()
             self._progress.note(event.rank)
@@ -211,27 +210,27 @@ class Supervisor:
         if not running:
             self._hurry = True
             self._display.drop()
-        elif self._verdict is not None:
+        elif self._failure is not None:
             self._kill()
         elif number == signal.SIGTERM:
             self._end(
-                Verdict(128 + number, f"terminated (SIGTERM): ending {_count(running)}", event=TERMINATED),
+                JobFailure(128 + number, f"terminated (SIGTERM): ending {_count(running)}", event=TERMINATED),
                 number,
             )
         else:
             self._display.say(f"interrupted: ending {_count(running)} (Ctrl-C again kills them at once)")
             self._display.mute_errors_except(running[0])
-            self._end(Verdict(128 + number, event=INTERRUPTED), number)
+            self._end(JobFailure(128 + number, event=INTERRUPTED), number)
 
     def _lose_reader(self, error: OSError) -> None:
-        if self._verdict is None:
+        if self._failure is None:
             broken = isinstance(error, BrokenPipeError)
             text = "" if broken else f"cannot write to standard output: {error.strerror}"
-            self._end(Verdict(READER_GONE if broken else 1, text), signal.SIGTERM)
+            self._end(JobFailure(READER_GONE if broken else 1, text), signal.SIGTERM)
 
-    def _end(self, verdict: Verdict, number: int) -> None:
+    def _end(self, failure: JobFailure, number: int) -> None:
         """Asks all ranks to end, and kills those that do not."""
-        self._verdict = verdict
+        self._failure = failure
         self._decide_at = None
         self._kill_at = time.monotonic() + KILL_SECONDS
         self._signal_ranks(number)
@@ -242,21 +241,21 @@ class Supervisor:
         self._signal_ranks(signal.SIGKILL)
 
     def _signal_ranks(self, number: int) -> None:
-        self._inquiry.note_signal(number)
+        self._analyzer.note_signal(number)
         for rank in self._ranks:
             rank.signal(number)
 
     def _pronounce(self, last_words: Sequence[str]) -> None:
-        verdict = self._verdict
+        failure = self._failure
         reason = ""
-        if verdict is not None and verdict.rank is not None:
-            reason = self._display.show_error_of(verdict.rank)
+        if failure is not None and failure.rank is not None:
+            reason = self._display.show_error_of(failure.rank)
         for line in last_words:
             self._display.say(line)
-        if verdict is None and (notice := self._inquiry.notice):
+        if failure is None and (notice := self._analyzer.notice):
             self._display.say(notice)
-        if verdict is not None and verdict.text:
-            self._display.say(f"{verdict.text}{reason and ': '}{reason}")
+        if failure is not None and failure.text:
+            self._display.say(f"{failure.text}{reason and ': '}{reason}")
 
 
 def _count(running: Sequence[int]) -> str:

@@ -15,17 +15,18 @@ FAILSAFE_SECONDS = 180.0
 # lines.
 RANK_SCRIPT = """
 import os, signal, sys, time
-from sirtaki._core._version import VERSION
-from sirtaki._core.bootstrap.handshake import BootstrapError, Identity, Job
-from sirtaki._core.bootstrap.key import read_key
-from sirtaki._core.bootstrap.store import StoreClient
+from sirtaki.bindings._version import VERSION
+from sirtaki.runner.rendezvous.handshake import BootstrapError, Identity, Job
+from sirtaki.runner.rendezvous.key import read_key
+from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 
 rank, size = int(os.environ["SIRTAKI_RANK"]), int(os.environ["SIRTAKI_SIZE"])
 
 def connect(generation=1):
     job = Job(os.environ["SIRTAKI_JOB"], size, read_key(os.environ["SIRTAKI_KEY_FILE"]), VERSION)
     timeout = float(os.environ["SIRTAKI_START_TIMEOUT"])
-    return StoreClient.connect(os.environ["SIRTAKI_RENDEZVOUS"], job, Identity(rank, generation), timeout)
+    address, mine = os.environ["SIRTAKI_RENDEZVOUS"], Identity(rank, generation)
+    return RendezvousClient.connect(address, job, mine, timeout)
 
 def init(generation=1):
     client = connect(generation)

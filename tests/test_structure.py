@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sirtaki._core import errors, library
-from sirtaki._core.request import Batch
+from sirtaki.bindings import errors, library
+from sirtaki.bindings.request import Batch
 
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "core"
@@ -26,20 +26,22 @@ BELOW = {
     "data": {"base", "observe", "plan", "transport"},
     "gpu": {"base", "observe", "plan", "transport", "data"},
     "context": {"base", "observe", "plan", "transport", "control", "data", "gpu"},
-    "xla": {"base"},  # a user of the C functions, like any other
     "api": {"base", "observe", "plan", "transport", "control", "data", "gpu", "context"},
-    "tensorflow": set(),  # a library of its own: it includes the C interface only
 }
-# The same for Python: the packages of sirtaki that each folder may import, besides itself.
+# The native parts of the bindings know the core by its C header alone.
+NATIVE_BINDINGS = {"native": {"native"}, "tensorflow": {"native", "tensorflow"}, "xla": {"native", "xla"}}
+# The same for Python: the packages of sirtaki that each folder may import, besides itself. The runner starts
+# processes; its rendezvous makes them ranks.
 IMPORTS = {
-    "bindings": {"_core"},
-    "adapters/common": {"_core", "common"},
-    "adapters/jax": {"_core", "common", "jax", "numpy"},
-    "adapters/numpy": {"_core", "common", "numpy"},
-    "adapters/tensorflow": {"_core", "common", "keras", "numpy", "tensorflow"},
-    "adapters/torch": {"_core", "common", "torch"},
-    "adapters/keras": {"_core", "common", "jax", "keras", "numpy", "tensorflow", "torch"},
-    "runner": {"_core", "runner"},
+    "bindings": {"bindings"},
+    "adapters/common": {"bindings", "common", "runner.rendezvous"},
+    "adapters/jax": {"bindings", "common", "jax", "numpy"},
+    "adapters/numpy": {"bindings", "common", "numpy"},
+    "adapters/tensorflow": {"bindings", "common", "keras", "numpy", "tensorflow"},
+    "adapters/torch": {"bindings", "common", "torch"},
+    "adapters/keras": {"bindings", "common", "jax", "keras", "numpy", "tensorflow", "torch"},
+    "runner/rendezvous": {"bindings", "runner.rendezvous"},
+    "runner": {"bindings", "runner", "runner.rendezvous"},
 }
 NEUTRAL = ("bindings", "adapters/common", "runner")  # folders that must not depend on a framework
 FRAMEWORKS = {"jax", "numpy", "tensorflow", "torch"}
@@ -98,6 +100,18 @@ def test_includes_go_down_only() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_native_bindings_include_the_c_header_only() -> None:
+    found = {source: source.parent.name for source in sources(".h", ".cc", folders=("bindings",))}
+    assert set(found.values()) == set(NATIVE_BINDINGS)
+    wrong = []
+    for source, folder in found.items():
+        allowed = tuple(f"{name}/" for name in NATIVE_BINDINGS[folder])
+        for included in re.findall(r'#include "([^"]+)"', source.read_text()):
+            if included != "sirtaki.h" and not included.startswith(allowed):
+                wrong.append(f"{source.relative_to(ROOT)} includes {included}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_each_type_of_the_core_has_a_name_of_its_own() -> None:
     """The linker treats two types of one name in one namespace as one type, and mixes up their members."""
     declared: dict[str, list[str]] = {}
@@ -117,9 +131,11 @@ def test_imports_go_down_only() -> None:
     for folder, allowed in IMPORTS.items():
         for source in sources(".py", folders=(folder,)):
             text = source.read_text()
-            used = set(re.findall(r"^\s*(?:from|import) sirtaki\.(\w+)", text, re.MULTILINE)) - allowed
+            found = re.findall(r"^\s*(?:from|import) sirtaki\.(runner\.rendezvous|\w+)", text, re.MULTILINE)
+            used = set(found) - allowed
             if folder in NEUTRAL and source.name != "torchrun.py":  # its store is for torch only
                 used |= FRAMEWORKS & set(re.findall(r"^\s*(?:from|import) (\w+)", text, re.MULTILINE))
+            used |= set(re.findall(r"^\s*from (\.\S*) import", text, re.MULTILINE))  # one style: absolute
             wrong += [f"{source.relative_to(ROOT)} imports {name}" for name in sorted(used)]
     assert not wrong, "\n".join(wrong)
 
@@ -207,9 +223,9 @@ def test_every_failure_has_an_exception() -> None:
 def test_a_batch_is_written_where_the_core_reads_it() -> None:
     batch = Batch(3)
     for index in range(3):
-        batch.describe(index, 0, 10, (index, 2), name=f"n{index}", group=(7, 3), layout=5, prescale=0.5)
-        batch.point(index, 100 + index, 200 + index)
-        batch.flag(index, index)
+        batch.set_request(index, 0, 10, (index, 2), name=f"n{index}", group=(7, 3), layout=5, prescale=0.5)
+        batch.set_buffers(index, 100 + index, 200 + index)
+        batch.set_flags(index, index)
     first = [(r.input, r.output, r.flags, r.dimensions, list(r.shape[0:2])) for r in batch.requests]
     assert first == [(100 + i, 200 + i, i, 2, [i, 2]) for i in range(3)]
     batch.point_all([1, 2, 3], [4, 5, 6])

@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from sirtaki._core import current
-from sirtaki._core.bootstrap.encryption import Certificate, TlsConnection
-from sirtaki._core.context import Config, Context
-from sirtaki._core.library import ffi, lib
-from sirtaki._core.topology import Peer, SharedMemory, Topology
+from sirtaki.bindings import current
+from sirtaki.bindings.context import Config, Context
+from sirtaki.bindings.library import ffi, lib
+from sirtaki.bindings.topology import Peer, SharedMemory, Topology
+from sirtaki.runner.rendezvous.encryption import Certificate, TlsConnection
 
 TRANSPORTS = ("shm", "socket")
 ENCRYPTED = "encrypted"  # each rank on a host of its own, with TLS in between

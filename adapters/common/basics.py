@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sirtaki._core import gpu
-from sirtaki._core.current import current, find
-from sirtaki._core.errors import HorovodInternalError, MismatchError, ParametersDifferError, PeerLostError
-from sirtaki._core.topology import Topology
+from sirtaki.bindings import gpu
+from sirtaki.bindings.default_context import current, find
+from sirtaki.bindings.errors import HorovodInternalError, MismatchError, ParametersDifferError, PeerLostError
+from sirtaki.bindings.topology import Topology
 from sirtaki.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from sirtaki.common.root import is_root, on_root
 
@@ -85,16 +85,18 @@ def init(
     """
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise ValueError(f'process_sets is {process_sets!r}; it takes a list of process sets, or "dynamic"')
-    from sirtaki._core import process  # imported late: a third of the time to import sirtaki.torch
+    from sirtaki.runner.rendezvous import (
+        lifecycle,  # imported late: a third of the time to import sirtaki.torch
+    )
 
     sets = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
     asked = {"comm": comm, "rank": rank, "size": size, "address": address, "key": key}
     asked["process_sets"] = [_ranks_of(one) for one in sets] or None
     if is_initialized():
-        process.check_again(asked)
+        lifecycle.check_again(asked)
         return
-    process.start(rank, size, address, key, comm)
-    process.remember(asked)
+    lifecycle.start(rank, size, address, key, comm)
+    lifecycle.remember(asked)
     _add_all(sets)
 
 
@@ -120,9 +122,9 @@ def shutdown() -> None:
     Does nothing in a process that is not initialised.
     """
     if is_initialized():
-        from sirtaki._core import process
+        from sirtaki.runner.rendezvous import lifecycle
 
-        process.stop()
+        lifecycle.stop()
 
 
 def is_initialized() -> bool:

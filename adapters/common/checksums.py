@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from sirtaki._core.context import Context
-from sirtaki._core.library import dtypes, ffi
-from sirtaki._core.request import ABSENT, MAX, Batch
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.library import dtypes, ffi
+from sirtaki.bindings.request import ABSENT, MAX, Batch
 from sirtaki.common.ops import Call, Reduction, describe_allreduce
 from sirtaki.common.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
 
@@ -75,7 +75,7 @@ class Comparison:
         """Queues a comparison. If no rank has news, nothing is compared and nothing is sent."""
         if numbers != self._given:
             self._write(numbers)
-        self._batch.flag(0, 0 if is_news else ABSENT)
+        self._batch.set_flags(0, 0 if is_news else ABSENT)
         self._batch.keep[0] = self._words
         self._context.enqueue(self._batch)
         self.is_open = True

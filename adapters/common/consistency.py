@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from sirtaki._core.context import Context
-from sirtaki._core.errors import ParametersDifferError
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.common.checksums import Comparison, checksum_of_text, combined
 from sirtaki.common.objects import gather_objects
 from sirtaki.common.ops import Call

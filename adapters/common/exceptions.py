@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sirtaki._core.errors import (
+from sirtaki.bindings.errors import (
     AbortedError,
     DeadlineError,
     DeviceError,

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from sirtaki._core.context import Context
-from sirtaki._core.errors import MismatchError, PeerFinishedError
-from sirtaki._core.request import CPU, Batch
-from sirtaki._core.user_code import CallSite, call_site
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.errors import MismatchError, PeerFinishedError
+from sirtaki.bindings.request import CPU, Batch
+from sirtaki.bindings.user_code import CallSite, call_site
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def _give_back(context: Context, batch: Batch) -> None:
     if batch.gpu == CPU:
         context.release(batch)
     else:
-        context.let_go(batch)
+        context.detach(batch)
     batch.context = None
     spare = _spare[batch.count]
     if len(spare) * batch.count < _MOST_SPARE_REQUESTS:

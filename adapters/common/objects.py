@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sirtaki._core.context import Context
-from sirtaki._core.current import current
-from sirtaki._core.errors import HorovodInternalError
-from sirtaki._core.library import ffi
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.default_context import current
+from sirtaki.bindings.errors import HorovodInternalError
+from sirtaki.bindings.library import ffi
 from sirtaki.common import ops
 from sirtaki.common.handles import Operation, run, spare_batch
 from sirtaki.common.process_sets import ProcessSet, global_process_set

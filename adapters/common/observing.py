@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from sirtaki._core import observe
-from sirtaki._core.current import current
-from sirtaki._core.observe import Lateness, Statistics
+from sirtaki.bindings import observe
+from sirtaki.bindings.default_context import current
+from sirtaki.bindings.observe import Lateness, Statistics
 
 __all__ = ["Lateness", "Statistics", "start_timeline", "stats", "stop_timeline"]
 

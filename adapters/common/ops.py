@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sirtaki._core import request as core
-from sirtaki._core.context import Context
-from sirtaki._core.current import current
-from sirtaki._core.request import Batch
+from sirtaki.bindings import request as core
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.default_context import current
+from sirtaki.bindings.request import Batch
 from sirtaki.common.handles import Operation, run, spare_batch
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.tensor import DTYPE_CODES, TensorView
@@ -144,7 +144,7 @@ def describe_allreduce(
 ) -> None:
     """Makes request `index` an all-reduce of `source` into address `target`, which may be the source's."""
     _describe_reduction(core.ALLREDUCE, batch, source, how, call, index)
-    batch.point(index, source.pointer, target)
+    batch.set_buffers(index, source.pointer, target)
 
 
 def describe_reducescatter(
@@ -155,7 +155,7 @@ def describe_reducescatter(
     The source has to be row-major, have at least one dimension, and must not overlap the target.
     """
     _describe_reduction(core.REDUCESCATTER, batch, source, how, call, index)
-    batch.point(index, source.pointer, target)
+    batch.set_buffers(index, source.pointer, target)
 
 
 def own_rows(context: Context, rows: int, process_set: ProcessSet) -> int:
@@ -169,7 +169,7 @@ def own_rows(context: Context, rows: int, process_set: ProcessSet) -> int:
 def _describe_reduction(
     kind: int, batch: Batch, source: TensorView, how: Reduction, call: Call, index: int
 ) -> None:
-    batch.describe(
+    batch.set_request(
         index,
         kind,
         source.dtype,
@@ -190,7 +190,7 @@ def describe_broadcast(
 ) -> None:
     """Makes request `index` a broadcast of rank `root`'s source into the address `target` on every rank."""
     _describe_movement(core.BROADCAST, batch, source, call, index, root=root)
-    batch.point(index, source.pointer, target)
+    batch.set_buffers(index, source.pointer, target)
 
 
 def describe_allgather(batch: Batch, source: TensorView, call: Call, index: int = 0) -> None:
@@ -199,7 +199,7 @@ def describe_allgather(batch: Batch, source: TensorView, call: Call, index: int 
     The source has to be row-major, with at least one dimension; take the result with `Context.output`.
     """
     _describe_movement(core.ALLGATHER, batch, source, call, index)
-    batch.point(index, source.pointer, 0)
+    batch.set_buffers(index, source.pointer, 0)
 
 
 def describe_alltoall(
@@ -211,7 +211,7 @@ def describe_alltoall(
     means equal parts. Take the result with `Context.output`, and before it `Context.received_splits`.
     """
     _describe_movement(core.ALLTOALL, batch, source, call, index, splits=splits)
-    batch.point(index, source.pointer, 0)
+    batch.set_buffers(index, source.pointer, 0)
 
 
 def describe_send(batch: Batch, view: TensorView, ranks: tuple[int, int], call: Call, index: int = 0) -> None:
@@ -220,13 +220,13 @@ def describe_send(batch: Batch, view: TensorView, ranks: tuple[int, int], call: 
     The sender reads the view, the receiver overwrites it.
     """
     _describe_movement(core.SEND, batch, view, call, index, root=ranks[0], destination=ranks[1])
-    batch.point(index, view.pointer, view.pointer)
+    batch.set_buffers(index, view.pointer, view.pointer)
 
 
 def _describe_movement(
     kind: int, batch: Batch, view: TensorView, call: Call, index: int, **details: Any
 ) -> None:
-    batch.describe(
+    batch.set_request(
         index,
         kind,
         view.dtype,
@@ -249,8 +249,8 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     """
     context, batch = current(), spare_batch()
     number = process_set.number(context)
-    batch.describe(0, core.BARRIER, DTYPE_CODES["uint8"], (0,), name=name, process_set=number)
-    batch.point(0, 0, 0)
+    batch.set_request(0, core.BARRIER, DTYPE_CODES["uint8"], (0,), name=name, process_set=number)
+    batch.set_buffers(0, 0, 0)
     run(context, Operation(batch, None, lambda *_: None))
 
 
@@ -276,8 +276,8 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> i
     """
     context, batch = current(), spare_batch()
     number = process_set.number(context)
-    batch.describe(0, core.JOIN, DTYPE_CODES["uint8"], (), process_set=number, device=device)
-    batch.point(0, 0, 0)
+    batch.set_request(0, core.JOIN, DTYPE_CODES["uint8"], (), process_set=number, device=device)
+    batch.set_buffers(0, 0, 0)
     last = run(context, Operation(batch, None, Context.result_number))
     context.next_number(_JOINS.format(number))
     return last

@@ -9,9 +9,9 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sirtaki._core import request as core
-from sirtaki._core.context import Context
-from sirtaki._core.current import current, find
+from sirtaki.bindings import request as core
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.default_context import current, find
 from sirtaki.common.handles import Operation, run, spare_batch
 
 
@@ -164,7 +164,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         raise ValueError(f"{added} is in use already")
     batch = spare_batch()
     batch.describe_process_set(0, core.ADD_PROCESS_SET, ranks=added._ranks)
-    batch.point(0, 0, 0)
+    batch.set_buffers(0, 0, 0)
     added._begin(context, run(context, Operation(batch, None, Context.result_number)))
     return added
 
@@ -186,7 +186,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     batch = spare_batch()
     batch.describe_process_set(0, core.REMOVE_PROCESS_SET, number=process_set.number(context))
-    batch.point(0, 0, 0)
+    batch.set_buffers(0, 0, 0)
     run(context, Operation(batch, None, _nothing))
     process_set._end()
     return True

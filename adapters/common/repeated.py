@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from sirtaki._core.context import Context
-from sirtaki._core.request import Batch
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.request import Batch
 
 # Keyed by everything that distinguishes operations, the most recently used at the end. A batch is taken out
 # while it runs, so that no two threads use it; taking it out and putting it back are atomic.
@@ -30,7 +30,7 @@ def run_again(context: Context, key: Hashable, address: int, tensor: Any) -> boo
     batch = _kept.pop(key, None)
     if batch is None:
         return False
-    batch.point(0, address, address)
+    batch.set_buffers(0, address, address)
     batch.keep[0] = tensor
     context.run(batch)
     context.release(batch)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from sirtaki._core.current import current
-from sirtaki._core.errors import HorovodInternalError
+from sirtaki.bindings.default_context import current
+from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.common.objects import broadcast_object
 
 __all__ = ["is_root", "on_root"]

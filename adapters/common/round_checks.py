@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from sirtaki._core.errors import ParametersDifferError
+from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.common.checksums import Comparison, checksum_of_text, combined
 from sirtaki.common.consistency import Finding, Options, Scope, Tensors, combined_of, find_difference
 from sirtaki.common.hints import hint

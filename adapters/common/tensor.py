@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sirtaki._core.library import dtypes
-from sirtaki._core.request import CPU
+from sirtaki.bindings.library import dtypes
+from sirtaki.bindings.request import CPU
 
 # Element types by name, with the core's codes. A framework's adapter maps its own dtypes to these.
 DTYPE_CODES: dict[str, int] = {dtype.name: dtype.code for dtype in dtypes()}

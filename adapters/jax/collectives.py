@@ -23,8 +23,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sirtaki._core import request as core
-from sirtaki._core.current import current
+from sirtaki.bindings import request as core
+from sirtaki.bindings.default_context import current
 from sirtaki.common import ops
 from sirtaki.common.ops import Average, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set

@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from sirtaki._core import request as core
-from sirtaki._core.context import Context
-from sirtaki._core.current import current
-from sirtaki._core.errors import UnsupportedError
-from sirtaki._core.request import Batch
+from sirtaki.bindings import request as core
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.default_context import current
+from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.bindings.request import Batch
 from sirtaki.common import ops
 from sirtaki.common.handles import Operation, spare_batch
 from sirtaki.common.handles import run as run_operation

@@ -27,8 +27,8 @@ from jax._src import dispatch
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
-from sirtaki._core import request as core
-from sirtaki._core.errors import UnsupportedError
+from sirtaki.bindings import request as core
+from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.jax.target import TARGET
 from sirtaki.jax.terms import Terms
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from sirtaki._core import request as core
-from sirtaki._core.current import current
+from sirtaki.bindings import request as core
+from sirtaki.bindings.default_context import current
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.jax.collectives import _run
 from sirtaki.jax.consistency import is_array, is_key

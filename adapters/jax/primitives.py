@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
-from sirtaki._core import request as core
-from sirtaki._core.current import current
+from sirtaki.bindings import request as core
+from sirtaki.bindings.default_context import current
 from sirtaki.jax import eager, lowering, target
 from sirtaki.jax.terms import KINDS, Terms, dtype_code, result_shape
 

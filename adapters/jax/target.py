@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jaxlib
 
-from sirtaki._core.library import ffi, lib
+from sirtaki.bindings.library import xla_handler
 
 TARGET = "sirtaki_collective"
 _PLATFORMS = {"cpu": 0, "CUDA": 1}
@@ -26,10 +26,10 @@ def _interface_version() -> tuple[int, int]:
     return (int(major[1]), int(minor[1])) if major and minor else (0, 0)
 
 
-def _capsule(address: Any) -> Any:
+def _capsule(address: int) -> Any:
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    return new(int(ffi.cast("uintptr_t", address)), None, None)
+    return new(address, None, None)
 
 
 def register() -> None:
@@ -41,7 +41,7 @@ def register() -> None:
     found = tuple(map(int, re.findall(r"\d+", jaxlib.__version__)[:2]))
     version = _interface_version() if found >= (0, 5) else (0, 0)
     for platform, on_gpu in _PLATFORMS.items():
-        handler = lib.srt_xla_handler(*version, on_gpu)
+        handler = xla_handler(*version, on_gpu)
         if not handler:
             raise ImportError(
                 f"sirtaki.jax needs jax and jaxlib 0.5 or later; this is jaxlib {jaxlib.__version__}"

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from sirtaki._core import request as core
-from sirtaki._core.errors import UnsupportedError
+from sirtaki.bindings import request as core
+from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.tensor import DTYPE_CODES
 
 KINDS = {

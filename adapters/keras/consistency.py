@@ -11,7 +11,7 @@ from weakref import ref
 import keras
 import numpy as np
 
-from sirtaki._core.current import current
+from sirtaki.bindings.default_context import current
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.keras.exchange import Exchange, readable
 from sirtaki.numpy import consistency

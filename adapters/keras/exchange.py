@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from sirtaki._core.current import current
+from sirtaki.bindings.default_context import current
 from sirtaki.common.ops import Average, Max, Sum, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet
 from sirtaki.keras.backends import Backend, Combination, Gradient

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from sirtaki._core.current import current
+from sirtaki.bindings.default_context import current
 from sirtaki.common.ops import Average
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.keras import backends

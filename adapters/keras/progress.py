@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sirtaki._core.current import current
+from sirtaki.bindings.default_context import current
 
 
 def verbose(level: Any = "auto") -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from sirtaki._core.current import current
+from sirtaki.bindings.default_context import current
 
 Uneven = Literal["pad", "drop", "keep"]
 

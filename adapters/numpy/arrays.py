@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sirtaki._core.context import Output
-from sirtaki._core.errors import UnsupportedError
-from sirtaki._core.library import ffi
+from sirtaki.bindings.context import Output
+from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.bindings.library import ffi
 from sirtaki.common.tensor import DTYPE_CODES, ROW_MAJOR, TensorView, dense_layout
 
 Array = NDArray[Any]

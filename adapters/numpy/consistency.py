@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sirtaki._core.context import Context
-from sirtaki._core.current import current
-from sirtaki._core.errors import UnsupportedError
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.default_context import current
+from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common import consistency
 from sirtaki.common.checksums import checksum
 from sirtaki.common.consistency import Options, Scope, Spread

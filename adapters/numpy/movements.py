@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sirtaki._core.current import current
+from sirtaki.bindings.default_context import current
 from sirtaki.common.handles import Handle, Operation, run, start
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.numpy import operations

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sirtaki._core.context import Context
-from sirtaki._core.current import current
-from sirtaki._core.request import Batch
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.default_context import current
+from sirtaki.bindings.request import Batch
 from sirtaki.common import ops
 from sirtaki.common.handles import Operation, spare_batch
 from sirtaki.common.ops import Call, Reduction

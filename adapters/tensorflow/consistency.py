@@ -8,8 +8,8 @@ from weakref import ref
 
 import tensorflow as tf
 
-from sirtaki._core.context import Context
-from sirtaki._core.current import current
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.default_context import current
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.numpy import consistency
 from sirtaki.numpy.consistency import EagerChecks, Subject

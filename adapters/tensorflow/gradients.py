@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sirtaki._core import request as core
+from sirtaki.bindings import request as core
 from sirtaki.common.ops import Reduction
 from sirtaki.tensorflow import operations
 from sirtaki.tensorflow.facts import members, place

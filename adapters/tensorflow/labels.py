@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_v2_func_graphs as bodies
 
-from sirtaki._core.current import current
+from sirtaki.bindings.default_context import current
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 
 _NAMES_BEFORE_WRAP = 1024  # so that the names of one step recur in the next ones, and are cached

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sirtaki._core.library import PATH
+from sirtaki.bindings.library import PATH
 
 
 @cache

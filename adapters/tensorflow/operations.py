@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sirtaki._core import request as core
+from sirtaki.bindings import request as core
 from sirtaki.common.ops import Reduction
 from sirtaki.tensorflow import xla
 from sirtaki.tensorflow.labels import label, part

@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sirtaki._core import request as core
+from sirtaki.bindings import request as core
 from sirtaki.common.ops import Average, Reduction, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.tensorflow import gradients as _gradients  # noqa: F401  # it registers them

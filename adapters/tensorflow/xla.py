@@ -17,7 +17,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from sirtaki._core.library import ffi, lib
+from sirtaki.bindings.library import xla_handler
 
 _TARGET = b"sirtaki_collective"
 _TYPES = {
@@ -121,7 +121,7 @@ def run(
 def _module(
     kind: int, tensors: Sequence[tf.Tensor], names: list[str], attributes: dict[str, int | float]
 ) -> str:
-    """Returns a program of StableHLO that calls the handler; core/xla/call.h lists the attributes."""
+    """Returns a program of StableHLO that calls the handler; bindings/xla/call.h lists the attributes."""
     defaults = {"reduce_op": 0, "root": 0, "process_set": 0, "device": -1, "members": 0, "number": 0}
     numbers = defaults | {"prescale": 1.0, "postscale": 1.0, "kind": kind, "count": len(names)} | attributes
     settings = [f"{key} = {_number(value)}" for key, value in numbers.items()]
@@ -169,14 +169,14 @@ def is_served() -> bool:
         return False
     get_table.restype = ctypes.c_void_p
     table = ctypes.cast(get_table(), ctypes.POINTER(ctypes.c_uint64))
-    handler = lib.srt_xla_handler(table[_VERSION] & 0xFFFFFFFF, table[_VERSION] >> 32, 0)
-    if handler == ffi.NULL:
+    handler = xla_handler(table[_VERSION] & 0xFFFFFFFF, table[_VERSION] >> 32, 0)
+    if not handler:
         return False
     registration = _Registration(
         struct_size=_Registration.traits.offset + 4,
         name=_Text(_TARGET, len(_TARGET)),
         platform=_Text(b"Host", 4),
-        execute=int(ffi.cast("uintptr_t", handler)),
+        execute=handler,
     )
     register = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(table[_FIRST + _PLACES["Handler_Register"]])
     return not register(ctypes.byref(registration))

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from sirtaki._core import request as core
-from sirtaki._core.context import Context
-from sirtaki._core.current import find
-from sirtaki._core.errors import NotInitializedError, UnsupportedError
+from sirtaki.bindings import request as core
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.default_context import find
+from sirtaki.bindings.errors import NotInitializedError, UnsupportedError
 from sirtaki.common.handles import run
 from sirtaki.common.ops import Reduction
 from sirtaki.common.process_sets import ProcessSet

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sirtaki._core.current import current
-from sirtaki._core.errors import UnsupportedError
-from sirtaki._core.request import MAX, MIN
+from sirtaki.bindings.default_context import current
+from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.bindings.request import MAX, MIN
 from sirtaki.common import checksums, consistency
 from sirtaki.common.consistency import Options, Scope, Spread
 from sirtaki.common.handles import run

@@ -9,7 +9,7 @@ from torch.utils import data
 from torch.utils.data import Dataset, IterableDataset
 from torch.utils.data.distributed import DistributedSampler as TorchSampler
 
-from sirtaki._core.current import current
+from sirtaki.bindings.default_context import current
 from sirtaki.common.hints import hint
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sirtaki._core.context import DeviceOutput
-from sirtaki._core.errors import UnsupportedError
-from sirtaki._core.topology import Topology
+from sirtaki.bindings.context import DeviceOutput
+from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.bindings.topology import Topology
 
 
 def ordinal(tensor: Tensor) -> int:

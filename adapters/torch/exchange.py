@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sirtaki._core.request import ABSENT, CPU, Batch
+from sirtaki.bindings.request import ABSENT, CPU, Batch
 from sirtaki.common.ops import Call, describe_allreduce
 from sirtaki.common.round_checks import RoundChecks
 from sirtaki.common.tensor import ROW_MAJOR

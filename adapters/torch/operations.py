@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from sirtaki._core.context import Context
-from sirtaki._core.request import Batch
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.request import Batch
 from sirtaki.common import ops
 from sirtaki.common.handles import Operation, spare_batch
 from sirtaki.common.ops import Call, Reduction

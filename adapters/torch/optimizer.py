@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from sirtaki._core.context import Context
-from sirtaki._core.current import current
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.default_context import current
 from sirtaki.common.ops import Adasum, Average, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.torch.adasum import AdasumOptimizer, with_adasum

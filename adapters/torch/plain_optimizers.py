@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from sirtaki._core import observe
-from sirtaki._core.context import Context
-from sirtaki._core.current import find
+from sirtaki.bindings import observe
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.default_context import find
 from sirtaki.common.hints import hint
 from sirtaki.torch.wrapping import Wrapped
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sirtaki._core import request as core
-from sirtaki._core.library import usable_cores
+from sirtaki.bindings import request as core
+from sirtaki.bindings.library import usable_cores
 from sirtaki.common.round_checks import RoundChecks
 from sirtaki.torch import device
 from sirtaki.torch.claims import Claim

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sirtaki._core.current import current
+from sirtaki.bindings.default_context import current
 from sirtaki.common.handles import Handle, run, start
 from sirtaki.common.ops import Average, Call, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sirtaki._core import request as core
-from sirtaki._core.current import current
-from sirtaki._core.errors import UnsupportedError
+from sirtaki.bindings import request as core
+from sirtaki.bindings.default_context import current
+from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.handles import Handle, start
 from sirtaki.common.ops import Average, Reduction, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set

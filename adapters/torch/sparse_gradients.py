@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sirtaki._core.context import Context
-from sirtaki._core.request import ABSENT, MAX, Batch
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.request import ABSENT, MAX, Batch
 from sirtaki.common import ops
 from sirtaki.common.ops import Reduction
 from sirtaki.torch.autograd import Where
@@ -94,7 +94,7 @@ class SparseGradients:
         """Sends the news: once per round, on all ranks."""
         if self._has_asked:
             return
-        self._batch.flag(0, 0 if self._news.any() else ABSENT)
+        self._batch.set_flags(0, 0 if self._news.any() else ABSENT)
         self._batch.keep[0] = self._news
         self._context.enqueue(self._batch)
         self._has_asked = True

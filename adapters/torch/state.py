@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sirtaki._core.context import Context
-from sirtaki._core.current import current
-from sirtaki._core.request import Batch
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.default_context import current
+from sirtaki.bindings.request import Batch
 from sirtaki.common.handles import Operation, run
 from sirtaki.common.objects import broadcast_object
 from sirtaki.common.ops import call, describe_broadcast

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sirtaki._core.current import find
+from sirtaki.bindings.default_context import find
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.torch.autograd import AllGather, AllReduce, Where
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from sirtaki._core.context import Context
-from sirtaki._core.errors import UnsupportedError
-from sirtaki._core.request import Batch
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.bindings.request import Batch
 from sirtaki.common.tensor import DTYPE_CODES, REDUCIBLE, ROW_MAJOR, TensorView, dense_layout
 from sirtaki.torch import device
 

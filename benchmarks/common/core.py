@@ -10,8 +10,8 @@ import numpy as np
 from common.collectives import GROUP_SIZE, Array, Call
 from common.peers import Peer
 from sirtaki import __version__
-from sirtaki._core.context import Context
-from sirtaki._core.request import Batch
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.request import Batch
 from sirtaki.common import ops
 from sirtaki.common.ops import Call as Named
 from sirtaki.common.ops import Reduction, Sum, reduction

@@ -18,7 +18,7 @@ DRIVER_SECONDS = 600
 
 def build() -> Path:
     """Builds all outdated targets against the sirtaki that this Python imports. Returns the folder."""
-    from sirtaki._core.library import PATH
+    from sirtaki.bindings.library import PATH
 
     cmake, ninja = _tool("cmake"), _tool("ninja")
     settings = [f"-DSIRTAKI_LIBRARY={PATH}", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DCMAKE_BUILD_TYPE=Release"]

@@ -88,7 +88,7 @@ def of_hvdrun(path: str, native: Path) -> tuple[Rank, int]:
     from common.core import Core
 
     import sirtaki.numpy as hvd
-    from sirtaki._core.current import current
+    from sirtaki.bindings.default_context import current
 
     hvd.init()
     rank, size = hvd.rank(), hvd.size()

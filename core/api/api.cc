@@ -175,6 +175,9 @@ int32_t srt_result_splits(srt_context* c, srt_handle handle, int64_t* out, int32
 int32_t srt_process_set(srt_context* c, int32_t number, int32_t* out, int32_t capacity) {
   return c->context->process_set(number, out, capacity);
 }
+int64_t srt_own_rows(srt_context* c, int32_t process_set, int64_t rows) {
+  return c->context->own_rows(process_set, rows);
+}
 void srt_get_topology(srt_context* c, srt_topology* out) { *out = c->context->topology(); }
 const char* srt_handle_error(srt_context* c, srt_handle handle) {
   return c->context->error(static_cast<Ticket>(handle));

@@ -307,6 +307,15 @@ int32_t Context::process_set(int32_t number, int32_t* out, int32_t capacity) {
   return set ? give(set->members, out, capacity) : -1;
 }
 
+int64_t Context::own_rows(int32_t process_set, int64_t rows) {
+  if (forked_) return 0;
+  const auto lock = handles_.lock();
+  const ProcessSetEntry* set = sets_.find(process_set);
+  if (!set || !set->has(rank_)) return 0;
+  const auto found = std::lower_bound(set->members.begin(), set->members.end(), rank_);
+  return rows_of_member(rows, set->members.size(), static_cast<size_t>(found - set->members.begin()));
+}
+
 const char* Context::error(Ticket handle) {
   if (forked_) return "";
   const auto lock = handles_.lock();

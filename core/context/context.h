@@ -42,6 +42,7 @@ class Context {
   int64_t result_number(Ticket handle);
   int32_t result_splits(Ticket handle, int64_t* out, int32_t capacity);
   int32_t process_set(int32_t number, int32_t* out, int32_t capacity);
+  int64_t own_rows(int32_t process_set, int64_t rows);
   const srt_topology& topology() const { return topology_; }  // without the peers
   const char* error(Ticket handle);
   void release(const Ticket* handles, int32_t count);

@@ -228,11 +228,6 @@ void srt_set_process_context(srt_context *);
 srt_context *srt_acquire_process_context(void);
 void srt_release_process_context(void);
 
-/* Returns the handler that programs compiled by XLA call, as a PyCapsule holds it for jax.ffi.register_ffi_target; its
- * attributes are listed in core/xla/call.h. The version is that of the interface which the installed XLA declares
- * (XLA_FFI_API_MAJOR and _MINOR). NULL: it is older than 0.1, the oldest supported version. */
-void *srt_xla_handler(int32_t major, int32_t minor, int32_t on_gpu);
-
 /* Operations. A batch is queued whole or not at all. */
 srt_status srt_enqueue(srt_context *, const srt_request *, int32_t count, srt_handle *out, srt_error *);
 /* Enqueues and waits, without waking the engine. SRT_IN_PROGRESS leaves valid handles; any other failure to
@@ -257,6 +252,8 @@ int64_t srt_result_number(srt_context *, srt_handle);
 int32_t srt_result_splits(srt_context *, srt_handle, int64_t *out, int32_t capacity);
 /* Writes the ranks of a process set, ascending, at most `capacity`; returns their count, -1 if there is no such set. */
 int32_t srt_process_set(srt_context *, int32_t number, int32_t *out, int32_t capacity);
+/* Returns how many of `rows` rows a reduce-scatter leaves this rank; 0 if it is no member of the set. */
+int64_t srt_own_rows(srt_context *, int32_t process_set, int64_t rows);
 /* Writes this rank's topology; peers is NULL. */
 void srt_get_topology(srt_context *, srt_topology *out);
 const char *srt_handle_error(srt_context *, srt_handle); /* "" if none; valid until it is released */

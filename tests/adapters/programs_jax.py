@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import sirtaki.jax as hvd
-from sirtaki._core.errors import UnsupportedError
+from sirtaki.bindings.errors import UnsupportedError
 
 FOLDER = Path(sys.argv[2])
 

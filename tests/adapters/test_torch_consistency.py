@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bodies.torch_consistency import step  # noqa: E402  # it imports torch
-from bodies.torch_models import distributed, network, own_loss, sgd, whole_loss  # noqa: E402
+from cases.torch_consistency import step  # noqa: E402  # it imports torch
+from cases.torch_models import distributed, network, own_loss, sgd, whole_loss  # noqa: E402
 from world import world  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402

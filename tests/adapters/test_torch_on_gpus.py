@@ -1,4 +1,4 @@
-"""Torch bodies on the fakes' GPUs, through NCCL and staged, with ranks as threads and as processes."""
+"""Torch cases on the fakes' GPUs, through NCCL and staged, with ranks as threads and as processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fake_gpu import needs_fake
 
 pytest.importorskip("torch")
 
-from bodies import GPU_MODULES, TORCH_MODULES, Case, cases_for  # imports torch
+from cases import GPU_MODULES, TORCH_MODULES, Case, cases_for  # imports torch
 from fake_gpu.tensors import FakeTensors
 from world import world
 

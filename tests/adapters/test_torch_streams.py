@@ -18,9 +18,9 @@ from fake_gpu.tensors import PATIENCE, FakeTensors  # noqa: E402  # it imports t
 from world import world  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
-from sirtaki._core.context import Context  # noqa: E402
-from sirtaki._core.current import current  # noqa: E402
-from sirtaki._core.topology import Peer, Topology  # noqa: E402
+from sirtaki.bindings.context import Context  # noqa: E402
+from sirtaki.bindings.default_context import current  # noqa: E402
+from sirtaki.bindings.topology import Peer, Topology  # noqa: E402
 from sirtaki.torch import device  # noqa: E402
 
 pytestmark = needs_fake
@@ -35,8 +35,8 @@ def tensors() -> Iterator[FakeTensors]:
 def let_go(context: Context) -> None:
     """Waits until no operation is in flight."""
     deadline = time.monotonic() + PATIENCE
-    while context._lingering and time.monotonic() < deadline:
-        context._lingering.sweep()
+    while context._detached and time.monotonic() < deadline:
+        context._detached.sweep()
         time.sleep(0.001)
 
 

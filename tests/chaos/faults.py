@@ -90,7 +90,7 @@ OUTSIDE: dict[str, tuple[str, int, Outcome]] = {
         Outcome(frozenset({128 + signal.SIGTERM}), names_rank=False),
     ),
     "SIGINT hvdrun": ("hvdrun", signal.SIGINT, Outcome(frozenset({128 + signal.SIGINT}), names_rank=False)),
-    "kill guard": ("guard.py", signal.SIGKILL, WELL),
+    "kill reaper": ("reaper.py", signal.SIGKILL, WELL),
     "stop and continue": ("rank", signal.SIGSTOP, WELL),
     "kill agent": ("sirtaki.runner.agent", signal.SIGKILL, Outcome(FAILS, names_rank=False)),
     "kill ssh": ("ssh_stand_in.py", signal.SIGKILL, Outcome(FAILS, names_rank=False)),

@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 STAND_IN = HERE.parent / "runner" / "ssh_stand_in.py"
 MARK = "CHAOS_TRIAL"  # in the environment of every process of a trial
 HANG_SECONDS = 90.0
-CLEAN_SECONDS = 15.0  # seconds that the guard has after hvdrun was killed
+CLEAN_SECONDS = 15.0  # seconds that the reaper has after hvdrun was killed
 DEADLINES = {
     "SIRTAKI_STALL_REPORT": "1",
     "SIRTAKI_STALL_DEADLINE": "5",

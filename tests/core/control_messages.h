@@ -26,7 +26,7 @@ inline Signature rich_signature() {
   return signature;
 }
 
-inline StalledRankReport rich_whereabouts() {
+inline StalledRankReport rich_rank_report() {
   return {1, true, "other", {{"evaluate", "train.py", 88}, {"main", "/home/user/train.py", 120}}};
 }
 
@@ -40,7 +40,7 @@ inline Report rich_report() {
   report.full_requests = {{std::make_shared<Signature>(rich_signature()), true},
                           {std::make_shared<Signature>(add_set({0, 1, 2})), false}};
   report.joined = {0, 4};
-  report.wait_report = rich_whereabouts();
+  report.wait_report = rich_rank_report();
   return report;
 }
 
@@ -55,7 +55,7 @@ inline Decision rich_decision() {
   decision.joins = {{4, 1}};
   decision.set_changes = {{5, "add", {0, 1}}, {4, "remove", {}}};
   decision.asked = {1, 2};
-  decision.stalls = {{0, {"x", "y"}, 3, {1}, {0, 2}, 5, {rich_whereabouts()}}};
+  decision.stalls = {{0, {"x", "y"}, 3, {1}, {0, 2}, 5, {rich_rank_report()}}};
   decision.stalls[0].is_over = true;
   decision.lateness = {{1, {4, 5'000, 3'000}}, {0, {1, 2, 2}}};
   decision.fatal = SRT_TIMEOUT;

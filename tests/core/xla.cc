@@ -19,7 +19,7 @@ bool contains(const std::string& text, const char* part) { return text.find(part
 
 TEST(it_says_the_version_it_was_asked_for) {
   for (const auto [asked, told] : {std::pair{1, 1}, {2, 2}, {3, 3}, {7, 3}}) {
-    auto* handler = reinterpret_cast<XlaHandler*>(srt_xla_handler(0, asked, 0));
+    auto* handler = reinterpret_cast<XlaHandler*>(sirtaki_xla_handler(0, asked, 0));
     REQUIRE(handler != nullptr);
     XlaMetadata metadata{};
     XlaMetadataExtension extension{{sizeof extension, xla_metadata_extension, nullptr}, &metadata};
@@ -28,8 +28,8 @@ TEST(it_says_the_version_it_was_asked_for) {
     CHECK(handler(&frame) == nullptr);
     CHECK_EQUAL(metadata.api_version.minor_version, told);
   }
-  CHECK(srt_xla_handler(0, 0, 0) == nullptr);
-  CHECK(srt_xla_handler(1, 0, 0) == nullptr);
+  CHECK(sirtaki_xla_handler(0, 0, 0) == nullptr);
+  CHECK(sirtaki_xla_handler(1, 0, 0) == nullptr);
 }
 
 TEST(operands_become_sums_where_they_are) {

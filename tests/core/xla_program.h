@@ -13,11 +13,12 @@
 #include "sirtaki.h"
 #include "world.h"
 #include "xla/ffi.h"
+#include "xla/handler.h"
 
-namespace sirtaki {
+namespace sirtaki::bindings {
 
 struct XlaError {
-  XlaErrorCode code;
+  AbslCode code;
   std::string message;
 };
 
@@ -45,11 +46,12 @@ struct XlaExecutionContext {
   void* stream = nullptr;
 };
 
-}  // namespace sirtaki
+}  // namespace sirtaki::bindings
 
 namespace program {
 
 using namespace sirtaki;
+using namespace sirtaki::bindings;
 
 inline const XlaApi& api() {
   static const XlaApi functions = [] {
@@ -143,7 +145,7 @@ class Step {
   }
 
   XlaError* call(bool on_gpu = false) {
-    auto* handler = reinterpret_cast<XlaHandler*>(srt_xla_handler(0, 1, on_gpu));
+    auto* handler = reinterpret_cast<XlaHandler*>(sirtaki_xla_handler(0, 1, on_gpu));
     XlaCallFrame made = frame();
     XlaError* error = handler(&made);
     future = made.future;

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fake_gpu import FOLDER, FakeGpu
-from sirtaki._core.context import Context, DeviceOutput
-from sirtaki._core.current import find
-from sirtaki._core.request import Batch
+from sirtaki.bindings.context import Context, DeviceOutput
+from sirtaki.bindings.default_context import find
+from sirtaki.bindings.request import Batch
 from sirtaki.torch import device
 
 PATIENCE = 120.0  # seconds: far beyond anything that works

@@ -19,7 +19,8 @@ struct Target {
 };
 
 extern const Target report, decision, aggregate, negotiator, relay, coordinator, link, request;
-inline const Target* const targets[] = {&report, &decision, &aggregate, &negotiator, &relay, &coordinator, &link, &request};
+inline const Target* const targets[] = {&report, &decision,    &aggregate, &negotiator,
+                                        &relay,  &coordinator, &link,      &request};
 
 // A reader that takes an input apart. At its end everything is zero, or empty.
 class Slices {

@@ -1,4 +1,4 @@
-"""What tests/bodies asks of GPUs, on real ones: through NCCL, staged, and with two ranks on one GPU."""
+"""What tests/cases asks of GPUs, on real ones: through NCCL, staged, and with two ranks on one GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from bodies import GPU_MODULES, Case, cases_for  # they import torch
+from cases import GPU_MODULES, Case, cases_for  # they import torch
 from process_world import PATIENCE, hvdrun
 
 import sirtaki.torch as hvd

@@ -12,8 +12,8 @@ import pytest
 from world import TRANSPORTS, world
 
 import sirtaki.numpy as hvd
-from sirtaki._core import current
-from sirtaki._core.errors import (
+from sirtaki.bindings import current
+from sirtaki.bindings.errors import (
     AbortedError,
     DeadlineError,
     HorovodInternalError,

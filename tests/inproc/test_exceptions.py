@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from sirtaki._core import errors
+from sirtaki.bindings import errors
 from sirtaki.common import exceptions
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]

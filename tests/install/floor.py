@@ -24,7 +24,7 @@ else:
     import tomli as tomllib
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
-LIBRARY = "sirtaki/_core/libsirtaki.so"
+LIBRARY = "sirtaki/bindings/libsirtaki.so"
 
 Version = tuple[int, ...]
 

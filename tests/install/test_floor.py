@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from install import floor
 
-from sirtaki._core import library
+from sirtaki.bindings import library
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["libsirtaki.so", "libsirtaki_tensorflow.so"])
+@pytest.mark.parametrize("name", ["libsirtaki.so", "libsirtaki_tensorflow.so", "libsirtaki_xla.so"])
 def test_a_library_asks_for_no_more_than_is_stated(name: str) -> None:
     with library.PATH.with_name(name).open("rb") as built:
         found = floor.wanted(built)

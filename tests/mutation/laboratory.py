@@ -82,7 +82,7 @@ class Laboratory:
             return folder
         if not mutant.is_native:
             self._overlay.put(mutant.file, text)
-        elif mutant.file.startswith("core/tensorflow/"):
+        elif mutant.file.startswith("bindings/tensorflow/"):
             self._overlay.put_library(self._build.make_for_tensorflow(mutant.file, text, folder))
         else:
             self._overlay.put_library(self._build.make(LIBRARY, mutant.file, text, folder))

@@ -85,8 +85,9 @@ class Build:
     def make(self, target: str, file: str, text: str, into: Path) -> Path:
         """Makes a program or library with `text` in place of source `file` (its path in the repository)."""
         original = str(ROOT / file)
-        overlay = into / "core"
-        changed = overlay / Path(file).relative_to("core")
+        room = Path(file).parts[0]  # "core" or "bindings"
+        overlay = into / room
+        changed = overlay / Path(file).relative_to(room)
         changed.parent.mkdir(parents=True, exist_ok=True)
         changed.write_text(text)
         link = self._link_command(target)
@@ -110,14 +111,14 @@ class Build:
         """Makes the library that TensorFlow loads: builds with tests have no rules for it."""
         sources = into / "tensorflow"
         sources.mkdir(parents=True, exist_ok=True)
-        for source in (ROOT / "core" / "tensorflow").iterdir():
+        for source in (ROOT / "bindings" / "tensorflow").iterdir():
             (sources / source.name).write_text(text if source == ROOT / file else source.read_text())
         made = into / TENSORFLOW_LIBRARY
-        core, place = shlex.quote(str(ROOT / "core")), shlex.quote(str(into))
+        bindings, core, place = (shlex.quote(str(path)) for path in (ROOT / "bindings", ROOT / "core", into))
         _run(
-            f"c++ -std=c++20 -O1 -fPIC -shared -fvisibility=hidden -I{place} -I{core} -I{core}/include "
+            f"c++ -std=c++20 -O1 -fPIC -shared -fvisibility=hidden -I{place} -I{bindings} -I{core}/include "
             f"{place}/tensorflow/*.cc -o {shlex.quote(str(made))} -L. -lsirtaki -ldl "
-            f"-Wl,--version-script={core}/tensorflow/exports.map",
+            f"-Wl,--version-script={bindings}/tensorflow/exports.map",
             self.folder,
         )
         return made

@@ -12,7 +12,7 @@ from pathlib import Path
 from mutants import ROOT
 
 # The same mapping as in setup.py.
-PACKAGES = {"adapters": "sirtaki", "bindings": "sirtaki/_core", "runner": "sirtaki/runner"}
+PACKAGES = {"adapters": "sirtaki", "bindings": "sirtaki/bindings", "runner": "sirtaki/runner"}
 _IGNORED = shutil.ignore_patterns("__pycache__")
 
 

@@ -100,7 +100,7 @@ def test_no_descriptor_of_a_failed_world_is_kept(script: Path) -> None:
         script,
         """
         import gc
-        from sirtaki._core.current import current
+        from sirtaki.bindings.default_context import current
         gc.disable()
         counts = []
         for generation in range(4):
@@ -297,7 +297,7 @@ def test_after_each_caught_failure_a_new_world_works(script: Path) -> None:
     ended = run(
         script,
         """
-        from sirtaki._core.current import current
+        from sirtaki.bindings.default_context import current
 
         def again():
             hvd.shutdown()

@@ -11,7 +11,7 @@ from fake_gpu import FOLDER, needs_fake
 
 TELL = """
 import sirtaki.numpy as hvd
-from sirtaki._core.gpu import find_libraries
+from sirtaki.bindings.gpu import find_libraries
 print(int(hvd.cuda_built()), hvd.nccl_built(), hvd.rocm_built())
 for library in find_libraries()[:2]:
     print(library.version, library.path, library.text, sep="|")

@@ -50,7 +50,7 @@ def test_explicit_arguments(key: str) -> None:
 STALLS = """
 import os
 import sirtaki.numpy as hvd
-from sirtaki._core.current import current
+from sirtaki.bindings.default_context import current
 
 def heeded(**variables):
     os.environ.update(variables)
@@ -100,7 +100,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 BROKEN_LINKS = """
 import errno, os, signal, sys, time
 import sirtaki.numpy as hvd
-from sirtaki._core.bootstrap import memory
+from sirtaki.runner.rendezvous import memory
 
 def fail(*arguments):
     time.sleep(0.3)
@@ -187,7 +187,7 @@ def test_the_package_imports_no_framework() -> None:
 
 AGAIN = """
 import os, sirtaki.numpy as hvd
-from sirtaki._core.errors import ForkedError
+from sirtaki.bindings.errors import ForkedError
 
 def told(*arguments, **options):
     try:

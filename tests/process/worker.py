@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import pytest
-from bodies import find
+from cases import find
 
 import sirtaki.numpy as hvd
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from launching import FAILSAFE_SECONDS, is_running, wait_until
 
-from sirtaki._core._version import VERSION
+from sirtaki.bindings._version import VERSION
 from sirtaki.runner.frames import ROOM, START_MARK, Frame, FrameReader, Kind
 from sirtaki.runner.ssh import SshOptions, ssh_command
 

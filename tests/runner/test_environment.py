@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sirtaki.runner.environment import RankEnvironment, arrived, exported
-from sirtaki.runner.hosts import Place
+from sirtaki.runner.hosts import RankPlacement
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_what_was_sent_lies_over_the_logins() -> None:
 
 def test_a_ranks_place_overrules_what_is_there() -> None:
     environment = RankEnvironment("j", "unix:@x", "/key", 7.0, {"A": "added"})
-    found = environment.of(Place(3, 8, 1, 2, 1, 4), {"A": "base", "SIRTAKI_RANK": "9", "B": "base"})
+    found = environment.of(RankPlacement(3, 8, 1, 2, 1, 4), {"A": "base", "SIRTAKI_RANK": "9", "B": "base"})
     assert (found["A"], found["B"], found["SIRTAKI_RANK"], found["HOROVOD_LOCAL_SIZE"]) == (
         "added",
         "base",

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.hosts import (
     Host,
-    Share,
-    fill,
+    HostAllocation,
+    allocate,
     means_this_host,
     merge_own,
     needed,
     parse_hostfile,
     parse_hosts,
-    places_of,
+    placements_of,
 )
 
 
@@ -125,17 +125,21 @@ def test_only_hosts_that_may_be_needed_are_asked() -> None:
 
 def test_ranks_fill_host_by_host() -> None:
     a, b, c = Host("a", 2), Host("b", 3), Host("c", 4)
-    assert fill([a, b, c], 4) == [Share(a, range(2)), Share(b, range(2, 4))]
-    assert fill([a, b, c], None) == [Share(a, range(2)), Share(b, range(2, 5)), Share(c, range(5, 9))]
+    assert allocate([a, b, c], 4) == [HostAllocation(a, range(2)), HostAllocation(b, range(2, 4))]
+    assert allocate([a, b, c], None) == [
+        HostAllocation(a, range(2)),
+        HostAllocation(b, range(2, 5)),
+        HostAllocation(c, range(5, 9)),
+    ]
 
 
 def test_too_few_slots_are_counted() -> None:
     with pytest.raises(LaunchError, match=r"8 slots, but there are 6 \(a has 4, b has 2\): name more hosts"):
-        fill([Host("a", 4), Host("b", 2)], 8)
+        allocate([Host("a", 4), Host("b", 2)], 8)
 
 
 def test_places_on_hosts_of_different_size() -> None:
-    places = places_of(fill([Host("a", 1), Host("b", 3), Host("c", 2)], None))
+    places = placements_of(allocate([Host("a", 1), Host("b", 3), Host("c", 2)], None))
     assert [(p.rank, p.local_rank, p.local_size, p.cross_rank, p.cross_size) for p in places] == [
         (0, 0, 1, 0, 3),
         (1, 0, 3, 1, 3),
@@ -152,12 +156,12 @@ def test_every_rank_has_one_place(slots: list[int], size: int) -> None:
     hosts = [Host(f"h{index}", count) for index, count in enumerate(slots)]
     if size > sum(slots):
         with pytest.raises(LaunchError):
-            fill(hosts, size)
+            allocate(hosts, size)
         return
-    shares = fill(hosts, size)
+    shares = allocate(hosts, size)
     assert [rank for share in shares for rank in share.ranks] == list(range(size))
     assert all(len(share.ranks) <= (share.host.slots or 0) for share in shares)
-    places = places_of(shares)
+    places = placements_of(shares)
     assert [place.rank for place in places] == list(range(size))
     for local_rank in range(max(slots)):
         equals = [place for place in places if place.local_rank == local_rank]

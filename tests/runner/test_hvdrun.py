@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from launching import FAILSAFE_SECONDS
 
-from sirtaki._core._version import VERSION
+from sirtaki.bindings._version import VERSION
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -83,7 +83,7 @@ def test_a_rank_that_never_calls_init_is_named(hvdrun: Run, rank_script: Script)
     script = rank_script("if rank == 1: time.sleep(300)\ninit()")
     result = hvdrun("-np", "2", "--start-timeout", "0.5", "python", script)
     assert result.returncode == 1
-    assert "[0] sirtaki._core.bootstrap.handshake.BootstrapTimeout: 1 of 2 ranks are here" in result.stderr
+    assert "[0] sirtaki.runner.rendezvous.handshake.BootstrapTimeout: 1 of 2 ranks are here" in result.stderr
     last = result.stderr.splitlines()[-1]
     assert re.fullmatch(
         r"hvdrun: rank 1 \(pid \d+\) has not called hvd.init\(\); another rank has waited for 0.5 s.*", last
@@ -115,7 +115,7 @@ def test_a_rank_that_fails_in_init_is_blamed_and_not_those_that_wait(
 def test_a_wrong_key_in_one_rank(hvdrun: Run, rank_script: Script) -> None:
     script = rank_script(
         "job = Job(os.environ['SIRTAKI_JOB'], size, b'wrong', VERSION)\n"
-        "StoreClient.connect(os.environ['SIRTAKI_RENDEZVOUS'], job, Identity(rank, 1))"
+        "RendezvousClient.connect(os.environ['SIRTAKI_RENDEZVOUS'], job, Identity(rank, 1))"
     )
     result = hvdrun("-np", "1", "--verbose", "python", script)
     assert result.returncode == 1

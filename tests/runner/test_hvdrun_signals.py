@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from launching import FAILSAFE_SECONDS, HVDRUN, is_running, read_pids, read_terminal, wait_until
 
-from sirtaki.runner.guard import end_groups
+from sirtaki.runner.reaper import end_groups
 
 Start = Callable[..., subprocess.Popen[bytes]]
 Script = Callable[[str], str]
@@ -76,10 +76,10 @@ def test_kill_9_of_hvdrun_ends_even_those_that_do_not_heed_sigterm(
 
 
 def guards_of(process: subprocess.Popen[bytes]) -> list[int]:
-    """Returns the children of hvdrun that run the guard's file."""
+    """Returns the children of hvdrun that run the reaper's file."""
     tasks = Path(f"/proc/{process.pid}/task")
     children = [pid for task in tasks.iterdir() for pid in read(task / "children").decode().split()]
-    return [int(pid) for pid in children if b"guard.py" in read(Path(f"/proc/{pid}/cmdline"))]
+    return [int(pid) for pid in children if b"reaper.py" in read(Path(f"/proc/{pid}/cmdline"))]
 
 
 def read(file: Path) -> bytes:
@@ -91,18 +91,18 @@ def read(file: Path) -> bytes:
 
 
 def test_the_guard_that_replaces_a_killed_one_needs_no_orders(tmp_path: Path) -> None:
-    """Kills hvdrun as soon as there is another guard, which must then know already what to clean up."""
+    """Kills hvdrun as soon as there is another reaper, which must then know already what to clean up."""
     (tmp_path / "kept").mkdir()
     script = """
         import os, signal, sys
-        from sirtaki.runner.guard import Guard
+        from sirtaki.runner.reaper import Reaper
 
-        guard = Guard()
-        guard.watch_directory(sys.argv[1])
-        os.kill(guard.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, guard.pid, os.WEXITED | os.WNOWAIT)
-        guard._order = lambda _: os._exit(0)
-        guard.replace_if_killed()
+        reaper = Reaper()
+        reaper.watch_directory(sys.argv[1])
+        os.kill(reaper.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, reaper.pid, os.WEXITED | os.WNOWAIT)
+        reaper._order = lambda _: os._exit(0)
+        reaper.replace_if_killed()
         os._exit(0)
     """
     subprocess.run(
@@ -117,15 +117,15 @@ def test_the_guard_that_replaces_a_killed_one_needs_no_orders(tmp_path: Path) ->
 def test_a_killed_guard_is_replaced(
     start_hvdrun: Start, rank_script: Script, tmp_path: Path, environment: dict[str, str], end: str
 ) -> None:
-    """The new guard knows what to clean up, and hvdrun monitors it, too."""
+    """The new reaper knows what to clean up, and hvdrun monitors it, too."""
     (tmp_path / "temporary").mkdir()
     environment["TMPDIR"] = str(tmp_path / "temporary")
     wait = "while not os.path.exists(f'{folder}/end'): time.sleep(0.01)\n"
     process = start_hvdrun("-np", "2", "python", rank_script(FAMILY + wait))
     pids = read_pids(tmp_path, 4)
-    [guard] = guards_of(process)
-    os.kill(guard, signal.SIGKILL)
-    wait_until(lambda: guards_of(process) not in ([guard], []), "another guard has been started")
+    [reaper] = guards_of(process)
+    os.kill(reaper, signal.SIGKILL)
+    wait_until(lambda: guards_of(process) not in ([reaper], []), "another reaper has been started")
     if end == "kill":
         process.kill()
     else:
@@ -144,9 +144,9 @@ def test_ranks_end_although_both_hvdrun_and_its_guard_are_killed(
     process = start_hvdrun("-np", "2", "python", rank_script(FAMILY + "time.sleep(300)"))
     family = set(read_pids(tmp_path, 4))
     children = {int(file.read_text()) for file in tmp_path.glob("child*.pid")}
-    process.send_signal(signal.SIGSTOP)  # so that it cannot replace the guard
-    for guard in guards_of(process):
-        os.kill(guard, signal.SIGKILL)
+    process.send_signal(signal.SIGSTOP)  # so that it cannot replace the reaper
+    for reaper in guards_of(process):
+        os.kill(reaper, signal.SIGKILL)
     process.kill()
     wait_for_their_end(list(family - children))
     for child in children:
@@ -265,7 +265,7 @@ time.sleep(300)
 
 
 def test_the_guard_continues_what_is_stopped() -> None:
-    """The kernel continues only orphaned groups, after a SIGHUP; the guard continues processes itself."""
+    """The kernel continues only orphaned groups, after a SIGHUP; the reaper continues processes itself."""
     pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     script = "trap 'exit 7' TERM; echo ready; read nothing"
     with subprocess.Popen(["sh", "-c", script], start_new_session=True, **pipes) as process:

@@ -150,7 +150,7 @@ def test_all_hosts_that_cannot_take_part_are_named_at_once(hvdrun: Run, hosts: H
 
 def test_another_version_is_refused(hvdrun: Run, hosts: Hosts, tmp_path: Path) -> None:
     (tmp_path / "old.py").write_text(
-        "import sys, sirtaki._core._version as v; v.VERSION = '0.0.1'\n"
+        "import sys, sirtaki.bindings._version as v; v.VERSION = '0.0.1'\n"
         "from sirtaki.runner.agent import main; sys.exit(main())"
     )
     hosts(hostB={"replace": ["-m sirtaki.runner.agent", str(tmp_path / "old.py")]})

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sirtaki.runner.display import Display
-from sirtaki.runner.epilogue import Epilogue
 from sirtaki.runner.frames import ROOM, Frame, Kind, WireError
+from sirtaki.runner.post_mortem import PostMortem
 from sirtaki.runner.remote import RemoteHost, RemoteJob, RemoteRank
 from sirtaki.runner.ssh import SshOptions
 
@@ -65,7 +65,7 @@ def test_a_report_of_any_shape_crashes_nobody(content: str, tmp_path: Path) -> N
     number = {"name": "x", "kind": "y", "state": "moving", "submitted_seconds_ago": 10**400}
     (tmp_path / "rank1.json").write_text(json.dumps({**REPORT, "unfinished": [number]}))
     (tmp_path / "rank2.json").write_text(json.dumps({**REPORT, "rank": 2}))
-    told = Epilogue(3, tmp_path).lines("failed")
+    told = PostMortem(3, tmp_path).lines("failed")
     assert any("rank 2 (pid 7" in line for line in told)
 
 
@@ -82,7 +82,7 @@ REPORT = {"rank": 0, "pid": 7, "host": "hostA", "stack": [], "unfinished": []}
 def test_a_report_that_is_none_is_left_out(report: object, tmp_path: Path) -> None:
     (tmp_path / "rank0.json").write_text(json.dumps(report))
     (tmp_path / "rank1.json").write_text(json.dumps({**REPORT, "rank": 1}))
-    told = Epilogue(2, tmp_path).lines("failed")
+    told = PostMortem(2, tmp_path).lines("failed")
     assert any("rank 1 (pid 7" in line for line in told)
 
 
@@ -102,7 +102,7 @@ def test_a_host_cannot_fill_the_memory_of_hvdrun() -> None:
     with selectors.PollSelector() as selector:
         host = RemoteHost("hostB", SshOptions(), selector, shown)  # type: ignore[arg-type]
         ranks = {0: RemoteRank(0, host)}
-        host._job = RemoteJob(ranks, Epilogue(1, Path("/nowhere")), lambda *_: None, lambda: None)
+        host._job = RemoteJob(ranks, PostMortem(1, Path("/nowhere")), lambda *_: None, lambda: None)
         part = Frame(Kind.STDOUT, 0, bytes(ROOM // 4))
         for _ in range(4):
             host._receive(part)

@@ -15,11 +15,11 @@ import pytest
 from launching import FAILSAFE_SECONDS
 from world import encrypt
 
-from sirtaki._core.bootstrap import encryption
-from sirtaki._core.bootstrap.address import split_address
-from sirtaki._core.bootstrap.dial import dial
-from sirtaki._core.bootstrap.encryption import Certificate, Connection, TlsConnection
-from sirtaki._core.bootstrap.handshake import (
+from sirtaki.runner.rendezvous import encryption
+from sirtaki.runner.rendezvous.address import split_address
+from sirtaki.runner.rendezvous.connect import connect
+from sirtaki.runner.rendezvous.encryption import Certificate, Connection, TlsConnection
+from sirtaki.runner.rendezvous.handshake import (
     BootstrapError,
     HandshakeError,
     Identity,
@@ -28,8 +28,8 @@ from sirtaki._core.bootstrap.handshake import (
     Role,
     converse,
 )
-from sirtaki._core.bootstrap.reception import Meeting, Place, Reception
-from sirtaki._core.bootstrap.store import StoreClient, StoreEvent, StoreServer
+from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
+from sirtaki.runner.rendezvous.rendezvous_client import RankEvent, RendezvousClient, RendezvousServer
 
 JOB = Job("job", 2, b"k" * 32, "1.0", encrypt=True)
 PLAIN = replace(JOB, encrypt=False)
@@ -113,14 +113,14 @@ def terminate_tls(between: Between, near: socket.socket, far: socket.socket) -> 
 
 
 @contextlib.contextmanager
-def rendezvous(job: Job, events: list[StoreEvent]) -> Iterator[StoreServer]:
-    with StoreServer("127.0.0.1:0", job, FAILSAFE_SECONDS, events.append) as server:
+def rendezvous(job: Job, events: list[RankEvent]) -> Iterator[RendezvousServer]:
+    with RendezvousServer("127.0.0.1:0", job, FAILSAFE_SECONDS, events.append) as server:
         yield server
 
 
 def gather_through(job: Job, address: str) -> list[list[bytes]]:
     def take_part(rank: int) -> list[bytes]:
-        client = StoreClient.connect(address, job, Identity(rank, 1), FAILSAFE_SECONDS)
+        client = RendezvousClient.connect(address, job, Identity(rank, 1), FAILSAFE_SECONDS)
         with contextlib.closing(client):
             client.all_gather(b"x" * 65536)
             return client.all_gather(SECRET)
@@ -140,11 +140,11 @@ def test_what_a_rendezvous_passes_on_is_seen_only_without_encryption(job: Job) -
 
 
 def test_who_terminates_tls_before_a_rendezvous_is_refused_by_both_sides() -> None:
-    events: list[StoreEvent] = []
+    events: list[RankEvent] = []
     with rendezvous(JOB, events) as server:
         between = Between(server.address, terminate_tls)
         with pytest.raises(HandshakeError, match="answers in its place") as caught:
-            StoreClient.connect(between.address, JOB, Identity(0, 1), FAILSAFE_SECONDS)
+            RendezvousClient.connect(between.address, JOB, Identity(0, 1), FAILSAFE_SECONDS)
         assert str(caught.value).startswith("the connection to the rendezvous cannot be encrypted: ")
         deadline = time.monotonic() + FAILSAFE_SECONDS
         while not events and time.monotonic() < deadline:
@@ -154,26 +154,26 @@ def test_who_terminates_tls_before_a_rendezvous_is_refused_by_both_sides() -> No
         between.close()
 
 
-def meeting(rank: int, job: Job = JOB) -> Meeting:
-    return Meeting(job, Identity(rank, 1), time.monotonic() + FAILSAFE_SECONDS)
+def handshakes(rank: int, job: Job = JOB) -> Handshakes:
+    return Handshakes(job, Identity(rank, 1), time.monotonic() + FAILSAFE_SECONDS)
 
 
-def accept(reception: Reception, job: Job, found: dict[Place, Connection]) -> None:
-    reception.accept(meeting(0, job), {(1, 0)}, found)
+def accept(listener: PeerListener, job: Job, found: dict[LinkKey, Connection]) -> None:
+    listener.accept(handshakes(0, job), {(1, 0)}, found)
 
 
 def come(address: str, job: Job = JOB) -> Connection:
-    mine = meeting(1, job)
-    return dial([address], lambda connection: mine.greet(connection, 0), mine.deadline)[0]
+    mine = handshakes(1, job)
+    return connect([address], lambda connection: mine.greet(connection, 0), mine.deadline)[0]
 
 
 @pytest.mark.parametrize("job", [PLAIN, JOB], ids=["plain", "encrypted"])
 def test_what_ranks_tell_each_other_is_seen_only_without_encryption(job: Job) -> None:
-    found: dict[Place, Connection] = {}
-    with Reception() as reception, ThreadPoolExecutor(1) as pool:
-        port = split_address(reception.open_to_hosts([], job.key)[0])[1]
+    found: dict[LinkKey, Connection] = {}
+    with PeerListener() as listener, ThreadPoolExecutor(1) as pool:
+        port = split_address(listener.open_to_hosts([], job.key)[0])[1]
         between = Between(f"127.0.0.1:{port}", record)
-        accepted = pool.submit(accept, reception, job, found)
+        accepted = pool.submit(accept, listener, job, found)
         theirs = come(between.address, job)
         accepted.result(FAILSAFE_SECONDS)
         ours = found[1, 0]
@@ -191,12 +191,12 @@ def test_what_ranks_tell_each_other_is_seen_only_without_encryption(job: Job) ->
 
 
 def test_who_terminates_tls_between_ranks_is_refused_by_both_sides() -> None:
-    found: dict[Place, Connection] = {}
+    found: dict[LinkKey, Connection] = {}
     errors = io.StringIO()
-    with contextlib.redirect_stderr(errors), Reception() as reception, ThreadPoolExecutor(1) as pool:
-        port = split_address(reception.open_to_hosts([], JOB.key)[0])[1]
+    with contextlib.redirect_stderr(errors), PeerListener() as listener, ThreadPoolExecutor(1) as pool:
+        port = split_address(listener.open_to_hosts([], JOB.key)[0])[1]
         between = Between(f"127.0.0.1:{port}", terminate_tls)
-        accepted = pool.submit(accept, reception, JOB, found)
+        accepted = pool.submit(accept, listener, JOB, found)
         with pytest.raises(HandshakeError, match="the connection to rank 0 cannot be encrypted"):
             come(between.address)
         between.close()
@@ -213,11 +213,11 @@ def test_who_terminates_tls_between_ranks_is_refused_by_both_sides() -> None:
 @pytest.mark.parametrize("encrypts", [0, 1])
 def test_one_that_encrypts_and_one_that_does_not_refuse_each_other(encrypts: int) -> None:
     """The rejection works in both roles; neither side falls back to the other's mode."""
-    events: list[StoreEvent] = []
+    events: list[RankEvent] = []
     jobs = (PLAIN, JOB)
     with rendezvous(jobs[1 - encrypts], events) as server:
         with pytest.raises(HandshakeError) as caught:
-            StoreClient.connect(server.address, jobs[encrypts], Identity(1, 1), FAILSAFE_SECONDS)
+            RendezvousClient.connect(server.address, jobs[encrypts], Identity(1, 1), FAILSAFE_SECONDS)
         text = str(caught.value)
         assert f"encrypt is {1 - encrypts} on the rendezvous and {encrypts} on rank 1" in text
         assert "set SIRTAKI_ENCRYPT to one value for all ranks" in text
@@ -229,8 +229,8 @@ def test_one_that_encrypts_and_one_that_does_not_refuse_each_other(encrypts: int
 
 def test_unix_sockets_are_not_encrypted() -> None:
     address = "unix:@sirtaki-test-encryption"
-    with StoreServer(address, JOB, FAILSAFE_SECONDS) as server:
-        client = StoreClient.connect(server.address, JOB, Identity(0, 1), FAILSAFE_SECONDS)
+    with RendezvousServer(address, JOB, FAILSAFE_SECONDS) as server:
+        client = RendezvousClient.connect(server.address, JOB, Identity(0, 1), FAILSAFE_SECONDS)
         assert isinstance(client._connection, socket.socket)
         client.close()
 

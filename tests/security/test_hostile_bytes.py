@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sirtaki._core.bootstrap.address import split_address
-from sirtaki._core.bootstrap.handshake import (
+from sirtaki.runner.rendezvous.address import split_address
+from sirtaki.runner.rendezvous.handshake import (
     BootstrapError,
     HandshakeError,
     Identity,
@@ -27,15 +27,15 @@ from sirtaki._core.bootstrap.handshake import (
     shake_hands,
     take_frame,
 )
-from sirtaki._core.bootstrap.identity import (
-    Member,
+from sirtaki.runner.rendezvous.identity import (
     Offer,
+    RankDescription,
     check_agreement,
     topology_of,
     unpack,
     unpack_offer,
 )
-from sirtaki._core.bootstrap.messages import (
+from sirtaki.runner.rendezvous.messages import (
     GATHER,
     GATHERED,
     JOIN,
@@ -47,12 +47,12 @@ from sirtaki._core.bootstrap.messages import (
     unpack_payloads,
     unpack_report,
 )
-from sirtaki._core.bootstrap.rounds import Rounds
-from sirtaki._core.bootstrap.store import StoreClient, StoreServer
+from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient, RendezvousServer
+from sirtaki.runner.rendezvous.rendezvous_state import RendezvousState
 
 JOB = Job("job", 2, b"k" * 32, "1.0")
 FAILSAFE_SECONDS = 120.0
-TRUE_MEMBER = Member("boot/1", "hostA", 70, "unix:@sirtaki-70", {"fusion": "64"})
+TRUE_MEMBER = RankDescription("boot/1", "hostA", 70, "unix:@sirtaki-70", {"fusion": "64"})
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -161,7 +161,7 @@ def test_a_handshake_with_any_bytes(hello: bytes, proof: bytes, role: Role) -> N
 )
 def test_rounds_answer_everybody_once(steps: list[tuple[int, int, int, str]]) -> None:
     """For any sequence of ranks' actions, each waiting rank gets an answer, at the latest at the deadline."""
-    rounds = Rounds(3, timeout=5.0)
+    rounds = RendezvousState(3, timeout=5.0)
     waiting: set[tuple[int, int, int]] = set()
     now = 0.0
     for generation, number, rank, what in steps:
@@ -183,18 +183,18 @@ def test_rounds_answer_everybody_once(steps: list[tuple[int, int, int, str]]) ->
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[StoreServer]:
-    with StoreServer("127.0.0.1:0", JOB, FAILSAFE_SECONDS) as one:
+def server() -> Iterator[RendezvousServer]:
+    with RendezvousServer("127.0.0.1:0", JOB, FAILSAFE_SECONDS) as one:
         yield one
 
 
 generations = iter(range(1, 1 << 30))
 
 
-def works(server: StoreServer) -> bool:
+def works(server: RendezvousServer) -> bool:
     generation = next(generations)
     clients = [
-        StoreClient.connect(server.address, JOB, Identity(rank, generation), FAILSAFE_SECONDS)
+        RendezvousClient.connect(server.address, JOB, Identity(rank, generation), FAILSAFE_SECONDS)
         for rank in range(2)
     ]
     try:
@@ -224,7 +224,7 @@ messages = st.one_of(
 @given(said=st.lists(messages, max_size=6), rank=st.integers(-2, 3), last=st.binary(max_size=8))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_rank_that_says_anything_in_any_order(
-    server: StoreServer, said: list[bytes], rank: int, last: bytes
+    server: RendezvousServer, said: list[bytes], rank: int, last: bytes
 ) -> None:
     """The rank is answered or rejected, and the honest ranks are served."""
     deadline = time.monotonic() + FAILSAFE_SECONDS

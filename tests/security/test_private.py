@@ -11,12 +11,12 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from launching import FAILSAFE_SECONDS, HVDRUN
 
-from sirtaki._core.bootstrap.identity import introduce, topology_of
-from sirtaki._core.context import Config, Context
-from sirtaki._core.library import ffi, lib
-from sirtaki._core.topology import SharedMemory
+from sirtaki.bindings.context import Config, Context
+from sirtaki.bindings.library import ffi, lib
+from sirtaki.bindings.topology import SharedMemory
+from sirtaki.runner.rendezvous.identity import introduce, topology_of
 
-LIBRARY = Path(sys.modules["sirtaki._core"].__file__ or "").with_name("libsirtaki.so")
+LIBRARY = Path(sys.modules["sirtaki.bindings"].__file__ or "").with_name("libsirtaki.so")
 
 
 def test_memory_that_a_peer_could_shrink_is_refused() -> None:

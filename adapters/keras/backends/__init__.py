@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import keras
 
-from sirtaki._core.errors import UnsupportedError
+from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ops import Average
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from sirtaki._core.context import Context
-from sirtaki._core.current import current
-from sirtaki._core.request import ABSENT, Batch
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.default_context import current
+from sirtaki.bindings.request import ABSENT, Batch
 from sirtaki.common.handles import Operation, run, spare_batch
 from sirtaki.common.ops import Call, describe_allreduce, reduction
 from sirtaki.keras.backends import Combination, Gradient
@@ -45,8 +45,8 @@ def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> lis
         target = reducible_view(dense.detach(), gradient.name)
         describe_allreduce(batch, target, target.pointer, combined, Call(gradient.name, number), index)
         if gradient.is_absent:
-            batch.point(index, 0, target.pointer)
-            batch.flag(index, ABSENT)
+            batch.set_buffers(index, 0, target.pointer)
+            batch.set_flags(index, ABSENT)
         owners.append(target.owner)
 
     def finish(context: Context, batch: Batch) -> list[Any]:

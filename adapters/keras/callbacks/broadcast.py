@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from sirtaki._core.current import current
+from sirtaki.bindings.default_context import current
 from sirtaki.common.hints import hint
 from sirtaki.common.objects import allgather_object
 from sirtaki.keras.broadcasting import broadcast_model

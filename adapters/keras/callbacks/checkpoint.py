@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from sirtaki._core.current import current
+from sirtaki.bindings.default_context import current
 from sirtaki.common.objects import broadcast_object
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from sirtaki._core.current import current
+from sirtaki.bindings.default_context import current
 from sirtaki.keras.callbacks.state import take_back
 
 Multiplier = float | Callable[[float], float]

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from sirtaki._core.current import current
+from sirtaki.bindings.default_context import current
 from sirtaki.common.hints import hint
 from sirtaki.common.objects import allgather_object
 from sirtaki.keras.metrics import Results, combine, combine_logs

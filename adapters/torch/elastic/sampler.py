@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from sirtaki._core.current import current
+from sirtaki.bindings.default_context import current
 from sirtaki.torch.movements import allgather
 
 

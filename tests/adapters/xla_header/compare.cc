@@ -4,7 +4,7 @@
 #include "xla/ffi.h"
 #include "xla/ffi/api/c_api.h"
 
-using namespace sirtaki;
+using namespace sirtaki::bindings;
 
 // XLA's structs may be longer than ours, never shorter; members have the same offset and the same size.
 #define MEMBER(Ours, ours, Theirs, theirs)                                               \
@@ -62,13 +62,13 @@ MEMBER(XlaApi, set_error, XLA_FFI_Api, XLA_FFI_Future_SetError);
 VALUE(XlaStage::execute, XLA_FFI_ExecutionStage_EXECUTE);
 VALUE(XlaAttributeType::scalar, XLA_FFI_AttrType_SCALAR);
 VALUE(XlaAttributeType::string, XLA_FFI_AttrType_STRING);
-VALUE(XlaErrorCode::invalid_argument, XLA_FFI_Error_Code_INVALID_ARGUMENT);
-VALUE(XlaErrorCode::deadline_exceeded, XLA_FFI_Error_Code_DEADLINE_EXCEEDED);
-VALUE(XlaErrorCode::resource_exhausted, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED);
-VALUE(XlaErrorCode::failed_precondition, XLA_FFI_Error_Code_FAILED_PRECONDITION);
-VALUE(XlaErrorCode::aborted, XLA_FFI_Error_Code_ABORTED);
-VALUE(XlaErrorCode::unimplemented, XLA_FFI_Error_Code_UNIMPLEMENTED);
-VALUE(XlaErrorCode::internal, XLA_FFI_Error_Code_INTERNAL);
+VALUE(AbslCode::invalid_argument, XLA_FFI_Error_Code_INVALID_ARGUMENT);
+VALUE(AbslCode::deadline_exceeded, XLA_FFI_Error_Code_DEADLINE_EXCEEDED);
+VALUE(AbslCode::resource_exhausted, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED);
+VALUE(AbslCode::failed_precondition, XLA_FFI_Error_Code_FAILED_PRECONDITION);
+VALUE(AbslCode::aborted, XLA_FFI_Error_Code_ABORTED);
+VALUE(AbslCode::unimplemented, XLA_FFI_Error_Code_UNIMPLEMENTED);
+VALUE(AbslCode::internal, XLA_FFI_Error_Code_INTERNAL);
 DTYPE(boolean, PRED);
 DTYPE(s8, S8);
 DTYPE(s16, S16);

@@ -1,1 +1,0 @@
-"""Rendezvous and authentication of a job's ranks. Pure Python: nothing here loads the core library."""

@@ -1,0 +1,50 @@
+// The outcome of a step of a binding: a status of the core, with its text, or success. Frameworks get it as one of the
+// canonical error codes of Abseil (absl/status/status.h), which TensorFlow and XLA share.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "sirtaki.h"
+
+namespace sirtaki::bindings {
+
+struct Outcome {
+  srt_status status = SRT_OK;
+  std::string text;
+
+  bool is_ok() const { return status == SRT_OK; }
+};
+
+constexpr const char* not_initialised =
+    "sirtaki is not initialised in this process: call init() in every rank, before anything else";
+
+enum class AbslCode : int32_t {
+  ok = 0,
+  invalid_argument = 3,
+  deadline_exceeded = 4,
+  resource_exhausted = 8,
+  failed_precondition = 9,
+  aborted = 10,
+  unimplemented = 12,
+  internal = 13,
+};
+
+inline AbslCode absl_code(srt_status status) {
+  switch (status) {
+    case SRT_OK: return AbslCode::ok;
+    case SRT_INVALID_ARGUMENT:
+    case SRT_MISMATCH: return AbslCode::invalid_argument;
+    case SRT_UNSUPPORTED: return AbslCode::unimplemented;
+    case SRT_TIMEOUT: return AbslCode::deadline_exceeded;
+    case SRT_OUT_OF_MEMORY: return AbslCode::resource_exhausted;
+    case SRT_SHUT_DOWN:
+    case SRT_FORKED: return AbslCode::failed_precondition;
+    case SRT_PEER_FINISHED:
+    case SRT_PEER_LOST:
+    case SRT_ABORTED: return AbslCode::aborted;
+    default: return AbslCode::internal;
+  }
+}
+
+}  // namespace sirtaki::bindings

@@ -1,0 +1,58 @@
+// Requests of compiled programs: they use the process's context, and their hooks complete them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "native/outcome.h"
+#include "sirtaki.h"
+
+namespace sirtaki::bindings {
+
+// A hold on the process's context, for as long as a call needs it; empty while the process is no rank.
+class ProcessContext {
+ public:
+  ProcessContext() : context_(srt_acquire_process_context()) {}
+  ~ProcessContext() {
+    if (context_) srt_release_process_context();
+  }
+  ProcessContext(const ProcessContext&) = delete;
+  ProcessContext& operator=(const ProcessContext&) = delete;
+
+  srt_context* get() const { return context_; }
+
+ private:
+  srt_context* context_;
+};
+
+// Returns a request of this kind. An operation of a program may run again before it has ended, as in loops: the second
+// run waits for its name.
+inline srt_request new_request(int32_t kind) {
+  srt_request request{};
+  request.struct_size = sizeof request;
+  request.kind = kind;
+  request.flags = SRT_REQUEST_QUEUE_SAME_NAME;
+  return request;
+}
+
+// Enqueues requests that have hooks. Returns true if their hooks will be called, perhaps before this returns; the
+// caller must not touch what they may delete. Otherwise all have ended, or were refused: `note` gets each failure.
+template <typename Note>
+bool enqueue(srt_context* context, const std::vector<srt_request>& requests, std::vector<srt_handle>& handles,
+             const Note& note) {
+  srt_error error{};
+  const auto count = static_cast<int32_t>(requests.size());
+  const srt_status status = srt_enqueue_or_complete(context, requests.data(), count, handles.data(), &error);
+  if (status == SRT_IN_PROGRESS) return true;
+  if (status != SRT_OK) {
+    handles.clear();
+    note(Outcome{status, error.text});
+    return false;
+  }
+  for (const srt_handle handle : handles)
+    if (const srt_status ended = srt_poll(context, handle); ended != SRT_OK)
+      note(Outcome{ended, srt_handle_error(context, handle)});
+  return false;
+}
+
+}  // namespace sirtaki::bindings

@@ -1,0 +1,43 @@
+// Owners of TensorFlow's objects, which are deleted at the end of a scope.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "native/outcome.h"
+#include "tensorflow/c_api.h"
+
+namespace sirtaki::tensorflow {
+
+struct DeleteTensor {
+  void operator()(TF_Tensor* tensor) const { tf().delete_tensor(tensor); }
+};
+using Tensor = std::unique_ptr<TF_Tensor, DeleteTensor>;
+
+struct DeleteShape {
+  void operator()(TF_ShapeHandle* shape) const { tf().delete_shape(shape); }
+};
+class Shape : public std::unique_ptr<TF_ShapeHandle, DeleteShape> {
+ public:
+  explicit Shape(TF_ShapeHandle* shape = tf().new_shape()) : unique_ptr(shape) {}
+};
+
+// The status of one call or several: it keeps the first failure.
+class KeptStatus {
+ public:
+  KeptStatus() : status_(tf().new_status()) {}
+  ~KeptStatus() { tf().delete_status(status_); }
+  KeptStatus(const KeptStatus&) = delete;
+  KeptStatus& operator=(const KeptStatus&) = delete;
+
+  bool is_ok() const { return tf().code_of(status_) == static_cast<int>(bindings::AbslCode::ok); }
+  void fail(const bindings::Outcome& failure) {
+    if (is_ok()) tf().set_status(status_, static_cast<int>(bindings::absl_code(failure.status)), failure.text.c_str());
+  }
+  TF_Status* get() const { return status_; }
+
+ private:
+  TF_Status* status_;
+};
+
+}  // namespace sirtaki::tensorflow

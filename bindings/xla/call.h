@@ -1,0 +1,50 @@
+// One call of a compiled program as requests, made from its attributes, operands and results.
+//
+// Attributes: kind, reduce_op, root, process_set, members, number, count and device (integers), prescale and postscale
+// (floats), names (a line for each tensor). The first `count` operands and results are tensors; any after them only
+// order calls inside the program, and hold nothing.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "native/outcome.h"
+#include "sirtaki.h"
+#include "xla/ffi.h"
+
+namespace sirtaki::bindings {
+
+// The buffer for a tensor's result.
+struct XlaResult {
+  void* data = nullptr;
+  uint64_t bytes = 0;
+};
+
+class XlaCall {
+ public:
+  // Reads a frame, which may be freed as soon as this returns.
+  static Outcome read(const XlaCallFrame& frame, XlaCall& out);
+
+  // Returns the number of members of this process set that the program was compiled for; 0: any number.
+  int64_t members() const { return members_; }
+  int32_t process_set() const { return process_set_; }
+
+  const std::vector<XlaResult>& results() const { return results_; }
+
+  // Returns one request per tensor. Names and shapes stay owned by this call.
+  std::vector<srt_request>& requests() { return requests_; }
+
+ private:
+  Outcome add(const XlaBuffer& operand, const XlaBuffer& result, const srt_request& like, size_t index);
+
+  int64_t members_ = 0;
+  int32_t process_set_ = 0;
+  std::vector<std::string> names_;
+  std::vector<std::vector<int64_t>> shapes_;
+  std::vector<XlaResult> results_;
+  std::vector<srt_request> requests_;
+};
+
+}  // namespace sirtaki::bindings

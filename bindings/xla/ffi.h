@@ -1,0 +1,153 @@
+// The part of XLA's foreign function interface that is used: how a compiled program calls native code. These are our
+// own declarations, so that XLA is not needed to build; tests/adapters compares them with the header that jaxlib ships.
+//
+// Structs only grow at their end, and their existing fields have been the same since jaxlib 0.5. In the table of
+// functions, only those with a signature here have kept their position.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "native/outcome.h"
+
+namespace sirtaki::bindings {
+
+struct XlaError;  // owned by XLA once it is passed to it
+struct XlaFuture;
+struct XlaExecutionContext;
+
+struct XlaExtension {
+  size_t struct_size;
+  int32_t type;
+  XlaExtension* next;
+};
+constexpr int32_t xla_metadata_extension = 1;
+
+struct XlaApiVersion {
+  size_t struct_size;
+  XlaExtension* extensions;
+  int32_t major_version, minor_version;
+};
+
+enum class XlaDataType : int32_t {
+  // clang-format off
+  invalid = 0, boolean = 1, s8 = 2, s16 = 3, s32 = 4, s64 = 5, u8 = 6, u16 = 7, u32 = 8, u64 = 9, f16 = 10, f32 = 11,
+  f64 = 12, c64 = 15, bf16 = 16, c128 = 18, f8e5m2 = 19, f8e4m3fn = 20, f8e5m2fnuz = 24, f8e4m3fnuz = 25,
+  f8e8m0fnu = 33,
+  // clang-format on
+};
+
+struct XlaBuffer {
+  size_t struct_size;
+  XlaExtension* extensions;
+  XlaDataType dtype;
+  void* data;
+  int64_t dimensions;
+  int64_t* shape;
+};
+
+enum class XlaAttributeType : int32_t { array = 1, dictionary = 2, scalar = 3, string = 4 };
+
+struct XlaText {
+  const char* data;
+  size_t size;
+};
+
+struct XlaScalar {
+  XlaDataType dtype;
+  void* value;
+};
+
+enum class XlaStage : int32_t { instantiate = 0, prepare = 1, initialize = 2, execute = 3 };
+
+struct XlaBuffers {  // all of a call's operands, or all of its results
+  size_t struct_size;
+  XlaExtension* extensions;
+  int64_t size;
+  int32_t* types;
+  void** buffers;  // XlaBuffer*
+};
+
+struct XlaAttributes {
+  size_t struct_size;
+  XlaExtension* extensions;
+  int64_t size;
+  XlaAttributeType* types;
+  XlaText** names;
+  void** attributes;  // XlaScalar* or XlaText*, as the type says
+};
+
+struct XlaApi;
+
+struct XlaCallFrame {
+  size_t struct_size;
+  XlaExtension* extensions;
+  const XlaApi* api;
+  XlaExecutionContext* context;
+  XlaStage stage;
+  XlaBuffers operands, results;
+  XlaAttributes attributes;
+  XlaFuture* future;  // set by the handler if the results come later
+};
+
+using XlaHandler = XlaError*(XlaCallFrame*);
+
+struct XlaMetadata {
+  size_t struct_size;
+  XlaApiVersion api_version;
+  uint32_t traits;
+};
+
+struct XlaMetadataExtension {
+  XlaExtension base;
+  XlaMetadata* metadata;
+};
+
+struct XlaErrorCreate {
+  size_t struct_size;
+  XlaExtension* extensions;
+  const char* message;
+  AbslCode code;
+};
+
+struct XlaFutureCreate {
+  size_t struct_size;
+  XlaExtension* extensions;
+  XlaFuture* future;
+};
+
+struct XlaFutureSetAvailable {
+  size_t struct_size;
+  XlaExtension* extensions;
+  XlaFuture* future;
+};
+
+struct XlaFutureSetError {
+  size_t struct_size;
+  XlaExtension* extensions;
+  XlaFuture* future;
+  XlaError* error;
+};
+
+struct XlaStreamGet {
+  size_t struct_size;
+  XlaExtension* extensions;
+  XlaExecutionContext* context;
+  void* stream;
+};
+
+struct XlaApi {
+  size_t struct_size;
+  XlaExtension* extensions;
+  XlaApiVersion api_version;
+  const void* internal_api;
+  XlaError* (*create_error)(XlaErrorCreate*);
+  void* not_used[3];
+  XlaError* (*get_stream)(XlaStreamGet*);
+  void* not_used_either[8];
+  XlaError* (*create_future)(XlaFutureCreate*);
+  XlaError* (*set_available)(XlaFutureSetAvailable*);
+  XlaError* (*set_error)(XlaFutureSetError*);
+};
+
+}  // namespace sirtaki::bindings

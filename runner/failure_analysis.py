@@ -1,0 +1,270 @@
+"""Finds the rank that brought a job down: the rank whose end explains the others'."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sirtaki.runner.rendezvous.messages import RankEvent
+from sirtaki.runner.rendezvous.rendezvous_state import name_ranks
+
+# For a rank that hvdrun and another rank have lost although its process kept running.
+_CONNECTIONS_CLOSED = (
+    "all its connections were closed while it ran: has its program closed descriptors that it had not opened?"
+)
+
+
+@dataclass(frozen=True)
+class ExitStatus:
+    """The end of a rank's process: its exit code, or the number of the signal that killed it (else 0).
+
+    `host` is its host, if that is not hvdrun's; `lost` is the reason why its end is unknown.
+    """
+
+    rank: int
+    pid: int
+    code: int
+    killed_by: int
+    host: str = ""
+    lost: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return self.code != 0 or self.killed_by != 0 or self.lost != ""
+
+    @property
+    def died(self) -> bool:
+        """Returns whether the process was killed or lost, instead of ending by itself."""
+        return self.killed_by != 0 or self.lost != ""
+
+    @property
+    def exit_code(self) -> int:
+        """Returns the exit code that a shell would report."""
+        if self.lost:
+            return 1
+        return 128 + self.killed_by if self.killed_by else self.code
+
+    def describe(self, reason: str = "") -> str:
+        """Describes the ending in a sentence; `reason` is the exception that the rank raised, if known."""
+        who = name_rank(self.rank, self.pid, self.host)
+        if self.lost:
+            return f"{who} was lost with its host: {self.lost}"
+        if not self.killed_by:
+            return f"{who} failed with exit code {self.code}{reason and ': '}{reason}"
+        text = f"{who} was killed by signal {self.killed_by} ({signal_name(self.killed_by)})"
+        if self.killed_by == signal.SIGKILL:
+            return f"{text}: often the machine ran out of memory"
+        return text
+
+
+@dataclass(frozen=True)
+class JobFailure:
+    """The result of a failed job; `rank` is the one whose last lines explain it, if there is such a rank
+    and the text does not give the reason already.
+    """
+
+    exit_code: int
+    text: str = ""
+    rank: int | None = None
+    event: str = "failed"  # the job's action or fate
+
+
+class FailureAnalyzer:
+    """Collects how ranks end and their reports to the rendezvous, and names the culprit of a failure."""
+
+    def __init__(self, start_timeout: float, runs_python: bool = True) -> None:
+        self._start_timeout = start_timeout
+        self._runs_python = runs_python
+        self._names: dict[int, str] = {}
+        self._endings: dict[int, ExitStatus] = {}  # in the order of the endings
+        self._arrived: set[int] = set()  # ranks that have called init
+        self._members: set[int] = set()  # ranks that have completed init, and have not reached shutdown
+        self._abort: RankEvent | None = None  # the first one
+        self._innocent: set[int] = set()  # ended because another rank failed, was lost or did not arrive
+        self._reasons: dict[int, str] = {}  # the exceptions that ranks raised
+        self._accused: dict[int, str] = {}  # by accused rank: the reason given by ranks that it made fail
+        self._disconnected: set[int] = set()  # hvdrun lost their connections before they reported their end
+        self._late: tuple[int, str] | None = None  # the rank that exceeded a deadline, and the error
+        self._absent: RankEvent | None = None  # names ranks for which others have waited in vain
+        self._signals_sent: set[int] = set()
+
+    def note_start(self, rank: int, pid: int, host: str = "") -> None:
+        """Records the start of a rank; `pid` is 0 until known, `host` is set if it is not hvdrun's."""
+        self._names[rank] = name_rank(rank, pid, host)
+
+    def note_exit(self, ending: ExitStatus) -> None:
+        self._endings[ending.rank] = ending
+
+    def note_signal(self, number: int) -> None:
+        """Records that hvdrun itself has sent this signal to all ranks."""
+        self._signals_sent.add(number)
+
+    def note_event(self, event: RankEvent) -> None:
+        if event.kind == "arrived":
+            self._arrived.add(event.rank)
+        elif event.kind == "initialised":
+            self._members.add(event.rank)
+            self._innocent.discard(event.rank)
+            self._disconnected.discard(event.rank)
+            if self._abort and self._abort.generation < event.generation:  # the job has recovered from it
+                self._abort = None
+        elif event.kind == "finished":
+            self._members.discard(event.rank)
+        elif event.kind == "disconnected":
+            self._disconnected.add(event.rank)
+        elif event.kind == "peer_lost":
+            self._innocent.add(event.rank)
+            self._reasons[event.rank] = first_line(event.text)
+        elif event.kind == "aborted" and self._abort is None and event.rank not in self._innocent:
+            self._abort = event
+            self._reasons[event.rank] = first_line(event.text)
+        elif event.kind in ("overdue", "departed"):
+            self._absent = event
+            self._innocent.update(self._names.keys() - set(event.missing))
+
+    def note_report(self, rank: int, report: Mapping[str, Any]) -> None:
+        """Records a rank's report of why its world ended; the report is untrusted input."""
+        culprit, reason = report.get("culprit"), report.get("reason")
+        if not isinstance(culprit, int) or culprit not in self._names or not isinstance(reason, str):
+            return
+        if culprit != rank:
+            self._innocent.add(rank)
+            self._accused.setdefault(culprit, first_line(reason))
+        if report.get("status") == "timeout" and self._late is None:
+            self._late = culprit, first_line(reason)
+
+    def how_it_ended(self, rank: int) -> str:
+        """Returns the text for ranks that wait for a rank which has ended without an error."""
+        return "has ended (exit code 0)" + ("" if rank in self._arrived else " without calling hvd.init()")
+
+    @property
+    def notice(self) -> str:
+        """Returns a notice after a successful job: "", or that its ranks never communicated."""
+        if len(self._names) == 1 or self._arrived:
+            return ""
+        text = (
+            f"no rank called hvd.init(): these were {len(self._names)} separate runs, which exchanged nothing"
+        )
+        advice = ". To train one model on all of them, call it at the start of the script"
+        return text + advice * self._runs_python
+
+    @property
+    def failed(self) -> bool:
+        return self._absent is not None or any(ending.failed for ending in self._endings.values())
+
+    @property
+    def survivors(self) -> set[int]:
+        """Returns the running ranks that have completed init: these will notice a lost peer."""
+        return self._members - self._endings.keys()
+
+    @property
+    def conclusive(self) -> bool:
+        """Returns whether no further event can point to another rank."""
+        culprit = self._culprit()
+        if culprit is None:
+            return False
+        return culprit.died or (self._abort is not None and culprit.rank == self._abort.rank)
+
+    def failure(self) -> JobFailure:
+        """Names the rank that brought the job down, in this order: a rank killed by a signal that hvdrun
+        did not send; the origin of the first abort; the rank that kept others waiting; the first rank that
+        failed. A rank that only lost a peer comes last.
+        """
+        culprit = self._culprit()
+        if culprit and culprit.lost:
+            return self._failure_of_host(culprit)
+        if culprit and culprit.died:
+            return JobFailure(culprit.exit_code, culprit.describe(), culprit.rank)
+        if self._abort is not None and self._abort.rank not in self._endings:
+            reason = self._reasons[self._abort.rank] or "it named no reason"
+            return JobFailure(1, f"{self._name(self._abort.rank)} gave up: {reason}")
+        if self._late is not None and self._abort is None:
+            return self._failure_by_lateness(*self._late)
+        if culprit:
+            return self._failure_of(culprit)
+        if self._absent:
+            return JobFailure(1, self._who_did_not_come(self._absent), self._absent.missing[0])
+        return self._failure_by_loss()
+
+    def _failure_of(self, ending: ExitStatus) -> JobFailure:
+        reason = self._reasons.get(ending.rank, "")
+        return JobFailure(ending.exit_code, ending.describe(reason), None if reason else ending.rank)
+
+    def _failure_by_lateness(self, culprit: int, reason: str) -> JobFailure:
+        codes = [ending.exit_code for ending in self._endings.values() if ending.failed]
+        text = f"{self._name(culprit)} kept other ranks waiting for too long: {reason}"
+        return JobFailure(next(iter(codes), 1), text)
+
+    def _failure_of_host(self, culprit: ExitStatus) -> JobFailure:
+        with_it = [
+            ending.rank for ending in self._endings.values() if ending.lost and ending.host == culprit.host
+        ]
+        who = name_ranks(tuple(sorted(with_it)))
+        return JobFailure(1, f"the host {culprit.host} was lost, and {who} with it: {culprit.lost}")
+
+    def _failure_by_loss(self) -> JobFailure:
+        """Returns the failure when every failed rank had lost a peer, or was ended by hvdrun itself.
+
+        Each end of a broken connection accuses the other; hvdrun has also lost the rank that closed it.
+        """
+        failures = [ending for ending in self._endings.values() if ending.failed]
+        for ending in self._endings.values():
+            if not ending.failed and ending.rank in self._members:
+                text = f"{self._name(ending.rank)} ended with exit code 0, but without hvd.shutdown()"
+                return JobFailure(failures[0].exit_code, f"{text}, while another rank needed it", ending.rank)
+        for rank in sorted(self._accused, key=lambda rank: rank not in self._disconnected):
+            accused = self._endings.get(rank)
+            if accused is None:  # the accused may need longer to end than the others
+                return JobFailure(failures[0].exit_code, self._accused[rank])
+            if rank in self._disconnected and accused.failed and accused.killed_by not in self._signals_sent:
+                return JobFailure(accused.exit_code, accused.describe(_CONNECTIONS_CLOSED))
+        for ending in failures:
+            if ending.killed_by not in self._signals_sent:
+                reason = self._reasons.get(ending.rank) or "it had lost another rank"
+                return JobFailure(ending.exit_code, ending.describe(reason))
+        return JobFailure(failures[0].exit_code, failures[0].describe())
+
+    def _culprit(self) -> ExitStatus | None:
+        suspects = [
+            ending
+            for rank, ending in self._endings.items()
+            if ending.failed and rank not in self._innocent and ending.killed_by not in self._signals_sent
+        ]
+        died = [ending for ending in suspects if ending.died]
+        origin = [one for one in suspects if self._abort is not None and one.rank == self._abort.rank]
+        return next(iter(died or origin or suspects), None)
+
+    def _who_did_not_come(self, event: RankEvent) -> str:
+        who = " and ".join(self._name(rank) for rank in event.missing)
+        first = event.missing[0]
+        have = "has" if len(event.missing) == 1 else "have"
+        if event.kind == "departed" and first not in self._endings:
+            return f"{who} {have} left hvd.init(): {event.text}"
+        if first in self._endings:
+            return f"{who} {self.how_it_ended(first)} while another rank waited in hvd.init()"
+        what = "come to the end of" if first in self._arrived else "called"
+        waited = f"another rank has waited for {self._start_timeout:g} s (--start-timeout)"
+        return f"{who} {have} not {what} hvd.init(); {waited}"
+
+    def _name(self, rank: int) -> str:
+        return self._names[rank]
+
+
+def name_rank(rank: int, pid: int, host: str = "") -> str:
+    """Formats "rank 3 (pid 70)", "rank 3 (pid 70 on hostB)"."""
+    where = f"pid {pid}" * bool(pid) + " " * bool(pid and host) + f"on {host}" * bool(host)
+    return f"rank {rank} ({where})" if where else f"rank {rank}"
+
+
+def first_line(text: str) -> str:
+    """Returns the first line of a rank's text."""
+    return next(iter(text.splitlines()), "")
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "a real-time signal"

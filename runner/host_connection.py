@@ -1,0 +1,115 @@
+"""Connects to all hosts at the same time, and reports immediately why a host cannot take part."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import signal
+import time
+from collections.abc import Sequence
+
+from sirtaki.runner.display import Display
+from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.hosts import Host, is_own_host
+from sirtaki.runner.progress import Progress
+from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.remote import RemoteHost
+from sirtaki.runner.signals import WakeupPipe, stop_this_process
+from sirtaki.runner.ssh import CONNECT_SECONDS, SshOptions, ssh_command
+
+ANSWER_SECONDS = CONNECT_SECONDS + 50.0  # for the login, and for Python to start
+_SHOW_SECONDS = 2.0  # time to show ssh's output before hvdrun ends
+
+
+class Connection:
+    """The connections to a job's hosts, before any rank has been started."""
+
+    def __init__(self, options: SshOptions, selector: selectors.BaseSelector, display: Display) -> None:
+        self._options = options
+        self._selector = selector
+        self._display = display
+
+    def reach(
+        self, hosts: Sequence[Host], program: str, bell: WakeupPipe, reaper: Reaper
+    ) -> list[RemoteHost]:
+        """Queries all hosts except this one; returns when all have answered. Raises LaunchError."""
+        names = [host.name for host in hosts if not is_own_host(host.name)]
+        if not names:
+            return []
+        ssh = shutil.which("ssh")
+        if ssh is None:
+            raise LaunchError(
+                f"ranks on {names[0]} are started over ssh, but there is no ssh on the PATH here: "
+                "install OpenSSH's client (on Debian: apt install openssh-client)"
+            )
+        question = {"folder": os.getcwd(), "program": os.path.abspath(program)}
+        remotes = []
+        for name in names:
+            remote = RemoteHost(name, self._options, self._selector, self._display)
+            command = ssh_command(ssh, name, self._options)
+            self._display.detail(f"reaching {name}: {' '.join(command)}")
+            try:
+                remote.connect(command, question, reaper)
+            except OSError as error:
+                raise LaunchError(f"cannot start {ssh}: {error.strerror}", 126) from None
+            remotes.append(remote)
+        self._wait(remotes, bell)
+        return remotes
+
+    def _wait(self, remotes: Sequence[RemoteHost], bell: WakeupPipe) -> None:
+        names = {index: remote.name for index, remote in enumerate(remotes)}
+        progress = Progress(
+            "hosts have answered", names, self._display.show_progress, self._display.refreshes
+        )
+        progress.begin()
+        deadline = time.monotonic() + ANSWER_SECONDS
+        self._selector.register(bell, selectors.EVENT_READ, lambda: _listen(bell))
+        bell.listen()
+        while awaited := [one for one in remotes if one.answer is None and not one.failure]:
+            now = time.monotonic()
+            progress.meet(now)
+            for remote in awaited if deadline <= now else ():
+                remote.give_up(
+                    f"{remote.name} has not answered in {ANSWER_SECONDS:g} s: is the login there slow? "
+                    f"Try `ssh {remote.name} true`"
+                )
+            self._turn(max(min(deadline, progress.due or deadline) - now, 0))
+            for remote in remotes:
+                remote.tend()
+            for index, remote in enumerate(remotes):
+                if remote.answer is not None or remote.failure:
+                    progress.note(index)
+        progress.end()
+        self._selector.unregister(bell)
+        bell.hold_back()
+        if failures := [remote.failure for remote in remotes if remote.failure]:
+            self._show_all()
+            raise LaunchError("\nhvdrun: ".join(failures), 1)
+
+    def _turn(self, patience: float) -> None:
+        self._display.balance()
+        for key, _ in self._selector.select(patience):
+            key.data()
+
+    def _show_all(self) -> None:
+        until = time.monotonic() + _SHOW_SECONDS
+        while not self._display.all_shown and time.monotonic() < until:
+            self._turn(0.1)
+
+
+def _listen(bell: WakeupPipe) -> None:
+    for number in bell.read():
+        if number == signal.SIGTSTP:
+            stop_this_process()
+        elif number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            raise LaunchError("interrupted before any rank was started", 128 + number)
+
+
+def with_slots(hosts: Sequence[Host], remotes: Sequence[RemoteHost], own_gpus: int) -> list[Host]:
+    """Returns the hosts with a slot count; the default is one slot per GPU, or else one."""
+    gpus = {remote.name: (remote.answer or {}).get("gpus", 0) for remote in remotes}
+    return [
+        Host(host.name, host.slots or max(1, own_gpus if is_own_host(host.name) else gpus.get(host.name, 0)))
+        for host in hosts
+    ]

@@ -1,0 +1,132 @@
+"""The use of the files that ranks leave when all have ended: one timeline, and a few lines about what each
+rank was doing when the job failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sirtaki.runner.failure_analysis import name_rank
+from sirtaki.runner.frames import LIMITS, Kind
+from sirtaki.runner.timeline import merge_timelines
+
+_MOST_LINES = 8
+# Raised when a malformed report is read: wrong types, endless nesting, or numbers out of bounds.
+_NO_REPORT = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError)
+
+
+@dataclass(frozen=True)
+class PostMortem:
+    """The files that ranks leave. `reports`: the folder of their failure reports; `keeps_reports`: for the
+    user, too.
+
+    Reports from other hosts are transferred, and stored beside the others.
+    """
+
+    size: int
+    reports: Path
+    keeps_reports: bool = False
+    timeline: Path | None = None
+    names_hosts: bool = False
+
+    def keep_report(self, rank: int, content: bytes) -> None:
+        """Stores the failure report of a rank on another host."""
+        file = self._file(rank)
+        with contextlib.suppress(OSError):  # on failure one line is missing
+            if not file.exists():  # hosts may share the folder
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(content)
+
+    def keep_timeline(self, rank: int, piece: bytes) -> None:
+        """Stores a piece of the timeline of a rank on another host."""
+        if self.timeline is not None:
+            file = self.timeline.with_name(f"{self.timeline.name}.rank{rank}") if rank else self.timeline
+            with contextlib.suppress(OSError), open(file, "ab") as opened:  # merging will report it
+                opened.write(piece)
+
+    def has_reports_of(self, ranks: Iterable[int]) -> bool:
+        """Returns whether all these ranks have written their reports."""
+        return all(self._file(rank).exists() for rank in ranks)
+
+    def read_reports(self) -> dict[int, Mapping[str, Any]]:
+        """Returns the ranks' failure reports, by rank."""
+        found = {rank: self._read(rank) for rank in range(self.size)}
+        return {rank: report for rank, report in found.items() if isinstance(report, dict) and report}
+
+    def lines(self, event: str) -> list[str]:
+        """Returns the user's lines. All ranks have ended; `event` is what went wrong: the job "failed", …"""
+        told = self._what_ranks_did(event) if event else []
+        if self.timeline is not None:
+            told.append(self._merge(self.timeline))
+        return told
+
+    def _merge(self, timeline: Path) -> str:
+        try:
+            count = merge_timelines(timeline)
+        except OSError as error:
+            return f"the timelines of the ranks could not be merged: {error}"
+        if not count:
+            return f"there is no timeline in {timeline}: no rank has called hvd.init()"
+        ranks = "1 rank" if count == 1 else f"{count} ranks"
+        return f"the timeline of {ranks} is in {timeline}; https://ui.perfetto.dev shows it"
+
+    def _what_ranks_did(self, event: str) -> list[str]:
+        told = [line for report in self.read_reports().values() if (line := self._described(report))]
+        if len(told) > _MOST_LINES:
+            told[_MOST_LINES - 1 :] = [f"and {len(told) - _MOST_LINES + 1} ranks more"]
+        if told:
+            more = f" ({self.reports} has more)" if self.keeps_reports else ""
+            told.insert(0, f"what each rank was doing when the job {event}{more}:")
+        return told
+
+    def _described(self, report: Mapping[str, Any]) -> str:
+        try:
+            return describe(report, self.names_hosts)
+        except _NO_REPORT:  # a malformed report, whoever wrote it
+            return ""
+
+    def _file(self, rank: int) -> Path:
+        return self.reports / f"rank{rank}.json"
+
+    def _read(self, rank: int) -> Mapping[str, Any]:
+        try:
+            with open(self._file(rank), "rb") as file:
+                report = json.loads(file.read(LIMITS[Kind.REPORT]))
+        except (OSError, *_NO_REPORT):  # no report: its world lived on, or it was killed
+            return {}
+        return report if isinstance(report, dict) else {}
+
+
+def describe(report: Mapping[str, Any], names_host: bool = False) -> str:
+    """Formats one rank's report as a line."""
+    waiting = [one for one in report["unfinished"] if one["state"] in ("queued", "waiting for other ranks")]
+    moving = [one for one in report["unfinished"] if one["state"] in ("agreed", "moving")]
+    if moving:
+        what = f"moved the data of {_name(moving)}"
+    elif waiting:
+        what = f"waited for other ranks to submit {_name(waiting)}"
+    else:
+        what = "had nothing in flight"
+    who = name_rank(report["rank"], report["pid"], report["host"] if names_host else "")
+    return f"  {who} {what}{_place(report['stack'])}"
+
+
+def _name(operations: Sequence[Mapping[str, Any]]) -> str:
+    first = operations[0]
+    more = f" (and {len(operations) - 1} more)" if len(operations) > 1 else ""
+    return f"'{first['name']}' ({first['kind']}) for {first['submitted_seconds_ago']:.1f} s{more}"
+
+
+def _place(stack: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the innermost of the user's own functions, else the innermost function."""
+    own = [frame for frame in stack if not frame["library"]]
+    if not stack:
+        return ""
+    frame = (own or stack)[0]
+    function = "" if frame["function"] == "<module>" else f"in {frame['function']}() "
+    return f", {function}at {Path(frame['file']).name}:{frame['line']}"

@@ -1,0 +1,46 @@
+"""Starts ranks on the host where this runs."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+
+from sirtaki.runner.capacity import Capacity
+from sirtaki.runner.command import NOT_EXECUTABLE
+from sirtaki.runner.environment import RankEnvironment
+from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.hosts import RankPlacement
+from sirtaki.runner.process import RankProcess
+from sirtaki.runner.reaper import Reaper
+
+REPORTS = "SIRTAKI_DUMP_DIRECTORY"
+TIMELINE = "SIRTAKI_TIMELINE"
+
+
+def start_ranks(
+    command: Sequence[str],
+    environment: RankEnvironment,
+    placements: Sequence[RankPlacement],
+    reaper: Reaper,
+    capacity: Capacity,
+) -> list[RankProcess]:
+    """Starts a process for each placement.
+
+    Raises LaunchError if one cannot be started, if memory runs out, or at a signal that asks hvdrun to end.
+    """
+    ranks: list[RankProcess] = []
+    for placement in placements:
+        if shortage := capacity.shortage(len(ranks)):
+            raise LaunchError(shortage, 1)
+        try:
+            ranks.append(RankProcess(placement.rank, command, environment.of(placement, os.environ), reaper))
+        except OSError as error:
+            raise LaunchError(why_not_started(placement.rank, command, error), NOT_EXECUTABLE) from None
+    return ranks
+
+
+def why_not_started(rank: int, command: Sequence[str], error: OSError) -> str:
+    if error.errno == errno.ENOEXEC:
+        return f"{command[0]} is neither a program nor a script that begins with '#!'"
+    return f"cannot start rank {rank}: {command[0]}: {error.strerror}"

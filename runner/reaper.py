@@ -1,0 +1,167 @@
+"""The reaper: a process that outlives hvdrun, however hvdrun ends, and then ends what hvdrun has started.
+
+It runs this very file in a session of its own, with all signals blocked, and reads orders from a pipe whose
+other end hvdrun holds. When that end closes, the reaper kills the registered process groups and removes the
+registered directories. A rank registers its own group before it becomes the user's program, so there is no
+moment without protection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
+_GROUP, _DIRECTORY = "group ", "directory "  # orders: a group to end, a directory to remove
+_POLL_SECONDS = 0.02  # no event announces that a process group has become empty
+
+
+class Reaper:
+    """hvdrun's side of the reaper: starts it, sends its orders, and replaces it if it is killed."""
+
+    def __init__(self) -> None:
+        self._groups: list[int] = []
+        self._directories: list[str] = []
+        self._released = False
+        self._was_killed = False
+        self._start()
+
+    def _start(self) -> None:
+        orders, self._pipe = os.pipe()
+        null = os.open(os.devnull, os.O_RDWR)
+        known = [_GROUP + str(group) for group in self._groups]
+        known += [_DIRECTORY + path for path in self._directories]
+        self.pid = os.posix_spawn(
+            sys.executable,
+            # Known orders are passed as arguments: hvdrun may be killed before it can write to the pipe.
+            [sys.executable, "-I", "-S", __file__, *known],
+            os.environ,
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, orders, 0),
+                (os.POSIX_SPAWN_DUP2, null, 1),
+                (os.POSIX_SPAWN_DUP2, null, 2),
+            ],
+            setsigmask=signal.valid_signals(),
+        )
+        os.close(orders)
+        os.close(null)
+
+    def watch_group(self, group: int) -> None:
+        """Registers a process group that the reaper will end. Called by the group's first process itself."""
+        self._order(_GROUP + str(group))
+
+    def note_group(self, group: int) -> None:
+        """Remembers a group that its first process has registered with the reaper."""
+        self._groups.append(group)
+
+    def watch_directory(self, path: str) -> None:
+        """Registers a directory that the reaper will remove with its contents."""
+        self._directories.append(path)
+        self._order(_DIRECTORY + path)
+
+    def replace_if_killed(self) -> bool:
+        """Starts another reaper, with the same orders, if this one has died; returns whether it had."""
+        if self._released or not self._has_died():
+            return False
+        os.close(self._pipe)
+        self._start()
+        return True
+
+    def ended(self) -> bool:
+        """Returns whether the reaper has finished its work."""
+        return self._has_died()
+
+    def release(self) -> None:
+        """Lets the reaper start its work; the reaper exits afterwards."""
+        if not self._released:
+            self._released = True
+            os.close(self._pipe)
+
+    def __enter__(self) -> Reaper:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Waits for the reaper, and completes its work in case it was killed."""
+        self.release()
+        self._has_died(options=0)
+        if self._was_killed:
+            end_groups(self._groups)
+        for path in self._directories:
+            remove_directory(path)
+
+    def _order(self, text: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it was killed; its replacement gets all orders
+            os.write(self._pipe, os.fsencode(text) + b"\n")
+
+    def _has_died(self, options: int = os.WNOHANG) -> bool:
+        if self.pid:
+            ended, status = os.waitpid(self.pid, options)
+            if ended:
+                self.pid, self._was_killed = 0, status != 0
+        return not self.pid
+
+
+def main() -> None:
+    os.setsid()
+    os.chdir("/")
+    told = os.fsdecode(sys.stdin.buffer.read()).split("\n")  # returns when the last writer is gone
+    orders = [*sys.argv[1:], *told]
+    end_groups([int(order.removeprefix(_GROUP)) for order in orders if order.startswith(_GROUP)])
+    for order in orders:
+        if order.startswith(_DIRECTORY):
+            remove_directory(order.removeprefix(_DIRECTORY))
+
+
+def end_groups(groups: Sequence[int]) -> None:
+    """Ends all processes of these groups: SIGTERM, then SIGKILL for those that remain."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    alive = {group for group in groups if _signal(group, signal.SIGTERM)}
+    for group in alive:
+        _signal(group, signal.SIGCONT)  # a stopped process does not handle signals
+    while (alive := _with_members(alive)) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    for group in alive:
+        _signal(group, signal.SIGKILL)
+
+
+def _signal(group: int, number: int) -> bool:
+    """Sends a signal to a group; returns whether any process was there to receive it."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _with_members(groups: set[int]) -> set[int]:
+    """Returns the groups in which a process still runs.
+
+    A zombie does not count: in a container without an init process it remains for ever.
+    """
+    found = set()
+    for entry in os.listdir("/proc") if groups else ():
+        if entry.isdecimal():
+            try:
+                with open(f"/proc/{entry}/stat", "rb") as file:
+                    state, _, group = file.read().rpartition(b")")[2].split()[:3]
+            except OSError:  # the process has just ended
+                continue
+            if state not in b"ZX" and int(group) in groups:
+                found.add(int(group))
+    return found
+
+
+def remove_directory(path: str) -> None:
+    """Removes a directory and its contents, the job's key first. Follows no links."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(path, "key"))
+    shutil.rmtree(path, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Addresses of listeners, as text: "unix:/path", "unix:@name" (an abstract Unix socket), "host:port" or
+"[IPv6 address]:port".
+
+Several addresses of the same listener are separated by commas; a client tries all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+from collections.abc import Sequence
+
+from sirtaki.runner.rendezvous.handshake import BootstrapError
+from sirtaki.runner.rendezvous.interfaces import local_addresses, plain
+
+_UNIX = "unix:"
+_PATH_LIMIT = 100  # bytes; the system allows 107 (unix(7)), and ranks reject longer names from each other
+_BACKLOG = 512
+KEY_ADVICE = (
+    "write one with `python -c 'import secrets; print(secrets.token_hex(32))' > key && chmod 600 key` and "
+    "set SIRTAKI_KEY_FILE=key for every rank"
+)
+
+
+def split_addresses(addresses: str) -> list[str]:
+    """Splits "a:1,b:2" and checks each; raises ValueError for an invalid address, or for none."""
+    found = [address.strip() for address in addresses.split(",") if address.strip()]
+    for address in found or [addresses]:
+        if not is_unix(address):
+            split_address(address)
+    return found
+
+
+def is_unix(address: str) -> bool:
+    return address.startswith(_UNIX)
+
+
+def is_abstract(address: str) -> bool:
+    """Returns whether an address is a Unix socket without a file."""
+    return address.startswith(f"{_UNIX}@")
+
+
+def unix_address(name: str, folder: str = "") -> str:
+    """Returns a Unix socket address: a file in `folder`, which only its user may open, so no other user can
+    reach it.
+
+    Without a folder, or if the path is too long for an address, it is an abstract socket, to which any local
+    process can connect.
+    """
+    path = os.path.join(folder, name)
+    fits = path.isascii() and path.isprintable() and "," not in path and len(path) <= _PATH_LIMIT - len(_UNIX)
+    return f"{_UNIX}{path}" if folder and fits else f"{_UNIX}@{name}"
+
+
+def unix_path(address: str) -> str:
+    """Returns the name of a Unix socket in the form that the socket functions take."""
+    name = address[len(_UNIX) :]
+    return "\0" + name[1:] if name.startswith("@") else name
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Splits "host:port" or "[IPv6 address]:port"; raises ValueError for anything else."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"an address is written host:port, for example 127.0.0.1:29500, not {address!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether a numerical address reaches this machine only."""
+    return ipaddress.ip_address(host.split("%")[0]).is_loopback
+
+
+def refuse_without_key(connection: socket.socket, key: bytes) -> None:
+    """Rejects a connection that leaves this machine if there is no key, because no peer can then
+    authenticate.
+
+    Raises BootstrapError in that case.
+    """
+    if key or connection.family == socket.AF_UNIX:
+        return
+    other = plain(str(connection.getpeername()[0]))
+    if not is_loopback(other):
+        raise BootstrapError(f"{other} is another machine, so the ranks need a common key: {KEY_ADVICE}")
+
+
+def listen_at(address: str, key: bytes) -> socket.socket:
+    """Returns a listening socket at `address`; port 0 lets the operating system choose, "*" means all
+    addresses.
+
+    A host name may resolve differently on this machine than on others: to a loopback address (as "127.0.1.1"
+    does on Debian), or to an address that this machine does not have. If there is a key, the socket then
+    listens on all addresses.
+
+    Raises BootstrapError if the address cannot be used, or if it is not loopback and there is no key.
+    """
+    if is_unix(address):
+        return _listen(address, socket.AF_UNIX, unix_path(address))
+    host, port = split_address(address)
+    family, place = _resolve("0.0.0.0" if host == "*" else host, port)
+    if not key and not is_loopback(place[0]):
+        raise BootstrapError(
+            f"{address} can be reached from other machines, so the ranks need a common key: {KEY_ADVICE}"
+        )
+    is_name = host not in (place[0], "localhost", "*")
+    if host == "*" or (is_name and key and not _is_reached_at(family, place[0])):
+        return listen_everywhere(port)
+    return _listen(address, family, place)
+
+
+def listen_everywhere(port: int = 0) -> socket.socket:
+    """Returns a listening socket on all addresses of this machine, IPv4 and IPv6 where both exist."""
+    with contextlib.suppress(BootstrapError):
+        return _listen(f"[::]:{port}", socket.AF_INET6, ("::", port))
+    return _listen(f"0.0.0.0:{port}", socket.AF_INET, ("0.0.0.0", port))
+
+
+def addresses_of(listening: socket.socket, interfaces: Sequence[str] = ()) -> list[str]:
+    """Returns the addresses that reach a listening socket; if it listens on all of them, those of the
+    interfaces (if none are named: of all).
+    """
+    name = listening.getsockname()
+    if listening.family == socket.AF_UNIX:
+        return [_UNIX + (name if isinstance(name, str) else "@" + bytes(name).decode().removeprefix("\0"))]
+    host, port = name[0], name[1]
+    if not ipaddress.ip_address(host).is_unspecified:
+        return [join_address(host, port)]
+    found = local_addresses(interfaces)
+    if listening.family == socket.AF_INET:
+        found = [one for one in found if ":" not in one]
+    return [join_address(one, port) for one in found] or [join_address("127.0.0.1", port)]
+
+
+def resolve_all(host: str, port: int) -> list[tuple[int, tuple[str, int]]]:
+    """Resolves a host name to a list of (family, place). Raises socket.gaierror."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(family, (str(place[0]), int(place[1]))) for family, _, _, _, place in found]
+
+
+def unknown_host(host: str, error: socket.gaierror) -> BootstrapError:
+    return BootstrapError(f"there is no host {host!r}: {error.strerror}")
+
+
+def _resolve(host: str, port: int) -> tuple[int, tuple[str, int]]:
+    try:
+        return resolve_all(host, port)[0]
+    except socket.gaierror as error:
+        raise unknown_host(host, error) from None
+
+
+def _is_reached_at(family: int, host: str) -> bool:
+    """Returns whether a numerical address is one of this machine's that others may use."""
+    with socket.socket(family) as trial:
+        try:
+            trial.bind((host, 0))
+        except OSError:
+            return False
+    return not is_loopback(host)
+
+
+def _listen(address: str, family: int, place: str | tuple[str, int]) -> socket.socket:
+    try:
+        listening = socket.socket(family)
+    except OSError as error:
+        raise BootstrapError(f"cannot listen at {address}: {error.strerror}") from None
+    try:
+        if family != socket.AF_UNIX:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listening.bind(place)
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise BootstrapError(f"cannot listen at {address}: {error.strerror}") from None
+    return listening

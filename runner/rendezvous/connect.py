@@ -1,0 +1,230 @@
+"""Connects to the right process at one of several addresses, and verifies that it is the right one.
+
+All addresses are tried at the same time, as in "Happy Eyeballs" (RFC 8305), and so are their handshakes: a
+machine may be known by addresses that are unreachable from here (a container's bridge, another network), or
+that belong to a process that accepts and never answers. No address delays the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+from sirtaki.runner.rendezvous.address import is_unix, resolve_all, split_address, unix_path, unknown_host
+from sirtaki.runner.rendezvous.handshake import (
+    HANDSHAKE_SECONDS,
+    BootstrapError,
+    BootstrapTimeout,
+    Conversation,
+    HandshakeError,
+    Identity,
+    Role,
+)
+from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
+
+if TYPE_CHECKING:
+    from sirtaki.runner.rendezvous.encryption import Connection
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between attempts to reach a peer that is not listening yet
+_ATTEMPT_SECONDS = 5.0  # for all addresses to answer, before they are retried
+_MOST_HANG_UPS = (
+    3  # attempts that end with a closed connection: a crowded listener closes some (strangers.py)
+)
+_CLOSED = (
+    "the other side closed the connection: its key or its job is another one (compare SIRTAKI_KEY_FILE and "
+    "SIRTAKI_JOB on both)"
+)
+_CLOSED_IN_TLS = (
+    "the other side closed the connection while TLS was agreed on: see what it has written, or look for "
+    "something between the two hosts that cuts connections"
+)
+_HANG_UP_PAUSE = 0.2  # seconds after such an attempt
+
+Greet = Callable[[socket.socket], Conversation]
+
+
+def connect(addresses: Sequence[str], greet: Greet, deadline: float) -> tuple[Connection, Identity]:
+    """Connects to the first of `addresses` whose handshake succeeds; returns the connection and the peer.
+
+    `greet` begins the handshake on a connected socket, as `handshake.converse` does. An address without a
+    listener, or whose connection queue is full, is retried until the deadline (time.monotonic()). A Unix
+    socket that does not exist is not retried: it exists from the beginning or never.
+
+    Raises:
+        BootstrapTimeout: no peer answers in time.
+        BootstrapError: every address that answers is rejected; the text is that of the last rejection.
+    """
+    pause, hang_ups = _FIRST_PAUSE, 0
+    while True:
+        with contextlib.closing(_Attempt(addresses, greet)) as attempt:
+            found = attempt.run(min(deadline, time.monotonic() + _ATTEMPT_SECONDS), deadline)
+        if found is not None:
+            return found
+        if attempt.refusal is not None:
+            raise attempt.refusal
+        if attempt.hung_up is not None:
+            hang_ups, pause = hang_ups + 1, _HANG_UP_PAUSE
+            if hang_ups == _MOST_HANG_UPS:
+                raise attempt.hung_up
+        is_hopeless = all(map(is_unix, addresses)) and not attempt.worth_repeating
+        if time.monotonic() + pause >= deadline or is_hopeless:
+            raise BootstrapTimeout(f"nobody answers at {attempt.failures()}")
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+class _Attempt:
+    """One connection attempt and handshake for each address, all at the same time."""
+
+    def __init__(self, addresses: Sequence[str], greet: Greet) -> None:
+        self.refusal: BootstrapError | None = None  # a peer that answered is not the right one
+        self.hung_up: BootstrapError | None = None  # a peer closed the connection during the handshake
+        self._greet = greet
+        self._busy = False  # a listener's queue of connections is full
+        self._selector = selectors.DefaultSelector()
+        self._failures: dict[str, str] = dict.fromkeys(addresses, "no answer")
+        self._handshakes: dict[socket.socket, HandshakeConnection] = {}
+        self._connected: list[socket.socket] = []
+        for address in addresses:
+            self._begin(address)
+
+    @property
+    def worth_repeating(self) -> bool:
+        """Returns whether there is a listener that may answer the next attempt."""
+        return self._busy or self.hung_up is not None
+
+    def run(self, connect_until: float, deadline: float) -> tuple[Connection, Identity] | None:
+        """Returns the first connection whose handshake succeeds, owned by the caller, or None.
+
+        Connecting may take until `connect_until`, handshakes until `deadline`, and HANDSHAKE_SECONDS each.
+        """
+        while True:
+            while self._connected:
+                self._start_handshake(self._connected.pop(), deadline)
+            now = time.monotonic()
+            self._expire(now)
+            waits = [arrival.patience_ends for arrival in self._handshakes.values()]
+            if len(self._selector.get_map() or {}) > len(waits) and now < connect_until:
+                waits.append(connect_until)
+            if not waits:
+                return None
+            for key, _ in self._selector.select(max(min(waits) - now, 0.001)):
+                connection = cast(socket.socket, key.fileobj)
+                if isinstance(key.data, HandshakeConnection):
+                    if found := self._serve(connection, key.data):
+                        return found
+                else:
+                    self._selector.unregister(connection)
+                    code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    self._finish(key.data, connection, code)
+
+    def failures(self) -> str:
+        """Lists each address with the reason why there is no connection to it."""
+        return ", ".join(f"{address} ({why})" for address, why in self._failures.items())
+
+    def close(self) -> None:
+        for key in list((self._selector.get_map() or {}).values()):
+            cast(socket.socket, key.fileobj).close()
+        for connection in self._connected:
+            connection.close()
+        self._selector.close()
+
+    def _begin(self, address: str) -> None:
+        if is_unix(address):
+            self._connect(address, socket.AF_UNIX, unix_path(address))
+            return
+        host, port = split_address(address)
+        try:
+            places = resolve_all(host, port)
+        except socket.gaierror as error:
+            # A pod's name becomes resolvable some time after the pod has started.
+            if error.errno == socket.EAI_AGAIN or "KUBERNETES_SERVICE_HOST" in os.environ:
+                self._failures[address] = f"its name is not known yet: {error.strerror}"
+                return
+            raise unknown_host(host, error) from None
+        for family, place in places:
+            self._connect(address, family, place)
+
+    def _connect(self, address: str, family: int, place: str | tuple[str, int]) -> None:
+        try:
+            connection = socket.socket(family)
+        except OSError as error:  # no IPv6 here
+            self._failures[address] = error.strerror or str(error)
+            return
+        connection.setblocking(False)
+        code = connection.connect_ex(place)
+        if code == errno.EINPROGRESS:
+            self._selector.register(connection, selectors.EVENT_WRITE, address)
+        else:
+            self._finish(address, connection, code)
+
+    def _finish(self, address: str, connection: socket.socket, code: int) -> None:
+        if code:
+            # A Unix socket whose queue is full fails with EAGAIN immediately, and is not connected: unix(7).
+            self._busy |= code == errno.EAGAIN
+            self._failures[address] = "its queue is full" if code == errno.EAGAIN else os.strerror(code)
+            connection.close()
+            return
+        if connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connected.append(connection)
+
+    def _start_handshake(self, connection: socket.socket, deadline: float) -> None:
+        try:
+            until = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
+            arrival = HandshakeConnection(connection, self._greet(connection), until, Role.CONNECTS)
+        except BootstrapError as error:
+            connection.close()
+            self.refusal = error
+            return
+        except BaseException:
+            connection.close()
+            raise
+        self._handshakes[connection] = arrival
+        self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, arrival)
+
+    def _serve(
+        self, connection: socket.socket, arrival: HandshakeConnection
+    ) -> tuple[Connection, Identity] | None:
+        try:
+            alive = arrival.receive()
+            arrival.recognise()
+            arrival.send()
+        except OSError:
+            alive = False
+        except BootstrapError as error:
+            arrival.send_hello_to_refused()
+            self.refusal = error
+            self._end(connection)
+            return None
+        if arrival.peer is not None and arrival.is_recognised and not arrival.outgoing:
+            self._selector.unregister(connection)
+            connection.setblocking(True)
+            return arrival.connection, arrival.peer
+        if not alive:
+            closed = HandshakeError(_CLOSED_IN_TLS if arrival.peer else _CLOSED)
+            if arrival.has_answered:
+                self.refusal = closed
+            else:  # a crowded listener closes before it sends anything
+                self.hung_up = closed
+            self._end(connection)
+            return None
+        self._selector.modify(connection, arrival.interest, arrival)
+        return None
+
+    def _expire(self, now: float) -> None:
+        for connection, arrival in list(self._handshakes.items()):
+            if arrival.patience_ends <= now:
+                self.refusal = BootstrapTimeout("the other side did not answer in time")
+                self._end(connection)
+
+    def _end(self, connection: socket.socket) -> None:
+        del self._handshakes[connection]
+        self._selector.unregister(connection)
+        connection.close()

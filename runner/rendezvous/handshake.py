@@ -1,0 +1,304 @@
+"""The handshake in which two processes of a job authenticate each other before they exchange anything else.
+
+Each side sends a hello of fixed size; then the side that connected proves that it knows the job's key, then
+the other side does. A proof is an HMAC-SHA256 over both hellos, and so over role, job, rank, kind of link,
+generation, channel, protocol and library version, the fingerprint of the certificate where the connection
+will be encrypted, and both nonces: it is valid for this connection and this direction only. Only the fixed
+hello is parsed before the proof has been checked. Afterwards both sides exchange length-prefixed frames,
+through TLS where the connection is encrypted (`encryption`).
+
+Every deadline here is a time of `time.monotonic()`, in seconds.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import os
+import socket
+import struct
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sirtaki.runner.rendezvous.encryption import Connection
+
+PROTOCOL = 3
+RENDEZVOUS_RANK = -1  # the rank that the rendezvous gives for itself
+
+HANDSHAKE_SECONDS = 10.0  # per connection, so that a slow peer does not use up a whole deadline
+
+_MAGIC = b"sirtaki\0"
+# magic, protocol, role, kind, rank, generation, channel, job, version, certificate, nonce
+_HELLO = struct.Struct("!8sHBBiIH16s32s32s32s")
+_PROOF_BYTES = hashlib.sha256().digest_size
+_LENGTH = struct.Struct("!I")
+
+
+class BootstrapError(RuntimeError):
+    """The ranks of a job could not reach or authenticate each other.
+
+    `culprit` is the rank at fault, if that is known and not the rank that raises.
+    """
+
+    def __init__(self, text: str = "", culprit: int | None = None) -> None:
+        super().__init__(text)
+        self.culprit = culprit
+
+
+class BootstrapTimeout(BootstrapError):
+    """The peer did not connect, or did not answer, in time."""
+
+
+class HandshakeError(BootstrapError):
+    """The peer is not the expected one."""
+
+
+class Role(enum.IntEnum):
+    """The side of a connection that a process is on."""
+
+    CONNECTS = 1
+    ACCEPTS = 2
+
+
+class LinkKind(enum.IntEnum):
+    """The purpose of a connection."""
+
+    STORE = 1  # a rank and the rendezvous
+    RANKS = 2  # two ranks
+
+
+@dataclass(frozen=True)
+class Job:
+    """The properties that all ranks of a job share."""
+
+    id: str  # random, not secret
+    size: int
+    key: bytes = field(repr=False)  # secret; empty without authentication
+    version: str  # of sirtaki, in this process
+    encrypt: bool = False  # whether connections between hosts are encrypted
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One side of a connection: its rank, its generation (the number of init() calls in its process), its
+    channel (which of several connections between the same two), and the fingerprint of the certificate
+    with which it encrypts this connection, b"" if it does not.
+    """
+
+    rank: int
+    generation: int = 0
+    channel: int = 0
+    certificate: bytes = b""
+
+    @property
+    def name(self) -> str:
+        return "the rendezvous" if self.rank == RENDEZVOUS_RANK else f"rank {self.rank}"
+
+
+Conversation = Generator[tuple[bytes, int], bytes, Identity]
+
+
+def certified(mine: Identity, job: Job, connection: socket.socket) -> Identity:
+    """Returns `mine` with this process's certificate if the connection has to be encrypted: any but a Unix
+    socket.
+
+    Raises BootstrapError without OpenSSL.
+    """
+    if not job.encrypt or connection.family == socket.AF_UNIX:
+        return mine
+    from sirtaki.runner.rendezvous.encryption import (
+        own_certificate,  # opens the core, which hvdrun otherwise avoids
+    )
+
+    return replace(mine, certificate=own_certificate().fingerprint)
+
+
+def converse(job: Job, mine: Identity, kind: LinkKind, role: Role) -> Conversation:
+    """Runs the handshake without input and output.
+
+    Yields the bytes to send, and how many bytes to pass back in; returns the identity that the peer has
+    proved. Raises HandshakeError if the peer is another one.
+    """
+    hello = _HELLO.pack(
+        _MAGIC,
+        PROTOCOL,
+        role,
+        kind,
+        mine.rank,
+        mine.generation,
+        mine.channel,
+        _job_hash(job),
+        job.version.encode(),
+        mine.certificate,
+        os.urandom(32),
+    )
+    theirs = yield hello, _HELLO.size
+    peer, version = _checked_hello(theirs, job, mine, kind, role)
+    hellos = hello + theirs if role is Role.CONNECTS else theirs + hello
+    if role is Role.CONNECTS:
+        proof = yield _proof(job.key, Role.CONNECTS, hellos), _PROOF_BYTES
+        _check_proof(proof, _proof(job.key, Role.ACCEPTS, hellos), peer)
+    else:
+        proof = yield b"", _PROOF_BYTES
+        _check_proof(proof, _proof(job.key, Role.CONNECTS, hellos), peer)
+        yield _proof(job.key, Role.ACCEPTS, hellos), 0
+    if version != job.version:
+        raise HandshakeError(
+            f"{peer.name} runs sirtaki {version}, but {mine.name} runs sirtaki {job.version}: "
+            "install the same version for every rank"
+        )
+    if bool(peer.certificate) != bool(mine.certificate):
+        here, there = int(bool(mine.certificate)), int(bool(peer.certificate))
+        raise HandshakeError(
+            f"the setting encrypt is {there} on {peer.name} and {here} on {mine.name}: set SIRTAKI_ENCRYPT "
+            "to one value for all ranks (with hvdrun: use --encrypt, or do not)"
+        )
+    return peer
+
+
+def shake_hands(
+    connection: socket.socket, job: Job, mine: Identity, kind: LinkKind, role: Role, deadline: float
+) -> Identity:
+    """Runs the handshake on a connected socket and returns the peer's identity.
+
+    Reads no byte beyond the handshake. Raises HandshakeError, or BootstrapTimeout when the deadline passes.
+    """
+    conversation = converse(job, mine, kind, role)
+    try:
+        outgoing, wanted = next(conversation)
+        while True:
+            send_all(connection, outgoing, deadline)
+            outgoing, wanted = conversation.send(receive_exactly(connection, wanted, deadline))
+    except StopIteration as finished:
+        peer: Identity = finished.value
+        return peer
+    except EOFError:
+        raise HandshakeError(
+            f"the other side refused {mine.name} and closed the connection: "
+            "its key or its job is another one (compare SIRTAKI_KEY_FILE and SIRTAKI_JOB on both)"
+        ) from None
+
+
+def _checked_hello(
+    hello: bytes, job: Job, mine: Identity, kind: LinkKind, role: Role
+) -> tuple[Identity, str]:
+    magic, protocol, their_role, their_kind, rank, generation, channel, job_hash, version, certificate, _ = (
+        _HELLO.unpack(hello)
+    )
+    if magic != _MAGIC:
+        raise HandshakeError("the other side is not a process of sirtaki")
+    if protocol != PROTOCOL:
+        raise HandshakeError(
+            f"the other side speaks version {protocol} of sirtaki's protocol, {mine.name} speaks {PROTOCOL}: "
+            "install the same version for every rank"
+        )
+    if job_hash != _job_hash(job):
+        raise HandshakeError(f"the other side belongs to another job than {mine.name}")
+    if their_kind != kind or their_role == role:
+        raise HandshakeError("the other side wants another kind of connection")
+    peer = Identity(rank, generation, channel, certificate if any(certificate) else b"")
+    return peer, printable(version.rstrip(b"\0").decode(errors="replace"))
+
+
+def _job_hash(job: Job) -> bytes:
+    return hashlib.sha256(job.id.encode()).digest()[:16]
+
+
+def _proof(key: bytes, role: Role, hellos: bytes) -> bytes:
+    return hmac.digest(key, bytes([role]) + hellos, "sha256")
+
+
+def _check_proof(proof: bytes, expected: bytes, peer: Identity) -> None:
+    if not hmac.compare_digest(proof, expected):
+        raise HandshakeError(f"who claims to be {peer.name} does not know the key of this job")
+
+
+def send_all(connection: Connection, data: bytes, deadline: float) -> None:
+    """Sends all of `data`; raises BootstrapTimeout at the deadline, EOFError if the peer is gone."""
+    rest = memoryview(data)
+    while rest:
+        connection.settimeout(_time_left(deadline))
+        try:
+            rest = rest[connection.send(rest) :]
+        except TimeoutError:
+            raise _too_late() from None
+        except ConnectionError:
+            raise EOFError("the other side closed the connection") from None
+
+
+def receive_exactly(connection: Connection, count: int, deadline: float) -> bytes:
+    """Receives exactly `count` bytes; raises BootstrapTimeout at the deadline, EOFError at the end of the
+    stream.
+    """
+    received = bytearray()
+    while len(received) < count:
+        connection.settimeout(_time_left(deadline))
+        try:
+            part = connection.recv(count - len(received))
+        except TimeoutError:
+            raise _too_late() from None
+        except ConnectionError:
+            part = b""
+        if not part:
+            raise EOFError("the other side closed the connection")
+        received += part
+    return bytes(received)
+
+
+def pack_frame(payload: bytes) -> bytes:
+    """Returns a frame as sent: four bytes of length, then the payload."""
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def take_frame(buffer: bytearray, limit: int) -> bytes | None:
+    """Takes the first whole frame out of `buffer`; returns None while it is incomplete. Raises
+    HandshakeError beyond `limit` bytes.
+    """
+    if len(buffer) < _LENGTH.size:
+        return None
+    end = _LENGTH.size + _checked_length(buffer[: _LENGTH.size], limit)
+    if len(buffer) < end:
+        return None
+    payload = bytes(buffer[_LENGTH.size : end])
+    del buffer[:end]
+    return payload
+
+
+def send_frame(connection: Connection, payload: bytes, deadline: float) -> None:
+    """Sends one frame. Raises like `send_all`."""
+    send_all(connection, pack_frame(payload), deadline)
+
+
+def receive_frame(connection: Connection, deadline: float, limit: int) -> bytes:
+    """Receives one frame of at most `limit` bytes. Raises like `receive_exactly`, and HandshakeError beyond
+    `limit`.
+    """
+    length = _checked_length(receive_exactly(connection, _LENGTH.size, deadline), limit)
+    return receive_exactly(connection, length, deadline)
+
+
+def printable(text: str, limit: int = 2000) -> str:
+    """Makes text from another process fit for display: bounded, and without control characters."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:limit])
+
+
+def _checked_length(prefix: bytes | bytearray, limit: int) -> int:
+    length: int = _LENGTH.unpack(prefix)[0]
+    if length > limit:
+        raise HandshakeError(f"the other side sent a message of {length} bytes where {limit} are allowed")
+    return length
+
+
+def _time_left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise _too_late()
+    return left
+
+
+def _too_late() -> BootstrapTimeout:
+    return BootstrapTimeout("the other side did not answer in time")

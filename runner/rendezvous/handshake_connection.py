@@ -1,0 +1,153 @@
+"""A non-blocking connection whose peer has yet to authenticate."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import selectors
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+from sirtaki.runner.rendezvous.handshake import Conversation, HandshakeError, Identity, Role
+from sirtaki.runner.rendezvous.interfaces import plain
+
+if TYPE_CHECKING:
+    from sirtaki.runner.rendezvous.encryption import Connection, TlsConnection
+
+_READ_BYTES = 64 * 1024
+_CREDENTIALS = struct.Struct("3i")
+
+
+class HandshakeConnection:
+    """One accepted connection with non-blocking input and output.
+
+    Reads no byte beyond the handshake until it is complete: the bytes that follow may be for another reader.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        conversation: Conversation,
+        patience_ends: float,
+        role: Role = Role.ACCEPTS,
+    ) -> None:
+        connection.setblocking(False)
+        self.socket = connection
+        self.source, self.origin = _origin(connection)  # counted under this network; for messages
+        self.patience_ends = patience_ends  # time.monotonic(); deadline for the proof
+        self.peer: Identity | None = None  # the authenticated identity
+        self.has_answered = False  # whether its first message has arrived
+        self.incoming = bytearray()
+        self.outgoing = bytearray()
+        self._conversation = conversation
+        self._role = role
+        self._tls: TlsConnection | None = None  # set once both sides have authenticated
+        hello, self._wanted = next(conversation)
+        self.outgoing += hello
+
+    @property
+    def connection(self) -> Connection:
+        """Returns the connection for its next user, once `is_recognised`."""
+        return self._tls or self.socket
+
+    @property
+    def is_recognised(self) -> bool:
+        """Returns whether the handshake is complete, including TLS's if the connection is encrypted."""
+        if self.peer is None:
+            return False
+        return not self.peer.certificate or (self._tls is not None and self._tls.is_established)
+
+    @property
+    def interest(self) -> int:
+        """Returns the events to wait for, as a selector's mask."""
+        is_writing = self.outgoing or (self._tls and self._tls.wants_write)
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if is_writing else 0)
+
+    @property
+    def has_unread(self) -> bool:
+        """Returns whether data has arrived that a selector would not report."""
+        return self.is_recognised and self._tls is not None and self._tls.unread > 0
+
+    def receive(self) -> bool:
+        """Reads available data; False at the end of the stream. Raises HandshakeError if TLS's fails."""
+        if self.peer is not None and not self.is_recognised:
+            self._encrypt()
+            return True
+        wanted = _READ_BYTES if self.peer else self._wanted - len(self.incoming)
+        try:
+            data = self.connection.recv(wanted)
+        except BlockingIOError:
+            return True
+        self.incoming += data
+        return bool(data)
+
+    def send(self) -> None:
+        """Writes as much as fits. Raises HandshakeError if TLS's fails."""
+        self._flush()
+        if self.peer is not None and not self.is_recognised:
+            self._encrypt()
+
+    def _flush(self) -> None:
+        if self.outgoing:
+            with contextlib.suppress(BlockingIOError):
+                del self.outgoing[: self.connection.send(self.outgoing)]
+
+    def send_hello_to_refused(self) -> None:
+        """Writes as much as fits before this side closes: the hello tells the peer why it is rejected."""
+        with contextlib.suppress(OSError):
+            self._flush()
+
+    def _encrypt(self) -> None:
+        """Continues TLS's handshake, which begins when the first handshake has been sent completely."""
+        if self.outgoing or self.peer is None:
+            return
+        if self._tls is None:
+            from sirtaki.runner.rendezvous.encryption import (  # opens the core: see `certified`
+                TlsConnection,
+                own_certificate,
+            )
+
+            accepts = self._role is Role.ACCEPTS
+            self._tls = TlsConnection(self.socket, own_certificate(), self.peer.certificate, accepts)
+        try:
+            self._tls.shake_hands()
+        except HandshakeError as error:
+            raise HandshakeError(f"the connection to {self.peer.name} cannot be encrypted: {error}") from None
+
+    def recognise(self) -> None:
+        """Continues the handshake as far as the received bytes allow. Raises HandshakeError."""
+        while self.peer is None and len(self.incoming) >= self._wanted:
+            answer = bytes(self.incoming[: self._wanted])
+            del self.incoming[: self._wanted]
+            self.has_answered = True
+            try:
+                data, self._wanted = self._conversation.send(answer)
+                self.outgoing += data
+            except StopIteration as finished:
+                self.peer = finished.value
+
+
+def is_ours(connection: socket.socket) -> bool:
+    """Returns whether the peer of a Unix socket runs as the same user, or as root."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(credentials)[1] in (os.getuid(), 0)
+
+
+def _origin(connection: socket.socket) -> tuple[str, str]:
+    try:
+        name = connection.getpeername()
+    except OSError:
+        return "somewhere", "somewhere"
+    if not isinstance(name, tuple):
+        return "this machine", "this machine"
+    return _network(plain(name[0])), f"{plain(name[0])} port {name[1]}"
+
+
+def _network(address: str) -> str:
+    """Returns the part of an address that its owner cannot choose: a host may use an IPv6 /64 (RFC 4291)."""
+    number = ipaddress.ip_address(address.split("%")[0])
+    if number.version == 4:
+        return address
+    return str(ipaddress.ip_network((int(number) >> 64 << 64, 64)))

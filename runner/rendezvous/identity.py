@@ -1,0 +1,137 @@
+"""The properties of ranks and how they can be reached: each rank's data for the first two all-gathers, and
+the check that these data are consistent.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sirtaki.bindings.topology import Peer, Topology
+from sirtaki.runner.rendezvous.address import is_unix, split_address
+from sirtaki.runner.rendezvous.handshake import BootstrapError, printable
+
+_MOST_ADDRESSES = 64
+# Raised when a value of the wrong type or size is read out of JSON, endless nesting included.
+_NONSENSE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+
+
+@dataclass(frozen=True)
+class RankDescription:
+    """A rank's description of itself.
+
+    Attributes:
+        host: its host, in a form that equals no other host's (boot and network namespace).
+        hostname: the host's usual name.
+        pid: its process number on that host.
+        listens_at: name of its abstract Unix socket.
+        settings: its values of the settings that must be equal on all ranks.
+    """
+
+    host: str
+    hostname: str
+    pid: int
+    listens_at: str
+    settings: Mapping[str, str]
+
+    def pack(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+
+def unpack(payload: bytes) -> RankDescription:
+    """Parses a member from its (authenticated) process; raises BootstrapError if it is malformed."""
+    try:
+        values = json.loads(payload)
+        settings = {_line(name, 100): _line(value, 200) for name, value in dict(values["settings"]).items()}
+        listens_at = str(values["listens_at"])
+        member = RankDescription(
+            str(values["host"]), _line(values["hostname"], 100), int(values["pid"]), listens_at, settings
+        )
+    except _NONSENSE:
+        raise BootstrapError("a rank introduced itself in a way that makes no sense") from None
+    is_address = is_unix(listens_at) and listens_at.isascii() and listens_at.isprintable()
+    if not 0 < member.pid < 1 << 31 or not (listens_at == "" or (is_address and len(listens_at) <= 100)):
+        raise BootstrapError("a rank introduced itself in a way that makes no sense")
+    return member
+
+
+def _line(value: object, limit: int) -> str:
+    return printable(str(value), limit).replace("\n", "?")
+
+
+def host_identity() -> str:
+    """Identifies this host: the boot of the machine, and the network namespace of abstract sockets."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def introduce(listens_at: str, settings: Mapping[str, str]) -> RankDescription:
+    """Describes this process as a member."""
+    return RankDescription(host_identity(), socket.gethostname(), os.getpid(), listens_at, settings)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The ways to reach a rank, determined once it is known which ranks share a host.
+
+    Attributes:
+        addresses: addresses that ranks of other hosts can try to connect to; empty if there are none.
+        no_memory: why its host has no shared memory; "" if it has, or if another rank of the host reports it.
+    """
+
+    addresses: Sequence[str]
+    no_memory: str
+
+    def pack(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+
+def unpack_offer(payload: bytes) -> Offer:
+    """Parses an offer from its (authenticated) process; raises BootstrapError if it is malformed."""
+    try:
+        values = json.loads(payload)
+        addresses = [str(address) for address in list(values["addresses"])]
+        if len(addresses) > _MOST_ADDRESSES:
+            raise ValueError
+        for address in addresses:
+            ipaddress.ip_address(split_address(address)[0])
+        return Offer(addresses, _line(values["no_memory"], 500))
+    except _NONSENSE:
+        raise BootstrapError("a rank said in a way that makes no sense how it can be reached") from None
+
+
+def check_agreement(members: Sequence[RankDescription]) -> None:
+    """Raises BootstrapError, with both values, if ranks differ in a setting that must be equal."""
+    first = members[0]
+    for rank, member in enumerate(members):
+        for name in sorted(first.settings.keys() | member.settings.keys()):
+            ours, theirs = first.settings.get(name), member.settings.get(name)
+            if ours != theirs:
+                variable = f"SIRTAKI_{name.upper()}"
+                raise BootstrapError(
+                    f"the setting {name} is {ours} on rank 0 and {theirs} on rank {rank}: "
+                    f"set {variable} to one value for all ranks"
+                )
+
+
+def ranks_of_host(rank: int, members: Sequence[RankDescription]) -> list[int]:
+    """Returns the ranks that share a host with `rank`, ascending, itself included."""
+    return [other for other, member in enumerate(members) if member.host == members[rank].host]
+
+
+def topology_of(rank: int, members: Sequence[RankDescription]) -> Topology:
+    """Computes a rank's topology from the hosts of all ranks."""
+    hosts = list(dict.fromkeys(member.host for member in members))
+    ranks_of = {host: [r for r, member in enumerate(members) if member.host == host] for host in hosts}
+    here = members[rank].host
+    local_rank = ranks_of[here].index(rank)
+    equals = [host for host in hosts if len(ranks_of[host]) > local_rank]
+    peers = [Peer(member.hostname, member.pid, hosts.index(member.host)) for member in members]
+    return Topology(
+        rank, len(members), local_rank, len(ranks_of[here]), equals.index(here), len(equals), peers
+    )

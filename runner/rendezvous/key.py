@@ -1,0 +1,43 @@
+"""The job's key: 32 random bytes, as hex in a file that only its owner may read. It is never shown."""
+
+from __future__ import annotations
+
+import os
+
+from sirtaki.runner.rendezvous.handshake import BootstrapError
+
+KEY_BYTES = 32
+
+
+def write_key(path: str, key: bytes | None = None) -> bytes:
+    """Writes a key, by default a new one, to a new file at `path` (mode 0600) and returns it."""
+    key = key or os.urandom(KEY_BYTES)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(key.hex() + "\n")
+    return key
+
+
+def read_key(path: str) -> bytes:
+    """Reads the key in the file at `path`. Raises BootstrapError if it is missing or not well protected."""
+    try:
+        with open(path) as file:
+            status = os.fstat(file.fileno())
+            text = file.read(4 * KEY_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BootstrapError(f"cannot read the job's key from {path} (SIRTAKI_KEY_FILE): {error}") from None
+    if status.st_uid not in (os.getuid(), 0):
+        raise BootstrapError(
+            f"the job's key in {path} belongs to user {status.st_uid}, not to you: "
+            "copy it to a file of your own"
+        )
+    if status.st_mode & 0o077:
+        raise BootstrapError(f"others may read or write the job's key in {path}: run `chmod 600 {path}`")
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise BootstrapError(
+            f"{path} holds no key: it must be {KEY_BYTES} bytes, written as {2 * KEY_BYTES} hex digits"
+        )
+    return key

@@ -1,0 +1,266 @@
+"""The life cycle of this process as a rank: init, shutdown, and unplanned ends.
+
+An uncaught exception aborts the world before exit handlers run, so that the other ranks raise with its text.
+A normal exit completes the operations in flight first. A process that a rank has forked or started is not a
+rank.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any
+
+from sirtaki.bindings import default_context, observe, user_code, variables
+from sirtaki.bindings.context import Config, Context
+from sirtaki.bindings.errors import (
+    DeadlineError,
+    ForkedError,
+    InitializationError,
+)
+from sirtaki.bindings.gpu import with_packages
+from sirtaki.runner.rendezvous.address import KEY_ADVICE
+from sirtaki.runner.rendezvous.encryption import own_certificate
+from sirtaki.runner.rendezvous.handshake import BootstrapError, BootstrapTimeout, Identity
+from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
+from sirtaki.runner.rendezvous.messages import RankEvent, describe
+from sirtaki.runner.rendezvous.providers import World, find_world
+from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient, RendezvousServer
+from sirtaki.runner.rendezvous.world_builder import WorldBuilder, world_of_one
+
+# Set while this process is a rank: "job:rank:pid". It lets a child that inherits it report whose child it is.
+_MARK = "SIRTAKI_INITIALISED_BY"
+
+
+@dataclass
+class _Rank:
+    """State that outlives a context: the number of init() calls, and the connection to the launcher."""
+
+    generation: int = 0
+    client: RendezvousClient | None = None
+    server: RendezvousServer | None = None
+    aborted: bool = False
+    previous_hook: Any = None
+    pid: int = 0  # the process that called init(); a forked child has another
+    arguments: dict[str, Any] = field(default_factory=dict)  # those given to that call
+
+
+_rank = _Rank()
+
+
+def check_again(arguments: Mapping[str, Any]) -> None:
+    """Checks a repeated init() call by its arguments that are not None.
+
+    Raises:
+        ForkedError: this is a child of the process that called init() before.
+        ValueError: an argument differs from the first call.
+    """
+    context = default_context.process.context
+    if context is None:
+        return
+    if _rank.pid != os.getpid():
+        raise ForkedError(
+            f"this process (pid {os.getpid()}) was forked from rank {context.rank} (pid {_rank.pid}), which "
+            "had called hvd.init() before: only that process is a rank. Start further ones with hvdrun"
+        )
+    for name, value in arguments.items():
+        if value is not None and value != _rank.arguments.get(name):
+            first = ", ".join(f"{one}={_shown(one, given)}" for one, given in _rank.arguments.items())
+            raise ValueError(
+                f"hvd.init() is called again, with {name}={_shown(name, value)}, but this process is rank "
+                f"{context.rank} of {context.size} already, by hvd.init({first}); call hvd.shutdown() before"
+            )
+
+
+def _shown(name: str, value: Any) -> str:
+    return "..." if name == "key" else repr(value)
+
+
+def remember(arguments: Mapping[str, Any]) -> None:
+    """Stores the arguments of init() for `check_again`."""
+    _rank.pid = os.getpid()
+    _rank.arguments = {name: value for name, value in arguments.items() if value is not None}
+
+
+def start(
+    rank: int | None = None,
+    size: int | None = None,
+    address: str | None = None,
+    key: bytes | str | None = None,
+    comm: Any = None,
+) -> None:
+    """Makes this process a rank of its world; does nothing if it is one already. All ranks must call it.
+
+    Raises:
+        ValueError: incomplete arguments, or a setting with a wrong value.
+        DeadlineError: a rank did not arrive in time; the text names it.
+        InitializationError: the ranks are inconsistent, or this process is a child of a rank.
+    """
+    if default_context.process.context is not None:
+        return
+    where = socket.gethostname()
+    try:
+        world = find_world(rank, size, address, key, comm)
+        _refuse_children(world)
+        where = f"rank {world.rank} on {where}"
+        context = _join(world)
+    except BootstrapTimeout as error:
+        raise DeadlineError(f"{where} could not start: {error}") from None
+    except BootstrapError as error:
+        raise InitializationError(f"{where} could not start: {error}") from None
+    default_context.process.context = context
+    context.serve_process()
+    os.environ[_MARK] = f"{world.job.id}:{world.rank}:{os.getpid()}"
+    _watch_the_end()
+    if _rank.client is not None:
+        _rank.client.report("initialised")
+    observe.start_timeline_of_environment(context)
+
+
+def stop() -> None:
+    """Completes the operations in flight, and ends this process's role as a rank. init() may follow.
+
+    Does nothing if this process is not a rank.
+    """
+    if _rank.pid != os.getpid():  # a forked child: the rank keeps running
+        return
+    context, default_context.process.context = default_context.process.context, None
+    if context is None:
+        return
+    default_context.process.was_shut_down = True
+    os.environ.pop(_MARK, None)
+    context.leave_process()
+    context.shutdown()
+    _close_client("finished")
+
+
+def _join(world: World) -> Context:
+    variables.check()
+    if world.rank == 0 and os.environ.get("SIRTAKI_LAUNCHER") != "hvdrun":  # hvdrun says it itself
+        for sentence in variables.unknown():
+            sys.stderr.write(f"sirtaki: {sentence}\n")
+    config = Config(with_packages(variables.values()))
+    if not world.address:
+        return world_of_one(config)
+    if config.get("encrypt") == "1":
+        world = _encrypting(world)
+    _rank.generation += 1
+    _rank.aborted = False
+    address = _rendezvous(world)
+    mine = Identity(world.rank, _rank.generation)
+    _rank.client = RendezvousClient.connect(address, world.job, mine, world.start_timeout)
+    try:
+        return WorldBuilder(world, _rank.generation, _rank.client, config).run()
+    except Exception as error:
+        _close_client("peer_lost" if _rank.client.was_told else "aborted", str(error))
+        raise
+    except BaseException:
+        _close_client("")
+        raise
+
+
+def _encrypting(world: World) -> World:
+    """Returns a world with encrypted connections between hosts. Raises BootstrapError if impossible."""
+    if not world.job.key:
+        raise BootstrapError(f"encryption needs a common key of all ranks: {KEY_ADVICE}")
+    own_certificate()
+    return replace(world, job=replace(world.job, encrypt=True))
+
+
+def _rendezvous(world: World) -> str:
+    """Returns the address of the rendezvous. Rank 0 serves it, unless a launcher does."""
+    address = world.address
+    if world.serves:
+        if _rank.server is not None and _rank.server.job != world.job:
+            _rank.server.close()
+            _rank.server = None
+        if _rank.server is None:
+            interfaces = chosen_interfaces()
+            server = RendezvousServer(address, world.job, world.start_timeout, _tell_refusals, interfaces)
+            _rank.server = server.start()
+        address = _rank.server.address
+    return world.announce(address) if world.announce else address
+
+
+def _tell_refusals(event: RankEvent) -> None:
+    if event.kind == "refused":
+        sys.stderr.write(f"sirtaki: the rendezvous of rank 0 reports that {describe(event)}\n")
+
+
+def _close_client(event: str, text: str = "") -> None:
+    client, _rank.client = _rank.client, None
+    if client is not None:
+        if event and not _rank.aborted:
+            client.report(event, text)
+        client.close()
+
+
+def _refuse_children(world: World) -> None:
+    job, _, process = os.environ.get(_MARK, "").partition(":")
+    rank, _, pid = process.partition(":")
+    if world.address and pid and job == world.job.id and pid != str(os.getpid()):
+        raise BootstrapError(
+            f"this process (pid {os.getpid()}) is a worker of rank {rank} (pid {pid}), not a rank of its "
+            "own; it ran the training script again: put training under `if __name__ == '__main__':`"
+        )
+
+
+def _watch_the_end() -> None:
+    if sys.excepthook is not _abort_on_exception:
+        _rank.previous_hook = sys.excepthook
+        sys.excepthook = _abort_on_exception
+    # Exit handlers run last in, first out: a framework that was imported before init() still works here.
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    stop()
+    if _rank.server is not None:
+        _rank.server.close()
+        _rank.server = None
+
+
+def _abort_on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    context, is_sirtakis = default_context.process.context, False
+    if context is not None and not _rank.aborted:
+        reason = _reason(error, trace)
+        _rank.aborted = True
+        if _rank.client is not None:
+            _rank.client.report("peer_lost" if _is_caused_elsewhere(context) else "aborted", reason)
+        is_sirtakis = context.failure is not None
+        context.abort(reason)
+    user_code.show(error.with_traceback(trace), _rank.previous_hook, is_sirtakis)
+
+
+def _is_caused_elsewhere(context: Context) -> bool:
+    """Returns whether another rank made this one fail. The exception's class need not tell, because
+    frameworks and users wrap sirtaki's exceptions in their own.
+    """
+    failure = context.failure
+    if failure is not None:
+        return failure.culprit != context.rank
+    return context.has_missed_peer
+
+
+def _reason(error: BaseException, trace: TracebackType | None) -> str:
+    """Returns the reason for other ranks: the exception's last line, and the user's line that raised it."""
+    with contextlib.suppress(Exception):
+        what, place = user_code.summary_of(error), user_code.place_of(trace)
+        return f"{what} ({place})" if place else what
+    return type(error).__name__
+
+
+def _after_fork() -> None:
+    if _rank.client is not None:
+        _rank.client.close()
+        _rank.client = None
+
+
+os.register_at_fork(after_in_child=_after_fork)

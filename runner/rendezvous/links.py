@@ -1,0 +1,90 @@
+"""Connects to each other rank: over a Unix socket on this host, over TCP to other hosts.
+
+Each rank listens (`listener`); it connects to the lower ranks and accepts the higher ones, so there is no
+circular wait.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sirtaki.bindings.context import Context
+from sirtaki.runner.rendezvous.address import is_unix
+from sirtaki.runner.rendezvous.encryption import Connection
+from sirtaki.runner.rendezvous.handshake import BootstrapError, BootstrapTimeout, Conversation
+from sirtaki.runner.rendezvous.handshake_connection import is_ours
+from sirtaki.runner.rendezvous.host_connection import connect
+from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
+
+_DIAL_SECONDS = 30.0  # all ranks listen before any connects: a rank that does not answer never will
+
+Connections = dict[LinkKey, Connection]
+
+
+@dataclass(frozen=True)
+class PeerEndpoint:
+    """A rank's endpoint: its name in messages, the addresses to try, and the number of connections."""
+
+    name: str
+    addresses: list[str]
+    channels: int = 1
+
+
+def connect_all(
+    listener: PeerListener,
+    ranks: Mapping[int, PeerEndpoint],
+    handshakes: Handshakes,
+    connections: Connections,
+) -> None:
+    """Connects to every other rank; puts the sockets into `connections`, by rank and channel.
+
+    The caller closes them, including those made before an error.
+
+    Raises:
+        BootstrapError: a rank is gone, is unreachable, or is not the expected one.
+        BootstrapTimeout: a rank did not arrive in time.
+    """
+    places = [(rank, channel) for rank, endpoint in ranks.items() for channel in range(endpoint.channels)]
+    for rank, channel in sorted(places):
+        if rank < handshakes.mine.rank:
+            connections[rank, channel] = _connect(ranks[rank], rank, channel, handshakes)
+    listener.accept(handshakes, {place for place in places if place[0] > handshakes.mine.rank}, connections)
+
+
+def _connect(endpoint: PeerEndpoint, rank: int, channel: int, handshakes: Handshakes) -> Connection:
+    def greet(connection: socket.socket) -> Conversation:
+        if connection.family == socket.AF_UNIX and not is_ours(connection):
+            raise BootstrapError(f"another user's process answers where rank {rank} should be")
+        return handshakes.greet(connection, rank, channel)
+
+    deadline = min(handshakes.deadline, time.monotonic() + _DIAL_SECONDS)
+    try:
+        return connect(endpoint.addresses, greet, deadline)[0]
+    except BootstrapTimeout as error:
+        if all(map(is_unix, endpoint.addresses)):
+            raise BootstrapError(f"{endpoint.name} is gone: {error}", rank) from None
+        raise BootstrapTimeout(
+            f"{endpoint.name} cannot be reached: {error}. Is there a network between the hosts on which "
+            "any port may be used, or a firewall? SIRTAKI_NETWORK_INTERFACES=eth0, for example, says which "
+            "network to use"
+        ) from None
+    except OSError as error:
+        raise BootstrapError(f"{endpoint.name} is gone: {error.strerror or error}", rank) from None
+
+
+def close_all(connections: Connections) -> None:
+    for connection in connections.values():
+        connection.close()
+
+
+def link_sockets(context: Context, sockets: Connections) -> None:
+    """Hands the sockets to the core as links, in the order of their channels; the core takes ownership."""
+    for (rank, _), connection in sorted(sockets.items()):
+        if isinstance(connection, socket.socket):
+            context.link_socket(rank, connection.fileno())
+            connection.detach()
+        else:
+            connection.give_to(context, rank)

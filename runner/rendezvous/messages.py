@@ -1,0 +1,97 @@
+"""The messages between a rank and the rendezvous after the handshake.
+
+Each message is one frame of `handshake`; its first byte is its type.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from sirtaki.runner.rendezvous.handshake import BootstrapError
+
+# From a rank: the job's size; a round and a payload; an event and its text; the rank at fault and why.
+JOIN, GATHER, REPORT, GIVE_UP = b"J", b"G", b"R", b"F"
+# To a rank: the session; the payloads of all ranks; the reason for a refusal.
+WELCOME, GATHERED, REFUSED, TIMED_OUT = b"W", b"A", b"X", b"T"
+# To a rank at any time, waiting or not: the rank at fault, and what failed first in this generation.
+FAILED = b"F"
+
+NUMBER = struct.Struct("!I")
+PAYLOAD_LIMIT = 64 * 1024
+REQUEST_LIMIT = PAYLOAD_LIMIT + 64
+TEXT_LIMIT = 4000
+REPORTS = ("initialised", "finished", "aborted", "peer_lost")
+
+
+@dataclass(frozen=True)
+class RankEvent:
+    """An event that the rendezvous reports to the process that runs it.
+
+    kind: one of REPORTS, as that rank reported it; "arrived": a rank has begun an init; "overdue": others
+    waited in vain for the ranks `missing`; "departed": those have ended, or their init failed;
+    "disconnected": the connection of a rank that had initialised ended before it reported its end; "refused":
+    a client was rejected (its rank, or -1 if unknown).
+    """
+
+    kind: str
+    rank: int
+    generation: int
+    text: str = ""
+    missing: tuple[int, ...] = ()
+
+
+def describe(event: RankEvent) -> str:
+    """Formats an event as part of a sentence."""
+    if event.kind in ("overdue", "departed"):
+        return event.text
+    if event.kind == "refused":
+        return f"it refused a client: {event.text}"
+    what = {"arrived": "called init", "peer_lost": "lost another rank"}.get(event.kind, event.kind)
+    return f"rank {event.rank} has {what}" + (f": {event.text}" if event.text else "")
+
+
+def pack_failure(rank: int, text: str) -> bytes:
+    """Packs a failure; the format is the same in both directions: GIVE_UP and FAILED are one letter."""
+    return FAILED + NUMBER.pack(rank) + text[:TEXT_LIMIT].encode(errors="replace")
+
+
+def unpack_failure(body: bytes) -> tuple[int, str]:
+    """Returns the rank at fault, and what failed. Raises BootstrapError if these bytes are malformed."""
+    if len(body) < NUMBER.size:
+        raise BootstrapError("the rendezvous does not understand this message")
+    return NUMBER.unpack_from(body)[0], body[NUMBER.size :].decode(errors="replace")
+
+
+def pack_report(event: str, text: str) -> bytes:
+    return REPORT + event.encode() + b"\0" + text[:TEXT_LIMIT].encode(errors="replace")
+
+
+def unpack_report(body: bytes) -> tuple[str, str]:
+    event, _, text = body.partition(b"\0")
+    return event.decode(errors="replace"), text.decode(errors="replace")
+
+
+def pack_payloads(payloads: tuple[bytes, ...]) -> bytes:
+    return GATHERED + b"".join(NUMBER.pack(len(payload)) + payload for payload in payloads)
+
+
+def unpack_payloads(body: bytes, count: int) -> list[bytes]:
+    """Returns the payloads of `count` ranks. Raises BootstrapError if these bytes are malformed."""
+    payloads: list[bytes] = []
+    position = 0
+    while len(payloads) < count and len(body) - position >= NUMBER.size:
+        (length,) = NUMBER.unpack_from(body, position)
+        position += NUMBER.size
+        if length > len(body) - position:
+            break
+        payloads.append(body[position : position + length])
+        position += length
+    if len(payloads) != count or position != len(body):
+        raise BootstrapError("the rendezvous gave an answer that makes no sense")
+    return payloads
+
+
+def gathered_limit(size: int) -> int:
+    """Returns the maximum size, in bytes, of the answer to an all-gather of `size` ranks."""
+    return 1 + size * (NUMBER.size + PAYLOAD_LIMIT)

@@ -1,0 +1,238 @@
+"""The listening side of a rank: accepts the connections of peers that authenticate.
+
+Ranks of this host connect over a Unix socket; those of other hosts over TCP, on a port that the operating
+system chooses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from sirtaki.runner.rendezvous.address import (
+    KEY_ADVICE,
+    addresses_of,
+    is_abstract,
+    join_address,
+    listen_at,
+    listen_everywhere,
+    refuse_without_key,
+    unix_address,
+    unix_path,
+)
+from sirtaki.runner.rendezvous.handshake import (
+    HANDSHAKE_SECONDS,
+    BootstrapError,
+    BootstrapTimeout,
+    Conversation,
+    HandshakeError,
+    Identity,
+    Job,
+    LinkKind,
+    Role,
+    certified,
+    converse,
+)
+from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_ours
+from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
+from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+from sirtaki.runner.rendezvous.unauthenticated import TOO_SLOW, Complaints, UnauthenticatedConnections
+
+if TYPE_CHECKING:
+    from sirtaki.runner.rendezvous.encryption import Connection
+
+LinkKey = tuple[int, int]  # another rank, and the index of the connection to it
+
+
+@dataclass(frozen=True)
+class Handshakes:
+    """The terms for connecting to the other ranks: the job, this rank, and the deadline (time.monotonic()).
+
+    Meanwhile `rendezvous` reports whether a rank has failed, and so will never connect.
+    """
+
+    job: Job
+    mine: Identity
+    deadline: float
+    rendezvous: RendezvousClient | None = None
+
+    def greet(self, connection: socket.socket, rank: int, channel: int = 0) -> Conversation:
+        """Runs the handshake with the process that answers. Raises BootstrapError unless it is this rank."""
+        refuse_without_key(connection, self.job.key)
+        mine = certified(replace(self.mine, channel=channel), self.job, connection)
+        peer = yield from converse(self.job, mine, LinkKind.RANKS, Role.CONNECTS)
+        if peer.rank != rank:
+            raise BootstrapError(f"{peer.name} answers where rank {rank} should be")
+        if peer.generation != self.mine.generation:
+            raise BootstrapError(
+                f"{peer.name} is at its init number {peer.generation}, but {self.mine.name} at number "
+                f"{self.mine.generation}: every rank has to call init() as often as the others"
+            )
+        return peer
+
+
+class PeerListener:
+    """This rank's listening sockets; on TCP only once `open_to_hosts` has been called."""
+
+    def __init__(self, folder: str = "") -> None:
+        """Listens. `folder` is private to the job, if its launcher has made one; it holds the Unix socket."""
+        self._selector = selectors.DefaultSelector()
+        self._name = "a rank"
+        self._strangers: UnauthenticatedConnections[HandshakeConnection] = UnauthenticatedConnections(
+            self._refuse
+        )
+        self._complaints = Complaints(lambda text: print(f"sirtaki: {text}", file=sys.stderr))
+        self.name, local = _listen_locally(folder)
+        self._listen(local)
+
+    def open_to_hosts(self, route: list[str], key: bytes) -> list[str]:
+        """Starts accepting ranks of other hosts; returns the addresses to try, the likeliest first.
+
+        `route` are addresses of this machine that are known to be reachable. Raises BootstrapError without a
+        key.
+        """
+        if not key:
+            raise BootstrapError(f"ranks of several hosts need a common key: {KEY_ADVICE}")
+        listening = listen_everywhere()
+        self._listen(listening)
+        found = addresses_of(listening, chosen_interfaces())
+        likely = [join_address(address, listening.getsockname()[1]) for address in route]
+        return sorted(found, key=lambda address: address not in likely)
+
+    def accept(self, handshakes: Handshakes, wanted: set[LinkKey], found: dict[LinkKey, Connection]) -> None:
+        """Puts a connection of each of the `wanted` into `found`; the caller closes them, also on error.
+
+        Unauthenticated connections are rejected, and never block the others.
+
+        Raises BootstrapTimeout at the deadline of the handshakes, and BootstrapError as soon as a rank has
+        failed.
+        """
+        self._name = handshakes.mine.name
+        with self._watching(handshakes):
+            while missing := wanted - found.keys():
+                left = handshakes.deadline - time.monotonic()
+                if left <= 0:
+                    ranks = {rank for rank, _ in missing}
+                    raise BootstrapTimeout(f"no connection came from {_ranks(ranks)} in time", min(ranks))
+                for key, _ in self._selector.select(min(left, self._patience())):
+                    if isinstance(key.data, HandshakeConnection):
+                        self._serve(key.data, handshakes, missing, found)
+                    else:
+                        key.data(handshakes)
+                self._strangers.lose_patience(time.monotonic(), TOO_SLOW)
+
+    @contextlib.contextmanager
+    def _watching(self, handshakes: Handshakes) -> Iterator[None]:
+        """Polls the rendezvous within the `with` block: it reports when a rank has failed."""
+        rendezvous = handshakes.rendezvous
+        if rendezvous is not None:
+            hear = rendezvous.raise_failure
+            if rendezvous.has_unread:
+                hear(handshakes.deadline)
+            self._selector.register(rendezvous, selectors.EVENT_READ, lambda _: hear(handshakes.deadline))
+        try:
+            yield
+        finally:
+            if rendezvous is not None:
+                self._selector.unregister(rendezvous)
+
+    def __enter__(self) -> PeerListener:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for key in list((self._selector.get_map() or {}).values()):
+            cast(socket.socket, key.fileobj).close()
+        self._selector.close()
+        if not is_abstract(self.name):
+            with contextlib.suppress(OSError):
+                os.unlink(unix_path(self.name))
+
+    def _listen(self, listening: socket.socket) -> None:
+        listening.setblocking(False)
+        self._selector.register(listening, selectors.EVENT_READ, partial(self._take, listening))
+
+    def _take(self, listening: socket.socket, handshakes: Handshakes) -> None:
+        connection = self._strangers.accept(listening)
+        if connection is None:
+            return
+        if listening.family == socket.AF_UNIX and not is_ours(connection):
+            connection.close()
+            return
+        mine = certified(handshakes.mine, handshakes.job, connection)
+        conversation = converse(handshakes.job, mine, LinkKind.RANKS, Role.ACCEPTS)
+        arrival = HandshakeConnection(connection, conversation, time.monotonic() + HANDSHAKE_SECONDS)
+        self._strangers.add(arrival)
+        self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, arrival)
+
+    def _serve(
+        self,
+        arrival: HandshakeConnection,
+        handshakes: Handshakes,
+        missing: set[LinkKey],
+        found: dict[LinkKey, Connection],
+    ) -> None:
+        if arrival not in self._strangers:  # displaced by a newer connection
+            return None
+        try:
+            alive = arrival.receive()
+            arrival.recognise()
+            arrival.send()
+        except HandshakeError as error:
+            arrival.send_hello_to_refused()
+            return self._refuse(arrival, str(error))
+        except OSError:
+            alive = False
+        peer = arrival.peer
+        if peer is not None and arrival.is_recognised and not arrival.outgoing:
+            place = (peer.rank, peer.channel)
+            self._forget(arrival)
+            if place in missing and place not in found and peer.generation == handshakes.mine.generation:
+                arrival.socket.setblocking(True)
+                if arrival.socket.family != socket.AF_UNIX:
+                    arrival.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                found[place] = arrival.connection
+            else:
+                arrival.socket.close()
+            return None
+        if not alive:  # it had several addresses to choose from, and another connection was faster
+            self._forget(arrival)
+            return arrival.socket.close()
+        self._selector.modify(arrival.socket, arrival.interest, arrival)
+        return None
+
+    def _patience(self) -> float:
+        """Returns the seconds until the next connection times out."""
+        ends = self._strangers.patience_ends
+        return 1.0 if ends is None else max(ends - time.monotonic(), 0)
+
+    def _refuse(self, arrival: HandshakeConnection, reason: str) -> None:
+        self._complaints.add(f"{self._name} refused a connection from {arrival.origin}: {reason}")
+        self._forget(arrival)
+        arrival.socket.close()
+
+    def _forget(self, arrival: HandshakeConnection) -> None:
+        self._strangers.discard(arrival)
+        self._selector.unregister(arrival.socket)
+
+
+def _listen_locally(folder: str) -> tuple[str, socket.socket]:
+    """Returns a new listening Unix socket's address, and it; an abstract one if the folder is gone."""
+    name = f"sirtaki-{os.getpid()}-{secrets.token_hex(8)}"
+    with contextlib.suppress(BootstrapError):
+        address = unix_address(name, folder)
+        return address, listen_at(address, b"")
+    address = unix_address(name)
+    return address, listen_at(address, b"")
+
+
+def _ranks(ranks: set[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, sorted(ranks)))

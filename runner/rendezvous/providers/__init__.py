@@ -1,0 +1,81 @@
+"""Finds this process's place in its world: the first provider that applies determines it.
+
+A provider supports one way of starting ranks. It only reads what the launcher has left in the environment, or
+asks the launcher's own channel; it never guesses.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from sirtaki.runner.rendezvous.address import split_addresses
+from sirtaki.runner.rendezvous.handshake import Job
+from sirtaki.runner.rendezvous.providers import environment as variables
+from sirtaki.runner.rendezvous.providers import mpi, slurm, tf_config, torchrun
+from sirtaki.runner.rendezvous.providers.world import (
+    VERSION,
+    World,
+    alone,
+    checked_key,
+    key_of,
+    start_timeout,
+)
+
+__all__ = ["World", "alone", "find_world"]
+
+_EXPLICIT_JOB = "explicit"  # the id of a job without a launcher, unless SIRTAKI_JOB gives one
+
+
+def find_world(
+    rank: int | None = None,
+    size: int | None = None,
+    address: str | None = None,
+    key: bytes | str | None = None,
+    comm: Any = None,
+    environment: Mapping[str, str] = os.environ,
+) -> World:
+    """Returns this process's world: that of the arguments, else the launcher's, else a world of one.
+
+    Raises:
+        ValueError: the arguments are incomplete or contradict each other.
+        BootstrapError: the environment is incomplete or contradicts itself.
+    """
+    if comm is not None:
+        if any(argument is not None for argument in (rank, size, address)):
+            raise ValueError("init() takes comm, or rank, size and address, but not both")
+        return mpi.of_communicator(comm, environment)
+    if any(argument is not None for argument in (rank, size, address, key)):
+        return _explicit(rank, size, address, key, environment)
+    for provider in (variables, mpi, slurm, torchrun, tf_config):
+        world = provider.find(environment)
+        if world is not None:
+            return world
+    if advice := variables.lonely(environment):
+        sys.stderr.write(f"sirtaki: {advice}\n")
+    return alone()
+
+
+def _explicit(
+    rank: int | None,
+    size: int | None,
+    address: str | None,
+    key: bytes | str | None,
+    environment: Mapping[str, str],
+) -> World:
+    if rank is None or size is None:
+        raise ValueError(
+            "init() takes rank and size together: rank counts from 0, size is the number of processes"
+        )
+    if not 0 <= rank < size:
+        raise ValueError(f"rank is {rank} and size is {size}, but ranks go from 0 to size - 1")
+    if size == 1:
+        return alone()
+    if address is None:
+        raise ValueError("init() needs the address of rank 0 as well, for example address='127.0.0.1:29500'")
+    split_addresses(address)
+    secret = checked_key(key) if key is not None else key_of(environment)
+    job = Job(environment.get("SIRTAKI_JOB", _EXPLICIT_JOB), size, secret, VERSION)
+    return World(rank, job, address, start_timeout(environment), serves=rank == 0)

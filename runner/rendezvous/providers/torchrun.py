@@ -1,0 +1,91 @@
+"""Ranks that torchrun has started (https://docs.pytorch.org/docs/stable/elastic/run.html), or another
+launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as Kubernetes' training operators do: then
+rank 0 listens there.
+
+With torchrun the address is that of its agent's store, through which rank 0 announces where it listens. On
+one host the store passes a key, too; over several hosts no other process may know the key, so the user has to
+supply it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from sirtaki.runner.rendezvous.address import join_address
+from sirtaki.runner.rendezvous.handshake import BootstrapError, Job
+from sirtaki.runner.rendezvous.key import KEY_BYTES
+from sirtaki.runner.rendezvous.providers.world import (
+    VERSION,
+    World,
+    alone,
+    key_of,
+    number_in,
+    served_by_rank_0,
+    start_timeout,
+)
+
+_KEY_ADVICE = (
+    "torchrun has started ranks on several hosts, so they need a common key: write one with `python -c "
+    "'import secrets; print(secrets.token_hex(32))' > key && chmod 600 key`, and set SIRTAKI_KEY_FILE=key "
+    "for every rank"
+)
+
+
+def find(environment: Mapping[str, str]) -> World | None:
+    """Returns the world of torchrun; None if it has not started this process."""
+    if not all(name in environment for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
+        return None
+    rank, size = number_in(environment, "RANK"), number_in(environment, "WORLD_SIZE")
+    if size == 1:
+        return alone()
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        address = join_address(environment["MASTER_ADDR"], number_in(environment, "MASTER_PORT"))
+        return served_by_rank_0(rank, size, address, "master", environment)
+    is_one_host = environment.get("LOCAL_WORLD_SIZE") == environment["WORLD_SIZE"]
+    key = key_of(environment)
+    if not key and not is_one_host:
+        raise BootstrapError(_KEY_ADVICE)
+    channel = _Channel(environment)
+    if not key:
+        key = bytes.fromhex(channel.tell("key", secrets.token_hex(KEY_BYTES) if rank == 0 else ""))
+
+    def announce(address: str) -> str:
+        return channel.tell("rendezvous", address)
+
+    address = f"unix:@sirtaki-{secrets.token_hex(8)}" if is_one_host else "*:0"
+    job = Job(channel.name, size, key, VERSION)
+    return World(rank, job, address, start_timeout(environment), serves=rank == 0, announce=announce)
+
+
+class _Channel:
+    """torchrun's store: rank 0 writes values to it, the others read them."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        from torch.distributed import TCPStore
+
+        self._is_first = environment["RANK"] == "0"
+        host, port = environment["MASTER_ADDR"], number_in(environment, "MASTER_PORT")
+        patience = datetime.timedelta(seconds=start_timeout(environment))
+        try:
+            self._store: Any = TCPStore(host, port, is_master=False, timeout=patience)
+            run = f"{environment['TORCHELASTIC_RUN_ID']}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+            turn = self._store.add(
+                f"sirtaki/{run}/turn/{environment['RANK']}", 1
+            )  # every init() of a rank counts
+            self.name = f"torchrun-{run}.{turn}"
+        except RuntimeError as error:
+            raise BootstrapError(f"torchrun's store at {host}:{port} does not answer: {error}") from None
+
+    def tell(self, what: str, text: str) -> str:
+        """Writes a value on rank 0; returns rank 0's value on every rank."""
+        name = f"sirtaki/{self.name}/{what}"
+        if self._is_first:
+            self._store.set(name, text)
+            return text
+        try:
+            return bytes(self._store.get(name)).decode()
+        except RuntimeError as error:
+            raise BootstrapError(f"rank 0 has not said in torchrun's store where it is: {error}") from None

@@ -1,0 +1,94 @@
+"""A provider's result: a rank's place in its world, and how it reaches the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sirtaki.bindings._version import VERSION
+from sirtaki.runner.rendezvous.handshake import BootstrapError, Job
+from sirtaki.runner.rendezvous.key import KEY_BYTES, read_key
+
+DEFAULT_START_TIMEOUT = 120.0  # seconds from the first rank's init()
+
+
+@dataclass(frozen=True)
+class World:
+    """A rank's place, and how it reaches the others.
+
+    Attributes:
+        rank: this process's number, from 0.
+        job: the properties that all ranks share, including the size.
+        address: of the rendezvous; if there are several, separated by commas, any of them works. "" for a
+            world of one.
+        start_timeout: seconds to wait for the other ranks.
+        serves: whether this rank serves the rendezvous, at `address`, because no launcher does.
+        announce: where a launcher has a channel of its own, all ranks call this: the serving rank with its
+            address; it returns that address to the others.
+        folder: a folder on this host, private to the job, if its launcher has made one; else "".
+    """
+
+    rank: int
+    job: Job
+    address: str = ""
+    start_timeout: float = DEFAULT_START_TIMEOUT
+    serves: bool = False
+    announce: Callable[[str], str] | None = None
+    folder: str = ""
+
+
+def alone() -> World:
+    """Returns a world of one."""
+    return World(0, Job("", 1, b"", VERSION))
+
+
+def served_by_rank_0(rank: int, size: int, address: str, job: str, environment: Mapping[str, str]) -> World:
+    """Returns a world whose rank 0 serves the rendezvous at an address that all ranks know beforehand."""
+    if not 0 <= rank < size:
+        raise BootstrapError(f"rank is {rank} and size is {size}, but ranks go from 0 to size - 1")
+    if size == 1:
+        return alone()
+    described = Job(environment.get("SIRTAKI_JOB", job), size, key_of(environment), VERSION)
+    return World(rank, described, address, start_timeout(environment), serves=rank == 0)
+
+
+def number_in(environment: Mapping[str, str], name: str) -> int:
+    """Returns a numeric variable. Raises BootstrapError if it is missing, or not a number."""
+    try:
+        return int(environment[name])
+    except KeyError:
+        raise BootstrapError(f"the environment variable {name} is missing") from None
+    except ValueError:
+        raise BootstrapError(f"{name} is {environment[name]!r}, but it has to be a number") from None
+
+
+def start_timeout(environment: Mapping[str, str]) -> float:
+    """Returns how many seconds init() waits for the other ranks."""
+    value = environment.get("SIRTAKI_START_TIMEOUT", DEFAULT_START_TIMEOUT)
+    try:
+        return float(value)
+    except ValueError:
+        raise BootstrapError(
+            f"SIRTAKI_START_TIMEOUT is {value!r}, but it has to be a number of seconds"
+        ) from None
+
+
+def key_of(environment: Mapping[str, str]) -> bytes:
+    """Returns the job's key; b"" without one, and then only this machine is served."""
+    if path := environment.get("SIRTAKI_KEY_FILE"):
+        return read_key(path)
+    return checked_key(environment["SIRTAKI_KEY"]) if "SIRTAKI_KEY" in environment else b""
+
+
+def checked_key(key: bytes | str) -> bytes:
+    """Converts a user's key to bytes. Raises BootstrapError if it is not a valid key."""
+    try:
+        secret = bytes.fromhex(key) if isinstance(key, str) else key
+    except ValueError:
+        secret = b""
+    if len(secret) != KEY_BYTES:
+        raise BootstrapError(
+            f"the job's key has to be {KEY_BYTES} bytes, or {2 * KEY_BYTES} hexadecimal digits, for example "
+            "from python -c 'import secrets; print(secrets.token_hex(32))'"
+        )
+    return secret

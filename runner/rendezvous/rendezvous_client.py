@@ -1,0 +1,194 @@
+"""The rendezvous of a job: an all-gather of small byte strings among its ranks, and reports of how each rank
+ended.
+
+hvdrun runs the `RendezvousServer` for the ranks that it starts; without a launcher rank 0 runs it. Each rank
+has a `RendezvousClient`, connected in `init()` and kept until shutdown. Addresses are "unix:@name" (an
+abstract Unix socket) or "host:port".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from sirtaki.runner.rendezvous.address import is_unix, refuse_without_key, split_addresses
+from sirtaki.runner.rendezvous.handshake import (
+    BootstrapError,
+    BootstrapTimeout,
+    Conversation,
+    Identity,
+    Job,
+    LinkKind,
+    Role,
+    certified,
+    converse,
+    printable,
+    receive_frame,
+    send_frame,
+)
+from sirtaki.runner.rendezvous.host_connection import connect
+from sirtaki.runner.rendezvous.interfaces import source_towards
+from sirtaki.runner.rendezvous.messages import (
+    FAILED,
+    GATHER,
+    GATHERED,
+    JOIN,
+    NUMBER,
+    PAYLOAD_LIMIT,
+    REFUSED,
+    REPORTS,
+    REQUEST_LIMIT,
+    TIMED_OUT,
+    WELCOME,
+    RankEvent,
+    gathered_limit,
+    pack_failure,
+    pack_report,
+    unpack_failure,
+    unpack_payloads,
+)
+from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+
+if TYPE_CHECKING:
+    from sirtaki.runner.rendezvous.encryption import Connection
+
+__all__ = ["PAYLOAD_LIMIT", "REPORTS", "RendezvousClient", "RankEvent", "RendezvousServer"]
+
+_REPORT_SECONDS = 2.0  # a report must never delay a process that is ending
+_SLACK_SECONDS = 10.0  # the server answers at its deadline; a client without an answer then gives up
+_GONE = "the rendezvous of this job is gone: its launcher (hvdrun), or rank 0, has ended"
+
+
+class RendezvousClient:
+    """A rank's connection to the rendezvous. Not thread-safe."""
+
+    def __init__(self, connection: Connection, job: Job, rank: int, start_timeout: float) -> None:
+        self._connection = connection
+        self._job = job
+        self._rank = rank
+        self._start_timeout = start_timeout
+        self._round = 0
+        self.was_told = False  # whether the rendezvous has reported that this init() failed
+        self.session = b""  # random, chosen by the rendezvous: separates jobs that share a key and an id
+
+    @classmethod
+    def connect(
+        cls, address: str, job: Job, mine: Identity, start_timeout: float = 120.0
+    ) -> RendezvousClient:
+        """Connects to one of the addresses, proves that this is rank `mine.rank` of `job`, and joins;
+        `start_timeout` is in seconds.
+
+        Raises BootstrapError with the server's reason if it rejects this rank, BootstrapTimeout if no server
+        answers in time.
+        """
+        deadline = time.monotonic() + start_timeout
+        client = cls(_connected(split_addresses(address), job, mine, deadline), job, mine.rank, start_timeout)
+        try:
+            client._send(JOIN + NUMBER.pack(job.size), deadline)
+            client.session = client._receive(WELCOME, deadline, REQUEST_LIMIT)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def all_gather(self, payload: bytes) -> list[bytes]:
+        """Contributes `payload` (at most 64 KiB) and returns the payloads of all ranks, by rank. Every rank
+        must call it.
+
+        Raises BootstrapTimeout, naming the ranks that are missing, `start_timeout` seconds after the first
+        arrived; BootstrapError at once if a rank is gone and so will never arrive.
+        """
+        if len(payload) > PAYLOAD_LIMIT:
+            raise ValueError(f"a payload has at most {PAYLOAD_LIMIT} bytes, not {len(payload)}")
+        deadline = time.monotonic() + self._start_timeout + _SLACK_SECONDS
+        self._send(GATHER + NUMBER.pack(self._round) + payload, deadline)
+        self._round += 1
+        body = self._receive(GATHERED, deadline, gathered_limit(self._job.size))
+        return unpack_payloads(body, self._job.size)
+
+    def give_up(self, text: str, culprit: int) -> BootstrapError | None:
+        """Reports that this rank cannot join, because of `culprit`: all ranks fail at once.
+
+        Returns the first failure in this init(), unless that is this rank's own.
+        """
+        if self.was_told:
+            return None
+        deadline = time.monotonic() + _REPORT_SECONDS
+        try:
+            self._send(pack_failure(culprit, text), deadline)
+            self.raise_failure(deadline)
+        except BootstrapError as error:
+            self.was_told = error.culprit not in (None, self._rank)
+            return error if self.was_told else None
+        return None
+
+    def raise_failure(self, deadline: float) -> None:
+        """Raises the failure that the rendezvous reports, or an error that the rendezvous is gone."""
+        self._receive(FAILED, deadline, REQUEST_LIMIT)
+
+    def report(self, event: str, text: str = "") -> None:
+        """Reports this rank's state to the launcher: an event of REPORTS, with the error's text for a
+        failure.
+
+        Always returns within seconds, and raises nothing if the launcher is gone.
+        """
+        if event not in REPORTS:
+            raise ValueError(f"there is no event {event!r}: use one of {', '.join(REPORTS)}")
+        try:
+            send_frame(self._connection, pack_report(event, text), time.monotonic() + _REPORT_SECONDS)
+        except (OSError, EOFError, BootstrapError):
+            return
+
+    def close(self) -> None:
+        """Closes this process's end; in a forked child the parent's connection stays open."""
+        with contextlib.suppress(OSError):  # the program may have closed the descriptor
+            self._connection.close()
+
+    @property
+    def has_unread(self) -> bool:
+        """Returns whether data has arrived that waiting for `fileno()` would not report."""
+        return not isinstance(self._connection, socket.socket) and self._connection.unread > 0
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def own_addresses(self) -> list[str]:
+        """Returns this machine's address on the route to the rendezvous; [] if that is on this machine."""
+        connection = self._connection
+        return source_towards(connection if isinstance(connection, socket.socket) else connection.socket)
+
+    def _send(self, payload: bytes, deadline: float) -> None:
+        try:
+            send_frame(self._connection, payload, deadline)
+        except EOFError:
+            raise BootstrapError(_GONE) from None
+
+    def _receive(self, wanted: bytes, deadline: float, limit: int) -> bytes:
+        try:
+            answer = receive_frame(self._connection, deadline, limit)
+        except EOFError:
+            raise BootstrapError(_GONE) from None
+        kind, body = answer[:1], answer[1:]
+        self.was_told |= kind in (FAILED, REFUSED, TIMED_OUT)
+        if kind == FAILED:
+            rank, text = unpack_failure(body)
+            raise BootstrapError(printable(text), rank)
+        if kind == wanted:
+            return body
+        text = printable(body.decode(errors="replace"))
+        raise BootstrapTimeout(text) if kind == TIMED_OUT else BootstrapError(text)
+
+
+def _connected(addresses: list[str], job: Job, mine: Identity, deadline: float) -> Connection:
+    def greet(connection: socket.socket) -> Conversation:
+        refuse_without_key(connection, job.key)
+        return converse(job, certified(mine, job, connection), LinkKind.STORE, Role.CONNECTS)
+
+    try:
+        return connect(addresses, greet, deadline)[0]
+    except BootstrapTimeout as error:
+        if all(map(is_unix, addresses)):
+            raise BootstrapError(f"the launcher (hvdrun) of this job is gone: {error}") from None
+        raise

@@ -1,0 +1,365 @@
+"""The server side of the rendezvous: one thread that serves all ranks and never blocks on any of them."""
+
+from __future__ import annotations
+
+import math
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import cast
+
+from sirtaki.runner.rendezvous.address import addresses_of, listen_at, split_addresses
+from sirtaki.runner.rendezvous.handshake import (
+    HANDSHAKE_SECONDS,
+    RENDEZVOUS_RANK,
+    BootstrapError,
+    Conversation,
+    HandshakeError,
+    Identity,
+    Job,
+    LinkKind,
+    Role,
+    certified,
+    converse,
+    pack_frame,
+    printable,
+    take_frame,
+)
+from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_ours
+from sirtaki.runner.rendezvous.messages import (
+    GATHER,
+    GIVE_UP,
+    JOIN,
+    NUMBER,
+    PAYLOAD_LIMIT,
+    REFUSED,
+    REPORT,
+    REPORTS,
+    REQUEST_LIMIT,
+    TEXT_LIMIT,
+    TIMED_OUT,
+    WELCOME,
+    RankEvent,
+    pack_failure,
+    pack_payloads,
+    unpack_failure,
+    unpack_report,
+)
+from sirtaki.runner.rendezvous.rendezvous_state import Answer, RendezvousState
+from sirtaki.runner.rendezvous.unauthenticated import TOO_SLOW, Complaints, UnauthenticatedConnections
+
+_BELL_BYTES = 64 * 1024
+
+
+class _Connection(HandshakeConnection):
+    """One client."""
+
+    def __init__(self, client: socket.socket, conversation: Conversation, patience_ends: float) -> None:
+        super().__init__(client, conversation, patience_ends)
+        self.joined = False
+        self.initialised = False
+        self.rounds = 0  # the number of all-gathers that it has taken part in
+        self.last_words = ""  # its report of its own end
+        self.closing = False  # close once everything is sent
+
+    def next_message(self) -> bytes | None:
+        return take_frame(self.incoming, REQUEST_LIMIT) if self.is_recognised else None
+
+
+class RendezvousServer:
+    """Serves the all-gathers of `job` until it is closed, at one address or at several (separated by commas).
+
+    Port 0 lets the operating system choose. `address` is the address for clients: of all interfaces if the
+    server listens on all, or of the named `interfaces`.
+
+    It listens from the constructor on, so that a launcher can fork its ranks before there is a thread; the
+    thread runs from `start()` to `close()`. `on_event` is called from that thread. An all-gather fails
+    `start_timeout` seconds after its first rank arrived. Raises BootstrapError if it cannot listen at
+    `address`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        job: Job,
+        start_timeout: float = 120.0,
+        on_event: Callable[[RankEvent], None] = lambda event: None,
+        interfaces: Sequence[str] = (),
+    ) -> None:
+        self.job = job
+        self._session = os.urandom(16)
+        self._on_event = on_event
+        self._rounds = RendezvousState(job.size, start_timeout)
+        self._listening = [listen_at(one, job.key) for one in split_addresses(address)]
+        reached_at = [one for listening in self._listening for one in addresses_of(listening, interfaces)]
+        self.address = ",".join(dict.fromkeys(reached_at))
+        self._strangers: UnauthenticatedConnections[_Connection] = UnauthenticatedConnections(
+            self._turn_away
+        )  # clients yet to join
+        self._complaints = Complaints(lambda text: on_event(RankEvent("refused", RENDEZVOUS_RANK, 0, text)))
+        self._ranks: dict[tuple[int, int], _Connection] = {}  # clients that have, by generation and rank
+        self._tasks: deque[Callable[[], None]] = deque()  # queued by other threads
+        self._bell, self._bell_rope = socket.socketpair()
+        self._bell.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        for listening in self._listening:
+            listening.setblocking(False)
+            self._selector.register(listening, selectors.EVENT_READ, partial(self._accept, listening))
+        self._selector.register(self._bell, selectors.EVENT_READ, self._run_tasks)
+        self._open = True
+        self._thread = threading.Thread(target=self._serve, name="sirtaki rendezvous", daemon=True)
+
+    def start(self) -> RendezvousServer:
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Ends the server; ranks that still wait are notified that the rendezvous is gone."""
+        if self._thread.is_alive():
+            self._call(self._stop)
+            self._thread.join()
+        for key in list((self._selector.get_map() or {}).values()):
+            cast(socket.socket, key.fileobj).close()
+        self._selector.close()
+        self._bell_rope.close()
+
+    def __enter__(self) -> RendezvousServer:
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def rank_ended(self, rank: int, reason: str) -> None:
+        """Records that a rank takes part in nothing any more, for example: "it has ended (exit code 0)"."""
+        self._call(lambda: self._give(self._rounds.depart(rank, math.inf, reason)))
+
+    # All methods below run on the server's thread.
+
+    def _call(self, task: Callable[[], None]) -> None:
+        self._tasks.append(task)
+        self._bell_rope.send(b"\0")
+
+    def _run_tasks(self) -> None:
+        self._bell.recv(_BELL_BYTES)
+        while self._tasks:
+            self._tasks.popleft()()
+
+    def _stop(self) -> None:
+        self._open = False
+
+    def _serve(self) -> None:
+        while self._open:
+            for key, events in self._selector.select(self._time_to_next_deadline()):
+                if isinstance(key.data, _Connection):
+                    self._serve_client(key.data, events)
+                else:
+                    key.data()
+            now = time.monotonic()
+            self._give(self._rounds.expire(now))
+            self._strangers.lose_patience(now, TOO_SLOW)
+
+    def _time_to_next_deadline(self) -> float | None:
+        moments = (self._strangers.patience_ends, self._rounds.next_deadline())
+        deadlines = [moment for moment in moments if moment is not None]
+        return max(min(deadlines) - time.monotonic(), 0) if deadlines else None
+
+    def _accept(self, listening: socket.socket) -> None:
+        client = self._strangers.accept(listening)
+        if client is None:
+            return
+        if listening.family == socket.AF_UNIX and not is_ours(client):
+            client.close()
+            return
+        mine = certified(Identity(RENDEZVOUS_RANK), self.job, client)
+        conversation = converse(self.job, mine, LinkKind.STORE, Role.ACCEPTS)
+        connection = _Connection(client, conversation, time.monotonic() + HANDSHAKE_SECONDS)
+        self._strangers.add(connection)
+        self._selector.register(client, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
+
+    def _serve_client(self, connection: _Connection, events: int) -> None:
+        if connection.socket.fileno() < 0:  # closed by an earlier event
+            return
+        try:
+            alive = True
+            if events & selectors.EVENT_READ and not connection.closing:
+                alive = connection.receive()
+                while alive and connection.has_unread:
+                    unread = len(connection.incoming)
+                    alive = connection.receive()
+                    if len(connection.incoming) == unread:  # an incomplete TLS record
+                        break
+                connection.recognise()
+                while not connection.closing and (message := connection.next_message()) is not None:
+                    self._handle(connection, message)
+            if not alive:
+                self._drop(connection)
+            else:
+                self._flush(connection)
+        except HandshakeError as error:
+            connection.send_hello_to_refused()
+            self._turn_away(connection, str(error))
+        except OSError:
+            self._drop(connection)
+
+    def _flush(self, connection: _Connection) -> None:
+        connection.send()
+        if connection.closing and not connection.outgoing:
+            self._drop(connection)
+            return
+        self._selector.modify(connection.socket, connection.interest, connection)
+
+    def _handle(self, connection: _Connection, message: bytes) -> None:
+        kind, body = message[:1], message[1:]
+        try:
+            if kind == JOIN and not connection.joined and len(body) == NUMBER.size:
+                self._join(connection, NUMBER.unpack(body)[0])
+            elif (
+                kind == GATHER
+                and connection.joined
+                and NUMBER.size <= len(body) <= NUMBER.size + PAYLOAD_LIMIT
+            ):
+                self._gather(connection, NUMBER.unpack_from(body)[0], body[NUMBER.size :])
+            elif kind == REPORT and connection.joined:
+                self._note_report(connection, *unpack_report(body))
+            elif kind == GIVE_UP and connection.joined:
+                self._note_failure(connection, *unpack_failure(body))
+            else:
+                raise BootstrapError("the rendezvous does not understand this message")
+        except BootstrapError as error:
+            self._refuse(connection, str(error))
+
+    def _join(self, connection: _Connection, size: int) -> None:
+        rank, generation = _who(connection)
+        if size != self.job.size:
+            raise BootstrapError(
+                f"rank {rank} says that the job has {size} ranks, but it has {self.job.size}"
+            )
+        if not 0 <= rank < size:
+            raise BootstrapError(
+                f"there is no rank {rank} in a job of {size} ranks: they are 0 to {size - 1}"
+            )
+        if (generation, rank) in self._ranks:
+            raise BootstrapError(
+                f"two processes claim to be rank {rank}: give each process a rank of its own"
+            )
+        connection.joined = True
+        self._strangers.discard(connection)
+        self._ranks[generation, rank] = connection
+        connection.outgoing += pack_frame(WELCOME + self._session)
+
+    def _gather(self, connection: _Connection, number: int, payload: bytes) -> None:
+        rank, generation = _who(connection)
+        if number != connection.rounds:
+            raise BootstrapError(
+                f"two processes claim to be rank {rank}: give each process a rank of its own"
+                if number < connection.rounds
+                else "the rendezvous does not understand this message"
+            )
+        connection.rounds += 1
+        answers = self._rounds.contribute((generation, number), rank, payload, time.monotonic())
+        if number == 0:
+            self._on_event(RankEvent("arrived", rank, generation))
+        self._give(answers)
+
+    def _note_report(self, connection: _Connection, event: str, text: str) -> None:
+        if event not in REPORTS:
+            raise BootstrapError("the rendezvous does not know this event")
+        rank, generation = _who(connection)
+        connection.initialised = True
+        if event == "finished":
+            connection.last_words = "has finished"
+        elif event != "initialised":
+            connection.last_words = f"gave up: {printable(text, 500)}"
+        self._on_event(RankEvent(event, rank, generation, printable(text, TEXT_LIMIT)))
+
+    def _note_failure(self, connection: _Connection, culprit: int, text: str) -> None:
+        """Handles a rank's report that it cannot join; at fault is itself, or a peer that it has lost."""
+        rank, generation = _who(connection)
+        text = printable(text, TEXT_LIMIT)
+        if not 0 <= culprit < self.job.size:
+            raise BootstrapError(f"there is no rank {culprit} in this job")
+        if culprit == rank:
+            text = f"rank {rank} could not link to the others: {text}"
+        if not self._rounds.has_failed(generation):
+            self._on_event(RankEvent("overdue", culprit, generation, text, (culprit,)))
+        self._fail_generation(generation, culprit, text)
+
+    def _fail_generation(self, generation: int, culprit: int, text: str) -> None:
+        """Notifies all ranks in this init(), whether they wait in an all-gather or for each other."""
+        if not self._rounds.give_up(generation, text):
+            return
+        message = pack_frame(pack_failure(culprit, text))
+        for connection in [one for (other, _), one in self._ranks.items() if other == generation]:
+            if not connection.initialised:
+                connection.outgoing += message
+                self._flush_or_drop(connection)
+
+    def _give(self, answers: list[Answer]) -> None:
+        for answer in answers:
+            generation = answer.key[0]
+            if answer.missing:
+                kind = "overdue" if answer.timed_out else "departed"
+                self._on_event(RankEvent(kind, answer.missing[0], generation, answer.error, answer.missing))
+            for rank in answer.waiting:
+                if connection := self._ranks.get((generation, rank)):
+                    connection.outgoing += pack_frame(_message_of(answer))
+                    self._flush_or_drop(connection)
+
+    def _flush_or_drop(self, connection: _Connection) -> None:
+        try:
+            self._flush(connection)
+        except OSError:
+            self._drop(connection)
+
+    def _refuse(self, connection: _Connection, reason: str) -> None:
+        """Ends the connection of an authenticated peer, and sends it the reason."""
+        connection.outgoing += pack_frame(REFUSED + reason.encode())
+        connection.closing = True
+        self._report_refusal(connection, reason)
+
+    def _turn_away(self, connection: _Connection, reason: str) -> None:
+        """Ends a connection without an answer. A client rejected because of a crowd may retry: see `dial`."""
+        self._drop(connection)
+        text = f"{reason} (it came from {connection.origin})"
+        if connection.peer is None:
+            self._complaints.add(text)
+        else:
+            self._report_refusal(connection, text)
+
+    def _report_refusal(self, connection: _Connection, reason: str) -> None:
+        peer = connection.peer or Identity(RENDEZVOUS_RANK)
+        self._on_event(RankEvent("refused", peer.rank, peer.generation, reason))
+
+    def _drop(self, connection: _Connection) -> None:
+        if connection.socket.fileno() < 0:
+            return
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        self._strangers.discard(connection)
+        if connection.joined:
+            rank, generation = _who(connection)
+            del self._ranks[generation, rank]
+            if connection.initialised and not connection.last_words:
+                self._on_event(RankEvent("disconnected", rank, generation))
+            reason = connection.last_words or "has gone (its process ended, or its init failed)"
+            self._give(self._rounds.depart(rank, generation, reason))
+            if not connection.initialised and connection.rounds:
+                self._fail_generation(generation, rank, f"rank {rank} {reason}")
+
+
+def _who(connection: _Connection) -> tuple[int, int]:
+    peer = connection.peer
+    if peer is None:
+        raise BootstrapError("it has not proved who it is")
+    return peer.rank, peer.generation
+
+
+def _message_of(answer: Answer) -> bytes:
+    if answer.error:
+        return (TIMED_OUT if answer.timed_out else REFUSED) + answer.error.encode()
+    return pack_payloads(answer.payloads)

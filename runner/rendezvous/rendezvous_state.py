@@ -1,0 +1,126 @@
+"""All-gathers among ranks that arrive in any order: tracks payloads, waiting ranks, and ranks that are gone.
+
+This module only decides; `rendezvous_server` communicates. An all-gather is identified by its key:
+(generation, round), where the generation counts the init() calls of each process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sirtaki.runner.rendezvous.handshake import BootstrapError
+
+RoundKey = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of one all-gather, for the ranks that wait in it: all payloads; or an error, and the
+    missing ranks that caused it.
+    """
+
+    key: RoundKey
+    waiting: tuple[int, ...]
+    payloads: tuple[bytes, ...] = ()
+    error: str = ""
+    timed_out: bool = False
+    missing: tuple[int, ...] = ()
+
+
+@dataclass
+class _Round:
+    deadline: float
+    payloads: dict[int, bytes] = field(default_factory=dict)
+
+
+class RendezvousState:
+    """The all-gathers of `size` ranks; each has to complete within `timeout` seconds of its first rank."""
+
+    def __init__(self, size: int, timeout: float) -> None:
+        self._size = size
+        self._timeout = timeout
+        self._open: dict[RoundKey, _Round] = {}
+        self._gone: dict[int, tuple[float, str]] = {}  # rank: absent up to this generation, and why
+        self._failed: dict[int, str] = {}  # generation: the reason of its failure
+
+    def contribute(self, key: RoundKey, rank: int, payload: bytes, now: float) -> list[Answer]:
+        """Takes a rank's payload; returns answers if the all-gather is now complete or can no longer
+        complete.
+
+        Raises BootstrapError if the rank has already contributed.
+        """
+        generation = key[0]
+        if generation in self._failed:
+            return [Answer(key, (rank,), error=f"the other ranks gave up before: {self._failed[generation]}")]
+        this = self._open.setdefault(key, _Round(now + self._timeout))
+        if rank in this.payloads:
+            raise BootstrapError(
+                f"two processes claim to be rank {rank}: give each process a rank of its own"
+            )
+        this.payloads[rank] = payload
+        if len(this.payloads) == self._size:
+            del self._open[key]
+            ranks = tuple(range(self._size))
+            return [Answer(key, ranks, tuple(this.payloads[r] for r in ranks))]
+        return self._fail_without_the_gone()
+
+    def depart(self, rank: int, up_to_generation: float, reason: str) -> list[Answer]:
+        """Records that a rank no longer takes part, and answers the ranks that wait for it."""
+        if up_to_generation > self._gone.get(rank, (-1.0, ""))[0]:
+            self._gone[rank] = (up_to_generation, reason)
+        return self._fail_without_the_gone()
+
+    def has_failed(self, generation: int) -> bool:
+        """Returns whether a generation has ended without all ranks."""
+        return generation in self._failed
+
+    def give_up(self, generation: int, error: str) -> bool:
+        """Ends a generation: its all-gathers have failed. Returns False if it had failed before."""
+        if generation in self._failed:
+            return False
+        self._failed[generation] = error
+        self._open = {key: this for key, this in self._open.items() if key[0] != generation}
+        return True
+
+    def expire(self, now: float) -> list[Answer]:
+        """Answers the ranks that have waited too long."""
+        late = [key for key, this in self._open.items() if this.deadline <= now]
+        return [self._expire(key) for key in late]
+
+    def next_deadline(self) -> float | None:
+        return min((this.deadline for this in self._open.values()), default=None)
+
+    def _expire(self, key: RoundKey) -> Answer:
+        error = f"{self._who_is_here(key)} ({self._timeout:g} s after the first)"
+        return self._fail(key, error, self._missing(key), timed_out=True)
+
+    def _fail_without_the_gone(self) -> list[Answer]:
+        answers = []
+        for key in list(self._open):
+            gone = tuple(rank for rank in self._missing(key) if self._gone.get(rank, (-1.0, ""))[0] >= key[0])
+            if gone:
+                error = f"{self._who_is_here(key)}, but rank {gone[0]} {self._gone[gone[0]][1]}"
+                answers.append(self._fail(key, error, gone))
+        return answers
+
+    def _fail(self, key: RoundKey, error: str, missing: tuple[int, ...], timed_out: bool = False) -> Answer:
+        waiting = tuple(self._open.pop(key).payloads)
+        self._failed[key[0]] = error
+        return Answer(key, waiting, error=error, timed_out=timed_out, missing=missing)
+
+    def _missing(self, key: RoundKey) -> tuple[int, ...]:
+        return tuple(rank for rank in range(self._size) if rank not in self._open[key].payloads)
+
+    def _who_is_here(self, key: RoundKey) -> str:
+        missing = self._missing(key)
+        here = self._size - len(missing)
+        return f"{here} of {self._size} ranks are here; waiting for {name_ranks(missing)}"
+
+
+def name_ranks(ranks: tuple[int, ...], limit: int = 8) -> str:
+    """Formats "rank 1", "ranks 1 and 3", "ranks 1, 2, 3 and 60 more"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > limit:
+        return f"ranks {', '.join(map(str, ranks[: limit - 1]))} and {len(ranks) - limit + 1} more"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -1,0 +1,44 @@
+"""Every body about Keras, on each backend, with ranks as processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from unittest import mock
+
+import pytest
+
+pytest.importorskip("torch")
+with mock.patch.dict(os.environ, KERAS_BACKEND="torch"):  # here the cases are only counted
+    pytest.importorskip("keras")
+
+    from cases import KERAS_MODULES, Case, cases_for
+
+    CASES = cases_for(2, KERAS_MODULES)
+
+# Code that is the same on every backend is tested on two of them. JAX compiles each eager operation.
+ON_JAX = (
+    "keras_callbacks.a_learning_rate",
+    "keras_callbacks.the_same_start",
+    "keras_gradients.averaged",
+    "keras_gradients.accumulated",
+    "keras_gradients.what_nobody_has",
+    "keras_loss_scale.an_overflow_on_one_rank[by Keras]",
+    "keras_training.compiled_fit",
+)
+
+
+@pytest.mark.parametrize(
+    ("backend", "case"),
+    [
+        pytest.param(backend, case, id=f"{backend}-{case.name}")
+        for backend in ("jax", "tensorflow", "torch")
+        for case in CASES
+        if backend != "jax" or case.name.startswith(ON_JAX)
+    ],
+)
+def test_as_processes(backend: str, case: Case, run_case_in_keras: Callable[[str, int, str], None]) -> None:
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"there is no {backend} here")
+    run_case_in_keras(backend, 2, case.name)

@@ -1,0 +1,122 @@
+"""The code of every rank in a test, written once; run as threads (inproc) and under hvdrun (process).
+
+A body is a function without arguments. It runs on every rank, after init, and raises if anything is wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Body = Callable[[], None]
+
+MODULES = (
+    "adasum",
+    "collectives",
+    "handles",
+    "joining",
+    "mistakes",
+    "objects",
+    "observing",
+    "process_sets",
+    "scattering",
+)
+TORCH_MODULES = (
+    "torch_autograd",
+    "torch_collectives",
+    "torch_consistency",
+    "torch_data",
+    "torch_failed_passes",
+    "torch_matrix",
+    "torch_mistakes",
+    "torch_more_collectives",
+    "torch_nested",
+    "torch_optimizer",
+    "torch_passes",
+    "torch_sampler",
+    "torch_some_ranks",
+    "torch_sparse",
+    "torch_state",
+    "torch_sync_batch_norm",
+    "torch_training",
+)
+TENSORFLOW_MODULES = (
+    "tensorflow_collectives",
+    "tensorflow_consistency",
+    "tensorflow_functions",
+    "tensorflow_gradients",
+    "tensorflow_mistakes",
+    "tensorflow_sessions",
+    "tensorflow_training",
+    "tensorflow_xla",
+)
+KERAS_MODULES = (  # on the backend that KERAS_BACKEND names
+    "keras_callbacks",
+    "keras_consistency",
+    "keras_data",
+    "keras_gradients",
+    "keras_loss_scale",
+    "keras_mistakes",
+    "keras_saving",
+    "keras_training",
+    "keras_values",
+)
+JAX_MODULES = (
+    "jax_collectives",
+    "jax_consistency",
+    "jax_mistakes",
+    "jax_programs",
+    "jax_training",
+    "jax_transforms",
+)
+GPU_MODULES = ("torch_gpu",)  # also run without a GPU: the fake libraries provide some
+
+
+@dataclass(frozen=True)
+class Case:
+    """One body, and the smallest number of ranks for which it is meaningful."""
+
+    name: str
+    body: Body
+    least: int = 1
+
+
+_cases: dict[str, Case] = {}
+
+
+def case(least: int = 1, **variants: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Registers a body; with one keyword (a sequence of values), registers one case for each value."""
+
+    def register(body: Callable[..., None]) -> Callable[..., None]:
+        module = body.__module__.rpartition(".")[2]
+        if not variants:
+            _add(Case(f"{module}.{body.__name__}", body, least))
+        for argument, values in variants.items():
+            for value in values:  # type: ignore[attr-defined]
+                _add(Case(f"{module}.{body.__name__}[{value}]", _bound(body, argument, value), least))
+        return body
+
+    return register
+
+
+def _bound(body: Callable[..., None], argument: str, value: object) -> Body:
+    return lambda: body(**{argument: value})
+
+
+def _add(new: Case) -> None:
+    assert new.name not in _cases, f"two cases are called {new.name}"
+    _cases[new.name] = new
+
+
+def cases_for(size: int, modules: tuple[str, ...] = MODULES) -> list[Case]:
+    """Returns the cases of these modules that are meaningful for `size` ranks."""
+    for module in modules:
+        importlib.import_module(f"cases.{module}")
+    return [case for case in _cases.values() if case.least <= size and case.name.partition(".")[0] in modules]
+
+
+def find(name: str) -> Case:
+    """Returns the case of this name."""
+    importlib.import_module(f"cases.{name.partition('.')[0]}")
+    return _cases[name]

@@ -1,0 +1,91 @@
+"""Parameters and states that differ between ranks, and equal batches: detected outside jit, or on request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import sirtaki.jax as hvd
+from cases import case
+from cases.differing import differ, hints_of
+
+
+def loss(params: Any, batch: Any) -> Any:
+    return ((params["w"] * batch).sum() + params["b"]) ** 2
+
+
+class Training:
+    """A training loop outside jit."""
+
+    def __init__(self, seed: float) -> None:
+        self.params = {"w": jnp.ones(3) + seed, "b": jnp.zeros(())}
+        self.optimizer = hvd.DistributedOptimizer(optax.sgd(0.01, momentum=0.9))
+        self.state = self.optimizer.init(self.params)
+
+    def step(self, batch: float) -> None:
+        gradients = jax.grad(loss)(self.params, jnp.full(3, batch))
+        updates, self.state = self.optimizer.update(gradients, self.state, self.params)
+        self.params = optax.apply_updates(self.params, updates)
+
+
+@case(least=2)
+def a_forgotten_broadcast() -> None:
+    training = Training(hvd.rank())
+    training.step(1.0 + hvd.rank())
+    differ(
+        lambda: training.step(1.0 + hvd.rank()),
+        r"\['params'\]\['w'\]. on rank 1 \(pid \d+ on \S+\) is not as on rank 0 ",
+        r"call params = hvd\.broadcast_parameters\(params, root_rank=0\)",
+    )
+    differ(lambda: hvd.check_parameters(training.params), r"\['w'\]. on rank 1")
+    training.params = hvd.broadcast_parameters(training.params)
+    hvd.check_parameters(training.params)
+    training.step(1.0 + hvd.rank())
+
+
+@case(least=2)
+def a_state_that_was_not_broadcast() -> None:
+    """Only one rank has loaded the momenta of a checkpoint."""
+    training = Training(0.0)
+    training.step(1.0 + hvd.rank())
+    training.state = jax.tree.map(lambda one: one + hvd.rank(), training.state)
+    differ(lambda: training.step(1.0 + hvd.rank()), r"\['state'\].*trace.*\['w'\]. on rank 1")
+
+
+@case(least=2)
+def equal_batches() -> None:
+    def train(batch: float) -> None:
+        training = Training(0.0)
+        for _ in range(3):
+            training.step(batch)
+
+    told = hints_of(lambda: train(1.0))
+    assert len(told) == 1
+    assert "have computed the same gradients" in told[0]
+    assert hints_of(lambda: train(1.0 + hvd.rank())) == []
+
+
+@case(least=2)
+def compiled_programs_compare_nothing() -> None:
+    training = Training(hvd.rank())
+
+    @jax.jit
+    def update(gradients: Any, state: Any, params: Any) -> Any:
+        return training.optimizer.update(gradients, state, params)
+
+    for _ in range(3):
+        update(training.params, training.state, training.params)
+    differ(lambda: hvd.check_parameters(training.params), r"\['w'\]. on rank 1")
+
+
+@case()
+def keys_and_functions_in_a_tree() -> None:
+    tree = {"key": jax.random.key(hvd.rank()), "f": jnp.tanh, "n": 3, "half": jnp.ones(2, jnp.bfloat16)}
+    hvd.check_parameters({name: tree[name] for name in ("f", "n", "half")})
+    if hvd.size() > 1:
+        with pytest.raises(hvd.ParametersDifferError, match=r"\['key'\]. on rank 1"):
+            hvd.check_parameters(tree)

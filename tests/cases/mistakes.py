@@ -1,0 +1,240 @@
+"""User mistakes: each has its exception, whose text names the remedy, and leaves the world working."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sirtaki.numpy as hvd
+from cases import case
+from sirtaki.bindings.errors import HorovodInternalError, MismatchError, UnsupportedError
+
+
+def still_works() -> None:
+    assert hvd.allreduce(1.0, op=hvd.Sum) == hvd.size()
+
+
+def ranks_disagree(call: Callable[[], Any], *words: str) -> None:
+    """Checks that all ranks get the same MismatchError with these words; and the next operation works."""
+    with pytest.raises(MismatchError) as caught:
+        call()
+    text = str(caught.value)
+    for word in ("rank", *words):
+        assert word in text, f"{word!r} is not in {text!r}"
+    texts = hvd.allgather_object(text)
+    assert len(set(texts)) == 1, texts
+    still_works()
+
+
+@case(least=2)
+def shapes_differ() -> None:
+    mine = np.ones((2, 3 + hvd.rank() % 2), np.float32)
+    ranks_disagree(lambda: hvd.allreduce(mine, name="weights"), "weights", "[2, 3]", "[2, 4]")
+
+
+@case(least=2)
+def numbers_of_dimensions_differ() -> None:
+    mine = np.ones((4,) if hvd.rank() else (2, 2), np.float32)
+    ranks_disagree(lambda: hvd.allreduce(mine, name="weights"), "[4]", "[2, 2]")
+
+
+@case(least=2)
+def dtypes_differ() -> None:
+    mine = np.ones(3, np.float64 if hvd.rank() else np.float32)
+    ranks_disagree(lambda: hvd.allreduce(mine, name="weights"), "weights", "float32", "float64")
+
+
+@case(least=2)
+def ops_differ() -> None:
+    op = hvd.Max if hvd.rank() else hvd.Sum
+    ranks_disagree(lambda: hvd.allreduce(np.ones(3), op=op, name="loss"), "loss", "sum", "max")
+
+
+@case(least=2)
+def factors_differ() -> None:
+    factor = 2.0 if hvd.rank() else 1.0
+    ranks_disagree(lambda: hvd.allreduce(np.ones(3), prescale_factor=factor, name="loss"), "loss")
+
+
+@case(least=2)
+def roots_differ() -> None:
+    ranks_disagree(lambda: hvd.broadcast(np.ones(3), hvd.rank() % 2, name="start"), "start", "root")
+
+
+@case(least=2)
+def kinds_differ() -> None:
+    def call() -> None:
+        if hvd.rank() == 0:
+            hvd.allreduce(np.ones(3), name="thing")
+        else:
+            hvd.broadcast(np.ones(3), 0, name="thing")
+
+    ranks_disagree(call, "thing")
+
+
+@case(least=2)
+def memory_orders_differ() -> None:
+    mine = np.ones((3, 4), order="F" if hvd.rank() else "C")
+    ranks_disagree(lambda: hvd.allreduce(mine, name="weights"), "weights")
+
+
+@case(least=2)
+def gathered_shapes_differ_beyond_dimension_0() -> None:
+    mine = np.ones((hvd.rank(), 2 + hvd.rank() % 2))
+    ranks_disagree(lambda: hvd.allgather(mine, name="rows"), "rows")
+
+
+@case(least=2)
+def a_mistake_after_many_good_steps_is_found() -> None:
+    for _ in range(5):
+        hvd.allreduce(np.ones(4), name="cached")
+    ranks_disagree(lambda: hvd.allreduce(np.ones(4 + hvd.rank() % 2), name="cached"), "cached", "[4]", "[5]")
+    hvd.allreduce(np.ones(4), name="cached")
+
+
+def refused(call: Callable[[], Any], *words: str, kind: type[Exception] = ValueError) -> None:
+    """Checks that this rank gets an error of this kind at once, with these words, and nothing is queued."""
+    with pytest.raises(kind) as caught:
+        call()
+    assert not isinstance(caught.value, HorovodInternalError)
+    for word in words:
+        assert word in str(caught.value), f"{word!r} is not in {str(caught.value)!r}"
+    still_works()
+
+
+@case()
+def op_and_average_together() -> None:
+    refused(lambda: hvd.allreduce(1.0, average=True, op=hvd.Sum), "average")
+
+
+@case()
+def unknown_op() -> None:
+    refused(lambda: hvd.allreduce(1.0, op=6), "Sum")
+    refused(lambda: hvd.allreduce(1.0, op="sum"), "op is 'sum'", "say op=hvd.Sum")
+    refused(lambda: hvd.allreduce(1.0, op=True), "op is True")
+    refused(lambda: hvd.allreduce(1.0, "mean"), "average is 'mean'", "say op=hvd.Average")
+    refused(lambda: hvd.allreduce(1.0, "loss"), "name='loss'")
+    refused(lambda: hvd.allreduce(1.0, hvd.Sum), "average is 1", "op=hvd.Sum")
+    refused(lambda: hvd.grouped_allreduce([1.0], "sum"), "say op=hvd.Sum")
+    refused(lambda: hvd.allreduce(1.0, name=hvd.Sum), "name is 1")
+    refused(lambda: hvd.reducescatter(np.ones(4), op="max"), "say op=hvd.Max")
+
+
+@case(least=2)
+def a_name_that_is_already_in_flight() -> None:
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="twice")
+        with pytest.raises(ValueError, match="twice"):
+            hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="twice")
+        hvd.barrier()
+    else:
+        hvd.barrier()
+        handle = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="twice")
+    assert (handle.wait() == hvd.size()).all()
+    still_works()
+
+
+@case(least=2)
+def memory_that_is_already_in_flight() -> None:
+    mine = np.ones(3)
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async_(mine, op=hvd.Sum, name="first")
+        with pytest.raises(ValueError, match=r"'second' would use memory of 'first', .* pass a copy"):
+            hvd.allreduce_async_(mine, op=hvd.Sum, name="second")
+        hvd.barrier()
+    else:
+        hvd.barrier()
+        handle = hvd.allreduce_async_(mine, op=hvd.Sum, name="first")
+    assert (handle.wait() == hvd.size()).all()
+    still_works()
+
+
+@case(least=2)
+def an_asynchronous_call_is_named_with_its_line() -> None:
+    """This holds without a name, too: the waiting line does not identify one of many calls."""
+    handle = hvd.reducescatter_async(np.ones((2 + hvd.rank(), 2)))
+    with pytest.raises(MismatchError) as caught:
+        handle.wait()
+    place = r"in an_asynchronous_call_is_named_with_its_line\(\) at mistakes\.py:\d+"
+    assert re.search(rf"'unnamed reduce-scatter \d+'.*\(this rank started it {place}\)$", str(caught.value))
+    line = int(str(caught.value).rpartition(":")[2].rstrip(")"))
+    assert "reducescatter_async(" in Path(__file__).read_text().splitlines()[line - 1]
+    still_works()
+
+
+@case(name=["", "x" * 1025, "a\0b", "line\nbreak"])
+def names_that_are_none(name: str) -> None:
+    refused(lambda: hvd.allreduce(1.0, name=name), "name")
+
+
+@case()
+def long_and_foreign_names_work() -> None:
+    for name in ("x" * 1024, "Größe der Gewichte ∑", "ü" * 512):
+        assert hvd.allreduce(1.0, op=hvd.Sum, name=name) == hvd.size()
+
+
+@case(root=[-1, 4, 1 << 20])
+def roots_that_are_none(root: int) -> None:
+    refused(lambda: hvd.broadcast(np.ones(3), root), "root")
+
+
+@case(factor=[float("nan"), float("inf"), float("-inf")])
+def factors_that_are_no_numbers(factor: float) -> None:
+    refused(lambda: hvd.allreduce(1.0, prescale_factor=factor), "scale")
+    refused(lambda: hvd.allreduce(1.0, postscale_factor=factor), "scale")
+
+
+@case(least=2)
+def memory_that_is_written_twice() -> None:
+    whole = np.ones(100)
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async_(whole[:60], op=hvd.Sum, name="left")
+        with pytest.raises(ValueError, match="right"):
+            hvd.allreduce_async_(whole[40:], op=hvd.Sum, name="right")
+        hvd.barrier()
+    else:
+        hvd.barrier()
+        handle = hvd.allreduce_async_(whole[:60], op=hvd.Sum, name="left")
+    handle.wait()
+    still_works()
+
+
+@case()
+def dtypes_that_cannot_be_exchanged() -> None:
+    for array in (
+        np.array(["text"]),
+        np.array([object()]),
+        np.array([1], ">i4"),
+        np.array(["2026"], "M8[Y]"),
+    ):
+        refused(lambda array=array: hvd.broadcast(array, 0), str(array.dtype), kind=UnsupportedError)
+
+
+@case()
+def dtypes_that_cannot_be_reduced() -> None:
+    for dtype, op in ((np.bool_, hvd.Sum), (np.complex64, hvd.Max), (np.int32, hvd.Adasum)):
+        refused(lambda dtype=dtype, op=op: hvd.allreduce(np.ones(3, dtype), op=op), np.dtype(dtype).name)
+
+
+@case()
+def read_only_arrays_and_things_that_are_no_arrays_in_place() -> None:
+    array = np.ones(3)
+    array.flags.writeable = False
+    refused(lambda: hvd.allreduce_(array), "read-only")
+    refused(lambda: hvd.allreduce_([1.0]), "list", kind=TypeError)
+    hvd.allreduce(array)
+
+
+@case()
+def too_many_dimensions() -> None:
+    refused(lambda: hvd.allreduce(np.ones((1,) * 17)), "16 dimensions")
+
+
+@case()
+def gathering_a_scalar() -> None:
+    refused(lambda: hvd.allgather(np.float32(1.0)), "dimension")

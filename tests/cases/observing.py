@@ -1,0 +1,130 @@
+"""A rank's own records: statistics and timelines."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from timelines import read_trace, slices_named
+
+import sirtaki.numpy as hvd
+from cases import case
+
+
+@case()
+def statistics_count_what_was_done() -> None:
+    before = hvd.stats()
+    assert (before["rank"], before["size"]) == (hvd.rank(), hvd.size())
+    for _ in range(3):
+        hvd.allreduce(np.ones(1000, np.float32), name="gradient")
+    hvd.broadcast(np.ones(10, np.float64), 0, name="weights")
+    hvd.barrier()
+    after = hvd.stats()
+    assert after["operations"] - before["operations"] == 5
+    assert after["plans"] - before["plans"] == 5
+    assert after["bytes"] - before["bytes"] == 3 * 4000 + 80
+    assert after["cache_hits"] - before["cache_hits"] == 2
+    assert after["cache_misses"] - before["cache_misses"] == 3
+    assert after["failed"] == before["failed"]
+    assert after["tensors_per_plan"] == {"mean": 1.0, "max": 1}
+
+
+@case()
+def statistics_count_what_was_fused() -> None:
+    handles = [hvd.allreduce_async(np.ones(5), name=f"gradient {index}") for index in range(20)]
+    for handle in handles:
+        handle.wait()
+    counted = hvd.stats()
+    assert counted["operations"] == 20
+    assert 1 <= counted["plans"] <= 20
+    assert counted["tensors_per_plan"]["mean"] == 20 / counted["plans"]
+    assert counted["tensors_per_plan"]["max"] >= 20 / counted["plans"]
+
+
+@case(least=2)
+def statistics_count_failures() -> None:
+    with pytest.raises(hvd.MismatchError):
+        hvd.allreduce(np.ones(hvd.rank() + 1), name="uneven")
+    assert hvd.stats()["failed"] == 1
+
+
+@case(least=2)
+def statistics_name_the_late_rank_on_all_ranks() -> None:
+    late, pause = hvd.size() - 1, 0.6
+    for _ in range(2):
+        hvd.barrier()
+        if hvd.rank() == late:
+            time.sleep(pause)
+        hvd.allreduce(1.0, name="loss")
+    counted = hvd.stats()
+    lateness = hvd.allgather_object(counted["lateness"])
+    assert all(told == lateness[0] for told in lateness)
+    assert len(lateness[0]) == hvd.size()
+    assert lateness[0][late]["times"] >= 2
+    assert lateness[0][late]["max_seconds"] > pause / 2
+    assert 0 < lateness[0][late]["mean_seconds"] <= lateness[0][late]["max_seconds"]
+    if hvd.rank() != late:
+        assert counted["waiting_seconds"] > pause
+
+
+@case()
+def statistics_measure_the_bandwidth_of_what_moved() -> None:
+    hvd.allreduce(np.ones(1 << 20, np.float32), name="weights")
+    counted = hvd.stats()
+    assert counted["moving_seconds"] >= 0
+    assert (counted["busbw"] > 0) == (hvd.size() > 1 and counted["moving_seconds"] > 0)
+
+
+@case()
+def a_timeline_shows_what_was_done_between_start_and_stop() -> None:
+    hvd.stop_timeline()  # has no effect yet
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "timeline.json"
+        mine = path if hvd.rank() == 0 else path.with_name(f"timeline.json.rank{hvd.rank()}")
+        hvd.allreduce(np.ones(10), name="before")
+        hvd.start_timeline(path, mark_cycles=True)
+        for _ in range(3):
+            hvd.allreduce(np.ones(300_000, np.float32), name="gradient")
+        hvd.allreduce(np.ones(10), name="bias")
+        hvd.barrier()
+        hvd.stop_timeline()
+        hvd.allreduce(np.ones(10), name="after")
+        events = read_trace(mine)
+    names = slices_named(events, "gradient")
+    assert names.count("all-reduce") == 3
+    assert names[:2] == ["all-reduce", "NEGOTIATE"]
+    if hvd.size() > 1:
+        assert names.count("TRANSFER") == names.count("UNPACK") == 3
+        assert names.count("PACK") in (0, 3)  # a socket sends large tensors directly from their memory
+        assert slices_named(events, "bias") == ["all-reduce", "NEGOTIATE", "PACK", "TRANSFER", "UNPACK"]
+    assert not slices_named(events, "before") + slices_named(events, "after")
+    assert sum(event["name"] == "DECISION" for event in events) >= 4
+    assert {event["pid"] for event in events} == {hvd.rank()}
+    (first, *_) = [event for event in events if event["name"] == "all-reduce"]
+    assert (first["args"]["bytes"], first["args"]["status"]) == (1_200_000, "ok")
+
+
+@case()
+def a_second_timeline_ends_the_first() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / name for name in ("first", "second")]
+        for path in paths:
+            hvd.start_timeline(path)
+            hvd.allreduce(np.ones(10), name=path.name)
+        hvd.stop_timeline()
+        hvd.stop_timeline()
+        suffix = f".rank{hvd.rank()}" if hvd.rank() else ""
+        for path in paths:
+            events = read_trace(path.with_name(path.name + suffix))
+            assert slices_named(events, path.name)[0] == "all-reduce"
+            assert not any(event["name"] == "DECISION" for event in events)
+
+
+@case()
+def a_timeline_that_cannot_be_written_is_refused() -> None:
+    with pytest.raises(OSError, match=r"/no/such/folder/x.*No such file"):
+        hvd.start_timeline("/no/such/folder/x")
+    hvd.allreduce(1.0)

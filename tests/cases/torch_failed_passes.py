@@ -1,0 +1,147 @@
+"""Backward passes that raise: on all ranks, on one, held back, given up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sirtaki.torch as hvd
+from cases import case
+from cases.torch_models import (
+    assert_alike,
+    assert_same_on_all_ranks,
+    batch,
+    distributed,
+    leaving_early,
+    loss_of,
+    network,
+    own_loss,
+    sgd,
+    train,
+    whole_loss,
+)
+from cases.torch_passes import run_passes, sum_of_two_passes
+
+
+class Boom(torch.autograd.Function):
+    """A function that raises in the backward pass."""
+
+    @staticmethod
+    def forward(_: Any, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        raise ArithmeticError("boom")
+
+
+def failing(model: nn.Sequential) -> Callable[[Tensor], Tensor]:
+    """Returns the model with a backward pass that raises when half of the gradients are ready."""
+    return lambda inputs: model[2:](Boom.apply(model[:2](inputs)))
+
+
+def failing_loss(model: nn.Sequential, step: int) -> Tensor:
+    return own_loss(failing(model), step)
+
+
+@case(width=[5, 600])
+def a_pass_that_raises_on_all_ranks(width: int) -> None:
+    """The pass may have begun to send: a round is then open."""
+    model, plain = network(width=width), network(width=width)
+    optimizer = leaving_early(distributed(model))
+    for step in range(4):
+        if step != 3:
+            optimizer.zero_grad()
+        if step in (1, 2):
+            with pytest.raises(ArithmeticError, match="boom"):
+                failing_loss(model, step).backward()
+            if step == 2:
+                nn.Module.zero_grad(model)  # the optimizer does not see this
+            continue
+        own_loss(model, step).backward()
+        optimizer.step()
+    optimizer = sgd(plain)
+    for step in (0, 3):
+        train(plain, optimizer, lambda model, _, step=step: whole_loss(model, step), steps=1)
+    assert_alike(model, plain)
+
+
+@case(width=[5, 600])
+def a_pass_that_raises_on_one_rank(width: int) -> None:
+    """That rank takes part in the round with the gradients that it has, and then steps like the others."""
+    model = network(width=width)
+    optimizer = leaving_early(distributed(model))
+    for step in range(4):
+        optimizer.zero_grad()
+        if step == 2 and hvd.rank() == hvd.size() - 1:
+            with pytest.raises(ArithmeticError):
+                failing_loss(model, step).backward()
+        else:
+            own_loss(model, step).backward()
+        optimizer.step()
+    assert_same_on_all_ranks(model)
+
+
+@case(width=[5, 600])
+def a_pass_that_raises_on_one_rank_and_is_given_up(width: int) -> None:
+    model = network(width=width)
+    optimizer = leaving_early(distributed(model))
+    for step in range(4):
+        optimizer.zero_grad()
+        if step == 2 and hvd.rank() == hvd.size() - 1:
+            with pytest.raises(ArithmeticError):
+                failing_loss(model, step).backward()
+            optimizer.zero_grad()  # the others wait for this rank's part of the round
+            continue
+        own_loss(model, step).backward()
+    own_loss(model, 9).backward()
+    gradients = hvd.allgather_object([parameter.grad.numpy().tobytes() for parameter in model.parameters()])
+    assert len({tuple(one) for one in gradients[:-1]}) <= 1
+
+
+@case(least=2)
+def a_pass_after_one_that_raised_adds_to_gradients_that_are_reduced() -> None:
+    """Its first gradient does not grow while the open round is still being exchanged."""
+    model, plain = network(width=600), network(width=600)
+    optimizer = leaving_early(distributed(model))
+    own_loss(model, 0).backward()
+    optimizer.zero_grad()
+    if hvd.rank() == 1:
+        time.sleep(0.2)  # the others wait for this rank's part of the round
+    with pytest.raises(ArithmeticError):
+        failing_loss(model, 1).backward()
+    found: list[Tensor] = []
+    last = list(model[4].parameters())
+    hooks = [one.register_hook(lambda _, one=one: found.append(one.grad.clone())) for one in last]
+    own_loss(model, 2).backward()
+    for hook in hooks:
+        hook.remove()
+    for mine in found:
+        assert all(torch.equal(one, mine) for one in hvd.allgather(mine.unsqueeze(0)))
+    with pytest.raises(ArithmeticError):
+        loss_of(failing(plain), batch(1)).backward()
+    whole_loss(plain, 2).backward()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    assert not any(one._backward_hooks for one in model.parameters())
+
+
+@case(least=2)
+def a_held_pass_that_raises_starts_no_round() -> None:
+    """Its gradients would have stayed on this rank, so the others do not wait for them."""
+    model, plain = network(), network()
+    optimizer = distributed(model, backward_passes_per_step=2, op=hvd.Sum)
+    for step in range(3):
+        if hvd.rank() == 0:
+            with pytest.raises(ArithmeticError):
+                failing_loss(model, 5).backward()
+        optimizer.zero_grad()
+        run_passes(model, step, 2)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_alike(model, train(plain, sgd(plain), sum_of_two_passes, steps=3))

@@ -1,0 +1,48 @@
+"""The operations of users' programs, over two hosts: with one rank on each, and with two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cases import Case, cases_for
+from process_world import ProcessWorld
+
+from .network import Network, ranks_on
+
+PORT = 29_430
+RANKS_EACH = (1, 2)
+
+
+@pytest.fixture(scope="module")
+def run_over_hosts(
+    network: Network, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[int, str], None]]:
+    """Returns a function that runs a case on a number of ranks of each of two hosts."""
+    key = tmp_path_factory.mktemp("hosts") / "key"
+    key.touch(mode=0o600)
+    key.write_text("a5" * 32)
+    worlds: dict[int, ProcessWorld] = {}
+
+    def run(each: int, name: str) -> None:
+        if each not in worlds:
+            launcher = ranks_on(network.hosts[:2], each, Path(key), PORT + each)
+            worlds[each] = ProcessWorld(2 * each, launcher)
+        worlds[each].run(name)
+
+    yield run
+    for world in worlds.values():
+        world.close()
+
+
+@pytest.mark.parametrize(
+    ("each", "case"),
+    [
+        pytest.param(each, case, id=f"2x{each}-{case.name}")
+        for each in RANKS_EACH
+        for case in cases_for(2 * each)
+    ],
+)
+def test_body(each: int, case: Case, run_over_hosts: Callable[[int, str], None]) -> None:
+    run_over_hosts(each, case.name)
