@@ -22,7 +22,8 @@ RankLocation location_of(const srt_peer& peer) { return {printable(peer.host ? p
 bool names_gpu(const srt_request& request) { return request.struct_size >= sizeof request && request.device >= 0; }
 
 bool has_memory_on_gpu(const srt_request& request) {
-  return names_gpu(request) && request.kind <= SRT_SEND && request.kind != SRT_BARRIER;
+  return names_gpu(request) && request.kind >= 0 && request.kind < static_cast<int32_t>(kind_count) &&
+         moves_tensors(static_cast<Kind>(request.kind));
 }
 
 // Returns whether a request can end within a moment if all ranks are there. make_entry() rejects invalid ones later.

@@ -8,7 +8,7 @@ Status Execution::start(const Plan& plan, Nanoseconds now) {
   Record record{plan.process_set, {}, plan.tensors.empty() ? "" : plan.tensors.front().signature->name};
   for (const PlannedTensor& tensor : plan.tensors)
     if (tensor.ticket) record.tickets.push_back(tensor.ticket);
-  if (plan.untouched || plan.kind == Kind::barrier) {
+  if (plan.untouched || !moves_tensors(plan.kind)) {
     note_plan_begun(plan, record.tickets, nullptr, handles_, now);
     finish(record, plan.untouched ? SRT_RESULT_UNTOUCHED : 0, now);
     return Status::ok();

@@ -52,10 +52,11 @@ Status check_reduction(const srt_request& request, const Signature& signature) {
                          "example to float32",
                          kind_name(signature.kind), dtype_name(signature.dtype), reduce_op_name(op)),
                   SRT_UNSUPPORTED);
-  if (signature.kind == Kind::reducescatter && op == ReduceOp::adasum)
-    return refuse(signature.name,
-                  "reduce-scatter does not support op=Adasum; use op=Average or op=Sum, or an all-reduce",
-                  SRT_UNSUPPORTED);
+  if (!reduces_with(signature.kind, op))
+    return refuse(
+        signature.name,
+        format("%s does not support op=Adasum; use op=Average or op=Sum, or an all-reduce", kind_name(signature.kind)),
+        SRT_UNSUPPORTED);
   for (const auto& [what, value] : {std::pair{"prescale", request.prescale}, std::pair{"postscale", request.postscale}})
     if (!std::isfinite(value))
       return refuse(signature.name, format("the %s factor is %g; it must be a finite number", what, value));
@@ -101,8 +102,9 @@ Status fill_splits(const srt_request& request, const ProcessSetEntry& set, Signa
   const int64_t rows = signature.shape.front();
   if (!request.splits) {
     if (rows % members)
-      return refuse(signature.name, format("all-to-all cannot cut %lld rows into %lld equal parts; pass splits",
-                                           static_cast<long long>(rows), static_cast<long long>(members)));
+      return refuse(signature.name,
+                    format("%s cannot cut %lld rows into %lld equal parts; pass splits", kind_name(signature.kind),
+                           static_cast<long long>(rows), static_cast<long long>(members)));
     signature.splits.assign(static_cast<size_t>(members), rows / members);
     return Status::ok();
   }
@@ -122,8 +124,7 @@ Status fill_splits(const srt_request& request, const ProcessSetEntry& set, Signa
 }
 
 Status check_dimensions(const Signature& signature) {
-  const bool cuts = is_ragged(signature.kind) || signature.kind == Kind::reducescatter;
-  if (!cuts || !signature.shape.empty()) return Status::ok();
+  if (!cuts_rows(signature.kind) || !signature.shape.empty()) return Status::ok();
   return refuse(signature.name, format("%s works along the first dimension, and a zero-dimensional tensor has none; "
                                        "reshape it to (1,)",
                                        kind_name(signature.kind)));
@@ -135,7 +136,7 @@ bool overlap(uintptr_t a, int64_t a_bytes, uintptr_t b, int64_t b_bytes) {
 
 // Returns how many bytes of the caller's output the operation fills.
 int64_t bytes_written(const Signature& signature, const Caller& caller) {
-  if (signature.kind != Kind::reducescatter) return signature.bytes();
+  if (traits(signature.kind).output != Output::rows) return signature.bytes();
   const std::vector<int32_t>& members = caller.sets.find(signature.process_set)->members;
   const auto position = std::lower_bound(members.begin(), members.end(), caller.rank) - members.begin();
   return rows_of_member(signature.shape.front(), members.size(), static_cast<size_t>(position)) * signature.row_bytes();
@@ -143,15 +144,15 @@ int64_t bytes_written(const Signature& signature, const Caller& caller) {
 
 Status check_memory(const srt_request& request, const Caller& caller, const Signature& signature) {
   const Kind kind = signature.kind;
-  if (kind == Kind::barrier || kind >= Kind::add_process_set || signature.bytes() == 0) return Status::ok();
-  const bool is_receiver = kind == Kind::send && request.root != caller.rank;
-  const bool is_sender = kind == Kind::send && request.root == caller.rank;
+  if (!moves_tensors(kind) || signature.bytes() == 0) return Status::ok();
+  const bool is_receiver = traits(kind).is_of_a_pair && request.root != caller.rank;
+  const bool is_sender = traits(kind).is_of_a_pair && request.root == caller.rank;
   const bool gives_nothing = kind == Kind::allreduce && request.flags & SRT_REQUEST_ABSENT;
   if (!request.input && !gives_nothing && !is_receiver) return refuse(signature.name, "the input pointer is null");
   if (is_ragged(kind) || is_sender) return Status::ok();
   const int64_t output_bytes = bytes_written(signature, caller);
   if (output_bytes && !request.output) return refuse(signature.name, "the output pointer is null");
-  const bool may_be_the_same = kind != Kind::reducescatter;
+  const bool may_be_the_same = traits(kind).output == Output::whole;
   if (request.input && !(may_be_the_same && request.input == request.output) &&
       overlap(request.input, signature.bytes(), request.output, output_bytes))
     return refuse(signature.name, may_be_the_same ? "input and output overlap without being the same memory"
@@ -162,8 +163,10 @@ Status check_memory(const srt_request& request, const Caller& caller, const Sign
 Status check_kind(const srt_request& request, const Caller& caller, Signature& signature) {
   const ProcessSetEntry& set = *caller.sets.find(signature.process_set);
   if (reduces(signature.kind)) SIRTAKI_TRY(check_reduction(request, signature));
-  if (signature.kind == Kind::broadcast) SIRTAKI_TRY(check_rank(signature, "root rank", request.root, caller));
-  if (signature.kind == Kind::send) {
+  const KindTraits& kind = traits(signature.kind);
+  if (kind.has_root && !kind.is_of_a_pair && moves_tensors(kind.kind))
+    SIRTAKI_TRY(check_rank(signature, "root rank", request.root, caller));
+  if (kind.is_of_a_pair) {
     SIRTAKI_TRY(check_rank(signature, "sending rank", request.root, caller));
     SIRTAKI_TRY(check_rank(signature, "receiving rank", request.destination, caller));
     if (request.root == request.destination) return refuse(signature.name, "a rank cannot send to itself");
@@ -172,19 +175,19 @@ Status check_kind(const srt_request& request, const Caller& caller, Signature& s
                                            request.root, request.destination));
   }
   SIRTAKI_TRY(check_dimensions(signature));
-  if (signature.kind == Kind::alltoall) SIRTAKI_TRY(fill_splits(request, set, signature));
+  if (kind.has_splits) SIRTAKI_TRY(fill_splits(request, set, signature));
   if ((request.group_id != 0) != (request.group_size > 0) || request.group_id < 0 || request.group_size < 0)
     return refuse(signature.name, "group_id and group_size go together, and are positive");
-  if (request.group_id && signature.kind >= Kind::send)
+  if (request.group_id && !kind.is_groupable)
     return refuse(signature.name, "only what all ranks of a process set call can be grouped");
   return check_memory(request, caller, signature);
 }
 
 void set_memory(const srt_request& request, const Caller& caller, const Signature& signature, HandleEntry& out) {
-  if (signature.kind == Kind::barrier || signature.kind > Kind::send) return;
-  const bool is_send = signature.kind == Kind::send;
-  if (!is_send || request.root == caller.rank) out.input = request.input;
-  if (is_ragged(signature.kind) || (is_send && request.root == caller.rank)) return;
+  if (!moves_tensors(signature.kind)) return;
+  const bool is_of_a_pair = traits(signature.kind).is_of_a_pair;
+  if (!is_of_a_pair || request.root == caller.rank) out.input = request.input;
+  if (is_ragged(signature.kind) || (is_of_a_pair && request.root == caller.rank)) return;
   out.output = request.output;
   out.output_bytes = bytes_written(signature, caller);
 }
@@ -195,7 +198,7 @@ std::string of_pair(const std::string& name, const srt_request& request) {
 }
 
 Status make_name(const srt_request& request, const Caller& caller, Signature& signature) {
-  const bool is_pair = signature.kind == Kind::send;
+  const bool is_pair = traits(signature.kind).is_of_a_pair;
   if (request.name) {
     SIRTAKI_TRY(check_name(request.name));
     signature.name = is_pair ? of_pair(request.name, request) : request.name;
@@ -214,7 +217,7 @@ Status make_name(const srt_request& request, const Caller& caller, Signature& si
 Status make_entry(const srt_request& request, const Caller& caller, HandleEntry& out) {
   if (request.struct_size < sizeof(srt_request))
     return {SRT_INVALID_ARGUMENT, "srt_request.struct_size is too small: is another version's header in use?"};
-  if (request.kind < 0 || request.kind > static_cast<int32_t>(Kind::join))
+  if (request.kind < 0 || request.kind >= static_cast<int32_t>(kind_count))
     return {SRT_INVALID_ARGUMENT, format("there is no operation kind %d", request.kind)};
   auto signature = std::make_shared<Signature>();
   signature->kind = static_cast<Kind>(request.kind);
@@ -231,9 +234,8 @@ Status make_entry(const srt_request& request, const Caller& caller, HandleEntry&
     signature->prescale = request.prescale;
     signature->postscale = request.postscale;
   }
-  const bool has_root = signature->kind == Kind::broadcast || signature->kind == Kind::send;
-  if (has_root || signature->kind == Kind::remove_process_set) signature->root = request.root;
-  if (signature->kind == Kind::send) signature->destination = request.destination;
+  if (traits(signature->kind).has_root) signature->root = request.root;
+  if (traits(signature->kind).is_of_a_pair) signature->destination = request.destination;
   signature->device = request.device;
   signature->priority = request.priority;
   signature->group_size = request.group_size;

@@ -28,7 +28,7 @@ size_t index_of(const std::vector<int32_t>& members, int32_t rank) {
 Status TransferMaker::make(const Plan& plan, Transfer& transfer) {
   const Signature& first = *plan.tensors.front().signature;
   transfer.plan = plan.number;
-  transfer.kind = plan.kind == Kind::send ? Kind::alltoall : plan.kind;  // between two members
+  transfer.kind = traits(plan.kind).is_of_a_pair ? Kind::alltoall : plan.kind;  // between two members
   transfer.dtype = first.dtype;
   transfer.reduce_op = first.reduce_op;
   transfer.prescale.factor = first.prescale;
@@ -44,13 +44,12 @@ Status TransferMaker::make(const Plan& plan, Transfer& transfer) {
     const TensorShare share{tensor, take_entry(tensor, status)};
     if (status.is_ok() && share.entry) transfer.device = share.entry->signature->device;  // each rank numbers its own
     if (!status.is_ok()) return status;
-    switch (plan.kind) {
-      case Kind::allgather: SIRTAKI_TRY(add_gathered(share, transfer)); break;
-      case Kind::alltoall: SIRTAKI_TRY(add_exchanged(share, transfer)); break;
-      case Kind::reducescatter: add_scattered(share, transfer); break;
-      case Kind::send: add_sent(share, transfer); break;
-      default: add_whole(share, transfer);
-    }
+    const KindTraits& kind = traits(plan.kind);
+    if (kind.is_of_a_pair) add_sent(share, transfer);
+    else if (kind.output == Output::rows) add_scattered(share, transfer);
+    else if (kind.output == Output::whole) add_whole(share, transfer);
+    else if (kind.has_splits) SIRTAKI_TRY(add_exchanged(share, transfer));
+    else SIRTAKI_TRY(add_gathered(share, transfer));
   }
   return Status::ok();
 }

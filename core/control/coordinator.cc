@@ -50,7 +50,7 @@ Status Coordinator::State::submit_by_id(int32_t rank, CacheId id, bool absent, N
     return {};
   }
   if (!entry->set->has(rank)) return nonsense_report("a cache id of a process set that it is not a member of");
-  if (entry->kind == Kind::send && !is_of_pair(*entry->cached, rank, *entry->set))
+  if (traits(entry->kind).is_of_a_pair && !is_of_pair(*entry->cached, rank, *entry->set))
     return nonsense_report("a send of others");
   const size_t members = entry->set->members.size();
   const auto rows = rows_at(*entry->cached, entry->cached_rows, members, entry->set->position(rank));
@@ -69,9 +69,9 @@ Status Coordinator::State::submit_in_full(int32_t rank, const Report::FullReques
     return nonsense_report("a process set is added to a set");
   if (is_ragged(signature.kind) && rows_of(signature).size() != row_counts_each(signature.kind, set->members.size()))
     return nonsense_report("an all-to-all that does not say what each member gets");
-  if (signature.kind == Kind::send && !is_of_pair(signature, rank, *set))
+  if (traits(signature.kind).is_of_a_pair && !is_of_pair(signature, rank, *set))
     return nonsense_report("a send between ranks of which it is none, or that are not members");
-  if (signature.kind == Kind::send && signature.group_id != 0)
+  if (!traits(signature.kind).is_groupable && signature.group_id != 0)
     return nonsense_report("a send in a group of all members");
   OperationEntry& entry = table.find_or_create(key_of(signature), *set);
   return submit(entry, {rank, request.signature, rows_of(signature), request.absent}, moment);

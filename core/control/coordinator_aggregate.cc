@@ -6,7 +6,7 @@ namespace sirtaki {
 namespace {
 
 bool is_plain(const Signature& signature) {
-  return !is_ragged(signature.kind) && signature.kind != Kind::send && signature.group_id == 0;
+  return !is_ragged(signature.kind) && !traits(signature.kind).is_of_a_pair && signature.group_id == 0;
 }
 
 // A time for each rank, such that merging these times reproduces the group's arrivals.

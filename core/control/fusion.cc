@@ -13,8 +13,6 @@ struct OpenPlan {
   int64_t bytes;
 };
 
-bool is_fusible(Kind kind) { return kind <= Kind::send && kind != Kind::barrier; }
-
 // Returns whether two sends are between the same two ranks: these are fused, in both directions.
 bool are_of_one_pair(const Signature& x, const Signature& y) {
   return std::minmax(x.root, x.destination) == std::minmax(y.root, y.destination);
@@ -39,7 +37,7 @@ bool fits_with(const OperationEntry& a, const OperationEntry& b) {
       is_untouched(a) != is_untouched(b)) {
     return false;
   }
-  if (a.kind == Kind::send) return are_of_one_pair(x, y);
+  if (traits(a.kind).is_of_a_pair) return are_of_one_pair(x, y);
   if (x.root != y.root) return false;  // checked even for kinds without a root: members compare it for every kind
   if (!reduces(a.kind)) return true;
   return x.dtype == y.dtype && x.reduce_op == y.reduce_op && x.prescale == y.prescale && x.postscale == y.postscale;
@@ -55,8 +53,8 @@ bool goes_before(const ReadyEntry& a, const ReadyEntry& b) {
 // Returns the plan to which an entry is added: an open one into which it fits, else a new one.
 size_t choose_plan(const OperationEntry& entry, int64_t threshold, std::vector<OpenPlan>& open,
                    std::vector<DecidedPlan>& plans) {
-  const int64_t bytes = is_fusible(entry.kind) ? bytes_of(entry) : 0;
-  const bool may_share = is_fusible(entry.kind) && bytes < threshold;
+  const int64_t bytes = moves_tensors(entry.kind) ? bytes_of(entry) : 0;
+  const bool may_share = moves_tensors(entry.kind) && bytes < threshold;
   const auto found = std::find_if(open.begin(), open.end(),
                                   [&](const OpenPlan& plan) { return may_share && fits_with(*plan.first, entry); });
   if (found != open.end() && found->bytes <= threshold - bytes) {

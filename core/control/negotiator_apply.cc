@@ -23,7 +23,7 @@ bool has(const std::vector<int32_t>& ascending, int32_t rank) {
 // tensor.
 bool can_be_fused(const Signature& a, const Signature& b) {
   if (a.kind != b.kind) return false;
-  if (a.kind == Kind::send) return std::minmax(a.root, a.destination) == std::minmax(b.root, b.destination);
+  if (traits(a.kind).is_of_a_pair) return std::minmax(a.root, a.destination) == std::minmax(b.root, b.destination);
   return a.root == b.root && (!reduces(a.kind) || (a.dtype == b.dtype && a.reduce_op == b.reduce_op));
 }
 
@@ -31,8 +31,8 @@ bool can_be_fused(const Signature& a, const Signature& b) {
 // need.
 bool can_join_in(const PlannedTensor& tensor, const NegotiatorSet& set, int32_t rank) {
   const Signature& signature = *tensor.signature;
-  if (signature.kind == Kind::send) return false;
-  if (signature.kind == Kind::broadcast) return signature.root != rank;
+  if (traits(signature.kind).is_of_a_pair) return false;
+  if (traits(signature.kind).has_root) return signature.root != rank;
   if (!is_ragged(signature.kind)) return true;
   const auto own = rows_at(signature, tensor.rows, set.members.size(), set.position);
   return std::all_of(own.begin(), own.end(), [](int64_t rows) { return rows == 0; });
@@ -80,7 +80,7 @@ Status Negotiator::State::apply_plan(const DecidedPlan& decided, uint64_t number
   }
   const Signature& first = *plan.tensors[0].signature;
   plan.kind = first.kind;
-  if (plan.kind == Kind::send) {
+  if (traits(plan.kind).is_of_a_pair) {
     if (rank != first.root && rank != first.destination) return {};
     plan.members = {std::min(first.root, first.destination), std::max(first.root, first.destination)};
   }
@@ -100,10 +100,9 @@ Status Negotiator::State::look_up(PlanItem item, const NegotiatorSet& set, Plann
   tensor.rows = is_new ? response->rows : operation->rows;
   const Signature& signature = *tensor.signature;
   if (changes_process_sets(signature.kind)) return nonsense("a plan that changes process sets");
-  const bool has_root = signature.kind == Kind::broadcast || signature.kind == Kind::send;
-  if (has_root && !has(set.members, signature.root)) return nonsense("a plan whose root is not a member");
-  if (signature.kind == Kind::send &&
-      (!has(set.members, signature.destination) || signature.root == signature.destination))
+  const KindTraits& kind = traits(signature.kind);
+  if (kind.has_root && !has(set.members, signature.root)) return nonsense("a plan whose root is not a member");
+  if (kind.is_of_a_pair && (!has(set.members, signature.destination) || signature.root == signature.destination))
     return nonsense("a send to nobody");
   if (!is_ragged(signature.kind)) return {};
   const size_t expected = set.members.size() * row_counts_each(signature.kind, set.members.size());

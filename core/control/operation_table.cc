@@ -3,7 +3,7 @@
 namespace sirtaki {
 
 RankBits OperationEntry::participants() const {
-  if (kind != Kind::send) return set->bits;
+  if (!traits(kind).is_of_a_pair) return set->bits;
   RankBits two = set->bits;
   two.clear();
   two.add(proposed->root);
@@ -12,12 +12,12 @@ RankBits OperationEntry::participants() const {
 }
 
 bool OperationEntry::is_broken() const {
-  if (kind != Kind::send) return set->is_broken();
+  if (!traits(kind).is_of_a_pair) return set->is_broken();
   return set->finished.has(proposed->root) || set->finished.has(proposed->destination);
 }
 
 bool OperationEntry::is_complete() const {
-  const auto needed = kind == Kind::send ? 2 : static_cast<int32_t>(set->members.size());
+  const auto needed = traits(kind).is_of_a_pair ? 2 : static_cast<int32_t>(set->members.size());
   if (submissions >= needed) return true;
   if (set->joined_count == 0 || submissions + set->joined_count < needed) return false;
   return missing().count() == 0;
@@ -51,8 +51,8 @@ OperationEntry& OperationTable::find_or_create(const OperationKey& key, ProcessS
   entry.name = key.name;
   entry.same_name = &entry;
   entry.submitted = RankBits(world_size_);
-  for (int kind = 0; kind <= static_cast<int>(last_requested_kind); ++kind) {
-    const auto sibling = by_key_.find({key.process_set, static_cast<Kind>(kind), key.name});
+  for (const KindTraits& other : kind_table) {
+    const auto sibling = by_key_.find({key.process_set, other.kind, key.name});
     if (sibling == by_key_.end()) continue;
     entry.same_name = sibling->second->same_name;
     sibling->second->same_name = &entry;

@@ -46,7 +46,7 @@ RelayedOperation& Relay::State::find_or_create(const Signature& signature) {
   operation.name = signature.name;
   operation.by_id = HeldRequest(places);
   operation.held = operation.forwarded = RankBits(places);
-  if (signature.kind == Kind::send) operation.pair = places_of({signature.root, signature.destination});
+  if (traits(signature.kind).is_of_a_pair) operation.pair = places_of({signature.root, signature.destination});
   operations.emplace(operation.key(), &operation);
   return operation;
 }
@@ -102,7 +102,7 @@ void Relay::State::hold(RelayedOperation& operation, HeldRequest& same, const He
 bool Relay::State::is_complete(const RelayedOperation& operation) {
   const RelayedSet* set = find_set(operation.process_set);
   if (!set) return true;
-  const RankBits& needed = operation.kind == Kind::send ? operation.pair : set->members;
+  const RankBits& needed = traits(operation.kind).is_of_a_pair ? operation.pair : set->members;
   return needed.are_within(operation.held, operation.forwarded, set->joined, finished);
 }
 

@@ -15,7 +15,7 @@ bool same_shape(const Signature& a, const Signature& b) {
 
 std::span<const int64_t> rows_of(const Signature& signature) {
   static constexpr int64_t one = 1;
-  if (signature.kind == Kind::alltoall) return signature.splits;
+  if (traits(signature.kind).has_splits) return signature.splits;
   return signature.shape.empty() ? std::span(&one, 1) : std::span(signature.shape).first(1);
 }
 

@@ -179,8 +179,8 @@ std::string bounded(std::string text) { return shortened(text, longest_text); }
 
 Status validate(const OperationEntry& entry, const RankNames& names) {
   if (!entry.dissents.empty()) return disagreement(entry, names);
-  if (entry.kind == Kind::send) return validate_pair(entry, names);
-  return entry.kind == Kind::broadcast ? validate_root(entry, names) : Status();
+  if (traits(entry.kind).is_of_a_pair) return validate_pair(entry, names);
+  return traits(entry.kind).has_root && moves_tensors(entry.kind) ? validate_root(entry, names) : Status();
 }
 
 Status kinds_differ(std::span<OperationEntry* const> same_name, const RankNames& names) {

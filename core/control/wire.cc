@@ -14,8 +14,7 @@ constexpr size_t most_splits = 1 << 20;
 bool has_sane_shape(const Signature& signature) {
   if (changes_process_sets(signature.kind)) return true;
   if (signature.shape.size() > most_dimensions) return false;
-  const bool is_cut = is_ragged(signature.kind) || signature.kind == Kind::reducescatter;
-  if (is_cut && signature.shape.empty()) return false;
+  if (cuts_rows(signature.kind) && signature.shape.empty()) return false;
   int64_t bytes = static_cast<int64_t>(dtype_bytes(signature.dtype));
   for (int64_t extent : signature.shape) {
     if (extent < 0 || __builtin_mul_overflow(bytes, std::max<int64_t>(extent, 1), &bytes)) return false;
@@ -26,7 +25,7 @@ bool has_sane_shape(const Signature& signature) {
 // Returns whether the splits have at most as many rows as the tensor.
 bool has_sane_splits(const Signature& signature) {
   if (signature.splits.size() > most_splits) return false;
-  if (signature.kind != Kind::alltoall) return true;
+  if (!traits(signature.kind).has_splits) return true;
   int64_t left = signature.shape.empty() ? 0 : signature.shape.front();
   for (int64_t rows : signature.splits) {
     if (rows < 0 || rows > left) return false;
@@ -38,7 +37,7 @@ bool has_sane_splits(const Signature& signature) {
 // Returns whether there are kernels for the reduction.
 bool has_sane_reduction(const Signature& signature) {
   if (!reduces(signature.kind)) return true;
-  if (signature.kind == Kind::reducescatter && signature.reduce_op == ReduceOp::adasum) return false;
+  if (!reduces_with(signature.kind, signature.reduce_op)) return false;
   const srt_dtype* dtype = dtype_entry(static_cast<int>(signature.dtype));
   return (dtype->reduce_ops >> static_cast<int>(signature.reduce_op) & 1) != 0;
 }

@@ -52,7 +52,7 @@ class LinkExchange final : public LinkOperation {
     if (!finished) return Status::ok();
     for (size_t member = 0; member < member_count(); ++member) {
       if (member == transfer().own) continue;
-      const ScatterList& list = transfer().kind == Kind::alltoall ? transfer().outgoing[member] : transfer().buffer;
+      const ScatterList& list = traits(transfer().kind).has_splits ? transfer().outgoing[member] : transfer().buffer;
       const int64_t begin = round * chunk_bytes(), bytes = bytes_of(list, round);
       if (bytes) send_inputs(member, round, list, begin, begin + bytes);
     }

@@ -62,7 +62,7 @@ class MemoryExchange final : public MemoryOperation {
   }
 
  private:
-  bool is_alltoall() const { return transfer().kind == Kind::alltoall; }
+  bool is_alltoall() const { return traits(transfer().kind).has_splits; }
 
   bool step(int64_t index) override {
     const int64_t round = index / 2;

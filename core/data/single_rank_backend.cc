@@ -11,7 +11,7 @@ std::unique_ptr<Operation> SingleRankBackend::start(std::shared_ptr<const Transf
     copy_own(transfer->incoming[0], 0, transfer->incoming[0].bytes());
     return nullptr;
   }
-  const ScatterList& list = transfer->kind == Kind::reducescatter ? transfer->outgoing[0] : transfer->buffer;
+  const ScatterList& list = traits(transfer->kind).output == Output::rows ? transfer->outgoing[0] : transfer->buffer;
   const bool scales = reduces(transfer->kind) && !(transfer->prescale.is_one() && transfer->postscale.is_one());
   const size_t element = transfer->element_bytes();
   list.visit(0, list.bytes(), [&](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) {

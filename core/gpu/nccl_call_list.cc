@@ -23,21 +23,16 @@ class CallListBuilder {
 
  private:
   void run() {
-    switch (transfer_.kind) {
-      case Kind::broadcast:
-        add_calls(transfer_.buffer, is_own(transfer_.root) ? gives | gets : gets, transfer_.root);
-        break;
-      case Kind::allgather:
-        for (size_t member = 0; member < transfer_.members.size(); ++member)
-          add_calls(transfer_.incoming[member], is_own(member) ? gives | gets : gets, member);
-        break;
-      case Kind::reducescatter:
-        for (size_t member = 0; member < transfer_.members.size(); ++member)
-          add_calls(transfer_.outgoing[member], is_own(member) ? gives | gets : gives, member);
-        break;
-      case Kind::alltoall: add_exchange(); break;
-      default: add_calls(transfer_.buffer, gives | gets, 0);
-    }
+    const KindTraits& kind = traits(transfer_.kind);
+    const auto role = [this](size_t member, Role others) { return is_own(member) ? gives | gets : others; };
+    if (kind.has_splits) return add_exchange();
+    if (kind.output == Output::whole)
+      return add_calls(transfer_.buffer, kind.has_root ? role(transfer_.root, gets) : gives | gets,
+                       kind.has_root ? transfer_.root : 0);
+    const bool is_cut = kind.output == Output::rows;
+    for (size_t member = 0; member < transfer_.members.size(); ++member)
+      add_calls(is_cut ? transfer_.outgoing[member] : transfer_.incoming[member], role(member, is_cut ? gives : gets),
+                member);
   }
 
   bool is_own(size_t member) const { return member == transfer_.own; }

@@ -87,19 +87,16 @@ Status NcclOperation::call_each() {
   for (const auto& [input, output, bytes, member] : calls_.calls) {
     const auto count = static_cast<size_t>(bytes / element_bytes);
     const auto peer = static_cast<int>(member);
-    switch (transfer_->kind) {
-      case Kind::allreduce:
-        SIRTAKI_TRY(communicator_->check(nccl.allreduce(input, output, count, type, op, end, gpu_.launches()),
-                                         "ncclAllReduce"));
-        break;
-      case Kind::reducescatter:
-        SIRTAKI_TRY(communicator_->check(nccl.reduce(input, output, count, type, op, peer, end, gpu_.launches()),
-                                         "ncclReduce"));
-        break;
-      default:
-        SIRTAKI_TRY(communicator_->check(nccl.broadcast(input, output, count, type, peer, end, gpu_.launches()),
-                                         "ncclBroadcast"));
-    }
+    const bool is_whole = traits(transfer_->kind).output == Output::whole;
+    if (!reduces(transfer_->kind))
+      SIRTAKI_TRY(communicator_->check(nccl.broadcast(input, output, count, type, peer, end, gpu_.launches()),
+                                       "ncclBroadcast"));
+    else if (is_whole)
+      SIRTAKI_TRY(
+          communicator_->check(nccl.allreduce(input, output, count, type, op, end, gpu_.launches()), "ncclAllReduce"));
+    else
+      SIRTAKI_TRY(
+          communicator_->check(nccl.reduce(input, output, count, type, op, peer, end, gpu_.launches()), "ncclReduce"));
   }
   for (const auto& [input, output, bytes, member] : calls_.sends)
     SIRTAKI_TRY(communicator_->check(

@@ -7,35 +7,10 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "plan/kind.h"
 #include "sirtaki.h"
 
 namespace sirtaki {
-
-enum class Kind : uint8_t {
-  allreduce = SRT_ALLREDUCE,
-  broadcast = SRT_BROADCAST,
-  allgather = SRT_ALLGATHER,
-  barrier = SRT_BARRIER,
-  reducescatter = SRT_REDUCESCATTER,
-  alltoall = SRT_ALLTOALL,
-  send = SRT_SEND,                              // from root to destination
-  add_process_set = SRT_ADD_PROCESS_SET,        // shape holds the member ranks, ascending
-  remove_process_set = SRT_REMOVE_PROCESS_SET,  // root holds the set's number
-  join = SRT_JOIN,                              // reported as a join, never as a request
-};
-constexpr Kind last_requested_kind = Kind::remove_process_set;
-const char* kind_name(Kind kind);
-
-inline bool changes_process_sets(Kind kind) {
-  return kind == Kind::add_process_set || kind == Kind::remove_process_set;
-}
-inline bool reduces(Kind kind) { return kind == Kind::allreduce || kind == Kind::reducescatter; }
-
-// Returns whether ranks may contribute different numbers of rows (first dimensions).
-inline bool is_ragged(Kind kind) { return kind == Kind::allgather || kind == Kind::alltoall; }
-
-// Returns how many row counts each member of a ragged operation contributes: one, or one for each member.
-inline size_t row_counts_each(Kind kind, size_t members) { return kind == Kind::alltoall ? members : 1; }
 
 enum class ReduceOp : uint8_t {
   sum = SRT_SUM,
@@ -48,7 +23,12 @@ enum class ReduceOp : uint8_t {
 constexpr ReduceOp last_reduce_op = ReduceOp::adasum;
 const char* reduce_op_name(ReduceOp op);
 
-// Returns a member's number of rows in a reduce-scatter: the first members get one more.
+// Returns whether a kind can reduce with this op: Adasum combines whole tensors.
+inline bool reduces_with(Kind kind, ReduceOp op) {
+  return op != ReduceOp::adasum || traits(kind).output == Output::whole;
+}
+
+// Returns the number of rows that one member keeps of a result that is cut into rows: the first members get one more.
 inline int64_t rows_of_member(int64_t rows, size_t members, size_t member) {
   const auto count = static_cast<int64_t>(members);
   return rows / count + (static_cast<int64_t>(member) < rows % count);
