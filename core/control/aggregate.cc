@@ -1,6 +1,8 @@
 #include "control/aggregate.h"
 
-#include "control/wire.h"
+#include <algorithm>
+
+#include "control/fields.h"
 
 namespace sirtaki {
 namespace {
@@ -16,76 +18,87 @@ Nanoseconds moment_of(Nanoseconds age, Nanoseconds now) {
   return age == no_age ? long_ago : std::max<Nanoseconds>(now - age, 0);
 }
 
-void put_arrivals(Writer& writer, const Arrivals& arrivals, Nanoseconds now) {
-  writer.put(age_of(arrivals.first, now));
-  writer.put(age_of(arrivals.latest, now));
-  writer.put(age_of(arrivals.before_latest, now));
-  writer.put(arrivals.last_rank);
+void arrivals(Encoder& encoder, const Arrivals& arrivals, Nanoseconds now) {
+  encoder.number(age_of(arrivals.first, now));
+  encoder.number(age_of(arrivals.latest, now));
+  encoder.number(age_of(arrivals.before_latest, now));
+  encoder.number(arrivals.last_rank);
 }
 
-Arrivals get_arrivals(Reader& reader, Nanoseconds now) {
-  const auto first = reader.get<Nanoseconds>();
-  const auto latest = reader.get<Nanoseconds>();
-  const auto before_latest = reader.get<Nanoseconds>();
-  const auto last_rank = reader.get<int32_t>();
+void arrivals(Decoder& decoder, Arrivals& arrivals, Nanoseconds now) {
+  Nanoseconds first, latest, before_latest;
+  decoder.number(first);
+  decoder.number(latest);
+  decoder.number(before_latest);
+  decoder.number(arrivals.last_rank);
   const bool is_ordered = latest >= 0 && latest <= first &&
                           (before_latest == no_age || (latest <= before_latest && before_latest <= first));
-  if (is_ordered) return {moment_of(first, now), moment_of(latest, now), moment_of(before_latest, now), last_rank};
-  reader.fail();
-  return {};
+  decoder.check(is_ordered);
+  if (!is_ordered) return;  // the time of any other age may overflow
+  arrivals.first = moment_of(first, now);
+  arrivals.latest = moment_of(latest, now);
+  arrivals.before_latest = moment_of(before_latest, now);
 }
 
-// A reader of reporting ranks, which checks that they belong to the subtree.
-class SendersReader {
- public:
-  SendersReader(Reader& reader, const RankBits& subtree, Nanoseconds now)
-      : reader_(reader), subtree_(subtree), now_(now) {}
+// The archive of an aggregate, with what its fields need to know: the time, and the ranks that may report.
+template <typename Archive>
+struct AggregateArchive : Archive {
+  template <typename Argument>
+  AggregateArchive(Argument& bytes, const RankBits* ranks, Nanoseconds moment)
+      : Archive(bytes), subtree(ranks), now(moment) {}
 
-  void get_ranks(RankRuns& ranks) {
-    ranks.get(reader_, subtree_.capacity());
-    ranks.for_each([&](int32_t rank) { is_known_ &= subtree_.has(rank); });
-    if (!is_known_) reader_.fail();
+  void ranks(const RankRuns& runs) { runs.put(this->bytes()); }
+  void ranks(RankRuns& runs) {
+    runs.get(this->bytes(), subtree->capacity());
+    runs.for_each([&](int32_t rank) { this->check(subtree->has(rank)); });
   }
 
-  void get(Aggregate::Senders& by) {
-    get_ranks(by.ranks);
-    get_ranks(by.absent);
-    by.arrivals = get_arrivals(reader_, now_);
-    if (!by.ranks.has_all(by.absent) || !by.ranks.has(by.arrivals.last_rank)) reader_.fail();
-  }
-
- private:
-  Reader& reader_;
-  const RankBits& subtree_;
-  Nanoseconds now_;
-  bool is_known_ = true;
+  const RankBits* subtree;  // nullptr while encoding
+  Nanoseconds now;
 };
 
-void put_senders(Writer& writer, const Aggregate::Senders& by, Nanoseconds now) {
-  by.ranks.put(writer);
-  by.absent.put(writer);
-  put_arrivals(writer, by.arrivals, now);
+void senders(auto& archive, auto& by) {
+  archive.ranks(by.ranks);
+  archive.ranks(by.absent);
+  arrivals(archive, by.arrivals, archive.now);
+  archive.check(by.ranks.has_all(by.absent) && by.ranks.has(by.arrivals.last_rank));
 }
 
-void put_full_request(Writer& writer, const Aggregate::FullRequest& request) {
-  put_signature(writer, *request.signature);
-  put_each(writer, request.shares, [&](const RowShare& share) {
-    writer.put(share.rows);
-    put_list(writer, share.splits);
-  });
-}
-
-void get_full_request(Reader& reader, Aggregate::FullRequest& request) {
-  request.signature = get_signature(reader);
-  get_each(reader, request.shares, [&](RowShare& share) {
-    share.rows = reader.get<int64_t>();
-    share.splits = reader.get_all<int64_t>();
-  });
-  if (!reader.ok()) return;
+// Returns whether each rank of a ragged request brings a valid share.
+bool has_sane_shares(const Aggregate::FullRequest& request) {
   const bool is_each = is_ragged(request.signature->kind);
-  if (request.shares.size() != (is_each ? static_cast<size_t>(request.by.ranks.count()) : 0)) return reader.fail();
-  for (const RowShare& share : request.shares)
-    if (!is_sane(*with_share(request.signature, share))) return reader.fail();
+  if (request.shares.size() != (is_each ? static_cast<size_t>(request.by.ranks.count()) : 0)) return false;
+  return std::all_of(request.shares.begin(), request.shares.end(),
+                     [&](const RowShare& share) { return is_sane(*with_share(request.signature, share)); });
+}
+
+bool is_member(const RankBits* subtree, int32_t rank) {
+  return !subtree || (rank >= 0 && rank < subtree->capacity() && subtree->has(rank));
+}
+
+void fields(auto& archive, MessageOf<Aggregate> auto& aggregate) {
+  archive.each(aggregate.reached, [&](auto& reached) {
+    archive.number(reached.decision);
+    archive.ranks(reached.ranks);
+  });
+  archive.each(aggregate.cached_requests, [&](auto& cached) {
+    senders(archive, cached.by);
+    archive.list(cached.ids);
+  });
+  archive.each(aggregate.full_requests, [&](auto& request) {
+    senders(archive, request.by);
+    archive.shared(request.signature, [&](auto& signature) { fields(archive, signature); });
+    archive.each(request.shares, [&](auto& share) {
+      archive.number(share.rows);
+      archive.list(share.splits);
+    });
+    archive.validate([&] { return has_sane_shares(request); });
+  });
+  archive.each(aggregate.notices, [&](auto& entry) {
+    archive.number(entry.rank);
+    archive.check(is_member(archive.subtree, entry.rank));
+    fields(archive, entry.notices);
+  });
 }
 
 }  // namespace
@@ -116,47 +129,14 @@ void Aggregate::clear() {
 }
 
 void encode(const Aggregate& aggregate, Nanoseconds now, Bytes& out) {
-  Writer writer(out);
-  put_each(writer, aggregate.reached, [&](const Aggregate::Reached& reached) {
-    writer.put(reached.decision);
-    reached.ranks.put(writer);
-  });
-  put_each(writer, aggregate.cached_requests, [&](const Aggregate::CachedRequests& cached) {
-    put_senders(writer, cached.by, now);
-    put_list(writer, cached.ids);
-  });
-  put_each(writer, aggregate.full_requests, [&](const Aggregate::FullRequest& request) {
-    put_senders(writer, request.by, now);
-    put_full_request(writer, request);
-  });
-  put_each(writer, aggregate.notices, [&](const Aggregate::NoticesOfRank& entry) {
-    writer.put(entry.rank);
-    put_notices(writer, entry.notices);
-  });
+  AggregateArchive<Encoder> archive(out, nullptr, now);
+  fields(archive, aggregate);
 }
 
 bool decode(std::span<const uint8_t> bytes, const RankBits& subtree, Nanoseconds now, Aggregate& aggregate) {
-  Reader reader(bytes);
-  SendersReader senders(reader, subtree, now);
-  get_each(reader, aggregate.reached, [&](Aggregate::Reached& reached) {
-    reached.decision = reader.get<uint64_t>();
-    senders.get_ranks(reached.ranks);
-  });
-  get_each(reader, aggregate.cached_requests, [&](Aggregate::CachedRequests& cached) {
-    senders.get(cached.by);
-    reader.get_all_into(cached.ids);
-  });
-  get_each(reader, aggregate.full_requests, [&](Aggregate::FullRequest& request) {
-    senders.get(request.by);
-    get_full_request(reader, request);
-  });
-  get_each(reader, aggregate.notices, [&](Aggregate::NoticesOfRank& entry) {
-    entry.rank = reader.get<int32_t>();
-    const bool is_known = entry.rank >= 0 && entry.rank < subtree.capacity() && subtree.has(entry.rank);
-    if (!is_known) return reader.fail();
-    get_notices(reader, entry.notices);
-  });
-  return reader.ok() && reader.at_end();
+  AggregateArchive<Decoder> archive(bytes, &subtree, now);
+  fields(archive, aggregate);
+  return archive.is_done();
 }
 
 }  // namespace sirtaki

@@ -25,7 +25,6 @@ struct RankNotices {
   std::optional<StalledRankReport> wait_report;  // the answer to Decision.asked
 
   bool are_none() const { return !goodbye && !lapsed && joined.empty() && !wait_report; }
-  void clear();
   void append(RankNotices later);        // `later` is from the same rank
 };
 
@@ -102,9 +101,6 @@ struct Decision {
   bool says_nothing() const;
   void clear();
 };
-
-void put_notices(Writer& writer, const RankNotices& notices);
-void get_notices(Reader& reader, RankNotices& notices);
 
 void encode(const Report& report, Bytes& out);
 void encode(const Decision& decision, Bytes& out);

@@ -1,0 +1,56 @@
+// The fields of what several messages share: requests, a rank's notices, and what a rank says of itself when others
+// wait for it.
+#pragma once
+
+#include "control/archive.h"
+#include "control/messages.h"
+#include "plan/plan.h"
+
+namespace sirtaki {
+
+// Returns whether numbers and lists are consistent, and no value computed from them overflows.
+bool is_sane(const Signature& signature);
+
+void fields(auto& archive, MessageOf<Signature> auto& signature) {
+  archive.enumeration(signature.kind, last_requested_kind);
+  archive.enumeration(signature.dtype, last_dtype);
+  archive.enumeration(signature.reduce_op, last_reduce_op);
+  archive.number(signature.process_set);
+  archive.number(signature.root);
+  archive.number(signature.destination);
+  archive.number(signature.device);
+  archive.number(signature.priority);
+  archive.number(signature.group_size);
+  archive.number(signature.group_id);
+  archive.number(signature.layout);
+  archive.number(signature.prescale);
+  archive.number(signature.postscale);
+  archive.name(signature.name);
+  archive.list(signature.shape);
+  archive.list(signature.splits);
+  archive.check(is_sane(signature));
+}
+
+void fields(auto& archive, MessageOf<StalledRankReport> auto& report) {
+  archive.number(report.rank);
+  archive.number(report.answers);
+  archive.number(report.leader);
+  archive.name(report.waits_for);
+  archive.each(report.frames, [&](auto& frame) {
+    archive.printable_text(frame.function, longest_frame_text);
+    archive.printable_text(frame.file, longest_frame_text);
+    archive.number(frame.line);
+  });
+  archive.check(report.frames.size() <= most_frames);
+}
+
+void fields(auto& archive, MessageOf<RankNotices> auto& notices) {
+  bool goodbye = notices.goodbye, has_report = notices.wait_report.has_value();
+  archive.flags(goodbye, has_report);
+  if constexpr (!std::is_const_v<std::remove_reference_t<decltype(notices)>>) notices.goodbye = goodbye;
+  archive.number(notices.lapsed);
+  archive.list(notices.joined);
+  archive.optional(notices.wait_report, has_report, [&](auto& report) { fields(archive, report); });
+}
+
+}  // namespace sirtaki
