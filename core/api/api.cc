@@ -61,7 +61,7 @@ extern "C" {
 const char* srt_version(void) { return SIRTAKI_VERSION; }
 int32_t srt_status_count(void) { return StatusTable::count(); }
 srt_status srt_status_get(int32_t index, srt_status_entry* out) { return copy_entry(StatusTable::entry(index), out); }
-int32_t srt_dtype_count(void) { return dtype_count(); }
+int32_t srt_dtype_count(void) { return dtype_count; }
 srt_status srt_dtype_get(int32_t index, srt_dtype* out) { return copy_entry(dtype_entry(index), out); }
 int32_t srt_knob_count(void) { return knob_count; }
 srt_status srt_knob_get(int32_t index, srt_knob* out) { return copy_entry(knob_entry(index), out); }

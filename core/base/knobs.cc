@@ -16,70 +16,13 @@ struct Row {
   Bounds bounds;  // in the knob's own unit
 };
 
-constexpr int agreed = 1;
 constexpr size_t longest_path = 4'000;
 
-// The knobs, in the order of enum Knob.
-// clang-format off
-constexpr Row rows[] = {
-    {{"fusion_threshold", "bytes", "64M", "",
-      "maximum bytes per fused operation; 0 disables fusion", agreed}, {0, 1e12}},
-    {{"cache_capacity", "integer", "8192", "",
-      "number of tensor names in the response cache; 0 disables the cache", agreed}, {0, 1e7}},
-    {{"report_bytes", "bytes", "1M", "",
-      "start negotiation as soon as this many bytes are queued", 0}, {0, 1e12}},
-    {{"report_window", "seconds", "0.0003", "",
-      "start negotiation at the latest this long after the first tensor was queued", 0}, {0, 10}},
-    {{"plans_in_flight", "integer", "2", "",
-      "maximum plans in flight per process set; further tensors are batched until one finishes", 0}, {1, 64}},
-    {{"control_fan_out", "integer", "16", "",
-      "number of child hosts per node of the control tree", agreed}, {1, 4096}},
-    {{"join_average", "choice", "all", "all|contributors",
-      "divisor of an average after some ranks have joined: all ranks, or the ranks that still contribute", agreed}, {}},
-    {{"transport", "choice", "auto", "auto|shm|socket",
-      "data transport between ranks of one host: shared memory or sockets", agreed}, {}},
-    {{"cpu_algorithm", "choice", "auto", "auto|direct|ring|recursive_doubling|hierarchical",
-      "all-reduce algorithm between hosts: direct gives the same bits for every placement of ranks, auto selects "
-      "the fastest", agreed}, {}},
-    {{"gpu_backend", "choice", "auto", "auto|nccl|staged",
-      "transport of tensors on GPUs: NCCL or staging through host memory; auto: NCCL if all ranks can use it", agreed}, {}},
-    {{"gpu_libraries", "path", "", "",
-      "colon-separated folders that are searched for libcuda.so.1 and libnccl.so.2 before the system's", 0}, {}},
-    {{"sockets_per_link", "integer", "1", "",
-      "number of connections between two ranks of different hosts", agreed}, {1, 16}},
-    {{"encrypt", "boolean", "0", "",
-      "encrypt connections between hosts with TLS 1.3; requires OpenSSL and the job's key", agreed}, {0, 1}},
-    {{"chunk_bytes", "bytes", "0", "",
-      "size of the pieces in which tensors are transferred; 0: within a host what fits the processor's caches, "
-      "between hosts 512K", agreed}, {0, 64 << 20}},
-    {{"kernel", "choice", "auto", "auto|baseline|avx2",
-      "instruction set of the reductions", 0}, {}},
-    {{"spin", "seconds", "0.0002", "",
-      "how long a rank polls for the next operation before it sleeps; within an operation the time adapts to the "
-      "duration of its steps", 0}, {0, 1}},
-    {{"stall_report", "seconds", "5", "",
-      "report missing ranks after this long, and again after twice as long; a rank that does not answer is "
-      "reported one second later", 0}, {0.05, 1e6}},
-    {{"stall_deadline", "seconds", "1800", "",
-      "fail if a live rank has not submitted a tensor this long after the others; 0: never", 0}, {0, 1e7}},
-    {{"progress_deadline", "seconds", "60", "",
-      "fail if a running operation has not moved a byte for this long", 0}, {0.05, 1e7}},
-    {{"heartbeat", "seconds", "15", "",
-      "fail if another host's network stack has not answered for this long; 0: never", agreed}, {0, 10'000}},
-    {{"log_descriptor", "integer", "2", "",
-      "file descriptor of the log; -1: no log", 0}, {-1, 1e6}},
-    {{"recorder_operations", "integer", "4096", "",
-      "number of recent operations that each rank keeps for the failure report", 0}, {1, 1e6}},
-    {{"stall_report_file", "path", "", "",
-      "also append each stall report to this file, as one line of JSON", 0}, {}},
-    {{"check_parameters", "integer", "-1", "",
-      "compare parameters across ranks every N gradient exchanges, starting with the second; -1: only in the "
-      "second; 0: never, and check neither learning rates nor data", agreed}, {-1, 1e9}},
-    {{"dump_directory", "path", "", "",
-      "folder in which each rank writes its state to rank<N>.json if the job fails", 0}, {}},
-};
-// clang-format on
-static_assert(std::size(rows) == knob_count);
+#define SIRTAKI_ROW(name, type, initial, choices, scope, least, most, help) \
+  {{#name, type, initial, choices, help, scope}, {least, most}},
+constexpr int agreed = 1, own = 0;
+constexpr Row rows[] = {SIRTAKI_KNOBS(SIRTAKI_ROW)};
+#undef SIRTAKI_ROW
 
 bool is_type(const srt_knob& knob, std::string_view type) { return type == knob.type; }
 

@@ -1,5 +1,4 @@
-// All settings, declared once: name, type, default, choices, help. The launcher's flags, the environment variables and
-// the documentation are derived from this table.
+// The settings of a context: one checked value for each row of knob_table.h.
 #pragma once
 
 #include <array>
@@ -8,20 +7,15 @@
 #include <string_view>
 
 #include "base/clock.h"
+#include "base/knob_table.h"
 #include "base/status.h"
 #include "sirtaki.h"
 
 namespace sirtaki {
 
-enum class Knob {
-  // clang-format off
-  fusion_threshold, cache_capacity, report_bytes, report_window, plans_in_flight, control_fan_out,
-  join_average, transport, cpu_algorithm, gpu_backend, gpu_libraries, sockets_per_link, encrypt, chunk_bytes, kernel, spin,
-  stall_report, stall_deadline, progress_deadline, heartbeat, log_descriptor,
-  recorder_operations, stall_report_file, check_parameters, dump_directory,
-  count_
-  // clang-format on
-};
+#define SIRTAKI_NAME(name, ...) name,
+enum class Knob { SIRTAKI_KNOBS(SIRTAKI_NAME) count_ };
+#undef SIRTAKI_NAME
 constexpr int knob_count = static_cast<int>(Knob::count_);
 
 const srt_knob* knob_entry(int index);  // nullptr out of range

@@ -25,6 +25,13 @@ constexpr srt_status_entry table[] = {
     {SRT_DEVICE, "device", 1},
 };
 
+constexpr bool codes_are_positions() {
+  for (size_t i = 0; i < std::size(table); ++i)
+    if (table[i].status != static_cast<srt_status>(i)) return false;
+  return true;
+}
+static_assert(codes_are_positions());
+
 }  // namespace
 
 int StatusTable::count() { return static_cast<int>(std::size(table)); }
@@ -34,7 +41,7 @@ const srt_status_entry* StatusTable::entry(int index) {
 }
 
 const char* StatusTable::name(srt_status code) {
-  const srt_status_entry* found = entry(code);  // codes are positions
+  const srt_status_entry* found = entry(code);
   return found ? found->name : "unknown";
 }
 

@@ -102,7 +102,7 @@ void on_each_gpu(Fake& fake, const std::vector<int>& sizes, const std::function<
 TEST(every_dtype_is_reduced_as_on_the_cpu) {
   Fake fake;
   on_each_gpu(fake, {1, 2, 4}, [&](int rank, int size, Context& context) {
-    for (int dtype = 0; dtype < dtype_count(); ++dtype)
+    for (int dtype = 0; dtype < dtype_count; ++dtype)
       for (int op = SRT_SUM; op <= SRT_PRODUCT; ++op) {
         if (!(dtype_entry(dtype)->reduce_ops & 1 << op)) continue;
         const int64_t shape[] = {row_counts[static_cast<size_t>(dtype + op) % 2], 3};
@@ -148,7 +148,7 @@ TEST(factors_apply_to_an_average) {
 TEST(every_dtype_is_moved) {
   Fake fake;
   on_each_gpu(fake, {1, 2, 3}, [&](int rank, int size, Context& context) {
-    for (int dtype = 0; dtype < dtype_count(); ++dtype) {
+    for (int dtype = 0; dtype < dtype_count; ++dtype) {
       const int64_t shape[] = {row_counts[static_cast<size_t>(dtype) % 2] + 7 * rank, 2};
       CHECK_EQUAL(
           difference(fake, context, rank, request(SRT_ALLGATHER, nullptr, shape, 2, static_cast<DType>(dtype)), 0), 0);

@@ -82,7 +82,7 @@ TEST(reductions_of_every_dtype) {
 }
 
 TEST(the_table_says_what_can_be_reduced) {
-  for (int code = 0; code < dtype_count(); ++code)
+  for (int code = 0; code < dtype_count; ++code)
     for (const Kernels* table : tables())
       CHECK_EQUAL(table->of(static_cast<DType>(code)) != nullptr, (dtype_entry(code)->reduce_ops != 0));
 }

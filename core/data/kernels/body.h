@@ -192,6 +192,9 @@ constexpr DTypeKernels kernels_for() {
           std::is_integral_v<T> ? nullptr : from_double<T>};
 }
 
+template <typename Part>
+struct Complex;
+
 // Returns kernels that take a complex number as its two parts: enough for sums, and for factors that are real.
 template <typename Part>
 constexpr DTypeKernels complex_kernels_for() {
@@ -207,21 +210,28 @@ constexpr DTypeKernels complex_kernels_for() {
   return {{sum, sum}, {zeros, zeros}, scaled};
 }
 
-constexpr DTypeKernels table[] = {
-    // In the order of DType.
-    kernels_for<uint8_t>(),         kernels_for<int8_t>(),         kernels_for<uint16_t>(),
-    kernels_for<int16_t>(),         kernels_for<uint32_t>(),       kernels_for<int32_t>(),
-    kernels_for<uint64_t>(),        kernels_for<int64_t>(),        kernels_for<Float16>(),
-    kernels_for<BFloat16>(),        kernels_for<float>(),          kernels_for<double>(),
-    kernels_for<uint8_t>(),  // bool: minimum, maximum and product of 0 and 1
-    complex_kernels_for<float>(),   complex_kernels_for<double>(), kernels_for<Float8E4M3fn>(),
-    kernels_for<Float8E4M3fnuz>(),  kernels_for<Float8E5M2>(),     kernels_for<Float8E5M2fnuz>(),
-    complex_kernels_for<Float16>(),
+// The kernels of a row of dtype_table.h.
+template <typename T>
+struct Element {
+  static constexpr DTypeKernels kernels() { return kernels_for<T>(); }
+};
+template <typename Part>
+struct Element<Complex<Part>> {
+  static constexpr DTypeKernels kernels() { return complex_kernels_for<Part>(); }
+};
+template <>
+struct Element<void> {
+  static constexpr DTypeKernels kernels() { return {}; }
 };
 
+// By code. Booleans are bytes: the minimum, maximum and product of 0 and 1.
+#define SIRTAKI_KERNELS(code, name, bytes, ops, type) Element<type>::kernels(),
+constexpr DTypeKernels table[] = {SIRTAKI_DTYPES(SIRTAKI_KERNELS)};
+#undef SIRTAKI_KERNELS
+
 const DTypeKernels* kernels_of(DType dtype) {
-  const auto index = static_cast<size_t>(dtype);
-  return index < std::size(table) ? &table[index] : nullptr;
+  const DTypeKernels& kernels = table[static_cast<size_t>(dtype)];
+  return kernels.scale ? &kernels : nullptr;
 }
 
 }  // namespace
