@@ -10,34 +10,34 @@ once, in the second step.
 
 from __future__ import annotations
 
+from argparse import Namespace
 from typing import Any
 
+from common.harness import Benchmark, Results
 from common.jobs import Job, hvdrun
 from common.measure import median
-from common.options import parser
-from common.report import at_most, save, show_machine, show_table, show_targets
+from common.options import rounds
+from common.report import Target, at_most, show_rows
 from train_step import MODELS
 
 RANKS = 2
 MOST_PERCENT = 0.5
 COMPARISONS = 300
 
+COLUMNS = [
+    ("model", lambda row: row["model"]),
+    ("step, ms", lambda row: f"{row['step']:.2f}"),
+    ("checks in a step, µs", lambda row: f"{row['checks']:.1f}"),
+    ("one comparison, ms", lambda row: f"{row['once']:.1f}"),
+]
 
-def main() -> None:
-    options = parser(__doc__, 20, "steps of each model").parse_args()
-    show_machine()
+
+def measure(options: Namespace) -> Results:
     with Job(hvdrun(RANKS), RANKS, "workers.checks") as job:
-        rows = [measure(job, model, options.rounds) for model in MODELS]
-    show(rows)
-    targets = [
-        at_most(f"checks in a step of {row['model']}", MOST_PERCENT, row["checks"] / row["step"] / 10, "%")
-        for row in rows
-    ]
-    show_targets(targets)
-    save(options.json, {"rows": rows}, targets)
+        return {"rows": [measure_model(job, model, options.rounds) for model in MODELS]}
 
 
-def measure(job: Job, model: str, rounds: int) -> dict[str, Any]:
+def measure_model(job: Job, model: str, rounds: int) -> dict[str, Any]:
     """Returns the times of a step in ms, of its checks in µs, and of one full comparison in ms."""
     job.ask("prepare", model=model)
     step = median(job.ask("steps", count=rounds)[0])
@@ -45,12 +45,18 @@ def measure(job: Job, model: str, rounds: int) -> dict[str, Any]:
     return {"model": model, "step": step, "checks": checks, "once": max(job.ask("once"))}
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    table = [
-        [row["model"], f"{row['step']:.2f}", f"{row['checks']:.1f}", f"{row['once']:.1f}"] for row in rows
-    ]
-    show_table("Checks, 2 ranks", ["model", "step, ms", "checks in a step, µs", "one comparison, ms"], table)
+def show(results: Results) -> None:
+    show_rows("Checks, 2 ranks", COLUMNS, results["rows"])
 
+
+def judge(results: Results) -> list[Target]:
+    return [
+        at_most(f"checks in a step of {row['model']}", MOST_PERCENT, row["checks"] / row["step"] / 10, "%")
+        for row in results["rows"]
+    ]
+
+
+BENCHMARK = Benchmark(__doc__, [rounds(20, "steps of each model")], measure, show, judge)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -11,54 +11,41 @@ described in advance.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
+from argparse import Namespace
+from collections.abc import Callable, Sequence
 
-from common import native
 from common.collectives import COLLECTIVES
+from common.harness import Benchmark, Results
+from common.latency import Row, show_latency
 from common.measure import Interval
-from common.options import KIB, MIB, add_sizes, parser
-from common.report import Target, at_least, readable, save, show_machine, show_targets
-from common.turns import Row, show_rows, show_versions, turns
+from common.options import KIB, MIB, RANKS, choice, rounds, sizes
+from common.peer_jobs import peer_jobs
+from common.report import Target, at_least, readable
 
 SIZES = [KIB, 64 * KIB, MIB, 16 * MIB]
 OTHERS = [name for name in COLLECTIVES if name != "allreduce"]  # all-reduce has a benchmark of its own
 JUDGED_FROM = 64 * KIB
 SHARE = 0.7  # of the faster peer's speed
+LAYERS: dict[str, Callable[[Row], Interval | None]] = {
+    "from C": lambda row: row.slower_than_core,
+    "from Python": lambda row: row.slower,
+}
 
 
-def main() -> None:
-    options = arguments()
-    show_machine()
-    results, rows = measure(options.ranks, options.only, options.sizes, options.rounds)
-    show(results["versions"], rows, options.ranks)
-    targets = judge(rows, options.ranks)
-    show_targets(targets)
-    save(options.json, results, targets)
-
-
-def arguments() -> argparse.Namespace:
-    made = parser(__doc__, 11, "blocks of each")
-    add_sizes(made, SIZES)
-    made.add_argument("--only", nargs="+", choices=OTHERS, default=OTHERS, help="these operations")
-    return made.parse_args()
-
-
-def measure(
-    ranks: int, collectives: list[str], sizes: list[int], rounds: int
-) -> tuple[dict[str, Any], list[Row]]:
-    """Runs everything. Returns the contents of the JSON file, and the rows."""
+def measure(options: Namespace) -> Results:
     rows: list[Row] = []
-    with turns(ranks, native.build()) as started:
-        for collective in collectives:
-            for size in sizes_of(collective, sizes, ranks):
-                rows += started.measure(collective, size, rounds)
-    return {"versions": started.versions, "ranks": ranks, "rows": [asdict(row) for row in rows]}, rows
+    with peer_jobs(options.ranks) as jobs:
+        for collective in options.only:
+            for size in sizes_of(collective, options.sizes, options.ranks):
+                rows += jobs.measure(collective, size, options.rounds)
+    return {"versions": jobs.versions, "ranks": options.ranks, "rows": rows}
 
 
-def sizes_of(collective: str, sizes: list[int], ranks: int) -> list[int]:
+def show(results: Results) -> None:
+    show_latency(results["rows"], results["ranks"])
+
+
+def sizes_of(collective: str, sizes: Sequence[int], ranks: int) -> list[int]:
     """Returns sizes for which each rank's part has whole elements. A barrier has no size."""
     if collective == "barrier":
         return [0]
@@ -66,33 +53,24 @@ def sizes_of(collective: str, sizes: list[int], ranks: int) -> list[int]:
     return [max(size // step, 1) * step for size in sizes]
 
 
-def show(versions: dict[str, str], rows: list[Row], ranks: int) -> None:
-    show_versions(versions)
-    for collective in dict.fromkeys(row.collective for row in rows):
-        show_rows([row for row in rows if row.collective == collective], ranks)
-
-
-def judge(rows: list[Row], ranks: int) -> list[Target]:
+def judge(results: Results) -> list[Target]:
     """Returns the target of each operation at the size at which the faster peer leads by most."""
     targets = []
-    layers: dict[str, Callable[[Row], Interval | None]] = {
-        "from C": lambda row: row.slower_than_core,
-        "from Python": lambda row: row.slower,
-    }
-    for collective in dict.fromkeys(row.collective for row in rows):
-        judged = [row for row in rows if row.collective == collective and row.bytes >= JUDGED_FROM]
-        for layer, ratio in layers.items():
-            found: dict[int, float] = {}
-            for row in judged:
-                slower = ratio(row)
-                if slower:
-                    found[row.bytes] = min(found.get(row.bytes, slower.median), slower.median)
+    for collective in dict.fromkeys(row.collective for row in results["rows"]):
+        judged = [row for row in results["rows"] if row.collective == collective and row.bytes >= JUDGED_FROM]
+        for layer, slower in LAYERS.items():
+            found = [(interval.median, row.bytes) for row in judged if (interval := slower(row))]
             if found:
-                worst = min(found, key=lambda size: found[size])
-                what = f"{collective}, {ranks} ranks, speed {layer} / the better peer's, at {readable(worst)}"
-                targets.append(at_least(what, SHARE, found[worst]))
+                share, size = min(found)
+                where = f"{layer} / the better peer's, at {readable(size)}"
+                targets.append(
+                    at_least(f"{collective}, {results['ranks']} ranks, speed {where}", SHARE, share)
+                )
     return targets
 
 
+OPTIONS = [RANKS, sizes(SIZES), rounds(11, "blocks of each"), choice("--only", OTHERS, "these operations")]
+BENCHMARK = Benchmark(__doc__, OPTIONS, measure, show, judge)
+
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

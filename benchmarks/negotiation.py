@@ -12,20 +12,17 @@ takes on this machine, on a processor of the rank's own; system calls cost nothi
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from common import native
-from common.options import KIB, MIB, parser
-from common.report import save, show_machine, show_table
+from common.harness import Benchmark, Results
+from common.options import KIB, MIB, Option, number, rounds
+from common.report import show_rows
 
 RANKS = [8, 64, 512, 4096]
 LEADERS, STRAIGHT = "leaders", "rank 0"
-AT_RANK_0 = ["frames in", "out", "bytes in", "out"]
-SECONDS = 600
 
 
 @dataclass
@@ -52,32 +49,35 @@ class Row:
     steady: Step
 
 
-def main() -> None:
-    options = arguments()
-    show_machine()
-    rows = measure(options)
-    show(options, rows)
-    save(options.json, {"rows": [asdict(row) for row in rows]}, [])
+def columns(step: Callable[[Row], Step]) -> list[tuple[str, Callable[[Row], str]]]:
+    """Returns the columns of the table about one of a row's steps."""
+    return [
+        ("ranks", lambda row: f"{row.ranks:,}"),
+        ("report to", lambda row: row.to),
+        ("latency µs", lambda row: f"{step(row).latency:,.0f}"),
+        ("rank 0: busy µs", lambda row: f"{step(row).processor:,.0f}"),
+        ("frames in", lambda row: f"{step(row).frames_in:,}"),
+        ("out", lambda row: f"{step(row).frames_out:,}"),
+        ("bytes in", lambda row: amount(step(row).bytes_in)),
+        ("out", lambda row: amount(step(row).bytes_out)),
+        ("bytes of all", lambda row: amount(step(row).bytes_of_all)),
+    ]
 
 
-def arguments() -> argparse.Namespace:
-    made = parser(__doc__, 5, "steps after the first one")
-    made.add_argument("--ranks", type=int, nargs="+", default=RANKS, help="how many (8 64 512 4096)")
-    made.add_argument("--each", type=int, default=8, help="ranks on each host (8)")
-    made.add_argument("--fan-out", type=int, default=16, help="hosts that a leader reports for directly (16)")
-    made.add_argument("--tensors", type=int, default=400, help="in each step (400)")
-    made.add_argument("--latency", type=int, default=30, help="between two hosts, microseconds (30)")
-    made.add_argument("--gigabits", type=int, default=10, help="a second, of each host's cable (10)")
-    return made.parse_args()
+def amount(count: int) -> str:
+    """Formats a number of bytes, with one digit after the decimal point."""
+    unit, divisor = ("MiB", MIB) if count >= MIB else ("KiB", KIB)
+    return f"{count / divisor:,.1f} {unit}"
 
 
-def measure(options: argparse.Namespace) -> list[Row]:
+def measure(options: Namespace) -> Results:
     """Negotiates in every world, through leaders and without them."""
-    program = native.build() / "negotiation"
-    return [negotiate(program, ranks, to, options) for ranks in options.ranks for to in (LEADERS, STRAIGHT)]
+    rows = [negotiate(ranks, to, options) for ranks in options.ranks for to in (LEADERS, STRAIGHT)]
+    title = f"{options.each} ranks a host, {options.latency} µs and {options.gigabits} Gbit/s between hosts"
+    return {"tensors": options.tensors, "network": title, "rows": rows}
 
 
-def negotiate(program: Path, ranks: int, to: str, options: argparse.Namespace) -> Row:
+def negotiate(ranks: int, to: str, options: Namespace) -> Row:
     """Returns the driver's results for one world. Fails unless all ranks receive the same plans."""
     settings = {
         "ranks": ranks,
@@ -88,39 +88,28 @@ def negotiate(program: Path, ranks: int, to: str, options: argparse.Namespace) -
         "gigabits": options.gigabits,
         "steps": options.rounds,
     }
-    command = [program, *(f"{name}={value}" for name, value in settings.items())]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=SECONDS, check=True)
-    steps = {name: Step(**step) for name, step in json.loads(done.stdout).items()}
-    return Row(ranks, to, **steps)
+    (steps,) = native.run("negotiation", *(f"{name}={value}" for name, value in settings.items()))
+    return Row(ranks, to, **{name: Step(**step) for name, step in steps.items()})
 
 
-def show(options: argparse.Namespace, rows: list[Row]) -> None:
-    for title, name in (("in steady state", "steady"), ("in the first step", "first")):
-        table: list[list[str]] = []
-        for before, row in zip([None, *rows], rows, strict=False):
-            if before is not None and before.ranks != row.ranks:
-                table.append([])
-            table.append([f"{row.ranks:,}", row.to, *cells(getattr(row, name))])
-        head = ["ranks", "report to", "latency µs", "rank 0: busy µs", *AT_RANK_0, "bytes of all"]
-        between = f"{options.latency} µs and {options.gigabits} Gbit/s between hosts"
-        show_table(
-            f"{options.tensors} tensors {title}, {options.each} ranks a host, {between}",
-            head,
-            table,
-            text_columns=2,
-        )
+def show(results: Results) -> None:
+    tensors, network, rows = results["tensors"], results["network"], results["rows"]
+    steps = {"in steady state": lambda row: row.steady, "in the first step": lambda row: row.first}
+    for when, step in steps.items():
+        title = f"{tensors} tensors {when}, {network}"
+        show_rows(title, columns(step), rows, text_columns=2, group=lambda row: row.ranks)
 
 
-def cells(step: Step) -> list[str]:
-    times = [f"{step.latency:,.0f}", f"{step.processor:,.0f}", f"{step.frames_in:,}", f"{step.frames_out:,}"]
-    return [*times, amount(step.bytes_in), amount(step.bytes_out), amount(step.bytes_of_all)]
-
-
-def amount(count: int) -> str:
-    """Formats a number of bytes, with one digit after the decimal point."""
-    unit, divisor = ("MiB", MIB) if count >= MIB else ("KiB", KIB)
-    return f"{count / divisor:,.1f} {unit}"
-
+OPTIONS = [
+    rounds(5, "steps after the first one"),
+    Option("--ranks", type=int, nargs="+", default=RANKS, help="how many (8 64 512 4096)"),
+    number("--each", 8, "ranks on each host"),
+    number("--fan-out", 16, "hosts that a leader reports for directly"),
+    number("--tensors", 400, "in each step"),
+    number("--latency", 30, "between two hosts, microseconds"),
+    number("--gigabits", 10, "a second, of each host's cable"),
+]
+BENCHMARK = Benchmark(__doc__, OPTIONS, measure, show)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

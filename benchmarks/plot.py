@@ -8,14 +8,13 @@ The file may also come from allreduce.py or train_step.py, for one of the pictur
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-from common.options import KIB
+from common.options import KIB, Option, parse
 from common.report import readable
 
 matplotlib.use("Agg")  # no window
@@ -25,7 +24,7 @@ Style = dict[str, Any]
 # sirtaki is highlighted; the others are drawn in muted colours.
 LINES: dict[str, tuple[str, Style]] = {
     "sirtaki torch": ("sirtaki", {"color": "#1f5fbf", "linewidth": 2.6, "zorder": 5}),
-    "limit": ("limit prototype", {"color": "#555555", "linestyle": ":"}),
+    "memory bound": ("memory-bound prototype", {"color": "#555555", "linestyle": ":"}),
     "mpi": ("Open MPI", {"color": "#c8761c"}),
     "gloo": ("gloo", {"color": "#7a9a3b"}),
 }
@@ -34,16 +33,12 @@ BARS = {
     "prototype": ("prototype", "#999999"),
     "sirtaki": ("sirtaki", "#1f5fbf"),
 }
+FOLDER = Option("--folder", type=Path, default=Path(__file__).parents[1] / "docs", help="where to (docs)")
 SIZE, DOTS_PER_INCH = (8.0, 4.2), 144
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("file", type=Path)
-    parser.add_argument(
-        "--folder", type=Path, default=Path(__file__).parents[1] / "docs", help="where to (docs)"
-    )
-    options = parser.parse_args()
+    options = parse(__doc__, [Option("file", type=Path), FOLDER])
     measured = json.loads(options.file.read_text())
     pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     allreduce = measured.get("allreduce, 2 ranks", measured)

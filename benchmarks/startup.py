@@ -8,24 +8,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common.jobs import Job, environment, hvdrun, mpirun
-from common.measure import median, median_interval
-from common.options import MIB, parser
-from common.report import Target, at_most, save, show_machine, show_table, show_targets
+from common.harness import Benchmark, Results
+from common.jobs import Job, environment, free_ports, hvdrun, make_key, mpirun
+from common.measure import alternate, difference, median
+from common.options import MIB, rounds
+from common.report import Target, at_most, show_table
 
 RANKS = 2
-LIMIT_SECONDS = 120
+MOST_SECONDS = 120
+LOST_RANKS = 5  # measurements, at most
 FRAMEWORKS = ["torch", "tensorflow", "keras", "jax", "numpy"]
 IMPORT = """
 import json, sys, time
@@ -38,23 +40,14 @@ print(json.dumps([middle - before, after - middle, [name for name in {frameworks
 """
 
 
-def main() -> None:
-    options = parser(__doc__, 7, "measurements of each").parse_args()
-    show_machine()
-    results = measure(options.rounds)
-    show(results)
-    targets = judge(results)
-    show_targets(targets)
-    save(options.json, results, targets)
-
-
-def measure(rounds: int) -> dict[str, Any]:
-    """Runs everything; returns the contents of the JSON file. Seconds and bytes."""
+def measure(options: Namespace) -> Results:
+    """Runs everything. Seconds and bytes."""
+    rounds = options.rounds
     return {
         "imports": measure_imports(rounds),
         "launches": measure_launches(rounds),
         "memory": measure_memory(),
-        "lost_rank": [measure_lost_rank() for _ in range(min(rounds, 5))],
+        "lost_rank": [measure_lost_rank() for _ in range(min(rounds, LOST_RANKS))],
     }
 
 
@@ -73,7 +66,7 @@ def run_import(first: str, second: str) -> tuple[float, float, list[str]]:
     """Measures two imports, in this order in a new Python, and lists the frameworks that they loaded."""
     text = IMPORT.format(first=first, second=second, frameworks=FRAMEWORKS)
     done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, check=True, timeout=LIMIT_SECONDS, text=True
+        [sys.executable, "-c", text], capture_output=True, check=True, timeout=MOST_SECONDS, text=True
     )
     return tuple(json.loads(done.stdout))
 
@@ -91,18 +84,9 @@ def measure_launches(rounds: int) -> dict[str, Any]:
     launcher = mpirun(RANKS)
     if launcher is not None:
         commands["mpirun, torch"] = [*launcher, *script, "mpi"]
-    times: dict[str, list[float]] = {name: [] for name in commands}
-    for _ in range(rounds):
-        for name, command in commands.items():
-            times[name].append(run_launch(command))
+    times = alternate({name: partial(run_launch, command) for name, command in commands.items()}, rounds)
     over = {
-        kind: median_interval(
-            [
-                more - less
-                for more, less in zip(times[f"hvdrun, {kind}"], times[f"alone, {kind}"], strict=True)
-            ]
-        )
-        for kind in ("torch", "numpy")
+        kind: difference(times[f"hvdrun, {kind}"], times[f"alone, {kind}"]) for kind in ("torch", "numpy")
     }
     return {"seconds": {name: median(of_it) for name, of_it in times.items()}, "over_alone": over}
 
@@ -114,7 +98,7 @@ def torchrun(ranks: int) -> list[str]:
 def run_launch(command: Sequence[str]) -> float:
     start = time.perf_counter()
     done = subprocess.run(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_SECONDS
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=MOST_SECONDS
     )
     seconds = time.perf_counter() - start
     if done.returncode:
@@ -137,10 +121,8 @@ def measure_memory() -> dict[str, int]:
 def measure_lost_rank() -> float:
     """Returns the seconds from the kill -9 of rank 1 until rank 0, in the middle of an all-reduce, raises."""
     with tempfile.TemporaryDirectory(prefix="sirtaki-benchmark-") as folder:
-        key = Path(folder, "key")
-        key.touch(mode=0o600)
-        key.write_text(secrets.token_hex(32))
-        address = f"127.0.0.1:{free_port()}"
+        key = make_key(Path(folder))
+        address = f"127.0.0.1:{free_ports(1)[0]}"
         results = [Path(folder, f"rank{rank}.json") for rank in range(RANKS)]
         ranks = [
             subprocess.Popen(
@@ -152,65 +134,45 @@ def measure_lost_rank() -> float:
         ]
         try:
             for process in ranks:
-                process.wait(LIMIT_SECONDS)
+                process.wait(MOST_SECONDS)
         finally:
-            for (
-                process
-            ) in ranks:  # with the DataLoader's workers, which detect it themselves only after seconds
+            # The DataLoader's workers end, too: they detect the loss themselves only after seconds.
+            for process in ranks:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
         raised, killed = (json.loads(result.read_text()) for result in results)
     return raised["raised"] - killed["killed"]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def show(results: dict[str, Any]) -> None:
-    imports, launches, memory = results["imports"], results["launches"], results["memory"]
-    rows = [
-        [f"import {name}", f"{imports[name] * 1e3:.0f} ms"] for name in ("sirtaki", "torch", "sirtaki.torch")
-    ]
-    rows[2][0] += ", after import torch"
+def show(results: Results) -> None:
+    imports, launches, lost = results["imports"], results["launches"], results["lost_rank"]
+    imported = {"sirtaki": "sirtaki", "torch": "torch", "sirtaki.torch": "sirtaki.torch, after import torch"}
+    rows = [[f"import {text}", f"{imports[name] * 1e3:.0f} ms"] for name, text in imported.items()]
     rows += [[], *([name, f"{seconds:.2f} s"] for name, seconds in launches["seconds"].items())]
     for kind, over in launches["over_alone"].items():
-        rows.append(
-            [f"hvdrun over alone, {kind}", f"{over.median:.2f} s ({over.low:.2f} to {over.high:.2f})"]
-        )
-    rows.append([])
-    rows += [[f"memory: {name}", f"{size / MIB:.1f} MiB"] for name, size in memory.items()]
-    lost = results["lost_rank"]
-    rows += [
-        [],
-        [
-            "kill -9 of a rank until the other raises",
-            f"{median(lost) * 1e3:.0f} ms (worst {max(lost) * 1e3:.0f})",
-        ],
-    ]
+        bounds = f"({over.low:.2f} to {over.high:.2f})"
+        rows.append([f"hvdrun over alone, {kind}", f"{over.median:.2f} s {bounds}"])
+    rows += [[], *([f"memory: {name}", f"{size / MIB:.1f} MiB"] for name, size in results["memory"].items())]
+    worst = f"(worst {max(lost) * 1e3:.0f})"
+    rows += [[], ["kill -9 of a rank until the other raises", f"{median(lost) * 1e3:.0f} ms {worst}"]]
     show_table(f"Start, {RANKS} ranks", ["what", "median"], rows)
 
 
-def judge(results: dict[str, Any]) -> list[Target]:
+def judge(results: Results) -> list[Target]:
     imports, memory = results["imports"], results["memory"]
     brought = imports["frameworks"]
+    over_alone = results["launches"]["over_alone"]["torch"].median
+    growth = (memory["growth"] - memory["shared"]) / MIB
     return [
         at_most("import sirtaki", 50, imports["sirtaki"] * 1e3, "ms"),
         Target("import sirtaki brings no framework", "none", ", ".join(brought) or "none", not brought),
         at_most("import sirtaki.torch over import torch", 50, imports["sirtaki.torch"] * 1e3, "ms"),
-        at_most(
-            "hvdrun of an init-only script, over alone",
-            0.7,
-            results["launches"]["over_alone"]["torch"].median,
-            "s",
-        ),
-        at_most(
-            "a rank's peak memory beside the segment", 16, (memory["growth"] - memory["shared"]) / MIB, "MiB"
-        ),
+        at_most("hvdrun of an init-only script, over alone", 0.7, over_alone, "s"),
+        at_most("a rank's peak memory beside the segment", 16, growth, "MiB"),
     ]
 
 
+BENCHMARK = Benchmark(__doc__, [rounds(7, "measurements of each")], measure, show, judge)
+
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -6,22 +6,21 @@ python benchmarks/tables.py build/figures.json
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from common.measure import median
+from common.options import Option, parse
 from common.report import readable
 
-PEERS = {"gloo": "gloo", "mpi": "Open MPI", "limit": "limit"}
+PEERS = {"gloo": "gloo", "mpi": "Open MPI", "memory bound": "memory bound"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("file", type=Path, help="what targets.py has written")
-    measured = json.loads(parser.parse_args().file.read_text())
+    options = parse(__doc__, [Option("file", type=Path, help="the JSON file of targets.py")])
+    measured = json.loads(options.file.read_text())
     for title, part in measured.items():
         if title.startswith("allreduce"):
             print_table(f"{title}, µs", allreduce(part["rows"]))

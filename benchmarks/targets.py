@@ -5,59 +5,46 @@ Usage: python benchmarks/targets.py [--longer] [--json FILE]
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from typing import Any
 
 import allreduce
 import collectives
 import startup
 import train_step
-from common.options import KIB, MIB, add_json
-from common.report import Target, save, show_machine, show_targets
+from common.harness import Benchmark, Results
+from common.options import KIB, MIB, Option
+from common.report import Target
 
 PAIR_SIZES = [4, KIB, 64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB]
 CROWD = 4
 CROWD_SIZES = [64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB]
-COLLECTIVE_SIZES = [KIB, 64 * KIB, MIB, 16 * MIB]
+# Each benchmark with its rounds and further options.
+PARTS: dict[str, tuple[Benchmark, int, dict[str, Any]]] = {
+    "allreduce, 2 ranks": (allreduce.BENCHMARK, 7, {"ranks": 2, "sizes": PAIR_SIZES}),
+    f"allreduce, {CROWD} ranks": (allreduce.BENCHMARK, 7, {"ranks": CROWD, "sizes": CROWD_SIZES}),
+    "collectives, 2 ranks": (collectives.BENCHMARK, 5, {"ranks": 2}),
+    f"collectives, {CROWD} ranks": (collectives.BENCHMARK, 5, {"ranks": CROWD}),
+    "train_step": (train_step.BENCHMARK, 20, {}),
+    "startup": (startup.BENCHMARK, 3, {}),
+}
 
 
-def main() -> None:
-    options = arguments()
-    show_machine()
-    results, targets = measure(3 if options.longer else 1)
-    show_targets(targets)
-    save(options.json, results, targets)
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--longer", action="store_true", help="three times as many measurements")
-    add_json(parser)
-    return parser.parse_args()
-
-
-def measure(factor: int) -> tuple[dict[str, Any], list[Target]]:
+def measure(options: Namespace) -> Results:
     """Runs and shows one benchmark after the other."""
-    results: dict[str, Any] = {}
-    targets: list[Target] = []
-    for ranks, sizes in ((2, PAIR_SIZES), (CROWD, CROWD_SIZES)):
-        found, rows = allreduce.measure(ranks, sizes, 7 * factor)
-        allreduce.show(found["versions"], rows, ranks)
-        results[f"allreduce, {ranks} ranks"] = found
-        targets += allreduce.judge(rows, ranks)
-    for ranks in (2, CROWD):
-        found, rows = collectives.measure(ranks, collectives.OTHERS, COLLECTIVE_SIZES, 5 * factor)
-        collectives.show(found["versions"], rows, ranks)
-        results[f"collectives, {ranks} ranks"] = found
-        targets += collectives.judge(rows, ranks)
-    steps = train_step.measure(20 * factor)
-    train_step.show(steps)
-    targets += train_step.judge(steps)
-    start = startup.measure(3 * factor)
-    startup.show(start)
-    targets += startup.judge(start)
-    return {**results, "train_step": steps, "startup": start}, targets
+    factor = 3 if options.longer else 1
+    return {
+        title: benchmark.run(rounds=rounds * factor, **settings)
+        for title, (benchmark, rounds, settings) in PARTS.items()
+    }
 
+
+def judge(results: Results) -> list[Target]:
+    return [target for title, (part, *_) in PARTS.items() for target in part.judge(results[title])]
+
+
+LONGER = Option("--longer", action="store_true", help="three times as many measurements")
+BENCHMARK = Benchmark(__doc__, [LONGER], measure, judge=judge)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

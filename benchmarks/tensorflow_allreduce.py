@@ -10,19 +10,19 @@ ten all-reduces, each of which needs the previous one's result.
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import asdict, dataclass
-from typing import Any
+from argparse import Namespace
+from dataclasses import dataclass
 
-from common.jobs import Job, hvdrun
-from common.measure import Interval, median, median_interval
-from common.options import KIB, MIB, add_sizes, parser
-from common.ports import free_ports
-from common.report import Target, at_least, at_most, readable, save, show_machine, show_table, show_targets
+from common.harness import Benchmark, Results
+from common.jobs import Job, free_ports, hvdrun
+from common.measure import Interval, block_calls, median, medians, ratio
+from common.options import KIB, MIB, RANKS, rounds, sizes
+from common.report import Target, at_least, at_most, optional, readable, show_rows
 
 SIZES = [KIB, 64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB]
 BYTES_PER_BLOCK = 64 * MIB
 LEAST_CALLS, MOST_CALLS = 3, 100
+CHAINED = 10  # all-reduces of the function with several
 
 
 @dataclass
@@ -37,76 +37,46 @@ class Row:
     in_chain: float | None  # cost that each of ten all-reduces adds to that
 
 
-def main() -> None:
-    options = arguments()
-    show_machine()
-    results, rows = measure(options.ranks, options.sizes, options.rounds)
-    show(rows, options.ranks)
-    targets = judge(rows)
-    show_targets(targets)
-    save(options.json, results, targets)
+COLUMNS = [
+    ("bytes", lambda row: readable(row.bytes)),
+    ("sirtaki µs", lambda row: f"{row.sirtaki:,.0f}"),
+    ("MWMS µs", lambda row: f"{row.strategy:,.0f}"),
+    ("MWMS / sirtaki (95 %)", lambda row: f"{row.faster:.1f}"),
+    ("GB/s", lambda row: f"{row.bytes / row.sirtaki / 1e3:.2f}"),
+    ("no exchange µs", lambda row: optional(row.alone, ",.0f")),
+    ("each of 10 µs", lambda row: optional(row.in_chain, ",.0f")),
+]
 
 
-def arguments() -> argparse.Namespace:
-    made = parser(__doc__, 9, "blocks of each")
-    add_sizes(made, SIZES)
-    return made.parse_args()
-
-
-def measure(ranks: int, sizes: list[int], rounds: int) -> tuple[dict[str, Any], list[Row]]:
-    """Runs everything. Returns the contents of the JSON file, and the rows."""
+def measure(options: Namespace) -> Results:
+    ranks = options.ranks
     ports = ",".join(map(str, free_ports(ranks)))
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}
     with Job(hvdrun(ranks), ranks, "workers.tensorflow_allreduce", ports, settings=quiet) as job:
         versions = job.ask("versions")[0]
-        rows = [measure_size(job, size, rounds) for size in sizes]
-    return {"versions": versions, "ranks": ranks, "rows": [asdict(row) for row in rows]}, rows
+        rows = [measure_size(job, size, options.rounds) for size in options.sizes]
+    return {"versions": versions, "ranks": ranks, "rows": rows}
 
 
 def measure_size(job: Job, size: int, rounds: int) -> Row:
-    calls = max(LEAST_CALLS, min(MOST_CALLS, BYTES_PER_BLOCK // size))
-    blocks: dict[str, list[float]] = {who: [] for who in job.ask("prepare", size=size)[0]}
-    for _ in range(rounds):
-        for who, medians in blocks.items():
-            ranks = job.ask("block", who=who, calls=calls)
-            medians.append(median([max(call) for call in zip(*ranks, strict=True)]))
-    mine, other = blocks["sirtaki"], blocks["MWMS"]
-    ratios = [theirs / own for own, theirs in zip(mine, other, strict=True)]
+    calls = block_calls(size, BYTES_PER_BLOCK, LEAST_CALLS, MOST_CALLS)
+    functions = job.ask("prepare", size=size)[0]
+    times = {who: medians(blocks) for who, blocks in job.blocks(functions, rounds, calls).items()}
+    own, strategy = median(times["sirtaki"]), median(times["MWMS"])
     alone, in_chain = None, None
-    if "chained" in blocks:
-        alone = median(blocks["alone"])
-        in_chain = (median(blocks["chained"]) - alone) / 10
-    return Row(size, median(mine), median(other), median_interval(ratios), alone, in_chain)
+    if "chained" in times:
+        alone = median(times["alone"])
+        in_chain = (median(times["chained"]) - alone) / CHAINED
+    return Row(size, own, strategy, ratio(times["MWMS"], times["sirtaki"]), alone, in_chain)
 
 
-def show(rows: list[Row], ranks: int) -> None:
-    head = [
-        "bytes",
-        "sirtaki µs",
-        "MWMS µs",
-        "MWMS / sirtaki (95 %)",
-        "GB/s",
-        "no exchange µs",
-        "each of 10 µs",
-    ]
-    lines = [
-        [
-            readable(row.bytes),
-            f"{row.sirtaki:,.0f}",
-            f"{row.strategy:,.0f}",
-            f"{row.faster.median:.1f} ({row.faster.low:.1f} to {row.faster.high:.1f})",
-            f"{row.bytes / row.sirtaki / 1e3:.2f}",
-            "" if row.alone is None else f"{row.alone:,.0f}",
-            "" if row.in_chain is None else f"{row.in_chain:,.0f}",
-        ]
-        for row in rows
-    ]
-    show_table(f"All-reduce in a tf.function, {ranks} ranks", head, lines)
+def show(results: Results) -> None:
+    show_rows(f"All-reduce in a tf.function, {results['ranks']} ranks", COLUMNS, results["rows"])
 
 
-def judge(rows: list[Row]) -> list[Target]:
+def judge(results: Results) -> list[Target]:
     """Returns the targets that these rows can answer; the worst size of a range counts."""
-    targets = []
+    rows, targets = results["rows"], []
     large = [row.faster.median for row in rows if row.bytes >= 4 * MIB]
     if large:
         targets.append(at_least("speed / MultiWorkerMirroredStrategy's, ≥ 4 MiB", 10, min(large)))
@@ -119,5 +89,7 @@ def judge(rows: list[Row]) -> list[Target]:
     return targets
 
 
+BENCHMARK = Benchmark(__doc__, [RANKS, sizes(SIZES), rounds(9, "blocks of each")], measure, show, judge)
+
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -10,13 +10,16 @@ measurement is the overlap: a backward pass that sleeps while gradients move.
 
 from __future__ import annotations
 
+from argparse import Namespace
+from functools import partial
 from typing import Any
 
 from common import native
+from common.harness import Benchmark, Results
 from common.jobs import Job, hvdrun
-from common.measure import Interval, median, median_interval
-from common.options import parser
-from common.report import Target, at_most, save, show_machine, show_table, show_targets
+from common.measure import alternate, difference, median
+from common.options import rounds
+from common.report import Target, at_most, show_rows, show_table
 
 MODELS = [
     "6 × Linear(2048), batch 16",
@@ -34,27 +37,26 @@ KEEP_MEMORY = {
 }
 ROUNDS_PER_ORDER = 5
 MOST = 1.3  # times what the prototype adds
-LONGER, SHORTER = 2.0, 0.5  # compute as a multiple of the exchange
+OVERLAPS = {"longer": 2.0, "shorter": 0.5}  # compute as a multiple of the exchange
+OVERLAP_ROUNDS = 3
+
+OVERLAP_COLUMNS = [
+    ("compute ms", lambda row: f"{row['compute']:.2f}"),
+    ("exchange ms", lambda row: f"{row['exchange']:.2f}"),
+    ("step ms", lambda row: f"{row['step']:.2f}"),
+    ("DDP's step ms", lambda row: f"{row['ddp']:.2f}"),
+    ("step / max(compute, exchange)", lambda row: f"{row['ratio']:.2f}"),
+]
 
 
-def main() -> None:
-    options = parser(__doc__, 40, "steps of each kind").parse_args()
-    show_machine()
-    results = measure(options.rounds)
-    show(results)
-    targets = judge(results)
-    show_targets(targets)
-    save(options.json, results, targets)
-
-
-def measure(rounds: int) -> dict[str, Any]:
-    """Runs everything; returns the contents of the JSON file. Times in milliseconds."""
-    folder = native.build()
-    with Job(hvdrun(RANKS), RANKS, "workers.train_step", str(folder), settings=KEEP_MEMORY) as job:
+def measure(options: Namespace) -> Results:
+    """Runs everything. Times in milliseconds."""
+    folder, rounds = str(native.build()), options.rounds
+    with Job(hvdrun(RANKS), RANKS, "workers.train_step", folder, settings=KEEP_MEMORY) as job:
         versions = job.ask("versions")[0]
         models = [measure_model(job, model, rounds) for model in MODELS]
     with Job(hvdrun(RANKS), RANKS, "workers.overlap") as job:
-        overlap = [measure_overlap(job, factor, rounds // 3 + 3) for factor in (LONGER, SHORTER)]
+        overlap = [measure_overlap(job, factor, rounds // 3 + 3) for factor in OVERLAPS.values()]
     return {"versions": versions, "models": models, "overlap": overlap}
 
 
@@ -66,64 +68,52 @@ def measure_model(job: Job, model: str, rounds: int) -> dict[str, Any]:
         for name in ranks[0]:
             means = [sum(of_ranks) / RANKS for of_ranks in zip(*(rank[name] for rank in ranks), strict=True)]
             times.setdefault(name, []).extend(means)
-    deviation = max(job.ask("deviation"))
-    if not deviation < 1e-2:
-        raise SystemExit(f"{model}: the weights of the exchanging copies differ by {deviation:.2g}")
-    sync = times["sync"]
-    costs = {
-        name: median_interval([step - bare for step, bare in zip(times[name], sync, strict=True)])
-        for name in ("ddp", "sirtaki", "prototype")
-    }
+    deviation = job.deviation(model)
+    costs = {name: difference(times[name], times["sync"]) for name in ("ddp", "sirtaki", "prototype")}
     return {"model": model, **facts, "deviation": deviation, "times": times, "costs": costs}
 
 
 def measure_overlap(job: Job, factor: float, calls: int) -> dict[str, Any]:
     """Measures compute of `factor` times the exchange's time; blocks with and without exchange take turns."""
-    exchange = rank_0(job, "exchange", calls=calls)
-    pause = exchange * factor / job.ask("layers")[0] / 1e3
-    rounds = []
-    for _ in range(3):
-        compute = rank_0(job, "compute", seconds=pause, calls=calls)
-        step = rank_0(job, "step", seconds=pause, calls=calls)
-        exchange = rank_0(job, "exchange", calls=calls)
-        ddp = rank_0(job, "ddp_step", seconds=pause, calls=calls)
-        row = {"compute": compute, "exchange": exchange, "step": step, "ddp": ddp}
-        rounds.append({**row, "ratio": step / max(compute, exchange)})
-    return {name: median([row[name] for row in rounds]) for name in rounds[0]}
+
+    def rank_0(order: str, **arguments: Any) -> float:
+        return job.ask(order, calls=calls, **arguments)[0]
+
+    pause = rank_0("exchange") * factor / job.ask("layers")[0] / 1e3
+    times = alternate(
+        {
+            "compute": partial(rank_0, "compute", seconds=pause),
+            "step": partial(rank_0, "step", seconds=pause),
+            "exchange": partial(rank_0, "exchange"),
+            "ddp": partial(rank_0, "ddp_step", seconds=pause),
+        },
+        OVERLAP_ROUNDS,
+    )
+    parts = zip(times["step"], times["compute"], times["exchange"], strict=True)
+    times["ratio"] = [step / max(compute, exchange) for step, compute, exchange in parts]
+    return {name: median(found) for name, found in times.items()}
 
 
-def rank_0(job: Job, order: str, **arguments: Any) -> float:
-    return job.ask(order, **arguments)[0]
-
-
-def show(results: dict[str, Any]) -> None:
-    print(", ".join(f"{name}: {version}" for name, version in results["versions"].items()))
+def show(results: Results) -> None:
     rows: list[list[str]] = []
     for model in results["models"]:
         sync = median(model["times"]["sync"])
         rows += [[], [model["model"], "sync", f"{sync:.2f}", "", ""]]
         for name, cost in model["costs"].items():
             share = f"{cost.median / sync:+.0%}"
-            rows.append(["", name, f"{median(model['times'][name]):.2f}", describe(cost), share])
+            rows.append(["", name, f"{median(model['times'][name]):.2f}", f"{cost:.2f}", share])
         title = f"{model['parameters'] / 1e6:.1f} M parameters in {model['tensors']} tensors"
-        rows.append([title, "limit, one buffer", f"{median(model['times']['limit']):.2f}", "", ""])
+        bound = f"{median(model['times']['memory bound']):.2f}"
+        rows.append([title, "memory bound, one buffer", bound, "", ""])
     head = ["model", "exchange", "median ms", "step - sync, ms (95 %)", "over sync"]
     show_table(f"Training step, {RANKS} ranks, one thread each", head, rows[1:], text_columns=2)
-    rows = [
-        [f"{row[name]:.2f}" for name in ("compute", "exchange", "step", "ddp", "ratio")]
-        for row in results["overlap"]
-    ]
-    head = ["compute ms", "exchange ms", "step ms", "DDP's step ms", "step / max(compute, exchange)"]
-    show_table("Backward pass that sleeps while gradients move", head, rows, text_columns=0)
+    title = "Backward pass that sleeps while gradients move"
+    show_rows(title, OVERLAP_COLUMNS, results["overlap"], text_columns=0)
 
 
-def describe(cost: Interval) -> str:
-    return f"{cost.median:.2f} ({cost.low:.2f} to {cost.high:.2f})"
-
-
-def judge(results: dict[str, Any]) -> list[Target]:
+def judge(results: Results) -> list[Target]:
     targets = [judge_model(model) for model in results["models"]]
-    for name, row in zip(("longer", "shorter"), results["overlap"], strict=True):
+    for name, row in zip(OVERLAPS, results["overlap"], strict=True):
         what = f"backward sleeps {name} than the exchange: step / max(both)"
         targets.append(at_most(what, 1.1, row["ratio"], "×"))
     return targets
@@ -136,5 +126,7 @@ def judge_model(model: dict[str, Any]) -> Target:
     return at_most(what, bound, model["costs"]["sirtaki"].median, "ms")
 
 
+BENCHMARK = Benchmark(__doc__, [rounds(40, "steps of each kind")], measure, show, judge)
+
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -38,6 +38,16 @@ def init(generation=1):
 """
 
 
+def script_writer(path: Path, template: str) -> Callable[[str], str]:
+    """Returns a function that writes a script, the template with the given body, and returns its path."""
+
+    def write(body: str) -> str:
+        path.write_text(template.format(body))
+        return str(path)
+
+    return write
+
+
 def wait_until(condition: Callable[[], object], what: str) -> None:
     """Waits until `condition()` is true; fails with `what` after a long time."""
     deadline = time.monotonic() + FAILSAFE_SECONDS

@@ -1,1 +1,1 @@
-"""Shared parts of the benchmarks: statistics, launching, the peers, the limit prototype, tables."""
+"""Shared parts of the benchmarks: statistics, launching, the peers, the memory-bound prototype, tables."""

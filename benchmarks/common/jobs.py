@@ -6,23 +6,28 @@ of JSON. While it waits, a rank sleeps in the kernel and does not slow the other
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from common.measure import alternate
 from common.native import BENCHMARKS
 
 START_SECONDS = 120
 ANSWER_SECONDS = 300
 END_SECONDS = 20
+MOST_DEVIATION = 1e-2  # of the weights of copies that train alike, relative to the largest weight
 
 
 def hvdrun(size: int) -> list[str]:
@@ -52,6 +57,23 @@ def environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
     }
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns ports that are free at the moment, for peers that cannot choose their own."""
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def make_key(folder: Path) -> Path:
+    """Returns a file with a new key, by which ranks authenticate each other."""
+    key = folder / "key"
+    key.touch(mode=0o600)
+    key.write_text(secrets.token_hex(32))
+    return key
 
 
 class Job:
@@ -101,6 +123,21 @@ class Job:
             raise SystemExit(f"a rank of {self._worker} ended during the order '{order}'")
         return [json.loads(answer) for answer in answers]
 
+    def slowest(self, order: str, **arguments: Any) -> list[float]:
+        """Returns the latency of each call that an order measures: that of its slowest rank."""
+        return [max(times) for times in zip(*self.ask(order, **arguments), strict=True)]
+
+    def blocks(self, names: Sequence[str], rounds: int, calls: int) -> dict[str, list[list[float]]]:
+        """Returns the latencies of each implementation's blocks of calls, which take turns."""
+        return alternate({who: partial(self.slowest, "block", who=who, calls=calls) for who in names}, rounds)
+
+    def deviation(self, model: str) -> float:
+        """Returns how far the copies of a model have diverged; fails if they have really."""
+        deviation = max(self.ask("deviation"))
+        if not deviation < MOST_DEVIATION:
+            raise SystemExit(f"{model}: the weights of the exchanging copies differ by {deviation:.2g}")
+        return deviation
+
     def close(self) -> None:
         """Ends the ranks."""
         for stream in filter(None, self._ranks):
@@ -130,30 +167,3 @@ def _accept(listener: socket.socket, process: subprocess.Popen[bytes]) -> socket
             if process.poll() is not None:
                 break
     raise SystemExit(f"not all ranks have come; their launcher ended with {process.poll()}")
-
-
-def bind(rank: int, size: int) -> None:
-    """Binds the calling thread to a core of its own if there are enough cores, as mpirun does for its ranks.
-
-    Otherwise two ranks that wake each other may or may not share a core, by chance. Call it after sirtaki and
-    gloo have started their threads, which may run on any core.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    if size <= len(cores):
-        os.sched_setaffinity(0, {cores[rank]})
-
-
-def serve(path: str, rank: int, orders: Mapping[str, Callable[..., Any]]) -> None:
-    """Executes the orders that a rank receives until the connection ends."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(path)
-        stream = connection.makefile("rwb")
-        answer: Any = {"rank": rank}
-        while True:
-            stream.write((json.dumps(answer) + "\n").encode())
-            stream.flush()
-            line = stream.readline()
-            if not line:
-                return
-            received = json.loads(line)
-            answer = orders[received["order"]](**received["arguments"])

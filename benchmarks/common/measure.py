@@ -1,14 +1,27 @@
-"""Statistics of repeated measurements, and the timing of a call."""
+"""Statistics of repeated measurements, the timing of a call, and measurements in alternating rounds."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-__all__ = ["Interval", "median", "median_interval", "quantile", "timed"]
+__all__ = [
+    "Interval",
+    "alternate",
+    "block_calls",
+    "difference",
+    "median",
+    "median_interval",
+    "medians",
+    "quantile",
+    "ratio",
+    "timed",
+]
+
+Result = TypeVar("Result")
 
 
 class Interval(NamedTuple):
@@ -18,11 +31,19 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def __format__(self, form: str) -> str:
+        """Formats each number by itself: `.1f` gives "1.0 (0.9 to 1.2)"."""
+        return f"{self.median:{form}} ({self.low:{form}} to {self.high:{form}})"
+
 
 def quantile(values: Sequence[float], q: float) -> float:
     """Returns the value below which the share `q` of the values lies."""
     ordered = sorted(values)
     return ordered[min(int(q * len(ordered)), len(ordered) - 1)]
+
+
+def medians(blocks: Iterable[Sequence[float]]) -> list[float]:
+    return [median(block) for block in blocks]
 
 
 def median_interval(values: Sequence[float]) -> Interval:
@@ -33,6 +54,33 @@ def median_interval(values: Sequence[float]) -> Interval:
     low = max(math.floor(count / 2 - reach), 0)
     high = min(math.ceil(count / 2 + reach), count - 1)
     return Interval(median(ordered), ordered[low], ordered[high])
+
+
+def ratio(values: Sequence[float], baseline: Sequence[float]) -> Interval:
+    """Returns the values as multiples of the baseline, each divided by that of the same round."""
+    return median_interval([value / base for value, base in zip(values, baseline, strict=True)])
+
+
+def difference(values: Sequence[float], baseline: Sequence[float]) -> Interval:
+    """Returns the excess of the values over the baseline, each over that of the same round."""
+    return median_interval([value - base for value, base in zip(values, baseline, strict=True)])
+
+
+def alternate(measurements: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str, list[Result]]:
+    """Makes all measurements once per round, so that changes of the machine's speed affect them alike.
+
+    Returns each one's results by round.
+    """
+    results: dict[str, list[Result]] = {name: [] for name in measurements}
+    for _ in range(rounds):
+        for name, measure in measurements.items():
+            results[name].append(measure())
+    return results
+
+
+def block_calls(size: int, bytes_per_block: int, least: int, most: int) -> int:
+    """Returns the number of calls on `size` bytes in a block, which moves `bytes_per_block` if it can."""
+    return max(least, min(most, bytes_per_block // max(size, 1)))
 
 
 def timed(call: Callable[[], object], calls: int) -> list[float]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,14 @@ class Step:
     def loss(self, model: nn.Module) -> Tensor:
         """Returns a loss to differentiate, scaled so that training stays stable for the whole measurement."""
         return model(self.batch).square().mean()
+
+    def train(self, model: nn.Module, optimizer: Any, exchange: Callable[[], object] | None = None) -> None:
+        """Runs a training step; `exchange`, if given, comes between backward pass and optimizer."""
+        optimizer.zero_grad()
+        self.loss(model).backward()
+        if exchange:
+            exchange()
+        optimizer.step()
 
 
 def large_linear() -> Step:
@@ -58,3 +67,13 @@ MODELS: dict[str, Callable[[], Step]] = {
     "TransformerEncoder 12 × 256, batch 4 × 64": transformer,
     "200 × Linear(64), batch 16": small_linear,
 }
+
+
+def deviation(models: Sequence[nn.Module]) -> float:
+    """Returns how far copies of a model have diverged, relative to the largest weight of a tensor."""
+    found = 0.0
+    for one, *others in zip(*(model.parameters() for model in models), strict=True):
+        for other in others:
+            difference = (one - other).abs().max() / one.abs().max().clamp_min(1e-12)
+            found = max(found, difference.item())
+    return found

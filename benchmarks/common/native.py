@@ -1,4 +1,4 @@
-"""Builds the native part: drivers in C++, and the limit prototype."""
+"""Builds and runs the native part: drivers in C++, and the memory-bound prototype."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def build() -> Path:
     return FOLDER
 
 
-def bare_calls(ranks: int, sizes: list[int]) -> list[dict[str, Any]]:
-    """Returns the driver's measurements: one row per size, times in microseconds."""
-    command = [str(FOLDER / "driver"), str(ranks), *map(str, sizes)]
+def run(driver: str, *arguments: object) -> list[dict[str, Any]]:
+    """Builds a driver if need be and runs it. Returns the JSON objects that it prints, one per line."""
+    command = [str(build() / driver), *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=DRIVER_SECONDS, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
 

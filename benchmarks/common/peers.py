@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import os
 import warnings
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from common.collectives import GROUP_SIZE, Array, Call
+from common.serving import join_group
 
 
 class Peer:
@@ -28,13 +30,13 @@ class Peer:
 
 
 class Sirtaki(Peer):
-    """sirtaki.numpy or sirtaki.torch."""
+    """sirtaki.numpy or sirtaki.torch, whose tensors lie on the given device."""
 
-    def __init__(self, framework: str, rank: int, size: int) -> None:
+    def __init__(self, framework: str, rank: int, size: int, device: str = "cpu") -> None:
         super().__init__(rank, size)
         library = importlib.import_module(framework)
         self._hvd: Any = importlib.import_module(f"sirtaki.{framework}")
-        self._convert = library.asarray if framework == "numpy" else library.from_numpy
+        self._convert = library.asarray if framework == "numpy" else partial(_on_device, device)
         self._name = framework
         sirtaki = importlib.import_module("sirtaki")
         self.version = f"sirtaki {sirtaki.__version__}, {framework} {library.__version__}"
@@ -80,10 +82,10 @@ class Sirtaki(Peer):
         return self._hvd.barrier
 
 
-class Gloo(Peer):
-    """torch.distributed over gloo."""
+class TorchDistributed(Peer):
+    """torch.distributed over one of its backends. The ranks meet through a file in their common folder."""
 
-    def __init__(self, rank: int, size: int, folder: str) -> None:
+    def __init__(self, backend: str, rank: int, size: int, folder: Path, device: str = "cpu") -> None:
         super().__init__(rank, size)
         import torch
         import torch.distributed as dist
@@ -91,40 +93,40 @@ class Gloo(Peer):
         # torch 2.13 introduces new names; the old ones work in all versions that sirtaki supports.
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         self._dist, self._torch = dist, torch
-        store = f"file://{os.path.join(folder, 'gloo')}"
-        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+        self._convert = partial(_on_device, device)
+        join_group(backend, folder, rank, size)
         self.version = f"torch {torch.__version__}"
 
     def allreduce(self, array: Array) -> Call:
-        dist, tensor = self._dist, self._torch.from_numpy(array)
+        dist, tensor = self._dist, self._convert(array)
         return lambda: _last(dist.all_reduce(tensor), tensor)
 
     def grouped_allreduce(self, array: Array) -> Call:
         dist = self._dist
-        tensors = list(self._torch.from_numpy(array).tensor_split(GROUP_SIZE))
+        tensors = list(self._convert(array).tensor_split(GROUP_SIZE))
         return lambda: _last(dist.all_reduce_coalesced(tensors), tensors)
 
     def broadcast(self, array: Array) -> Call:
-        dist, tensor = self._dist, self._torch.from_numpy(array)
+        dist, tensor = self._dist, self._convert(array)
         return lambda: _last(dist.broadcast(tensor, 0), tensor)
 
     def allgather(self, array: Array) -> Call:
-        dist, tensor = self._dist, self._torch.from_numpy(array)
+        dist, tensor = self._dist, self._convert(array)
         gathered = tensor.new_empty(tensor.numel() * self.size)
         return lambda: _last(dist.all_gather_into_tensor(gathered, tensor), gathered)
 
     def reducescatter(self, array: Array) -> Call:
-        dist, tensor = self._dist, self._torch.from_numpy(array)
+        dist, tensor = self._dist, self._convert(array)
         part = tensor.new_empty(tensor.numel() // self.size)
         return lambda: _last(dist.reduce_scatter_tensor(part, tensor), part)
 
     def alltoall(self, array: Array) -> Call:
-        dist, tensor = self._dist, self._torch.from_numpy(array)
+        dist, tensor = self._dist, self._convert(array)
         received = self._torch.empty_like(tensor)
         return lambda: _last(dist.all_to_all_single(received, tensor), received)
 
     def sendrecv(self, array: Array) -> Call:
-        dist, tensor = self._dist, self._torch.from_numpy(array)
+        dist, tensor = self._dist, self._convert(array)
         received = self._torch.empty_like(tensor)
 
         def call() -> Any:
@@ -189,6 +191,12 @@ class OpenMPI(Peer):
 
     def barrier(self, _: Array) -> Call:
         return self._world.Barrier
+
+
+def _on_device(device: str, array: Array) -> Any:
+    import torch
+
+    return torch.from_numpy(array).to(device)
 
 
 def _last(_: Any, result: Any) -> Any:

@@ -6,11 +6,14 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from common.measure import Interval
+
+Row = TypeVar("Row")
 UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
@@ -35,9 +38,35 @@ def at_most(what: str, bound: float, value: float, unit: str) -> Target:
 
 
 def show_targets(targets: Sequence[Target]) -> None:
-    """Prints each target with its measured value."""
+    """Prints each target with its measured value, if there are any."""
     rows = [[one.what, one.target, one.measured, "met" if one.met else "MISSED"] for one in targets]
-    show_table("Targets", ["what", "target", "measured", ""], rows, text_columns=4)
+    if rows:
+        show_table("Targets", ["what", "target", "measured", ""], rows, text_columns=4)
+
+
+def show_versions(versions: Mapping[str, str]) -> None:
+    for name, version in versions.items():
+        print(f"{name}: {version}")
+
+
+def show_rows(
+    title: str,
+    columns: Sequence[tuple[str, Callable[[Row], str]]],
+    rows: Sequence[Row],
+    *,
+    text_columns: int = 1,
+    group: Callable[[Row], Any] | None = None,
+) -> None:
+    """Prints a table with one line per row, and a line between rows of different groups.
+
+    `columns` holds the head of each column and the function that formats a row's cell.
+    """
+    table: list[list[str]] = []
+    for before, row in zip([None, *rows], rows, strict=False):
+        if group and before is not None and group(before) != group(row):
+            table.append([])
+        table.append([cell(row) for _, cell in columns])
+    show_table(title, [head for head, _ in columns], table, text_columns)
 
 
 def show_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> None:
@@ -74,6 +103,11 @@ def readable(size: int) -> str:
     return f"{size / divisor:g} {unit}"
 
 
+def optional(value: float | Interval | None, form: str) -> str:
+    """Formats a value; returns an empty cell without one."""
+    return "" if value is None else format(value, form)
+
+
 def machine() -> dict[str, Any]:
     """Describes the machine. The load shows whether anything else was running."""
     model = platform.processor() or platform.machine()
@@ -101,5 +135,5 @@ def show_machine() -> None:
 def save(path: Path | None, results: dict[str, Any], targets: Sequence[Target]) -> None:
     """Writes everything as JSON, if a path is given."""
     if path is not None:
-        whole = {"command": sys.argv, "machine": machine(), **results, "targets": list(map(asdict, targets))}
-        path.write_text(json.dumps(whole, indent=2) + "\n")
+        whole = {"command": sys.argv, "machine": machine(), **results, "targets": targets}
+        path.write_text(json.dumps(whole, indent=2, default=asdict) + "\n")

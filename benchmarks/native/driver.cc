@@ -1,47 +1,39 @@
-// The bare call: N processes all-reduce float32 sums through the C header, in turn with the limit prototype.
+// The bare call: N processes all-reduce float32 sums through the C header, in turn with the memory-bound prototype.
 //
 //   driver RANKS [SETTING=VALUE ...] [BYTES ...]   prints one JSON object a size; times in microseconds, as rank 0
 //                                                  saw them
 //
-// Both run in blocks, so that neither evicts the other's caches; "ratios" are the limit's time divided by sirtaki's,
-// block by block. "cold" is a call after a pause in which the engines fall asleep.
+// Both run in blocks, so that neither evicts the other's caches; "ratios" are the prototype's time divided by
+// sirtaki's, block by block. "cold" is a call after a pause in which the engines fall asleep.
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <string>
 #include <thread>
 #include <vector>
 
-#include "call.h"
-#include "limit.h"
+#include "drivers.h"
+#include "memory_bound.h"
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
+constexpr const char* name = "driver";  // of the tensor
 constexpr int block_calls = 16;
 constexpr int least_calls = 48;
 constexpr int most_calls = 3200;
 constexpr size_t bytes_per_size = size_t{1} << 29;  // reduced for each size, within those bounds
 
-double microseconds_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
-}
-
 // The state that the processes share from before they fork.
 struct Setting {
   int ranks;
-  limit::Segment* segment;
-  srt_config* config;
+  memory_bound::Segment* segment;
+  Workload workload;
   int memory;
   std::vector<int32_t> numbers, engine_bells, waiter_bells;
-  std::vector<size_t> sizes;
 
   bool is_crowded() const { return ranks > static_cast<int>(std::thread::hardware_concurrency()); }
 };
@@ -69,7 +61,7 @@ srt_context* join(const Setting& setting, int rank) {
   memory.waiter_doorbells = setting.waiter_bells.data();
   srt_context* context = nullptr;
   srt_error error{};
-  must(srt_create(setting.config, &topology, &context, &error) == SRT_OK, error.text);
+  must(srt_create(setting.workload.config, &topology, &context, &error) == SRT_OK, error.text);
   must(setting.ranks == 1 || srt_link_memory(context, &memory, &error) == SRT_OK, error.text);
   must(srt_start(context, &error) == SRT_OK, error.text);
   return context;
@@ -87,12 +79,7 @@ class Rank {
   }
 
   void measure(size_t bytes) {
-    data_.assign(std::max<size_t>(bytes / sizeof(float), 1), 1.0f);
-    run();
-    const auto expected = static_cast<float>(setting_.ranks);
-    must(std::all_of(data_.begin(), data_.end(), [&](float x) { return x == expected; }), "the sum is wrong");
-    std::fill(data_.begin(), data_.end(), 0.0f);  // sums in place would overflow after many calls
-
+    prepare(context_, name, data_, bytes, setting_.ranks);
     const int calls = static_cast<int>(std::clamp<size_t>(bytes_per_size / bytes, least_calls, most_calls));
     Times core, bound, ratios;
     for (int i = 0; i <= calls / block_calls; ++i) {
@@ -107,10 +94,10 @@ class Rank {
   }
 
  private:
-  Times block(bool limit) {
+  Times block(bool prototype) {
     Times times;
-    once(limit);
-    for (int i = 0; i < block_calls; ++i) times.push_back(once(limit));
+    once(prototype);
+    for (int i = 0; i < block_calls; ++i) times.push_back(once(prototype));
     return times;
   }
 
@@ -125,58 +112,43 @@ class Rank {
     return times;
   }
 
-  double once(bool limit) {
+  double once(bool prototype) {
     const auto start = Clock::now();
-    if (limit) prototype_.allreduce(data_.data(), data_.size());
-    else run();
+    if (prototype) prototype_.allreduce(data_.data(), data_.size());
+    else allreduce(context_, name, data_);
     return microseconds_since(start);
   }
-
-  void run() { allreduce(context_, "driver", data_); }
 
   void print(size_t bytes, const Times& core, const Times& bound, const Times& ratios, double cold) const {
     std::printf(
         "{\"ranks\": %d, \"bytes\": %zu, \"sirtaki_us\": %.3f, \"sirtaki_p99_us\": %.3f, \"cold_us\": %.1f, "
-        "\"limit_us\": %.3f, \"limit_p99_us\": %.3f, \"ratios\": [",
+        "\"bound_us\": %.3f, \"bound_p99_us\": %.3f",
         setting_.ranks, bytes, median(core), quantile(core, 0.99), cold, median(bound), quantile(bound, 0.99));
-    for (size_t i = 0; i < ratios.size(); ++i) std::printf("%s%.4f", i ? ", " : "", ratios[i]);
-    std::printf("]}\n");
-    std::fflush(stdout);
+    print_ratios(ratios);
   }
 
   const Setting& setting_;
   int rank_;
   srt_context* context_;
-  limit::Prototype prototype_;
+  memory_bound::Prototype prototype_;
   std::vector<float> data_;
 };
-
-void configure(srt_config* config, const std::string& name, const std::string& value) {
-  srt_error error{};
-  must(srt_config_set(config, name.c_str(), value.c_str(), &error) == SRT_OK, error.text);
-}
 
 Setting parse(int argument_count, char** arguments) {
   Setting setting{};
   setting.ranks = argument_count > 1 ? std::atoi(arguments[1]) : 2;
-  must(setting.ranks >= 2 && setting.ranks <= limit::most_ranks, "usage: driver RANKS [SETTING=VALUE ...] [BYTES ...]");
-  setting.config = srt_config_create();
-  for (int i = 2; i < argument_count; ++i) {
-    const std::string argument = arguments[i];
-    const size_t equals = argument.find('=');
-    if (equals == std::string::npos) setting.sizes.push_back(std::strtoull(arguments[i], nullptr, 10));
-    else configure(setting.config, argument.substr(0, equals), argument.substr(equals + 1));
-  }
-  if (setting.sizes.empty()) setting.sizes = {4, 1024, 65536, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
-  must(*std::min_element(setting.sizes.begin(), setting.sizes.end()) >= sizeof(float), "a size has 4 bytes at least");
+  must(setting.ranks >= 2 && setting.ranks <= memory_bound::most_ranks,
+       "usage: driver RANKS [SETTING=VALUE ...] [BYTES ...]");
+  setting.workload.parse(2, argument_count, arguments, {4, 1024, 65536, 1 << 20, 4 << 20, 16 << 20, 64 << 20});
   return setting;
 }
 
 void share(Setting& setting) {
-  void* shared = ::mmap(nullptr, sizeof(limit::Segment), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* shared =
+      ::mmap(nullptr, sizeof(memory_bound::Segment), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   must(shared != MAP_FAILED, "no shared memory");
-  setting.segment = static_cast<limit::Segment*>(shared);
-  setting.memory = srt_memory_create(srt_memory_bytes(setting.config, setting.ranks), nullptr);
+  setting.segment = static_cast<memory_bound::Segment*>(shared);
+  setting.memory = srt_memory_create(srt_memory_bytes(setting.workload.config, setting.ranks), nullptr);
   must(setting.memory >= 0, "no shared memory");
   for (int rank = 0; rank < setting.ranks; ++rank) {
     setting.numbers.push_back(rank);
@@ -188,7 +160,7 @@ void share(Setting& setting) {
 void run_rank(const Setting& setting, int number) {
   Rank rank(setting, number);
   if (!setting.is_crowded()) bind(number);
-  for (const size_t bytes : setting.sizes) rank.measure(bytes);
+  for (const size_t bytes : setting.workload.sizes) rank.measure(bytes);
 }
 
 }  // namespace
@@ -204,6 +176,6 @@ int main(int argument_count, char** arguments) {
   run_rank(setting, 0);
   int failed = 0, status = 0;
   while (::wait(&status) > 0) failed |= status;
-  srt_config_destroy(setting.config);
+  srt_config_destroy(setting.workload.config);
   return failed ? 1 : 0;
 }

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "context/negotiation.h"
+#include "drivers.h"
 #include "virtual_network.h"
 
 namespace {
@@ -22,12 +23,6 @@ using namespace virtual_network;
 
 constexpr Nanoseconds between_steps = milliseconds(100);
 constexpr Nanoseconds longest_step = seconds(60);
-
-void must(bool condition, const char* what) {
-  if (condition) return;
-  std::fprintf(stderr, "negotiation: %s\n", what);
-  std::_Exit(1);
-}
 
 // Returns the time that passes between two consecutive reads of the clock.
 Nanoseconds measure_clock() {
@@ -214,15 +209,14 @@ class World {
   Cost cost_;
 };
 
-double median(const std::vector<Cost>& steps, int64_t (*of)(const Cost&)) {
-  std::vector<int64_t> values;
-  for (const Cost& step : steps) values.push_back(of(step));
-  std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(values.size() / 2), values.end());
-  return static_cast<double>(values[values.size() / 2]);
+double median_of(const std::vector<Cost>& steps, int64_t (*of)(const Cost&)) {
+  std::vector<double> values;
+  for (const Cost& step : steps) values.push_back(static_cast<double>(of(step)));
+  return median(values);
 }
 
 void print(const char* name, const std::vector<Cost>& steps) {
-  const auto of = [&](int64_t (*value)(const Cost&)) { return median(steps, value); };
+  const auto of = [&](int64_t (*value)(const Cost&)) { return median_of(steps, value); };
   std::printf("\"%s\": {\"latency\": %.1f, \"processor\": %.1f", name,
               of([](const Cost& c) { return c.latency; }) / 1e3, of([](const Cost& c) { return c.processor; }) / 1e3);
   std::printf(", \"frames_in\": %.0f, \"bytes_in\": %.0f", of([](const Cost& c) { return c.received.frames; }),

@@ -2,11 +2,11 @@
 // it.
 //
 //   recorder      prints one JSON object: the median of many blocks, for steps of 1 and of 400 operations
-#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <vector>
 
+#include "drivers.h"
 #include "observe/observer.h"
 
 namespace {
@@ -48,8 +48,7 @@ double nanoseconds_an_operation(int operations_a_step) {
       step(observer, names, static_cast<uint64_t>(done));
     times.push_back(static_cast<double>(now() - start) / operations_a_block);
   }
-  std::nth_element(times.begin(), times.begin() + blocks / 2, times.end());
-  return times[blocks / 2];
+  return median(times);
 }
 
 }  // namespace

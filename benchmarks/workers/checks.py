@@ -8,12 +8,13 @@ from __future__ import annotations
 import gc
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import torch
-from common.jobs import bind, serve
 from common.measure import timed
-from common.models import MODELS, Step
+from common.models import MODELS
+from common.serving import bind, serve
 
 import sirtaki.torch as hvd
 
@@ -25,12 +26,13 @@ class Rank:
 
     def prepare(self, model: str) -> None:
         torch.manual_seed(1 + hvd.rank())
-        self._step: Step = MODELS[model]()
-        self._model = self._step.make_model()
-        hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
-        optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
+        step = MODELS[model]()
+        made = step.make_model()
+        hvd.broadcast_parameters(made.state_dict(), root_rank=0)
+        optimizer = torch.optim.SGD(made.parameters(), lr=0.01, momentum=0.9)
         gc.collect()
-        self._optimizer: Any = hvd.DistributedOptimizer(optimizer, self._model.named_parameters())
+        self._optimizer: Any = hvd.DistributedOptimizer(optimizer, made.named_parameters())
+        self._train = partial(step.train, made, self._optimizer)
         self.steps(WARM_UP_STEPS)
 
     def steps(self, count: int) -> list[float]:
@@ -48,11 +50,6 @@ class Rank:
 
         return timed(compare, count)
 
-    def _train(self) -> None:
-        self._optimizer.zero_grad()
-        self._step.loss(self._model).backward()
-        self._optimizer.step()
-
     def once(self) -> float:
         """Measures one comparison of all parameters and of the optimizer's state, in milliseconds."""
         hvd.barrier()
@@ -68,13 +65,7 @@ def main() -> None:
     rank = Rank()
     bind(hvd.rank(), hvd.size())
     gc.disable()
-    orders = {
-        "prepare": rank.prepare,
-        "steps": rank.steps,
-        "comparisons": rank.comparisons,
-        "once": rank.once,
-    }
-    serve(path, hvd.rank(), orders)
+    serve(path, hvd.rank(), rank)
     hvd.shutdown()
 
 

@@ -8,31 +8,30 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from common.collectives import COLLECTIVES, Array, Call, check, pattern
-from common.jobs import bind, serve
-from common.limit import Limit
 from common.measure import timed
-from common.peers import Gloo, OpenMPI, Peer, Sirtaki
+from common.memory_bound import MemoryBound
+from common.peers import OpenMPI, Peer, Sirtaki, TorchDistributed
+from common.serving import bind, serve
 
 WARM_UP_CALLS = 2
 PAUSE_SECONDS = 0.005  # enough for an engine to fall asleep
 
 
-class LimitPeer(Peer):
-    """The limit prototype."""
+class Prototype(Peer):
+    """The memory-bound prototype."""
 
-    version = "limit prototype"
+    version = "memory-bound prototype"
 
-    def __init__(self, limit: Limit, rank: int, size: int) -> None:
+    def __init__(self, bound: MemoryBound, rank: int, size: int) -> None:
         super().__init__(rank, size)
-        self._limit = limit
+        self._bound = bound
 
     def allreduce(self, array: Array) -> Call:
-        call = self._limit.bind([array.ctypes.data], [array.size])
+        call = self._bound.bind([array.ctypes.data], [array.size])
 
         def run() -> Array:
             call()
@@ -84,7 +83,7 @@ class Rank:
 
 
 def of_hvdrun(path: str, native: Path) -> tuple[Rank, int]:
-    """Returns sirtaki, gloo and the limit prototype in one process."""
+    """Returns sirtaki, gloo and the memory-bound prototype in one process."""
     from common.core import Core
 
     import sirtaki.numpy as hvd
@@ -92,19 +91,19 @@ def of_hvdrun(path: str, native: Path) -> tuple[Rank, int]:
 
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
-    limit = Limit(native, rank, size, lambda own: hvd.broadcast_object(own, root_rank=0))
+    bound = MemoryBound(native, rank, size, partial(hvd.broadcast_object, root_rank=0))
     peers: dict[str, Peer] = {
         "sirtaki core": Core(current()),
         "sirtaki numpy": Sirtaki("numpy", rank, size),
     }
     try:
         peers["sirtaki torch"] = Sirtaki("torch", rank, size)
-        peers["gloo"] = Gloo(rank, size, str(Path(path).parent))
+        peers["gloo"] = TorchDistributed("gloo", rank, size, Path(path).parent)
     except ImportError:
         print("no torch here: gloo and sirtaki.torch are left out", file=sys.stderr)
-    peers["limit"] = LimitPeer(limit, rank, size)
+    peers["memory bound"] = Prototype(bound, rank, size)
     bind(rank, size)
-    return Rank(peers, limit.barrier), rank
+    return Rank(peers, bound.barrier), rank
 
 
 def of_mpirun() -> tuple[Rank, int]:
@@ -117,13 +116,7 @@ def main() -> None:
     path, launcher, native = sys.argv[1:]
     rank, number = of_mpirun() if launcher == "mpirun" else of_hvdrun(path, Path(native))
     gc.disable()
-    orders: dict[str, Callable[..., Any]] = {
-        "versions": rank.versions,
-        "prepare": rank.prepare,
-        "block": rank.block,
-        "cold": rank.cold,
-    }
-    serve(path, number, orders)
+    serve(path, number, rank)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,12 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from common.collectives import Array, Call
-from common.jobs import serve
-from common.peers import Gloo, OpenMPI, Peer, Sirtaki
+from common.peers import OpenMPI, Peer, Sirtaki, TorchDistributed
+from common.serving import serve
 
 from workers.collectives import Rank
 
@@ -66,7 +64,7 @@ def make_peer(who: str, folder: Path) -> Peer:
         return OpenMPI()
     rank, size = int(os.environ["SIRTAKI_RANK"]), int(os.environ["SIRTAKI_SIZE"])
     if who == "gloo":
-        return Gloo(rank, size, str(folder))
+        return TorchDistributed("gloo", rank, size, folder)
     if who == "stream":
         return Stream(rank, size, folder)
     import sirtaki.numpy as hvd
@@ -78,14 +76,8 @@ def make_peer(who: str, folder: Path) -> Peer:
 def main() -> None:
     path, who = sys.argv[1:]
     peer = make_peer(who, Path(path).parent)
-    rank = Rank({who: peer}, None)
     gc.disable()
-    orders: dict[str, Callable[..., Any]] = {
-        "versions": rank.versions,
-        "prepare": rank.prepare,
-        "block": rank.block,
-    }
-    serve(path, peer.rank, orders)
+    serve(path, peer.rank, Rank({who: peer}, None))
 
 
 if __name__ == "__main__":

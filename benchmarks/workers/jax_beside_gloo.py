@@ -14,13 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from common.collectives import check, pattern
-from common.jobs import serve
-from common.measure import timed
+from common.serving import CompiledCalls, serve
 from jax.sharding import NamedSharding, PartitionSpec
 
 import sirtaki.jax as hvd
 
-WARM_UP_CALLS = 3
 LAYERS, ROWS, RATE = 6, 32, 1e-3  # rows of each rank
 
 
@@ -34,12 +32,12 @@ def updated(params: list[Any], gradients: list[Any]) -> list[Any]:
     return jax.tree.map(lambda p, g: p - RATE * g, params, gradients)
 
 
-class Rank:
+class Rank(CompiledCalls):
     """The orders that a rank executes."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._mesh = jax.sharding.Mesh(np.array(jax.devices()), "ranks")
-        self._calls: dict[str, Callable[[], Any]] = {}
 
     def versions(self) -> dict[str, str]:
         """Returns the available peers and their versions."""
@@ -49,8 +47,8 @@ class Rank:
         """Checks each peer's sum of `size` bytes, then prepares the measurement."""
         count = size // 4
         own = pattern(count, hvd.rank())
-        self._calls = {"sirtaki": self._sum_of_sirtaki(own), "gloo": self._sum_of_gloo(own)}
-        for call in self._calls.values():
+        self.calls = {"sirtaki": self._sum_of_sirtaki(own), "gloo": self._sum_of_gloo(own)}
+        for call in self.calls.values():
             own_part = np.asarray(call().addressable_data(0)).reshape(-1)
             check("allreduce", own_part, count, hvd.rank(), hvd.size())
 
@@ -75,7 +73,7 @@ class Rank:
         keys = jax.random.split(jax.random.key(0), LAYERS)
         params = [np.asarray(jax.random.normal(key, (width, width))) / width**0.5 for key in keys]
         inputs = np.asarray(jax.random.normal(hvd.rank_key(keys[0]), (ROWS, width)))
-        self._calls = {
+        self.calls = {
             "sirtaki": self._step_of_sirtaki(params, inputs),
             "gloo": self._step_of_gloo(params, inputs),
         }
@@ -96,12 +94,6 @@ class Rank:
         program = jax.jit(lambda p, x: updated(p, jax.grad(loss_of)(p, x)), donate_argnums=0)
         return _in_turn(lambda p: program(p, whole), placed)
 
-    def block(self, who: str, calls: int) -> list[float]:
-        """Returns the duration of each of `calls` calls, in microseconds, without the warm-up calls."""
-        call = self._calls[who]
-        timed(call, max(WARM_UP_CALLS, calls))
-        return timed(call, calls)
-
 
 def _in_turn(program: Callable[[Any], Any], state: Any) -> Callable[[], Any]:
     """Calls a program with its previous result, and waits for it."""
@@ -118,9 +110,7 @@ def main() -> None:
     path, port = sys.argv[1:]
     hvd.init()
     jax.distributed.initialize(f"127.0.0.1:{port}", hvd.size(), hvd.rank())
-    rank = Rank()
-    orders = {"prepare_sum": rank.prepare_sum, "prepare_step": rank.prepare_step}
-    serve(path, hvd.rank(), {"versions": rank.versions, "block": rank.block, **orders})
+    serve(path, hvd.rank(), Rank())
 
 
 if __name__ == "__main__":

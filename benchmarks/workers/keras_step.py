@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from common.jobs import serve
+from common.serving import serve
 
 import sirtaki.keras as hvd
 from workers.tensorflow_allreduce import strategy
@@ -54,12 +54,12 @@ class Rank:
         counts = [int(np.prod(one.shape)) for one in models[0].trainable_weights]
         return {"parameters": sum(counts), "tensors": len(counts), "who": list(self._steps)}
 
-    def block(self, who: str, steps: int) -> float:
-        """Runs `steps` steps; returns milliseconds per step."""
+    def block(self, who: str, calls: int) -> list[float]:
+        """Runs as many steps as one block; returns milliseconds per step."""
         hvd.barrier()
         start = time.perf_counter()
-        self._steps[who](steps)
-        return (time.perf_counter() - start) * 1e3 / steps
+        self._steps[who](calls)
+        return [(time.perf_counter() - start) * 1e3 / calls]
 
     def deviation(self) -> float:
         """Returns how far the models that exchange are apart, relative to how far training has moved them."""
@@ -119,15 +119,7 @@ def main() -> None:
     path, ports = sys.argv[1:]
     hvd.init()
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    rank = Rank(strategy([int(port) for port in ports.split(",")]))
-    orders: dict[str, Callable[..., Any]] = {
-        "versions": rank.versions,
-        "prepare": rank.prepare,
-        "block": rank.block,
-        "deviation": rank.deviation,
-        "fit_with_strategy": rank.fit_with_strategy,
-    }
-    serve(path, hvd.rank(), orders)
+    serve(path, hvd.rank(), Rank(strategy([int(port) for port in ports.split(",")])))
 
 
 if __name__ == "__main__":

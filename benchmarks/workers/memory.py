@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
-from common.jobs import serve
+from common.serving import serve
 from torch import nn
 
 import sirtaki.torch as hvd
@@ -53,7 +54,7 @@ def measure() -> dict[str, int]:
 def main() -> None:
     torch.set_num_threads(1)
     result = measure()
-    serve(sys.argv[1], hvd.rank(), {"result": lambda: result})
+    serve(sys.argv[1], hvd.rank(), SimpleNamespace(result=lambda: result))
     hvd.shutdown()
 
 

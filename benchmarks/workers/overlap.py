@@ -5,17 +5,14 @@ Usage: python -m workers.overlap SOCKET
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from common.jobs import serve
 from common.measure import median, timed
+from common.serving import serve, training_ranks
 from torch import Tensor, nn
 
 import sirtaki.torch as hvd
@@ -62,6 +59,9 @@ class Rank:
         )
         optimizer = torch.optim.SGD(self._model.parameters(), lr=0.0)
         self._optimizer = hvd.DistributedOptimizer(optimizer, self._model.named_parameters())
+
+    def layers(self) -> int:
+        return LAYERS
 
     def exchange(self, calls: int) -> float:
         """Measures the gradients' exchange alone: a backward pass that does not sleep."""
@@ -116,20 +116,8 @@ def main() -> None:
     path = sys.argv[1]
     torch.set_num_threads(1)
     hvd.init()
-    store = f"file://{Path(path).with_name('gloo')}"
-    dist.init_process_group("gloo", init_method=store, rank=hvd.rank(), world_size=hvd.size())
-    rank = Rank()
-    gc.disable()
-    orders: dict[str, Callable[..., Any]] = {
-        "layers": lambda: LAYERS,
-        "exchange": rank.exchange,
-        "compute": rank.compute,
-        "step": rank.step,
-        "ddp_step": rank.ddp_step,
-    }
-    serve(path, hvd.rank(), orders)
-    dist.destroy_process_group()
-    hvd.shutdown()
+    with training_ranks("gloo", path):
+        serve(path, hvd.rank(), Rank())
 
 
 if __name__ == "__main__":

@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from common.collectives import check, pattern
-from common.jobs import serve
-from common.measure import timed
+from common.serving import CompiledCalls, serve
 
 import sirtaki.tensorflow as hvd
 
-WARM_UP_CALLS = 3
 CHAINED = 10
 SMALL_BYTES = 64 * 1024
 
@@ -32,12 +30,12 @@ def strategy(ports: list[int]) -> tf.distribute.MultiWorkerMirroredStrategy:
     return tf.distribute.MultiWorkerMirroredStrategy()
 
 
-class Rank:
+class Rank(CompiledCalls):
     """The orders that a rank executes."""
 
     def __init__(self, workers: tf.distribute.MultiWorkerMirroredStrategy) -> None:
+        super().__init__()
         self._workers = workers
-        self._calls: dict[str, Callable[[], Any]] = {}
 
     def versions(self) -> dict[str, str]:
         """Returns the available peers and their versions."""
@@ -47,13 +45,13 @@ class Rank:
         """Checks each peer's sum of `size` bytes, then prepares the measurement. Returns the peers."""
         count = size // 4
         source = tf.constant(pattern(count, hvd.rank()))
-        self._calls = {"sirtaki": self._of_sirtaki(source), "MWMS": self._of_strategy(source)}
-        for call in self._calls.values():
+        self.calls = {"sirtaki": self._of_sirtaki(source), "MWMS": self._of_strategy(source)}
+        for call in self.calls.values():
             check("allreduce", np.asarray(call()), count, hvd.rank(), hvd.size())
         if size <= SMALL_BYTES:
-            self._calls["alone"] = tf.function(lambda: source + 1)
-            self._calls["chained"] = self._chain(source)
-        return list(self._calls)
+            self.calls["alone"] = tf.function(lambda: source + 1)
+            self.calls["chained"] = self._chain(source)
+        return list(self.calls)
 
     def _chain(self, source: tf.Tensor) -> Callable[[], Any]:
         def average_often() -> tf.Tensor:
@@ -74,18 +72,11 @@ class Rank:
 
         return tf.function(lambda: self._workers.run(of_replica))
 
-    def block(self, who: str, calls: int) -> list[float]:
-        """Returns the duration of each of `calls` calls, in microseconds, without the warm-up calls."""
-        call = self._calls[who]
-        timed(call, max(WARM_UP_CALLS, calls))
-        return timed(call, calls)
-
 
 def main() -> None:
     path, ports = sys.argv[1:]
     hvd.init()
-    rank = Rank(strategy([int(port) for port in ports.split(",")]))
-    serve(path, hvd.rank(), {"versions": rank.versions, "prepare": rank.prepare, "block": rank.block})
+    serve(path, hvd.rank(), Rank(strategy([int(port) for port in ports.split(",")])))
 
 
 if __name__ == "__main__":

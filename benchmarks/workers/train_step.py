@@ -9,15 +9,15 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from common.jobs import bind, serve
-from common.limit import Limit
-from common.models import MODELS, Step
+from common.memory_bound import MemoryBound
+from common.models import MODELS, Step, deviation
+from common.serving import bind, serve, training_ranks
 from torch import nn
 
 import sirtaki.torch as hvd
@@ -42,16 +42,13 @@ class Variant:
 
     def run(self) -> None:
         """Runs one training step."""
-        self.optimizer.zero_grad()
-        self.step.loss(self.model).backward()
-        self.exchange()
-        self.optimizer.step()
+        self.step.train(self.model, self.optimizer, self.exchange)
 
 
-def with_barrier(step: Step, limit: Limit) -> Variant:
+def with_barrier(step: Step, bound: MemoryBound) -> Variant:
     """Exchanges nothing: the ranks only meet in a barrier."""
     variant = Variant(step).finish()
-    variant.exchange = limit.barrier
+    variant.exchange = bound.barrier
     return variant
 
 
@@ -68,7 +65,7 @@ def with_ddp(step: Step) -> Variant:
     return variant.finish()
 
 
-def with_prototype(step: Step, limit: Limit) -> Variant:
+def with_prototype(step: Step, bound: MemoryBound) -> Variant:
     """Sums all gradients after the backward pass, in a fixed order, without negotiation.
 
     The sum is not divided: the learning rate compensates for that, so that averaging costs nothing.
@@ -80,7 +77,7 @@ def with_prototype(step: Step, limit: Limit) -> Variant:
 
     def exchange() -> None:
         gradients: list[Any] = [parameter.grad for parameter in parameters]
-        limit.bind([gradient.data_ptr() for gradient in gradients], counts)()
+        bound.bind([gradient.data_ptr() for gradient in gradients], counts)()
 
     variant.exchange = exchange
     return variant.finish()
@@ -92,9 +89,7 @@ class Rank:
     def __init__(self, native: Path) -> None:
         hvd.init()
         self._rank = hvd.rank()
-        self._limit = Limit(
-            native, self._rank, hvd.size(), lambda own: hvd.broadcast_object(own, root_rank=0)
-        )
+        self._bound = MemoryBound(native, self._rank, hvd.size(), partial(hvd.broadcast_object, root_rank=0))
         self._variants: dict[str, Variant] = {}
         self._bare: Callable[[], None] = lambda: None
 
@@ -105,39 +100,33 @@ class Rank:
         self._variants.clear()
         gc.collect()
         self._variants.update(
-            sync=with_barrier(step, self._limit),
+            sync=with_barrier(step, self._bound),
             ddp=with_ddp(step),
             sirtaki=with_sirtaki(step),
-            prototype=with_prototype(step, self._limit),
+            prototype=with_prototype(step, self._bound),
         )
         counts = [parameter.numel() for parameter in self._variants["sync"].model.parameters()]
         self._flat = np.zeros(sum(counts), np.float32)
-        self._bare = self._limit.bind([self._flat.ctypes.data], [self._flat.size])
+        self._bare = self._bound.bind([self._flat.ctypes.data], [self._flat.size])
         self.rounds(WARM_UP_ROUNDS)
         return {"parameters": sum(counts), "tensors": len(counts)}
 
     def rounds(self, count: int) -> dict[str, list[float]]:
         """Runs one step of each kind per round; each round starts with another. Times in milliseconds."""
-        calls = {name: variant.run for name, variant in self._variants.items()} | {"limit": self._bare}
+        calls = {name: variant.run for name, variant in self._variants.items()} | {"memory bound": self._bare}
         times: dict[str, list[float]] = {name: [] for name in calls}
         names = list(calls)
         for turn in range(count):
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                self._limit.barrier()
+                self._bound.barrier()
                 start = time.perf_counter()
                 calls[name]()
                 times[name].append((time.perf_counter() - start) * 1e3)
         return times
 
     def deviation(self) -> float:
-        """Returns how far the copies that exchange have diverged, relative to the largest weight."""
-        found = 0.0
-        exchanging = [self._variants[name].model.parameters() for name in ("sirtaki", "ddp", "prototype")]
-        for one, *others in zip(*exchanging, strict=True):
-            for other in others:
-                difference = (one - other).abs().max() / one.abs().max().clamp_min(1e-12)
-                found = max(found, difference.item())
-        return found
+        """Returns how far the copies that exchange have diverged."""
+        return deviation([self._variants[name].model for name in ("sirtaki", "ddp", "prototype")])
 
     def versions(self) -> dict[str, str]:
         return {"torch": torch.__version__, "ddp": f"gloo of torch {torch.__version__}"}
@@ -147,19 +136,9 @@ def main() -> None:
     path, native = sys.argv[1:]
     torch.set_num_threads(1)
     rank = Rank(Path(native))
-    store = f"file://{Path(path).with_name('gloo')}"
-    dist.init_process_group("gloo", init_method=store, rank=hvd.rank(), world_size=hvd.size())
-    bind(hvd.rank(), hvd.size())
-    gc.disable()
-    orders: dict[str, Callable[..., Any]] = {
-        "versions": rank.versions,
-        "prepare": rank.prepare,
-        "rounds": rank.rounds,
-        "deviation": rank.deviation,
-    }
-    serve(path, hvd.rank(), orders)
-    dist.destroy_process_group()
-    hvd.shutdown()
+    with training_ranks("gloo", path):
+        bind(hvd.rank(), hvd.size())
+        serve(path, hvd.rank(), rank)
 
 
 if __name__ == "__main__":

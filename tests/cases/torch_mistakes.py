@@ -12,22 +12,16 @@ from torch import nn
 
 import sirtaki.torch as hvd
 from cases import case
+from cases.refusals import refusal_check
 from cases.torch_models import assert_alike, distributed, network, own_loss, sgd, train, whole_loss
-from sirtaki.bindings.errors import HorovodInternalError, MismatchError, UnsupportedError
+from sirtaki.bindings.errors import MismatchError, UnsupportedError
 
 
 def still_works() -> None:
     assert hvd.allreduce(torch.ones(()), op=hvd.Sum) == hvd.size()
 
 
-def refused(call: Callable[[], Any], *words: str, kind: type[Exception] = ValueError) -> None:
-    """Checks that this rank gets an error of this kind at once, with these words, and nothing is queued."""
-    with pytest.raises(kind) as caught:
-        call()
-    assert not isinstance(caught.value, HorovodInternalError)
-    for word in words:
-        assert word in str(caught.value), f"{word!r} is not in {str(caught.value)!r}"
-    still_works()
+refused = refusal_check(still_works)
 
 
 def every_operation(tensor: Any, *words: str, kind: type[Exception] = ValueError) -> None:

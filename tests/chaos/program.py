@@ -122,49 +122,41 @@ def loader_steps(rng: random.Random) -> Iterator[Step]:
     yield from torch_steps(rng, workers=1)
 
 
+def compiled_steps(
+    rng: random.Random, hvd: Any, compiled: Callable[..., Any], full: Callable[[int, float], Any]
+) -> Iterator[Step]:
+    """Runs all-reduces inside a compiled program, on arrays that `full` makes from a count and a value."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    count = rng.choice([1, 1000, 50_000])
+
+    @compiled
+    def program(x: Any) -> Any:
+        return hvd.allreduce(x, op=hvd.Sum) + 2 * hvd.allreduce(x + 1, op=hvd.Sum)
+
+    def run(step: int) -> None:
+        expected = total(size, step) + 2 * total(size, step + 1)
+        check(program(full(count, float(rank + step))), np.full(count, expected))
+
+    while True:
+        yield run
+
+
 def jax_steps(rng: random.Random) -> Iterator[Step]:
-    """Runs all-reduces inside a jitted program."""
     import jax
     import jax.numpy as jnp
 
     import sirtaki.jax as hvd
 
-    hvd.init()
-    rank, size = hvd.rank(), hvd.size()
-    count = rng.choice([1, 1000, 50_000])
-
-    @jax.jit
-    def program(x: Any) -> Any:
-        return hvd.allreduce(x, op=hvd.Sum) + 2 * hvd.allreduce(x + 1, op=hvd.Sum)
-
-    def run(step: int) -> None:
-        expected = total(size, step) + 2 * total(size, step + 1)
-        check(program(jnp.full(count, rank + step, jnp.float32)), np.full(count, expected))
-
-    while True:
-        yield run
+    yield from compiled_steps(rng, hvd, jax.jit, lambda count, value: jnp.full(count, value, jnp.float32))
 
 
 def tensorflow_steps(rng: random.Random) -> Iterator[Step]:
-    """Runs all-reduces inside a tf.function."""
     import tensorflow as tf
 
     import sirtaki.tensorflow as hvd
 
-    hvd.init()
-    rank, size = hvd.rank(), hvd.size()
-    count = rng.choice([1, 1000, 50_000])
-
-    @tf.function
-    def program(x: Any) -> Any:
-        return hvd.allreduce(x, op=hvd.Sum) + 2 * hvd.allreduce(x + 1, op=hvd.Sum)
-
-    def run(step: int) -> None:
-        expected = total(size, step) + 2 * total(size, step + 1)
-        check(program(tf.fill([count], float(rank + step))), np.full(count, expected))
-
-    while True:
-        yield run
+    yield from compiled_steps(rng, hvd, tf.function, lambda count, value: tf.fill([count], value))
 
 
 def keras_steps(rng: random.Random) -> Iterator[Step]:

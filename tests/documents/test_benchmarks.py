@@ -66,7 +66,9 @@ def test_conditions_are_measured_beside_peers_and_cliffs_are_named(tmp_path: Pat
     measured = json.loads(path.read_text())["conditions"]
     assert set(measured) == set(conditions)
     for condition in measured.values():
-        assert {"sirtaki core", "sirtaki torch", "gloo", "limit"} <= {row["who"] for row in condition["rows"]}
+        assert {"sirtaki core", "sirtaki torch", "gloo", "memory bound"} <= {
+            row["who"] for row in condition["rows"]
+        }
         assert condition["cliffs"] == []  # a single size has no cliff
 
 
@@ -87,8 +89,8 @@ def test_leaders_spare_rank_0_frames_when_many_negotiate(tmp_path: Path) -> None
 
 
 def test_an_allreduce_between_two_hosts_is_measured_beside_a_stream(tmp_path: Path) -> None:
-    path = tmp_path / "between.json"
-    run("between.py", "--sizes", "64K", "--set", "sockets_per_link=2", "--json", path)
+    path = tmp_path / "two_hosts.json"
+    run("two_hosts.py", "--sizes", "64K", "--set", "sockets_per_link=2", "--json", path)
     (row,) = json.loads(path.read_text())["rows"]
     assert row["bytes"] == 65_536
     assert min(row["sirtaki"], row["stream"], *row["share"]) > 0
@@ -131,14 +133,14 @@ def test_what_gpus_have_measured_becomes_tables(
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.setenv("COLUMNS", "160")
     nccl = importlib.import_module("nccl")
-    options = nccl.arguments(["-np", "4", "--sizes", "1K", "64M", "--only", "allreduce"])
+    options = nccl.BENCHMARK.parse(["-np", "4", "--sizes", "1K", "64M", "--only", "allreduce"])
     assert (options.ranks, options.sizes, options.only) == (4, [1 << 10, 64 << 20], ["allreduce"])
     blocks = {"sirtaki": [[20.0, 22.0, 21.0]] * 3, "nccl": [[10.0, 11.0, 10.5]] * 3}
-    mine, its = nccl.rows_of("allreduce", 64 << 20, 4, blocks)
+    mine, its = nccl.make_rows("allreduce", 64 << 20, 4, blocks, nccl.BASELINE)
     assert (mine.median, its.median, mine.slower, its.slower.median) == (21.0, 10.5, None, 0.5)
     assert mine.busbw == pytest.approx(1.5 * (64 << 20) / 21.0 / 1e3)
-    nccl.show_rows([mine, its], 4)
-    nccl.show_steps([{"model": "a model", "times": {"sirtaki": [2.0] * 3, "ddp": [3.0] * 3}}], 4)
+    steps = [{"model": "a model", "times": {"sirtaki": [2.0] * 3, "ddp": [3.0] * 3}}]
+    nccl.BENCHMARK.show({"rows": [mine, its], "steps": steps, "ranks": 4})
     shown = capsys.readouterr().out
     assert "64 MiB" in shown
     assert "0.50 (0.50 to 0.50)" in shown

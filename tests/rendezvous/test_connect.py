@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous.connect import connect
 from sirtaki.runner.rendezvous.handshake import (
@@ -22,8 +23,6 @@ from sirtaki.runner.rendezvous.handshake import (
     HandshakeError,
     Identity,
 )
-
-FAILSAFE_SECONDS = 120.0
 
 
 @pytest.fixture

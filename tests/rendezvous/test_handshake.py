@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous.handshake import (
     BootstrapError,
@@ -27,7 +28,6 @@ from sirtaki.runner.rendezvous.handshake import (
 from sirtaki.runner.rendezvous.key import read_key, write_key
 
 JOB = Job("job", 3, b"k" * 32, "1.0")
-FAILSAFE_SECONDS = 120.0
 
 
 def shake(

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous.address import is_abstract, is_loopback, split_address, unix_path
 from sirtaki.runner.rendezvous.connect import connect
@@ -31,7 +32,6 @@ from sirtaki.runner.rendezvous.interfaces import local_addresses
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
 
 JOB = Job("job", 4, b"k" * 32, "1.0")
-FAILSAFE_SECONDS = 120.0
 
 
 def handshakes(

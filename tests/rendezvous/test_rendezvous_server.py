@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous.address import split_address
 from sirtaki.runner.rendezvous.handshake import (
@@ -30,7 +31,6 @@ from sirtaki.runner.rendezvous.messages import GATHER, GATHERED, NUMBER, PAYLOAD
 from sirtaki.runner.rendezvous.rendezvous_client import RankEvent, RendezvousClient, RendezvousServer
 
 JOB = Job("job", 3, b"k" * 32, "1.0")
-FAILSAFE_SECONDS = 120.0
 
 
 class Rendezvous:

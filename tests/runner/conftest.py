@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import FAILSAFE_SECONDS, HVDRUN, RANK_SCRIPT
+from launching import FAILSAFE_SECONDS, HVDRUN, RANK_SCRIPT, script_writer
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -34,13 +34,7 @@ def environment() -> dict[str, str]:
 @pytest.fixture
 def rank_script(tmp_path: Path) -> Callable[[str], str]:
     """Returns a function that writes a script for the ranks and returns its path."""
-
-    def write(body: str) -> str:
-        path = tmp_path / "rank_script.py"
-        path.write_text(RANK_SCRIPT.format(body))
-        return str(path)
-
-    return write
+    return script_writer(tmp_path / "rank_script.py", RANK_SCRIPT)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import FAILSAFE_SECONDS, read_pids
+from launching import FAILSAFE_SECONDS, read_pids, script_writer
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -30,13 +30,7 @@ for step in range(10**9):
 @pytest.fixture
 def training(tmp_path: Path) -> Callable[[str], str]:
     """Returns a function that writes a script whose rank 1 misbehaves at step 20, and returns its path."""
-
-    def write(deed: str) -> str:
-        path = tmp_path / "training.py"
-        path.write_text(TRAINING.format(deed))
-        return str(path)
-
-    return write
+    return script_writer(tmp_path / "training.py", TRAINING)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous.address import split_address
 from sirtaki.runner.rendezvous.handshake import (
@@ -51,7 +52,6 @@ from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient, Rendez
 from sirtaki.runner.rendezvous.rendezvous_state import RendezvousState
 
 JOB = Job("job", 2, b"k" * 32, "1.0")
-FAILSAFE_SECONDS = 120.0
 TRUE_MEMBER = RankDescription("boot/1", "hostA", 70, "unix:@sirtaki-70", {"fusion": "64"})
 
 json_values = st.recursive(

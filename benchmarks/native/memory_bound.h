@@ -1,6 +1,6 @@
-// The limit that the memory system sets: an all-reduce of float32 sums through one shared segment with nothing around
-// it. There is no negotiation, no fusion and no error handling, and it waits without bound. It is the yardstick, not a
-// product.
+// The bound that the memory system sets: an all-reduce of float32 sums through one shared segment with nothing around
+// it. There is no negotiation, no fusion and no error handling, and it waits without a deadline. It is the yardstick,
+// not a product.
 #pragma once
 
 #include <sched.h>
@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace limit {
+namespace memory_bound {
 
 constexpr size_t chunk_bytes = 256 << 10;
 constexpr int most_ranks = 16;
@@ -93,4 +93,4 @@ class Prototype {
   uint64_t turn_ = 0;
 };
 
-}  // namespace limit
+}  // namespace memory_bound

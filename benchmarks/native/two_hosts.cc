@@ -2,7 +2,7 @@
 // configured to be on two hosts, linked by TCP over loopback, in turn with a stream in both directions (one thread per
 // direction, 1 MiB at a time).
 //
-//   between [NAME=VALUE ...] [BYTES ...]     settings by name, as in sockets_per_link=2 or encrypt=1
+//   two_hosts [NAME=VALUE ...] [BYTES ...]     settings by name, as in sockets_per_link=2 or encrypt=1
 //
 // Prints one JSON object per size: times in microseconds as measured on rank 0, and "ratios": the stream's time divided
 // by sirtaki's, block by block.
@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -20,12 +19,11 @@
 #include <thread>
 #include <vector>
 
-#include "call.h"
+#include "drivers.h"
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
+constexpr const char* name = "two_hosts";  // of the tensor
 constexpr size_t write_bytes = 1 << 20;
 constexpr size_t bytes_a_block = 64 << 20;  // moved in each block for each size, within these bounds
 constexpr int most_calls = 200;
@@ -70,16 +68,15 @@ void receive_all(int socket, char* to, size_t bytes) {
 
 class Rank {
  public:
-  Rank(int rank, srt_config* config, const std::vector<Connection>& links, const Connection& stream)
+  Rank(int rank, const Workload& workload, const std::vector<Connection>& links, const Connection& stream)
       : rank_(rank), stream_(stream.ends[rank]), out_(write_bytes), in_(write_bytes) {
     const srt_peer peers[] = {{"first", 0, 0}, {"second", 0, 1}};
     const srt_topology topology{sizeof topology, rank, 2, 0, 1, rank, 2, peers};
     srt_error error{};
-    must(srt_create(config, &topology, &context_, &error) == SRT_OK, error.text);
-    char encrypts[8] = "";
-    must(srt_config_get(config, "encrypt", encrypts, sizeof encrypts) == SRT_OK, "no such setting");
+    must(srt_create(workload.config, &topology, &context_, &error) == SRT_OK, error.text);
+    const bool encrypts = workload.get("encrypt") == "1";
     for (const Connection& link : links)
-      if (encrypts[0] == '1') link_encrypted(link.ends[rank]);
+      if (encrypts) link_encrypted(link.ends[rank]);
       else must(srt_link_socket(context_, 1 - rank, link.ends[rank], &error) == SRT_OK, error.text);
     must(srt_start(context_, &error) == SRT_OK, error.text);
   }
@@ -89,13 +86,11 @@ class Rank {
   }
 
   void measure(size_t bytes) {
-    data_.assign(std::max<size_t>(bytes / sizeof(float), 1), 1.0f);
-    reduce();
-    must(std::all_of(data_.begin(), data_.end(), [](float x) { return x == 2; }), "the sum is wrong");
-    std::fill(data_.begin(), data_.end(), 0.0f);
+    prepare(context_, name, data_, bytes, 2);
     Times core, stream, ratios;
     for (int i = 0; i <= blocks; ++i) {
-      const double there = timed(bytes, [&] { exchange(bytes); }), here = timed(bytes, [&] { reduce(); });
+      const double there = timed(bytes, [&] { exchange(bytes); });
+      const double here = timed(bytes, [&] { allreduce(context_, name, data_); });
       if (i == 0) continue;  // the first block warms up
       core.push_back(here);
       stream.push_back(there);
@@ -129,7 +124,7 @@ class Rank {
     exchange(1);  // begin together
     const auto start = Clock::now();
     for (int i = 0; i < calls; ++i) call();
-    return std::chrono::duration<double, std::micro>(Clock::now() - start).count() / calls;
+    return microseconds_since(start) / calls;
   }
 
   void exchange(size_t bytes) {
@@ -138,14 +133,9 @@ class Rank {
     sender.join();
   }
 
-  void reduce() { allreduce(context_, "between", data_); }
-
   static void print(size_t bytes, const Times& core, const Times& stream, const Times& ratios) {
-    std::printf("{\"bytes\": %zu, \"sirtaki_us\": %.1f, \"stream_us\": %.1f, \"ratios\": [", bytes, median(core),
-                median(stream));
-    for (size_t i = 0; i < ratios.size(); ++i) std::printf("%s%.3f", i ? ", " : "", ratios[i]);
-    std::printf("]}\n");
-    std::fflush(stdout);
+    std::printf("{\"bytes\": %zu, \"sirtaki_us\": %.1f, \"stream_us\": %.1f", bytes, median(core), median(stream));
+    print_ratios(ratios);
   }
 
   int rank_, stream_;
@@ -157,33 +147,20 @@ class Rank {
 }  // namespace
 
 int main(int argument_count, char** arguments) {
-  srt_config* config = srt_config_create();
-  must(srt_config_set(config, "log_descriptor", "-1", nullptr) == SRT_OK, "no such setting");
-  std::vector<size_t> sizes;
-  for (int i = 1; i < argument_count; ++i) {
-    const std::string argument = arguments[i];
-    const size_t equals = argument.find('=');
-    srt_error error{};
-    if (equals == std::string::npos) sizes.push_back(std::strtoull(arguments[i], nullptr, 10));
-    else
-      must(srt_config_set(config, argument.substr(0, equals).c_str(), arguments[i] + equals + 1, &error) == SRT_OK,
-           error.text);
-  }
-  if (sizes.empty()) sizes = {1024, 65536, 1 << 20, 16 << 20, 64 << 20};
-  must(*std::min_element(sizes.begin(), sizes.end()) >= sizeof(float), "a size has 4 bytes at least");
-  char count[16] = "";
-  must(srt_config_get(config, "sockets_per_link", count, sizeof count) == SRT_OK, "no such setting");
-  std::vector<Connection> links(static_cast<size_t>(std::atoi(count)));
+  Workload workload;
+  workload.set("log_descriptor", "-1");
+  workload.parse(1, argument_count, arguments, {1024, 65536, 1 << 20, 16 << 20, 64 << 20});
+  std::vector<Connection> links(std::stoul(workload.get("sockets_per_link")));
   for (Connection& link : links) link = connect_over_loopback();
   const Connection stream = connect_over_loopback();
   const int rank = ::fork() == 0 ? 1 : 0;
   {
-    Rank own(rank, config, links, stream);
-    for (size_t bytes : sizes) own.measure(bytes);
+    Rank own(rank, workload, links, stream);
+    for (size_t bytes : workload.sizes) own.measure(bytes);
   }
   if (rank == 1) std::_Exit(0);
   int status = 0;
   ::wait(&status);
-  srt_config_destroy(config);
+  srt_config_destroy(workload.config);
   return status ? 1 : 0;
 }
