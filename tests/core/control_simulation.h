@@ -6,8 +6,8 @@
 #include <map>
 #include <set>
 
-#include "control/relay.h"
 #include "control_program.h"
+#include "control_simulated_rank.h"
 #include "control_text.h"
 
 namespace sirtaki {
@@ -65,37 +65,8 @@ class Simulation {
   size_t stalls() const { return stalls_; }
 
  private:
+  using Rank = SimulatedRank;
   static constexpr int32_t nobody = -1;
-
-  enum class End { none, planned, refused, joined, changed };
-
-  struct Answer {
-    End end = End::none;
-    uint64_t plan = 0;
-    int32_t value = 0;                 // a status code, the last rank that joined, or a process set
-  };
-
-  struct Rank {
-    Rank(int32_t own_number, int32_t size, ReportRule rule, const Mix& mix)
-        : number(own_number), negotiator(own_number, size, rule, mix.cache_capacity) {}
-
-    int32_t number;
-    Negotiator negotiator;
-    size_t line = 0;                   // the next line
-    bool has_left = false;
-    std::vector<int32_t> children;
-    int32_t parent = 0;
-    RankBits subtree;
-    std::unique_ptr<Relay> relay;      // of a rank that reports for others
-    std::deque<Bytes> up, down;
-    std::deque<int32_t> unfinished_plans;
-    std::map<Ticket, size_t> in_flight;
-    std::map<size_t, Answer> answers;  // by line
-    std::map<size_t, int32_t> sets{{0, world_set}};  // by the place of the line that added it, from 1
-    std::map<uint64_t, std::string> plans;
-    uint64_t last_plan = 0;
-    Ticket last_ticket = 0;
-  };
 
   CoordinatorRules rules() const {
     return {.fusion_threshold = 40,
@@ -322,11 +293,11 @@ class Simulation {
       text += check::show(tensor.signature->shape) + check::show(tensor.rows);
       CHECK(tensor.signature->kind == plan.kind);
       if (tensor.ticket == 0) continue;
-      ++contributions_[plan.number][tensor.signature->name];
+      ++plans_.contributions[plan.number][tensor.signature->name];
       check_tensor(rank, plan, tensor);
       answer(rank, tensor.ticket, {End::planned, plan.number, 0});
     }
-    contributors_[plan.number] = plan.contributors;
+    plans_.contributors[plan.number] = plan.contributors;
   }
 
   void check_tensor(const Rank& rank, const Plan& plan, const PlannedTensor& tensor) {
@@ -375,7 +346,7 @@ class Simulation {
     CHECK_EQUAL(coordinator_.next_deadline(), never);
     for (const auto& rank : ranks_) CHECK(rank->has_left || rank->negotiator.report_due() == never);
     for (size_t place = 0; place < program_.lines.size(); ++place) check_answers(place);
-    check_plans();
+    plans_.check(ranks_);
   }
 
   // Checks that all participants received the same answer, and that it is the required one.
@@ -397,20 +368,6 @@ class Simulation {
     if (!line.must_fail && first->end == End::refused) check::fail(__FILE__, __LINE__, "refused without a reason");
   }
 
-  void check_plans() {
-    std::map<uint64_t, std::string> known;
-    for (const auto& rank : ranks_) {
-      for (const auto& [number, text] : rank->plans) {
-        const auto found = known.emplace(number, text).first;
-        CHECK_EQUAL(text, found->second);
-      }
-    }
-    for (const auto& [number, tensors] : contributions_) {
-      for (const auto& [name, count] : tensors) CHECK_EQUAL(count, contributors_[number]);
-    }
-    if (!known.empty()) CHECK_EQUAL(known.rbegin()->first, known.size());  // numbered without a gap
-  }
-
   static constexpr int32_t refused_set = -1;
 
   Mix mix_;
@@ -428,8 +385,7 @@ class Simulation {
   uint64_t decisions_ = 0;
   std::map<CacheId, std::string> cached_;
   std::set<CacheId> ids_seen_;
-  std::map<uint64_t, std::map<std::string, int32_t>> contributions_;
-  std::map<uint64_t, int32_t> contributors_;
+  PlanBook plans_;
 };
 
 }  // namespace sirtaki

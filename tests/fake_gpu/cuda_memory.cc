@@ -1,0 +1,53 @@
+// The functions of the fake libcuda.so.1 that allocate, free and write memory.
+#include <cstring>
+
+#include "fake_gpu/cuda_state.h"
+
+using namespace fake;
+
+namespace sirtaki {
+
+int cuMemAlloc_v2(CudaMemory* out, size_t bytes) {
+  FAKE_GPU_ENTER();
+  FAKE_GPU_REQUIRE(current_context(), "there is no current context", invalid_context);
+  FAKE_GPU_REQUIRE(bytes > 0, "no bytes", invalid_value);
+  const std::lock_guard lock(gpus().mutex);
+  *out = reinterpret_cast<uintptr_t>(allocate(bytes, current_context()->device));
+  return cuda_success;
+}
+
+int cuMemFree_v2(CudaMemory memory) {
+  FAKE_GPU_ENTER();
+  FAKE_GPU_REQUIRE(current_context(), "there is no current context", invalid_context);
+  return free_block(__func__, reinterpret_cast<void*>(memory), false);
+}
+
+int cuMemHostAlloc(void** out, size_t bytes, unsigned) {
+  FAKE_GPU_ENTER();
+  FAKE_GPU_REQUIRE(current_context(), "there is no current context", invalid_context);
+  FAKE_GPU_REQUIRE(bytes > 0, "no bytes", invalid_value);
+  const std::lock_guard lock(gpus().mutex);
+  *out = allocate(bytes, -1);
+  return cuda_success;
+}
+
+int cuMemFreeHost(void* address) {
+  FAKE_GPU_ENTER();
+  FAKE_GPU_REQUIRE(current_context(), "there is no current context", invalid_context);
+  return free_block(__func__, address, true);
+}
+
+int cuMemcpyAsync(CudaMemory to, CudaMemory from, size_t bytes, CudaStream stream) {
+  FAKE_GPU_ENTER();
+  void* target = reinterpret_cast<void*>(to);
+  const void* source = reinterpret_cast<const void*>(from);
+  return enqueue(__func__, stream, {{{target, bytes}, {source, bytes}}, [=] { std::memmove(target, source, bytes); }});
+}
+
+int cuMemsetD8Async(CudaMemory memory, unsigned char value, size_t count, CudaStream stream) {
+  FAKE_GPU_ENTER();
+  void* target = reinterpret_cast<void*>(memory);
+  return enqueue(__func__, stream, {{{target, count}}, [=] { std::memset(target, value, count); }});
+}
+
+}  // namespace sirtaki
