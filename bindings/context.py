@@ -195,7 +195,7 @@ class Context:
     def wait_in_stream(self, batch: Batch, stream: int, start: int = 0, count: int | None = None) -> None:
         """Works like `wait`, for requests on a GPU: makes a CUDA stream wait for them, and not the host.
 
-        Afterwards their results may be used in that stream; release them with `let_go`.
+        Afterwards their results may be used in that stream; release them with `detach`.
         """
         number = batch.count - start if count is None else count
         handles = batch.handles + start

@@ -155,7 +155,7 @@ class GradientExchange:
 
     def _forget(self) -> None:
         if self._filled:
-            forget = self._context.release if self._gpu == CPU else self._context.let_go
+            forget = self._context.release if self._gpu == CPU else self._context.detach
             forget(self._batch, 0, self._filled)
         self._sparse.forget()
         self._checks.forget()

@@ -11,7 +11,7 @@
 #include "context/submission.h"
 #include "data/operation.h"
 #include "gpu/gpu_backend.h"
-#include "transport/tls_pipe.h"
+#include "transport/tls_channel.h"
 
 namespace sirtaki {
 

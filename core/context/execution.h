@@ -4,7 +4,7 @@
 #include <unordered_map>
 
 #include "context/handle_table.h"
-#include "context/transfers.h"
+#include "context/transfer_maker.h"
 #include "control/negotiator.h"
 #include "data/executor.h"
 #include "plan/plan.h"

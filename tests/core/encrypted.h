@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "check.h"
-#include "transport/tls_pipe.h"
+#include "transport/tls_channel.h"
 
 namespace encrypted {
 

@@ -1,4 +1,4 @@
-"""What needs a real GPU is skipped where there is none."""
+"""Skips tests that need a real GPU where there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests/cases asks of GPUs, on real ones: through NCCL, staged, and with two ranks on one GPU."""
+"""Runs the cases that use GPUs on real ones: through NCCL, staged, and with two ranks on one GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-#include "context/transfers.h"
+#include "context/transfer_maker.h"
 
 #include <algorithm>
 
