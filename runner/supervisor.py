@@ -92,7 +92,7 @@ class Supervisor:
         for rank in self._ranks:
             rank.reap()
         failed = self._failure is not None and self._analyzer.failed
-        last_words = self._post_mortem.lines(self._failure.event if self._verdict and failed else "")
+        last_words = self._post_mortem.lines(self._failure.event if self._failure and failed else "")
         reaper.release()
         self._turn_until(lambda: reaper.ended() or self._hurry)
         for host in self._hosts:
@@ -100,7 +100,7 @@ class Supervisor:
         self._display.close_streams()
         self._pronounce(last_words)
         self._turn_until(lambda: self._display.all_shown or self._hurry)
-        return self._failure.exit_code if self._verdict else 0
+        return self._failure.exit_code if self._failure else 0
 
     def _conclude(self, mailbox: Mailbox) -> None:
         for event in mailbox.empty():

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from sirtaki.bindings.context import Context
 from sirtaki.runner.rendezvous.address import is_unix
+from sirtaki.runner.rendezvous.connect import connect
 from sirtaki.runner.rendezvous.encryption import Connection
 from sirtaki.runner.rendezvous.handshake import BootstrapError, BootstrapTimeout, Conversation
 from sirtaki.runner.rendezvous.handshake_connection import is_ours
-from sirtaki.runner.rendezvous.host_connection import connect
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
 
 _DIAL_SECONDS = 30.0  # all ranks listen before any connects: a rank that does not answer never will

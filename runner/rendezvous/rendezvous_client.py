@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from sirtaki.runner.rendezvous.address import is_unix, refuse_without_key, split_addresses
+from sirtaki.runner.rendezvous.connect import connect
 from sirtaki.runner.rendezvous.handshake import (
     BootstrapError,
     BootstrapTimeout,
@@ -28,7 +29,6 @@ from sirtaki.runner.rendezvous.handshake import (
     receive_frame,
     send_frame,
 )
-from sirtaki.runner.rendezvous.host_connection import connect
 from sirtaki.runner.rendezvous.interfaces import source_towards
 from sirtaki.runner.rendezvous.messages import (
     FAILED,
