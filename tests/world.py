@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from sirtaki.bindings import current
+from sirtaki.bindings import default_context
 from sirtaki.bindings.context import Config, Context
 from sirtaki.bindings.library import ffi, lib
 from sirtaki.bindings.topology import Peer, SharedMemory, Topology
@@ -38,7 +38,7 @@ class World:
         """
 
         def as_rank(context: Context) -> Any:
-            with current.using(context):
+            with default_context.using(context):
                 return body(*arguments, **options)
 
         futures = [self.pool.submit(as_rank, context) for context in self.contexts]

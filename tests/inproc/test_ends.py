@@ -12,7 +12,7 @@ import pytest
 from world import TRANSPORTS, world
 
 import sirtaki.numpy as hvd
-from sirtaki.bindings import current
+from sirtaki.bindings import default_context
 from sirtaki.bindings.errors import (
     AbortedError,
     DeadlineError,
@@ -30,7 +30,7 @@ def test_an_abort_ends_what_every_rank_has_in_flight(transport: str) -> None:
     begun = threading.Barrier(3)
 
     def body() -> None:
-        context = current.current()
+        context = default_context.current()
         if context.rank == 1:
             begun.wait(60)
             context.abort("ValueError: boom (in train.py:88)")
@@ -50,7 +50,7 @@ def test_an_abort_ends_what_every_rank_has_in_flight(transport: str) -> None:
 
 def test_a_rank_that_has_finished_is_named_by_those_who_need_it(transport: str) -> None:
     def body() -> None:
-        context = current.current()
+        context = default_context.current()
         hvd.barrier()
         if context.rank == 1:
             context.shutdown()
@@ -70,7 +70,7 @@ def test_a_shutdown_right_after_a_caught_mismatch_hides_it_from_nobody(transport
     """Every rank gets the error, in whatever order, also ranks that have not made the call yet."""
 
     def body(odd: int, latest: int) -> None:
-        context = current.current()
+        context = default_context.current()
         time.sleep(0.002 * (context.rank == latest))
         with pytest.raises(MismatchError, match="loss"):
             hvd.allreduce(np.ones(3 + (context.rank == odd)), name="loss")
@@ -100,7 +100,7 @@ def test_a_rank_that_never_comes_is_named_at_the_deadline(transport: str) -> Non
 
 def test_shutdown_lets_what_is_in_flight_end(transport: str) -> None:
     def body() -> None:
-        context = current.current()
+        context = default_context.current()
         mine = np.full(50_000, hvd.rank() + 1.0)
         handle = hvd.allreduce_async_(mine, op=hvd.Sum)
         context.shutdown()
@@ -113,7 +113,7 @@ def test_shutdown_lets_what_is_in_flight_end(transport: str) -> None:
 
 def test_shutdown_does_not_wait_for_what_no_rank_will_submit(transport: str) -> None:
     def body() -> None:
-        context = current.current()
+        context = default_context.current()
         lonely = hvd.allreduce_async(np.ones(3), name=f"of rank {context.rank}")
         mine = np.full(50_000, hvd.rank() + 1.0)
         handle = hvd.allreduce_async_(mine, op=hvd.Sum)
@@ -131,7 +131,7 @@ def test_shutdown_does_not_wait_for_what_no_rank_will_submit(transport: str) -> 
 
 def test_shutdown_twice_and_calls_after_it(transport: str) -> None:
     def body() -> None:
-        context = current.current()
+        context = default_context.current()
         hvd.barrier()
         context.shutdown()
         context.shutdown()
@@ -168,7 +168,7 @@ def test_worlds_beside_each_other_do_not_meet(transport: str) -> None:
 
 def test_a_set_goes_on_when_rank_0_has_left(transport: str) -> None:
     def body() -> None:
-        context = current.current()
+        context = default_context.current()
         rest = hvd.add_process_set([1, 2])
         if context.rank == 0:
             context.shutdown()

@@ -46,13 +46,13 @@ class Overlay:
 
     def put_library(self, built: Path) -> None:
         """Replaces a library of the bindings."""
-        place = self.package / "sirtaki" / "_core" / built.name
+        place = self.package / "sirtaki" / "bindings" / built.name
         place.unlink()
         shutil.copy2(built, place)
 
     def restore(self, file: str) -> None:
         """Undoes `put` and `put_library`."""
-        folder = self.package / "sirtaki" / "_core"
+        folder = self.package / "sirtaki" / "bindings"
         for name in [path.name for path in folder.glob("*.so") if not path.is_symlink()]:
             (folder / name).unlink()
             _link(ROOT / "bindings" / name, folder / name)

@@ -34,7 +34,7 @@ def test_everyone_who_gives_is_answered_exactly_once(steps: list[tuple[str, int,
         for answer in answers:
             assert bool(answer.error) != bool(answer.payloads)
             for rank in answer.waiting:
-                answered[(*answer.place, rank)] += 1
+                answered[(*answer.key, rank)] += 1
                 assert rank not in answer.missing
             if answer.payloads:
                 assert answer.payloads == tuple(b"%d" % rank for rank in range(SIZE))

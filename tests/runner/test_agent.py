@@ -93,7 +93,7 @@ def values(*command: str) -> dict[str, Any]:
         "command": command,
         "environment": {},
         "additions": {},
-        "places": [[0, 1, 0, 1, 0, 1]],
+        "placements": [[0, 1, 0, 1, 0, 1]],
     }
 
 
@@ -133,7 +133,7 @@ def test_what_makes_no_sense_ends_it(agent: Callable[[], Conversation]) -> None:
     talk.say(Frame.of_number(Kind.SIGNAL, 0, signal.SIGTERM))
     assert talk.end() == (1, "sirtaki's agent: SIGNAL makes no sense now\n")
     talk = agent()
-    talk.say(Frame.of_values(Kind.START, {**values("/bin/true"), "places": "x"}))
+    talk.say(Frame.of_values(Kind.START, {**values("/bin/true"), "placements": "x"}))
     exit_code, errors = talk.end()
     assert exit_code == 1
     assert errors.startswith("sirtaki's agent: the ranks cannot be started: ")

@@ -35,8 +35,8 @@ def told(rank: int, kind: str, text: str = "", generation: int = 1) -> RankEvent
 
 def test_a_death_by_a_signal_that_hvdrun_did_not_send_outranks_an_abort() -> None:
     analyzer = inquire(told(1, "aborted", "ValueError: ABORTED"), ended(1, 1), ended(0, killed_by=SIGSEGV))
-    verdict = analyzer.verdict()
-    assert (verdict.rank, verdict.exit_code) == (0, 139)
+    failure = analyzer.failure()
+    assert (failure.rank, failure.exit_code) == (0, 139)
     assert analyzer.conclusive
 
 
@@ -47,17 +47,17 @@ def test_then_the_origin_of_the_first_abort_with_what_it_raised() -> None:
         ended(2, 1),
         ended(1, 3),
     )
-    verdict = analyzer.verdict()
-    assert (verdict.rank, verdict.exit_code) == (None, 3)  # its last lines would repeat the text
-    assert verdict.text == "rank 1 (pid 71) failed with exit code 3: KeyError: 'x' (at train.py:4)"
+    failure = analyzer.failure()
+    assert (failure.rank, failure.exit_code) == (None, 3)  # its last lines would repeat the text
+    assert failure.text == "rank 1 (pid 71) failed with exit code 3: KeyError: 'x' (at train.py:4)"
     assert analyzer.conclusive
 
 
 def test_the_origin_of_an_abort_is_named_even_if_it_does_not_end() -> None:
     analyzer = inquire(told(1, "aborted", "ValueError: no data"), ended(2, 1))
     assert not analyzer.conclusive
-    assert analyzer.verdict().text == "rank 1 (pid 71) gave up: ValueError: no data"
-    assert analyzer.verdict().exit_code == 1
+    assert analyzer.failure().text == "rank 1 (pid 71) gave up: ValueError: no data"
+    assert analyzer.failure().exit_code == 1
 
 
 def test_an_abort_that_the_job_got_over_is_forgotten() -> None:
@@ -68,7 +68,7 @@ def test_an_abort_that_the_job_got_over_is_forgotten() -> None:
         told(1, "peer_lost"),
         ended(1, 1),
     )
-    assert analyzer.verdict().rank == 0
+    assert analyzer.failure().rank == 0
 
 
 LATE = {"status": "timeout", "culprit": 1, "reason": "given up after 3 seconds: rank 1 is at train.py:9"}
@@ -78,77 +78,77 @@ def test_the_rank_that_was_awaited_is_named_and_not_those_that_waited() -> None:
     analyzer = inquire(ended(0, 3), ended(2, 1))
     for rank in (0, 2):
         analyzer.note_report(rank, LATE)
-    verdict = analyzer.verdict()
-    assert verdict.text == f"rank 1 (pid 71) kept other ranks waiting for too long: {LATE['reason']}"
-    assert (verdict.rank, verdict.exit_code) == (None, 3)
+    failure = analyzer.failure()
+    assert failure.text == f"rank 1 (pid 71) kept other ranks waiting for too long: {LATE['reason']}"
+    assert (failure.rank, failure.exit_code) == (None, 3)
 
 
 def test_a_rank_whose_core_blames_another_is_innocent() -> None:
     analyzer = inquire(ended(0, 1), ended(1, 4))
     analyzer.note_report(0, {"status": "peer_lost", "culprit": 1, "reason": "rank 1 was lost"})
-    assert analyzer.verdict().rank == 1
+    assert analyzer.failure().rank == 1
 
 
 @pytest.mark.parametrize("report", [{}, {"culprit": 9, "reason": ""}, {"culprit": [1], "reason": 3}])
 def test_a_report_that_makes_no_sense_proves_nothing(report: dict[str, object]) -> None:
     analyzer = inquire(ended(0, 1))
     analyzer.note_report(0, report)
-    assert analyzer.verdict().rank == 0
+    assert analyzer.failure().rank == 0
 
 
 def test_a_death_by_a_signal_is_named_before_ranks_that_failed() -> None:
     analyzer = inquire(ended(0, 1), ended(2, killed_by=SIGKILL))
     assert analyzer.conclusive
-    verdict = analyzer.verdict()
-    assert (verdict.rank, verdict.exit_code) == (2, 137)
+    failure = analyzer.failure()
+    assert (failure.rank, failure.exit_code) == (2, 137)
     text = "rank 2 (pid 72) was killed by signal 9 (SIGKILL): often the machine ran out of memory"
-    assert verdict.text == text
+    assert failure.text == text
 
 
 def test_a_death_by_hvdruns_own_signal_proves_nothing() -> None:
     analyzer = inquire(SIGTERM, ended(0, killed_by=SIGTERM), ended(1, 4))
-    assert analyzer.verdict().rank == 1
+    assert analyzer.failure().rank == 1
 
 
 def test_then_the_earliest() -> None:
     analyzer = inquire(ended(0), ended(2, 4), ended(1, 3))
     assert not analyzer.conclusive
-    assert (analyzer.verdict().rank, analyzer.verdict().exit_code) == (2, 4)
+    assert (analyzer.failure().rank, analyzer.failure().exit_code) == (2, 4)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_who_only_lost_another_rank_is_never_the_culprit(order: tuple[int, int]) -> None:
     endings = {0: ended(0, 1), 1: ended(1, 3)}
     analyzer = inquire(told(0, "peer_lost"), *(endings[rank] for rank in order))
-    assert analyzer.verdict().rank == 1
+    assert analyzer.failure().rank == 1
 
 
 def test_if_there_is_nobody_else_the_loss_is_what_is_told() -> None:
-    verdict = inquire(ended(1), told(0, "peer_lost"), ended(0, 1)).verdict()
-    assert verdict.text == "rank 0 (pid 70) failed with exit code 1: it had lost another rank"
-    assert verdict.exit_code == 1
-    verdict = inquire(ended(1), told(0, "peer_lost", "PeerFinishedError: rank 1"), ended(0, 1)).verdict()
-    assert verdict.text == "rank 0 (pid 70) failed with exit code 1: PeerFinishedError: rank 1"
+    failure = inquire(ended(1), told(0, "peer_lost"), ended(0, 1)).failure()
+    assert failure.text == "rank 0 (pid 70) failed with exit code 1: it had lost another rank"
+    assert failure.exit_code == 1
+    failure = inquire(ended(1), told(0, "peer_lost", "PeerFinishedError: rank 1"), ended(0, 1)).failure()
+    assert failure.text == "rank 0 (pid 70) failed with exit code 1: PeerFinishedError: rank 1"
 
 
 def test_ranks_that_did_not_come() -> None:
     overdue = RankEvent("overdue", 1, 1, "", (1, 2))
-    verdict = inquire(told(0, "arrived"), overdue, ended(0, 1)).verdict()
-    assert verdict.text.startswith(
+    failure = inquire(told(0, "arrived"), overdue, ended(0, 1)).failure()
+    assert failure.text.startswith(
         "rank 1 (pid 71) and rank 2 (pid 72) have not called hvd.init(); another rank"
     )
-    assert verdict.exit_code == 1
+    assert failure.exit_code == 1
 
 
 def test_a_rank_that_left_init_is_named_with_the_events_own_text() -> None:
     text = "1 of 3 ranks are here; waiting for rank 1, but rank 1 has gone"
-    verdict = inquire(told(1, "arrived"), RankEvent("departed", 1, 1, text, (1,)), ended(0, 1)).verdict()
-    assert verdict.text == f"rank 1 (pid 71) has left hvd.init(): {text}"
+    failure = inquire(told(1, "arrived"), RankEvent("departed", 1, 1, text, (1,)), ended(0, 1)).failure()
+    assert failure.text == f"rank 1 (pid 71) has left hvd.init(): {text}"
 
 
 def test_a_rank_that_failed_before_it_came_is_the_culprit() -> None:
     overdue = RankEvent("overdue", 1, 1, "", (1,))
-    assert inquire(overdue, ended(0, 1), ended(1, 7)).verdict().exit_code == 7
+    assert inquire(overdue, ended(0, 1), ended(1, 7)).failure().exit_code == 7
 
 
 def test_all_is_well() -> None:
@@ -157,11 +157,11 @@ def test_all_is_well() -> None:
 
 def test_a_rank_that_left_without_a_goodbye_is_named() -> None:
     both = [told(0, "initialised"), told(1, "initialised")]
-    verdict = inquire(*both, ended(1), told(0, "peer_lost"), ended(0, 1)).verdict()
-    assert verdict.text.startswith("rank 1 (pid 71) ended with exit code 0, but without hvd.shutdown()")
-    assert verdict.exit_code == 1
-    verdict = inquire(*both, told(1, "finished"), ended(1), told(0, "peer_lost"), ended(0, 1)).verdict()
-    assert verdict.text.startswith("rank 0 (pid 70) failed with exit code 1: ")
+    failure = inquire(*both, ended(1), told(0, "peer_lost"), ended(0, 1)).failure()
+    assert failure.text.startswith("rank 1 (pid 71) ended with exit code 0, but without hvd.shutdown()")
+    assert failure.exit_code == 1
+    failure = inquire(*both, told(1, "finished"), ended(1), told(0, "peer_lost"), ended(0, 1)).failure()
+    assert failure.text.startswith("rank 0 (pid 70) failed with exit code 1: ")
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
@@ -179,10 +179,10 @@ def test_of_ranks_that_accuse_each_other_the_one_that_hvdrun_lost_is_named(
         analyzer.note_report(
             rank, {"status": "peer_lost", "culprit": other, "reason": f"rank {other} was lost"}
         )
-    assert analyzer.verdict().text.startswith(
+    assert analyzer.failure().text.startswith(
         "rank 0 (pid 70) failed with exit code 1: all its connections were"
     )
-    assert analyzer.verdict().exit_code == 1
+    assert analyzer.failure().exit_code == 1
 
 
 def test_a_rank_that_others_accuse_is_named_although_it_still_runs() -> None:
@@ -190,4 +190,4 @@ def test_a_rank_that_others_accuse_is_named_although_it_still_runs() -> None:
     analyzer = inquire(ended(0, 1))
     accusation = "rank 1 (pid 71) was lost: the connection to it broke"
     analyzer.note_report(0, {"status": "peer_lost", "culprit": 1, "reason": accusation})
-    assert analyzer.verdict().text == accusation
+    assert analyzer.failure().text == accusation

@@ -174,10 +174,10 @@ def test_rounds_answer_everybody_once(steps: list[tuple[int, int, int, str]]) ->
             answers += rounds.contribute((generation, number), rank, b"x", now)
         for answer in answers:
             for one in answer.waiting:
-                waiting.remove((*answer.place, one))
+                waiting.remove((*answer.key, one))
     for answer in rounds.expire(now + 6.0):
         for one in answer.waiting:
-            waiting.remove((*answer.place, one))
+            waiting.remove((*answer.key, one))
     assert not waiting
     assert rounds.next_deadline() is None
 
