@@ -138,7 +138,9 @@ class Batch:
         self._splits[index] = request.splits = kept
         request.split_count = 0 if splits is None else len(splits)
 
-    def describe_process_set(self, index: int, kind: int, ranks: Sequence[int] = (), number: int = 0) -> None:
+    def set_process_set_request(
+        self, index: int, kind: int, ranks: Sequence[int] = (), number: int = 0
+    ) -> None:
         """Makes request `index` add a process set of these ranks, or remove the set with this number."""
         self.set_request(index, kind, 0, (), root=number)
         self._described[index] = None

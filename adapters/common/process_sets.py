@@ -163,7 +163,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     if added.process_set_id is not None:
         raise ValueError(f"{added} is in use already")
     batch = spare_batch()
-    batch.describe_process_set(0, core.ADD_PROCESS_SET, ranks=added._ranks)
+    batch.set_process_set_request(0, core.ADD_PROCESS_SET, ranks=added._ranks)
     batch.set_buffers(0, 0, 0)
     added._begin(context, run(context, Operation(batch, None, Context.result_number)))
     return added
@@ -185,7 +185,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if process_set is global_process_set or process_set.process_set_id is None:
         return False
     batch = spare_batch()
-    batch.describe_process_set(0, core.REMOVE_PROCESS_SET, number=process_set.number(context))
+    batch.set_process_set_request(0, core.REMOVE_PROCESS_SET, number=process_set.number(context))
     batch.set_buffers(0, 0, 0)
     run(context, Operation(batch, None, _nothing))
     process_set._end()

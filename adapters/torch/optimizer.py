@@ -132,7 +132,7 @@ class _Distributed(Wrapped):
 
     _settings: _Settings
     _reducer: GradientReducer
-    _let_go: Any
+    _finalizer: Any
     _skips: int
     _has_stepped: bool
 
@@ -140,15 +140,15 @@ class _Distributed(Wrapped):
         self._settings, self._reducer, self._skips = settings, reducer, 0
         self._has_stepped = False
         # A discarded optimizer releases the parameters at once: another may be made for them.
-        self._let_go = weakref.finalize(self, reducer.close)
-        self._let_go.atexit = False
+        self._finalizer = weakref.finalize(self, reducer.close)
+        self._finalizer.atexit = False
 
     @property
     def _terms(self) -> Terms:
         return self._settings.terms
 
     def _undo(self) -> None:
-        self._let_go()
+        self._finalizer()
         super()._undo()
 
     def synchronize(self) -> None:
@@ -188,7 +188,7 @@ class _Distributed(Wrapped):
         """Works like the optimizer's own. All ranks must call it, with matching parameters."""
         super().add_param_group(param_group)
         self._reducer.settle_open()
-        self._let_go()
+        self._finalizer()
         self._adopt(self._settings, self._settings.reducer(self))
 
 

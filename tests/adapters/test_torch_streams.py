@@ -32,7 +32,7 @@ def tensors() -> Iterator[FakeTensors]:
         yield installed
 
 
-def let_go(context: Context) -> None:
+def end_detached(context: Context) -> None:
     """Waits until no operation is in flight."""
     deadline = time.monotonic() + PATIENCE
     while context._detached and time.monotonic() < deadline:
@@ -67,7 +67,7 @@ def test_the_host_does_not_wait_and_memory_lives_until_the_gpu_is_done(
         current().abort("enough")
         with pytest.raises(hvd.HorovodInternalError, match="enough"):
             hvd.allreduce(torch.ones(3), name="third")
-        let_go(current())
+        end_detached(current())
         assert lives() is None
 
     with world(2, gpu_backend="nccl") as ranks:

@@ -1,0 +1,39 @@
+"""Counts the files of the product that an addition touches, and those that one all-reduce runs through."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from test_structure import ROOT, sources
+
+PRODUCT = ("core", "bindings", "adapters", "runner")
+# An addition, a pattern that finds every file which names one of its kind, and the most files that may.
+ADDITIONS = {
+    "a collective": (r"(?i)reduce_?-?scatter", 25),
+    "a dtype that reduces": (r"float8_?e4m3fnuz\b|Float8E4M3fnuz", 5),
+    "a setting": (r"\bcontrol_fan_out\b", 2),  # its row and its use
+}
+MOST_OF_ONE_ALLREDUCE = 16
+
+
+def naming(pattern: str) -> list[str]:
+    """Returns the product's files, without generated ones, in which the pattern occurs."""
+    files = sources(".py", ".h", ".cc", folders=PRODUCT)
+    return [str(path.relative_to(ROOT)) for path in files if re.search(pattern, path.read_text())]
+
+
+@pytest.mark.parametrize("addition", ADDITIONS)
+def test_an_addition_touches_few_files(addition: str) -> None:
+    pattern, most = ADDITIONS[addition]
+    found = naming(pattern)
+    assert found  # the pattern still finds something
+    assert len(found) <= most, "\n".join(found)
+
+
+def test_one_allreduce_runs_through_few_files() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    way = text.partition("## One all-reduce, from hook to completion")[2].partition("\n## ")[0]
+    files = set(re.findall(r"`[\w/]*?(\w+\.(?:py|cc))`", way))
+    assert len(files) > 8  # the way is described
+    assert len(files) <= MOST_OF_ONE_ALLREDUCE, sorted(files)
