@@ -1,6 +1,9 @@
 # make demo            trains on two ranks
-# make test            builds and tests everything
+# make test            builds all, and runs the first tier of the tests: every behaviour, in about ten minutes
+# make test-full       the second tier: other worlds, backends and hosts, trainings, random faults, benchmarks
+# make test-all        both tiers, test-sanitized, fuzz and test-arm64
 # make test-sanitized  the core's tests with AddressSanitizer and UBSan, then with ThreadSanitizer
+# make test-arm64      the core's tests on arm64, with a cross compiler and qemu; all, or pytest's -k CASES
 # make fuzz            the core's decoders with libFuzzer, for FUZZ_SECONDS (60) in all; it needs clang
 # make lint            style and types
 # make wheel           builds dist/sirtaki-*.whl, and says how old a system it can be installed on
@@ -22,12 +25,13 @@ INSTALL := $(PIP) install --quiet --config-settings editable_mode=strict --edita
 SOURCES := $(shell find core bindings -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt) pyproject.toml setup.py \
   $(shell find adapters bindings runner -type d -not -name __pycache__)
 # Tests wait more than they compute: two at a time.
-SIDE_BY_SIDE := --numprocesses 2 --dist loadgroup --durations 15
+SIDE_BY_SIDE := --numprocesses 2 --dist loadgroup --durations 30
 NATIVE := $(shell find core bindings tests benchmarks -name '*.cc' -o -name '*.h')
 
 .DEFAULT_GOAL := help
 SANITIZED := test-asan test-tsan
-.PHONY: help demo test test-sanitized $(SANITIZED) fuzz lint wheel test-wheel clean check
+TIERS := test test-full
+.PHONY: help demo $(TIERS) test-all test-sanitized $(SANITIZED) test-arm64 fuzz lint wheel test-wheel clean check cross
 
 help:
 	@sed -n '/^#/!q; s/^# *//p' Makefile
@@ -69,17 +73,32 @@ $(STAMPS)/lint: $(STAMPS)/torch $(SOURCES)
 demo: $(STAMPS)/demo
 	$(BIN)/hvdrun -np 2 $(BIN)/python examples/pytorch/digits.py
 
-test: $(STAMPS)/test
+test: TIER := not full
+test-full: TIER := full
+$(TIERS): $(STAMPS)/test
 	$(CMAKE) -S core -B build/core -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DSIRTAKI_TESTS=ON
 	$(CMAKE) --build build/core
-	CORE_TESTS=$(CURDIR)/build/core $(BIN)/python -m pytest $(SIDE_BY_SIDE)
+	CORE_TESTS=$(CURDIR)/build/core $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "$(TIER)"
+
+test-all: $(TIERS) test-sanitized fuzz test-arm64
 
 test-sanitized: $(SANITIZED)
 
-$(SANITIZED): test-%: $(STAMPS)/test
+# The emulated programs take their C and C++ libraries from the compiler's packages (core/CMakePresets.json), and
+# OpenSSL from Debian's for arm64.
+cross:
+	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null && \
+	  test -e /usr/lib/aarch64-linux-gnu/libssl.so.3 || \
+	  { echo "sirtaki: there is no compiler for arm64, or no emulator, or no OpenSSL; on Debian:" \
+	    "dpkg --add-architecture arm64 && apt update && apt install g++-aarch64-linux-gnu qemu-user libssl3:arm64"; \
+	  exit 1; }
+
+test-arm64: | cross
+
+$(SANITIZED) test-arm64: test-%: $(STAMPS)/test
 	cd core && $(CMAKE) --preset $*
 	$(CMAKE) --build build/$*
-	CORE_TESTS=$(CURDIR)/build/$* $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/core
+	CORE_TESTS=$(CURDIR)/build/$* $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/core $(if $(CASES),-k '$(CASES)')
 
 fuzz: $(STAMPS)/test
 	@command -v clang++ >/dev/null || { echo "sirtaki: there is no clang++; on Debian: apt install clang"; exit 1; }

@@ -1,7 +1,7 @@
 // All element types, one row each, in the order of their codes; new ones go to the end.
 //
-// DTYPE(enumerator, name, bytes, reductions, kernel): the reductions are groups of dtype.cc; the kernel is the type with
-// which data/kernels/body.h computes, void for what only moves. The frameworks' own numbers of dtypes are in
+// DTYPE(enumerator, name, bytes, reductions, kernel): the reductions are groups of dtype.cc; the kernel is the type
+// with which data/kernels/body.h computes, void for what only moves. The frameworks' own numbers of dtypes are in
 // bindings/tensorflow/kernel.cc and bindings/xla/call.cc, NCCL's in gpu/reduction.cc.
 #pragma once
 

@@ -9,6 +9,7 @@ import pytest
 FRAMEWORKS = ("torch", "tensorflow", "jax")
 
 
+@pytest.mark.full
 def test_all_share_one_context(run_case: Callable[[int, str], None]) -> None:
     for framework in FRAMEWORKS:
         pytest.importorskip(framework)

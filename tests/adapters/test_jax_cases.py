@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Callable
 
 import pytest
+from tiers import full_unless
 
 for package in ("jax", "optax", "flax", "equinox"):
     pytest.importorskip(package)
@@ -15,11 +16,27 @@ from cases import JAX_MODULES, Case, cases_for  # noqa: E402  # they import jax
 # The cases that behave differently with three ranks; all cases run with two.
 THREE = ("random_programs", "functions_inside_functions", "loops", "rows_are_exchanged", "some_of_the_ranks")
 
+# With two ranks, what compiles large programs is left to the full tier.
+LARGE = (
+    "jax_programs",
+    "jax_training.as_one_process[adam]",
+    "jax_training.as_one_process[clipped]",
+    "jax_training.equinox",
+    "jax_training.flax",
+    "jax_training.several_passes",
+    "jax_transforms.torch_and_jax",
+)
+
 
 @pytest.mark.parametrize(
     ("size", "case"),
     [
-        pytest.param(size, case, id=f"{size}-{case.name}")
+        pytest.param(
+            size,
+            case,
+            id=f"{size}-{case.name}",
+            marks=full_unless(size == 2 and not case.name.startswith(LARGE)),
+        )
         for size in (2, 3)
         for case in cases_for(size, JAX_MODULES)
         if size == 2 or case.name.endswith(THREE)

@@ -37,6 +37,7 @@ def run(*command: str | Path) -> str:
     return finished.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
 def test_the_digits_example_learns(backend: str, tmp_path: Path) -> None:
     """The saved model is loaded without sirtaki."""

@@ -33,6 +33,7 @@ def test_the_death_of_a_rank_comes_out_of_the_others_operations(tmp_path: Path) 
         assert "rank 1" in text, text
 
 
+@pytest.mark.full
 def test_the_digits_example_learns() -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("keras", minversion="3")

@@ -9,16 +9,24 @@ import pytest
 pytest.importorskip("torch")
 
 from cases import TORCH_MODULES, Case, cases_for  # imports torch
+from tiers import full_unless
 from world import world
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WORLDS = [(1, "shm"), (2, "shm"), (3, "shm"), (2, "socket")]
+FIRST = (2, "shm")
 
 
 @pytest.mark.parametrize(
     ("size", "transport", "case"),
     [
-        pytest.param(size, transport, case, id=f"{size}-{transport}-{case.name}")
+        pytest.param(
+            size,
+            transport,
+            case,
+            id=f"{size}-{transport}-{case.name}",
+            marks=full_unless((size, transport) == FIRST),
+        )
         for size, transport in WORLDS
         for case in cases_for(size, TORCH_MODULES)
     ],
@@ -28,6 +36,7 @@ def test_as_threads(size: int, transport: str, case: Case) -> None:
         ranks.run(case.body)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in cases_for(2, TORCH_MODULES)])
 def test_as_processes(case: Case, run_case: Callable[[int, str], None]) -> None:
     run_case(2, case.name)

@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 from cases import GPU_MODULES, TORCH_MODULES, Case, cases_for  # imports torch
 from fake_gpu.tensors import FakeTensors
+from tiers import full_unless
 from world import world
 
 pytestmark = [needs_fake, pytest.mark.usefixtures("one_thread")]
@@ -26,12 +27,19 @@ WORLDS = [
     (2, "nccl", TORCH_MODULES + GPU_MODULES),
     *((size, backend, ALL_KINDS) for size, backend in ((1, "nccl"), (3, "nccl"), (2, "staged"))),
 ]
+FIRST = (2, "nccl")
 
 
 @pytest.mark.parametrize(
     ("size", "backend", "case"),
     [
-        pytest.param(size, backend, case, id=f"{size}-{backend}-{case.name}")
+        pytest.param(
+            size,
+            backend,
+            case,
+            id=f"{size}-{backend}-{case.name}",
+            marks=full_unless((size, backend) == FIRST),
+        )
         for size, backend, modules in WORLDS
         for case in cases_for(size, modules)
     ],
@@ -41,6 +49,7 @@ def test_as_threads(size: int, backend: str, case: Case) -> None:
         ranks.run(case.body)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in cases_for(2, ALL_KINDS)])
 def test_as_processes(case: Case, run_case_on_gpus: Callable[[int, str], None]) -> None:
     run_case_on_gpus(2, case.name)

@@ -46,6 +46,7 @@ def test_program(program: str, tmp_path: Path) -> None:
     assert finished.stdout.count("is done") == 2
 
 
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
 def test_a_compiled_model(tmp_path: Path) -> None:
     finished = run(*hvdrun(2, sys.executable, PROGRAMS, "compiled_model", tmp_path))
@@ -70,17 +71,20 @@ def epochs(finished: subprocess.CompletedProcess[str]) -> list[float]:
     return [float(accuracy) for _, accuracy in reports]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_digits_example_learns(ranks: int) -> None:
     pytest.importorskip("sklearn")
     assert epochs(run(*hvdrun(ranks, sys.executable, DIGITS)))[-1] >= 97
 
 
+@pytest.mark.full
 def test_the_digits_example_runs_alone() -> None:
     pytest.importorskip("sklearn")
     assert len(epochs(run("env", "OMP_NUM_THREADS=1", sys.executable, DIGITS, "--epochs", "2"))) == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_layers_that_are_cut_over_ranks_are_those_of_one_process(ranks: int) -> None:
     finished = run(*hvdrun(ranks, sys.executable, PARALLEL_LINEAR))

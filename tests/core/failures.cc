@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <future>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -114,11 +115,16 @@ const std::vector<size_t> points{0,   1,    15,   16,   17,   40,     100,    20
 constexpr std::array<int, 2> links[] = {
     {0, 1}, {1, 0}, {1, 2}, {2, 1}};  // to and from the coordinator, and between others
 
+// The links' worlds run at the same time: they wait more than they compute.
 void on_each_trouble(Fault fault, const std::vector<size_t>& where,
                      const std::function<void(const std::vector<Ending>&, size_t after)>& look) {
   for (Traffic traffic : {Traffic::training, Traffic::exchanging})
-    for (const auto& [victim, from] : links)
-      for (size_t after : where) look(suffer({fault, after, victim, from}, traffic), after);
+    for (size_t after : where) {
+      std::vector<std::future<std::vector<Ending>>> worlds;
+      for (const auto& [victim, from] : links)
+        worlds.push_back(std::async(std::launch::async, suffer, Trouble{fault, after, victim, from}, traffic));
+      for (auto& world : worlds) look(world.get(), after);
+    }
 }
 
 void expect_fatal(const std::vector<Ending>& endings, const std::set<srt_status>& allowed, const char* what,

@@ -32,6 +32,7 @@ def run(script: str, *arguments: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_every_collective_is_measured_from_numpy_and_torch_beside_gloo(tmp_path: Path) -> None:
     path = tmp_path / "collectives.json"
     run("collectives.py", "--sizes", "1K", "--rounds", "1", "--json", path)
@@ -57,6 +58,7 @@ def test_every_collective_is_measured_from_numpy_and_torch_beside_gloo(tmp_path:
     assert tables.count("| alltoall | 1 KiB |") == 1
 
 
+@pytest.mark.full
 def test_conditions_are_measured_beside_peers_and_cliffs_are_named(tmp_path: Path) -> None:
     path = tmp_path / "robustness.json"
     conditions = ("little polling",)
@@ -72,6 +74,7 @@ def test_conditions_are_measured_beside_peers_and_cliffs_are_named(tmp_path: Pat
         assert condition["cliffs"] == []  # a single size has no cliff
 
 
+@pytest.mark.full
 def test_leaders_spare_rank_0_frames_when_many_negotiate(tmp_path: Path) -> None:
     path = tmp_path / "negotiation.json"
     run("negotiation.py", "--ranks", "8", "64", "--tensors", "20", "--rounds", "1", "--json", path)
@@ -88,6 +91,7 @@ def test_leaders_spare_rank_0_frames_when_many_negotiate(tmp_path: Path) -> None
     assert found[64, "leaders"]["steady"]["bytes_of_all"] < found[64, "leaders"]["first"]["bytes_of_all"]
 
 
+@pytest.mark.full
 def test_an_allreduce_between_two_hosts_is_measured_beside_a_stream(tmp_path: Path) -> None:
     path = tmp_path / "two_hosts.json"
     run("two_hosts.py", "--sizes", "64K", "--set", "sockets_per_link=2", "--json", path)
@@ -96,6 +100,7 @@ def test_an_allreduce_between_two_hosts_is_measured_beside_a_stream(tmp_path: Pa
     assert min(row["sirtaki"], row["stream"], *row["share"]) > 0
 
 
+@pytest.mark.full
 def test_checks_of_parameters_are_measured_beside_steps_without(tmp_path: Path) -> None:
     path = tmp_path / "checks.json"
     run("checks.py", "--rounds", "2", "--json", path)
@@ -104,6 +109,7 @@ def test_checks_of_parameters_are_measured_beside_steps_without(tmp_path: Path) 
     assert all(row["step"] > 0 and row["once"] > 0 for row in rows)
 
 
+@pytest.mark.full
 def test_functions_of_tensorflow_are_measured_beside_its_own_strategy(tmp_path: Path) -> None:
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed")

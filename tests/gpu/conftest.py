@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from process_world import ProcessWorld, hvdrun
+from process_world import LatestWorld
 
 
 @pytest.fixture(scope="session")
@@ -18,21 +18,7 @@ def gpus() -> int:
     return count
 
 
-@pytest.fixture(scope="session")
-def run_on_gpus(gpus: int) -> Iterator[Callable[..., None]]:
+@pytest.fixture
+def run_on_gpus(gpus: int, latest_world: LatestWorld) -> Callable[..., None]:
     """Runs a case on so many ranks, which share GPUs if there are fewer."""
-    worlds: dict[object, ProcessWorld] = {}
-
-    def run(size: int, name: str, **environment: str) -> None:
-        key = (size, *sorted(environment.items()))
-        if key not in worlds:
-            worlds[key] = ProcessWorld(size, hvdrun(size, **environment))
-        try:
-            worlds[key].run(name)
-        except BaseException:
-            worlds.pop(key).close()
-            raise
-
-    yield run
-    for world in worlds.values():
-        world.close()
+    return latest_world.run

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from cases import Case, cases_for
-from process_world import ProcessWorld
+from process_world import LatestWorld
 
 from .network import Network, ranks_on
 
+pytestmark = pytest.mark.full
 PORT = 29_430
 RANKS_EACH = (1, 2)
 
@@ -19,21 +20,16 @@ RANKS_EACH = (1, 2)
 def run_over_hosts(
     network: Network, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[int, str], None]]:
-    """Returns a function that runs a case on a number of ranks of each of two hosts."""
+    """Returns a function that runs a case on a number of ranks, half of them on each of two hosts."""
     key = tmp_path_factory.mktemp("hosts") / "key"
     key.touch(mode=0o600)
     key.write_text("a5" * 32)
-    worlds: dict[int, ProcessWorld] = {}
 
-    def run(each: int, name: str) -> None:
-        if each not in worlds:
-            launcher = ranks_on(network.hosts[:2], each, Path(key), PORT + each)
-            worlds[each] = ProcessWorld(2 * each, launcher)
-        worlds[each].run(name)
+    def launcher(size: int) -> list[str]:
+        return ranks_on(network.hosts[:2], size // 2, Path(key), PORT + size // 2)
 
-    yield run
-    for world in worlds.values():
-        world.close()
+    with LatestWorld(launcher) as latest:
+        yield latest.run
 
 
 @pytest.mark.parametrize(
@@ -45,4 +41,4 @@ def run_over_hosts(
     ],
 )
 def test_body(each: int, case: Case, run_over_hosts: Callable[[int, str], None]) -> None:
-    run_over_hosts(each, case.name)
+    run_over_hosts(2 * each, case.name)

@@ -8,7 +8,11 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from .network import PATIENCE, Host, Network, finish, places, python
+
+pytestmark = pytest.mark.full
 
 TRAINING = """
 import sys

@@ -9,6 +9,7 @@ import pytest
 
 from .network import Network, finish
 
+pytestmark = pytest.mark.full
 ROOT = Path(__file__).parents[2]
 HVDRUN = (sys.executable, "-m", "sirtaki.runner")
 
