@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between attempts to reach a peer that is not listening yet
 _ATTEMPT_SECONDS = 5.0  # for all addresses to answer, before they are retried
 _MOST_HANG_UPS = (
-    3  # attempts that end with a closed connection: a crowded listener closes some (strangers.py)
+    3  # attempts that end with a closed connection: a crowded listener closes some (unauthenticated.py)
 )
 _CLOSED = (
     "the other side closed the connection: its key or its job is another one (compare SIRTAKI_KEY_FILE and "

@@ -87,7 +87,7 @@ class PeerListener:
         """Listens. `folder` is private to the job, if its launcher has made one; it holds the Unix socket."""
         self._selector = selectors.DefaultSelector()
         self._name = "a rank"
-        self._strangers: UnauthenticatedConnections[HandshakeConnection] = UnauthenticatedConnections(
+        self._unauthenticated: UnauthenticatedConnections[HandshakeConnection] = UnauthenticatedConnections(
             self._refuse
         )
         self._complaints = Complaints(lambda text: print(f"sirtaki: {text}", file=sys.stderr))
@@ -128,7 +128,7 @@ class PeerListener:
                         self._serve(key.data, handshakes, missing, found)
                     else:
                         key.data(handshakes)
-                self._strangers.lose_patience(time.monotonic(), TOO_SLOW)
+                self._unauthenticated.lose_patience(time.monotonic(), TOO_SLOW)
 
     @contextlib.contextmanager
     def _watching(self, handshakes: Handshakes) -> Iterator[None]:
@@ -161,7 +161,7 @@ class PeerListener:
         self._selector.register(listening, selectors.EVENT_READ, partial(self._take, listening))
 
     def _take(self, listening: socket.socket, handshakes: Handshakes) -> None:
-        connection = self._strangers.accept(listening)
+        connection = self._unauthenticated.accept(listening)
         if connection is None:
             return
         if listening.family == socket.AF_UNIX and not is_ours(connection):
@@ -170,7 +170,7 @@ class PeerListener:
         mine = certified(handshakes.mine, handshakes.job, connection)
         conversation = converse(handshakes.job, mine, LinkKind.RANKS, Role.ACCEPTS)
         arrival = HandshakeConnection(connection, conversation, time.monotonic() + HANDSHAKE_SECONDS)
-        self._strangers.add(arrival)
+        self._unauthenticated.add(arrival)
         self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, arrival)
 
     def _serve(
@@ -180,7 +180,7 @@ class PeerListener:
         missing: set[LinkKey],
         found: dict[LinkKey, Connection],
     ) -> None:
-        if arrival not in self._strangers:  # displaced by a newer connection
+        if arrival not in self._unauthenticated:  # displaced by a newer connection
             return None
         try:
             alive = arrival.receive()
@@ -211,7 +211,7 @@ class PeerListener:
 
     def _patience(self) -> float:
         """Returns the seconds until the next connection times out."""
-        ends = self._strangers.patience_ends
+        ends = self._unauthenticated.patience_ends
         return 1.0 if ends is None else max(ends - time.monotonic(), 0)
 
     def _refuse(self, arrival: HandshakeConnection, reason: str) -> None:
@@ -220,7 +220,7 @@ class PeerListener:
         arrival.socket.close()
 
     def _forget(self, arrival: HandshakeConnection) -> None:
-        self._strangers.discard(arrival)
+        self._unauthenticated.discard(arrival)
         self._selector.unregister(arrival.socket)
 
 

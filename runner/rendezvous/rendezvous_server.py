@@ -98,7 +98,7 @@ class RendezvousServer:
         self._listening = [listen_at(one, job.key) for one in split_addresses(address)]
         reached_at = [one for listening in self._listening for one in addresses_of(listening, interfaces)]
         self.address = ",".join(dict.fromkeys(reached_at))
-        self._strangers: UnauthenticatedConnections[_Connection] = UnauthenticatedConnections(
+        self._unauthenticated: UnauthenticatedConnections[_Connection] = UnauthenticatedConnections(
             self._turn_away
         )  # clients yet to join
         self._complaints = Complaints(lambda text: on_event(RankEvent("refused", RENDEZVOUS_RANK, 0, text)))
@@ -161,15 +161,15 @@ class RendezvousServer:
                     key.data()
             now = time.monotonic()
             self._give(self._rounds.expire(now))
-            self._strangers.lose_patience(now, TOO_SLOW)
+            self._unauthenticated.lose_patience(now, TOO_SLOW)
 
     def _time_to_next_deadline(self) -> float | None:
-        moments = (self._strangers.patience_ends, self._rounds.next_deadline())
+        moments = (self._unauthenticated.patience_ends, self._rounds.next_deadline())
         deadlines = [moment for moment in moments if moment is not None]
         return max(min(deadlines) - time.monotonic(), 0) if deadlines else None
 
     def _accept(self, listening: socket.socket) -> None:
-        client = self._strangers.accept(listening)
+        client = self._unauthenticated.accept(listening)
         if client is None:
             return
         if listening.family == socket.AF_UNIX and not is_ours(client):
@@ -178,7 +178,7 @@ class RendezvousServer:
         mine = certified(Identity(RENDEZVOUS_RANK), self.job, client)
         conversation = converse(self.job, mine, LinkKind.STORE, Role.ACCEPTS)
         connection = _Connection(client, conversation, time.monotonic() + HANDSHAKE_SECONDS)
-        self._strangers.add(connection)
+        self._unauthenticated.add(connection)
         self._selector.register(client, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
 
     def _serve_client(self, connection: _Connection, events: int) -> None:
@@ -248,7 +248,7 @@ class RendezvousServer:
                 f"two processes claim to be rank {rank}: give each process a rank of its own"
             )
         connection.joined = True
-        self._strangers.discard(connection)
+        self._unauthenticated.discard(connection)
         self._ranks[generation, rank] = connection
         connection.outgoing += pack_frame(WELCOME + self._session)
 
@@ -340,7 +340,7 @@ class RendezvousServer:
             return
         self._selector.unregister(connection.socket)
         connection.socket.close()
-        self._strangers.discard(connection)
+        self._unauthenticated.discard(connection)
         if connection.joined:
             rank, generation = _who(connection)
             del self._ranks[generation, rank]
