@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "native/outcome.h"
+#include "native/call_status.h"
 #include "sirtaki.h"
 
 namespace sirtaki::bindings {
@@ -46,12 +46,12 @@ bool enqueue(srt_context* context, const std::vector<srt_request>& requests, std
   if (status == SRT_IN_PROGRESS) return true;
   if (status != SRT_OK) {
     handles.clear();
-    note(Outcome{status, error.text});
+    note(CallStatus{status, error.text});
     return false;
   }
   for (const srt_handle handle : handles)
     if (const srt_status ended = srt_poll(context, handle); ended != SRT_OK)
-      note(Outcome{ended, srt_handle_error(context, handle)});
+      note(CallStatus{ended, srt_handle_error(context, handle)});
   return false;
 }
 

@@ -72,7 +72,7 @@ bool Call::queue_in(srt_context* context) {
       requests[i].output = same_as_input(static_cast<int>(i), descriptions[i].shape, requests[i].input);
     if (!status_.is_ok()) return false;
   }
-  const auto note = [this](const bindings::Outcome& failure) { status_.fail(failure); };
+  const auto note = [this](const bindings::CallStatus& failure) { status_.fail(failure); };
   if (bindings::enqueue(context, requests, handles_, note)) return true;
   if (!handles_.empty()) take_results();
   return false;

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "native/outcome.h"
+#include "native/call_status.h"
 #include "tensorflow/c_api.h"
 
 namespace sirtaki::tensorflow {
@@ -31,8 +31,8 @@ class KeptStatus {
   KeptStatus& operator=(const KeptStatus&) = delete;
 
   bool is_ok() const { return tf().code_of(status_) == static_cast<int>(bindings::AbslCode::ok); }
-  void fail(const bindings::Outcome& failure) {
-    if (is_ok()) tf().set_status(status_, static_cast<int>(bindings::absl_code(failure.status)), failure.text.c_str());
+  void fail(const bindings::CallStatus& failure) {
+    if (is_ok()) tf().set_status(status_, static_cast<int>(bindings::absl_code(failure.code)), failure.text.c_str());
   }
   TF_Status* get() const { return status_; }
 

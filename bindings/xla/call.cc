@@ -23,7 +23,7 @@ class Attributes {
     return found ? std::string_view(found->data, found->size) : std::string_view();
   }
 
-  const Outcome& outcome() const { return outcome_; }
+  const CallStatus& status() const { return status_; }
 
  private:
   const void* find(std::string_view name, XlaAttributeType type) {
@@ -44,14 +44,14 @@ class Attributes {
   }
 
   std::nullptr_t missing(std::string_view name) {
-    if (outcome_.is_ok())
-      outcome_ = {SRT_INVALID_ARGUMENT, "a compiled program calls sirtaki without the attribute '" + std::string(name) +
-                                            "', or with one of another type: was it compiled by another version?"};
+    if (status_.is_ok())
+      status_ = {SRT_INVALID_ARGUMENT, "a compiled program calls sirtaki without the attribute '" + std::string(name) +
+                                           "', or with one of another type: was it compiled by another version?"};
     return nullptr;
   }
 
   const XlaAttributes& attributes_;
-  Outcome outcome_;
+  CallStatus status_;
 };
 
 const srt_dtype* find_dtype(XlaDataType dtype) {
@@ -112,7 +112,7 @@ uint64_t bytes_of(const XlaBuffer& buffer, const srt_dtype& dtype) {
 
 }  // namespace
 
-Outcome XlaCall::read(const XlaCallFrame& frame, XlaCall& out) {
+CallStatus XlaCall::read(const XlaCallFrame& frame, XlaCall& out) {
   Attributes attributes(frame.attributes);
   srt_request like = new_request(attributes.field("kind"));
   like.reduce_op = attributes.field("reduce_op");
@@ -124,7 +124,7 @@ Outcome XlaCall::read(const XlaCallFrame& frame, XlaCall& out) {
   out.members_ = attributes.integer("members");
   const int64_t number = attributes.integer("number"), count = attributes.integer("count");
   const std::string_view names = attributes.text("names");
-  if (!attributes.outcome().is_ok()) return attributes.outcome();
+  if (!attributes.status().is_ok()) return attributes.status();
   if (number < 0)
     return {SRT_UNSUPPORTED, "'" + std::string(names) +
                                  "': this version of JAX does not tell when it has lowered a program, so calls of one "
@@ -134,14 +134,14 @@ Outcome XlaCall::read(const XlaCallFrame& frame, XlaCall& out) {
   if (count < 0 || frame.operands.size < count || frame.results.size < count || out.names_.size() < tensors)
     return {SRT_INVALID_ARGUMENT, "a compiled program calls sirtaki with fewer buffers than tensors"};
   out.shapes_.resize(tensors);
-  Outcome outcome;
-  for (size_t i = 0; i < tensors && outcome.is_ok(); ++i)
-    outcome = out.add(*static_cast<const XlaBuffer*>(frame.operands.buffers[i]),
-                      *static_cast<const XlaBuffer*>(frame.results.buffers[i]), like, i);
-  return outcome;
+  CallStatus status;
+  for (size_t i = 0; i < tensors && status.is_ok(); ++i)
+    status = out.add(*static_cast<const XlaBuffer*>(frame.operands.buffers[i]),
+                     *static_cast<const XlaBuffer*>(frame.results.buffers[i]), like, i);
+  return status;
 }
 
-Outcome XlaCall::add(const XlaBuffer& operand, const XlaBuffer& result, const srt_request& like, size_t index) {
+CallStatus XlaCall::add(const XlaBuffer& operand, const XlaBuffer& result, const srt_request& like, size_t index) {
   const srt_dtype* dtype = find_dtype(operand.dtype);
   if (!dtype)
     return {SRT_UNSUPPORTED, "'" + names_[index] + "': sirtaki cannot exchange elements of XLA's type " +

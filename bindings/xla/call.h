@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "native/outcome.h"
+#include "native/call_status.h"
 #include "sirtaki.h"
 #include "xla/ffi.h"
 
@@ -25,7 +25,7 @@ struct XlaResult {
 class XlaCall {
  public:
   // Reads a frame, which may be freed as soon as this returns.
-  static Outcome read(const XlaCallFrame& frame, XlaCall& out);
+  static CallStatus read(const XlaCallFrame& frame, XlaCall& out);
 
   // Returns the number of members of this process set that the program was compiled for; 0: any number.
   int64_t members() const { return members_; }
@@ -37,7 +37,7 @@ class XlaCall {
   std::vector<srt_request>& requests() { return requests_; }
 
  private:
-  Outcome add(const XlaBuffer& operand, const XlaBuffer& result, const srt_request& like, size_t index);
+  CallStatus add(const XlaBuffer& operand, const XlaBuffer& result, const srt_request& like, size_t index);
 
   int64_t members_ = 0;
   int32_t process_set_ = 0;

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "native/outcome.h"
+#include "native/call_status.h"
 
 namespace sirtaki::bindings {
 

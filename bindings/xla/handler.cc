@@ -16,7 +16,7 @@ namespace {
 
 constexpr int32_t newest_minor = 3;  // versions that are known: 0.1 to this
 
-Outcome check_members(srt_context* context, const XlaCall& call) {
+CallStatus check_members(srt_context* context, const XlaCall& call) {
   if (!call.members()) return {};
   const int32_t members = srt_process_set(context, call.process_set(), nullptr, 0);
   if (members < 0 || members == call.members()) return {};  // the core reports a missing set
@@ -25,12 +25,12 @@ Outcome check_members(srt_context* context, const XlaCall& call) {
                                     "; call jax.clear_caches() after init(), so that it is compiled again"};
 }
 
-Outcome execute(XlaCallFrame& frame, bool on_gpu) {
+CallStatus execute(XlaCallFrame& frame, bool on_gpu) {
   XlaCall call;
-  if (Outcome outcome = XlaCall::read(frame, call); !outcome.is_ok()) return outcome;
+  if (CallStatus status = XlaCall::read(frame, call); !status.is_ok()) return status;
   const ProcessContext context;
   if (!context.get()) return {SRT_SHUT_DOWN, not_initialised};
-  if (Outcome outcome = check_members(context.get(), call); !outcome.is_ok()) return outcome;
+  if (CallStatus status = check_members(context.get(), call); !status.is_ok()) return status;
   if (on_gpu) return run_on_stream(context.get(), frame, std::move(call));
   return XlaPending::start(context.get(), *frame.api, std::move(call), frame.future);
 }

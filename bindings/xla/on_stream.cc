@@ -14,23 +14,23 @@ class Launch {
   ~Launch() { srt_release(context_, handles_.data(), count()); }
   Launch(const Launch&) = delete;
 
-  Outcome start(const srt_request* requests) {
+  CallStatus start(const srt_request* requests) {
     srt_error error;
     if (srt_enqueue(context_, requests, count(), handles_.data(), &error) == SRT_OK) return {};
     handles_.clear();
     return {error.status, error.text};
   }
 
-  Outcome wait(uintptr_t stream) {
+  CallStatus wait(uintptr_t stream) {
     srt_status status = SRT_IN_PROGRESS;
     while (status == SRT_IN_PROGRESS) status = srt_wait_on_stream(context_, handles_.data(), count(), stream, slice_ms);
-    return status == SRT_OK ? Outcome{} : first_failure(status);
+    return status == SRT_OK ? CallStatus{} : first_failure(status);
   }
 
  private:
   int32_t count() const { return static_cast<int32_t>(handles_.size()); }
 
-  Outcome first_failure(srt_status otherwise) const {
+  CallStatus first_failure(srt_status otherwise) const {
     for (const srt_handle handle : handles_)
       if (const srt_status status = srt_poll(context_, handle); status != SRT_OK && status != SRT_IN_PROGRESS)
         return {status, srt_handle_error(context_, handle)};
@@ -49,7 +49,7 @@ uintptr_t allocate(void* user, const srt_tensor* output) {
 
 }  // namespace
 
-Outcome run_on_stream(srt_context* context, const XlaCallFrame& frame, XlaCall call) {
+CallStatus run_on_stream(srt_context* context, const XlaCallFrame& frame, XlaCall call) {
   if (call.requests().empty()) return {};
   XlaStreamGet stream{sizeof stream, nullptr, frame.context, nullptr};
   if (frame.api->get_stream(&stream)) return {SRT_INTERNAL, "XLA did not say in which stream a call is made"};
@@ -60,7 +60,7 @@ Outcome run_on_stream(srt_context* context, const XlaCallFrame& frame, XlaCall c
     request.user = const_cast<XlaResult*>(&call.results()[i]);
   }
   Launch launch(context, call.requests().size());
-  if (Outcome outcome = launch.start(call.requests().data()); !outcome.is_ok()) return outcome;
+  if (CallStatus status = launch.start(call.requests().data()); !status.is_ok()) return status;
   return launch.wait(reinterpret_cast<uintptr_t>(stream.stream));
 }
 

@@ -1,13 +1,13 @@
 // Calls whose tensors are on a GPU: results are delivered in the stream in which XLA produces the operands.
 #pragma once
 
-#include "native/outcome.h"
+#include "native/call_status.h"
 #include "sirtaki.h"
 #include "xla/call.h"
 
 namespace sirtaki::bindings {
 
 // Blocks until the operations are launched on the GPU, and the stream waits for them.
-Outcome run_on_stream(srt_context* context, const XlaCallFrame& frame, XlaCall call);
+CallStatus run_on_stream(srt_context* context, const XlaCallFrame& frame, XlaCall call);
 
 }  // namespace sirtaki::bindings

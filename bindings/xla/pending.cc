@@ -5,9 +5,9 @@
 #include "native/requests.h"
 
 namespace sirtaki::bindings {
-XlaError* to_xla(const XlaApi& api, const Outcome& outcome) {
-  if (outcome.is_ok()) return nullptr;
-  XlaErrorCreate error{sizeof error, nullptr, outcome.text.c_str(), absl_code(outcome.status)};
+XlaError* to_xla(const XlaApi& api, const CallStatus& status) {
+  if (status.is_ok()) return nullptr;
+  XlaErrorCreate error{sizeof error, nullptr, status.text.c_str(), absl_code(status.code)};
   return api.create_error(&error);
 }
 
@@ -23,7 +23,7 @@ XlaPending::XlaPending(srt_context* context, const XlaApi& api, XlaFuture* futur
   }
 }
 
-Outcome XlaPending::start(srt_context* context, const XlaApi& api, XlaCall call, XlaFuture*& future) {
+CallStatus XlaPending::start(srt_context* context, const XlaApi& api, XlaCall call, XlaFuture*& future) {
   if (call.requests().empty()) return {};
   XlaFutureCreate made{sizeof made, nullptr, nullptr};
   if (api.create_future(&made)) return {SRT_INTERNAL, "XLA could not make a future"};
@@ -31,7 +31,7 @@ Outcome XlaPending::start(srt_context* context, const XlaApi& api, XlaCall call,
   auto* pending = new XlaPending(context, api, made.future, std::move(call));
   // The last hook deletes the object, possibly before enqueue() returns.
   const bool is_in_flight = enqueue(context, pending->call_.requests(), pending->handles_,
-                                    [pending](const Outcome& failure) { pending->note(failure); });
+                                    [pending](const CallStatus& failure) { pending->note(failure); });
   if (!is_in_flight) pending->finish();
   return {};
 }
@@ -56,7 +56,7 @@ uintptr_t XlaPending::allocate(void* user, const srt_tensor* output) {
 }
 
 // Notes a failure. Only the first one counts; the last hook reads it.
-void XlaPending::note(const Outcome& failure) {
+void XlaPending::note(const CallStatus& failure) {
   if (!has_failed_.exchange(true, std::memory_order_relaxed)) failure_ = failure;
 }
 

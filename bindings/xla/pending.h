@@ -6,19 +6,19 @@
 #include <string>
 #include <vector>
 
-#include "native/outcome.h"
+#include "native/call_status.h"
 #include "xla/call.h"
 #include "xla/ffi.h"
 
 namespace sirtaki::bindings {
 
-// Converts an outcome to XLA's error; nullptr for success.
-XlaError* to_xla(const XlaApi& api, const Outcome& outcome);
+// Converts a status to XLA's error; nullptr for success.
+XlaError* to_xla(const XlaApi& api, const CallStatus& status);
 
 class XlaPending {
  public:
-  // Queues the requests of a call. Afterwards either XLA waits for `future`, or the outcome says why not.
-  static Outcome start(srt_context* context, const XlaApi& api, XlaCall call, XlaFuture*& future);
+  // Queues the requests of a call. Afterwards either XLA waits for `future`, or the status says why not.
+  static CallStatus start(srt_context* context, const XlaApi& api, XlaCall call, XlaFuture*& future);
 
  private:
   // One tensor: the buffer for its result, and the call to notify when the result is complete.
@@ -32,7 +32,7 @@ class XlaPending {
 
   static void complete(void* tensor, srt_status status, const char* error);
   static uintptr_t allocate(void* tensor, const srt_tensor* output);
-  void note(const Outcome& failure);
+  void note(const CallStatus& failure);
   void finish();
 
   srt_context* context_;
@@ -43,7 +43,7 @@ class XlaPending {
   std::vector<srt_handle> handles_;
   std::atomic<size_t> left_;
   std::atomic<bool> has_failed_{false};
-  Outcome failure_;  // the first failure
+  CallStatus failure_;  // the first failure
 };
 
 }  // namespace sirtaki::bindings

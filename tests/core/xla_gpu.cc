@@ -14,10 +14,10 @@ std::string run(srt_context* context, Step& step, world::UserStream& stream) {
   step.context.stream = stream.get();
   const XlaCallFrame frame = step.frame();
   XlaCall call;
-  Outcome outcome = XlaCall::read(frame, call);
-  if (outcome.is_ok()) outcome = run_on_stream(context, frame, std::move(call));
+  CallStatus status = XlaCall::read(frame, call);
+  if (status.is_ok()) status = run_on_stream(context, frame, std::move(call));
   stream.finish();
-  return outcome.text;
+  return status.text;
 }
 
 void on_two_gpus(const char* backend, const std::function<void(int, srt_context*, world::Fake&)>& body) {

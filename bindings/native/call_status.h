@@ -1,4 +1,4 @@
-// The outcome of a step of a binding: a status of the core, with its text, or success. Frameworks get it as one of the
+// The status of a step of a binding: a code of the core, with its text, or success. Frameworks get it as one of the
 // canonical error codes of Abseil (absl/status/status.h), which TensorFlow and XLA share.
 #pragma once
 
@@ -9,11 +9,11 @@
 
 namespace sirtaki::bindings {
 
-struct Outcome {
-  srt_status status = SRT_OK;
+struct CallStatus {
+  srt_status code = SRT_OK;
   std::string text;
 
-  bool is_ok() const { return status == SRT_OK; }
+  bool is_ok() const { return code == SRT_OK; }
 };
 
 constexpr const char* not_initialised =
