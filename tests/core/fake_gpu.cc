@@ -121,3 +121,5 @@ TEST(failures_come_when_a_test_wants_them) {
   CHECK_EQUAL(gpu.cuda.memory_allocate(&more, 8), 700);  // the context is broken
   fakes.control.reset();
 }
+
+CHECK_MAIN()
