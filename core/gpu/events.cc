@@ -39,7 +39,7 @@ Status EventPool::record(CudaStream stream, GpuEventPtr& out) {
 
 Status EventPool::take(CudaEvent& event) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!free_.empty()) {
       event = free_.back();
       free_.pop_back();
@@ -50,7 +50,7 @@ Status EventPool::take(CudaEvent& event) {
 }
 
 void EventPool::put_back(CudaEvent event) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   free_.push_back(event);
 }
 

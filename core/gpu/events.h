@@ -3,9 +3,9 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/thread_safety.h"
 #include "gpu/device.h"
 
 namespace sirtaki {
@@ -50,8 +50,8 @@ class EventPool {
   void put_back(CudaEvent event);
 
   const GpuDevice& device_;
-  std::mutex mutex_;
-  std::vector<CudaEvent> free_;
+  Mutex mutex_;
+  std::vector<CudaEvent> free_ GUARDED_BY(mutex_);
 };
 
 }  // namespace sirtaki

@@ -56,7 +56,7 @@ void GpuOutput::release() {
 }
 
 Status GpuChoice::choose(int32_t ordinal) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (gpu_) {
     if (gpu_->device().ordinal() == ordinal) return Status::ok();
     return {SRT_INVALID_ARGUMENT,

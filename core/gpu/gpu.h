@@ -3,9 +3,9 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 
 #include "base/knobs.h"
+#include "base/thread_safety.h"
 #include "gpu/memory.h"
 
 namespace sirtaki {
@@ -71,13 +71,14 @@ class GpuChoice {
 
   Gpu* gpu() const { return chosen_.load(std::memory_order_acquire); }  // nullptr until chosen
 
-  void forked();  // in a forked child the GPU is its parent's
+  // Forgets the GPU in a forked child, where it is the parent's: without the lock, which may be held for ever there.
+  void forked() NOT_ANALYZED;
 
  private:
   const Config& config_;
-  std::mutex mutex_;
-  std::unique_ptr<GpuLibraries> libraries_;
-  std::unique_ptr<Gpu> gpu_;
+  Mutex mutex_;
+  std::unique_ptr<GpuLibraries> libraries_ GUARDED_BY(mutex_);
+  std::unique_ptr<Gpu> gpu_ GUARDED_BY(mutex_);
   std::atomic<Gpu*> chosen_{nullptr};
 };
 

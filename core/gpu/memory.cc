@@ -36,7 +36,7 @@ MemoryPool::~MemoryPool() {
 }
 
 Status MemoryPool::take(size_t bytes, MemoryBlock& out) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const size_t capacity = capacity_for(bytes);
   collect();
   if (take_free(bytes, capacity, out)) return Status::ok();
@@ -76,19 +76,20 @@ CudaResult MemoryPool::allocate(size_t bytes, uint8_t*& data) {
 }
 
 void MemoryPool::put_back(uint8_t* data, size_t capacity, GpuEventPtr after) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (after) waiting_.push_back({data, capacity, std::move(after)});
   else free_.emplace(capacity, data);
 }
 
 // Moves blocks whose events have fired to the free list. On a GPU that has failed they never fire.
 void MemoryPool::collect() {
-  std::erase_if(waiting_, [&](Waiting& block) {
+  size_t kept = 0;
+  for (Waiting& block : waiting_) {
     bool has_fired = false;
-    if (!block.after->look(has_fired).is_ok() || !has_fired) return false;
-    free_.emplace(block.capacity, block.data);
-    return true;
-  });
+    if (block.after->look(has_fired).is_ok() && has_fired) free_.emplace(block.capacity, block.data);
+    else std::swap(waiting_[kept++], block);
+  }
+  waiting_.erase(waiting_.begin() + static_cast<ptrdiff_t>(kept), waiting_.end());
 }
 
 void MemoryPool::free_all() {

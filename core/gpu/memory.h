@@ -4,9 +4,9 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/thread_safety.h"
 #include "gpu/events.h"
 
 namespace sirtaki {
@@ -63,16 +63,16 @@ class MemoryPool {
   };
 
   void put_back(uint8_t* data, size_t capacity, GpuEventPtr after);
-  bool take_free(size_t bytes, size_t capacity, MemoryBlock& out);
-  void collect();
-  void free_all();
+  bool take_free(size_t bytes, size_t capacity, MemoryBlock& out) REQUIRES(mutex_);
+  void collect() REQUIRES(mutex_);
+  void free_all() REQUIRES(mutex_);
   CudaResult allocate(size_t bytes, uint8_t*& data);
 
   const GpuDevice& device_;
   const MemoryKind place_;
-  std::mutex mutex_;
-  std::multimap<size_t, uint8_t*> free_;  // by capacity
-  std::vector<Waiting> waiting_;
+  Mutex mutex_;
+  std::multimap<size_t, uint8_t*> free_ GUARDED_BY(mutex_);  // by capacity
+  std::vector<Waiting> waiting_ GUARDED_BY(mutex_);
 };
 
 }  // namespace sirtaki

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 
 #include "observe/json.h"
@@ -16,12 +15,18 @@ namespace sirtaki {
 namespace {
 
 constexpr size_t most_buffered = 1 << 14;                            // operations, or Decisions
-constexpr std::chrono::milliseconds between_writes{200};
+constexpr Nanoseconds between_writes = milliseconds(200);
 constexpr int32_t decisions_track = 0;
 
 // Formats a time in microseconds, the unit of the format, with nanosecond resolution.
 std::string in_microseconds(Nanoseconds time) {
   return format("%lld.%03lld", static_cast<long long>(time / 1000), static_cast<long long>(time % 1000));
+}
+
+template <typename Buffer>
+void prepare(Buffer& buffer) {
+  buffer.operations.reserve(most_buffered);
+  buffer.decisions.reserve(most_buffered);
 }
 
 Nanoseconds wall_clock() {
@@ -42,19 +47,21 @@ void Timeline::forked() {
 
 Status Timeline::start(const std::string& path, bool marks_decisions) {
   stop();
-  const std::lock_guard control(control_);
+  const MutexLock control(control_);
   Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!file.is_open())
     return {SRT_SYSTEM,
             format("the timeline cannot be written to '%s': %s", printable(path, 400).c_str(), std::strerror(errno))};
   file_ = std::move(file);
   path_ = path;
-  has_events_ = is_stopping_ = false;
-  dropped_ = 0;
+  has_events_ = false;
   tracks_.clear();
-  for (Buffer* buffer : {&filling_, &writing_}) {
-    buffer->operations.reserve(most_buffered);
-    buffer->decisions.reserve(most_buffered);
+  prepare(writing_);
+  {
+    const MutexLock lock(mutex_);
+    is_stopping_ = false;
+    dropped_ = 0;
+    prepare(filling_);
   }
   write_head();
   marks_decisions_ = marks_decisions;
@@ -68,44 +75,53 @@ Status Timeline::start(const std::string& path, bool marks_decisions) {
 }
 
 void Timeline::stop() {
-  const std::lock_guard control(control_);
+  const MutexLock control(control_);
   if (!writer_.joinable()) return;
   is_running_ = false;
-  {
-    const std::lock_guard lock(mutex_);
-    is_stopping_ = true;
-  }
+  set_stopping();
   changed_.notify_one();
   writer_.join();
-  if (dropped_)
+  if (const int64_t dropped = dropped_count())
     log_.line(format("%lld operations are missing in the timeline %s: its disk was too slow for them",
-                     static_cast<long long>(dropped_), path_.c_str()));
+                     static_cast<long long>(dropped), path_.c_str()));
   text_ += "\n]\n";
   flush();
   file_.close();
 }
 
+void Timeline::set_stopping() {
+  const MutexLock lock(mutex_);
+  is_stopping_ = true;
+}
+
+int64_t Timeline::dropped_count() {
+  const MutexLock lock(mutex_);
+  return dropped_;
+}
+
 void Timeline::add(const OperationRecord& operation) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (filling_.operations.size() == most_buffered) ++dropped_;
   else filling_.operations.push_back(operation);
   if (filling_.operations.size() == most_buffered / 2) changed_.notify_one();
 }
 
 void Timeline::add_decision(Nanoseconds moment) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (filling_.decisions.size() < most_buffered) filling_.decisions.push_back(moment);
+}
+
+// Waits for events and takes them. Returns whether they are the last ones.
+bool Timeline::take_events() {
+  MutexLock lock(mutex_);
+  if (!is_stopping_ && filling_.operations.size() < most_buffered / 2) lock.wait_for(changed_, between_writes);
+  std::swap(filling_, writing_);
+  return is_stopping_;
 }
 
 void Timeline::write() {
   for (bool is_last = false; !is_last;) {
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait_for(lock, between_writes,
-                        [this] { return is_stopping_ || filling_.operations.size() >= most_buffered / 2; });
-      is_last = is_stopping_;
-      std::swap(filling_, writing_);
-    }
+    is_last = take_events();
     for (const OperationRecord& operation : writing_.operations) write_operation(operation);
     for (Nanoseconds moment : writing_.decisions)
       write_event(format(R"({"ph": "i", "name": "DECISION", "pid": %d, "tid": %d, "ts": %s, "s": "p"})", rank_,

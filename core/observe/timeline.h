@@ -8,8 +8,6 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -18,6 +16,7 @@
 #include "base/descriptor.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/thread_safety.h"
 #include "observe/record.h"
 
 namespace sirtaki {
@@ -40,7 +39,8 @@ class Timeline {
   void add(const OperationRecord& operation);
   void add_decision(Nanoseconds moment);
 
-  void forked();  // in a forked child: the thread does not exist here
+  // Forgets the thread in a forked child, where it does not exist: without the lock, which may be held for ever there.
+  void forked() NOT_ANALYZED;
 
  private:
   struct Buffer {
@@ -54,6 +54,9 @@ class Timeline {
   };
 
   void write();
+  bool take_events();
+  void set_stopping();
+  int64_t dropped_count();
   void write_head();
   void write_operation(const OperationRecord& operation);
   void write_phases(const OperationRecord& operation, Nanoseconds begin, int32_t track);
@@ -65,16 +68,16 @@ class Timeline {
   const int32_t rank_;
   const std::string name_;
   const Log& log_;
-  std::mutex control_;                     // serializes start and stop
+  Mutex control_;  // serializes start and stop
   std::atomic<bool> is_running_{false}, marks_decisions_{false};
 
-  std::mutex mutex_;                       // protects filling_, dropped_ and is_stopping_
+  Mutex mutex_;
   std::condition_variable changed_;
-  Buffer filling_;
-  int64_t dropped_ = 0;
-  bool is_stopping_ = false;
+  Buffer filling_ GUARDED_BY(mutex_);
+  int64_t dropped_ GUARDED_BY(mutex_) = 0;
+  bool is_stopping_ GUARDED_BY(mutex_) = false;
 
-  std::thread writer_;                     // the rest belongs to the writer while it runs
+  std::thread writer_ GUARDED_BY(control_);  // the rest belongs to the writer while it runs
   Buffer writing_;
   std::string path_, text_;
   Descriptor file_;
