@@ -36,6 +36,26 @@ bool is_small(const srt_request& request) {
   return elements <= most_attempted_elements;
 }
 
+void describe(const Statistics& counted, srt_statistics& out, srt_lateness* by_rank) {
+  const auto in_seconds = [](Nanoseconds time) { return static_cast<double>(time) * 1e-9; };
+  const Nanoseconds moment = now();
+  out = {.struct_size = out.struct_size,
+         .operations = counted.operations,
+         .failed = counted.failed,
+         .cache_hits = counted.cache_hits,
+         .cache_misses = counted.cache_misses,
+         .plans = counted.plans,
+         .planned_tensors = counted.planned_tensors,
+         .largest_plan = counted.largest_plan,
+         .bytes = counted.bytes,
+         .bus_bytes = counted.bus_bytes,
+         .waiting = in_seconds(counted.waiting.until(moment)),
+         .moving = in_seconds(counted.moving.until(moment))};
+  if (!by_rank) return;
+  for (const Lateness& late : counted.lateness)
+    *by_rank++ = {late.times, in_seconds(late.total), in_seconds(late.longest)};
+}
+
 std::string name_of(int32_t rank, const RankLocation& location) {
   return format("rank %d (pid %d on %s)", rank, location.pid, location.host.c_str());
 }
@@ -56,9 +76,8 @@ Context::Context(const Config& config, const srt_topology& topology)
     : config_(config), topology_(topology), rank_(topology.rank), size_(topology.size),
       log_(static_cast<int>(config.integer(Knob::log_descriptor))), links_(topology.size),
       kernels_(choose_kernels(config.text(Knob::kernel))),
-      timeline_(rank_, name_of(rank_, location_of(topology.peers[rank_])), log_),
-      observer_(topology.size, static_cast<size_t>(config.integer(Knob::recorder_operations)), timeline_),
-      gpu_(config_), handles_(observer_), sets_(topology.size) {
+      timeline_(rank_, name_of(rank_, location_of(topology.peers[rank_])), log_), gpu_(config_),
+      state_(topology.size, static_cast<size_t>(config.integer(Knob::recorder_operations)), timeline_, signals_) {
   topology_.peers = nullptr;
   for (int32_t rank = 0; rank < size_; ++rank) {
     const srt_peer& peer = topology.peers[rank];
@@ -76,23 +95,28 @@ Status Context::usable() const {
     return {SRT_FORKED,
             "this is a forked child process: sirtaki belongs to its parent. Start workers with multiprocessing's "
             "'spawn', or do not call sirtaki in them"};
-  if (!engine_) return {SRT_INVALID_ARGUMENT, "the context is not started"};
-  return engine_->death().status;
+  if (!is_started()) return {SRT_INVALID_ARGUMENT, "the context is not started"};
+  return failure_->notice().status;
 }
 
 Status Context::enqueue(const srt_request* requests, int32_t count, Ticket* out, WaitMode wait_mode) {
   if (count < 1 || !requests || !out) return {SRT_INVALID_ARGUMENT, "a submission has at least one request"};
   out[0] = 0;
   SIRTAKI_TRY(usable());
-  Inputs inputs;
-  SIRTAKI_TRY(mark_inputs(requests, count, inputs));
-  Engine::WakeHint hint = Engine::WakeHint::none;
-  SIRTAKI_TRY(open_all({requests, count, out, wait_mode}, std::move(inputs), hint));
+  Submission submission{requests, count, out, {}, wait_mode == WaitMode::attempt};
+  SIRTAKI_TRY(mark_inputs(submission));
+  Intake::WakeHint hint = Intake::WakeHint::none;
+  {
+    const Access state(state_);
+    state->observer.set_moment(now());
+    SIRTAKI_TRY(open_all(submission, {rank_, size_, *state}));
+    hint = intake_->queue(out, count, *state);
+  }
   // The engine's thread calls hooks; a world of one starts it only now.
   const bool has_hook = std::any_of(requests, requests + count,
                                     [](const srt_request& request) { return request.on_complete != nullptr; });
-  if (has_hook) std::call_once(thread_started_, [this] { engine_->start_thread(); });
-  if (wait_mode == WaitMode::leave) engine_->deliver_hint(hint);
+  if (has_hook) std::call_once(thread_started_, [this] { loop_->start_thread(); });
+  if (wait_mode == WaitMode::leave) intake_->deliver_hint(hint);
   return Status::ok();
 }
 
@@ -101,30 +125,31 @@ Status Context::enqueue_or_complete(const srt_request* requests, int32_t count, 
   const bool are_few = count >= 1 && count <= most_attempted_requests;
   if (!are_few || !std::all_of(requests, requests + count, is_small) || !inline_completion_.begin()) {
     SIRTAKI_TRY(enqueue(requests, count, out));
-    engine_->flush();
+    intake_->flush();
     return Status::ok();
   }
   const Status status = enqueue(requests, count, out, WaitMode::attempt);
   if (status.is_ok()) {
     std::ignore = wait(out, count, longest_attempt);  // each handle has its own status
-    const auto lock = handles_.lock();
-    have_ended = handles_.end_attempt(out, count);
+    const Access state(state_);
+    have_ended = state->handles.end_attempt(out, count);
   }
   inline_completion_.end(have_ended);
-  if (status.is_ok() && !have_ended) engine_->flush();
+  if (status.is_ok() && !have_ended) intake_->flush();
   return status;
 }
 
 // Records an event behind each input on a GPU; inputs from one stream share an event.
-Status Context::mark_inputs(const srt_request* requests, int32_t count, Inputs& inputs) {
+Status Context::mark_inputs(Submission& submission) {
   if (!gpu_backend_) return Status::ok();
-  for (int32_t i = 0; i < count; ++i) {
-    const srt_request& request = requests[i];
+  std::vector<GpuEventPtr>& inputs = submission.inputs;
+  for (int32_t i = 0; i < submission.count; ++i) {
+    const srt_request& request = submission.requests[i];
     // A joining rank without such a GPU takes part without NCCL.
     if (names_gpu(request) && request.kind == SRT_JOIN) std::ignore = gpu_.choose(request.device);
     if (!has_memory_on_gpu(request)) continue;
     SIRTAKI_TRY(gpu_.choose(request.device));
-    inputs.resize(static_cast<size_t>(count));
+    inputs.resize(static_cast<size_t>(submission.count));
     const auto stream = reinterpret_cast<CudaStream>(request.stream);
     GpuEventPtr& input = inputs[static_cast<size_t>(i)];
     const auto known = std::find_if(inputs.begin(), inputs.begin() + i,
@@ -137,72 +162,8 @@ Status Context::mark_inputs(const srt_request* requests, int32_t count, Inputs& 
 
 // Aborts the rank, because a GPU has failed under the caller.
 Status Context::give_up(const Status& status) {
-  engine_->abort(status.text());
+  abort(status.text());
   return status;
-}
-
-Status Context::open_all(const Submission& submission, Inputs inputs, Engine::WakeHint& hint) {
-  const auto [requests, count, out, wait_mode] = submission;
-  inputs.resize(static_cast<size_t>(count));
-  const auto lock = handles_.lock();
-  observer_.set_moment(now());
-  int32_t opened = 0;
-  Status status;
-  for (; opened < count && status.is_ok(); ++opened) {
-    status = open_one(requests[opened], std::move(inputs[static_cast<size_t>(opened)]), out[opened]);
-    if (!status.is_ok()) break;
-  }
-  if (!status.is_ok()) {
-    take_back(out, opened);
-    out[0] = 0;
-    return status;
-  }
-  for (int32_t i = 0; i < count && wait_mode == WaitMode::attempt; ++i)
-    handles_.open_entry(out[i])->is_attempted = true;
-  hint = engine_->submit(out, count);
-  return Status::ok();
-}
-
-Status Context::open_one(const srt_request& request, GpuEventPtr input, Ticket& out) {
-  HandleEntry entry;
-  SIRTAKI_TRY(make_entry(request, {rank_, size_, sets_, handles_}, entry));
-  entry.ready = std::move(input);
-  const auto shown = [](const Signature& signature) { return printable(signature.name, 200); };
-  if (handles_.is_name_taken(*entry.signature) && request.name && !(request.flags & SRT_REQUEST_QUEUE_SAME_NAME))
-    return {SRT_INVALID_ARGUMENT,
-            format("'%s': an operation of this name is still in flight; wait for it, or choose another name",
-                   shown(*entry.signature).c_str())};
-  if (const Ticket other = handles_.memory().collision(entry.memory_use()))
-    return {SRT_INVALID_ARGUMENT,
-            format("'%s' would use memory of '%s', which is still in flight; wait for that one first, or pass a copy",
-                   shown(*entry.signature).c_str(), shown(*handles_.open_entry(other)->signature).c_str())};
-  if (entry.signature->kind == Kind::join) SIRTAKI_TRY(begin_join(*entry.signature));
-  out = handles_.open(std::move(entry));
-  handles_.take_name(out);
-  return Status::ok();
-}
-
-// Marks the set as joined: this rank submits nothing to it until all its members have joined.
-Status Context::begin_join(const Signature& signature) {
-  for (Ticket handle : handles_.unfinished()) {
-    const HandleEntry& entry = *handles_.open_entry(handle);
-    if (!entry.has_turn && entry.signature->process_set == signature.process_set)
-      return {SRT_INVALID_ARGUMENT, format("'%s' waits for another operation of its name; wait for it before join()",
-                                           printable(entry.signature->name, 200).c_str())};
-  }
-  sets_.find(signature.process_set)->is_joined = true;
-  return Status::ok();
-}
-
-void Context::take_back(const Ticket* handles, int32_t count) {
-  for (int32_t i = 0; i < count; ++i) {
-    if (HandleEntry* entry = handles_.open_entry(handles[i])) {
-      handles_.forget_hook(*entry);
-      if (entry->signature->kind == Kind::join) sets_.find(entry->signature->process_set)->is_joined = false;
-    }
-    handles_.end(handles[i], {SRT_INVALID_ARGUMENT, "another request of the submission was refused"});
-    handles_.release(handles[i]);
-  }
 }
 
 Status Context::wait(const Ticket* handles, int32_t count, Nanoseconds timeout) {
@@ -212,12 +173,12 @@ Status Context::wait(const Ticket* handles, int32_t count, Nanoseconds timeout) 
 Status Context::await(const Ticket* handles, int32_t count, Until until, Nanoseconds timeout) {
   int32_t over = 0;
   Status first;
-  const auto done = [&] {
+  const auto done = [&](CallerState& state) {
     for (; over < count; ++over) {
-      HandleEntry* entry = handles_.find(handles[over]);
+      HandleEntry* entry = state.handles.find(handles[over]);
       if (!entry) {
         if (first.is_ok()) first = {SRT_INVALID_ARGUMENT, "there is no such handle; was it released?"};
-      } else if (!entry->finished) {
+      } else if (!entry->is_finished()) {
         if (until == Until::finished || !entry->launched) return false;
       } else if (first.is_ok() && !entry->status.is_ok()) {
         first = entry->status;
@@ -227,10 +188,10 @@ Status Context::await(const Ticket* handles, int32_t count, Until until, Nanosec
   };
   if (forked_) return usable();  // before any lock: the thread that holds it may not exist here
   {
-    const auto lock = handles_.lock();
-    if (done()) return first;
+    const Access state(state_);
+    if (done(*state)) return first;
   }
-  const bool all = engine_->wait(done, timeout < 0 ? never : now() + timeout);
+  const bool all = loop_->wait(done, timeout < 0 ? never : now() + timeout);
   return all ? first : Status(SRT_IN_PROGRESS, "still in flight");
 }
 
@@ -240,101 +201,108 @@ Status Context::wait_on_stream(const Ticket* handles, int32_t count, uintptr_t s
   const auto cuda_stream = reinterpret_cast<CudaStream>(stream);
   std::vector<GpuEventPtr> events;
   {
-    const auto lock = handles_.lock();
+    const Access state(state_);
     for (int32_t i = 0; i < count; ++i) {
-      HandleEntry* entry = handles_.find(handles[i]);
+      HandleEntry* entry = state->handles.find(handles[i]);
       if (!entry) continue;
       if (entry->gpu_output) entry->gpu_output->used_on(cuda_stream);
-      if (entry->finished) continue;
+      if (entry->is_finished()) continue;
       if (events.empty() || events.back() != entry->launched) events.push_back(entry->launched);
     }
   }
   for (const GpuEventPtr& event : events)
     if (const Status status = event->hold_back(cuda_stream); !status.is_ok()) return give_up(status);
-  const auto lock = handles_.lock();
-  for (int32_t i = 0; i < count; ++i) handles_.free_early(handles[i]);
+  const Access state(state_);
+  for (int32_t i = 0; i < count; ++i) state->handles.free_early(handles[i]);
   return Status::ok();
 }
 
 Status Context::poll(Ticket handle) {
-  if (forked_) return usable();
-  const auto look = [&]() -> Status {
-    const auto lock = handles_.lock();
-    HandleEntry* entry = handles_.find(handle);
-    if (!entry) return {SRT_INVALID_ARGUMENT, "there is no such handle; was it released?"};
-    return entry->finished ? entry->status : Status(SRT_IN_PROGRESS, "still in flight");
+  const auto look = [&] {
+    return read(usable(), [&](CallerState& state) -> Status {
+      const HandleEntry* entry = state.handles.find(handle);
+      if (!entry) return {SRT_INVALID_ARGUMENT, "there is no such handle; was it released?"};
+      return entry->is_finished() ? entry->status : Status(SRT_IN_PROGRESS, "still in flight");
+    });
   };
   Status status = look();
   if (status.code() != SRT_IN_PROGRESS) return status;
-  engine_->poll();
+  loop_->poll();
   return look();
 }
 
 Status Context::output(Ticket handle, srt_tensor& out) {
-  if (forked_) return usable();
-  const auto lock = handles_.lock();
-  const HandleEntry* entry = handles_.find(handle);
-  if (!entry) return {SRT_INVALID_ARGUMENT, "there is no such handle; was it released?"};
-  if (!entry->finished && !entry->launched) return {SRT_IN_PROGRESS, "still in flight"};
-  out = entry->described;
-  return entry->status;
+  return read(usable(), [&](CallerState& state) -> Status {
+    const HandleEntry* entry = state.handles.find(handle);
+    if (!entry) return {SRT_INVALID_ARGUMENT, "there is no such handle; was it released?"};
+    if (!entry->is_finished() && !entry->launched) return {SRT_IN_PROGRESS, "still in flight"};
+    out = entry->described;
+    return entry->status;
+  });
 }
 
 uint32_t Context::result(Ticket handle) {
-  if (forked_) return 0;
-  const auto lock = handles_.lock();
-  const HandleEntry* entry = handles_.find(handle);
-  return entry ? entry->result : 0;
+  return read(0u, [&](CallerState& state) {
+    const HandleEntry* entry = state.handles.find(handle);
+    return entry ? entry->result : 0;
+  });
 }
 
 int64_t Context::result_number(Ticket handle) {
-  if (forked_) return 0;
-  const auto lock = handles_.lock();
-  const HandleEntry* entry = handles_.find(handle);
-  return entry ? entry->number : 0;
+  return read(int64_t{0}, [&](CallerState& state) {
+    const HandleEntry* entry = state.handles.find(handle);
+    return entry ? entry->number : 0;
+  });
 }
 
 int32_t Context::result_splits(Ticket handle, int64_t* out, int32_t capacity) {
-  if (forked_) return 0;
-  const auto lock = handles_.lock();
-  const HandleEntry* entry = handles_.find(handle);
-  return entry ? give(entry->received, out, capacity) : 0;
+  return read(0, [&](CallerState& state) {
+    const HandleEntry* entry = state.handles.find(handle);
+    return entry ? give(entry->received, out, capacity) : 0;
+  });
 }
 
 int32_t Context::process_set(int32_t number, int32_t* out, int32_t capacity) {
-  if (forked_) return -1;
-  const auto lock = handles_.lock();
-  const ProcessSetEntry* set = sets_.find(number);
-  return set ? give(set->members, out, capacity) : -1;
+  return read(-1, [&](CallerState& state) {
+    const ProcessSetEntry* set = state.sets.find(number);
+    return set ? give(set->members, out, capacity) : -1;
+  });
 }
 
 int64_t Context::own_rows(int32_t process_set, int64_t rows) {
-  if (forked_) return 0;
-  const auto lock = handles_.lock();
-  const ProcessSetEntry* set = sets_.find(process_set);
-  if (!set || !set->has(rank_)) return 0;
-  const auto found = std::lower_bound(set->members.begin(), set->members.end(), rank_);
-  return rows_of_member(rows, set->members.size(), static_cast<size_t>(found - set->members.begin()));
+  return read(int64_t{0}, [&](CallerState& state) -> int64_t {
+    const ProcessSetEntry* set = state.sets.find(process_set);
+    if (!set || !set->has(rank_)) return 0;
+    const auto found = std::lower_bound(set->members.begin(), set->members.end(), rank_);
+    return rows_of_member(rows, set->members.size(), static_cast<size_t>(found - set->members.begin()));
+  });
 }
 
 const char* Context::error(Ticket handle) {
-  if (forked_) return "";
-  const auto lock = handles_.lock();
-  const HandleEntry* entry = handles_.find(handle);
-  return entry ? entry->error.c_str() : "";
+  return read("", [&](CallerState& state) {
+    const HandleEntry* entry = state.handles.find(handle);
+    return entry ? entry->error.c_str() : "";
+  });
 }
 
 void Context::release(const Ticket* handles, int32_t count) {
-  if (forked_) return;
-  const auto lock = handles_.lock();
-  for (int32_t i = 0; i < count; ++i) handles_.release(handles[i]);
+  read(0, [&](CallerState& state) {
+    for (int32_t i = 0; i < count; ++i) state.handles.release(handles[i]);
+    return 0;
+  });
+}
+
+void Context::abort(std::string reason) {
+  pending_abort_->request(std::move(reason));
+  loop_->wait([this](CallerState& state) { return failure_->has_happened() && !state.handles.any_unfinished(); },
+              now() + seconds(2));
 }
 
 void Context::shutdown(Nanoseconds timeout) {
-  if (forked_ || !engine_) return;
+  if (forked_ || !is_started()) return;
   const Nanoseconds deadline = now() + timeout;
-  engine_->shutdown(deadline, meet_at_the_end());
-  const bool in_good_order = engine_->death().status.code() == SRT_SHUT_DOWN;
+  shutdown_->run(deadline, meet_at_the_end());
+  const bool in_good_order = failure_->notice().status.code() == SRT_SHUT_DOWN;
   if (gpu_backend_ && in_good_order) gpu_backend_->finish(std::min(deadline, now() + longest_farewell));
   timeline_.stop();
 }
@@ -342,8 +310,8 @@ void Context::shutdown(Nanoseconds timeout) {
 // Queues a barrier of the ranks that shut down if operations are in flight; otherwise returns 0.
 Ticket Context::meet_at_the_end() {
   {
-    const auto lock = handles_.lock();
-    if (!handles_.any_unfinished()) return 0;
+    const Access state(state_);
+    if (!state->handles.any_unfinished()) return 0;
   }
   constexpr int64_t no_elements = 0;
   srt_request request{};
@@ -362,7 +330,7 @@ Ticket Context::meet_at_the_end() {
 // Closes what the parent's peers watch, and no more: only this thread exists, and any lock may be held for ever.
 void Context::fork_child() {
   forked_ = true;
-  if (engine_) engine_->forked();
+  if (loop_) loop_->forked();
   gpu_.forked();
   timeline_.forked();
   if (event_waiter_) event_waiter_->close();
@@ -373,9 +341,7 @@ void Context::fork_child() {
 }
 
 bool Context::has_missed_peer() {
-  if (forked_) return false;
-  const auto lock = handles_.lock();
-  return handles_.has_missed_peer();
+  return read(false, [](CallerState& state) { return state.handles.has_missed_peer(); });
 }
 
 Status Context::start_timeline(const char* path, bool marks_decisions) {
@@ -385,29 +351,9 @@ Status Context::start_timeline(const char* path, bool marks_decisions) {
 }
 
 void Context::statistics(srt_statistics& out, srt_lateness* by_rank) {
-  const auto in_seconds = [](Nanoseconds time) { return static_cast<double>(time) * 1e-9; };
-  const auto lock = forked_ ? HandleTable::Lock() : handles_.lock();
-  const Statistics& counted = observer_.statistics();
-  const Nanoseconds moment = now();
-  out = {.struct_size = out.struct_size,
-         .operations = counted.operations,
-         .failed = counted.failed,
-         .cache_hits = counted.cache_hits,
-         .cache_misses = counted.cache_misses,
-         .plans = counted.plans,
-         .planned_tensors = counted.planned_tensors,
-         .largest_plan = counted.largest_plan,
-         .bytes = counted.bytes,
-         .bus_bytes = counted.bus_bytes,
-         .waiting = in_seconds(counted.waiting.until(moment)),
-         .moving = in_seconds(counted.moving.until(moment))};
-  if (!by_rank) return;
-  for (const Lateness& late : counted.lateness)
-    *by_rank++ = {late.times, in_seconds(late.total), in_seconds(late.longest)};
+  if (forked_) return describe(state_.in_forked_child().observer.statistics(), out, by_rank);
+  const Access state(state_);
+  describe(state->observer.statistics(), out, by_rank);
 }
-
-AbortNotice Context::death() const { return engine_ && !forked_ ? engine_->death() : AbortNotice{}; }
-
-const char* Context::death_text() const { return engine_ ? engine_->death_text() : ""; }
 
 }  // namespace sirtaki

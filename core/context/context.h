@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "context/engine.h"
 #include "context/inline_completion.h"
+#include "context/shutdown.h"
 #include "context/submission.h"
 #include "data/operation.h"
 #include "gpu/gpu_backend.h"
@@ -46,15 +46,16 @@ class Context {
   const srt_topology& topology() const { return topology_; }  // without the peers
   const char* error(Ticket handle);
   void release(const Ticket* handles, int32_t count);
-  void flush() { engine_->flush(); }
+  void flush() { intake_->flush(); }
 
-  void abort(std::string reason) { engine_->abort(std::move(reason)); }
+  void abort(std::string reason);
   void shutdown(Nanoseconds timeout);
   void fork_child();
-  const char* death_text() const;
+  // Why the context is dead; "" and ok while it is alive. For any thread.
+  const char* death_text() const { return failure_ ? failure_->text() : ""; }
+  AbortNotice death() const { return failure_ && !forked_ ? failure_->notice() : AbortNotice(); }
   // Whether an operation has failed because a rank that it needs had finished; the context stays alive.
   bool has_missed_peer();
-  AbortNotice death() const;  // ok while it is alive
   Status start_timeline(const char* path, bool marks_decisions);
   void stop_timeline() {
     if (!forked_) timeline_.stop();
@@ -69,23 +70,21 @@ class Context {
   Ticket meet_at_the_end();
   enum class Until { finished, launched };
   Status await(const Ticket* handles, int32_t count, Until until, Nanoseconds timeout);
-  // Events by request, recorded behind the work that produces its input on a GPU; empty if all are on the CPU.
-  using Inputs = std::vector<GpuEventPtr>;
   Status give_up(const Status& status);
-  Status mark_inputs(const srt_request* requests, int32_t count, Inputs& inputs);
-  struct Submission {
-    const srt_request* requests;
-    int32_t count;
-    Ticket* out;
-    WaitMode wait_mode;
-  };
-  Status open_all(const Submission& submission, Inputs inputs, Engine::WakeHint& hint);
-  Status open_one(const srt_request& request, GpuEventPtr input, Ticket& out);
-  Status begin_join(const Signature& signature);
+  Status mark_inputs(Submission& submission);
+  bool is_started() const { return shutdown_ != nullptr; }
+  // The gate of all that looks something up: a forked child takes no lock, because the thread that holds it may not
+  // exist there.
+  template <typename Result, typename Read>
+  Result read(Result in_forked_child, Read read) {
+    if (forked_) return in_forked_child;
+    const Access state(state_);
+    return read(*state);
+  }
   Status check_link(int32_t peer, int fd) const;
   Status add_socket_links();
   void add_backends();
-  void take_back(const Ticket* handles, int32_t count);
+  void start_engine();
 
   Config config_;
   srt_topology topology_;
@@ -100,10 +99,9 @@ class Context {
   Links links_;
   const Kernels& kernels_;
   Timeline timeline_;
-  Observer observer_;
   GpuChoice gpu_;
-  HandleTable handles_;
-  ProcessSetTable sets_;
+  HandleSignals signals_;
+  SharedCallerState state_;
   std::unique_ptr<LocalPeers> local_peers_;
   std::vector<std::unique_ptr<Backend>> extra_backends_;
   GpuBackend* gpu_backend_ = nullptr;  // nullptr where another backend was added for GPUs
@@ -114,7 +112,17 @@ class Context {
   std::unique_ptr<DeadlineMonitor> deadline_monitor_;
   std::unique_ptr<Heartbeat> heartbeat_;
   std::unique_ptr<FailureReport> failure_report_;
-  std::unique_ptr<Engine> engine_;  // nullptr before start
+
+  // The engine: nullptr before start.
+  DriverRole role_;
+  std::unique_ptr<Intake> intake_;
+  std::unique_ptr<EngineFailure> failure_;
+  std::unique_ptr<PendingAbort> pending_abort_;
+  std::unique_ptr<PeerMonitor> peer_monitor_;
+  std::unique_ptr<OutcomeHandler> outcome_handler_;
+  std::unique_ptr<Iteration> iteration_;
+  std::unique_ptr<EngineLoop> loop_;
+  std::unique_ptr<Shutdown> shutdown_;
   std::once_flag thread_started_;
   InlineCompletion inline_completion_;
   bool forked_ = false;

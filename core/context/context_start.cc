@@ -1,6 +1,7 @@
 // The start of a rank: its links, its parts, and how it moves data.
 #include <algorithm>
 
+#include "base/machine.h"
 #include "context/context.h"
 #include "data/algorithm.h"
 #include "data/hierarchical.h"
@@ -23,7 +24,7 @@ int64_t chunk_bytes_of_links(const Config& config) {
 }  // namespace
 
 Status Context::check_link(int32_t peer, int fd) const {
-  if (engine_) return {SRT_INVALID_ARGUMENT, "links are added before srt_start"};
+  if (is_started()) return {SRT_INVALID_ARGUMENT, "links are added before srt_start"};
   if (peer < 0 || peer >= size_ || peer == rank_ || fd < 0)
     return {SRT_INVALID_ARGUMENT, format("there can be no link to rank %d over descriptor %d", peer, fd)};
   return Status::ok();
@@ -64,7 +65,7 @@ Status Context::add_socket_links() {
 }
 
 Status Context::link_memory(const srt_memory& memory) {
-  if (engine_ || local_peers_) return {SRT_INVALID_ARGUMENT, "the shared memory is linked once, before srt_start"};
+  if (is_started() || local_peers_) return {SRT_INVALID_ARGUMENT, "the shared memory is linked once, before srt_start"};
   const bool fits = memory.struct_size >= sizeof(srt_memory) && memory.slot_count > 1 && memory.slot >= 0 &&
                     memory.slot < memory.slot_count && memory.ranks && memory.engine_doorbells &&
                     memory.waiter_doorbells && memory.ranks[memory.slot] == rank_;
@@ -77,12 +78,12 @@ Status Context::link_memory(const srt_memory& memory) {
 }
 
 Status Context::watch_stack(const srt_stack_source& source) {
-  if (engine_) return {SRT_INVALID_ARGUMENT, "the stack is watched from before srt_start on"};
+  if (is_started()) return {SRT_INVALID_ARGUMENT, "the stack is watched from before srt_start on"};
   return program_stack_.open(source);
 }
 
 Status Context::start() {
-  if (engine_) return {SRT_INVALID_ARGUMENT, "the context is started already"};
+  if (is_started()) return {SRT_INVALID_ARGUMENT, "the context is started already"};
   SIRTAKI_TRY(add_socket_links());
   ControlTree tree(host_of_, static_cast<int32_t>(config_.integer(Knob::control_fan_out)));
   for (int32_t peer = 0; peer < size_; ++peer)
@@ -90,22 +91,42 @@ Status Context::start() {
       return {SRT_INVALID_ARGUMENT, format("the link to rank %d is missing", peer)};
   negotiation_ = std::make_unique<Negotiation>(
       NegotiationParts{rank_, names_, std::move(tree), links_, local_peers_.get()}, config_);
-  execution_ = std::make_unique<Execution>(rank_, handles_, negotiation_->negotiator(), gpu_,
+  execution_ = std::make_unique<Execution>(rank_, state_, negotiation_->negotiator(), timeline_, gpu_,
                                            config_.text(Knob::join_average) == "contributors");
   event_waiter_ = std::make_unique<EventWaiter>(local_peers_.get(), links_);
   SIRTAKI_TRY(event_waiter_->open());
   deadline_monitor_ =
       std::make_unique<DeadlineMonitor>(DeadlineMonitorParts{rank_, names_, locations_, local_ranks_, log_}, config_);
   heartbeat_ = std::make_unique<Heartbeat>(links_, names_, config_.time(Knob::heartbeat));
-  failure_report_ = std::make_unique<FailureReport>(rank_, locations_, config_, log_);
+  failure_report_ =
+      std::make_unique<FailureReport>(FailureReportParts{rank_, locations_, state_, program_stack_, log_}, config_);
   failure_report_->forget();
   add_backends();
-  engine_ = std::make_unique<Engine>(
-      EngineParts{handles_, sets_, links_, *negotiation_, *execution_, *event_waiter_, *deadline_monitor_, *heartbeat_,
-                  *failure_report_, program_stack_, local_peers_.get(), names_, rank_},
-      config_, static_cast<int>(local_ranks_.size()));
-  if (size_ > 1) std::call_once(thread_started_, [this] { engine_->start_thread(); });
+  start_engine();
   return Status::ok();
+}
+
+void Context::start_engine() {
+  const OwnRank own{rank_, names_, local_peers_.get()};
+  Negotiator& negotiator = negotiation_->negotiator();
+  intake_ = std::make_unique<Intake>(state_, signals_, *event_waiter_, negotiator, config_);
+  failure_ =
+      std::make_unique<EngineFailure>(EngineFailureParts{own, state_, *negotiation_, *execution_, *failure_report_});
+  pending_abort_ = std::make_unique<PendingAbort>(own, *negotiation_, *failure_);
+  peer_monitor_ =
+      std::make_unique<PeerMonitor>(PeerMonitorParts{own, state_, *negotiation_, *execution_, *event_waiter_,
+                                                     *deadline_monitor_, *heartbeat_, *pending_abort_, *failure_});
+  outcome_handler_ = std::make_unique<OutcomeHandler>(
+      OutcomeHandlerParts{rank_, state_, negotiator, *execution_, *deadline_monitor_, program_stack_});
+  iteration_ = std::make_unique<Iteration>(IterationParts{own, links_, *intake_, *negotiation_, *outcome_handler_,
+                                                          *execution_, *peer_monitor_, *pending_abort_, *failure_});
+  const bool is_crowded = static_cast<int>(local_ranks_.size()) > usable_cores();
+  loop_ = std::make_unique<EngineLoop>(EngineLoopParts{state_, signals_, role_, *intake_, *iteration_, *peer_monitor_,
+                                                       *negotiation_, *event_waiter_, local_peers_.get()},
+                                       Polling(config_.time(Knob::spin), is_crowded));
+  shutdown_ = std::make_unique<Shutdown>(
+      ShutdownParts{own, state_, role_, *intake_, *iteration_, *loop_, *negotiation_, links_, *failure_});
+  if (size_ > 1) std::call_once(thread_started_, [this] { loop_->start_thread(); });
 }
 
 // Adds the backends, in the order in which they are asked.
@@ -136,7 +157,9 @@ void Context::add_backends() {
     gpu_backend_ = on_gpus.get();
     executor.add_backend(std::move(on_gpus));
   }
-  const std::vector<int> ranks_per_host = count_members(sets_.find(world_set)->members, host_of_);
+  const std::vector<int32_t> world_members =
+      read(std::vector<int32_t>(), [](CallerState& state) { return state.sets.find(world_set)->members; });
+  const std::vector<int> ranks_per_host = count_members(world_members, host_of_);
   if (rank_ == coordinator_rank && ranks_per_host.size() > 1)
     log_.line(describe_algorithm(wish, ranks_per_host, config_.text(Knob::transport) != "socket"));
 }

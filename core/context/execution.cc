@@ -9,15 +9,15 @@ Status Execution::start(const Plan& plan, Nanoseconds now) {
   for (const PlannedTensor& tensor : plan.tensors)
     if (tensor.ticket) record.tickets.push_back(tensor.ticket);
   if (plan.untouched || !moves_tensors(plan.kind)) {
-    note_plan_begun(plan, record.tickets, nullptr, handles_, now);
+    note_plan_begun(plan, record.tickets, nullptr, state_, now);
     finish(record, plan.untouched ? SRT_RESULT_UNTOUCHED : 0, now);
     return Status::ok();
   }
   auto transfer = std::make_shared<Transfer>();
   SIRTAKI_TRY(maker_.make(plan, *transfer));
-  note_plan_begun(plan, record.tickets, transfer.get(), handles_, now);
+  note_plan_begun(plan, record.tickets, transfer.get(), state_, now);
   transfer->times = &records_.emplace(plan.number, std::move(record)).first->second.times;
-  transfer->times->are_measured = handles_.observer().has_timeline();
+  transfer->times->are_measured = timeline_.is_running();
   executor_.add(std::move(transfer));
   return Status::ok();
 }
@@ -40,24 +40,24 @@ Status Execution::advance(Nanoseconds now, bool& moved) {
 
 // Records launch events and wakes waiters: a caller that waits on a stream need not wait for more.
 void Execution::note_launches() {
-  const auto lock = handles_.lock();
+  const Access state(state_);
   for (const auto& [plan, event] : changes_.launched)
     for (Ticket ticket : records_.at(plan).tickets)
-      if (HandleEntry* entry = handles_.open_entry(ticket)) entry->launched = event;
-  handles_.wake_waiters();
+      if (HandleEntry* entry = state->handles.open_entry(ticket)) entry->launched = event;
+  state->handles.wake_waiters();
 }
 
 void Execution::finish(const Record& record, uint32_t result, Nanoseconds moment) {
   {
-    const auto lock = handles_.lock();
-    Observer& observer = handles_.observer();
+    const Access state(state_);
+    Observer& observer = state->observer;
     observer.set_moment(moment);
     for (Ticket ticket : record.tickets) {
-      if (HandleEntry* entry = handles_.open_entry(ticket)) {
+      if (HandleEntry* entry = state->handles.open_entry(ticket)) {
         entry->result = result;
         observer.transferred(entry->record, record.times);
       }
-      handles_.end(ticket, Status::ok());
+      state->handles.end(ticket, Status::ok());
     }
     observer.plan_ended();
   }

@@ -3,7 +3,7 @@
 
 #include <unordered_map>
 
-#include "context/handle_table.h"
+#include "context/caller_state.h"
 #include "context/transfer_maker.h"
 #include "control/negotiator.h"
 #include "data/executor.h"
@@ -14,9 +14,9 @@ namespace sirtaki {
 class Execution {
  public:
   // `averages_contributors`: an average divides by the members that have not joined, not by all of the process set.
-  Execution(int32_t rank, HandleTable& handles, Negotiator& negotiator, const GpuChoice& gpu,
-            bool averages_contributors)
-      : handles_(handles), negotiator_(negotiator), maker_(rank, handles, gpu, averages_contributors) {}
+  Execution(int32_t rank, SharedCallerState& state, Negotiator& negotiator, const Timeline& timeline,
+            const GpuChoice& gpu, bool averages_contributors)
+      : state_(state), negotiator_(negotiator), timeline_(timeline), maker_(rank, state, gpu, averages_contributors) {}
 
   Executor& executor() { return executor_; }
 
@@ -38,8 +38,9 @@ class Execution {
   void note_launches();
   void finish(const Record& record, uint32_t result, Nanoseconds moment);
 
-  HandleTable& handles_;
+  SharedCallerState& state_;
   Negotiator& negotiator_;
+  const Timeline& timeline_;
   TransferMaker maker_;
   Executor executor_;
   std::unordered_map<uint64_t, Record> records_;  // by plan number

@@ -46,10 +46,9 @@ void put_statistics(JsonWriter& json, const Statistics& counted, Nanoseconds now
 
 }  // namespace
 
-FailureReport::FailureReport(int32_t rank, const std::vector<RankLocation>& locations, const Config& config,
-                             const Log& log)
-    : rank_(rank), locations_(locations), log_(log), directory_(config.text(Knob::dump_directory)) {
-  if (!directory_.empty()) path_ = format("%s/rank%d.json", directory_.c_str(), rank);
+FailureReport::FailureReport(const FailureReportParts& parts, const Config& config)
+    : parts_(parts), directory_(config.text(Knob::dump_directory)) {
+  if (!directory_.empty()) path_ = format("%s/rank%d.json", directory_.c_str(), parts.rank);
 }
 
 void FailureReport::forget() const {
@@ -57,8 +56,8 @@ void FailureReport::forget() const {
 }
 
 // Writes under another name first, so that no reader sees a partial file.
-void FailureReport::write(const AbortNotice& why, const StackSample& stack, HandleTable& handles) const {
-  const std::string text = describe(why, stack, handles), fresh = path_ + ".new";
+void FailureReport::write(const AbortNotice& why) const {
+  const std::string text = describe(why), fresh = path_ + ".new";
   ::mkdir(directory_.c_str(), 0777);  // may exist already
   ::unlink(fresh.c_str());  // in a folder that others can write to, it could be a link to any file of this user
   const Descriptor file(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
@@ -66,24 +65,25 @@ void FailureReport::write(const AbortNotice& why, const StackSample& stack, Hand
                           ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
                           std::rename(fresh.c_str(), path_.c_str()) == 0;
   if (!is_written)
-    log_.line(format("what this rank did could not be written to %s: %s", path_.c_str(), std::strerror(errno)));
+    parts_.log.line(format("what this rank did could not be written to %s: %s", path_.c_str(), std::strerror(errno)));
 }
 
-std::string FailureReport::describe(const AbortNotice& why, const StackSample& stack, HandleTable& handles) const {
-  const auto lock = handles.lock();
+std::string FailureReport::describe(const AbortNotice& why) const {
+  const StackSample stack = parts_.program_stack.sample();
+  const Access state(parts_.state);
   const Nanoseconds moment = now();
-  const RankLocation& location = locations_[static_cast<size_t>(rank_)];
+  const RankLocation& location = parts_.locations[static_cast<size_t>(parts_.rank)];
   std::vector<const OperationRecord*> unfinished, finished;
-  handles.observer().recorder().visit(
+  state->observer.recorder().visit(
       [&](const OperationRecord& operation) { (operation.is_open() ? unfinished : finished).push_back(&operation); });
   JsonWriter json;
-  json.begin_object().member("rank", rank_).member("size", locations_.size());
+  json.begin_object().member("rank", parts_.rank).member("size", parts_.locations.size());
   json.member("host", location.host).member("pid", location.pid);
   json.new_line().member("status", StatusTable::name(why.status.code()));
   json.member("culprit", why.origin).member("reason", why.status.text());
   json.new_line().key("stack");
   put_stack(json, stack.frames);
-  put_statistics(json, handles.observer().statistics(), moment);
+  put_statistics(json, state->observer.statistics(), moment);
   json.new_line().key("unfinished").begin_array();
   for (size_t i = 0; i < std::min(unfinished.size(), most_unfinished); ++i) put_operation(json, *unfinished[i], moment);
   json.end_array().new_line().key("finished").begin_array();

@@ -6,28 +6,34 @@
 
 #include "base/knobs.h"
 #include "base/log.h"
+#include "context/caller_state.h"
 #include "context/deadline_monitor.h"
-#include "context/handle_table.h"
 #include "observe/program_stack.h"
 
 namespace sirtaki {
 
+struct FailureReportParts {
+  int32_t rank;
+  const std::vector<RankLocation>& locations;
+  SharedCallerState& state;
+  ProgramStack& program_stack;
+  const Log& log;
+};
+
 class FailureReport {
  public:
   // Without the setting dump_directory nothing is ever written.
-  FailureReport(int32_t rank, const std::vector<RankLocation>& locations, const Config& config, const Log& log);
+  FailureReport(const FailureReportParts& parts, const Config& config);
 
   // Removes the report of an earlier world of this rank, so that it is not mistaken for this world's.
   void forget() const;
   bool is_wanted() const { return !path_.empty(); }
-  void write(const AbortNotice& why, const StackSample& stack, HandleTable& handles) const;
+  void write(const AbortNotice& why) const;
 
  private:
-  std::string describe(const AbortNotice& why, const StackSample& stack, HandleTable& handles) const;
+  std::string describe(const AbortNotice& why) const;
 
-  int32_t rank_;
-  const std::vector<RankLocation>& locations_;
-  const Log& log_;
+  FailureReportParts parts_;
   std::string directory_, path_;
 };
 

@@ -1,7 +1,6 @@
 #include "context/handle_table.h"
 
 #include <algorithm>
-#include <chrono>
 
 namespace sirtaki {
 namespace {
@@ -34,7 +33,7 @@ Ticket HandleTable::open(HandleEntry entry) {
       observer_.submitted({signature.name, kind_name(signature.kind), signature.process_set, signature.bytes()});
   slots_[index].entry = std::make_unique<HandleEntry>(std::move(entry));
   ++unfinished_;
-  if (slots_[index].entry->on_complete) ++hooks_;
+  if (slots_[index].entry->on_complete) ++signals_.hooks;
   // 31 bits of generation keep the handle a positive int64.
   const Ticket handle = static_cast<Ticket>(slots_[index].generation & 0x7fffffff) << 32 | (index + 1);
   memory_.add(handle, slots_[index].entry->memory_use());
@@ -50,28 +49,29 @@ HandleTable::Slot* HandleTable::slot_of(Ticket handle) {
 
 HandleEntry* HandleTable::find(Ticket handle) {
   Slot* slot = slot_of(handle);
-  return slot && !slot->entry->released ? slot->entry.get() : nullptr;
+  return slot && !slot->entry->is_released ? slot->entry.get() : nullptr;
 }
 
 HandleEntry* HandleTable::open_entry(Ticket handle) {
   Slot* slot = slot_of(handle);
-  return slot && !slot->entry->finished ? slot->entry.get() : nullptr;
+  return slot && !slot->entry->is_finished() ? slot->entry.get() : nullptr;
 }
 
 void HandleTable::end(Ticket handle, const Status& status) {
   Slot* slot = slot_of(handle);
-  if (!slot || slot->entry->finished) return;
+  if (!slot || slot->entry->is_finished()) return;
   HandleEntry& entry = *slot->entry;
-  entry.finished = true;
+  const bool was_planned = entry.state == HandleState::planned;
+  entry.state = HandleState::finished;
   --unfinished_;
   entry.status = status;
   has_missed_peer_ |= status.code() == SRT_PEER_FINISHED;
-  observer_.ended(entry.record, entry.planned, status.code());
+  observer_.ended(entry.record, was_planned, status.code());
   if (!status.is_ok()) entry.error = with_name(*entry.signature, status.text());
   if (!entry.is_attempted) call_hook(entry);
   free_name_and_memory(entry, handle);
   if (waiters_) changed_.notify_all();
-  if (entry.released) discard(handle);
+  if (entry.is_released) discard(handle);
 }
 
 void HandleTable::call_hook(HandleEntry& entry) {
@@ -81,18 +81,18 @@ void HandleTable::call_hook(HandleEntry& entry) {
 
 bool HandleTable::end_attempt(const Ticket* handles, int32_t count) {
   const bool have_ended =
-      std::all_of(handles, handles + count, [this](Ticket handle) { return find(handle)->finished; });
+      std::all_of(handles, handles + count, [this](Ticket handle) { return find(handle)->is_finished(); });
   for (int32_t i = 0; i < count; ++i) {
     HandleEntry& entry = *find(handles[i]);
     entry.is_attempted = false;
     if (have_ended) forget_hook(entry);
-    else if (entry.finished) call_hook(entry);
+    else if (entry.is_finished()) call_hook(entry);
   }
   return have_ended;
 }
 
 void HandleTable::forget_hook(HandleEntry& entry) {
-  if (entry.on_complete) --hooks_;
+  if (entry.on_complete) --signals_.hooks;
   entry.on_complete = nullptr;
 }
 
@@ -110,9 +110,9 @@ void HandleTable::free_name_and_memory(HandleEntry& entry, Ticket handle) {
 void HandleTable::release(Ticket handle) {
   HandleEntry* entry = find(handle);
   if (!entry) return;
-  entry->released = true;
+  entry->is_released = true;
   if (entry->gpu_output) entry->gpu_output->release();
-  if (entry->finished) discard(handle);
+  if (entry->is_finished()) discard(handle);
 }
 
 void HandleTable::discard(Ticket handle) {
@@ -126,7 +126,7 @@ void HandleTable::discard(Ticket handle) {
 std::vector<Ticket> HandleTable::unfinished() const {
   std::vector<Ticket> open;
   for (size_t i = 0; i < slots_.size(); ++i)
-    if (slots_[i].entry && !slots_[i].entry->finished)
+    if (slots_[i].entry && !slots_[i].entry->is_finished())
       open.push_back(static_cast<Ticket>(slots_[i].generation & 0x7fffffff) << 32 | (i + 1));
   return open;
 }
@@ -136,12 +136,12 @@ bool HandleTable::is_name_taken(const Signature& signature) const { return names
 void HandleTable::take_name(Ticket handle) {
   HandleEntry& entry = *slot_of(handle)->entry;
   const auto [holder, is_free] = names_.try_emplace(key_of(*entry.signature), Holder{handle, {}});
-  entry.has_turn = is_free;
-  if (!is_free) holder->second.behind.push_back(handle);
+  if (is_free) entry.state = HandleState::queued;
+  else holder->second.behind.push_back(handle);
 }
 
 std::vector<Ticket> HandleTable::take_turns() {
-  has_turns_.store(false, std::memory_order_relaxed);
+  signals_.has_turns.store(false, std::memory_order_relaxed);
   return std::move(turns_);
 }
 
@@ -156,17 +156,11 @@ void HandleTable::pass_name_on(const HandleEntry& entry, Ticket handle) {
     if (!open_entry(next)) continue;
     HandleEntry& successor = *slot_of(next)->entry;
     names_.emplace(key_of(*successor.signature), Holder{next, std::move(behind)});
-    successor.has_turn = true;
+    successor.state = HandleState::queued;
     turns_.push_back(next);
-    has_turns_.store(true, std::memory_order_relaxed);
+    signals_.has_turns.store(true, std::memory_order_relaxed);
     return;
   }
-}
-
-void HandleTable::wait(Lock& lock, int64_t nanoseconds) {
-  ++waiters_;
-  changed_.wait_for(lock, std::chrono::nanoseconds(nanoseconds));
-  --waiters_;
 }
 
 }  // namespace sirtaki

@@ -7,12 +7,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "context/memory_ranges.h"
 #include "gpu/gpu.h"
@@ -27,22 +27,31 @@ struct AlignedFree {
 };
 using AlignedMemory = std::unique_ptr<void, AlignedFree>;
 
+// The stages of an operation. Each passes through them in this order, and may skip some.
+enum class HandleState {
+  waits_for_name,  // behind another operation of its name
+  queued,          // its name is its own; it is reported and agreed on
+  planned,         // part of a plan
+  finished,
+};
+
 struct HandleEntry {
+  bool is_finished() const { return state == HandleState::finished; }
   MemoryRanges::Use memory_use() const { return {input, output, input ? signature->bytes() : 0, output_bytes}; }
 
   SignaturePtr signature;
   uintptr_t input = 0, output = 0;
   int64_t output_bytes = 0;
-  bool absent = false;
+  bool is_absent = false;
   srt_complete_hook on_complete = nullptr;
   srt_allocate_hook allocate = nullptr;
   void* user = nullptr;
   bool is_attempted = false;    // the submitting thread still tries to complete it, without a hook
 
   uint64_t record = 0;          // the observer's record
-  bool has_turn = false;        // whether it holds its name; else it waits for another operation of that name
-  bool planned = false, finished = false, released = false;
-  bool is_freed = false;      // whether its name and memory are free for reuse
+  HandleState state = HandleState::waits_for_name;
+  bool is_freed = false;        // its name and memory are free for reuse
+  bool is_released = false;     // by its caller; a finished one is discarded
   Status status;
   std::string error;            // the status' text, with this operation's name
   uint32_t result = 0;          // SRT_RESULT_*
@@ -65,18 +74,18 @@ struct Completion {
   std::string error;
 };
 
+// Facts about the table that threads may read without its lock.
+struct HandleSignals {
+  std::atomic<bool> has_turns{false};  // take_turns() would return something
+  std::atomic<int64_t> hooks{0};       // pending, those of operations in flight
+};
+
+// The table has no lock: it is part of the CallerState, which is reached only through one.
 class HandleTable {
  public:
-  explicit HandleTable(Observer& observer) : observer_(observer) {}
+  HandleTable(Observer& observer, HandleSignals& signals) : observer_(observer), signals_(signals) {}
   static constexpr int64_t numbers_before_wrap = 1024;
 
-  // Takes the one lock over everything: the driver once per plan, a caller once per call.
-  using Lock = std::unique_lock<std::mutex>;
-  Lock lock() { return Lock(mutex_); }
-
-  // The members below require the lock.
-
-  Observer& observer() { return observer_; }
   Ticket open(HandleEntry entry);                       // returns the handle; its memory is in use from now on
   const MemoryRanges& memory() const { return memory_; }
   HandleEntry* find(Ticket handle);                     // nullptr if never opened, or released
@@ -93,21 +102,25 @@ class HandleTable {
   void forget_hook(HandleEntry& entry);  // without calling it
   // Ends an attempt. Returns true if all have ended: then no hook is called; otherwise all of their hooks are.
   bool end_attempt(const Ticket* handles, int32_t count);
-  bool awaits_hooks() const { return hooks_.load(std::memory_order_relaxed) > 0; }  // needs no lock
 
   // Names in flight. A request whose name is taken is either rejected or waits for its turn.
   bool is_name_taken(const Signature& signature) const;
   // Takes the operation's name. If another holds it, this one waits behind it until take_turns() returns it.
   void take_name(Ticket handle);
   std::vector<Ticket> take_turns();
-  bool has_turns() const { return has_turns_.load(std::memory_order_relaxed); }  // needs no lock
 
   // Returns the next number for an unnamed operation. Numbers count per process set, kind and pair of ranks, and wrap,
   // so that the names of one step recur in the next ones and are found in the response cache.
   using Series = std::array<int32_t, 4>;  // process set, kind, and for a send the two ranks
   int64_t next_number(const Series& series) { return numbers_[series]++ % numbers_before_wrap; }
 
-  void wait(Lock& lock, int64_t nanoseconds);
+  // Waits until an operation ends or wake_waiters() is called. `access` holds the lock, which is free meanwhile.
+  template <typename Access>
+  void wait(Access& access, Nanoseconds limit) {
+    ++waiters_;
+    access.wait_for(changed_, limit);
+    --waiters_;
+  }
   void wake_waiters() { changed_.notify_all(); }
   int waiters() const { return waiters_; }
 
@@ -139,7 +152,7 @@ class HandleTable {
   void discard(Ticket handle);
 
   Observer& observer_;
-  std::mutex mutex_;
+  HandleSignals& signals_;
   std::condition_variable changed_;
   int waiters_ = 0;
   int64_t unfinished_ = 0;
@@ -148,11 +161,9 @@ class HandleTable {
   std::vector<uint32_t> free_;
   std::unordered_map<NameKey, Holder, NameHash> names_;
   std::vector<Ticket> turns_;  // operations whose name has become free
-  std::atomic<bool> has_turns_{false};
   MemoryRanges memory_;
   std::map<Series, int64_t> numbers_;
   std::vector<Completion> completions_;
-  std::atomic<int64_t> hooks_{0};  // pending, those of operations in flight
 };
 
 }  // namespace sirtaki

@@ -28,15 +28,15 @@ double bus_bytes(const Transfer& transfer) {
   }
 }
 
-void note_plan_begun(const Plan& plan, const std::vector<Ticket>& handles, const Transfer* transfer, HandleTable& table,
-                     Nanoseconds now) {
-  const auto lock = table.lock();
-  Observer& observer = table.observer();
+void note_plan_begun(const Plan& plan, const std::vector<Ticket>& handles, const Transfer* transfer,
+                     SharedCallerState& shared, Nanoseconds now) {
+  const Access state(shared);
+  Observer& observer = state->observer;
   observer.set_moment(now);
   for (Ticket handle : handles) {
-    HandleEntry* entry = table.open_entry(handle);
+    HandleEntry* entry = state->handles.open_entry(handle);
     if (!entry) continue;
-    entry->planned = true;
+    entry->state = HandleState::planned;
     observer.decided(entry->record, plan.number, plan.tensors.size());
   }
   observer.plan_begun(plan.tensors.size(), transfer ? payload(*transfer) : 0, transfer ? bus_bytes(*transfer) : 0);

@@ -4,15 +4,15 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "context/handle_table.h"
+#include "context/caller_state.h"
 #include "data/operation.h"
 #include "plan/plan.h"
 
 namespace sirtaki {
 
 // Reports an agreed plan with these handles of this rank. `transfer` is nullptr if the plan moves no data.
-void note_plan_begun(const Plan& plan, const std::vector<Ticket>& handles, const Transfer* transfer, HandleTable& table,
-                     Nanoseconds now);
+void note_plan_begun(const Plan& plan, const std::vector<Ticket>& handles, const Transfer* transfer,
+                     SharedCallerState& shared, Nanoseconds now);
 
 // Returns the bytes that each rank has to send and receive at least, as NCCL's performance tests count them ("busbw",
 // https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).

@@ -1,4 +1,4 @@
-// The process sets as this rank's callers know them. The handle table's lock guards them.
+// The process sets as this rank's callers know them. Part of the CallerState, which has the lock.
 #pragma once
 
 #include <algorithm>

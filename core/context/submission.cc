@@ -71,7 +71,7 @@ std::string list(const std::vector<int32_t>& ranks) {
 }
 
 Status check_process_set(const Caller& caller, const Signature& signature) {
-  const ProcessSetEntry* set = caller.sets.find(signature.process_set);
+  const ProcessSetEntry* set = caller.state.sets.find(signature.process_set);
   if (!set) return refuse(signature.name, format("there is no process set %d", signature.process_set));
   if (!set->has(caller.rank))
     return refuse(
@@ -88,7 +88,7 @@ Status check_process_set(const Caller& caller, const Signature& signature) {
 }
 
 Status check_rank(const Signature& signature, const char* role, int32_t rank, const Caller& caller) {
-  const ProcessSetEntry& set = *caller.sets.find(signature.process_set);
+  const ProcessSetEntry& set = *caller.state.sets.find(signature.process_set);
   if (set.has(rank)) return Status::ok();
   if (rank < 0 || rank >= caller.world_size)
     return refuse(signature.name,
@@ -137,7 +137,7 @@ bool overlap(uintptr_t a, int64_t a_bytes, uintptr_t b, int64_t b_bytes) {
 // Returns how many bytes of the caller's output the operation fills.
 int64_t bytes_written(const Signature& signature, const Caller& caller) {
   if (traits(signature.kind).output != Output::rows) return signature.bytes();
-  const std::vector<int32_t>& members = caller.sets.find(signature.process_set)->members;
+  const std::vector<int32_t>& members = caller.state.sets.find(signature.process_set)->members;
   const auto position = std::lower_bound(members.begin(), members.end(), caller.rank) - members.begin();
   return rows_of_member(signature.shape.front(), members.size(), static_cast<size_t>(position)) * signature.row_bytes();
 }
@@ -161,7 +161,7 @@ Status check_memory(const srt_request& request, const Caller& caller, const Sign
 }
 
 Status check_kind(const srt_request& request, const Caller& caller, Signature& signature) {
-  const ProcessSetEntry& set = *caller.sets.find(signature.process_set);
+  const ProcessSetEntry& set = *caller.state.sets.find(signature.process_set);
   if (reduces(signature.kind)) SIRTAKI_TRY(check_reduction(request, signature));
   const KindTraits& kind = traits(signature.kind);
   if (kind.has_root && !kind.is_of_a_pair && moves_tensors(kind.kind))
@@ -208,11 +208,9 @@ Status make_name(const srt_request& request, const Caller& caller, Signature& si
   const HandleTable::Series series{request.process_set, static_cast<int32_t>(signature.kind),
                                    is_pair ? request.root : 0, is_pair ? request.destination : 0};
   signature.name = format("%s %lld", (is_pair ? of_pair(name, request) : name).c_str(),
-                          static_cast<long long>(caller.handles.next_number(series)));
+                          static_cast<long long>(caller.state.handles.next_number(series)));
   return Status::ok();
 }
-
-}  // namespace
 
 Status make_entry(const srt_request& request, const Caller& caller, HandleEntry& out) {
   if (request.struct_size < sizeof(srt_request))
@@ -243,10 +241,66 @@ Status make_entry(const srt_request& request, const Caller& caller, HandleEntry&
   signature->layout = request.layout;
   set_memory(request, caller, *signature, out);
   out.signature = std::move(signature);
-  out.absent = request.flags & SRT_REQUEST_ABSENT;
+  out.is_absent = request.flags & SRT_REQUEST_ABSENT;
   out.on_complete = request.on_complete;
   out.allocate = request.allocate;
   out.user = request.user;
+  return Status::ok();
+}
+
+// Marks the set as joined: this rank submits nothing to it until all its members have joined.
+Status begin_join(const Signature& signature, CallerState& state) {
+  for (Ticket handle : state.handles.unfinished()) {
+    const HandleEntry& entry = *state.handles.open_entry(handle);
+    if (entry.state == HandleState::waits_for_name && entry.signature->process_set == signature.process_set)
+      return {SRT_INVALID_ARGUMENT, format("'%s' waits for another operation of its name; wait for it before join()",
+                                           printable(entry.signature->name, 200).c_str())};
+  }
+  state.sets.find(signature.process_set)->is_joined = true;
+  return Status::ok();
+}
+
+Status open_one(const srt_request& request, const Caller& caller, GpuEventPtr input, Ticket& out) {
+  HandleEntry entry;
+  SIRTAKI_TRY(make_entry(request, caller, entry));
+  entry.ready = std::move(input);
+  HandleTable& handles = caller.state.handles;
+  if (handles.is_name_taken(*entry.signature) && request.name && !(request.flags & SRT_REQUEST_QUEUE_SAME_NAME))
+    return refuse(entry.signature->name,
+                  "an operation of this name is still in flight; wait for it, or choose another name");
+  if (const Ticket other = handles.memory().collision(entry.memory_use()))
+    return {SRT_INVALID_ARGUMENT,
+            format("'%s' would use memory of '%s', which is still in flight; wait for that one first, or pass a copy",
+                   printable(entry.signature->name, 200).c_str(),
+                   printable(handles.open_entry(other)->signature->name, 200).c_str())};
+  if (entry.signature->kind == Kind::join) SIRTAKI_TRY(begin_join(*entry.signature, caller.state));
+  out = handles.open(std::move(entry));
+  handles.take_name(out);
+  return Status::ok();
+}
+
+void take_back(const Ticket* tickets, int32_t count, CallerState& state) {
+  for (int32_t i = 0; i < count; ++i) {
+    if (HandleEntry* entry = state.handles.open_entry(tickets[i])) state.handles.forget_hook(*entry);
+    state.end_refused(tickets[i], {SRT_INVALID_ARGUMENT, "another request of the submission was refused"});
+    state.handles.release(tickets[i]);
+  }
+}
+
+}  // namespace
+
+Status open_all(Submission& submission, const Caller& caller) {
+  auto& [requests, count, out, inputs, is_attempted] = submission;
+  for (int32_t i = 0; i < count; ++i) {
+    GpuEventPtr input = inputs.empty() ? nullptr : std::move(inputs[static_cast<size_t>(i)]);
+    const Status status = open_one(requests[i], caller, std::move(input), out[i]);
+    if (status.is_ok()) continue;
+    take_back(out, i, caller.state);
+    out[0] = 0;
+    return status;
+  }
+  if (is_attempted)
+    for (int32_t i = 0; i < count; ++i) caller.state.handles.open_entry(out[i])->is_attempted = true;
   return Status::ok();
 }
 

@@ -56,9 +56,9 @@ Status TransferMaker::make(const Plan& plan, Transfer& transfer) {
 
 HandleEntry* TransferMaker::take_entry(const PlannedTensor& tensor, Status& status) {
   if (!tensor.ticket) return nullptr;
-  const auto lock = handles_.lock();
-  HandleEntry* entry = handles_.open_entry(tensor.ticket);
-  if (entry) entry->planned = true;
+  const Access state(state_);
+  HandleEntry* entry = state->handles.open_entry(tensor.ticket);
+  if (entry) entry->state = HandleState::planned;
   else status = {SRT_INTERNAL, format("'%s' was agreed on, but is not in flight", tensor.signature->name.c_str())};
   return entry;
 }

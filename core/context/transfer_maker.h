@@ -1,7 +1,7 @@
 // Conversion of a plan to a transfer: what all ranks agreed on, with this rank's memory.
 #pragma once
 
-#include "context/handle_table.h"
+#include "context/caller_state.h"
 #include "data/operation.h"
 #include "plan/plan.h"
 
@@ -9,8 +9,8 @@ namespace sirtaki {
 
 class TransferMaker {
  public:
-  TransferMaker(int32_t rank, HandleTable& handles, const GpuChoice& gpu, bool averages_contributors)
-      : rank_(rank), handles_(handles), gpu_(gpu), averages_contributors_(averages_contributors) {}
+  TransferMaker(int32_t rank, SharedCallerState& state, const GpuChoice& gpu, bool averages_contributors)
+      : rank_(rank), state_(state), gpu_(gpu), averages_contributors_(averages_contributors) {}
 
   // Fails when this rank cannot take part (no memory); the caller then fails the context.
   Status make(const Plan& plan, Transfer& transfer);
@@ -34,7 +34,7 @@ class TransferMaker {
   Status allocate_memory(HandleEntry& entry) const;
 
   int32_t rank_;
-  HandleTable& handles_;
+  SharedCallerState& state_;
   const GpuChoice& gpu_;
   bool averages_contributors_;  // else an average divides by all members of the set, joined or not
 };

@@ -1,7 +1,7 @@
 // The records of one rank's operations: the recorder, the statistics and the timeline.
 //
-// Owned by the Context and written by every part that advances an operation. It has no lock of its own: callers hold
-// the handle table's, which they have to take anyway.
+// Written by every part that advances an operation. It has no lock of its own: it is part of the CallerState, whose
+// lock those parts have to take anyway.
 #pragma once
 
 #include "observe/recorder.h"
@@ -39,7 +39,6 @@ class Observer {
 
   const Statistics& statistics() const { return statistics_; }
   const Recorder& recorder() const { return recorder_; }
-  bool has_timeline() const { return timeline_.is_running(); }  // needs no lock
 
  private:
   Recorder recorder_;

@@ -10,8 +10,8 @@ TEST(a_handle_keeps_its_first_ending) {
   const Log log(-1);
   Timeline timeline(0, "rank 0", log);
   Observer observer(1, 8, timeline);
-  HandleTable table(observer);
-  const auto lock = table.lock();
+  HandleSignals signals;
+  HandleTable table(observer, signals);
   HandleEntry entry;
   entry.signature = std::make_shared<Signature>();
   const Ticket first = table.open(std::move(entry));

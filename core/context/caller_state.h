@@ -1,0 +1,35 @@
+// The state that callers and the driver share, under one lock: the driver takes it once per plan, a caller once per
+// call.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/guarded.h"
+#include "context/handle_table.h"
+#include "context/process_set_table.h"
+#include "observe/observer.h"
+
+namespace sirtaki {
+
+struct CallerState {
+  CallerState(int32_t world_size, size_t recorded_operations, Timeline& timeline, HandleSignals& signals)
+      : observer(world_size, recorded_operations, timeline), handles(observer, signals), sets(world_size) {}
+
+  // Ends an operation that cannot take place. After a refused join this rank may submit again.
+  void end_refused(Ticket ticket, const Status& status);
+  // Ends in this way all that is not part of a plan.
+  void end_unplanned(const Status& status);
+  // Returns the name of the oldest operation that is not part of a plan; "" if there is none.
+  std::string oldest_unplanned();
+
+  Observer observer;
+  HandleTable handles;
+  ProcessSetTable sets;
+  std::vector<Ticket> submitted;  // opened handles that the driver has yet to take, in order
+  int64_t submitted_bytes = 0;
+};
+
+using SharedCallerState = Guarded<CallerState>;
+
+}  // namespace sirtaki

@@ -1,0 +1,60 @@
+#include "context/engine_failure.h"
+
+#include <new>
+
+#include "base/log.h"
+
+namespace sirtaki {
+
+EngineFailure::EngineFailure(const EngineFailureParts& parts)
+    : parts_(parts), no_memory_{{SRT_OUT_OF_MEMORY, "no memory left"}, parts.own.rank} {}
+
+AbortNotice EngineFailure::blame(const Status& status) const {
+  if (status.culprit() >= 0) return {status, status.culprit()};
+  return {{status.code(), format("%s failed: %s", parts_.own.name().c_str(), status.text())}, parts_.own.rank};
+}
+
+// Publishes a failure in the host's shared memory. Returns the host's first: another rank may have been quicker.
+AbortNotice EngineFailure::agree_with_host(const AbortNotice& notice) const {
+  LocalPeers& peers = *parts_.own.local_peers;
+  peers.write_abort({true, notice.status.code(), notice.origin, notice.status.text(), notice.decision});
+  const Abort abort = peers.read_abort();
+  if (!abort.is_there) return notice;
+  return {{abort.status, printable(abort.text, abort.text.size())}, abort.rank, abort.decision};
+}
+
+void EngineFailure::fail(const AbortNotice& notice, AbortScope scope, Nanoseconds now) {
+  if (has_happened()) return;
+  const bool reaches_host = scope != AbortScope::nobody && parts_.own.local_peers;
+  AbortNotice first = reaches_host ? agree_with_host(notice) : notice;
+  if (!parts_.own.exists(first.origin)) first.origin = parts_.own.rank;
+  notice_ = first;
+  has_happened_.store(true, std::memory_order_release);
+  parts_.execution.executor().cancel();
+  if (scope == AbortScope::everyone) parts_.negotiation.send_abort(first, now);
+  if (reaches_host) parts_.own.local_peers->wake_everyone();
+  if (parts_.report.is_wanted() && first.status.code() != SRT_SHUT_DOWN) parts_.report.write(first);
+  end_all_when_quiet();
+}
+
+void EngineFailure::fail(const Status& status, Nanoseconds now) { fail(blame(status), AbortScope::everyone, now); }
+
+// The interrupted iteration has freed its memory, so there is usually room for the text for all ranks.
+void EngineFailure::fail_without_memory(Nanoseconds now) {
+  try {
+    return fail(Status(SRT_OUT_OF_MEMORY, "there is no memory left"), now);
+  } catch (const std::bad_alloc&) {
+    if (has_happened()) return;
+    notice_ = no_memory_;
+    has_happened_.store(true, std::memory_order_release);
+  }
+}
+
+void EngineFailure::end_all_when_quiet() {
+  if (!parts_.execution.executor().is_quiet()) return;
+  const Access state(parts_.state);
+  for (Ticket handle : state->handles.unfinished()) state->handles.end(handle, notice_.status);
+  has_ended_all_ = true;
+}
+
+}  // namespace sirtaki

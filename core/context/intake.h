@@ -1,0 +1,63 @@
+// The way of requests from their callers to the driver, which reports them: submissions, wake-ups and flushes.
+#pragma once
+
+#include <atomic>
+#include <vector>
+
+#include "base/knobs.h"
+#include "context/caller_state.h"
+#include "context/driver_role.h"
+#include "context/event_waiter.h"
+#include "context/input_readiness.h"
+#include "control/negotiator.h"
+
+namespace sirtaki {
+
+class Intake {
+ public:
+  Intake(SharedCallerState& state, HandleSignals& signals, EventWaiter& event_waiter, Negotiator& negotiator,
+         const Config& config);
+
+  // For callers, in any thread.
+
+  // The wake-up that a submission requires if its caller does not wait at once.
+  enum class WakeHint { none, arm_window, wake };
+  // Queues opened handles, in order.
+  WakeHint queue(const Ticket* handles, int32_t count, CallerState& state);
+  // Delivers the hint, after the state's lock is released.
+  void deliver_hint(WakeHint hint);
+  // Makes the driver report all that is queued without delay. A caller that drives next need not wake anybody.
+  void want_flush() { flush_wanted_.store(true, std::memory_order_seq_cst); }
+  void flush();
+  bool has_work() const;
+
+  // For the driver.
+
+  // Takes what callers have submitted; of a dead context, to forget it. Returns whether there was anything.
+  bool take(Nanoseconds now, bool is_dead) REQUIRES(driving);
+  // Submits requests whose input a GPU has completed meanwhile. Fails when a GPU has failed.
+  Status take_ready(Nanoseconds now, bool is_dead, bool& moved) REQUIRES(driving);
+  bool awaits_inputs() const REQUIRES(driving) { return !input_readiness_.is_empty(); }
+  // Refuses all operations that are not part of a plan, now and later.
+  void close(const Status& reason) REQUIRES(driving);
+  bool is_closed() const REQUIRES(driving) { return !closed_because_.is_ok(); }
+
+ private:
+  std::vector<QueuedRequest> take_submitted() REQUIRES(driving);
+  void submit(Request request, Nanoseconds now) REQUIRES(driving);
+  void flush_all() REQUIRES(driving);
+
+  SharedCallerState& state_;
+  HandleSignals& signals_;
+  EventWaiter& event_waiter_;
+  Negotiator& negotiator_;
+  const int64_t report_bytes_;
+  const Nanoseconds report_window_;
+  std::atomic<bool> flush_wanted_{false}, has_submissions_{false};
+
+  std::vector<Ticket> taken_ GUARDED_BY(driving);
+  InputReadiness input_readiness_ GUARDED_BY(driving);
+  Status closed_because_ GUARDED_BY(driving);
+};
+
+}  // namespace sirtaki

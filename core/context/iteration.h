@@ -1,0 +1,53 @@
+// One iteration of the engine's loop: requests go in, are negotiated and executed, and peers are watched. Never blocks.
+#pragma once
+
+#include "context/intake.h"
+#include "context/outcome_handler.h"
+#include "context/peer_monitor.h"
+
+namespace sirtaki {
+
+struct IterationParts {
+  OwnRank own;
+  const Links& links;
+  Intake& intake;
+  Negotiation& negotiation;
+  OutcomeHandler& outcome_handler;
+  Execution& execution;
+  PeerMonitor& peer_monitor;
+  PendingAbort& pending_abort;
+  EngineFailure& failure;
+};
+
+// For the driver only.
+class Iteration {
+ public:
+  static constexpr Nanoseconds longest_sleep = seconds(1);  // deadlines are checked at least this often
+
+  explicit Iteration(const IterationParts& parts) : parts_(parts) {}
+
+  // Returns whether anything moved. Running out of memory in it fails the context as any other failure does.
+  bool run(Nanoseconds now) REQUIRES(driving);
+
+  // Returns whether there is work that arrived since the last run. Called once the peers see that this rank sleeps.
+  bool must_run_again() REQUIRES(driving);
+  bool has_work_left(Nanoseconds now) const REQUIRES(driving);
+  bool is_in_operation() const { return !parts_.execution.executor().is_idle(); }
+  bool is_busy() const REQUIRES(driving) { return is_in_operation() || parts_.intake.awaits_inputs(); }
+
+  // Returns for how long nothing has moved while a device, which rings no doorbell, is awaited; -1: none is awaited.
+  Nanoseconds device_awaited_for(Nanoseconds now) const REQUIRES(driving);
+  // Returns when run() has to be called even if nothing arrives.
+  Nanoseconds next_due(Nanoseconds now) const REQUIRES(driving);
+
+ private:
+  bool run_parts(Nanoseconds now) REQUIRES(driving);
+  bool negotiate(Nanoseconds now) REQUIRES(driving);
+  void act_on_events(Nanoseconds now) REQUIRES(driving);
+
+  IterationParts parts_;
+  NegotiationEvents events_ GUARDED_BY(driving);
+  Nanoseconds moved_at_ GUARDED_BY(driving) = 0;
+};
+
+}  // namespace sirtaki

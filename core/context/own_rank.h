@@ -1,0 +1,21 @@
+// This rank and the others, as messages name them, and its peers in shared memory.
+#pragma once
+
+#include <string>
+
+#include "control/validation.h"
+#include "transport/local_peers.h"
+
+namespace sirtaki {
+
+struct OwnRank {
+  const std::string& name() const { return name_of(rank); }
+  const std::string& name_of(int32_t other) const { return names[static_cast<size_t>(other)]; }
+  bool exists(int32_t other) const { return other >= 0 && static_cast<size_t>(other) < names.size(); }
+
+  int32_t rank;
+  const RankNames& names;
+  LocalPeers* local_peers;  // nullptr without shared memory
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,50 @@
+// The watch over the other ranks: processes that die, links that break, and deadlines. Who is lost, silent or late for
+// too long fails the context.
+#pragma once
+
+#include "context/deadline_monitor.h"
+#include "context/event_waiter.h"
+#include "context/heartbeat.h"
+#include "context/pending_abort.h"
+
+namespace sirtaki {
+
+struct PeerMonitorParts {
+  OwnRank own;
+  SharedCallerState& state;
+  Negotiation& negotiation;
+  Execution& execution;
+  EventWaiter& event_waiter;
+  DeadlineMonitor& deadline_monitor;
+  Heartbeat& heartbeat;
+  PendingAbort& pending_abort;
+  EngineFailure& failure;
+};
+
+// For the driver only.
+class PeerMonitor {
+ public:
+  explicit PeerMonitor(const PeerMonitorParts& parts) : parts_(parts) {}
+
+  // Checks deadlines and deaths, if it is time: now and then while busy. Returns whether the links, which have been
+  // read before, must be read again.
+  bool check(Nanoseconds now) REQUIRES(driving);
+  void check_soon() REQUIRES(driving) { next_check_ = 0; }  // at the next call of check(): before and after sleep
+
+  // Handles the loss of a rank. A failing rank sends its reason before it exits, so the reason is awaited for a moment:
+  // in this host's shared memory it is there already, and the next iteration reads it; from another host it may still
+  // be in transit.
+  void lose(int32_t rank, Nanoseconds now) REQUIRES(driving);
+  Nanoseconds next_due() const REQUIRES(driving);  // of the end of that moment
+
+ private:
+  void check_deadlines(Nanoseconds now) REQUIRES(driving);
+  int32_t finished_but_awaited() const;
+
+  PeerMonitorParts parts_;
+  Nanoseconds next_check_ GUARDED_BY(driving) = 0;
+  int32_t suspect_ GUARDED_BY(driving) = -1;  // a rank whose link broke: its own abort is awaited until suspect_until_
+  Nanoseconds suspect_until_ GUARDED_BY(driving) = 0;
+};
+
+}  // namespace sirtaki

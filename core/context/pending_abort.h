@@ -1,0 +1,49 @@
+// Aborts that have yet to end the context: the program's own, which any thread asks for, and another rank's.
+#pragma once
+
+#include <atomic>
+#include <optional>
+#include <string>
+
+#include "context/engine_failure.h"
+
+namespace sirtaki {
+
+class PendingAbort {
+ public:
+  PendingAbort(const OwnRank& own, const Negotiation& negotiation, EngineFailure& failure)
+      : own_(own), negotiation_(negotiation), failure_(failure) {}
+
+  // For any thread: asks the driver to give the job up. The first reason counts.
+  void request(std::string reason);
+  bool is_requested() const { return is_requested_.load(std::memory_order_seq_cst); }
+
+  // For the driver.
+
+  // Fails the context if the program has asked for it, and reads what local peers have written.
+  void look(Nanoseconds now) REQUIRES(driving);
+  // Records another rank's abort, to act on it later. An abort may overtake the Decision that made its origin give up,
+  // for instance because all ranks disagree: it takes another path. This rank's operations should end with what was
+  // decided.
+  void receive(AbortNotice notice, AbortScope scope, Nanoseconds now) REQUIRES(driving);
+  bool is_received() const REQUIRES(driving) { return received_.has_value(); }
+  // Fails the context with the received abort once its Decision is here, or time is up.
+  void act(Nanoseconds now) REQUIRES(driving);
+  Nanoseconds next_due() const REQUIRES(driving);  // of act()
+
+ private:
+  std::string reason();
+
+  OwnRank own_;
+  const Negotiation& negotiation_;
+  EngineFailure& failure_;
+  std::atomic<bool> is_requested_{false};
+  Mutex mutex_;
+  std::string reason_ GUARDED_BY(mutex_);
+
+  std::optional<AbortNotice> received_ GUARDED_BY(driving);
+  AbortScope received_scope_ GUARDED_BY(driving) = AbortScope::host;
+  Nanoseconds due_at_ GUARDED_BY(driving) = 0;
+};
+
+}  // namespace sirtaki
