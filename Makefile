@@ -1,10 +1,11 @@
 # make demo            trains on two ranks
 # make test            builds all, and runs the first tier of the tests: every behaviour, in about ten minutes
 # make test-full       the second tier: other worlds, backends and hosts, trainings, random faults, benchmarks
-# make test-all        both tiers, test-sanitized, fuzz and test-arm64
+# make test-all        both tiers, test-locks, test-sanitized, fuzz and test-arm64
 # make test-sanitized  the core's tests with AddressSanitizer and UBSan, then with ThreadSanitizer
 # make test-arm64      the core's tests on arm64, with a cross compiler and qemu; all, or pytest's -k CASES
 # make fuzz            the core's decoders with libFuzzer, for FUZZ_SECONDS (60) in all; it needs clang
+# make test-locks      the core's locks, with clang's thread-safety analysis; it needs clang
 # make lint            style and types
 # make wheel           builds dist/sirtaki-*.whl, and says how old a system it can be installed on
 # make test-wheel      installs it where there is no compiler, and sums over two ranks
@@ -31,7 +32,7 @@ NATIVE := $(shell find core bindings tests benchmarks -name '*.cc' -o -name '*.h
 .DEFAULT_GOAL := help
 SANITIZED := test-asan test-tsan
 TIERS := test test-full
-.PHONY: help demo $(TIERS) test-all test-sanitized $(SANITIZED) test-arm64 fuzz lint wheel test-wheel clean check cross
+.PHONY: help demo $(TIERS) test-all test-sanitized $(SANITIZED) test-arm64 fuzz test-locks lint wheel test-wheel clean check cross
 
 help:
 	@sed -n '/^#/!q; s/^# *//p' Makefile
@@ -80,7 +81,7 @@ $(TIERS): $(STAMPS)/test
 	$(CMAKE) --build build/core
 	CORE_TESTS=$(CURDIR)/build/core $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "$(TIER)"
 
-test-all: $(TIERS) test-sanitized fuzz test-arm64
+test-all: $(TIERS) test-locks test-sanitized fuzz test-arm64
 
 test-sanitized: $(SANITIZED)
 
@@ -105,6 +106,11 @@ fuzz: $(STAMPS)/test
 	cd core && $(CMAKE) --preset fuzz
 	$(CMAKE) --build build/fuzz --target fuzz
 	$(BIN)/python tests/fuzz/run.py build/fuzz --seconds $(FUZZ_SECONDS)
+
+test-locks:
+	@command -v clang++ >/dev/null || { echo "sirtaki: there is no clang++; on Debian: apt install clang"; exit 1; }
+	printf '%s\n' $(wildcard core/*/*.cc) | xargs -P "$$(nproc)" -n 4 clang++ -std=c++20 -fsyntax-only -Icore \
+	  -Icore/include -DSIRTAKI_VERSION='""' -Wno-unknown-pragmas -Wthread-safety -Werror=thread-safety
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .
