@@ -46,6 +46,12 @@ IMPORTS = {
 NEUTRAL = ("bindings", "adapters/common", "runner")  # folders that must not depend on a framework
 FRAMEWORKS = {"jax", "numpy", "tensorflow", "torch"}
 
+# Symbols that a framework does not document: only the _private.py of each adapter names them.
+PRIVATE = re.compile(
+    r"torch\._C|_execution_engine|batchnorm import _|jax\._src|jaxlib\.mlir"
+    r"|tensorflow\.(python|compiler)\b|(?<!self)\._(trainable_variables|flatten_layers|inputs|functions)\b"
+)
+
 NO_CODE = re.compile(r"//.*|/\*[\s\S]*?\*/|^#.*$|'(?:\\.|[^'\\\n])'" + r'|"(?:\\.|[^"\\\n])*"', re.MULTILINE)
 CONTAINER = re.compile(r"\s*(template\s*<.*>\s*)?(typedef )?(namespace|class|struct|union|enum|extern)\b")
 
@@ -138,6 +144,15 @@ def test_imports_go_down_only() -> None:
             used |= set(re.findall(r"^\s*from (\.\S*) import", text, re.MULTILINE))  # one style: absolute
             wrong += [f"{source.relative_to(ROOT)} imports {name}" for name in sorted(used)]
     assert not wrong, "\n".join(wrong)
+
+
+def test_private_symbols_of_frameworks_are_in_one_place() -> None:
+    adapters = [
+        path for folder in IMPORTS for path in sources(".py", folders=(folder,)) if folder not in NEUTRAL
+    ]
+    naming = [path for path in adapters if PRIVATE.search(path.read_text())]
+    assert {path.parent.name for path in naming} == {"jax", "keras", "tensorflow", "torch"}
+    assert {path.name for path in naming} == {"_private.py"}
 
 
 def test_no_file_is_too_long() -> None:

@@ -65,13 +65,31 @@ def reduction(
         ValueError: both are given, the operation does not exist, or `average` is no truth value.
     """
     if average is not None:
-        _check_average(average)
-        if op is not None:
-            raise ValueError(
-                "give either op or average, not both; average is the older way to say op=Average or op=Sum"
-            )
-        warnings.warn("average is deprecated: say op=Average or op=Sum", DeprecationWarning, stacklevel=3)
-        op = Average if average else Sum
+        op = op_of_average(average, op, stacklevel=4)
+    try:
+        return _reduction(op, prescale, postscale)
+    except TypeError:  # a factor or an operation that cannot be hashed, such as an array
+        return _reduction.__wrapped__(op, prescale, postscale)
+
+
+def op_of_average(average: bool, op: int | None, stacklevel: int = 3) -> int:
+    """Returns the operation for Horovod's older argument `average`.
+
+    Raises ValueError if `op` is given, too, or `average` is no truth value.
+    """
+    _check_average(average)
+    if op is not None:
+        raise ValueError(
+            "give either op or average, not both; average is the older way to say op=Average or op=Sum"
+        )
+    warnings.warn(
+        "average is deprecated: say op=Average or op=Sum", DeprecationWarning, stacklevel=stacklevel
+    )
+    return Average if average else Sum
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _reduction(op: int | None, prescale: float, postscale: float) -> Reduction:
     if op is None:
         op = Average
     code = None if isinstance(op, bool | float | str) else _REDUCE_OPS.get(op)
@@ -122,13 +140,18 @@ def call(context: Context, name: str | None, process_set: ProcessSet) -> Call:
     return Call(name, process_set.number(context))
 
 
+def numbered_name(context: Context, kind: str, counter: str) -> str:
+    """Returns a name for an operation without one: the next number of a counter, which wraps around."""
+    return f"unnamed {kind} {context.next_number(counter) % _NAMES_BEFORE_WRAP}"
+
+
 def group_calls(
     context: Context, kind: str, name: str | None, process_set: ProcessSet, count: int
 ) -> Sequence[Call]:
     """Returns calls of `count` operations that complete together; the same name and count on all ranks."""
     number = process_set.number(context)
     if name is None:
-        name = f"unnamed grouped_{kind} {context.next_number(f'{kind}.{number}') % _NAMES_BEFORE_WRAP}"
+        name = numbered_name(context, f"grouped_{kind}", f"{kind}.{number}")
     return _group_calls(kind, name, number, count)
 
 
@@ -143,32 +166,17 @@ def describe_allreduce(
     batch: Batch, source: TensorView, target: int, how: Reduction, call: Call, index: int = 0
 ) -> None:
     """Makes request `index` an all-reduce of `source` into address `target`, which may be the source's."""
-    _describe_reduction(core.ALLREDUCE, batch, source, how, call, index)
-    batch.set_buffers(index, source.pointer, target)
+    describe_reduction(core.ALLREDUCE, batch, source, target, how, call, index)
 
 
-def describe_reducescatter(
-    batch: Batch, source: TensorView, target: int, how: Reduction, call: Call, index: int = 0
+def describe_reduction(
+    kind: int, batch: Batch, source: TensorView, target: int, how: Reduction, call: Call, index: int = 0
 ) -> None:
-    """Makes request `index` a reduction whose rows for this rank (see `own_rows`) go to address `target`.
+    """Makes request `index` an all-reduce, or a reduce-scatter, of `source` into address `target`.
 
-    The source has to be row-major, have at least one dimension, and must not overlap the target.
+    The source of a reduce-scatter has to be row-major, have at least one dimension, and must not overlap the
+    target, which gets the rows for this rank (see `own_rows`).
     """
-    _describe_reduction(core.REDUCESCATTER, batch, source, how, call, index)
-    batch.set_buffers(index, source.pointer, target)
-
-
-def own_rows(context: Context, rows: int, process_set: ProcessSet) -> int:
-    """Returns this rank's part of `rows` in a reduce-scatter: the first `rows % size` members get 1 more."""
-    members = process_set.members(context)
-    if context.rank not in members:
-        return 0  # the core will report that this rank is not a member
-    return rows // len(members) + (members.index(context.rank) < rows % len(members))
-
-
-def _describe_reduction(
-    kind: int, batch: Batch, source: TensorView, how: Reduction, call: Call, index: int
-) -> None:
     batch.set_request(
         index,
         kind,
@@ -183,6 +191,15 @@ def _describe_reduction(
         prescale=how.prescale,
         postscale=how.postscale,
     )
+    batch.set_buffers(index, source.pointer, target)
+
+
+def own_rows(context: Context, rows: int, process_set: int) -> int:
+    """Returns this rank's part of `rows` in a reduce-scatter: the first `rows % size` members get 1 more."""
+    members = context.members(process_set)
+    if context.rank not in members:
+        return 0  # the core will report that this rank is not a member
+    return rows // len(members) + (members.index(context.rank) < rows % len(members))
 
 
 def describe_broadcast(

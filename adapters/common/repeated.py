@@ -6,7 +6,7 @@ takes a third of the time of describing and finding them again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 from sirtaki.bindings.context import Context
@@ -39,10 +39,8 @@ def run_again(context: Context, key: Hashable, address: int, tensor: Any) -> boo
     return True
 
 
-def keep_described(key: Hashable, describe: Callable[[Batch], object]) -> None:
-    """Describes and keeps an operation that has just succeeded, for the calls that repeat it."""
-    batch = Batch(1)
-    describe(batch)
+def keep_described(key: Hashable, batch: Batch) -> None:
+    """Keeps the description of an operation that has just succeeded, for the calls that repeat it."""
     if len(_kept) >= _MOST_KEPT:
         _kept.pop(next(iter(_kept), None), None)
     _kept[key] = batch

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from sirtaki.bindings import request as core
 from sirtaki.bindings.default_context import current
 from sirtaki.common import ops
+from sirtaki.common.compression import compressed
 from sirtaki.common.ops import Average, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.jax.compression import Compression, Compressor
@@ -227,10 +228,11 @@ def _compressed(tree: Any, terms: Terms, compression: type[Compressor], process_
     if compression is Compression.none:
         return _run(tree, terms, process_set)
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    packed = [compression.compress(jnp.asarray(leaf)) for leaf in leaves]
-    sent = _run(structure.unflatten([array for array, _ in packed]), terms, process_set)
-    results = zip(structure.flatten_up_to(sent), packed, strict=True)
-    return structure.unflatten([compression.decompress(array, context) for array, (_, context) in results])
+
+    def exchange(small: Sequence[Any]) -> Sequence[Any]:
+        return structure.flatten_up_to(_run(structure.unflatten(small), terms, process_set))
+
+    return structure.unflatten(compressed(compression, [jnp.asarray(leaf) for leaf in leaves], exchange))
 
 
 def _array(leaf: Any, name: str) -> Any:

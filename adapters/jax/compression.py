@@ -6,59 +6,31 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from sirtaki.common.compression import CastingCompressor, Compressor, NoneCompressor
 
-class Compressor:
-    """The interface of a compressor. Subclass it to make one: both are static, stateless and traceable."""
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
+
+
+class _HalfCompressor(CastingCompressor):
+    @staticmethod
+    def is_floating(tensor: Any) -> bool:
+        return jnp.issubdtype(tensor.dtype, jnp.floating)
 
     @staticmethod
-    def compress(array: Any) -> tuple[Any, Any]:
-        """Returns the array to exchange instead of `array`, and what `decompress` needs to undo it."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(array: Any, context: Any) -> Any:
-        """Returns the exchanged array in its original form."""
-        raise NotImplementedError
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return tensor.astype(dtype)
 
 
-class NoneCompressor(Compressor):
-    """Exchanges arrays unchanged."""
-
-    @staticmethod
-    def compress(array: Any) -> tuple[Any, None]:
-        return array, None
-
-    @staticmethod
-    def decompress(array: Any, context: None) -> Any:
-        return array
-
-
-def _converted(array: Any, dtype: Any) -> tuple[Any, Any]:
-    return (array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array), array.dtype
-
-
-class FP16Compressor(Compressor):
+class FP16Compressor(_HalfCompressor):
     """Exchanges floating arrays as float16: exact to 3 digits, up to 65,504."""
 
-    @staticmethod
-    def compress(array: Any) -> tuple[Any, Any]:
-        return _converted(array, jnp.float16)
-
-    @staticmethod
-    def decompress(array: Any, context: Any) -> Any:
-        return array.astype(context)
+    dtype = jnp.float16
 
 
-class BF16Compressor(Compressor):
+class BF16Compressor(_HalfCompressor):
     """Exchanges floating arrays as bfloat16: exact to 2 digits, with the range of float32."""
 
-    @staticmethod
-    def compress(array: Any) -> tuple[Any, Any]:
-        return _converted(array, jnp.bfloat16)
-
-    @staticmethod
-    def decompress(array: Any, context: Any) -> Any:
-        return array.astype(context)
+    dtype = jnp.bfloat16
 
 
 class Compression:

@@ -23,20 +23,18 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import dispatch
 from jax.interpreters import mlir
-from jaxlib.mlir import ir
 
 from sirtaki.bindings import request as core
 from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.jax import _private
+from sirtaki.jax._private import ir
 from sirtaki.jax.target import TARGET
 from sirtaki.jax.terms import Terms
 
 _ORDERED_CALLS = 16  # per block; XLA runs at most 8 steps one by one, or more if all have little data
 _LITTLE = 4096  # bytes
-_LOWERED = getattr(
-    dispatch, "JAXPR_TO_MLIR_MODULE_EVENT", "/jax/core/compile/jaxpr_to_mlir_module_duration"
-)  # the event after a program's lowering; a private constant of JAX, here by its name in 0.5 to 0.10
+_LOWERED = _private.LOWERED_EVENT
 _NOT_NUMBERED = -1  # rejected by the core: calls without a number would be mistaken for each other
 _CONFIGURATIONS = ("mhlo.backend_config", "backend_config")  # the attribute's name in different versions
 

@@ -6,60 +6,35 @@ from typing import Any
 
 import keras
 
+from sirtaki.common.compression import CastingCompressor, Compressor, NoneCompressor
 
-class Compressor:
-    """The interface of a compressor. Subclass it to make one: both methods are static and stateless."""
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
+
+
+class _HalfCompressor(CastingCompressor):
+    @staticmethod
+    def dtype_of(tensor: Any) -> str:
+        return keras.backend.standardize_dtype(tensor.dtype)
 
     @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """Returns the tensor to exchange instead of `tensor`, and what `decompress` needs to undo it."""
-        raise NotImplementedError
+    def is_floating(tensor: Any) -> bool:
+        return "float" in keras.backend.standardize_dtype(tensor.dtype)
 
     @staticmethod
-    def decompress(tensor: Any, context: Any) -> Any:
-        """Returns the exchanged tensor in its original form."""
-        raise NotImplementedError
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return keras.ops.cast(tensor, dtype)
 
 
-class NoneCompressor(Compressor):
-    """Exchanges tensors unchanged."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, None]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, context: None) -> Any:
-        return tensor
-
-
-def _converted(tensor: Any, dtype: str) -> tuple[Any, str]:
-    own = keras.backend.standardize_dtype(tensor.dtype)
-    return (keras.ops.cast(tensor, dtype) if "float" in own else tensor), own
-
-
-class FP16Compressor(Compressor):
+class FP16Compressor(_HalfCompressor):
     """Exchanges floating tensors as float16: exact to 3 digits, up to 65,504."""
 
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, str]:
-        return _converted(tensor, "float16")
-
-    @staticmethod
-    def decompress(tensor: Any, context: str) -> Any:
-        return keras.ops.cast(tensor, context)
+    dtype = "float16"
 
 
-class BF16Compressor(Compressor):
+class BF16Compressor(_HalfCompressor):
     """Exchanges floating tensors as bfloat16: exact to 2 digits, with the range of float32."""
 
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, str]:
-        return _converted(tensor, "bfloat16")
-
-    @staticmethod
-    def decompress(tensor: Any, context: str) -> Any:
-        return keras.ops.cast(tensor, context)
+    dtype = "bfloat16"
 
 
 class Compression:

@@ -6,18 +6,16 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import keras
 
 from sirtaki.bindings.default_context import current
+from sirtaki.common.groups import Groups, divided
 from sirtaki.common.ops import Average, Max, Sum, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet
 from sirtaki.keras.backends import Backend, Combination, Gradient
 from sirtaki.keras.compression import Compressor, NoneCompressor
-
-Groups = int | Sequence[Sequence[Any]] | None
 
 
 @dataclass
@@ -123,7 +121,8 @@ class Exchange:
             how = Combination(Max, process_set=self.how.process_set)
             self._reduce_group("stored", stored, results, variables, how, NoneCompressor)
         travelling = [index for index in travelling if id(variables[index]) not in overwriting]
-        for place, group in enumerate(_parts(travelling, variables, self.groups)):
+        parts = divided(travelling, self.groups, lambda index: variables[index])
+        for place, group in enumerate(parts):
             self._reduce_group(str(place), group, results, variables, self.how, self.compression)
 
     def _reduce_group(
@@ -163,21 +162,6 @@ def readable(variable: Any) -> str:
     """Returns a variable's path, without Keras' running numbers, which may differ between ranks."""
     path = str(getattr(variable, "path", variable.name))
     return re.sub(r"_\d+(?=/|:|$)", "", path)
-
-
-def _parts(indices: list[int], variables: Sequence[Any], groups: Groups) -> list[list[int]]:
-    """Splits the indices into those that complete together."""
-    if groups is None or groups == 0:
-        return [indices] if indices else []
-    if isinstance(groups, int):
-        count = min(groups, len(indices))
-        ends = [len(indices) * number // count for number in range(count + 1)] if count else []
-        return [indices[start:end] for start, end in pairwise(ends)]
-    place = {id(variable): number for number, group in enumerate(groups) for variable in group}
-    parts: dict[Any, list[int]] = {}
-    for index in indices:
-        parts.setdefault(place.get(id(variables[index]), f"alone {index}"), []).append(index)
-    return list(parts.values())
 
 
 def combination(op: int, predivide: float, process_set: ProcessSet) -> Combination:

@@ -8,13 +8,16 @@ from typing import Any
 import keras
 
 from sirtaki.bindings.default_context import current
+from sirtaki.common.groups import GroupRules, Groups, check_groups
 from sirtaki.common.ops import Average
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.keras import backends
 from sirtaki.keras.compression import Compression, Compressor
-from sirtaki.keras.exchange import Exchange, Groups, LocalVariables, combination
+from sirtaki.keras.exchange import Exchange, LocalVariables, combination
 from sirtaki.keras.loss_scale import teach
 from sirtaki.keras.wrapping import Distributed, become
+
+_GROUP_RULES = GroupRules("variable", ", but it has to be 0 (all together) or the number of groups")
 
 
 def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class made for the occasion
@@ -72,13 +75,15 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     """
     _check_optimizer(optimizer)
     combined = combination(op, gradient_predivide_factor, process_set)
+    groups = num_groups if groups is None else groups
+    check_groups(groups, _GROUP_RULES)
     number = current().next_number(f"keras.optimizer.{process_set.number(current())}")
     exchange = Exchange(
         backends.find(),
         name or (f"gradient.{number}" if number else "gradient"),
         combined,
         compression,
-        _checked_groups(num_groups if groups is None else groups),
+        groups,
         sparse_as_dense,
         _accumulate(optimizer, backward_passes_per_step, average_aggregated_gradients),
         LocalVariables(scale_local_gradients),
@@ -134,20 +139,6 @@ def _check_optimizer(optimizer: Any) -> None:
 
 def _shown(value: Any) -> str:
     return repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
-
-
-def _checked_groups(groups: Groups) -> Groups:
-    if isinstance(groups, int) and groups < 0:
-        raise ValueError(f"groups is {groups}, but it has to be 0 (all together) or the number of groups")
-    if groups is not None and not isinstance(groups, int):
-        seen: set[int] = set()
-        for place, group in enumerate(groups):
-            if not isinstance(group, list | tuple):
-                raise ValueError("groups has to be a number, or a list of lists of variables")
-            if seen & {id(one) for one in group}:
-                raise ValueError(f"a variable of group {place} is in groups twice; it may be in one only")
-            seen |= {id(one) for one in group}
-    return groups
 
 
 def _accumulate(optimizer: Any, passes: int, average: bool) -> float:

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from sirtaki.bindings.default_context import current
+from sirtaki.keras._private import functions_of, inputs_of
 
 Uneven = Literal["pad", "drop", "keep"]
 
@@ -171,11 +172,11 @@ def _refuse_other_orders(dataset: Any) -> None:
     pending = [dataset]
     while pending and not cause:
         one = pending.pop()
-        if "Shuffle" in type(one).__name__ or any(map(_shuffles, one._functions())):
+        if "Shuffle" in type(one).__name__ or any(map(_shuffles, functions_of(one))):
             cause = "has been shuffled"
         elif getattr(one, "_deterministic", None) == "false":
             cause = "is made with deterministic=False"
-        pending += one._inputs()
+        pending += inputs_of(one)
     if cause:
         raise ValueError(
             f"the dataset given to shard() {cause}, so its order differs between ranks: they would train on "

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from sirtaki.keras._private import trainable_variables_of
 from sirtaki.keras.consistency import OptimizerChecks
 from sirtaki.keras.exchange import Exchange
 
@@ -26,7 +27,7 @@ class Distributed(keras.optimizers.Optimizer):
         """Works like the optimizer's own, with gradients reduced over all ranks, which must all call it."""
         exchange = self._exchange
         given = None if trainable_variables is None else list(trainable_variables)
-        variables = self._trainable_variables if given is None else given
+        variables = trainable_variables_of(self) if given is None else given
         gradients = list(grads)
         if exchange.is_done or len(gradients) != len(variables):  # the latter is for Keras to report
             return super().apply(gradients, given)
@@ -46,7 +47,7 @@ class Distributed(keras.optimizers.Optimizer):
         exchange = self._exchange
         if exchange.is_done or self.gradient_accumulation_steps:
             return super().stateless_apply(optimizer_variables, grads, trainable_variables)
-        gradients = exchange.reduce(grads, self._trainable_variables)
+        gradients = exchange.reduce(grads, trainable_variables_of(self))
         with exchange.done():
             return super().stateless_apply(optimizer_variables, gradients, trainable_variables)
 

@@ -1,20 +1,24 @@
-"""Converts numpy arrays to views of memory, and results to arrays."""
+"""Converts numpy arrays to views of memory, and results to arrays: an `ArrayAdapter`."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sirtaki.bindings.context import Output
+from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.library import ffi
+from sirtaki.bindings.request import Batch
+from sirtaki.common.handles import Streams
 from sirtaki.common.tensor import DTYPE_CODES, ROW_MAJOR, TensorView, dense_layout
 
 Array = NDArray[Any]
 
+streams: Streams | None = None
 _ADDRESS = ffi.typeof("uintptr_t")
 
 
@@ -55,7 +59,7 @@ def is_plain(tensor: Any) -> bool:
     return type(tensor) is np.ndarray and tensor.flags.carray
 
 
-def view(tensor: ArrayLike) -> TensorView:
+def view(tensor: ArrayLike, name: str | None = None) -> TensorView:
     """Returns a view of any array-like; its owner is the array. Copies an array that is not dense."""
     array = tensor if type(tensor) is np.ndarray else np.asarray(tensor)
     code = _code(array)
@@ -67,13 +71,16 @@ def view(tensor: ArrayLike) -> TensorView:
     return TensorView(address_of(array), array.shape, code, layout or ROW_MAJOR, array)
 
 
-def row_major_view(tensor: ArrayLike) -> TensorView:
+reducible_view = view  # the core rejects dtypes that it cannot combine
+
+
+def row_major_view(tensor: ArrayLike, name: str | None = None) -> TensorView:
     """Returns a view of an array in row-major order; copies the array if it is not."""
     array = np.asarray(tensor, order="C")
     return TensorView(address_of(array), array.shape, _code(array), ROW_MAJOR, array)
 
 
-def writable_view(tensor: Array) -> TensorView:
+def writable_view(tensor: Array, name: str | None = None, reduces: bool = False) -> TensorView:
     """Returns a view of an array to overwrite; the view's owner is another array if it is not dense.
 
     Raises:
@@ -87,21 +94,39 @@ def writable_view(tensor: Array) -> TensorView:
     return view(tensor)
 
 
-def like(source: TensorView) -> tuple[Array, int]:
+def empty_like(source: TensorView) -> tuple[Array, int]:
     """Returns a new array of the same shape and order, and its address."""
     result = np.empty_like(source.owner)
     return result, address_of(result)
 
 
-def rows_like(source: TensorView, rows: int) -> tuple[Array, int]:
+def empty_rows_like(source: TensorView, rows: int) -> tuple[Array, int]:
     """Returns a new array with `rows` rows like the source's, and its address."""
     result = np.empty((rows, *source.shape[1:]), source.owner.dtype)
     return result, address_of(result)
 
 
-def from_output(output: Output) -> Array:
-    """Returns the core's result as an array that owns it."""
+def wrapped(memory: Array) -> Array:
+    """Returns the array itself."""
+    return memory
+
+
+def from_output(context: Context, batch: Batch, index: int) -> Array:
+    """Returns the result that the core allocated for request `index`, as an array that owns it."""
+    output = context.output(batch, index)
     dtype = _DTYPES[output.dtype]
     if not output.buffer:
         return np.empty(output.shape, dtype)
     return np.frombuffer(output.buffer, dtype).reshape(output.shape)
+
+
+def written(tensor: Array, owner: Array) -> Array:
+    """Copies a result back to an array that is not dense; returns the array."""
+    if owner is not tensor:
+        tensor[...] = owner
+    return tensor
+
+
+def from_counts(counts: Sequence[int]) -> Array:
+    """Returns numbers of rows as an int32 array."""
+    return np.array(counts, dtype=np.int32)

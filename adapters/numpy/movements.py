@@ -7,18 +7,26 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sirtaki.bindings.default_context import current
-from sirtaki.common.handles import Handle, Operation, run, start
+from sirtaki.common.collectives import Collectives
+from sirtaki.common.handles import Handle
 from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.numpy import operations
+from sirtaki.common.requests import (
+    ALLGATHER,
+    ALLTOALL,
+    BROADCAST,
+    BROADCAST_IN_PLACE,
+    RECEIVE,
+    SEND,
+    CollectiveOptions,
+)
+from sirtaki.numpy import arrays
 from sirtaki.numpy.arrays import Array
-from sirtaki.numpy.operations import grouped, single
+
+_collectives = Collectives(arrays)
 
 
 def allgather(
-    tensor: ArrayLike,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: ArrayLike, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
     """Concatenates the ranks' arrays along dimension 0, in the order of ranks. All ranks of the set must
     call it.
@@ -37,34 +45,28 @@ def allgather(
         MismatchError: ranks disagree about dtype or the other dimensions.
         PeerLostError: a rank died.
     """
-    return run(current(), single(operations.allgather, tensor, name, process_set))
+    return _collectives.run(ALLGATHER, tensor, CollectiveOptions(name, process_set))
 
 
 def allgather_async(
-    tensor: ArrayLike,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: ArrayLike, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Array]:
     """Works like `allgather`, without waiting."""
-    return start(current(), single(operations.allgather, tensor, name, process_set))
+    return _collectives.start(ALLGATHER, tensor, CollectiveOptions(name, process_set))
 
 
 def grouped_allgather(
-    tensors: Sequence[ArrayLike],
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensors: Sequence[ArrayLike], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Array]:
     """Works like `allgather`, for a list of arrays that complete together. Returns a list."""
-    return run(current(), grouped("allgather", operations.allgather, tensors, name, process_set))
+    return _collectives.run_group(ALLGATHER, tensors, CollectiveOptions(name, process_set))
 
 
 def grouped_allgather_async(
-    tensors: Sequence[ArrayLike],
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensors: Sequence[ArrayLike], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[list[Array]]:
     """Works like `grouped_allgather`, without waiting."""
-    return start(current(), grouped("allgather", operations.allgather, tensors, name, process_set))
+    return _collectives.start_group(ALLGATHER, tensors, CollectiveOptions(name, process_set))
 
 
 def alltoall(
@@ -92,7 +94,7 @@ def alltoall(
         MismatchError: ranks disagree about dtype or the other dimensions.
         PeerLostError: a rank died.
     """
-    return run(current(), _alltoall(tensor, splits, name, process_set))
+    return _collectives.run(ALLTOALL, tensor, CollectiveOptions(name, process_set, splits=_counts(splits)))
 
 
 def alltoall_async(
@@ -102,14 +104,11 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Array | tuple[Array, Array]]:
     """Works like `alltoall`, without waiting."""
-    return start(current(), _alltoall(tensor, splits, name, process_set))
+    return _collectives.start(ALLTOALL, tensor, CollectiveOptions(name, process_set, splits=_counts(splits)))
 
 
 def broadcast(
-    tensor: ArrayLike,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: ArrayLike, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
     """Copies rank `root_rank`'s array to all ranks of the set. All of them must call it.
 
@@ -127,44 +126,33 @@ def broadcast(
         MismatchError: ranks disagree about dtype, shape or root.
         PeerLostError: a rank died.
     """
-    return run(current(), single(operations.broadcast(root_rank), tensor, name, process_set))
+    return _collectives.run(BROADCAST, tensor, CollectiveOptions(name, process_set, root=root_rank))
 
 
 def broadcast_async(
-    tensor: ArrayLike,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: ArrayLike, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Array]:
     """Works like `broadcast`, without waiting."""
-    return start(current(), single(operations.broadcast(root_rank), tensor, name, process_set))
+    return _collectives.start(BROADCAST, tensor, CollectiveOptions(name, process_set, root=root_rank))
 
 
 def broadcast_(
-    tensor: Array,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
     """Works like `broadcast`, into the array itself, which is returned."""
-    return run(current(), single(operations.broadcast_in_place(root_rank), tensor, name, process_set))
+    return _collectives.run(BROADCAST_IN_PLACE, tensor, CollectiveOptions(name, process_set, root=root_rank))
 
 
 def broadcast_async_(
-    tensor: Array,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Array]:
     """Works like `broadcast_`, without waiting."""
-    return start(current(), single(operations.broadcast_in_place(root_rank), tensor, name, process_set))
+    options = CollectiveOptions(name, process_set, root=root_rank)
+    return _collectives.start(BROADCAST_IN_PLACE, tensor, options)
 
 
 def send(
-    tensor: ArrayLike,
-    destination: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: ArrayLike, destination: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> None:
     """Sends an array to another rank, which has to call `recv`. Returns once it has arrived.
 
@@ -182,24 +170,19 @@ def send(
         MismatchError: the two disagree about dtype or shape.
         PeerLostError: a rank died.
     """
-    run(current(), _send(tensor, destination, name, process_set))
+    _collectives.run(SEND, np.asarray(tensor), CollectiveOptions(name, process_set, peer=destination))
 
 
 def send_async(
-    tensor: ArrayLike,
-    destination: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: ArrayLike, destination: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Array]:
     """Works like `send`, without waiting; `synchronize(handle)` returns the array."""
-    return start(current(), _send(tensor, destination, name, process_set))
+    options = CollectiveOptions(name, process_set, peer=destination)
+    return _collectives.start(SEND, np.asarray(tensor), options)
 
 
 def recv(
-    tensor: Array,
-    source: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: Array, source: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
     """Overwrites an array with the one that rank `source` sends by `send`, and returns it.
 
@@ -213,30 +196,15 @@ def recv(
         MismatchError: the two disagree about dtype or shape.
         PeerLostError: a rank died.
     """
-    return run(current(), _receive(tensor, source, name, process_set))
+    return _collectives.run(RECEIVE, tensor, CollectiveOptions(name, process_set, peer=source))
 
 
 def recv_async(
-    tensor: Array,
-    source: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: Array, source: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Array]:
     """Works like `recv`, without waiting."""
-    return start(current(), _receive(tensor, source, name, process_set))
+    return _collectives.start(RECEIVE, tensor, CollectiveOptions(name, process_set, peer=source))
 
 
-def _alltoall(
-    tensor: ArrayLike, splits: ArrayLike | None, name: str | None, process_set: ProcessSet
-) -> Operation[Array | tuple[Array, Array]]:
-    counts = None if splits is None else [int(split) for split in np.asarray(splits)]
-    return operations.alltoall(tensor, counts, name, process_set)
-
-
-def _send(tensor: ArrayLike, destination: int, name: str | None, process_set: ProcessSet) -> Operation[Array]:
-    describe = operations.send((current().rank, destination))
-    return single(describe, tensor, name, process_set)
-
-
-def _receive(tensor: Array, source: int, name: str | None, process_set: ProcessSet) -> Operation[Array]:
-    return single(operations.receive((source, current().rank)), tensor, name, process_set)
+def _counts(splits: ArrayLike | None) -> list[int] | None:
+    return None if splits is None else [int(split) for split in np.asarray(splits)]

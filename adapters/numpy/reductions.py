@@ -14,18 +14,18 @@ together; the lists have the same length on all ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from numpy.typing import ArrayLike
 
-from sirtaki.bindings.default_context import current
-from sirtaki.common.handles import Handle, run, start
-from sirtaki.common.ops import Average, Call, reduction
+from sirtaki.common.collectives import Collectives
+from sirtaki.common.handles import Handle
+from sirtaki.common.ops import Average, op_of_average, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.common.repeated import keep_described, run_again
-from sirtaki.numpy import operations
-from sirtaki.numpy.arrays import Array, address_of, is_plain
-from sirtaki.numpy.operations import grouped, single
+from sirtaki.common.requests import ALLREDUCE, ALLREDUCE_IN_PLACE, REDUCESCATTER, CollectiveOptions
+from sirtaki.numpy import arrays
+from sirtaki.numpy.arrays import Array
+
+_collectives = Collectives(arrays)
 
 
 def allreduce(
@@ -59,7 +59,7 @@ def allreduce(
         PeerLostError: a rank died.
     """
     how = reduction(op, average, prescale_factor, postscale_factor)
-    return run(current(), single(operations.allreduce(how), tensor, name, process_set))
+    return _collectives.run(ALLREDUCE, tensor, CollectiveOptions(name, process_set, how))
 
 
 def allreduce_async(
@@ -73,7 +73,7 @@ def allreduce_async(
 ) -> Handle[Array]:
     """Works like `allreduce`, without waiting."""
     how = reduction(op, average, prescale_factor, postscale_factor)
-    return start(current(), single(operations.allreduce(how), tensor, name, process_set))
+    return _collectives.start(ALLREDUCE, tensor, CollectiveOptions(name, process_set, how))
 
 
 def allreduce_(
@@ -86,19 +86,9 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> Array:
     """Works like `allreduce`, into the array itself, which is returned."""
-    context = current()
-    key: Any = None
-    if average is None and is_plain(tensor):
-        number = process_set.number(context)
-        key = (name, op, prescale_factor, postscale_factor, number, tensor.dtype, tensor.shape)
-        if run_again(context, key, address_of(tensor), tensor):
-            return tensor
-    describe = operations.allreduce_in_place(reduction(op, average, prescale_factor, postscale_factor))
-    result = run(context, single(describe, tensor, name, process_set))
-    if key is not None:
-        call = Call(name, process_set.number(context))
-        keep_described(key, lambda batch: describe(batch, tensor, call, 0))
-    return result
+    if average is not None:
+        op = op_of_average(average, op)
+    return _collectives.allreduce_in_place(tensor, name, op, prescale_factor, postscale_factor, process_set)
 
 
 def allreduce_async_(
@@ -112,7 +102,7 @@ def allreduce_async_(
 ) -> Handle[Array]:
     """Works like `allreduce_`, without waiting."""
     how = reduction(op, average, prescale_factor, postscale_factor)
-    return start(current(), single(operations.allreduce_in_place(how), tensor, name, process_set))
+    return _collectives.start(ALLREDUCE_IN_PLACE, tensor, CollectiveOptions(name, process_set, how))
 
 
 def grouped_allreduce(
@@ -126,7 +116,7 @@ def grouped_allreduce(
 ) -> list[Array]:
     """Works like `allreduce`, for a list of arrays that complete together. Returns a list."""
     how = reduction(op, average, prescale_factor, postscale_factor)
-    return run(current(), grouped("allreduce", operations.allreduce(how), tensors, name, process_set))
+    return _collectives.run_group(ALLREDUCE, tensors, CollectiveOptions(name, process_set, how))
 
 
 def grouped_allreduce_async(
@@ -140,7 +130,7 @@ def grouped_allreduce_async(
 ) -> Handle[list[Array]]:
     """Works like `grouped_allreduce`, without waiting."""
     how = reduction(op, average, prescale_factor, postscale_factor)
-    return start(current(), grouped("allreduce", operations.allreduce(how), tensors, name, process_set))
+    return _collectives.start_group(ALLREDUCE, tensors, CollectiveOptions(name, process_set, how))
 
 
 def grouped_allreduce_(
@@ -154,9 +144,7 @@ def grouped_allreduce_(
 ) -> list[Array]:
     """Works like `grouped_allreduce`, into the arrays themselves, which are returned."""
     how = reduction(op, average, prescale_factor, postscale_factor)
-    return run(
-        current(), grouped("allreduce", operations.allreduce_in_place(how), tensors, name, process_set)
-    )
+    return _collectives.run_group(ALLREDUCE_IN_PLACE, tensors, CollectiveOptions(name, process_set, how))
 
 
 def grouped_allreduce_async_(
@@ -170,9 +158,7 @@ def grouped_allreduce_async_(
 ) -> Handle[list[Array]]:
     """Works like `grouped_allreduce_`, without waiting."""
     how = reduction(op, average, prescale_factor, postscale_factor)
-    return start(
-        current(), grouped("allreduce", operations.allreduce_in_place(how), tensors, name, process_set)
-    )
+    return _collectives.start_group(ALLREDUCE_IN_PLACE, tensors, CollectiveOptions(name, process_set, how))
 
 
 def reducescatter(
@@ -204,8 +190,7 @@ def reducescatter(
         PeerLostError: a rank died.
     """
     how = reduction(op, None, prescale_factor, postscale_factor)
-    describe = operations.reducescatter(how, current(), process_set)
-    return run(current(), single(describe, tensor, name, process_set))
+    return _collectives.run(REDUCESCATTER, tensor, CollectiveOptions(name, process_set, how))
 
 
 def reducescatter_async(
@@ -218,8 +203,7 @@ def reducescatter_async(
 ) -> Handle[Array]:
     """Works like `reducescatter`, without waiting."""
     how = reduction(op, None, prescale_factor, postscale_factor)
-    describe = operations.reducescatter(how, current(), process_set)
-    return start(current(), single(describe, tensor, name, process_set))
+    return _collectives.start(REDUCESCATTER, tensor, CollectiveOptions(name, process_set, how))
 
 
 def grouped_reducescatter(
@@ -232,8 +216,7 @@ def grouped_reducescatter(
 ) -> list[Array]:
     """Works like `reducescatter`, for a list of arrays that complete together. Returns a list."""
     how = reduction(op, None, prescale_factor, postscale_factor)
-    describe = operations.reducescatter(how, current(), process_set)
-    return run(current(), grouped("reducescatter", describe, tensors, name, process_set))
+    return _collectives.run_group(REDUCESCATTER, tensors, CollectiveOptions(name, process_set, how))
 
 
 def grouped_reducescatter_async(
@@ -246,5 +229,4 @@ def grouped_reducescatter_async(
 ) -> Handle[list[Array]]:
     """Works like `grouped_reducescatter`, without waiting."""
     how = reduction(op, None, prescale_factor, postscale_factor)
-    describe = operations.reducescatter(how, current(), process_set)
-    return start(current(), grouped("reducescatter", describe, tensors, name, process_set))
+    return _collectives.start_group(REDUCESCATTER, tensors, CollectiveOptions(name, process_set, how))

@@ -6,59 +6,31 @@ from typing import Any
 
 import tensorflow as tf
 
+from sirtaki.common.compression import CastingCompressor, Compressor, NoneCompressor
 
-class Compressor:
-    """The interface of a compressor. Subclass it to make one: both methods are static and stateless."""
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
+
+
+class _HalfCompressor(CastingCompressor):
+    @staticmethod
+    def is_floating(tensor: Any) -> bool:
+        return tensor.dtype.is_floating
 
     @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Returns the tensor to exchange instead of `tensor`, and what `decompress` needs to undo it."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: tf.Tensor, context: Any) -> tf.Tensor:
-        """Returns the exchanged tensor in its original form."""
-        raise NotImplementedError
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return tf.cast(tensor, dtype)
 
 
-class NoneCompressor(Compressor):
-    """Exchanges tensors unchanged."""
-
-    @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, None]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: tf.Tensor, context: None) -> tf.Tensor:
-        return tensor
-
-
-def _converted(tensor: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.DType]:
-    return (tf.cast(tensor, dtype) if tensor.dtype.is_floating else tensor), tensor.dtype
-
-
-class FP16Compressor(Compressor):
+class FP16Compressor(_HalfCompressor):
     """Exchanges floating tensors as float16: exact to 3 digits, up to 65,504."""
 
-    @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType]:
-        return _converted(tensor, tf.float16)
-
-    @staticmethod
-    def decompress(tensor: tf.Tensor, context: tf.DType) -> tf.Tensor:
-        return tf.cast(tensor, context)
+    dtype = tf.float16
 
 
-class BF16Compressor(Compressor):
+class BF16Compressor(_HalfCompressor):
     """Exchanges floating tensors as bfloat16: exact to 2 digits, with the range of float32."""
 
-    @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType]:
-        return _converted(tensor, tf.bfloat16)
-
-    @staticmethod
-    def decompress(tensor: tf.Tensor, context: tf.DType) -> tf.Tensor:
-        return tf.cast(tensor, context)
+    dtype = tf.bfloat16
 
 
 class Compression:

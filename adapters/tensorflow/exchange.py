@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import tensorflow as tf
 
+from sirtaki.common.groups import GroupRules, Groups, check_groups, divided
 from sirtaki.common.ops import Average, Reduction, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.tensorflow.compression import Compression, Compressor
@@ -18,6 +18,9 @@ from sirtaki.tensorflow.labels import set_number
 from sirtaki.tensorflow.reductions import grouped_allreduce
 
 _BUCKET_BYTES = 8 << 20  # large enough that a TensorFlow operation costs little compared with the exchange
+_GROUP_RULES = GroupRules(
+    "variable", "; it takes a number of groups, or lists of variables", is_group=lambda group: True
+)
 
 
 @dataclass
@@ -28,7 +31,7 @@ class GradientExchange:
     sparse_as_dense: bool = False
     op: int = Average
     gradient_predivide_factor: float = 1.0
-    groups: int | Sequence[Sequence[Any]] | None = None
+    groups: Groups = None
     process_set: ProcessSet = global_process_set
     scale_local_gradients: bool = True
     is_checked: bool = True  # the sources are parameters, which must be equal on all ranks
@@ -38,8 +41,7 @@ class GradientExchange:
 
     def __post_init__(self) -> None:
         self._how = gradient_reduction(self.op, self.gradient_predivide_factor)
-        if isinstance(self.groups, int) and self.groups < 0:
-            raise ValueError(f"groups is {self.groups}; it takes a number of groups, or lists of variables")
+        check_groups(self.groups, _GROUP_RULES)
 
     def keep_local(self, source: Any) -> None:
         """Excludes the gradients of this source from the exchange."""
@@ -100,7 +102,7 @@ class GradientExchange:
         if not which:
             return []
         if self.groups:
-            return self._grouped(which, sources)
+            return divided(which, self.groups, lambda index: sources[index])
         if tf.executing_eagerly():  # all of them are available
             return [which]
         buckets: list[list[int]] = [[]]
@@ -113,14 +115,3 @@ class GradientExchange:
                 buckets.append([])
                 filled = 0
         return [bucket for bucket in buckets if bucket]
-
-    def _grouped(self, which: list[int], sources: Sequence[Any]) -> list[list[int]]:
-        if isinstance(self.groups, int):
-            count = min(self.groups, len(which))
-            bounds = [len(which) * number // count for number in range(count + 1)]
-            return [which[begin:end] for begin, end in pairwise(bounds)]
-        place = {id(source): number for number, group in enumerate(self.groups or ()) for source in group}
-        groups: dict[Any, list[int]] = {}
-        for i in which:
-            groups.setdefault(place.get(id(sources[i]), ("alone", i)), []).append(i)
-        return list(groups.values())

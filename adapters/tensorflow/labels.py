@@ -14,13 +14,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_v2_func_graphs as bodies
 
 from sirtaki.bindings.default_context import current
+from sirtaki.common.ops import numbered_name
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.tensorflow._private import BODY_GRAPHS
 
-_NAMES_BEFORE_WRAP = 1024  # so that the names of one step recur in the next ones, and are cached
-_BODIES = (bodies.CondBranchFuncGraph, bodies.WhileCondFuncGraph, bodies.WhileBodyFuncGraph)
 # The number of times that each name has been requested in a graph.
 _used: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
 
@@ -43,8 +42,7 @@ def label(kind: str, name: str | None, process_set: int) -> tf.Tensor:
     """
     if tf.executing_eagerly():
         if name is None:
-            number = current().next_number(f"tensorflow.{kind}.{process_set}") % _NAMES_BEFORE_WRAP
-            name = f"unnamed {kind} {number}"
+            name = numbered_name(current(), kind, f"tensorflow.{kind}.{process_set}")
         return _eager(name)
     graph = _function(tf.compat.v1.get_default_graph())
     wanted = f"{_stable(getattr(graph, 'name', 'graph'))}.{kind}" if name is None else name
@@ -62,7 +60,7 @@ def part(of: tf.Tensor, suffix: str) -> tf.Tensor:
 
 def _function(graph: Any) -> Any:
     """Returns the graph of the function around this one: loops and branches have graphs of their own."""
-    while isinstance(graph, _BODIES):
+    while isinstance(graph, BODY_GRAPHS):
         graph = graph.outer_graph
     return graph
 

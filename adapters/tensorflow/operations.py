@@ -13,6 +13,7 @@ import tensorflow as tf
 from sirtaki.bindings import request as core
 from sirtaki.common.ops import Reduction
 from sirtaki.tensorflow import xla
+from sirtaki.tensorflow._private import control_manager_of
 from sirtaki.tensorflow.labels import label, part
 from sirtaki.tensorflow.library import library
 
@@ -131,6 +132,6 @@ def _run_independently(result: tf.Tensor) -> None:
     """
     if tf.executing_eagerly():
         return
-    manager = getattr(result.graph, "experimental_acd_manager", None)
+    manager = control_manager_of(result.graph)
     if manager is not None and hasattr(manager, "run_independently"):
         manager.run_independently(result.op)

@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from sirtaki.bindings import request as core
+from sirtaki.common.compression import compressed
 from sirtaki.common.ops import Average, Reduction, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.tensorflow import gradients as _gradients  # noqa: F401  # it registers them
@@ -199,6 +200,5 @@ def _compressed(
     compression: type[Compressor],
     called: Call,
 ) -> list[tf.Tensor]:
-    small = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
-    results = combine([one for one, _ in small], how, called)
-    return [compression.decompress(one, undo) for one, (_, undo) in zip(results, small, strict=True)]
+    dense = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    return compressed(compression, dense, lambda small: combine(small, how, called))

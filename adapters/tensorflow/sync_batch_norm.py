@@ -9,10 +9,13 @@ import tensorflow as tf
 
 from sirtaki.common.ops import Sum
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.tensorflow._private import require_moments
 from sirtaki.tensorflow.reductions import allreduce
 
 if int(keras.__version__.partition(".")[0]) < 3:
     raise ImportError(f"SyncBatchNormalization needs Keras 3 or newer; this is Keras {keras.__version__}")
+
+require_moments(keras.__version__)
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):

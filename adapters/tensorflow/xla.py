@@ -18,6 +18,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from sirtaki.bindings.library import xla_handler
+from sirtaki.tensorflow import _private
 
 _TARGET = b"sirtaki_collective"
 _TYPES = {
@@ -63,13 +64,9 @@ class _Registration(ctypes.Structure):
 
 def is_compiled() -> bool:
     """Returns whether XLA compiles the function that is being traced."""
-    if tf.executing_eagerly():
+    if tf.executing_eagerly() or _private.in_xla_context is None:  # XLA will reject the operation itself
         return False
-    try:
-        from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
-    except ImportError:  # XLA will reject the operation itself
-        return False
-    return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+    return _private.in_xla_context(tf.compat.v1.get_default_graph())
 
 
 def refuse() -> None:
@@ -98,16 +95,15 @@ def run(
     """
     if not all(one.shape.is_fully_defined() and one.dtype in _TYPES for one in tensors) or not is_served():
         refuse()
-    from tensorflow.compiler.mlir.stablehlo import stablehlo
-    from tensorflow.compiler.tf2xla.ops import gen_xla_ops
-
+    stablehlo, call_module = _private.stablehlo(), _private.xla_call_module
+    assert call_module is not None  # is_served() requires it
     name = bytes(tf.get_static_value(label)).decode()
     names = [name] if len(tensors) == 1 else [f"{name}.{index}" for index in range(len(tensors))]
     module = stablehlo.serialize_portable_artifact_str(
         _module(kind, tensors, names, attributes), stablehlo.get_current_version()
     )
     return list(
-        gen_xla_ops.xla_call_module(
+        call_module(
             list(tensors),
             version=9,
             module=module,
@@ -161,10 +157,12 @@ def _escaped(text: str) -> str:
 @cache
 def is_served() -> bool:
     """Registers the handler with TensorFlow's XLA; returns False if that has an unsupported interface."""
+    if _private.xla_call_module is None or _private.stablehlo() is None:
+        return False
     library = ctypes.CDLL(
         str(Path(tf.sysconfig.get_lib(), "libtensorflow_cc.so.2")), mode=os.RTLD_NOW | os.RTLD_NOLOAD
     )
-    get_table = getattr(library, "_ZN3xla3ffi12GetXlaFfiApiEv", None)
+    get_table = getattr(library, _private.XLA_TABLE_FUNCTION, None)
     if get_table is None or not _has_known_table():
         return False
     get_table.restype = ctypes.c_void_p

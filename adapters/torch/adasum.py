@@ -7,17 +7,19 @@ Summation, 2021.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sirtaki.common.compression import compressed
 from sirtaki.common.handles import run
+from sirtaki.common.requests import ALLREDUCE
 from sirtaki.common.round_checks import RoundChecks
-from sirtaki.torch import operations
+from sirtaki.torch.autograd import COLLECTIVES
 from sirtaki.torch.consistency import note_gradients, round_checks
-from sirtaki.torch.operations import grouped
 from sirtaki.torch.parameters import exchanged
 from sirtaki.torch.sparse_gradients import Terms
 from sirtaki.torch.tensors import reducible_view
@@ -83,19 +85,16 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 @torch.no_grad()
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     terms, parameters, starts = optimizer._terms, optimizer._parameters(), optimizer._starts
-    where, compression = terms.where, terms.compression
-    changes = [compression.compress(one - start) for one, start in zip(parameters, starts, strict=True)]
-    operation = grouped(
-        where.context,
-        "allreduce",
-        operations.allreduce(terms.how),
-        [change for change, _ in changes],
-        f"{where.name}.change",
-        where.process_set,
-    )
-    combined = run(where.context, operation)
-    for parameter, start, change, (_, undo) in zip(parameters, starts, combined, changes, strict=True):
-        parameter.copy_(start + compression.decompress(change, undo))
+    where = terms.where
+    options = where.derived("change").options(terms.how)
+
+    def combine(changes: Sequence[Tensor]) -> list[Tensor]:
+        return run(where.context, COLLECTIVES.group(where.context, ALLREDUCE, changes, options))
+
+    own = [one - start for one, start in zip(parameters, starts, strict=True)]
+    changes = compressed(terms.compression, own, combine)
+    for parameter, start, change in zip(parameters, starts, changes, strict=True):
+        parameter.copy_(start + change)
     optimizer._starts = []
     optimizer._checks.finish()
     optimizer._checks.report()

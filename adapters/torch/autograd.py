@@ -20,12 +20,15 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import find
 from sirtaki.bindings.errors import NotInitializedError, UnsupportedError
+from sirtaki.common import requests
+from sirtaki.common.collectives import Collectives
 from sirtaki.common.handles import run
 from sirtaki.common.ops import Reduction
 from sirtaki.common.process_sets import ProcessSet
-from sirtaki.torch import operations
-from sirtaki.torch.operations import Describe, grouped, single
+from sirtaki.common.requests import COUNTED_ALLTOALL, CollectiveOptions
+from sirtaki.torch import tensors as adapter
 
+COLLECTIVES = Collectives(adapter)
 _SUM = Reduction(core.SUM)
 
 
@@ -40,6 +43,10 @@ class Where:
     def derived(self, part: str = "gradient") -> Where:
         """Returns the scope of a collective of the backward pass."""
         return self if self.name is None else replace(self, name=f"{self.name}.{part}")
+
+    def options(self, how: Reduction = _SUM, root: int = 0) -> CollectiveOptions:
+        """Returns the options of a collective in this scope."""
+        return CollectiveOptions(self.name, self.process_set, how, root)
 
     @property
     def has_ended(self) -> bool:
@@ -68,12 +75,13 @@ class Where:
 class Collective:
     """A collective of one tensor, or of a group of them, and its derivative."""
 
-    kind: ClassVar[str]
+    collective: ClassVar[requests.Collective]
     where: Where
     is_grouped: bool = False
 
-    def describe(self) -> Describe:
-        raise NotImplementedError
+    def options(self) -> CollectiveOptions:
+        """Returns the options of the exchange."""
+        return self.where.options()
 
     @property
     def is_linear(self) -> bool:
@@ -86,10 +94,10 @@ class Collective:
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Returns the results, unrecorded."""
-        context, name, process_set = self.where.context, self.where.name, self.where.process_set
+        context, options = self.where.context, self.options()
         if self.is_grouped:
-            return run(context, grouped(context, self.kind, self.describe(), tensors, name, process_set))
-        return [run(context, single(context, self.describe(), tensors[0], name, process_set))]
+            return run(context, COLLECTIVES.group(context, self.collective, tensors, options))
+        return [run(context, COLLECTIVES.single(context, self.collective, tensors[0], options))]
 
     def apply(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Returns the results, recorded if autograd tracks one of the tensors."""
@@ -150,6 +158,9 @@ class _Reducing(Collective):
 
     how: Reduction = _SUM
 
+    def options(self) -> CollectiveOptions:
+        return self.where.options(self.how)
+
     @property
     def is_linear(self) -> bool:
         return self.how.op in (core.SUM, core.AVERAGE)
@@ -177,10 +188,7 @@ class _Reducing(Collective):
 class AllReduce(_Reducing):
     """An all-reduce: every rank gets the same result."""
 
-    kind = "allreduce"
-
-    def describe(self) -> Describe:
-        return operations.allreduce(self.how)
+    collective = requests.ALLREDUCE
 
     def derivative(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         back = replace(self, where=self.where.derived())
@@ -194,10 +202,7 @@ class AllReduce(_Reducing):
 class ReduceScatter(_Reducing):
     """A reduce-scatter: each rank gets its rows."""
 
-    kind = "reducescatter"
-
-    def describe(self) -> Describe:
-        return operations.reducescatter(self.how, self.where.context, self.where.process_set)
+    collective = requests.REDUCESCATTER
 
     def derivative(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         everyone = AllGather(self.where.derived(), self.is_grouped).apply(gradients)
@@ -213,10 +218,7 @@ class ReduceScatter(_Reducing):
 class AllGather(Collective):
     """An all-gather: ranks may contribute different numbers of rows."""
 
-    kind = "allgather"
-
-    def describe(self) -> Describe:
-        return operations.allgather
+    collective = requests.ALLGATHER
 
     def derivative(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         where = self.where
@@ -233,11 +235,11 @@ class AllGather(Collective):
 class Broadcast(Collective):
     """A broadcast: all gradients add up on the root; the others' tensors have no influence."""
 
-    kind = "broadcast"
+    collective = requests.BROADCAST
     root: int = 0
 
-    def describe(self) -> Describe:
-        return operations.broadcast(self.root)
+    def options(self) -> CollectiveOptions:
+        return self.where.options(root=self.root)
 
     def derivative(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         totals = AllReduce(self.where.derived(), self.is_grouped).apply(gradients)
@@ -249,8 +251,8 @@ def alltoall(where: Where, splits: Sequence[int] | None, tensor: Tensor) -> tupl
     """Returns the received rows, recorded if autograd tracks the tensor; and the count from each rank."""
     if _is_recorded(tensor):
         return _AllToAll.apply(where, splits, tensor)
-    describe = operations.alltoall(splits)
-    return run(where.context, single(where.context, describe, tensor, where.name, where.process_set))
+    options = CollectiveOptions(where.name, where.process_set, splits=splits)
+    return run(where.context, COLLECTIVES.single(where.context, COUNTED_ALLTOALL, tensor, options))
 
 
 class _AllToAll(Function):

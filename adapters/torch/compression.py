@@ -5,61 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+
+from sirtaki.common.compression import CastingCompressor, Compressor, NoneCompressor
+
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class Compressor:
-    """The interface of a compressor. Subclass it to make one: both methods are static and stateless."""
+class _HalfCompressor(CastingCompressor):
+    @staticmethod
+    def is_floating(tensor: Any) -> bool:
+        return tensor.is_floating_point()
 
     @staticmethod
-    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """Returns the tensor to exchange instead of `tensor`, and what `decompress` needs to undo it."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: Tensor, context: Any) -> Tensor:
-        """Returns the exchanged tensor in its original form."""
-        raise NotImplementedError
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return tensor.to(dtype)
 
 
-class NoneCompressor(Compressor):
-    """Exchanges tensors unchanged."""
-
-    @staticmethod
-    def compress(tensor: Tensor) -> tuple[Tensor, None]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Tensor, context: None) -> Tensor:
-        return tensor
-
-
-def _converted(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, torch.dtype]:
-    return (tensor.to(dtype) if tensor.is_floating_point() else tensor), tensor.dtype
-
-
-class FP16Compressor(Compressor):
+class FP16Compressor(_HalfCompressor):
     """Exchanges floating tensors as float16: exact to 3 digits, up to 65,504."""
 
-    @staticmethod
-    def compress(tensor: Tensor) -> tuple[Tensor, torch.dtype]:
-        return _converted(tensor, torch.float16)
-
-    @staticmethod
-    def decompress(tensor: Tensor, context: torch.dtype) -> Tensor:
-        return tensor.to(context)
+    dtype = torch.float16
 
 
-class BF16Compressor(Compressor):
+class BF16Compressor(_HalfCompressor):
     """Exchanges floating tensors as bfloat16: exact to 2 digits, with the range of float32."""
 
-    @staticmethod
-    def compress(tensor: Tensor) -> tuple[Tensor, torch.dtype]:
-        return _converted(tensor, torch.bfloat16)
-
-    @staticmethod
-    def decompress(tensor: Tensor, context: torch.dtype) -> Tensor:
-        return tensor.to(context)
+    dtype = torch.bfloat16
 
 
 class Compression:

@@ -18,9 +18,9 @@ from sirtaki.common.consistency import Options, Scope, Spread
 from sirtaki.common.handles import run
 from sirtaki.common.ops import Reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.requests import ALLREDUCE
 from sirtaki.common.round_checks import RoundChecks
-from sirtaki.torch.autograd import Where
-from sirtaki.torch.operations import allreduce, single
+from sirtaki.torch.autograd import COLLECTIVES, Where
 from sirtaki.torch.parameters import NamedParameter
 from sirtaki.torch.state import named_tensors
 from sirtaki.torch.tensors import plain_name, view
@@ -174,8 +174,8 @@ class TorchTensors:
 
     def _extreme(self, tensor: Tensor, op: int) -> Tensor:
         where = self._where.derived("extreme")
-        describe = allreduce(Reduction(op))
-        return run(where.context, single(where.context, describe, tensor, where.name, where.process_set))
+        options = where.options(Reduction(op))
+        return run(where.context, COLLECTIVES.single(where.context, ALLREDUCE, tensor, options))
 
 
 class TorchOptimizer(TorchTensors):

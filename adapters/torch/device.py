@@ -18,6 +18,7 @@ from torch import Tensor
 from sirtaki.bindings.context import DeviceOutput
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.topology import Topology
+from sirtaki.torch import _private
 
 
 def ordinal(tensor: Tensor) -> int:
@@ -27,7 +28,7 @@ def ordinal(tensor: Tensor) -> int:
 
 def current_stream(gpu: int) -> int:
     """Returns the CUDA stream in which this thread queues work for a GPU."""
-    return torch._C._cuda_getCurrentRawStream(gpu)
+    return _private.current_raw_stream(gpu)
 
 
 def refuse_capture() -> None:

@@ -9,17 +9,24 @@ import torch
 from torch import Tensor
 
 from sirtaki.bindings.default_context import current
-from sirtaki.common.handles import Handle, Operation, run, start
+from sirtaki.common.handles import Handle
 from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.torch import autograd, operations
-from sirtaki.torch.autograd import AllGather, Broadcast, Where
-from sirtaki.torch.operations import grouped, single
+from sirtaki.common.requests import (
+    ALLGATHER,
+    ALLTOALL,
+    BROADCAST,
+    BROADCAST_IN_PLACE,
+    RECEIVE,
+    SEND,
+    CollectiveOptions,
+)
+from sirtaki.torch import autograd
+from sirtaki.torch.autograd import COLLECTIVES, AllGather, Broadcast, Where
+from sirtaki.torch.tensors import from_counts
 
 
 def allgather(
-    tensor: Tensor,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
     """Concatenates the ranks' tensors along dimension 0, in their order. All ranks of the set must call it.
 
@@ -41,32 +48,24 @@ def allgather(
 
 
 def allgather_async(
-    tensor: Tensor,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Tensor]:
     """Works like `allgather`, without waiting."""
-    context = current()
-    return start(context, single(context, operations.allgather, tensor, name, process_set))
+    return COLLECTIVES.start(ALLGATHER, tensor, CollectiveOptions(name, process_set))
 
 
 def grouped_allgather(
-    tensors: Sequence[Tensor],
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
     """Works like `allgather`, for a list of tensors that complete together. Returns a list."""
     return AllGather(Where(current(), name, process_set), is_grouped=True).apply(tensors)
 
 
 def grouped_allgather_async(
-    tensors: Sequence[Tensor],
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[list[Tensor]]:
     """Works like `grouped_allgather`, without waiting."""
-    context = current()
-    return start(context, grouped(context, "allgather", operations.allgather, tensors, name, process_set))
+    return COLLECTIVES.start_group(ALLGATHER, tensors, CollectiveOptions(name, process_set))
 
 
 def alltoall(
@@ -98,7 +97,8 @@ def alltoall(
         PeerLostError: a rank died.
     """
     where = Where(current(), name, process_set)
-    return _with_counts(splits, *autograd.alltoall(where, _counts(splits), tensor))
+    result, received = autograd.alltoall(where, _counts(splits), tensor)
+    return result if splits is None else (result, from_counts(received))
 
 
 def alltoall_async(
@@ -108,18 +108,11 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Tensor | tuple[Tensor, Tensor]]:
     """Works like `alltoall`, without waiting."""
-    context = current()
-    operation = single(context, operations.alltoall(_counts(splits)), tensor, name, process_set)
-    both = operation.finish
-    operation.finish = lambda *ended: _with_counts(splits, *both(*ended))
-    return start(context, operation)
+    return COLLECTIVES.start(ALLTOALL, tensor, CollectiveOptions(name, process_set, splits=_counts(splits)))
 
 
 def broadcast(
-    tensor: Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
     """Copies rank `root_rank`'s tensor to all ranks of the set. All of them must call it.
 
@@ -141,43 +134,28 @@ def broadcast(
 
 
 def broadcast_async(
-    tensor: Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Tensor]:
     """Works like `broadcast`, without waiting."""
-    context, describe = current(), operations.broadcast(root_rank)
-    return start(context, single(context, describe, tensor, name, process_set))
+    return COLLECTIVES.start(BROADCAST, tensor, CollectiveOptions(name, process_set, root=root_rank))
 
 
 def broadcast_(
-    tensor: Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
     """Works like `broadcast`, into the tensor itself, which is returned."""
-    context, describe = current(), operations.broadcast_in_place(root_rank)
-    return run(context, single(context, describe, tensor, name, process_set))
+    return COLLECTIVES.run(BROADCAST_IN_PLACE, tensor, CollectiveOptions(name, process_set, root=root_rank))
 
 
 def broadcast_async_(
-    tensor: Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Tensor]:
     """Works like `broadcast_`, without waiting."""
-    context, describe = current(), operations.broadcast_in_place(root_rank)
-    return start(context, single(context, describe, tensor, name, process_set))
+    return COLLECTIVES.start(BROADCAST_IN_PLACE, tensor, CollectiveOptions(name, process_set, root=root_rank))
 
 
 def send(
-    tensor: Tensor,
-    destination: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: Tensor, destination: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> None:
     """Sends a tensor to another rank, which has to call `recv`. Returns once it has arrived.
 
@@ -195,24 +173,18 @@ def send(
         MismatchError: the two disagree about dtype or shape.
         PeerLostError: a rank died.
     """
-    run(current(), _send(tensor, destination, name, process_set))
+    COLLECTIVES.run(SEND, tensor, CollectiveOptions(name, process_set, peer=destination))
 
 
 def send_async(
-    tensor: Tensor,
-    destination: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: Tensor, destination: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Tensor]:
     """Works like `send`, without waiting; `synchronize(handle)` returns the tensor."""
-    return start(current(), _send(tensor, destination, name, process_set))
+    return COLLECTIVES.start(SEND, tensor, CollectiveOptions(name, process_set, peer=destination))
 
 
 def recv(
-    tensor: Tensor,
-    source: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: Tensor, source: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
     """Overwrites a tensor with the one that rank `source` sends by `send`, and returns it.
 
@@ -226,34 +198,14 @@ def recv(
         MismatchError: the two disagree about dtype or shape.
         PeerLostError: a rank died.
     """
-    return run(current(), _receive(tensor, source, name, process_set))
+    return COLLECTIVES.run(RECEIVE, tensor, CollectiveOptions(name, process_set, peer=source))
 
 
 def recv_async(
-    tensor: Tensor,
-    source: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: Tensor, source: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Tensor]:
     """Works like `recv`, without waiting."""
-    return start(current(), _receive(tensor, source, name, process_set))
-
-
-def _send(tensor: Tensor, destination: int, name: str | None, process_set: ProcessSet) -> Operation[Tensor]:
-    context = current()
-    return single(context, operations.send((context.rank, destination)), tensor, name, process_set)
-
-
-def _receive(tensor: Tensor, source: int, name: str | None, process_set: ProcessSet) -> Operation[Tensor]:
-    context = current()
-    return single(context, operations.receive((source, context.rank)), tensor, name, process_set)
-
-
-def _with_counts(
-    splits: Tensor | Sequence[int] | None, result: Tensor, received: list[int]
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Returns an all-to-all's result: with the number of rows from each rank only if splits were given."""
-    return result if splits is None else (result, torch.tensor(received, dtype=torch.int32))
+    return COLLECTIVES.start(RECEIVE, tensor, CollectiveOptions(name, process_set, peer=source))
 
 
 def _counts(splits: Tensor | Sequence[int] | None) -> list[int] | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
+from sirtaki.common.groups import Groups
 from sirtaki.common.ops import Adasum, Average, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.torch.adasum import AdasumOptimizer, with_adasum
@@ -20,7 +21,7 @@ from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.consistency import round_checks
 from sirtaki.torch.device import warn_if_crowded
 from sirtaki.torch.other_reducers import refuse_other_reducers
-from sirtaki.torch.parameters import Groups, all_named, check_groups, exchanged, names_of
+from sirtaki.torch.parameters import all_named, check_groups_of, exchanged, names_of
 from sirtaki.torch.reducer import GradientReducer
 from sirtaki.torch.sparse_gradients import Terms
 from sirtaki.torch.tensors import reducible_view
@@ -91,7 +92,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     _check_passes(backward_passes_per_step)
     names = names_of(optimizer, named_parameters)
     groups = num_groups if groups is None else groups
-    check_groups(optimizer, groups)
+    check_groups_of(optimizer, groups)
     where = _where(current(), process_set)
     refuse_other_reducers(all_named(optimizer, names))
     terms = Terms(where, how, compression, sparse_as_dense)

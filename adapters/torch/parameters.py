@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
-from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-Groups = int | Sequence[Sequence[Tensor]] | None
+from sirtaki.common.groups import GroupRules, Groups, check_groups, divided
 
 
 class NamedParameter(NamedTuple):
@@ -55,25 +54,15 @@ def names_of(
     return names
 
 
-def check_groups(optimizer: torch.optim.Optimizer, groups: Groups) -> None:
+def check_groups_of(optimizer: torch.optim.Optimizer, groups: Groups) -> None:
     """Raises ValueError unless these are groups of the optimizer's parameters."""
-    if groups is None:
-        return
-    if isinstance(groups, int):
-        if groups < 0:
-            raise ValueError(f"groups is {groups}, but it has to be 0 (none) or the number of groups")
-        return
-    known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    seen: set[Tensor] = set()
-    for place, group in enumerate(groups):
-        if isinstance(group, Tensor) or not all(isinstance(one, Tensor) for one in group):
-            raise ValueError("groups has to be a number, or a list of lists of parameters")
-        for parameter in group:
-            if parameter in seen:
-                raise ValueError(f"a parameter of group {place} is in groups twice; it may be in one only")
-            if parameter not in known:
-                raise ValueError(f"a parameter of group {place} is not one of the optimizer's")
-            seen.add(parameter)
+    known = frozenset(id(one) for group in optimizer.param_groups for one in group["params"])
+    expected = ", but it has to be 0 (none) or the number of groups"
+    check_groups(groups, GroupRules("parameter", expected, _is_group, known))
+
+
+def _is_group(group: Any) -> bool:
+    return not isinstance(group, Tensor) and all(isinstance(one, Tensor) for one in group)
 
 
 def exchanged(
@@ -101,14 +90,9 @@ def all_named(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> Ite
 
 def _members(parameters: list[Tensor], groups: Groups) -> list[list[Tensor]]:
     """Returns the parameters of each group with several; a number n means n groups of similar length."""
-    if isinstance(groups, int):
-        count = min(groups, len(parameters))
-        ends = [len(parameters) * number // count for number in range(count + 1)] if count else []
-        parts = [parameters[start:end] for start, end in pairwise(ends)]
-    else:
-        among = set(parameters)
-        parts = [[one for one in group if one in among] for group in groups or ()]
-    return [part for part in parts if len(part) > 1]
+    if groups is None or groups == 0:
+        return []
+    return [part for part in divided(parameters, groups, lambda parameter: parameter) if len(part) > 1]
 
 
 def _group_id(text: str) -> int:

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sirtaki.bindings import request as core
 from sirtaki.bindings.library import usable_cores
 from sirtaki.common.round_checks import RoundChecks
 from sirtaki.torch import device
+from sirtaki.torch._private import current_node, current_pass, queue_callback
 from sirtaki.torch.claims import Claim
 from sirtaki.torch.exchange import GradientExchange
 from sirtaki.torch.overlap import Overlap
@@ -29,10 +29,6 @@ from sirtaki.torch.sparse_gradients import Terms
 _EARLY_BYTES = 1 << 20  # submitted at once during a pass; submitting less costs more than the overlap saves
 _NEVER = 1 << 62
 _NONE = -1
-
-_engine = torch.autograd.Variable._execution_engine
-_pass_id: Callable[[], int] = torch._C._current_graph_task_id
-_current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
 class GradientReducer:
@@ -133,8 +129,8 @@ class GradientReducer:
         size, gpu = parameter.numel() * parameter.element_size(), device.ordinal(parameter)
 
         def fired(_: Tensor) -> None:
-            if _pass_id() != self._pass:
-                self._enter(_pass_id())
+            if current_pass() != self._pass:
+                self._enter(current_pass())
             if gpu >= 0 and device.current_stream(gpu) != self._stream:
                 self._change_stream(device.current_stream(gpu))
             self._fired[index] = None
@@ -153,7 +149,7 @@ class GradientReducer:
             self._claim.refuse_others()
             self.settle_open()
             self._passes.add(this_pass)
-            _engine.queue_callback(_End(self._ended, self._guard))
+            queue_callback(_End(self._ended, self._guard))
         self._pass = this_pass
         self._stream = _NONE
         self._overlap.begin()
@@ -170,7 +166,7 @@ class GradientReducer:
         self._stream = stream
 
     def _ended(self) -> None:
-        node = _current_node()
+        node = current_node()
         if node is not None:
             self._follow(node)
         elif self._passes:
@@ -183,7 +179,7 @@ class GradientReducer:
                 return
             # Two optimizers may end one pass, in a different order on each rank: all submit before one waits.
             self._submit_all()
-            _engine.queue_callback(self._finish)
+            queue_callback(self._finish)
 
     def _follow(self, node: Any) -> None:
         """Handles the end of a nested pass (re-entrant checkpointing), started by `node` of the outer one.
@@ -198,7 +194,7 @@ class GradientReducer:
         def goes_on(_: Any) -> None:
             for handle in handles:
                 handle.remove()
-            self._enter(_pass_id())
+            self._enter(current_pass())
 
         handles = [after.register_prehook(goes_on) for after, _ in node.next_functions if after is not None]
 

@@ -17,20 +17,18 @@ others are not recorded for autograd.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
 from sirtaki.bindings.default_context import current
-from sirtaki.common.handles import Handle, run, start
-from sirtaki.common.ops import Average, Call, reduction
+from sirtaki.common.compression import compressed
+from sirtaki.common.handles import Handle
+from sirtaki.common.ops import Average, op_of_average, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.common.repeated import keep_described, run_again
-from sirtaki.torch import operations
-from sirtaki.torch.autograd import AllReduce, Collective, ReduceScatter, Where
+from sirtaki.common.requests import ALLREDUCE, ALLREDUCE_IN_PLACE, REDUCESCATTER, CollectiveOptions
+from sirtaki.torch.autograd import COLLECTIVES, AllReduce, Collective, ReduceScatter, Where
 from sirtaki.torch.compression import Compression, Compressor
-from sirtaki.torch.operations import grouped, single
-from sirtaki.torch.tensors import code_of, count_write, is_plain
+from sirtaki.torch.tensors import code_of
 
 
 def allreduce(
@@ -81,8 +79,7 @@ def allreduce_async(
 ) -> Handle[Tensor]:
     """Works like `allreduce`, without waiting."""
     how = reduction(op, average, prescale_factor, postscale_factor)
-    context = current()
-    return start(context, single(context, operations.allreduce(how), tensor, name, process_set))
+    return COLLECTIVES.start(ALLREDUCE, tensor, CollectiveOptions(name, process_set, how))
 
 
 def allreduce_(
@@ -95,20 +92,9 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """Works like `allreduce`, into the tensor itself, which is returned."""
-    context = current()
-    key: Any = None
-    if average is None and is_plain(tensor):
-        number = process_set.number(context)
-        key = (name, op, prescale_factor, postscale_factor, number, tensor.dtype, tensor.shape)
-        if run_again(context, key, tensor.data_ptr(), tensor):
-            count_write([tensor])
-            return tensor
-    describe = operations.allreduce_in_place(reduction(op, average, prescale_factor, postscale_factor))
-    result = run(context, single(context, describe, tensor, name, process_set))
-    if key is not None:
-        call = Call(name, process_set.number(context))
-        keep_described(key, lambda batch: describe(batch, tensor, call, 0))
-    return result
+    if average is not None:
+        op = op_of_average(average, op)
+    return COLLECTIVES.allreduce_in_place(tensor, name, op, prescale_factor, postscale_factor, process_set)
 
 
 def allreduce_async_(
@@ -122,8 +108,7 @@ def allreduce_async_(
 ) -> Handle[Tensor]:
     """Works like `allreduce_`, without waiting."""
     how = reduction(op, average, prescale_factor, postscale_factor)
-    context = current()
-    return start(context, single(context, operations.allreduce_in_place(how), tensor, name, process_set))
+    return COLLECTIVES.start(ALLREDUCE_IN_PLACE, tensor, CollectiveOptions(name, process_set, how))
 
 
 def grouped_allreduce(
@@ -153,10 +138,7 @@ def grouped_allreduce_async(
 ) -> Handle[list[Tensor]]:
     """Works like `grouped_allreduce`, without waiting."""
     how = reduction(op, average, prescale_factor, postscale_factor)
-    context = current()
-    return start(
-        context, grouped(context, "allreduce", operations.allreduce(how), tensors, name, process_set)
-    )
+    return COLLECTIVES.start_group(ALLREDUCE, tensors, CollectiveOptions(name, process_set, how))
 
 
 def grouped_allreduce_(
@@ -170,8 +152,7 @@ def grouped_allreduce_(
 ) -> list[Tensor]:
     """Works like `grouped_allreduce`, into the tensors themselves, which are returned."""
     how = reduction(op, average, prescale_factor, postscale_factor)
-    context, describe = current(), operations.allreduce_in_place(how)
-    return run(context, grouped(context, "allreduce", describe, tensors, name, process_set))
+    return COLLECTIVES.run_group(ALLREDUCE_IN_PLACE, tensors, CollectiveOptions(name, process_set, how))
 
 
 def grouped_allreduce_async_(
@@ -185,8 +166,7 @@ def grouped_allreduce_async_(
 ) -> Handle[list[Tensor]]:
     """Works like `grouped_allreduce_`, without waiting."""
     how = reduction(op, average, prescale_factor, postscale_factor)
-    context, describe = current(), operations.allreduce_in_place(how)
-    return start(context, grouped(context, "allreduce", describe, tensors, name, process_set))
+    return COLLECTIVES.start_group(ALLREDUCE_IN_PLACE, tensors, CollectiveOptions(name, process_set, how))
 
 
 def reducescatter(
@@ -233,9 +213,7 @@ def reducescatter_async(
 ) -> Handle[Tensor]:
     """Works like `reducescatter`, without waiting."""
     how = reduction(op, None, prescale_factor, postscale_factor)
-    context = current()
-    describe = operations.reducescatter(how, context, process_set)
-    return start(context, single(context, describe, tensor, name, process_set))
+    return COLLECTIVES.start(REDUCESCATTER, tensor, CollectiveOptions(name, process_set, how))
 
 
 def grouped_reducescatter(
@@ -263,9 +241,7 @@ def grouped_reducescatter_async(
 ) -> Handle[list[Tensor]]:
     """Works like `grouped_reducescatter`, without waiting."""
     how = reduction(op, None, prescale_factor, postscale_factor)
-    context = current()
-    describe = operations.reducescatter(how, context, process_set)
-    return start(context, grouped(context, "reducescatter", describe, tensors, name, process_set))
+    return COLLECTIVES.start_group(REDUCESCATTER, tensors, CollectiveOptions(name, process_set, how))
 
 
 def _compressed(
@@ -274,9 +250,6 @@ def _compressed(
     """Runs a collective on compressed tensors, recorded for autograd."""
     if compression is Compression.none:
         return collective.apply(tensors)
-    small: list[tuple[Tensor, Any]] = []
     for tensor in tensors:
         code_of(tensor, collective.where.name)
-        small.append(compression.compress(tensor))
-    results = collective.apply([one for one, _ in small])
-    return [compression.decompress(one, undo) for one, (_, undo) in zip(results, small, strict=True)]
+    return compressed(compression, tensors, collective.apply)

@@ -19,15 +19,14 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.handles import Handle, start
-from sirtaki.common.ops import Average, Reduction, reduction
+from sirtaki.common.ops import Average, Reduction, numbered_name, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.torch import device, operations
-from sirtaki.torch.autograd import Where
+from sirtaki.common.requests import ALLGATHER, ALLREDUCE, Collective
+from sirtaki.torch import device
+from sirtaki.torch.autograd import COLLECTIVES, Where
 from sirtaki.torch.compression import Compression, Compressor
-from sirtaki.torch.operations import single
 
 _NEW, _ABSENT = -1, -2  # the first of a rank's row numbers
-_NAMES_BEFORE_WRAP = 1024
 
 
 class SparseReduction:
@@ -59,7 +58,7 @@ class SparseReduction:
         self._rows: Handle[Any] | None = None
         self._union = self._places = torch.empty(0, dtype=torch.int64)
         marked = torch.cat([torch.tensor([_NEW if is_new else _ABSENT]), self._own])
-        self._numbers = self._start(operations.allgather, marked, "numbers")
+        self._numbers = self._start(ALLGATHER, marked, "numbers")
         where.context.follow(self._proceeds)
 
     def wait(self) -> Tensor | None:
@@ -83,9 +82,10 @@ class SparseReduction:
 
     __call__ = wait
 
-    def _start(self, describe: operations.Describe, tensor: Tensor, part: str) -> Handle[Any]:
+    def _start(self, collective: Collective, tensor: Tensor, part: str) -> Handle[Any]:
         where = self._where.derived(part)
-        return start(where.context, single(where.context, describe, tensor, where.name, where.process_set))
+        options = where.options(self._how)
+        return start(where.context, COLLECTIVES.single(where.context, collective, tensor, options))
 
     def _numbered(self, indices: Tensor) -> Tensor:
         """Returns a number for each column of indices: its position in row-major order."""
@@ -116,11 +116,11 @@ class SparseReduction:
         self.chosen = "gather" if adds_up and len(numbers) < 2 * len(self._union) else "reduce"
         values, self._undo = self._compression.compress(self._values)
         if self.chosen == "gather":
-            self._rows = self._start(operations.allgather, values, "rows")
+            self._rows = self._start(ALLGATHER, values, "rows")
             return
         rows = values.new_zeros(len(self._union), *values.shape[1:])
         rows[torch.searchsorted(self._union, self._own).to(values.device)] = values
-        self._rows = self._start(operations.allreduce(self._how), rows, "rows")
+        self._rows = self._start(ALLREDUCE, rows, "rows")
 
     def _added_up(self, rows: Tensor) -> Tensor:
         """Returns the sums or averages of the rows with the same number, in the order of ranks."""
@@ -149,8 +149,7 @@ def sparse_allreduce_async(
         )
     context = current()
     if name is None:
-        number = context.next_number(f"sparse_allreduce.{process_set.number(context)}")
-        name = f"unnamed sparse_allreduce {number % _NAMES_BEFORE_WRAP}"
+        name = numbered_name(context, "sparse_allreduce", f"sparse_allreduce.{process_set.number(context)}")
     return SparseReduction(Where(context, name, process_set), reduction(op, None), tensor)
 
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
-from sirtaki.bindings.request import Batch
-from sirtaki.common.handles import Operation, run
+from sirtaki.common.handles import run
 from sirtaki.common.objects import broadcast_object
-from sirtaki.common.ops import call, describe_broadcast
+from sirtaki.common.ops import call
 from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.torch import device
-from sirtaki.torch.tensors import code_of, refuse_overlap, view, written
+from sirtaki.common.requests import BROADCAST_IN_PLACE, CollectiveOptions
+from sirtaki.torch.autograd import COLLECTIVES
+from sirtaki.torch.tensors import code_of, refuse_overlap, written
 
 
 def broadcast_parameters(
@@ -73,24 +73,21 @@ def broadcast_all(
     """Broadcasts tensors in place, all at once."""
     if not named:
         return
-    batch = Batch(len(named))
-    owners: list[Tensor] = []
+    sources: list[Tensor] = []
     storages: set[int] = set()
-    for index, (name, tensor) in enumerate(named):
+    for name, tensor in named:
         code_of(tensor, name)
         refuse_overlap(tensor, name)
         # Tensors may share their memory (tied weights), but each operation needs its own.
         storage = tensor.untyped_storage().data_ptr()
-        source = view(tensor.detach().clone() if storage in storages else tensor, name)
+        sources.append(tensor.detach().clone() if storage in storages else tensor)
         storages.add(storage)
-        describe_broadcast(batch, source, source.pointer, root, call(context, name, process_set), index)
-        owners.append(source.owner)
-
-    def finish(*ended: Any) -> None:
-        for (_, tensor), owner in zip(named, owners, strict=True):
-            written(tensor, owner)
-
-    run(context, Operation(batch, owners, finish, device))
+    calls = [call(context, name, process_set) for name, _ in named]
+    options = CollectiveOptions(root=root)
+    results = run(context, COLLECTIVES.named(context, BROADCAST_IN_PLACE, sources, options, calls))
+    for (_, tensor), source, result in zip(named, sources, results, strict=True):
+        if source is not tensor:
+            written(tensor, result)
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from sirtaki.bindings.default_context import find
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.torch._private import BatchNormBase
 from sirtaki.torch.autograd import AllGather, AllReduce, Where
 
 
-class SyncBatchNorm(_BatchNorm):
+class SyncBatchNorm(BatchNormBase):
     """Normalises each channel by its mean and variance over the batches of all ranks.
 
     While training, all ranks must run their layers in the same order, forward and backward; batches may
@@ -79,14 +79,14 @@ class SyncBatchNorm(_BatchNorm):
 
         Returns `module` itself, changed in place, or its replacement if it is such a layer.
         """
-        if isinstance(module, _BatchNorm) and not isinstance(module, cls):
+        if isinstance(module, BatchNormBase) and not isinstance(module, cls):
             return cls._replacing(module, process_set or global_process_set)
         for name, child in module.named_children():
             setattr(module, name, cls.convert_sync_batchnorm(child, process_set))
         return module
 
     @classmethod
-    def _replacing(cls, layer: _BatchNorm, process_set: ProcessSet) -> SyncBatchNorm:
+    def _replacing(cls, layer: BatchNormBase, process_set: ProcessSet) -> SyncBatchNorm:
         options = layer.eps, layer.momentum, layer.affine, layer.track_running_stats
         new = cls(layer.num_features, *options, process_set=process_set)
         new.weight, new.bias = layer.weight, layer.bias

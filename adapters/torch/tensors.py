@@ -1,4 +1,4 @@
-"""Converts torch tensors to views of memory, and results to tensors."""
+"""Converts torch tensors to views of memory, and results to tensors: an `ArrayAdapter`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from torch.nn.parameter import is_lazy
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import Batch
+from sirtaki.common.handles import Streams
 from sirtaki.common.tensor import DTYPE_CODES, REDUCIBLE, ROW_MAJOR, TensorView, dense_layout
 from sirtaki.torch import device
+
+streams: Streams | None = device
+address_of = Tensor.data_ptr
 
 CODES: dict[torch.dtype, int] = {
     getattr(torch, name): code for name, code in DTYPE_CODES.items() if hasattr(torch, name)
@@ -102,17 +106,35 @@ def reducible_view(tensor: Tensor, name: str | None = None) -> TensorView:
     """Works like `view`, for tensors whose elements can be combined. Raises UnsupportedError for others."""
     found = view(tensor, name)
     if found.dtype not in REDUCIBLE:
-        raise UnsupportedError(
-            f"{_calling(name)} has the dtype {plain_name(tensor.dtype)}, and an all-reduce cannot combine "
-            "such elements; convert it with tensor.to(torch.float32)"
-        )
+        raise _irreducible(tensor, name)
     return found
+
+
+def _irreducible(tensor: Tensor, name: str | None) -> UnsupportedError:
+    return UnsupportedError(
+        f"{_calling(name)} has the dtype {plain_name(tensor.dtype)}, and an all-reduce cannot combine "
+        "such elements; convert it with tensor.to(torch.float32)"
+    )
 
 
 def row_major_view(tensor: Tensor, name: str | None = None) -> TensorView:
     """Returns a view of a tensor in row-major order; copies the tensor if it is not."""
     code_of(tensor, name)
     return view(tensor.contiguous(), name)
+
+
+def writable_view(tensor: Tensor, name: str | None = None, reduces: bool = False) -> TensorView:
+    """Returns a view of a tensor to overwrite; the view's owner is another tensor if it is not dense.
+
+    Raises the errors of `code_of`, and ValueError if elements of the tensor share memory. If it is combined
+    (`reduces`), also those of `reducible_view`.
+    """
+    found = view(tensor, name)
+    if reduces and found.dtype not in REDUCIBLE:
+        raise _irreducible(tensor, name)
+    if found.owner is not tensor:
+        refuse_overlap(tensor, name)
+    return found
 
 
 def shares_elements(tensor: Tensor) -> bool:
@@ -143,17 +165,22 @@ def refuse_shared_gradients(gradients: Iterable[tuple[str, Tensor]]) -> None:
         ends, last = tensor.data_ptr() + tensor.numel() * tensor.element_size(), name
 
 
-def like(source: TensorView) -> tuple[Tensor, int]:
+def empty_like(source: TensorView) -> tuple[Tensor, int]:
     """Returns a new tensor of the same shape and order, and its address."""
     result = torch.empty_like(source.owner, requires_grad=False)
     return result, result.data_ptr()
 
 
-def rows_like(source: TensorView, rows: int) -> tuple[Tensor, int]:
+def empty_rows_like(source: TensorView, rows: int) -> tuple[Tensor, int]:
     """Returns a new tensor with `rows` rows like the source's, and its address."""
     owner = source.owner
     result = torch.empty((rows, *source.shape[1:]), dtype=owner.dtype, device=owner.device)
     return result, result.data_ptr()
+
+
+def wrapped(memory: Tensor) -> Tensor:
+    """Returns the tensor itself."""
+    return memory
 
 
 def from_output(context: Context, batch: Batch, index: int) -> Tensor:
@@ -167,6 +194,11 @@ def from_output(context: Context, batch: Batch, index: int) -> Tensor:
     if not output.buffer:
         return torch.empty(output.shape, dtype=dtype)
     return torch.frombuffer(output.buffer, dtype=dtype).view(output.shape)
+
+
+def from_counts(counts: Sequence[int]) -> Tensor:
+    """Returns numbers of rows as an int32 tensor."""
+    return torch.tensor(counts, dtype=torch.int32)
 
 
 def is_plain(tensor: Any) -> bool:

@@ -87,6 +87,9 @@ def tapes_and_optimizers() -> None:
             "positive number",
         )
     fails(ValueError, lambda: hvd.DistributedGradientTape(tf.GradientTape(), num_groups=-1), "-1")
+    one = tf.Variable(0.0)
+    tape = tf.GradientTape()
+    fails(ValueError, lambda: hvd.DistributedGradientTape(tape, groups=[[one], [one]]), "in groups twice")
     fails(
         ValueError, lambda: hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[3]), "layers"
     )

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
-from sirtaki.bindings.request import ABSENT, Batch
-from sirtaki.common.handles import Operation, run, spare_batch
-from sirtaki.common.ops import Call, describe_allreduce, reduction
+from sirtaki.common.collectives import with_absent
+from sirtaki.common.handles import run
+from sirtaki.common.ops import call, reduction
+from sirtaki.common.requests import ALLREDUCE_IN_PLACE, CollectiveOptions
 from sirtaki.keras.backends import Combination, Gradient
-from sirtaki.torch import device
-from sirtaki.torch.tensors import count_write, reducible_view
+from sirtaki.torch.autograd import COLLECTIVES
+from sirtaki.torch.tensors import shares_elements
 
 
 def is_sparse(gradient: Any) -> bool:
@@ -36,24 +36,14 @@ def scaled(gradient: Any, factor: float) -> Any:
 def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:
     """Works like `Backend.allreduce`. Each gradient has its own name: ranks may lack different ones."""
     context = current()
-    combined = reduction(how.op, None, how.prescale, how.postscale)
-    number = how.process_set.number(context)
-    batch = spare_batch(len(gradients))
-    owners = []
-    for index, gradient in enumerate(gradients):
-        dense = gradient.value.to_dense() if gradient.value.is_sparse else gradient.value
-        target = reducible_view(dense.detach(), gradient.name)
-        describe_allreduce(batch, target, target.pointer, combined, Call(gradient.name, number), index)
-        if gradient.is_absent:
-            batch.set_buffers(index, 0, target.pointer)
-            batch.set_flags(index, ABSENT)
-        owners.append(target.owner)
+    options = CollectiveOptions(reduction=reduction(how.op, None, how.prescale, how.postscale))
+    calls = [call(context, gradient.name, how.process_set) for gradient in gradients]
+    tensors = [_writable(gradient.value.detach()) for gradient in gradients]
+    operation = COLLECTIVES.named(context, ALLREDUCE_IN_PLACE, tensors, options, calls)
+    absent = {index for index, gradient in enumerate(gradients) if gradient.is_absent}
+    return run(context, with_absent(operation, absent))
 
-    def finish(context: Context, batch: Batch) -> list[Any]:
-        count_write(owners)
-        return [
-            None if gradient.is_absent and context.untouched(batch, index) else owners[index]
-            for index, gradient in enumerate(gradients)
-        ]
 
-    return run(context, Operation(batch, owners, finish, device))
+def _writable(gradient: torch.Tensor) -> torch.Tensor:
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    return dense.clone() if shares_elements(dense) else dense

@@ -10,6 +10,7 @@ import keras
 from sirtaki.bindings.default_context import current
 from sirtaki.common.hints import hint
 from sirtaki.common.objects import allgather_object
+from sirtaki.keras._private import layers_of
 from sirtaki.keras.broadcasting import broadcast_model
 from sirtaki.keras.callbacks.state import take_back
 from sirtaki.keras.wrapping import Distributed
@@ -105,4 +106,4 @@ def _distributed_of(model: Any) -> Distributed | None:
 
 
 def _is_built(model: Any) -> bool:
-    return model.built and all(layer.built for layer in model._flatten_layers())
+    return model.built and all(layer.built for layer in layers_of(model))

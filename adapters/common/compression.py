@@ -1,0 +1,75 @@
+"""The formats in which tensors are exchanged: unchanged, or in 16 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+
+class Compressor:
+    """The interface of a compressor. Subclass it to make one: both methods are static and stateless."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Returns the tensor to exchange instead of `tensor`, and what `decompress` needs to undo it."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: Any, context: Any) -> Any:
+        """Returns the exchanged tensor in its original form."""
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Exchanges tensors unchanged."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, None]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, context: None) -> Any:
+        return tensor
+
+
+class CastingCompressor(Compressor):
+    """Exchanges floating tensors in another dtype. An adapter's subclasses have the dtype and the casts."""
+
+    dtype: ClassVar[Any]
+
+    @staticmethod
+    def dtype_of(tensor: Any) -> Any:
+        """Returns a tensor's dtype, as `cast` takes it."""
+        return tensor.dtype
+
+    @staticmethod
+    def is_floating(tensor: Any) -> bool:
+        """Returns whether a tensor has floating elements; complex ones are not."""
+        raise NotImplementedError
+
+    @staticmethod
+    def cast(tensor: Any, dtype: Any) -> Any:
+        """Returns a tensor in another dtype; itself, if it has that."""
+        raise NotImplementedError
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        small = cls.cast(tensor, cls.dtype) if cls.is_floating(tensor) else tensor
+        return small, cls.dtype_of(tensor)
+
+    @classmethod
+    def decompress(cls, tensor: Any, context: Any) -> Any:
+        return cls.cast(tensor, context)
+
+
+def compressed(
+    compression: type[Compressor],
+    tensors: Sequence[Any],
+    exchange: Callable[[Sequence[Any]], Sequence[Any]],
+) -> list[Any]:
+    """Returns the results of an exchange of tensors that is made in a compressor's format."""
+    if compression is NoneCompressor:
+        return list(exchange(tensors))
+    small = [compression.compress(tensor) for tensor in tensors]
+    results = exchange([one for one, _ in small])
+    return [compression.decompress(one, undo) for one, (_, undo) in zip(results, small, strict=True)]

@@ -1,0 +1,168 @@
+"""The collectives, each described once for the arrays of every library.
+
+A collective describes the request of one tensor in a batch, and returns the objects that must stay alive
+until it has ended, and the function that makes its result then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from sirtaki.bindings import request as core
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.request import Batch
+from sirtaki.common import ops
+from sirtaki.common.array_adapter import ArrayAdapter
+from sirtaki.common.ops import Call, Reduction
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+
+_AVERAGE = Reduction()
+
+
+@dataclass(slots=True)
+class CollectiveOptions:
+    """The arguments of a collective besides its tensors, the same on all ranks.
+
+    Attributes:
+        name: identifies the operation on all ranks; None to have it numbered.
+        process_set: the ranks that take part.
+        reduction: the combination, of those that combine.
+        root: the rank that a broadcast copies from.
+        peer: the other rank of a send or receive.
+        splits: an all-to-all's rows for each rank; None: equal parts.
+    """
+
+    name: str | None = None
+    process_set: ProcessSet = global_process_set
+    reduction: Reduction = _AVERAGE
+    root: int = 0
+    peer: int = 0
+    splits: Sequence[int] | None = None
+
+    def derived(self, part: str) -> CollectiveOptions:
+        """Returns the options of an operation that belongs to this one, named after it."""
+        return self if self.name is None else replace(self, name=f"{self.name}.{part}")
+
+
+@dataclass(slots=True)
+class Preparation:
+    """The batch in which the requests of one call are described, and their origin."""
+
+    adapter: ArrayAdapter
+    context: Context
+    batch: Batch
+    options: CollectiveOptions
+
+
+Finish = Callable[[Context, Batch], Any]
+Describe = Callable[[Preparation, Any, Call, int], "tuple[Any, Finish]"]
+
+
+class Collective(NamedTuple):
+    """A collective: its kind, by which groups without a name are numbered, and its description."""
+
+    kind: str
+    describe: Describe
+
+
+def _allreduce(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+    adapter = of.adapter
+    source = adapter.reducible_view(tensor, call.name)
+    result, target = adapter.empty_like(source)
+    ops.describe_reduction(core.ALLREDUCE, of.batch, source, target, of.options.reduction, call, index)
+    return (source, result), lambda *_: adapter.wrapped(result)
+
+
+def _allreduce_in_place(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+    adapter = of.adapter
+    target = adapter.writable_view(tensor, call.name, True)
+    ops.describe_reduction(
+        core.ALLREDUCE, of.batch, target, target.pointer, of.options.reduction, call, index
+    )
+    return target, lambda *_: adapter.written(tensor, target.owner)
+
+
+def _reducescatter(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+    adapter = of.adapter
+    source = adapter.row_major_view(tensor, call.name)
+    rows = ops.own_rows(of.context, source.shape[0], call.process_set) if source.shape else 0
+    result, target = adapter.empty_rows_like(source, rows)
+    ops.describe_reduction(core.REDUCESCATTER, of.batch, source, target, of.options.reduction, call, index)
+    return (source, result), lambda *_: adapter.wrapped(result)
+
+
+def _allgather(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+    adapter = of.adapter
+    source = adapter.row_major_view(tensor, call.name)
+    ops.describe_allgather(of.batch, source, call, index)
+    return source, lambda context, batch: adapter.from_output(context, batch, index)
+
+
+def _alltoall(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+    """Describes an all-to-all; with splits, its result is a pair: the rows, and their counts as an array."""
+    if of.options.splits is not None:
+        source, finish_both = _counted_alltoall(of, tensor, call, index)
+
+        def finish(context: Context, batch: Batch) -> tuple[Any, Any]:
+            result, received = finish_both(context, batch)
+            return result, of.adapter.from_counts(received)
+
+        return source, finish
+    source = of.adapter.row_major_view(tensor, call.name)
+    ops.describe_alltoall(of.batch, source, None, call, index)
+    return source, lambda context, batch: of.adapter.from_output(context, batch, index)
+
+
+def _counted_alltoall(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+    """Describes an all-to-all whose result is a pair: the rows, and how many came from each rank."""
+    adapter = of.adapter
+    source = adapter.row_major_view(tensor, call.name)
+    ops.describe_alltoall(of.batch, source, of.options.splits, call, index)
+
+    def finish(context: Context, batch: Batch) -> tuple[Any, list[int]]:
+        received = context.received_splits(batch, index)
+        return adapter.from_output(context, batch, index), received
+
+    return source, finish
+
+
+def _broadcast(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+    adapter = of.adapter
+    source = adapter.view(tensor, call.name)
+    result, target = adapter.empty_like(source)
+    ops.describe_broadcast(of.batch, source, target, of.options.root, call, index)
+    return (source, result), lambda *_: adapter.wrapped(result)
+
+
+def _broadcast_in_place(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+    adapter = of.adapter
+    target = adapter.writable_view(tensor, call.name)
+    ops.describe_broadcast(of.batch, target, target.pointer, of.options.root, call, index)
+    return target, lambda *_: adapter.written(tensor, target.owner)
+
+
+def _send(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+    source = of.adapter.view(tensor, call.name)
+    ops.describe_send(of.batch, source, (of.context.rank, of.options.peer), call, index)
+    return source, lambda *_: tensor
+
+
+def _receive(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+    adapter = of.adapter
+    target = adapter.writable_view(tensor, call.name)
+    ops.describe_send(of.batch, target, (of.options.peer, of.context.rank), call, index)
+    return target, lambda *_: adapter.written(tensor, target.owner)
+
+
+ALLREDUCE = Collective("allreduce", _allreduce)
+ALLREDUCE_IN_PLACE = Collective("allreduce", _allreduce_in_place)
+REDUCESCATTER = Collective("reducescatter", _reducescatter)
+ALLGATHER = Collective("allgather", _allgather)
+ALLTOALL = Collective("alltoall", _alltoall)
+COUNTED_ALLTOALL = Collective("alltoall", _counted_alltoall)
+BROADCAST = Collective("broadcast", _broadcast)
+BROADCAST_IN_PLACE = Collective("broadcast", _broadcast_in_place)
+SEND = Collective("send", _send)
+RECEIVE = Collective("recv", _receive)

@@ -1,0 +1,16 @@
+"""The private symbols of JAX that this package uses, found when it is imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from sirtaki.common.private_api import Framework
+
+_JAX = Framework("jax", jax.__version__, "0.5.3, 0.7.2 and 0.10.2")
+
+# The event after a program's lowering.
+LOWERED_EVENT: str = _JAX.symbol("jax._src.dispatch.JAXPR_TO_MLIR_MODULE_EVENT")
+# MLIR's Python bindings, to change a lowered program.
+ir: Any = _JAX.symbol("jaxlib.mlir.ir")

@@ -1,0 +1,30 @@
+"""The private symbols of torch that this package uses, found when it is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sirtaki.common.private_api import Framework
+
+_TORCH = Framework("torch", torch.__version__, "2.4, 2.13 and 2.15")
+
+if TYPE_CHECKING:
+    from torch.nn.modules.batchnorm import _BatchNorm as BatchNormBase
+else:
+    BatchNormBase = _TORCH.symbol("torch.nn.modules.batchnorm._BatchNorm")
+
+# Calls a function when the current backward pass ends.
+queue_callback: Callable[[Callable[[], None]], None] = _TORCH.symbol(
+    "torch.autograd.Variable._execution_engine.queue_callback"
+)
+# Returns the number of the current backward pass; -1 outside of one.
+current_pass: Callable[[], int] = _TORCH.symbol("torch._C._current_graph_task_id")
+# Returns the node that the current backward pass evaluates; None at its end.
+current_node: Callable[[], Any] = _TORCH.symbol("torch._C._current_autograd_node")
+# Returns the CUDA stream in which this thread queues work for a GPU; only builds with CUDA have it.
+current_raw_stream: Callable[[int], int] = (_TORCH.symbol if torch.version.cuda else _TORCH.optional)(
+    "torch._C._cuda_getCurrentRawStream"
+)
