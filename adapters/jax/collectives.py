@@ -30,8 +30,8 @@ from sirtaki.common.compression import compressed
 from sirtaki.common.ops import Average, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.jax.compression import Compression, Compressor
+from sirtaki.jax.exchange_options import ExchangeOptions
 from sirtaki.jax.primitives import bind
-from sirtaki.jax.terms import Terms
 
 
 def allreduce(
@@ -67,8 +67,8 @@ def allreduce(
         PeerLostError: a rank died.
     """
     how = reduction(op, average, prescale_factor, postscale_factor)
-    terms = Terms(core.ALLREDUCE, (), name, how.op, how.prescale, how.postscale)
-    return _compressed(tensor, terms, compression, process_set)
+    options = ExchangeOptions(core.ALLREDUCE, (), name, how.op, how.prescale, how.postscale)
+    return _compressed(tensor, options, compression, process_set)
 
 
 def grouped_allreduce(
@@ -116,8 +116,8 @@ def reducescatter(
         PeerLostError: a rank died.
     """
     how = reduction(op, None, prescale_factor, postscale_factor)
-    terms = Terms(core.REDUCESCATTER, (), name, how.op, how.prescale, how.postscale)
-    return _compressed(tensor, terms, compression, process_set)
+    options = ExchangeOptions(core.REDUCESCATTER, (), name, how.op, how.prescale, how.postscale)
+    return _compressed(tensor, options, compression, process_set)
 
 
 def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
@@ -137,7 +137,7 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
         MismatchError: ranks disagree about dtype or shape.
         PeerLostError: a rank died.
     """
-    return _run(tensor, Terms(core.ALLGATHER, (), name), process_set)
+    return _run(tensor, ExchangeOptions(core.ALLGATHER, (), name), process_set)
 
 
 def broadcast(
@@ -157,7 +157,7 @@ def broadcast(
         MismatchError: ranks disagree about dtype, shape or root.
         PeerLostError: a rank died.
     """
-    return _run(tensor, Terms(core.BROADCAST, (), name, root=root_rank), process_set)
+    return _run(tensor, ExchangeOptions(core.BROADCAST, (), name, root=root_rank), process_set)
 
 
 def alltoall(
@@ -184,9 +184,9 @@ def alltoall(
         PeerLostError: a rank died.
     """
     if splits is None:
-        return _run(tensor, Terms(core.ALLTOALL, (), name), process_set)
-    terms = Terms(core.ALLTOALL, ("",), name, splits=tuple(int(rows) for rows in splits))
-    result, received = bind(_over(process_set, terms), [_array(tensor, "alltoall")])
+        return _run(tensor, ExchangeOptions(core.ALLTOALL, (), name), process_set)
+    options = ExchangeOptions(core.ALLTOALL, ("",), name, splits=tuple(int(rows) for rows in splits))
+    result, received = bind(_over(process_set, options), [_array(tensor, "alltoall")])
     return result, received
 
 
@@ -207,30 +207,32 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     ops.barrier(process_set, name)
 
 
-def _over(process_set: ProcessSet, terms: Terms) -> Terms:
+def _over(process_set: ProcessSet, options: ExchangeOptions) -> ExchangeOptions:
     context = current()
-    if terms.name is not None and not terms.name.isprintable():
-        raise ValueError(f"the name {terms.name!r} has characters that cannot be printed; choose another")
+    if options.name is not None and not options.name.isprintable():
+        raise ValueError(f"the name {options.name!r} has characters that cannot be printed; choose another")
     number = process_set.number(context)
-    depends = terms.kind in (core.ALLGATHER, core.REDUCESCATTER, core.ALLTOALL)
-    return terms._replace(process_set=number, members=len(process_set.members(context)) if depends else 0)
+    depends = options.kind in (core.ALLGATHER, core.REDUCESCATTER, core.ALLTOALL)
+    return options._replace(process_set=number, members=len(process_set.members(context)) if depends else 0)
 
 
-def _run(tree: Any, terms: Terms, process_set: ProcessSet) -> Any:
+def _run(tree: Any, options: ExchangeOptions, process_set: ProcessSet) -> Any:
     named, structure = jax.tree_util.tree_flatten_with_path(tree)
     paths = tuple(jax.tree_util.keystr(path) for path, _ in named)
-    over = _over(process_set, terms._replace(paths=paths))
+    over = _over(process_set, options._replace(paths=paths))
     arrays = [_array(leaf, name) for (_, leaf), name in zip(named, over.names, strict=True)]
     return structure.unflatten(bind(over, arrays))
 
 
-def _compressed(tree: Any, terms: Terms, compression: type[Compressor], process_set: ProcessSet) -> Any:
+def _compressed(
+    tree: Any, options: ExchangeOptions, compression: type[Compressor], process_set: ProcessSet
+) -> Any:
     if compression is Compression.none:
-        return _run(tree, terms, process_set)
+        return _run(tree, options, process_set)
     leaves, structure = jax.tree_util.tree_flatten(tree)
 
     def exchange(small: Sequence[Any]) -> Sequence[Any]:
-        return structure.flatten_up_to(_run(structure.unflatten(small), terms, process_set))
+        return structure.flatten_up_to(_run(structure.unflatten(small), options, process_set))
 
     return structure.unflatten(compressed(compression, [jnp.asarray(leaf) for leaf in leaves], exchange))
 

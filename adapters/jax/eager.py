@@ -16,7 +16,7 @@ from sirtaki.common.handles import run as run_operation
 from sirtaki.common.ops import Call, Reduction
 from sirtaki.common.requests import CollectiveOptions
 from sirtaki.jax import arrays as adapter
-from sirtaki.jax.terms import Terms, dtype_code
+from sirtaki.jax.exchange_options import ExchangeOptions, dtype_code
 
 _COLLECTIVES = Collectives(adapter)
 _BY_KIND = {
@@ -28,29 +28,29 @@ _BY_KIND = {
 }
 
 
-def run(*arrays: Any, terms: Terms) -> list[Any]:
+def run(*arrays: Any, options: ExchangeOptions) -> list[Any]:
     """Returns this rank's results, as arrays. An all-to-all with splits adds the rows from each rank."""
     arrays = tuple(jax.numpy.asarray(array) for array in arrays)
-    names = terms.names
+    names = options.names
     if any(_only_device(array, name).platform != "cpu" for array, name in zip(arrays, names, strict=True)):
-        return _compiled(terms)(*arrays)
+        return _compiled(options)(*arrays)
     for array, name in zip(arrays, names, strict=True):
         dtype_code(array.dtype, name)
-    how = Reduction(terms.op, terms.prescale, terms.postscale)
-    options = CollectiveOptions(reduction=how, root=terms.root, splits=terms.splits)
-    calls = [Call(None if terms.name is None else name, terms.process_set) for name in names]
+    how = Reduction(options.op, options.prescale, options.postscale)
+    options = CollectiveOptions(reduction=how, root=options.root, splits=options.splits)
+    calls = [Call(None if options.name is None else name, options.process_set) for name in names]
     context = current()
-    operation = _COLLECTIVES.named(context, _BY_KIND[terms.kind], arrays, options, calls)
+    operation = _COLLECTIVES.named(context, _BY_KIND[options.kind], arrays, options, calls)
     results = run_operation(context, operation)
-    return list(results[0]) if terms.splits is not None else results
+    return list(results[0]) if options.splits is not None else results
 
 
 @lru_cache(maxsize=1024)
-def _compiled(terms: Terms) -> Any:
+def _compiled(options: ExchangeOptions) -> Any:
     """Runs the collective as part of a program, which knows the streams of a GPU."""
     from sirtaki.jax.primitives import bind  # imported late: it imports this module
 
-    return jax.jit(lambda *arrays: bind(terms, arrays))
+    return jax.jit(lambda *arrays: bind(options, arrays))
 
 
 def _only_device(array: Any, name: str) -> Any:

@@ -29,8 +29,8 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.jax import _private
 from sirtaki.jax._private import ir
+from sirtaki.jax.exchange_options import ExchangeOptions
 from sirtaki.jax.target import TARGET
-from sirtaki.jax.terms import Terms
 
 _ORDERED_CALLS = 16  # per block; XLA runs at most 8 steps one by one, or more if all have little data
 _LITTLE = 4096  # bytes
@@ -70,16 +70,16 @@ _modules = _Modules()
 
 
 def lower(on_gpu: bool) -> Callable[..., Any]:
-    """Returns the rule that lowers a call of a primitive with `terms`."""
+    """Returns the rule that lowers a call of a primitive with `options`."""
 
-    def rule(ctx: Any, *operands: Any, terms: Terms) -> Sequence[Any]:
-        _refuse_several_devices(ctx.module_context.axis_context, terms)
+    def rule(ctx: Any, *operands: Any, options: ExchangeOptions) -> Sequence[Any]:
+        _refuse_several_devices(ctx.module_context.axis_context, options)
         entry = _modules.current(ctx.module_context.module).last(ir.InsertionPoint.current.block)
         _, calls, link = entry
         least = min((_bytes(aval) for aval in ctx.avals_in), default=0)
         links = [] if link is None or (calls >= _ORDERED_CALLS and least > _LITTLE) else [link]
         link_aval = jax.core.ShapedArray((), np.dtype(np.int32))
-        in_place = terms.kind in (core.ALLREDUCE, core.BROADCAST)
+        in_place = options.kind in (core.ALLREDUCE, core.BROADCAST)
         call = jax.ffi.ffi_lowering(
             TARGET,
             has_side_effect=True,
@@ -88,26 +88,26 @@ def lower(on_gpu: bool) -> Callable[..., Any]:
         made = ctx.replace(
             avals_in=[*ctx.avals_in, *[link_aval] * len(links)], avals_out=[*ctx.avals_out, link_aval]
         )
-        *results, link = call(made, *operands, *links, **_attributes(terms, on_gpu))
+        *results, link = call(made, *operands, *links, **_attributes(options, on_gpu))
         entry[1:] = [calls + 1, link]
         return results
 
     return rule
 
 
-def _attributes(terms: Terms, on_gpu: bool) -> dict[str, Any]:
+def _attributes(options: ExchangeOptions, on_gpu: bool) -> dict[str, Any]:
     return {
-        "kind": terms.kind,
-        "reduce_op": terms.op,
-        "root": terms.root,
-        "process_set": terms.process_set,
-        "members": terms.members,
+        "kind": options.kind,
+        "reduce_op": options.op,
+        "root": options.root,
+        "process_set": options.process_set,
+        "members": options.members,
         "number": _NOT_NUMBERED,
-        "count": len(terms.paths),
+        "count": len(options.paths),
         "device": jax.local_devices()[0].local_hardware_id if on_gpu else core.CPU,
-        "prescale": float(terms.prescale),
-        "postscale": float(terms.postscale),
-        "names": "\n".join(terms.names),
+        "prescale": float(options.prescale),
+        "postscale": float(options.postscale),
+        "names": "\n".join(options.names),
     }
 
 
@@ -115,13 +115,13 @@ def _bytes(aval: Any) -> int:
     return aval.size * np.dtype(aval.dtype).itemsize
 
 
-def _refuse_several_devices(axes: Any, terms: Terms) -> None:
+def _refuse_several_devices(axes: Any, options: ExchangeOptions) -> None:
     mesh, environment = getattr(axes, "mesh", None), getattr(axes, "axis_env", None)
     devices = getattr(axes, "num_devices", None) or getattr(mesh, "size", None)
     devices = devices or getattr(environment, "nreps", None) or 1
     if devices > 1:
         raise UnsupportedError(
-            f"'{terms.names[0]}' is part of a program for {devices} devices of this process, but a rank "
+            f"'{options.names[0]}' is part of a program for {devices} devices of this process, but a rank "
             "works on one: start a process for each device (hvdrun -np), instead of sharding arrays or "
             "using shard_map or pmap"
         )

@@ -11,7 +11,7 @@ from sirtaki.bindings.default_context import current
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.jax.collectives import _run
 from sirtaki.jax.consistency import is_array, is_key
-from sirtaki.jax.terms import Terms
+from sirtaki.jax.exchange_options import ExchangeOptions
 
 
 def broadcast_parameters(
@@ -38,7 +38,7 @@ def broadcast_parameters(
     sent = {place: jax.random.key_data(leaf) if is_key(leaf) else leaf for place, leaf in given.items()}
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
     named = {f"{place:06}{paths[place]}": leaf for place, leaf in sent.items()}
-    came = _run(named, Terms(core.BROADCAST, (), "parameters", root=root_rank), process_set)
+    came = _run(named, ExchangeOptions(core.BROADCAST, (), "parameters", root=root_rank), process_set)
     for (place, leaf), name in zip(given.items(), named, strict=True):
         new = came[name]
         leaves[place] = jax.random.wrap_key_data(new, impl=jax.random.key_impl(leaf)) if is_key(leaf) else new

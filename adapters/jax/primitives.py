@@ -13,46 +13,48 @@ from jax.interpreters import ad, batching
 from sirtaki.bindings import request as core
 from sirtaki.bindings.default_context import current
 from sirtaki.jax import eager, lowering, target
-from sirtaki.jax.terms import KINDS, Terms, dtype_code, result_shape
+from sirtaki.jax.exchange_options import KINDS, ExchangeOptions, dtype_code, result_shape
 
 _LINEAR_OPS = (core.SUM, core.AVERAGE)
 
 
-def bind(terms: Terms, arrays: Sequence[Any]) -> list[Any]:
+def bind(options: ExchangeOptions, arrays: Sequence[Any]) -> list[Any]:
     """Returns the results of a collective over these arrays."""
-    return PRIMITIVES[terms.kind].bind(*arrays, terms=terms) if arrays else []
+    return PRIMITIVES[options.kind].bind(*arrays, options=options) if arrays else []
 
 
-def _shapes(*avals: Any, terms: Terms) -> list[Any]:
+def _shapes(*avals: Any, options: ExchangeOptions) -> list[Any]:
     shaped = []
-    for aval, name in zip(avals, terms.names, strict=True):
+    for aval, name in zip(avals, options.names, strict=True):
         dtype_code(aval.dtype, name)
-        shaped.append(jax.core.ShapedArray(result_shape(terms, aval.shape, name), aval.dtype))
+        shaped.append(jax.core.ShapedArray(result_shape(options, aval.shape, name), aval.dtype))
     return shaped
 
 
-def _derivative(primals: Sequence[Any], tangents: Sequence[Any], *, terms: Terms) -> tuple[Any, Any]:
+def _derivative(
+    primals: Sequence[Any], tangents: Sequence[Any], *, options: ExchangeOptions
+) -> tuple[Any, Any]:
     """Applies the linear operation to tangents as to values. Tangents zero on all ranks are not sent."""
-    results = bind(terms, primals)
+    results = bind(options, primals)
     places = [place for place, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
-    reduces = terms.kind in (core.ALLREDUCE, core.REDUCESCATTER)
-    if places and reduces and terms.op not in _LINEAR_OPS:
+    reduces = options.kind in (core.ALLREDUCE, core.REDUCESCATTER)
+    if places and reduces and options.op not in _LINEAR_OPS:
         raise NotImplementedError(
-            f"'{terms.names[0]}': there is no derivative of {KINDS[terms.kind]} with this op; use Sum or "
+            f"'{options.names[0]}': there is no derivative of {KINDS[options.kind]} with this op; use Sum or "
             "Average, or jax.lax.stop_gradient"
         )
-    moved = dict(zip(places, bind(terms.of(places), [tangents[place] for place in places]), strict=True))
+    moved = dict(zip(places, bind(options.of(places), [tangents[place] for place in places]), strict=True))
     return results, [
         moved[place] if place in moved else ad.Zero(jax.core.ShapedArray(result.shape, tangent.aval.dtype))
         for place, (result, tangent) in enumerate(zip(results, tangents, strict=True))
     ]
 
 
-def _transpose(cotangents: Sequence[Any], *operands: Any, terms: Terms) -> list[Any]:
+def _transpose(cotangents: Sequence[Any], *operands: Any, options: ExchangeOptions) -> list[Any]:
     places = [place for place, cotangent in enumerate(cotangents) if type(cotangent) is not ad.Zero]
-    sent = bind(_transposed(terms).of(places), [cotangents[place] for place in places])
-    if terms.kind == core.BROADCAST:
-        is_root = current().rank == terms.root  # a factor, so that all ranks' programs have the same steps
+    sent = bind(_transposed(options).of(places), [cotangents[place] for place in places])
+    if options.kind == core.BROADCAST:
+        is_root = current().rank == options.root  # a factor, so that all ranks' programs have the same steps
         sent = [jnp.asarray(is_root, cotangent.dtype) * cotangent for cotangent in sent]
     moved = dict(zip(places, sent, strict=True))
     return [
@@ -60,37 +62,39 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, terms: Terms) -> list[
     ]
 
 
-def _transposed(terms: Terms) -> Terms:
-    """Returns the terms for derivatives: of the sum of all ranks' losses, by each rank's operand."""
-    if terms.kind == core.ALLGATHER:
-        return terms._replace(kind=core.REDUCESCATTER, op=core.SUM)
-    if terms.kind == core.BROADCAST:
-        return terms._replace(kind=core.ALLREDUCE, op=core.SUM)
-    if terms.kind == core.REDUCESCATTER:
-        return terms._replace(kind=core.ALLGATHER)
-    return terms
+def _transposed(options: ExchangeOptions) -> ExchangeOptions:
+    """Returns the options for derivatives: of the sum of all ranks' losses, by each rank's operand."""
+    if options.kind == core.ALLGATHER:
+        return options._replace(kind=core.REDUCESCATTER, op=core.SUM)
+    if options.kind == core.BROADCAST:
+        return options._replace(kind=core.ALLREDUCE, op=core.SUM)
+    if options.kind == core.REDUCESCATTER:
+        return options._replace(kind=core.ALLGATHER)
+    return options
 
 
-def _scatter_transpose(cotangents: Sequence[Any], *operands: Any, terms: Terms) -> list[Any]:
+def _scatter_transpose(cotangents: Sequence[Any], *operands: Any, options: ExchangeOptions) -> list[Any]:
     """Transposes a scatter. A gather does not scale, so the scaling is done before it."""
-    factor = terms.prescale * terms.postscale / (terms.members if terms.op == core.AVERAGE else 1)
+    factor = options.prescale * options.postscale / (options.members if options.op == core.AVERAGE else 1)
     scaled = [c if type(c) is ad.Zero else c * jnp.asarray(factor, c.dtype) for c in cotangents]
-    return _transpose(scaled, *operands, terms=terms)
+    return _transpose(scaled, *operands, options=options)
 
 
 def _batch(axis: int) -> Callable[..., Any]:
     """Returns the rule that exchanges a batch as one array, with the batch axis behind any rows."""
 
-    def rule(arrays: Sequence[Any], axes: Sequence[int | None], *, terms: Terms) -> tuple[Any, Any]:
-        if terms.op == core.ADASUM and terms.kind == core.ALLREDUCE:
+    def rule(
+        arrays: Sequence[Any], axes: Sequence[int | None], *, options: ExchangeOptions
+    ) -> tuple[Any, Any]:
+        if options.op == core.ADASUM and options.kind == core.ALLREDUCE:
             raise NotImplementedError(
                 "Adasum combines whole arrays, so vmap cannot batch it; use jax.lax.map"
             )
-        for array, at, name in zip(arrays, axes, terms.names, strict=True):
+        for array, at, name in zip(arrays, axes, options.names, strict=True):
             if axis and at is not None and array.ndim == 1:
                 raise ValueError(f"'{name}' has no dimensions inside vmap: reshape it to (1,)")
         moved = [a if at is None else jnp.moveaxis(a, at, axis) for a, at in zip(arrays, axes, strict=True)]
-        return bind(terms, moved), [None if at is None else axis for at in axes]
+        return bind(options, moved), [None if at is None else axis for at in axes]
 
     return rule
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from sirtaki.bindings.default_context import current
 from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.keras.exchange import Exchange, readable
+from sirtaki.keras.gradient_reducer import Exchange, readable
 from sirtaki.numpy import consistency
 from sirtaki.numpy.consistency import EagerChecks, Subject
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import keras
 
-from sirtaki.keras.wrapping import Distributed, become
+from sirtaki.keras.distributed_optimizer import Distributed, become
 
 
-def teach() -> None:
+def patch_loss_scale_optimizer() -> None:
     """Makes Keras' LossScaleOptimizer support distributed optimizers. A second call does nothing.
 
     `model.compile` wraps one around any optimizer of a model in mixed_float16. It checks this rank's

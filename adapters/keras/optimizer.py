@@ -13,9 +13,9 @@ from sirtaki.common.ops import Average
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.keras import backends
 from sirtaki.keras.compression import Compression, Compressor
-from sirtaki.keras.exchange import Exchange, LocalVariables, combination
-from sirtaki.keras.loss_scale import teach
-from sirtaki.keras.wrapping import Distributed, become
+from sirtaki.keras.distributed_optimizer import Distributed, become
+from sirtaki.keras.gradient_reducer import Exchange, LocalVariables, combination
+from sirtaki.keras.loss_scale import patch_loss_scale_optimizer
 
 _GROUP_RULES = GroupRules("variable", ", but it has to be 0 (all together) or the number of groups")
 
@@ -88,7 +88,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         _accumulate(optimizer, backward_passes_per_step, average_aggregated_gradients),
         LocalVariables(scale_local_gradients),
     )
-    teach()
+    patch_loss_scale_optimizer()
     return become(optimizer, exchange)
 
 

@@ -12,13 +12,6 @@ from sirtaki.common.ops import Adasum, Average, Max, Min, Product, Sum
 from sirtaki.tensorflow.accumulation import GradientAccumulator
 from sirtaki.tensorflow.compression import Compression
 from sirtaki.tensorflow.consistency import check_parameters
-from sirtaki.tensorflow.facts import (
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
-    size_op,
-)
 from sirtaki.tensorflow.library import library as _library
 from sirtaki.tensorflow.movements import (
     allgather,
@@ -36,8 +29,15 @@ from sirtaki.tensorflow.reductions import (
     reducescatter,
 )
 from sirtaki.tensorflow.state import allgather_object, broadcast_object, broadcast_variables
+from sirtaki.tensorflow.synchronization import barrier, join
 from sirtaki.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
-from sirtaki.tensorflow.waiting import barrier, join
+from sirtaki.tensorflow.topology_ops import (
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    size_op,
+)
 
 _library()
 

@@ -16,9 +16,9 @@ import tensorflow as tf
 from sirtaki.bindings import request as core
 from sirtaki.common.ops import Reduction
 from sirtaki.tensorflow import operations
-from sirtaki.tensorflow.facts import members, place
-from sirtaki.tensorflow.labels import part
+from sirtaki.tensorflow.op_names import part
 from sirtaki.tensorflow.operations import Call
+from sirtaki.tensorflow.topology_ops import members, place
 
 _SUM = Reduction(core.SUM)
 Derivative = Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]

@@ -13,9 +13,9 @@ import tensorflow as tf
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.tensorflow import gradients as _gradients  # noqa: F401  # it registers them
 from sirtaki.tensorflow import operations
-from sirtaki.tensorflow.labels import set_number
+from sirtaki.tensorflow.autograph import as_written
+from sirtaki.tensorflow.op_names import set_number
 from sirtaki.tensorflow.operations import call
-from sirtaki.tensorflow.tracing import as_written
 
 
 @as_written

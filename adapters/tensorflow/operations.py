@@ -14,8 +14,8 @@ from sirtaki.bindings import request as core
 from sirtaki.common.ops import Reduction
 from sirtaki.tensorflow import xla
 from sirtaki.tensorflow._private import control_manager_of
-from sirtaki.tensorflow.labels import label, part
 from sirtaki.tensorflow.library import library
+from sirtaki.tensorflow.op_names import label, part
 
 CPU = "CPU:0"
 

@@ -24,11 +24,11 @@ from sirtaki.common.ops import Average, Reduction, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.tensorflow import gradients as _gradients  # noqa: F401  # it registers them
 from sirtaki.tensorflow import operations
+from sirtaki.tensorflow.autograph import as_written
 from sirtaki.tensorflow.compression import Compression, Compressor
-from sirtaki.tensorflow.facts import members
-from sirtaki.tensorflow.labels import set_number
+from sirtaki.tensorflow.op_names import set_number
 from sirtaki.tensorflow.operations import Call, call
-from sirtaki.tensorflow.tracing import as_written
+from sirtaki.tensorflow.topology_ops import members
 
 _Combine = Callable[[Sequence[tf.Tensor], Reduction, Call], list[tf.Tensor]]
 

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from sirtaki.common.ops import Average
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.tensorflow.autograph import as_written
 from sirtaki.tensorflow.compression import Compression, Compressor
 from sirtaki.tensorflow.exchange import GradientExchange
-from sirtaki.tensorflow.tracing import as_written
 
 
 class _Distributed:

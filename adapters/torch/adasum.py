@@ -21,7 +21,7 @@ from sirtaki.common.round_checks import RoundChecks
 from sirtaki.torch.autograd import COLLECTIVES
 from sirtaki.torch.consistency import note_gradients, round_checks
 from sirtaki.torch.parameters import exchanged
-from sirtaki.torch.sparse_gradients import Terms
+from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.tensors import reducible_view
 from sirtaki.torch.wrapping import Optimizer, Wrapped, become
 
@@ -29,7 +29,7 @@ from sirtaki.torch.wrapping import Optimizer, Wrapped, become
 class AdasumOptimizer(Wrapped):
     """The abilities of such an optimizer besides its own class."""
 
-    _terms: Terms
+    _exchange_options: ExchangeOptions
     _starts: list[Tensor]
     _checks: RoundChecks
 
@@ -51,7 +51,7 @@ class AdasumOptimizer(Wrapped):
         return [one.parameter.detach() for one in exchanged(self, {}, None, "")]
 
 
-def with_adasum(optimizer: Optimizer, terms: Terms, names: dict[Tensor, str]) -> Any:
+def with_adasum(optimizer: Optimizer, exchange_options: ExchangeOptions, names: dict[Tensor, str]) -> Any:
     """Makes the optimizer's steps common to all ranks; `names` are for messages.
 
     Raises:
@@ -61,10 +61,10 @@ def with_adasum(optimizer: Optimizer, terms: Terms, names: dict[Tensor, str]) ->
     for name, parameter, _ in found:
         reducible_view(parameter, name)
     wrapped = become(optimizer, AdasumOptimizer)
-    wrapped._terms, wrapped._starts = terms, []
-    wrapped._checks = round_checks(terms.where, found, optimizer, has_same_state=False)
+    wrapped._exchange_options, wrapped._starts = exchange_options, []
+    wrapped._checks = round_checks(exchange_options.scope, found, optimizer, has_same_state=False)
     wrapped._hooks = []
-    if not terms.where.is_alone:
+    if not exchange_options.scope.is_alone:
         wrapped._hooks = [
             wrapped.register_step_pre_hook(_before_step),
             wrapped.register_step_post_hook(_after_step),
@@ -73,7 +73,7 @@ def with_adasum(optimizer: Optimizer, terms: Terms, names: dict[Tensor, str]) ->
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    optimizer._terms.where.refuse_old()
+    optimizer._exchange_options.scope.refuse_old()
     parameters, checks = optimizer._parameters(), optimizer._checks
     if checks.wants_gradients:
         gradients = [one.parameter.grad for one in exchanged(optimizer, {}, None, "")]
@@ -84,15 +84,19 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 @torch.no_grad()
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    terms, parameters, starts = optimizer._terms, optimizer._parameters(), optimizer._starts
-    where = terms.where
-    options = where.derived("change").options(terms.how)
+    exchange_options, parameters, starts = (
+        optimizer._exchange_options,
+        optimizer._parameters(),
+        optimizer._starts,
+    )
+    scope = exchange_options.scope
+    options = scope.derived("change").options(exchange_options.how)
 
     def combine(changes: Sequence[Tensor]) -> list[Tensor]:
-        return run(where.context, COLLECTIVES.group(where.context, ALLREDUCE, changes, options))
+        return run(scope.context, COLLECTIVES.group(scope.context, ALLREDUCE, changes, options))
 
     own = [one - start for one, start in zip(parameters, starts, strict=True)]
-    changes = compressed(terms.compression, own, combine)
+    changes = compressed(exchange_options.compression, own, combine)
     for parameter, start, change in zip(parameters, starts, changes, strict=True):
         parameter.copy_(start + change)
     optimizer._starts = []

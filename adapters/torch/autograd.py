@@ -33,14 +33,14 @@ _SUM = Reduction(core.SUM)
 
 
 @dataclass(frozen=True)
-class Where:
+class CollectiveScope:
     """The ranks among which a collective runs, and its name."""
 
     context: Context
     name: str | None
     process_set: ProcessSet
 
-    def derived(self, part: str = "gradient") -> Where:
+    def derived(self, part: str = "gradient") -> CollectiveScope:
         """Returns the scope of a collective of the backward pass."""
         return self if self.name is None else replace(self, name=f"{self.name}.{part}")
 
@@ -76,12 +76,12 @@ class Collective:
     """A collective of one tensor, or of a group of them, and its derivative."""
 
     collective: ClassVar[requests.Collective]
-    where: Where
+    scope: CollectiveScope
     is_grouped: bool = False
 
     def options(self) -> CollectiveOptions:
         """Returns the options of the exchange."""
-        return self.where.options()
+        return self.scope.options()
 
     @property
     def is_linear(self) -> bool:
@@ -94,7 +94,7 @@ class Collective:
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Returns the results, unrecorded."""
-        context, options = self.where.context, self.options()
+        context, options = self.scope.context, self.options()
         if self.is_grouped:
             return run(context, COLLECTIVES.group(context, self.collective, tensors, options))
         return [run(context, COLLECTIVES.single(context, self.collective, tensors[0], options))]
@@ -114,8 +114,8 @@ class Collective:
 
     def _of_one(self, index: int) -> Collective:
         """Returns the collective of one tensor of the group."""
-        where = self.where.derived(str(index)) if self.is_grouped else self.where
-        return replace(self, where=where, is_grouped=False)
+        scope = self.scope.derived(str(index)) if self.is_grouped else self.scope
+        return replace(self, scope=scope, is_grouped=False)
 
     def of(self, tensor: Tensor) -> Tensor:
         """Returns the result of one tensor, recorded if autograd tracks it."""
@@ -159,7 +159,7 @@ class _Reducing(Collective):
     how: Reduction = _SUM
 
     def options(self) -> CollectiveOptions:
-        return self.where.options(self.how)
+        return self.scope.options(self.how)
 
     @property
     def is_linear(self) -> bool:
@@ -167,15 +167,15 @@ class _Reducing(Collective):
 
     def slope(self, tensor: Tensor) -> Tensor:
         """Returns the result's derivative by this rank's elements, for a minimum, maximum or product."""
-        op, where = self.how.op, self.where
+        op, scope = self.how.op, self.scope
         if op == core.ADASUM or self.how.prescale != 1.0 or self.how.postscale != 1.0:
             what = "op=Adasum" if op == core.ADASUM else "op=Min, Max or Product and factors"
             raise UnsupportedError(
                 f"a reduction with {what} has no derivative here; use op=Sum or op=Average, pass "
                 "tensor.detach(), or multiply by the factors yourself"
             )
-        everyone = AllGather(where.derived("everyone")).of(tensor.unsqueeze(0))
-        place = where.ranks.index(where.context.rank)
+        everyone = AllGather(scope.derived("everyone")).of(tensor.unsqueeze(0))
+        place = scope.ranks.index(scope.context.rank)
         if op == core.PRODUCT:
             return torch.cat([everyone[:place], everyone[place + 1 :]]).prod(0)
         everyone = everyone.detach()
@@ -191,7 +191,7 @@ class AllReduce(_Reducing):
     collective = requests.ALLREDUCE
 
     def derivative(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        back = replace(self, where=self.where.derived())
+        back = replace(self, scope=self.scope.derived())
         if self.is_linear:
             return back.apply(gradients)
         totals = replace(back, how=_SUM).apply(gradients)
@@ -205,12 +205,12 @@ class ReduceScatter(_Reducing):
     collective = requests.REDUCESCATTER
 
     def derivative(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        everyone = AllGather(self.where.derived(), self.is_grouped).apply(gradients)
+        everyone = AllGather(self.scope.derived(), self.is_grouped).apply(gradients)
         if not self.is_linear:
             return [total * self.slope(one) for total, one in zip(everyone, inputs, strict=True)]
         factor = self.how.prescale * self.how.postscale
         if self.how.op == core.AVERAGE:
-            factor /= len(self.where.ranks)
+            factor /= len(self.scope.ranks)
         return [total * factor for total in everyone]
 
 
@@ -221,10 +221,10 @@ class AllGather(Collective):
     collective = requests.ALLGATHER
 
     def derivative(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        where = self.where
+        scope = self.scope
         rows = torch.tensor([[one.shape[0] for one in inputs]])
-        before = AllGather(where.derived("rows")).of(rows)[: where.ranks.index(where.context.rank)].sum(0)
-        totals = AllReduce(where.derived(), self.is_grouped).apply(gradients)
+        before = AllGather(scope.derived("rows")).of(rows)[: scope.ranks.index(scope.context.rank)].sum(0)
+        totals = AllReduce(scope.derived(), self.is_grouped).apply(gradients)
         return [
             total.narrow(0, int(first), one.shape[0])
             for total, first, one in zip(totals, before, inputs, strict=True)
@@ -239,20 +239,22 @@ class Broadcast(Collective):
     root: int = 0
 
     def options(self) -> CollectiveOptions:
-        return self.where.options(root=self.root)
+        return self.scope.options(root=self.root)
 
     def derivative(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        totals = AllReduce(self.where.derived(), self.is_grouped).apply(gradients)
-        is_root = self.where.context.rank == self.root
+        totals = AllReduce(self.scope.derived(), self.is_grouped).apply(gradients)
+        is_root = self.scope.context.rank == self.root
         return [total if is_root else torch.zeros_like(total) for total in totals]
 
 
-def alltoall(where: Where, splits: Sequence[int] | None, tensor: Tensor) -> tuple[Tensor, list[int]]:
+def alltoall(
+    scope: CollectiveScope, splits: Sequence[int] | None, tensor: Tensor
+) -> tuple[Tensor, list[int]]:
     """Returns the received rows, recorded if autograd tracks the tensor; and the count from each rank."""
     if _is_recorded(tensor):
-        return _AllToAll.apply(where, splits, tensor)
-    options = CollectiveOptions(where.name, where.process_set, splits=splits)
-    return run(where.context, COLLECTIVES.single(where.context, COUNTED_ALLTOALL, tensor, options))
+        return _AllToAll.apply(scope, splits, tensor)
+    options = CollectiveOptions(scope.name, scope.process_set, splits=splits)
+    return run(scope.context, COLLECTIVES.single(scope.context, COUNTED_ALLTOALL, tensor, options))
 
 
 class _AllToAll(Function):
@@ -260,15 +262,15 @@ class _AllToAll(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, where: Where, splits: Sequence[int] | None, tensor: Tensor
+        ctx: Any, scope: CollectiveScope, splits: Sequence[int] | None, tensor: Tensor
     ) -> tuple[Tensor, list[int]]:
-        result, received = alltoall(where, splits, tensor.detach())
-        ctx.where, ctx.rows, ctx.received = where, tensor.shape[0], received
+        result, received = alltoall(scope, splits, tensor.detach())
+        ctx.scope, ctx.rows, ctx.received = scope, tensor.shape[0], received
         return result, received
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Any) -> Any:
-        back, _ = alltoall(ctx.where.derived(), ctx.received, gradient.contiguous())
+        back, _ = alltoall(ctx.scope.derived(), ctx.received, gradient.contiguous())
         if back.shape[0] < ctx.rows:
             back = torch.cat([back, back.new_zeros(ctx.rows - back.shape[0], *back.shape[1:])])
         return None, None, back

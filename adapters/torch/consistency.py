@@ -20,7 +20,7 @@ from sirtaki.common.ops import Reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.requests import ALLREDUCE
 from sirtaki.common.round_checks import RoundChecks
-from sirtaki.torch.autograd import COLLECTIVES, Where
+from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.parameters import NamedParameter
 from sirtaki.torch.state import named_tensors
 from sirtaki.torch.tensors import plain_name, view
@@ -55,8 +55,8 @@ def check_parameters(
             which ranks, and by how much.
         PeerLostError: a rank died.
     """
-    where = Where(current(), "check_parameters", process_set)
-    if where.is_alone:
+    scope = CollectiveScope(current(), "check_parameters", process_set)
+    if scope.is_alone:
         return
     if isinstance(params, torch.optim.Optimizer):
         parameters = [
@@ -64,24 +64,24 @@ def check_parameters(
             for group, settings in enumerate(params.param_groups)
             for place, one in enumerate(settings["params"])
         ]
-        optimizer = TorchOptimizer(where, parameters, params)
-        consistency.check(_scope(where, _BROADCAST_BOTH), optimizer, optimizer.options())
+        optimizer = TorchOptimizer(scope, parameters, params)
+        consistency.check(_scope(scope, _BROADCAST_BOTH), optimizer, optimizer.options())
         return
     named = params.named_parameters() if isinstance(params, nn.Module) else params
-    tensors = TorchTensors(where, named_tensors("check_parameters", named))
-    consistency.check(_scope(where, _BROADCAST_PARAMETERS), tensors)
+    tensors = TorchTensors(scope, named_tensors("check_parameters", named))
+    consistency.check(_scope(scope, _BROADCAST_PARAMETERS), tensors)
 
 
 def round_checks(
-    where: Where,
+    scope: CollectiveScope,
     named: Sequence[NamedParameter],
     optimizer: torch.optim.Optimizer,
     *,
     has_same_state: bool = True,
 ) -> RoundChecks:
     """Comparisons beside each exchange of this optimizer's gradients, its state included."""
-    here = where.derived("check of parameters")
-    prefix = f"{where.name}."
+    here = scope.derived("check of parameters")
+    prefix = f"{scope.name}."
     parameters = [(one.name.removeprefix(prefix), one.parameter) for one in named]
     return RoundChecks(
         _scope(here, _BROADCAST_BOTH), TorchOptimizer(here, parameters, optimizer, has_same_state)
@@ -130,9 +130,9 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, _PLAIN) else float(value)
 
 
-def _scope(where: Where, mend: str) -> Scope:
-    assert where.name is not None
-    return Scope(where.context, where.process_set, where.name, mend, _SHARE, _AFTER_JOIN)
+def _scope(scope: CollectiveScope, mend: str) -> Scope:
+    assert scope.name is not None
+    return Scope(scope.context, scope.process_set, scope.name, mend, _SHARE, _AFTER_JOIN)
 
 
 def _frozen(tensor: Tensor) -> str:
@@ -142,8 +142,8 @@ def _frozen(tensor: Tensor) -> str:
 class TorchTensors:
     """Named tensors in the form that `sirtaki.common.consistency` compares."""
 
-    def __init__(self, where: Where, named: Sequence[tuple[str, Tensor]]) -> None:
-        self._where, self._named = where, named
+    def __init__(self, scope: CollectiveScope, named: Sequence[tuple[str, Tensor]]) -> None:
+        self._scope, self._named = scope, named
 
     def named(self) -> Sequence[tuple[str, Tensor]]:
         return self._named
@@ -173,9 +173,9 @@ class TorchTensors:
         return Spread(float((most - least).max()), float(scale), epsilon)
 
     def _extreme(self, tensor: Tensor, op: int) -> Tensor:
-        where = self._where.derived("extreme")
-        options = where.options(Reduction(op))
-        return run(where.context, COLLECTIVES.single(where.context, ALLREDUCE, tensor, options))
+        scope = self._scope.derived("extreme")
+        options = scope.options(Reduction(op))
+        return run(scope.context, COLLECTIVES.single(scope.context, ALLREDUCE, tensor, options))
 
 
 class TorchOptimizer(TorchTensors):
@@ -183,12 +183,12 @@ class TorchOptimizer(TorchTensors):
 
     def __init__(
         self,
-        where: Where,
+        scope: CollectiveScope,
         parameters: Sequence[tuple[str, Tensor]],
         optimizer: torch.optim.Optimizer,
         has_same_state: bool = True,
     ) -> None:
-        super().__init__(where, parameters)
+        super().__init__(scope, parameters)
         self._optimizer = weakref.ref(optimizer)
         self._has_same_state = has_same_state
 

@@ -21,7 +21,7 @@ from sirtaki.torch import device
 from sirtaki.torch.compression import NoneCompressor
 from sirtaki.torch.consistency import note_gradients
 from sirtaki.torch.parameters import NamedParameter
-from sirtaki.torch.sparse_gradients import SparseGradients, Terms
+from sirtaki.torch.sparse_gradients import ExchangeOptions, SparseGradients
 from sirtaki.torch.tensors import (
     CODES,
     count_write,
@@ -48,20 +48,22 @@ class _Result(NamedTuple):
 class GradientExchange:
     """The exchange of gradients by the index of their parameter: each is submitted once per round."""
 
-    def __init__(self, terms: Terms, named: Sequence[NamedParameter], checks: RoundChecks) -> None:
-        self._context = terms.where.context
-        self._set_number = terms.where.process_set.number(self._context)
+    def __init__(
+        self, exchange_options: ExchangeOptions, named: Sequence[NamedParameter], checks: RoundChecks
+    ) -> None:
+        self._context = exchange_options.scope.context
+        self._set_number = exchange_options.scope.process_set.number(self._context)
         self._names = [name for name, _, _ in named]
-        self._prefix = f"{terms.where.name}."
+        self._prefix = f"{exchange_options.scope.name}."
         self._parameters = [parameter for _, parameter, _ in named]
         self._groups = [group for _, _, group in named]
         self._dtypes = [parameter.dtype for parameter in self._parameters]
         self._sizes = [parameter.numel() for parameter in self._parameters]
         self._devices = [device.ordinal(parameter) for parameter in self._parameters]
         self._gpu = CPU  # the GPU of the gradients, once one was on a GPU
-        self._how = terms.how
-        self._compression = terms.compression
-        self._sparse = SparseGradients(terms, named)
+        self._how = exchange_options.how
+        self._compression = exchange_options.compression
+        self._sparse = SparseGradients(exchange_options, named)
         self._checks = checks
         count = len(named)
         self._described = Batch(count or 1)  # by parameter
@@ -73,7 +75,7 @@ class GradientExchange:
         self._in_place: list[Tensor] = []
         self._results: list[_Result] = []
         for index, parameter in enumerate(self._parameters):
-            if terms.compression is NoneCompressor and parameter.is_contiguous():
+            if exchange_options.compression is NoneCompressor and parameter.is_contiguous():
                 self._describe(index, parameter)
 
     @property

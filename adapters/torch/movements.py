@@ -21,7 +21,7 @@ from sirtaki.common.requests import (
     CollectiveOptions,
 )
 from sirtaki.torch import autograd
-from sirtaki.torch.autograd import COLLECTIVES, AllGather, Broadcast, Where
+from sirtaki.torch.autograd import COLLECTIVES, AllGather, Broadcast, CollectiveScope
 from sirtaki.torch.tensors import from_counts
 
 
@@ -44,7 +44,7 @@ def allgather(
         MismatchError: ranks disagree about dtype or the other dimensions.
         PeerLostError: a rank died.
     """
-    return AllGather(Where(current(), name, process_set)).of(tensor)
+    return AllGather(CollectiveScope(current(), name, process_set)).of(tensor)
 
 
 def allgather_async(
@@ -58,7 +58,7 @@ def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
     """Works like `allgather`, for a list of tensors that complete together. Returns a list."""
-    return AllGather(Where(current(), name, process_set), is_grouped=True).apply(tensors)
+    return AllGather(CollectiveScope(current(), name, process_set), is_grouped=True).apply(tensors)
 
 
 def grouped_allgather_async(
@@ -96,8 +96,8 @@ def alltoall(
         MismatchError: ranks disagree about dtype or the other dimensions.
         PeerLostError: a rank died.
     """
-    where = Where(current(), name, process_set)
-    result, received = autograd.alltoall(where, _counts(splits), tensor)
+    scope = CollectiveScope(current(), name, process_set)
+    result, received = autograd.alltoall(scope, _counts(splits), tensor)
     return result if splits is None else (result, from_counts(received))
 
 
@@ -130,7 +130,7 @@ def broadcast(
         MismatchError: ranks disagree about dtype, shape or root.
         PeerLostError: a rank died.
     """
-    return Broadcast(Where(current(), name, process_set), root=root_rank).of(tensor)
+    return Broadcast(CollectiveScope(current(), name, process_set), root=root_rank).of(tensor)
 
 
 def broadcast_async(

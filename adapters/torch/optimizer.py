@@ -16,14 +16,14 @@ from sirtaki.common.groups import Groups
 from sirtaki.common.ops import Adasum, Average, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.torch.adasum import AdasumOptimizer, with_adasum
-from sirtaki.torch.autograd import Where
+from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.consistency import round_checks
 from sirtaki.torch.device import warn_if_crowded
 from sirtaki.torch.other_reducers import refuse_other_reducers
 from sirtaki.torch.parameters import all_named, check_groups_of, exchanged, names_of
 from sirtaki.torch.reducer import GradientReducer
-from sirtaki.torch.sparse_gradients import Terms
+from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.tensors import reducible_view
 from sirtaki.torch.wrapping import Optimizer, Wrapped, become
 
@@ -84,7 +84,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         raise ValueError(
             f"the first argument has to be a torch.optim.Optimizer, not {type(optimizer).__name__}"
         )
-    if isinstance(optimizer, _Distributed | AdasumOptimizer) and optimizer._terms.where.has_ended:
+    if isinstance(optimizer, _Distributed | AdasumOptimizer) and optimizer._exchange_options.scope.has_ended:
         optimizer._undo()
     if isinstance(optimizer, Wrapped):
         raise ValueError("this optimizer is distributed already: call DistributedOptimizer once for it")
@@ -93,12 +93,12 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     names = names_of(optimizer, named_parameters)
     groups = num_groups if groups is None else groups
     check_groups_of(optimizer, groups)
-    where = _where(current(), process_set)
+    scope = _scope(current(), process_set)
     refuse_other_reducers(all_named(optimizer, names))
-    terms = Terms(where, how, compression, sparse_as_dense)
+    exchange_options = ExchangeOptions(scope, how, compression, sparse_as_dense)
     if op == Adasum:
-        return with_adasum(optimizer, terms, names)
-    settings = _Settings(terms, names, groups, backward_passes_per_step)
+        return with_adasum(optimizer, exchange_options, names)
+    settings = _Settings(exchange_options, names, groups, backward_passes_per_step)
     reducer = settings.reducer(optimizer)
     distributed = become(optimizer, _Distributed)
     distributed._adopt(settings, reducer)
@@ -113,19 +113,21 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
 class _Settings:
     """The arguments for a reducer of the parameters that the optimizer has at the time."""
 
-    terms: Terms
+    exchange_options: ExchangeOptions
     names: dict[Tensor, str]
     groups: Groups
     passes: int
 
     def reducer(self, optimizer: Optimizer) -> GradientReducer:
         """Returns a reducer for all parameters of the optimizer; for none if there is no peer."""
-        where = self.terms.where
-        found = exchanged(optimizer, self.names, self.groups, f"{where.name}.") if not where.is_alone else []
+        scope = self.exchange_options.scope
+        found = exchanged(optimizer, self.names, self.groups, f"{scope.name}.") if not scope.is_alone else []
         views = [reducible_view(parameter, name) for name, parameter, _ in found]
         if any(view.device >= 0 for view in views):
-            warn_if_crowded(where.context.topology)
-        return GradientReducer(self.terms, found, round_checks(where, found, optimizer), self.passes)
+            warn_if_crowded(scope.context.topology)
+        return GradientReducer(
+            self.exchange_options, found, round_checks(scope, found, optimizer), self.passes
+        )
 
 
 class _Distributed(Wrapped):
@@ -145,8 +147,8 @@ class _Distributed(Wrapped):
         self._finalizer.atexit = False
 
     @property
-    def _terms(self) -> Terms:
-        return self._settings.terms
+    def _exchange_options(self) -> ExchangeOptions:
+        return self._settings.exchange_options
 
     def _undo(self) -> None:
         self._finalizer()
@@ -195,7 +197,7 @@ class _Distributed(Wrapped):
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     assert isinstance(optimizer, _Distributed)
-    optimizer._terms.where.refuse_old()
+    optimizer._exchange_options.scope.refuse_old()
     if not optimizer._has_stepped:  # a wrapper may have been made since
         optimizer._has_stepped = True
         refuse_other_reducers(all_named(optimizer, optimizer._settings.names))
@@ -221,10 +223,10 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     optimizer._reducer.stepped()
 
 
-def _where(context: Context, process_set: ProcessSet) -> Where:
+def _scope(context: Context, process_set: ProcessSet) -> CollectiveScope:
     """Returns the scope, with a unique name: two optimizers may have parameters of the same names."""
     number = context.next_number(f"optimizer.{process_set.number(context)}")
-    return Where(context, f"gradient.{number}" if number else "gradient", process_set)
+    return CollectiveScope(context, f"gradient.{number}" if number else "gradient", process_set)
 
 
 def _check_passes(passes: int) -> None:

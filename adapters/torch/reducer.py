@@ -24,7 +24,7 @@ from sirtaki.torch.claims import Claim
 from sirtaki.torch.exchange import GradientExchange
 from sirtaki.torch.overlap import Overlap
 from sirtaki.torch.parameters import NamedParameter
-from sirtaki.torch.sparse_gradients import Terms
+from sirtaki.torch.sparse_gradients import ExchangeOptions
 
 _EARLY_BYTES = 1 << 20  # submitted at once during a pass; submitting less costs more than the overlap saves
 _NEVER = 1 << 62
@@ -36,18 +36,18 @@ class GradientReducer:
 
     def __init__(
         self,
-        terms: Terms,
+        exchange_options: ExchangeOptions,
         named: Sequence[NamedParameter],
         checks: RoundChecks,
         passes_per_round: int = 1,
     ) -> None:
         self.passes_per_round = passes_per_round
-        self._exchange = GradientExchange(terms, named, checks)
+        self._exchange = GradientExchange(exchange_options, named, checks)
         self._checks = checks
         self._named = named
-        self._where = terms.where
+        self._scope = exchange_options.scope
         self._adds_up = (
-            terms.how.op == core.AVERAGE
+            exchange_options.how.op == core.AVERAGE
         )  # a second pass on top of a reduced gradient does no harm
         self._fired: dict[int, None] = {}  # in order, not submitted yet
         self._submitted: set[int] = set()  # in this round
@@ -59,11 +59,11 @@ class GradientReducer:
         self._held = 0  # number of enclosing no_sync() contexts
         self._room = _NEVER  # bytes until gradients are submitted early
         self._may_leave_early = False  # once a whole pass without nested ones has been seen, and it pays off
-        self._overlap = Overlap(has_spare_core=_has_spare_core(terms, named))
+        self._overlap = Overlap(has_spare_core=_has_spare_core(exchange_options, named))
         self._has_nested = False
         self._is_settled = False  # a round has ended since the last step
         self._guards: list[Any] = []  # hooks that keep the next pass from changing gradients in flight
-        prefix = f"{terms.where.name}."
+        prefix = f"{exchange_options.scope.name}."
         self._claim = Claim([(one.name.removeprefix(prefix), one.parameter) for one in named])
         self._handles = [self._watch(index, one.parameter) for index, one in enumerate(named)]
 
@@ -145,7 +145,7 @@ class GradientReducer:
     def _enter(self, this_pass: int) -> None:
         """Handles a pass that has produced its first gradient, or that continues after a nested one."""
         if this_pass not in self._passes:
-            self._where.refuse_old()
+            self._scope.refuse_old()
             self._claim.refuse_others()
             self.settle_open()
             self._passes.add(this_pass)
@@ -260,11 +260,11 @@ class GradientReducer:
         return gradient is not None and (reduced is None or reduced() is not gradient)
 
 
-def _has_spare_core(terms: Terms, named: Sequence[NamedParameter]) -> bool:
+def _has_spare_core(exchange_options: ExchangeOptions, named: Sequence[NamedParameter]) -> bool:
     """Returns whether gradients can be exchanged on a core that the backward pass does not need."""
     if any(device.ordinal(parameter) != core.CPU for _, parameter, _ in named):
         return True
-    return terms.where.context.topology.local_size < usable_cores()
+    return exchange_options.scope.context.topology.local_size < usable_cores()
 
 
 class _End:

@@ -26,7 +26,7 @@ from sirtaki.common.handles import Handle
 from sirtaki.common.ops import Average, op_of_average, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.requests import ALLREDUCE, ALLREDUCE_IN_PLACE, REDUCESCATTER, CollectiveOptions
-from sirtaki.torch.autograd import COLLECTIVES, AllReduce, Collective, ReduceScatter, Where
+from sirtaki.torch.autograd import COLLECTIVES, AllReduce, Collective, CollectiveScope, ReduceScatter
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.tensors import code_of
 
@@ -64,8 +64,8 @@ def allreduce(
         PeerLostError: a rank died.
     """
     how = reduction(op, average, prescale_factor, postscale_factor)
-    where = Where(current(), name, process_set)
-    return _compressed(AllReduce(where, how=how), [tensor], compression)[0]
+    scope = CollectiveScope(current(), name, process_set)
+    return _compressed(AllReduce(scope, how=how), [tensor], compression)[0]
 
 
 def allreduce_async(
@@ -123,8 +123,8 @@ def grouped_allreduce(
 ) -> list[Tensor]:
     """Works like `allreduce`, for a list of tensors that complete together. Returns a list."""
     how = reduction(op, average, prescale_factor, postscale_factor)
-    where = Where(current(), name, process_set)
-    return _compressed(AllReduce(where, True, how), tensors, compression)
+    scope = CollectiveScope(current(), name, process_set)
+    return _compressed(AllReduce(scope, True, how), tensors, compression)
 
 
 def grouped_allreduce_async(
@@ -199,8 +199,8 @@ def reducescatter(
         PeerLostError: a rank died.
     """
     how = reduction(op, None, prescale_factor, postscale_factor)
-    where = Where(current(), name, process_set)
-    return _compressed(ReduceScatter(where, how=how), [tensor], compression)[0]
+    scope = CollectiveScope(current(), name, process_set)
+    return _compressed(ReduceScatter(scope, how=how), [tensor], compression)[0]
 
 
 def reducescatter_async(
@@ -227,8 +227,8 @@ def grouped_reducescatter(
 ) -> list[Tensor]:
     """Works like `reducescatter`, for a list of tensors that complete together. Returns a list."""
     how = reduction(op, None, prescale_factor, postscale_factor)
-    where = Where(current(), name, process_set)
-    return _compressed(ReduceScatter(where, True, how), tensors, compression)
+    scope = CollectiveScope(current(), name, process_set)
+    return _compressed(ReduceScatter(scope, True, how), tensors, compression)
 
 
 def grouped_reducescatter_async(
@@ -251,5 +251,5 @@ def _compressed(
     if compression is Compression.none:
         return collective.apply(tensors)
     for tensor in tensors:
-        code_of(tensor, collective.where.name)
+        code_of(tensor, collective.scope.name)
     return compressed(compression, tensors, collective.apply)

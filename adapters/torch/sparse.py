@@ -23,7 +23,7 @@ from sirtaki.common.ops import Average, Reduction, numbered_name, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.requests import ALLGATHER, ALLREDUCE, Collective
 from sirtaki.torch import device
-from sirtaki.torch.autograd import COLLECTIVES, Where
+from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.compression import Compression, Compressor
 
 _NEW, _ABSENT = -1, -2  # the first of a rank's row numbers
@@ -41,14 +41,14 @@ class SparseReduction:
 
     def __init__(
         self,
-        where: Where,
+        scope: CollectiveScope,
         how: Reduction,
         tensor: Tensor,
         compression: type[Compressor] = Compression.none,
         is_new: bool = True,
     ) -> None:
         self.chosen: str | None = None
-        self._where, self._how, self._compression = where, how, compression
+        self._scope, self._how, self._compression = scope, how, compression
         tensor = tensor.detach().coalesce()
         self._shape, self._dimensions = tensor.shape, tensor.sparse_dim()
         self._own, self._values = self._numbered(tensor.indices()).cpu(), tensor.values()
@@ -59,7 +59,7 @@ class SparseReduction:
         self._union = self._places = torch.empty(0, dtype=torch.int64)
         marked = torch.cat([torch.tensor([_NEW if is_new else _ABSENT]), self._own])
         self._numbers = self._start(ALLGATHER, marked, "numbers")
-        where.context.follow(self._proceeds)
+        scope.context.follow(self._proceeds)
 
     def wait(self) -> Tensor | None:
         """Returns the result, a coalesced sparse tensor; None if the tensor is absent on all ranks.
@@ -83,9 +83,9 @@ class SparseReduction:
     __call__ = wait
 
     def _start(self, collective: Collective, tensor: Tensor, part: str) -> Handle[Any]:
-        where = self._where.derived(part)
-        options = where.options(self._how)
-        return start(where.context, COLLECTIVES.single(where.context, collective, tensor, options))
+        scope = self._scope.derived(part)
+        options = scope.options(self._how)
+        return start(scope.context, COLLECTIVES.single(scope.context, collective, tensor, options))
 
     def _numbered(self, indices: Tensor) -> Tensor:
         """Returns a number for each column of indices: its position in row-major order."""
@@ -129,7 +129,7 @@ class SparseReduction:
         total.index_add_(0, self._places.to(rows.device), rows.to(wide) * self._how.prescale)
         factor = self._how.postscale
         if self._how.op == core.AVERAGE:
-            factor /= len(self._where.ranks)
+            factor /= len(self._scope.ranks)
         return (total * factor).to(rows.dtype)
 
 
@@ -150,7 +150,7 @@ def sparse_allreduce_async(
     context = current()
     if name is None:
         name = numbered_name(context, "sparse_allreduce", f"sparse_allreduce.{process_set.number(context)}")
-    return SparseReduction(Where(context, name, process_set), reduction(op, None), tensor)
+    return SparseReduction(CollectiveScope(context, name, process_set), reduction(op, None), tensor)
 
 
 def sparse_allreduce(

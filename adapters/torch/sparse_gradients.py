@@ -17,7 +17,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.request import ABSENT, MAX, Batch
 from sirtaki.common import ops
 from sirtaki.common.ops import Reduction
-from sirtaki.torch.autograd import Where
+from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.compression import Compressor
 from sirtaki.torch.parameters import NamedParameter
 from sirtaki.torch.sparse import SparseReduction
@@ -25,10 +25,10 @@ from sirtaki.torch.tensors import view
 
 
 @dataclass(frozen=True)
-class Terms:
-    """The terms of an optimizer's gradient exchange: ranks, combination, and format."""
+class ExchangeOptions:
+    """The options of an optimizer's gradient exchange: ranks, combination, and format."""
 
-    where: Where
+    scope: CollectiveScope
     how: Reduction
     compression: type[Compressor]
     sparse_as_dense: bool = False
@@ -37,9 +37,9 @@ class Terms:
 class SparseGradients:
     """The set of sparse gradients, and the exchange of their rows."""
 
-    def __init__(self, terms: Terms, named: Sequence[NamedParameter]) -> None:
-        self._terms = terms
-        self._context: Context = terms.where.context
+    def __init__(self, exchange_options: ExchangeOptions, named: Sequence[NamedParameter]) -> None:
+        self._exchange_options = exchange_options
+        self._context: Context = exchange_options.scope.context
         self._names = [one.name for one in named]
         parameters = [one.parameter for one in named]
         self._parameters = parameters
@@ -49,8 +49,8 @@ class SparseGradients:
         self._in_flight: dict[int, SparseReduction] = {}
         self._has_asked = False
         self._batch = Batch(1)
-        where = terms.where.derived("(list of the sparse ones)")
-        call = ops.call(where.context, where.name, where.process_set)
+        scope = exchange_options.scope.derived("(list of the sparse ones)")
+        call = ops.call(scope.context, scope.name, scope.process_set)
         ops.describe_allreduce(self._batch, view(self._news), self._news.data_ptr(), Reduction(MAX), call)
 
     @property
@@ -72,10 +72,14 @@ class SparseGradients:
             return indices
         for index in indices:
             if index in self._known:
-                terms = self._terms
-                where = replace(terms.where, name=self._names[index])
+                exchange_options = self._exchange_options
+                scope = replace(exchange_options.scope, name=self._names[index])
                 self._in_flight[index] = SparseReduction(
-                    where, terms.how, self._as_rows(index), terms.compression, not absent
+                    scope,
+                    exchange_options.how,
+                    self._as_rows(index),
+                    exchange_options.compression,
+                    not absent,
                 )
         return [index for index in indices if index not in self._known]
 
@@ -108,7 +112,7 @@ class SparseGradients:
         if not context.untouched(self._batch):
             for index, dimensions in enumerate(self._news.tolist()[: len(self._parameters)]):
                 self._dimensions[index] = max(self._dimensions[index], dimensions)
-            if not self._terms.sparse_as_dense:
+            if not self._exchange_options.sparse_as_dense:
                 self._known = {index for index, count in enumerate(self._dimensions) if count}
             self._news.zero_()
         context.release(self._batch)

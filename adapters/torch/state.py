@@ -107,8 +107,8 @@ class _Placeholder:
         """Returns this rank's own tensor if it fits, else a new one; `gpu` is this rank's, if used."""
         if isinstance(own, Tensor) and _Placeholder.of(own) == self:
             return own
-        where = gpu if self.place == "cuda" and gpu is not None else self.place
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=where)
+        scope = gpu if self.place == "cuda" and gpu is not None else self.place
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=scope)
 
 
 _Path = tuple[Any, ...]

@@ -11,7 +11,7 @@ from torch.autograd.function import Function, once_differentiable
 from sirtaki.bindings.default_context import find
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.torch._private import BatchNormBase
-from sirtaki.torch.autograd import AllGather, AllReduce, Where
+from sirtaki.torch.autograd import AllGather, AllReduce, CollectiveScope
 
 
 class SyncBatchNorm(BatchNormBase):
@@ -48,13 +48,13 @@ class SyncBatchNorm(BatchNormBase):
         self._check_input_dim(input)
         context = find() if self.training else None
         if context is not None:
-            where = Where(context, None, self.process_set)
-            if not where.is_alone:
-                return self._over_all_ranks(input, where)
+            scope = CollectiveScope(context, None, self.process_set)
+            if not scope.is_alone:
+                return self._over_all_ranks(input, scope)
         return super().forward(input)
 
-    def _over_all_ranks(self, batch: Tensor, where: Where) -> Tensor:
-        result, mean, variance, count = _Normalise.apply(batch, self.weight, self.bias, self.eps, where)
+    def _over_all_ranks(self, batch: Tensor, scope: CollectiveScope) -> Tensor:
+        result, mean, variance, count = _Normalise.apply(batch, self.weight, self.bias, self.eps, scope)
         if self.track_running_stats:
             self._track(mean, variance * (count / (count - 1)))
         return result
@@ -110,7 +110,7 @@ def _wide(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _statistics(batch: Tensor, where: Where) -> tuple[Tensor, Tensor, Tensor]:
+def _statistics(batch: Tensor, scope: CollectiveScope) -> tuple[Tensor, Tensor, Tensor]:
     """Returns mean, variance and number of values of each channel over all ranks; all in float64.
 
     They are combined from each rank's count, mean and sum of squared deviations: T. F. Chan, G. H. Golub and
@@ -123,7 +123,7 @@ def _statistics(batch: Tensor, where: Where) -> tuple[Tensor, Tensor, Tensor]:
         variance, mean = torch.var_mean(batch.to(_wide(batch)), _over_rows(batch), correction=0)
         own[0, 0] = count
         own[0, 1:] = torch.cat([mean.double(), variance.double() * count])
-    parts = AllGather(where).of(own)
+    parts = AllGather(scope).of(own)
     counts, means, squares = parts.split([1, channels, channels], dim=1)
     total = counts.sum()
     if count < 2 and float(total) < 2:  # checked only if possible: the host would wait for a GPU
@@ -141,10 +141,15 @@ class _Normalise(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, batch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, where: Where
+        ctx: Any,
+        batch: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        scope: CollectiveScope,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        mean, variance, count = _statistics(batch, where)
-        ctx.where = where
+        mean, variance, count = _statistics(batch, scope)
+        ctx.scope = scope
         deviation = (variance + eps).rsqrt()
         ctx.save_for_backward(batch, weight, mean, deviation, count)
         ctx.mark_non_differentiable(mean, variance, count)
@@ -162,7 +167,7 @@ class _Normalise(Function):
         centred = batch - _by_channel(mean, batch)
         sums = torch.stack([wide.sum(rows), (wide * centred).sum(rows)]).double()
         for_bias, for_weight = sums[0], sums[1] * deviation
-        mean_gradient, slope = AllReduce(ctx.where).of(sums) / count
+        mean_gradient, slope = AllReduce(ctx.scope).of(sums) / count
         slope = slope * deviation.square()
         scale = deviation if weight is None else deviation * weight
         inner = wide - _by_channel(mean_gradient, batch) - centred * _by_channel(slope, batch)

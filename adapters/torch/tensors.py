@@ -96,10 +96,10 @@ def view(tensor: Tensor, name: str | None = None) -> TensorView:
         layout = dense_layout(tensor.shape, tensor.stride())
         if layout is None:
             tensor, layout = tensor.contiguous(), ROW_MAJOR
-    where = device.ordinal(tensor)
-    if where >= 0:
+    scope = device.ordinal(tensor)
+    if scope >= 0:
         device.refuse_capture()
-    return TensorView(tensor.data_ptr(), tensor.shape, code, layout or ROW_MAJOR, tensor, where)
+    return TensorView(tensor.data_ptr(), tensor.shape, code, layout or ROW_MAJOR, tensor, scope)
 
 
 def reducible_view(tensor: Tensor, name: str | None = None) -> TensorView:

@@ -13,7 +13,7 @@ from sirtaki.common.objects import allgather_object
 from sirtaki.keras._private import layers_of
 from sirtaki.keras.broadcasting import broadcast_model
 from sirtaki.keras.callbacks.state import take_back
-from sirtaki.keras.wrapping import Distributed
+from sirtaki.keras.distributed_optimizer import Distributed
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):

@@ -8,9 +8,9 @@ from __future__ import annotations
 import tensorflow as tf
 
 from sirtaki.tensorflow import xla
+from sirtaki.tensorflow.autograph import as_written
 from sirtaki.tensorflow.library import library
 from sirtaki.tensorflow.operations import CPU
-from sirtaki.tensorflow.tracing import as_written
 
 _RANK, _LOCAL_RANK, _LOCAL_SIZE = 0, 2, 3
 

@@ -9,7 +9,7 @@ import keras
 
 from sirtaki.keras._private import trainable_variables_of
 from sirtaki.keras.consistency import OptimizerChecks
-from sirtaki.keras.exchange import Exchange
+from sirtaki.keras.gradient_reducer import Exchange
 
 
 class Distributed(keras.optimizers.Optimizer):

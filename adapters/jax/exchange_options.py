@@ -21,7 +21,7 @@ KINDS = {
 }
 
 
-class Terms(NamedTuple):
+class ExchangeOptions(NamedTuple):
     """The parameters of a collective, the same on all ranks that take part.
 
     Attributes:
@@ -52,8 +52,8 @@ class Terms(NamedTuple):
         base = KINDS[self.kind] if self.name is None else self.name
         return [f"{base}{path}" for path in self.paths]
 
-    def of(self, places: Sequence[int]) -> Terms:
-        """Returns the terms of some of the arrays."""
+    def of(self, places: Sequence[int]) -> ExchangeOptions:
+        """Returns the options of some of the arrays."""
         return self._replace(paths=tuple(self.paths[place] for place in places))
 
 
@@ -73,29 +73,29 @@ def dtype_code(dtype: Any, name: str) -> int:
     return code
 
 
-def result_shape(terms: Terms, shape: tuple[int, ...], name: str) -> tuple[int, ...]:
+def result_shape(options: ExchangeOptions, shape: tuple[int, ...], name: str) -> tuple[int, ...]:
     """Returns the shape of a result in a compiled program.
 
     Raises:
         ValueError: the first dimension does not fit the number of ranks.
     """
-    if terms.kind in (core.ALLREDUCE, core.BROADCAST):
+    if options.kind in (core.ALLREDUCE, core.BROADCAST):
         return shape
     if not shape:
         raise ValueError(
-            f"'{name}' has no dimensions, but {KINDS[terms.kind]} works along the first: reshape it to (1,)"
+            f"'{name}' has no dimensions, but {KINDS[options.kind]} works along the first: reshape it to (1,)"
         )
     rows, rest = shape[0], shape[1:]
-    if terms.kind == core.ALLGATHER:
-        return (terms.members * rows, *rest)
-    if terms.splits is not None:
+    if options.kind == core.ALLGATHER:
+        return (options.members * rows, *rest)
+    if options.splits is not None:
         raise ValueError(
             f"'{name}': alltoall takes no splits inside jit, where shapes cannot depend on what other ranks "
             "send; pad to as many rows for each rank, or call it outside jit"
         )
-    if rows % terms.members:
+    if rows % options.members:
         raise ValueError(
-            f"'{name}' has {rows} rows, which cannot be cut into {terms.members} equal parts, one for each "
-            f"rank; inside jit {KINDS[terms.kind]} needs that. Pad it, or call it outside jit"
+            f"'{name}' has {rows} rows, which cannot be cut into {options.members} equal parts, one for each "
+            f"rank; inside jit {KINDS[options.kind]} needs that. Pad it, or call it outside jit"
         )
-    return (rows // terms.members, *rest) if terms.kind == core.REDUCESCATTER else shape
+    return (rows // options.members, *rest) if options.kind == core.REDUCESCATTER else shape
