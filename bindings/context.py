@@ -287,6 +287,12 @@ class Context:
         lib.srt_process_set(self._pointer, process_set, ranks, count)
         return list(ranks)
 
+    def own_rows(self, process_set: int, rows: int) -> int:
+        """Returns how many of `rows` rows of a result this rank gets if the members of a process set divide
+        them; 0 if it is no member.
+        """
+        return int(lib.srt_own_rows(self._pointer, process_set, rows))
+
     def release(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
         """Releases requests that have ended."""
         number = batch.count - start if count is None else count

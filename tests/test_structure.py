@@ -123,7 +123,8 @@ def test_each_type_of_the_core_has_a_name_of_its_own() -> None:
     declared: dict[str, list[str]] = {}
     for source in sources(".h", folders=("core",)):
         for name in re.findall(
-            r"^(?:struct|class) (?:alignas\([^)]*\) |(?:SCOPED_)?CAPABILITY(?:\([^)]*\))? )?(\w+)(?: final)?(?: : [^;{]*)? {",
+            r"^(?:struct|class) (?:alignas\([^)]*\) |(?:SCOPED_)?CAPABILITY(?:\([^)]*\))? )?(\w+)(?: final)?"
+            r"(?: : [^;{]*)? {",
             source.read_text(),
             re.MULTILINE,
         ):

@@ -172,10 +172,10 @@ def describe_allreduce(
 def describe_reduction(
     kind: int, batch: Batch, source: TensorView, target: int, how: Reduction, call: Call, index: int = 0
 ) -> None:
-    """Makes request `index` an all-reduce, or a reduce-scatter, of `source` into address `target`.
+    """Makes request `index` a combination of `source` into address `target`.
 
-    The source of a reduce-scatter has to be row-major, have at least one dimension, and must not overlap the
-    target, which gets the rows for this rank (see `own_rows`).
+    Where each rank gets its own rows of the result (see `Context.own_rows`), the source has to be row-major,
+    to have at least one dimension, and must not overlap the target.
     """
     batch.set_request(
         index,
@@ -192,14 +192,6 @@ def describe_reduction(
         postscale=how.postscale,
     )
     batch.set_buffers(index, source.pointer, target)
-
-
-def own_rows(context: Context, rows: int, process_set: int) -> int:
-    """Returns this rank's part of `rows` in a reduce-scatter: the first `rows % size` members get 1 more."""
-    members = context.members(process_set)
-    if context.rank not in members:
-        return 0  # the core will report that this rank is not a member
-    return rows // len(members) + (members.index(context.rank) < rows % len(members))
 
 
 def describe_broadcast(

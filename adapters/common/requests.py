@@ -87,7 +87,7 @@ def _allreduce_in_place(of: Preparation, tensor: Any, call: Call, index: int) ->
 def _reducescatter(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
     adapter = of.adapter
     source = adapter.row_major_view(tensor, call.name)
-    rows = ops.own_rows(of.context, source.shape[0], call.process_set) if source.shape else 0
+    rows = of.context.own_rows(call.process_set, source.shape[0]) if source.shape else 0
     result, target = adapter.empty_rows_like(source, rows)
     ops.describe_reduction(core.REDUCESCATTER, of.batch, source, target, of.options.reduction, call, index)
     return (source, result), lambda *_: adapter.wrapped(result)

@@ -8,15 +8,8 @@ from sirtaki.common.objects import allgather_object, broadcast_object
 from sirtaki.common.observing import *  # noqa: F403
 from sirtaki.common.observing import __all__ as _observing
 from sirtaki.common.ops import Adasum, Average, Max, Min, Product, Sum, join
-from sirtaki.jax.collectives import (
-    allgather,
-    allreduce,
-    alltoall,
-    barrier,
-    broadcast,
-    grouped_allreduce,
-    reducescatter,
-)
+from sirtaki.jax.collectives import *  # noqa: F403
+from sirtaki.jax.collectives import __all__ as _collectives
 from sirtaki.jax.compression import Compression
 from sirtaki.jax.consistency import check_parameters
 from sirtaki.jax.optimizer import DistributedOptimizer, grad, value_and_grad
@@ -25,6 +18,7 @@ from sirtaki.jax.parameters import broadcast_parameters, rank_key
 __all__ = [
     *_basics,
     *_observing,
+    *_collectives,
     "Average",
     "Sum",
     "Adasum",
@@ -35,13 +29,6 @@ __all__ = [
     "DistributedOptimizer",
     "value_and_grad",
     "grad",
-    "allreduce",
-    "grouped_allreduce",
-    "reducescatter",
-    "allgather",
-    "broadcast",
-    "alltoall",
-    "barrier",
     "join",
     "broadcast_parameters",
     "check_parameters",

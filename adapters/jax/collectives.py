@@ -33,6 +33,16 @@ from sirtaki.jax.compression import Compression, Compressor
 from sirtaki.jax.exchange_options import ExchangeOptions
 from sirtaki.jax.primitives import bind
 
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "grouped_allreduce",
+    "reducescatter",
+]
+
 
 def allreduce(
     tensor: Any,

@@ -17,7 +17,8 @@ from sirtaki.keras.broadcasting import broadcast_model, broadcast_variables  # n
 from sirtaki.keras.compression import Compression  # noqa: E402
 from sirtaki.keras.consistency import check_parameters  # noqa: E402
 from sirtaki.keras.metrics import reduce_metrics  # noqa: E402
-from sirtaki.keras.operations import allgather, allreduce, broadcast, reducescatter  # noqa: E402
+from sirtaki.keras.operations import *  # noqa: E402, F403
+from sirtaki.keras.operations import __all__ as _operations  # noqa: E402
 from sirtaki.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer  # noqa: E402
 from sirtaki.keras.progress import verbose  # noqa: E402
 from sirtaki.keras.saving import load_model  # noqa: E402
@@ -26,6 +27,7 @@ from sirtaki.keras.sharding import shard, shard_arrays  # noqa: E402
 __all__ = [
     *_basics,
     *_observing,
+    *_operations,
     "Average",
     "Sum",
     "Adasum",
@@ -36,10 +38,6 @@ __all__ = [
     "DistributedOptimizer",
     "PartialDistributedOptimizer",
     "callbacks",
-    "allreduce",
-    "reducescatter",
-    "allgather",
-    "broadcast",
     "barrier",
     "join",
     "broadcast_variables",

@@ -16,6 +16,13 @@ from sirtaki.common.ops import Average
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.keras.compression import Compression, Compressor
 
+__all__ = [
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "reducescatter",
+]
+
 
 def allreduce(
     value: Any,

@@ -22,6 +22,23 @@ from sirtaki.common.requests import (
 from sirtaki.numpy import arrays
 from sirtaki.numpy.arrays import Array
 
+__all__ = [
+    "allgather",
+    "allgather_async",
+    "alltoall",
+    "alltoall_async",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "recv",
+    "recv_async",
+    "send",
+    "send_async",
+]
+
 _collectives = Collectives(arrays)
 
 

@@ -13,31 +13,16 @@ from sirtaki.tensorflow.accumulation import GradientAccumulator
 from sirtaki.tensorflow.compression import Compression
 from sirtaki.tensorflow.consistency import check_parameters
 from sirtaki.tensorflow.library import library as _library
-from sirtaki.tensorflow.movements import (
-    allgather,
-    alltoall,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    grouped_broadcast,
-)
+from sirtaki.tensorflow.movements import *  # noqa: F403
+from sirtaki.tensorflow.movements import __all__ as _movements
 from sirtaki.tensorflow.optimizer import DistributedOptimizer
-from sirtaki.tensorflow.reductions import (
-    allreduce,
-    grouped_allreduce,
-    grouped_reducescatter,
-    reducescatter,
-)
+from sirtaki.tensorflow.reductions import *  # noqa: F403
+from sirtaki.tensorflow.reductions import __all__ as _reductions
 from sirtaki.tensorflow.state import allgather_object, broadcast_object, broadcast_variables
 from sirtaki.tensorflow.synchronization import barrier, join
 from sirtaki.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
-from sirtaki.tensorflow.topology_ops import (
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
-    size_op,
-)
+from sirtaki.tensorflow.topology_ops import *  # noqa: F403
+from sirtaki.tensorflow.topology_ops import __all__ as _topology_ops
 
 _library()
 
@@ -54,6 +39,9 @@ def __getattr__(name: str) -> _Any:
 __all__ = [
     *_basics,
     *_observing,
+    *_topology_ops,
+    *_reductions,
+    *_movements,
     "Average",
     "Sum",
     "Adasum",
@@ -66,21 +54,6 @@ __all__ = [
     "DistributedOptimizer",
     "GradientAccumulator",
     "SyncBatchNormalization",  # noqa: F405  # __getattr__ makes it
-    "allreduce",
-    "grouped_allreduce",
-    "reducescatter",
-    "grouped_reducescatter",
-    "allgather",
-    "grouped_allgather",
-    "broadcast",
-    "broadcast_",
-    "grouped_broadcast",
-    "alltoall",
-    "rank_op",
-    "size_op",
-    "local_rank_op",
-    "local_size_op",
-    "process_set_included_op",
     "barrier",
     "join",
     "broadcast_variables",

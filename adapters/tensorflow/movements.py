@@ -17,6 +17,15 @@ from sirtaki.tensorflow.autograph import as_written
 from sirtaki.tensorflow.op_names import set_number
 from sirtaki.tensorflow.operations import call
 
+__all__ = [
+    "allgather",
+    "alltoall",
+    "broadcast",
+    "broadcast_",
+    "grouped_allgather",
+    "grouped_broadcast",
+]
+
 
 @as_written
 def allgather(

@@ -30,6 +30,13 @@ from sirtaki.tensorflow.op_names import set_number
 from sirtaki.tensorflow.operations import Call, call
 from sirtaki.tensorflow.topology_ops import members
 
+__all__ = [
+    "allreduce",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "reducescatter",
+]
+
 _Combine = Callable[[Sequence[tf.Tensor], Reduction, Call], list[tf.Tensor]]
 
 

@@ -14,37 +14,11 @@ from sirtaki.torch.compression import Compression
 from sirtaki.torch.consistency import check_parameters
 from sirtaki.torch.data import DataLoader, DistributedSampler
 from sirtaki.torch.joining import join
-from sirtaki.torch.movements import (
-    allgather,
-    allgather_async,
-    alltoall,
-    alltoall_async,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather,
-    grouped_allgather_async,
-    recv,
-    recv_async,
-    send,
-    send_async,
-)
+from sirtaki.torch.movements import *  # noqa: F403
+from sirtaki.torch.movements import __all__ as _movements
 from sirtaki.torch.optimizer import DistributedOptimizer
-from sirtaki.torch.reductions import (
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
-)
+from sirtaki.torch.reductions import *  # noqa: F403
+from sirtaki.torch.reductions import __all__ as _reductions
 from sirtaki.torch.sparse import sparse_allreduce, sparse_allreduce_async
 from sirtaki.torch.state import broadcast_optimizer_state, broadcast_parameters
 from sirtaki.torch.sync_batch_norm import SyncBatchNorm
@@ -54,6 +28,8 @@ plain_optimizers.watch()
 __all__ = [
     *_basics,
     *_observing,
+    *_reductions,
+    *_movements,
     "Average",
     "Sum",
     "Adasum",
@@ -67,34 +43,8 @@ __all__ = [
     "DistributedSampler",
     "SyncBatchNorm",
     "elastic",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "reducescatter",
-    "reducescatter_async",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
     "sparse_allreduce",
     "sparse_allreduce_async",
-    "allgather",
-    "allgather_async",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "alltoall",
-    "alltoall_async",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "send",
-    "send_async",
-    "recv",
-    "recv_async",
     "barrier",
     "join",
     "poll",

@@ -24,6 +24,23 @@ from sirtaki.torch import autograd
 from sirtaki.torch.autograd import COLLECTIVES, AllGather, Broadcast, CollectiveScope
 from sirtaki.torch.tensors import from_counts
 
+__all__ = [
+    "allgather",
+    "allgather_async",
+    "alltoall",
+    "alltoall_async",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "recv",
+    "recv_async",
+    "send",
+    "send_async",
+]
+
 
 def allgather(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set

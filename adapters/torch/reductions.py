@@ -30,6 +30,21 @@ from sirtaki.torch.autograd import COLLECTIVES, AllReduce, Collective, Collectiv
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.tensors import code_of
 
+__all__ = [
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "reducescatter",
+    "reducescatter_async",
+]
+
 
 def allreduce(
     tensor: Tensor,

@@ -1,6 +1,6 @@
 // All-reduce by pairwise exchange: each rank sends every other rank that rank's slice, sums its own slice in rank
-// order (the same bits as through shared memory), and sends the result to all. A reduce-scatter and an all-gather,
-// as in Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), with
+// order (the same bits as through shared memory), and sends the result to all: the two phases of
+// Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), with
 // all pairs at once.
 #include <algorithm>
 

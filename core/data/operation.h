@@ -32,8 +32,8 @@ struct Transfer {
   size_t root = 0;                   // the root's index
   ScatterList buffer;                // all-reduce, broadcast: the tensors. All-gather: this rank's input
   TransferTimes* times = nullptr;    // filled in while it runs, if they are wanted
-  std::vector<ScatterList> outgoing; // reduce-scatter, all-to-all: data for each member. In a reduce-scatter this
-                                     // rank's own part has the output too
+  std::vector<ScatterList> outgoing; // data for each member, where each gets its own. If the output is a
+                                      // member's rows (plan/kind.h), this rank's own part has the output too
   std::vector<ScatterList> incoming;  // all-gather, all-to-all: memory for the data from each member. This rank's own
                                       // part has the input too
   std::vector<int64_t> flows;  // all-to-all: bytes from member i to member j, at i * members + j
