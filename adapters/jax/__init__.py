@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from sirtaki.common.basics import *  # noqa: F403
-from sirtaki.common.basics import __all__ as _basics
 from sirtaki.common.objects import allgather_object, broadcast_object
-from sirtaki.common.observing import *  # noqa: F403
-from sirtaki.common.observing import __all__ as _observing
-from sirtaki.common.ops import Adasum, Average, Max, Min, Product, Sum, join
+from sirtaki.common.ops import join
+from sirtaki.common.public import *  # noqa: F403
+from sirtaki.common.public import __all__ as _shared
+from sirtaki.common.public import lister as _lister
 from sirtaki.jax.collectives import *  # noqa: F403
 from sirtaki.jax.collectives import __all__ as _collectives
 from sirtaki.jax.compression import Compression
@@ -16,15 +15,8 @@ from sirtaki.jax.optimizer import DistributedOptimizer, grad, value_and_grad
 from sirtaki.jax.parameters import broadcast_parameters, rank_key
 
 __all__ = [
-    *_basics,
-    *_observing,
+    *_shared,
     *_collectives,
-    "Average",
-    "Sum",
-    "Adasum",
-    "Min",
-    "Max",
-    "Product",
     "Compression",
     "DistributedOptimizer",
     "value_and_grad",
@@ -37,7 +29,4 @@ __all__ = [
     "allgather_object",
 ]
 
-
-def __dir__() -> list[str]:
-    """Lists the public names only, for the completion of editors and notebooks."""
-    return sorted(__all__)
+__dir__ = _lister(__all__)

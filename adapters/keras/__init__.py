@@ -6,12 +6,11 @@ from sirtaki.keras.version import check as _check
 
 _check()
 
-from sirtaki.common.basics import *  # noqa: E402, F403  # the version is checked before anything else
-from sirtaki.common.basics import __all__ as _basics  # noqa: E402
 from sirtaki.common.objects import allgather_object, broadcast_object  # noqa: E402
-from sirtaki.common.observing import *  # noqa: E402, F403
-from sirtaki.common.observing import __all__ as _observing  # noqa: E402
-from sirtaki.common.ops import Adasum, Average, Max, Min, Product, Sum, barrier, join  # noqa: E402
+from sirtaki.common.ops import barrier, join  # noqa: E402
+from sirtaki.common.public import *  # noqa: E402, F403
+from sirtaki.common.public import __all__ as _shared  # noqa: E402
+from sirtaki.common.public import lister as _lister  # noqa: E402
 from sirtaki.keras import callbacks  # noqa: E402
 from sirtaki.keras.broadcasting import broadcast_model, broadcast_variables  # noqa: E402
 from sirtaki.keras.compression import Compression  # noqa: E402
@@ -25,15 +24,8 @@ from sirtaki.keras.saving import load_model  # noqa: E402
 from sirtaki.keras.sharding import shard, shard_arrays  # noqa: E402
 
 __all__ = [
-    *_basics,
-    *_observing,
+    *_shared,
     *_operations,
-    "Average",
-    "Sum",
-    "Adasum",
-    "Min",
-    "Max",
-    "Product",
     "Compression",
     "DistributedOptimizer",
     "PartialDistributedOptimizer",
@@ -52,7 +44,4 @@ __all__ = [
     "verbose",
 ]
 
-
-def __dir__() -> list[str]:
-    """Lists the public names only, for the completion of editors and notebooks."""
-    return sorted(__all__)
+__dir__ = _lister(__all__)

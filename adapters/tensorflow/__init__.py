@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any as _Any
 
-from sirtaki.common.basics import *  # noqa: F403
-from sirtaki.common.basics import __all__ as _basics
-from sirtaki.common.observing import *  # noqa: F403
-from sirtaki.common.observing import __all__ as _observing
-from sirtaki.common.ops import Adasum, Average, Max, Min, Product, Sum
+from sirtaki.common.public import *  # noqa: F403
+from sirtaki.common.public import __all__ as _shared
+from sirtaki.common.public import lister as _lister
 from sirtaki.tensorflow.accumulation import GradientAccumulator
 from sirtaki.tensorflow.compression import Compression
 from sirtaki.tensorflow.consistency import check_parameters
@@ -37,17 +35,10 @@ def __getattr__(name: str) -> _Any:
 
 
 __all__ = [
-    *_basics,
-    *_observing,
+    *_shared,
     *_topology_ops,
     *_reductions,
     *_movements,
-    "Average",
-    "Sum",
-    "Adasum",
-    "Min",
-    "Max",
-    "Product",
     "Compression",
     "DistributedGradientTape",
     "PartialDistributedGradientTape",
@@ -62,7 +53,4 @@ __all__ = [
     "allgather_object",
 ]
 
-
-def __dir__() -> list[str]:
-    """Lists the public names only, for the completion of editors and notebooks."""
-    return sorted(__all__)
+__dir__ = _lister(__all__)

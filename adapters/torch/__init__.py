@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from sirtaki.common.basics import *  # noqa: F403
-from sirtaki.common.basics import __all__ as _basics
 from sirtaki.common.handles import Handle, poll, synchronize
 from sirtaki.common.objects import allgather_object, broadcast_object
-from sirtaki.common.observing import *  # noqa: F403
-from sirtaki.common.observing import __all__ as _observing
-from sirtaki.common.ops import Adasum, Average, Max, Min, Product, Sum, barrier
+from sirtaki.common.ops import barrier
+from sirtaki.common.public import *  # noqa: F403
+from sirtaki.common.public import __all__ as _shared
+from sirtaki.common.public import lister as _lister
 from sirtaki.torch import elastic, plain_optimizers
 from sirtaki.torch.compression import Compression
 from sirtaki.torch.consistency import check_parameters
@@ -26,16 +25,9 @@ from sirtaki.torch.sync_batch_norm import SyncBatchNorm
 plain_optimizers.watch()
 
 __all__ = [
-    *_basics,
-    *_observing,
+    *_shared,
     *_reductions,
     *_movements,
-    "Average",
-    "Sum",
-    "Adasum",
-    "Min",
-    "Max",
-    "Product",
     "Handle",
     "Compression",
     "DataLoader",
@@ -56,7 +48,4 @@ __all__ = [
     "allgather_object",
 ]
 
-
-def __dir__() -> list[str]:
-    """Lists the public names only, for the completion of editors and notebooks."""
-    return sorted(__all__)
+__dir__ = _lister(__all__)
