@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.output import Pipe, Sink, Stream
-from sirtaki.runner.rendezvous.handshake import printable
+from sirtaki.runner.rendezvous.wire import printable
 from sirtaki.runner.standard_error import exception_in, without_log_lines
 
 STDOUT, STDERR = 1, 2

@@ -41,7 +41,7 @@ from sirtaki.runner.progress import Progress
 from sirtaki.runner.rank_start import REPORTS, start_ranks
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.address import unix_address
-from sirtaki.runner.rendezvous.handshake import BootstrapError, Job
+from sirtaki.runner.rendezvous.job import BootstrapError, Job
 from sirtaki.runner.rendezvous.key import write_key
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.signals import WakeupPipe

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import BinaryIO
 
-from sirtaki.runner.rendezvous.handshake import printable
+from sirtaki.runner.rendezvous.wire import printable
 
 TAIL_LINES = 20
 _TAIL_LINE_BYTES = 4096

@@ -18,7 +18,7 @@ from sirtaki.runner.failure_analysis import ExitStatus
 from sirtaki.runner.frames import LAST_WORDS, ROOM, START_MARK, Frame, Kind, WireError
 from sirtaki.runner.process import Process
 from sirtaki.runner.reaper import Reaper
-from sirtaki.runner.rendezvous.handshake import printable
+from sirtaki.runner.rendezvous.wire import printable
 from sirtaki.runner.ssh import SshOptions, explain
 
 SILENCE_SECONDS = 60.0  # an agent sends ALIVE more often than this

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.runner.rendezvous.handshake import printable
+from sirtaki.runner.rendezvous.wire import printable
 
 AGENT = "sirtaki.runner.agent"
 CONNECT_SECONDS = 10

@@ -12,8 +12,8 @@ import os
 import socket
 from collections.abc import Sequence
 
-from sirtaki.runner.rendezvous.handshake import BootstrapError
 from sirtaki.runner.rendezvous.interfaces import local_addresses, plain
+from sirtaki.runner.rendezvous.job import BootstrapError
 
 _UNIX = "unix:"
 _PATH_LIMIT = 100  # bytes; the system allows 107 (unix(7)), and ranks reject longer names from each other

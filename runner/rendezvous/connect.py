@@ -17,16 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from sirtaki.runner.rendezvous.address import is_unix, resolve_all, split_address, unix_path, unknown_host
-from sirtaki.runner.rendezvous.handshake import (
-    HANDSHAKE_SECONDS,
-    BootstrapError,
-    BootstrapTimeout,
-    Conversation,
-    HandshakeError,
-    Identity,
-    Role,
-)
+from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, Conversation
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
+from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout, HandshakeError, Identity, Role
 
 if TYPE_CHECKING:
     from sirtaki.runner.rendezvous.encryption import Connection

@@ -16,7 +16,7 @@ from typing import Any
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import ffi, lib, text
-from sirtaki.runner.rendezvous.handshake import BootstrapError, HandshakeError
+from sirtaki.runner.rendezvous.job import BootstrapError, HandshakeError
 
 _FINGERPRINT_BYTES = 32
 _library: str | None = None  # the file name of libssl; None: the core's default search

@@ -12,22 +12,18 @@ Every deadline here is a time of `time.monotonic()`, in seconds.
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import hmac
 import os
 import socket
 import struct
-import time
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-if TYPE_CHECKING:
-    from sirtaki.runner.rendezvous.encryption import Connection
+from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Job, LinkKind, Role
+from sirtaki.runner.rendezvous.wire import printable, receive_exactly, send_all
 
 PROTOCOL = 3
-RENDEZVOUS_RANK = -1  # the rank that the rendezvous gives for itself
 
 HANDSHAKE_SECONDS = 10.0  # per connection, so that a slow peer does not use up a whole deadline
 
@@ -35,69 +31,6 @@ _MAGIC = b"sirtaki\0"
 # magic, protocol, role, kind, rank, generation, channel, job, version, certificate, nonce
 _HELLO = struct.Struct("!8sHBBiIH16s32s32s32s")
 _PROOF_BYTES = hashlib.sha256().digest_size
-_LENGTH = struct.Struct("!I")
-
-
-class BootstrapError(RuntimeError):
-    """The ranks of a job could not reach or authenticate each other.
-
-    `culprit` is the rank at fault, if that is known and not the rank that raises.
-    """
-
-    def __init__(self, text: str = "", culprit: int | None = None) -> None:
-        super().__init__(text)
-        self.culprit = culprit
-
-
-class BootstrapTimeout(BootstrapError):
-    """The peer did not connect, or did not answer, in time."""
-
-
-class HandshakeError(BootstrapError):
-    """The peer is not the expected one."""
-
-
-class Role(enum.IntEnum):
-    """The side of a connection that a process is on."""
-
-    CONNECTS = 1
-    ACCEPTS = 2
-
-
-class LinkKind(enum.IntEnum):
-    """The purpose of a connection."""
-
-    STORE = 1  # a rank and the rendezvous
-    RANKS = 2  # two ranks
-
-
-@dataclass(frozen=True)
-class Job:
-    """The properties that all ranks of a job share."""
-
-    id: str  # random, not secret
-    size: int
-    key: bytes = field(repr=False)  # secret; empty without authentication
-    version: str  # of sirtaki, in this process
-    encrypt: bool = False  # whether connections between hosts are encrypted
-
-
-@dataclass(frozen=True)
-class Identity:
-    """One side of a connection: its rank, its generation (the number of init() calls in its process), its
-    channel (which of several connections between the same two), and the fingerprint of the certificate
-    with which it encrypts this connection, b"" if it does not.
-    """
-
-    rank: int
-    generation: int = 0
-    channel: int = 0
-    certificate: bytes = b""
-
-    @property
-    def name(self) -> str:
-        return "the rendezvous" if self.rank == RENDEZVOUS_RANK else f"rank {self.rank}"
-
 
 Conversation = Generator[tuple[bytes, int], bytes, Identity]
 
@@ -215,90 +148,3 @@ def _proof(key: bytes, role: Role, hellos: bytes) -> bytes:
 def _check_proof(proof: bytes, expected: bytes, peer: Identity) -> None:
     if not hmac.compare_digest(proof, expected):
         raise HandshakeError(f"who claims to be {peer.name} does not know the key of this job")
-
-
-def send_all(connection: Connection, data: bytes, deadline: float) -> None:
-    """Sends all of `data`; raises BootstrapTimeout at the deadline, EOFError if the peer is gone."""
-    rest = memoryview(data)
-    while rest:
-        connection.settimeout(_time_left(deadline))
-        try:
-            rest = rest[connection.send(rest) :]
-        except TimeoutError:
-            raise _too_late() from None
-        except ConnectionError:
-            raise EOFError("the other side closed the connection") from None
-
-
-def receive_exactly(connection: Connection, count: int, deadline: float) -> bytes:
-    """Receives exactly `count` bytes; raises BootstrapTimeout at the deadline, EOFError at the end of the
-    stream.
-    """
-    received = bytearray()
-    while len(received) < count:
-        connection.settimeout(_time_left(deadline))
-        try:
-            part = connection.recv(count - len(received))
-        except TimeoutError:
-            raise _too_late() from None
-        except ConnectionError:
-            part = b""
-        if not part:
-            raise EOFError("the other side closed the connection")
-        received += part
-    return bytes(received)
-
-
-def pack_frame(payload: bytes) -> bytes:
-    """Returns a frame as sent: four bytes of length, then the payload."""
-    return _LENGTH.pack(len(payload)) + payload
-
-
-def take_frame(buffer: bytearray, limit: int) -> bytes | None:
-    """Takes the first whole frame out of `buffer`; returns None while it is incomplete. Raises
-    HandshakeError beyond `limit` bytes.
-    """
-    if len(buffer) < _LENGTH.size:
-        return None
-    end = _LENGTH.size + _checked_length(buffer[: _LENGTH.size], limit)
-    if len(buffer) < end:
-        return None
-    payload = bytes(buffer[_LENGTH.size : end])
-    del buffer[:end]
-    return payload
-
-
-def send_frame(connection: Connection, payload: bytes, deadline: float) -> None:
-    """Sends one frame. Raises like `send_all`."""
-    send_all(connection, pack_frame(payload), deadline)
-
-
-def receive_frame(connection: Connection, deadline: float, limit: int) -> bytes:
-    """Receives one frame of at most `limit` bytes. Raises like `receive_exactly`, and HandshakeError beyond
-    `limit`.
-    """
-    length = _checked_length(receive_exactly(connection, _LENGTH.size, deadline), limit)
-    return receive_exactly(connection, length, deadline)
-
-
-def printable(text: str, limit: int = 2000) -> str:
-    """Makes text from another process fit for display: bounded, and without control characters."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:limit])
-
-
-def _checked_length(prefix: bytes | bytearray, limit: int) -> int:
-    length: int = _LENGTH.unpack(prefix)[0]
-    if length > limit:
-        raise HandshakeError(f"the other side sent a message of {length} bytes where {limit} are allowed")
-    return length
-
-
-def _time_left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise _too_late()
-    return left
-
-
-def _too_late() -> BootstrapTimeout:
-    return BootstrapTimeout("the other side did not answer in time")

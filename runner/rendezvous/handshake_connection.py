@@ -10,8 +10,9 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
-from sirtaki.runner.rendezvous.handshake import Conversation, HandshakeError, Identity, Role
+from sirtaki.runner.rendezvous.handshake import Conversation
 from sirtaki.runner.rendezvous.interfaces import plain
+from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Role
 
 if TYPE_CHECKING:
     from sirtaki.runner.rendezvous.encryption import Connection, TlsConnection

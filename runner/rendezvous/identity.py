@@ -14,7 +14,8 @@ from pathlib import Path
 
 from sirtaki.bindings.topology import Peer, Topology
 from sirtaki.runner.rendezvous.address import is_unix, split_address
-from sirtaki.runner.rendezvous.handshake import BootstrapError, printable
+from sirtaki.runner.rendezvous.job import BootstrapError
+from sirtaki.runner.rendezvous.wire import printable
 
 _MOST_ADDRESSES = 64
 # Raised when a value of the wrong type or size is read out of JSON, endless nesting included.

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 
-from sirtaki.runner.rendezvous.handshake import BootstrapError
+from sirtaki.runner.rendezvous.job import BootstrapError
 
 VARIABLE = "SIRTAKI_NETWORK_INTERFACES"  # names, separated by commas; none: all
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from sirtaki.runner.rendezvous.handshake import BootstrapError
+from sirtaki.runner.rendezvous.job import BootstrapError
 
 KEY_BYTES = 32
 

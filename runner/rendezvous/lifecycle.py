@@ -27,8 +27,8 @@ from sirtaki.bindings.errors import (
 from sirtaki.bindings.gpu import with_packages
 from sirtaki.runner.rendezvous.address import KEY_ADVICE
 from sirtaki.runner.rendezvous.encryption import own_certificate
-from sirtaki.runner.rendezvous.handshake import BootstrapError, BootstrapTimeout, Identity
 from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
+from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout, Identity
 from sirtaki.runner.rendezvous.messages import RankEvent, describe
 from sirtaki.runner.rendezvous.providers import World, find_world
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient, RendezvousServer

@@ -15,8 +15,9 @@ from sirtaki.bindings.context import Context
 from sirtaki.runner.rendezvous.address import is_unix
 from sirtaki.runner.rendezvous.connect import connect
 from sirtaki.runner.rendezvous.encryption import Connection
-from sirtaki.runner.rendezvous.handshake import BootstrapError, BootstrapTimeout, Conversation
+from sirtaki.runner.rendezvous.handshake import Conversation
 from sirtaki.runner.rendezvous.handshake_connection import is_ours
+from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
 
 _DIAL_SECONDS = 30.0  # all ranks listen before any connects: a rank that does not answer never will

@@ -15,7 +15,7 @@ from typing import Any
 from sirtaki.bindings.context import Config, Context, check
 from sirtaki.bindings.library import ffi, lib, text
 from sirtaki.bindings.topology import SharedMemory
-from sirtaki.runner.rendezvous.handshake import BootstrapError, BootstrapTimeout
+from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout
 
 
 @dataclass

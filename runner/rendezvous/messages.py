@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from sirtaki.runner.rendezvous.handshake import BootstrapError
+from sirtaki.runner.rendezvous.job import BootstrapError
 
 # From a rank: the job's size; a round and a payload; an event and its text; the rank at fault and why.
 JOIN, GATHER, REPORT, GIVE_UP = b"J", b"G", b"R", b"F"

@@ -29,21 +29,18 @@ from sirtaki.runner.rendezvous.address import (
     unix_address,
     unix_path,
 )
-from sirtaki.runner.rendezvous.handshake import (
-    HANDSHAKE_SECONDS,
+from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, Conversation, certified, converse
+from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_ours
+from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
+from sirtaki.runner.rendezvous.job import (
     BootstrapError,
     BootstrapTimeout,
-    Conversation,
     HandshakeError,
     Identity,
     Job,
     LinkKind,
     Role,
-    certified,
-    converse,
 )
-from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_ours
-from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 from sirtaki.runner.rendezvous.unauthenticated import TOO_SLOW, Complaints, UnauthenticatedConnections
 

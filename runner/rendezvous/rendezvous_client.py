@@ -15,21 +15,9 @@ from typing import TYPE_CHECKING
 
 from sirtaki.runner.rendezvous.address import is_unix, refuse_without_key, split_addresses
 from sirtaki.runner.rendezvous.connect import connect
-from sirtaki.runner.rendezvous.handshake import (
-    BootstrapError,
-    BootstrapTimeout,
-    Conversation,
-    Identity,
-    Job,
-    LinkKind,
-    Role,
-    certified,
-    converse,
-    printable,
-    receive_frame,
-    send_frame,
-)
+from sirtaki.runner.rendezvous.handshake import Conversation, certified, converse
 from sirtaki.runner.rendezvous.interfaces import source_towards
+from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout, Identity, Job, LinkKind, Role
 from sirtaki.runner.rendezvous.messages import (
     FAILED,
     GATHER,
@@ -50,6 +38,7 @@ from sirtaki.runner.rendezvous.messages import (
     unpack_payloads,
 )
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+from sirtaki.runner.rendezvous.wire import printable, receive_frame, send_frame
 
 if TYPE_CHECKING:
     from sirtaki.runner.rendezvous.encryption import Connection

@@ -14,23 +14,17 @@ from functools import partial
 from typing import cast
 
 from sirtaki.runner.rendezvous.address import addresses_of, listen_at, split_addresses
-from sirtaki.runner.rendezvous.handshake import (
-    HANDSHAKE_SECONDS,
+from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, Conversation, certified, converse
+from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_ours
+from sirtaki.runner.rendezvous.job import (
     RENDEZVOUS_RANK,
     BootstrapError,
-    Conversation,
     HandshakeError,
     Identity,
     Job,
     LinkKind,
     Role,
-    certified,
-    converse,
-    pack_frame,
-    printable,
-    take_frame,
 )
-from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_ours
 from sirtaki.runner.rendezvous.messages import (
     GATHER,
     GIVE_UP,
@@ -52,6 +46,7 @@ from sirtaki.runner.rendezvous.messages import (
 )
 from sirtaki.runner.rendezvous.rendezvous_state import Answer, RendezvousState
 from sirtaki.runner.rendezvous.unauthenticated import TOO_SLOW, Complaints, UnauthenticatedConnections
+from sirtaki.runner.rendezvous.wire import pack_frame, printable, take_frame
 
 _BELL_BYTES = 64 * 1024
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sirtaki.runner.rendezvous.handshake import BootstrapError
+from sirtaki.runner.rendezvous.job import BootstrapError
 
 RoundKey = tuple[int, int]
 

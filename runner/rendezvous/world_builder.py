@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from sirtaki.bindings import program_stack
 from sirtaki.bindings.context import Config, Context
 from sirtaki.bindings.library import knobs
-from sirtaki.runner.rendezvous.handshake import BootstrapError, Identity, Job, printable
 from sirtaki.runner.rendezvous.identity import (
     Offer,
     RankDescription,
@@ -25,11 +24,13 @@ from sirtaki.runner.rendezvous.identity import (
     unpack,
     unpack_offer,
 )
+from sirtaki.runner.rendezvous.job import BootstrapError, Identity, Job
 from sirtaki.runner.rendezvous.links import Connections, PeerEndpoint, close_all, connect_all, link_sockets
 from sirtaki.runner.rendezvous.memory import MemoryLinks, create_memory
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, PeerListener
 from sirtaki.runner.rendezvous.providers import World
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+from sirtaki.runner.rendezvous.wire import printable
 
 
 def world_of_one(config: Config) -> Context:

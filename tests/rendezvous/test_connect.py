@@ -15,14 +15,8 @@ import pytest
 from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous.connect import connect
-from sirtaki.runner.rendezvous.handshake import (
-    HANDSHAKE_SECONDS,
-    BootstrapError,
-    BootstrapTimeout,
-    Conversation,
-    HandshakeError,
-    Identity,
-)
+from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, Conversation
+from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout, HandshakeError, Identity
 
 
 @pytest.fixture

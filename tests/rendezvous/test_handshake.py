@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.rendezvous.handshake import (
+from sirtaki.runner.rendezvous.handshake import shake_hands
+from sirtaki.runner.rendezvous.job import (
     BootstrapError,
     BootstrapTimeout,
     HandshakeError,
@@ -23,7 +24,6 @@ from sirtaki.runner.rendezvous.handshake import (
     Job,
     LinkKind,
     Role,
-    shake_hands,
 )
 from sirtaki.runner.rendezvous.key import read_key, write_key
 

@@ -18,17 +18,10 @@ from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous.address import is_abstract, is_loopback, split_address, unix_path
 from sirtaki.runner.rendezvous.connect import connect
-from sirtaki.runner.rendezvous.handshake import (
-    BootstrapError,
-    BootstrapTimeout,
-    Identity,
-    Job,
-    LinkKind,
-    Role,
-    converse,
-)
+from sirtaki.runner.rendezvous.handshake import converse
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_ours
 from sirtaki.runner.rendezvous.interfaces import local_addresses
+from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout, Identity, Job, LinkKind, Role
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
 
 JOB = Job("job", 4, b"k" * 32, "1.0")

@@ -16,19 +16,11 @@ from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous.address import split_address
-from sirtaki.runner.rendezvous.handshake import (
-    BootstrapError,
-    BootstrapTimeout,
-    Identity,
-    Job,
-    LinkKind,
-    Role,
-    pack_frame,
-    receive_frame,
-    shake_hands,
-)
+from sirtaki.runner.rendezvous.handshake import shake_hands
+from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout, Identity, Job, LinkKind, Role
 from sirtaki.runner.rendezvous.messages import GATHER, GATHERED, NUMBER, PAYLOAD_LIMIT, pack_failure
 from sirtaki.runner.rendezvous.rendezvous_client import RankEvent, RendezvousClient, RendezvousServer
+from sirtaki.runner.rendezvous.wire import pack_frame, receive_frame
 
 JOB = Job("job", 3, b"k" * 32, "1.0")
 

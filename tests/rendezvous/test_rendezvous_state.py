@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sirtaki.runner.rendezvous.handshake import BootstrapError
+from sirtaki.runner.rendezvous.job import BootstrapError
 from sirtaki.runner.rendezvous.rendezvous_state import Answer, RendezvousState, name_ranks
 
 SIZE = 4

@@ -19,15 +19,8 @@ from sirtaki.runner.rendezvous import encryption
 from sirtaki.runner.rendezvous.address import split_address
 from sirtaki.runner.rendezvous.connect import connect
 from sirtaki.runner.rendezvous.encryption import Certificate, Connection, TlsConnection
-from sirtaki.runner.rendezvous.handshake import (
-    BootstrapError,
-    HandshakeError,
-    Identity,
-    Job,
-    LinkKind,
-    Role,
-    converse,
-)
+from sirtaki.runner.rendezvous.handshake import converse
+from sirtaki.runner.rendezvous.job import BootstrapError, HandshakeError, Identity, Job, LinkKind, Role
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
 from sirtaki.runner.rendezvous.rendezvous_client import RankEvent, RendezvousClient, RendezvousServer
 

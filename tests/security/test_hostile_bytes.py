@@ -15,19 +15,7 @@ from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous.address import split_address
-from sirtaki.runner.rendezvous.handshake import (
-    BootstrapError,
-    HandshakeError,
-    Identity,
-    Job,
-    LinkKind,
-    Role,
-    converse,
-    pack_frame,
-    printable,
-    shake_hands,
-    take_frame,
-)
+from sirtaki.runner.rendezvous.handshake import converse, shake_hands
 from sirtaki.runner.rendezvous.identity import (
     Offer,
     RankDescription,
@@ -36,6 +24,7 @@ from sirtaki.runner.rendezvous.identity import (
     unpack,
     unpack_offer,
 )
+from sirtaki.runner.rendezvous.job import BootstrapError, HandshakeError, Identity, Job, LinkKind, Role
 from sirtaki.runner.rendezvous.messages import (
     GATHER,
     GATHERED,
@@ -50,6 +39,7 @@ from sirtaki.runner.rendezvous.messages import (
 )
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient, RendezvousServer
 from sirtaki.runner.rendezvous.rendezvous_state import RendezvousState
+from sirtaki.runner.rendezvous.wire import pack_frame, printable, take_frame
 
 JOB = Job("job", 2, b"k" * 32, "1.0")
 TRUE_MEMBER = RankDescription("boot/1", "hostA", 70, "unix:@sirtaki-70", {"fusion": "64"})

@@ -21,17 +21,9 @@ from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous import unauthenticated
 from sirtaki.runner.rendezvous.address import listen_at, refuse_without_key, split_address
-from sirtaki.runner.rendezvous.handshake import (
-    BootstrapError,
-    HandshakeError,
-    Identity,
-    Job,
-    LinkKind,
-    Role,
-    converse,
-    shake_hands,
-)
+from sirtaki.runner.rendezvous.handshake import converse, shake_hands
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
+from sirtaki.runner.rendezvous.job import BootstrapError, HandshakeError, Identity, Job, LinkKind, Role
 from sirtaki.runner.rendezvous.peer_listener import PeerListener
 from sirtaki.runner.rendezvous.rendezvous_client import RankEvent, RendezvousClient, RendezvousServer
 from sirtaki.runner.rendezvous.unauthenticated import Complaints

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sirtaki.runner.rendezvous.address import split_addresses
-from sirtaki.runner.rendezvous.handshake import Job
+from sirtaki.runner.rendezvous.job import Job
 from sirtaki.runner.rendezvous.providers import environment as variables
 from sirtaki.runner.rendezvous.providers import mpi, slurm, tf_config, torchrun
 from sirtaki.runner.rendezvous.providers.world import (

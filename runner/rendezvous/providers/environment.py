@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 
 from sirtaki.runner.rendezvous.address import split_addresses
-from sirtaki.runner.rendezvous.handshake import BootstrapError, Job
+from sirtaki.runner.rendezvous.job import BootstrapError, Job
 from sirtaki.runner.rendezvous.key import read_key
 from sirtaki.runner.rendezvous.providers.world import (
     VERSION,

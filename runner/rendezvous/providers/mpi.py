@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from sirtaki.runner.rendezvous.handshake import BootstrapError, Job
+from sirtaki.runner.rendezvous.job import BootstrapError, Job
 from sirtaki.runner.rendezvous.key import KEY_BYTES
 from sirtaki.runner.rendezvous.providers.world import VERSION, World, alone, key_of, start_timeout
 

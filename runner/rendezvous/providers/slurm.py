@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 
 from sirtaki.runner.rendezvous.address import join_address
-from sirtaki.runner.rendezvous.handshake import BootstrapError
+from sirtaki.runner.rendezvous.job import BootstrapError
 from sirtaki.runner.rendezvous.providers.world import World, number_in, served_by_rank_0
 
 _FIRST_PORT, _PORTS = 15_000, 15_000  # below the ports that systems assign by themselves

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from sirtaki.runner.rendezvous.handshake import BootstrapError
+from sirtaki.runner.rendezvous.job import BootstrapError
 from sirtaki.runner.rendezvous.providers.world import World, served_by_rank_0
 
 _RANKS = ("chief", "master", "worker")

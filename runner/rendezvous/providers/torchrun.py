@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sirtaki.runner.rendezvous.address import join_address
-from sirtaki.runner.rendezvous.handshake import BootstrapError, Job
+from sirtaki.runner.rendezvous.job import BootstrapError, Job
 from sirtaki.runner.rendezvous.key import KEY_BYTES
 from sirtaki.runner.rendezvous.providers.world import (
     VERSION,

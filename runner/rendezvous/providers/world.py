@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.runner.rendezvous.handshake import BootstrapError, Job
+from sirtaki.runner.rendezvous.job import BootstrapError, Job
 from sirtaki.runner.rendezvous.key import KEY_BYTES, read_key
 
 DEFAULT_START_TIMEOUT = 120.0  # seconds from the first rank's init()

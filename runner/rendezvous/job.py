@@ -1,0 +1,69 @@
+"""A job, its ranks, and the sides of a connection between two of them; the errors of the rendezvous."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+RENDEZVOUS_RANK = -1  # the rank that the rendezvous gives for itself
+
+
+class BootstrapError(RuntimeError):
+    """The ranks of a job could not reach or authenticate each other.
+
+    `culprit` is the rank at fault, if that is known and not the rank that raises.
+    """
+
+    def __init__(self, text: str = "", culprit: int | None = None) -> None:
+        super().__init__(text)
+        self.culprit = culprit
+
+
+class BootstrapTimeout(BootstrapError):
+    """The peer did not connect, or did not answer, in time."""
+
+
+class HandshakeError(BootstrapError):
+    """The peer is not the expected one."""
+
+
+class Role(enum.IntEnum):
+    """The side of a connection that a process is on."""
+
+    CONNECTS = 1
+    ACCEPTS = 2
+
+
+class LinkKind(enum.IntEnum):
+    """The purpose of a connection."""
+
+    STORE = 1  # a rank and the rendezvous
+    RANKS = 2  # two ranks
+
+
+@dataclass(frozen=True)
+class Job:
+    """The properties that all ranks of a job share."""
+
+    id: str  # random, not secret
+    size: int
+    key: bytes = field(repr=False)  # secret; empty without authentication
+    version: str  # of sirtaki, in this process
+    encrypt: bool = False  # whether connections between hosts are encrypted
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One side of a connection: its rank, its generation (the number of init() calls in its process), its
+    channel (which of several connections between the same two), and the fingerprint of the certificate
+    with which it encrypts this connection, b"" if it does not.
+    """
+
+    rank: int
+    generation: int = 0
+    channel: int = 0
+    certificate: bytes = b""
+
+    @property
+    def name(self) -> str:
+        return "the rendezvous" if self.rank == RENDEZVOUS_RANK else f"rank {self.rank}"
