@@ -61,6 +61,10 @@ class ArrayAdapter(Protocol):
         """Ends a write to an array, by way of a writable view's owner; returns the array."""
         ...
 
+    def split_counts(self, splits: Any, /) -> list[int] | None:
+        """Returns the splits of an all-to-all as numbers. Raises ValueError if they are not numbers."""
+        ...
+
     def from_counts(self, counts: Sequence[int], /) -> Any:
         """Returns the numbers of rows that an all-to-all has received, as an int32 array."""
         ...

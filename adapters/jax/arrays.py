@@ -18,6 +18,7 @@ from sirtaki.common.handles import Streams
 from sirtaki.common.tensor import TensorView
 from sirtaki.numpy import arrays
 from sirtaki.numpy.arrays import address_of as address_of
+from sirtaki.numpy.arrays import split_counts as split_counts
 
 _ALIGNMENT = 64  # bytes, so that JAX takes the memory over without a copy
 

@@ -8,15 +8,12 @@ from sirtaki.common.ops import barrier, join
 from sirtaki.common.public import *  # noqa: F403
 from sirtaki.common.public import __all__ as _shared
 from sirtaki.common.public import lister as _lister
-from sirtaki.numpy.movements import *  # noqa: F403
-from sirtaki.numpy.movements import __all__ as _movements
-from sirtaki.numpy.reductions import *  # noqa: F403
-from sirtaki.numpy.reductions import __all__ as _reductions
+from sirtaki.numpy.collectives import *  # noqa: F403
+from sirtaki.numpy.collectives import __all__ as _collectives
 
 __all__ = [
     *_shared,
-    *_reductions,
-    *_movements,
+    *_collectives,
     "Handle",
     "barrier",
     "join",

@@ -127,6 +127,11 @@ def written(tensor: Array, owner: Array) -> Array:
     return tensor
 
 
+def split_counts(splits: ArrayLike | None) -> list[int] | None:
+    """Returns the splits of an all-to-all as numbers."""
+    return None if splits is None else [int(split) for split in np.asarray(splits)]
+
+
 def from_counts(counts: Sequence[int]) -> Array:
     """Returns numbers of rows as an int32 array."""
     return np.array(counts, dtype=np.int32)

@@ -19,7 +19,7 @@ from sirtaki.common.ops import Max, Min
 from sirtaki.common.process_sets import ProcessSet
 from sirtaki.common.round_checks import RoundChecks
 from sirtaki.numpy.arrays import row_major_view
-from sirtaki.numpy.reductions import allreduce
+from sirtaki.numpy.collectives import allreduce
 
 _PLAIN = (str, bool, type(None), Real)
 Named = Iterable[tuple[str, Any]]

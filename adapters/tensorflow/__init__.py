@@ -8,14 +8,12 @@ from sirtaki.common.public import *  # noqa: F403
 from sirtaki.common.public import __all__ as _shared
 from sirtaki.common.public import lister as _lister
 from sirtaki.tensorflow.accumulation import GradientAccumulator
+from sirtaki.tensorflow.collectives import *  # noqa: F403
+from sirtaki.tensorflow.collectives import __all__ as _collectives
 from sirtaki.tensorflow.compression import Compression
 from sirtaki.tensorflow.consistency import check_parameters
 from sirtaki.tensorflow.library import library as _library
-from sirtaki.tensorflow.movements import *  # noqa: F403
-from sirtaki.tensorflow.movements import __all__ as _movements
 from sirtaki.tensorflow.optimizer import DistributedOptimizer
-from sirtaki.tensorflow.reductions import *  # noqa: F403
-from sirtaki.tensorflow.reductions import __all__ as _reductions
 from sirtaki.tensorflow.state import allgather_object, broadcast_object, broadcast_variables
 from sirtaki.tensorflow.synchronization import barrier, join
 from sirtaki.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
@@ -37,8 +35,7 @@ def __getattr__(name: str) -> _Any:
 __all__ = [
     *_shared,
     *_topology_ops,
-    *_reductions,
-    *_movements,
+    *_collectives,
     "Compression",
     "DistributedGradientTape",
     "PartialDistributedGradientTape",

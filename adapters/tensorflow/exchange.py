@@ -11,10 +11,10 @@ import tensorflow as tf
 from sirtaki.common.groups import GroupRules, Groups, check_groups, divided
 from sirtaki.common.ops import Average, Reduction, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.tensorflow.collectives import grouped_allreduce
 from sirtaki.tensorflow.compression import Compression, Compressor
 from sirtaki.tensorflow.consistency import reduce_checked
 from sirtaki.tensorflow.op_names import set_number
-from sirtaki.tensorflow.reductions import grouped_allreduce
 from sirtaki.tensorflow.topology_ops import members
 
 _BUCKET_BYTES = 8 << 20  # large enough that a TensorFlow operation costs little compared with the exchange

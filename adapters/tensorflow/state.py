@@ -10,7 +10,7 @@ import tensorflow as tf
 from sirtaki.common import objects
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.tensorflow.autograph import as_written
-from sirtaki.tensorflow.movements import broadcast_
+from sirtaki.tensorflow.collectives import broadcast_
 
 
 @as_written

@@ -10,7 +10,7 @@ import tensorflow as tf
 from sirtaki.common.ops import Sum
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.tensorflow._private import require_moments
-from sirtaki.tensorflow.reductions import allreduce
+from sirtaki.tensorflow.collectives import allreduce
 
 if int(keras.__version__.partition(".")[0]) < 3:
     raise ImportError(f"SyncBatchNormalization needs Keras 3 or newer; this is Keras {keras.__version__}")

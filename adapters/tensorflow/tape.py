@@ -68,7 +68,7 @@ def DistributedGradientTape(  # noqa: N802  # Horovod's name
 
     Args:
         gradtape: the tape, before or after it has recorded.
-        device_dense, device_sparse: accepted; see `sirtaki.tensorflow.reductions`.
+        device_dense, device_sparse: accepted; see `sirtaki.tensorflow.collectives`.
         compression: Compression.fp16 or Compression.bf16 to exchange floating elements in 16 bits.
         sparse_as_dense: exchange tf.IndexedSlices as dense tensors, instead of all ranks' slices.
         op: Average, Sum, Min, Max, Product or Adasum.

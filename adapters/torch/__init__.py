@@ -9,15 +9,13 @@ from sirtaki.common.public import *  # noqa: F403
 from sirtaki.common.public import __all__ as _shared
 from sirtaki.common.public import lister as _lister
 from sirtaki.torch import elastic, plain_optimizers
+from sirtaki.torch.collectives import *  # noqa: F403
+from sirtaki.torch.collectives import __all__ as _collectives
 from sirtaki.torch.compression import Compression
 from sirtaki.torch.consistency import check_parameters
 from sirtaki.torch.data import DataLoader, DistributedSampler
 from sirtaki.torch.joining import join
-from sirtaki.torch.movements import *  # noqa: F403
-from sirtaki.torch.movements import __all__ as _movements
 from sirtaki.torch.optimizer import DistributedOptimizer
-from sirtaki.torch.reductions import *  # noqa: F403
-from sirtaki.torch.reductions import __all__ as _reductions
 from sirtaki.torch.sparse import sparse_allreduce, sparse_allreduce_async
 from sirtaki.torch.state import broadcast_optimizer_state, broadcast_parameters
 from sirtaki.torch.sync_batch_norm import SyncBatchNorm
@@ -26,8 +24,7 @@ plain_optimizers.watch()
 
 __all__ = [
     *_shared,
-    *_reductions,
-    *_movements,
+    *_collectives,
     "Handle",
     "Compression",
     "DataLoader",

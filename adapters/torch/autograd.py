@@ -21,14 +21,14 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import find
 from sirtaki.bindings.errors import NotInitializedError, UnsupportedError
 from sirtaki.common import requests
-from sirtaki.common.collectives import Collectives
+from sirtaki.common.array_collectives import ArrayCollectives
 from sirtaki.common.handles import run
 from sirtaki.common.ops import Reduction
 from sirtaki.common.process_sets import ProcessSet
 from sirtaki.common.requests import COUNTED_ALLTOALL, CollectiveOptions
 from sirtaki.torch import tensors as adapter
 
-COLLECTIVES = Collectives(adapter)
+COLLECTIVES: ArrayCollectives[Tensor, Tensor] = ArrayCollectives(adapter)
 _SUM = Reduction(core.SUM)
 
 

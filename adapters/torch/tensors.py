@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -194,6 +195,23 @@ def from_output(context: Context, batch: Batch, index: int) -> Tensor:
     if not output.buffer:
         return torch.empty(output.shape, dtype=dtype)
     return torch.frombuffer(output.buffer, dtype=dtype).view(output.shape)
+
+
+def split_counts(splits: Tensor | Sequence[int] | None) -> list[int] | None:
+    """Returns the splits of an all-to-all as numbers. Raises ValueError if they are invalid."""
+    if splits is None:
+        return None
+    if isinstance(splits, Tensor):
+        if splits.dtype != torch.int32 or splits.dim() != 1:
+            raise ValueError(
+                f"splits has dtype {splits.dtype} and shape {list(splits.shape)}, but it has to be one "
+                "number a rank: a list, or an int32 tensor of one dimension"
+            )
+        return splits.tolist()
+    try:
+        return [operator.index(count) for count in splits]
+    except TypeError:
+        raise ValueError(f"splits has to be a list of whole numbers, one a rank, not {splits!r}") from None
 
 
 def from_counts(counts: Sequence[int]) -> Tensor:

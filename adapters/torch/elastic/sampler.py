@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Sampler
 
 from sirtaki.bindings.default_context import current
-from sirtaki.torch.movements import allgather
+from sirtaki.torch.collectives import allgather
 
 
 class ElasticSampler(Sampler[int]):

@@ -1,4 +1,4 @@
-"""Collective operations on torch tensors that combine them.
+"""Collective operations on torch tensors.
 
 Every rank of the process set has to call the same operations with the same names. Calls without a name are
 numbered per kind, so they match as long as all ranks make them in the same order. Wrong arguments raise
@@ -22,28 +22,68 @@ from torch import Tensor
 
 from sirtaki.bindings.default_context import current
 from sirtaki.common.compression import compressed
-from sirtaki.common.handles import Handle
-from sirtaki.common.ops import Average, op_of_average, reduction
+from sirtaki.common.ops import Average, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.common.requests import ALLREDUCE, ALLREDUCE_IN_PLACE, REDUCESCATTER, CollectiveOptions
-from sirtaki.torch.autograd import COLLECTIVES, AllReduce, Collective, CollectiveScope, ReduceScatter
+from sirtaki.torch import autograd
+from sirtaki.torch.autograd import (
+    COLLECTIVES,
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Collective,
+    CollectiveScope,
+    ReduceScatter,
+)
 from sirtaki.torch.compression import Compression, Compressor
-from sirtaki.torch.tensors import code_of
+from sirtaki.torch.tensors import code_of, from_counts, split_counts
 
 __all__ = [
+    "allgather",
+    "allgather_async",
     "allreduce",
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather",
+    "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
+    "recv",
+    "recv_async",
     "reducescatter",
     "reducescatter_async",
+    "send",
+    "send_async",
 ]
+
+allreduce_ = COLLECTIVES.allreduce_
+allreduce_async = COLLECTIVES.allreduce_async
+allreduce_async_ = COLLECTIVES.allreduce_async_
+grouped_allreduce_ = COLLECTIVES.grouped_allreduce_
+grouped_allreduce_async = COLLECTIVES.grouped_allreduce_async
+grouped_allreduce_async_ = COLLECTIVES.grouped_allreduce_async_
+reducescatter_async = COLLECTIVES.reducescatter_async
+grouped_reducescatter_async = COLLECTIVES.grouped_reducescatter_async
+allgather_async = COLLECTIVES.allgather_async
+grouped_allgather_async = COLLECTIVES.grouped_allgather_async
+alltoall_async = COLLECTIVES.alltoall_async
+broadcast_ = COLLECTIVES.broadcast_
+broadcast_async = COLLECTIVES.broadcast_async
+broadcast_async_ = COLLECTIVES.broadcast_async_
+recv = COLLECTIVES.recv
+recv_async = COLLECTIVES.recv_async
+send = COLLECTIVES.send
+send_async = COLLECTIVES.send_async
 
 
 def allreduce(
@@ -83,49 +123,6 @@ def allreduce(
     return _compressed(AllReduce(scope, how=how), [tensor], compression)[0]
 
 
-def allreduce_async(
-    tensor: Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle[Tensor]:
-    """Works like `allreduce`, without waiting."""
-    how = reduction(op, average, prescale_factor, postscale_factor)
-    return COLLECTIVES.start(ALLREDUCE, tensor, CollectiveOptions(name, process_set, how))
-
-
-def allreduce_(
-    tensor: Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Tensor:
-    """Works like `allreduce`, into the tensor itself, which is returned."""
-    if average is not None:
-        op = op_of_average(average, op)
-    return COLLECTIVES.allreduce_in_place(tensor, name, op, prescale_factor, postscale_factor, process_set)
-
-
-def allreduce_async_(
-    tensor: Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle[Tensor]:
-    """Works like `allreduce_`, without waiting."""
-    how = reduction(op, average, prescale_factor, postscale_factor)
-    return COLLECTIVES.start(ALLREDUCE_IN_PLACE, tensor, CollectiveOptions(name, process_set, how))
-
-
 def grouped_allreduce(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -140,48 +137,6 @@ def grouped_allreduce(
     how = reduction(op, average, prescale_factor, postscale_factor)
     scope = CollectiveScope(current(), name, process_set)
     return _compressed(AllReduce(scope, True, how), tensors, compression)
-
-
-def grouped_allreduce_async(
-    tensors: Sequence[Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle[list[Tensor]]:
-    """Works like `grouped_allreduce`, without waiting."""
-    how = reduction(op, average, prescale_factor, postscale_factor)
-    return COLLECTIVES.start_group(ALLREDUCE, tensors, CollectiveOptions(name, process_set, how))
-
-
-def grouped_allreduce_(
-    tensors: Sequence[Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> list[Tensor]:
-    """Works like `grouped_allreduce`, into the tensors themselves, which are returned."""
-    how = reduction(op, average, prescale_factor, postscale_factor)
-    return COLLECTIVES.run_group(ALLREDUCE_IN_PLACE, tensors, CollectiveOptions(name, process_set, how))
-
-
-def grouped_allreduce_async_(
-    tensors: Sequence[Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle[list[Tensor]]:
-    """Works like `grouped_allreduce_`, without waiting."""
-    how = reduction(op, average, prescale_factor, postscale_factor)
-    return COLLECTIVES.start_group(ALLREDUCE_IN_PLACE, tensors, CollectiveOptions(name, process_set, how))
 
 
 def reducescatter(
@@ -218,19 +173,6 @@ def reducescatter(
     return _compressed(ReduceScatter(scope, how=how), [tensor], compression)[0]
 
 
-def reducescatter_async(
-    tensor: Tensor,
-    name: str | None = None,
-    op: int = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Handle[Tensor]:
-    """Works like `reducescatter`, without waiting."""
-    how = reduction(op, None, prescale_factor, postscale_factor)
-    return COLLECTIVES.start(REDUCESCATTER, tensor, CollectiveOptions(name, process_set, how))
-
-
 def grouped_reducescatter(
     tensors: Sequence[Tensor],
     name: str | None = None,
@@ -246,17 +188,88 @@ def grouped_reducescatter(
     return _compressed(ReduceScatter(scope, True, how), tensors, compression)
 
 
-def grouped_reducescatter_async(
-    tensors: Sequence[Tensor],
+def allgather(
+    tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Tensor:
+    """Concatenates the ranks' tensors along dimension 0, in their order. All ranks of the set must call it.
+
+    Args:
+        tensor: a dense tensor with at least one dimension and any dtype in the core's table. Dimension 0
+            may differ between ranks (and be 0), the others may not.
+        name: identifies the operation on all ranks.
+        process_set: the ranks that take part.
+
+    Returns:
+        A new tensor, the same on every rank.
+
+    Raises:
+        ValueError: a tensor without dimensions, or a set that this rank does not belong to.
+        MismatchError: ranks disagree about dtype or the other dimensions.
+        PeerLostError: a rank died.
+    """
+    return AllGather(CollectiveScope(current(), name, process_set)).of(tensor)
+
+
+def grouped_allgather(
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Tensor]:
+    """Works like `allgather`, for a list of tensors that complete together. Returns a list."""
+    return AllGather(CollectiveScope(current(), name, process_set), is_grouped=True).apply(tensors)
+
+
+def alltoall(
+    tensor: Tensor,
+    splits: Tensor | Sequence[int] | None = None,
     name: str | None = None,
-    op: int = Average,
     process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Handle[list[Tensor]]:
-    """Works like `grouped_reducescatter`, without waiting."""
-    how = reduction(op, None, prescale_factor, postscale_factor)
-    return COLLECTIVES.start_group(REDUCESCATTER, tensors, CollectiveOptions(name, process_set, how))
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Sends each rank of the set its part of the rows, and returns the rows received from all.
+
+    All ranks of the set must call it.
+
+    Args:
+        tensor: a dense tensor with at least one dimension, of any dtype in the core's table; ranks may pass
+            different numbers of rows, but of the same shape.
+        splits: the number of rows for each rank, in their order, as an int32 tensor or a list; remaining rows
+            are not sent. None: equal parts.
+        name: identifies the operation on all ranks.
+        process_set: the ranks that take part.
+
+    Returns:
+        A new tensor with the received rows, in the order of ranks; with splits, a pair of it and an int32
+        tensor of the number of rows from each.
+
+    Raises:
+        ValueError: a tensor without dimensions, rows that cannot be divided evenly, splits that are negative,
+            not int32, too many or too few, or whose sum exceeds the rows.
+        MismatchError: ranks disagree about dtype or the other dimensions.
+        PeerLostError: a rank died.
+    """
+    scope = CollectiveScope(current(), name, process_set)
+    result, received = autograd.alltoall(scope, split_counts(splits), tensor)
+    return result if splits is None else (result, from_counts(received))
+
+
+def broadcast(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Tensor:
+    """Copies rank `root_rank`'s tensor to all ranks of the set. All of them must call it.
+
+    Args:
+        tensor: a dense tensor of any dtype in the core's table, of one shape and dtype on all ranks.
+        root_rank: the rank whose tensor is copied: a rank of the world, also within a process set.
+        name: identifies the operation on all ranks.
+        process_set: the ranks that take part.
+
+    Returns:
+        A new tensor with the root's values.
+
+    Raises:
+        ValueError: rank `root_rank` does not exist, or does not belong to the set.
+        MismatchError: ranks disagree about dtype, shape or root.
+        PeerLostError: a rank died.
+    """
+    return Broadcast(CollectiveScope(current(), name, process_set), root=root_rank).of(tensor)
 
 
 def _compressed(
