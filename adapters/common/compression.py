@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 
 class Compressor:
@@ -60,6 +60,40 @@ class CastingCompressor(Compressor):
     @classmethod
     def decompress(cls, tensor: Any, context: Any) -> Any:
         return cls.cast(tensor, context)
+
+
+class Compressors(Protocol):
+    """The compressors of one library: `Compression.none`, `Compression.fp16` and `Compression.bf16`."""
+
+    none: type[NoneCompressor]
+    fp16: type[CastingCompressor]
+    bf16: type[CastingCompressor]
+
+
+def compressors(casting: type[CastingCompressor], fp16: Any, bf16: Any) -> type[Compressors]:
+    """Returns a library's `Compression` from its casts and its dtypes of 16 bits.
+
+    The module of `casting` has to name the classes FP16Compressor and BF16Compressor, for pickle.
+    """
+
+    def derived(name: str, dtype: Any, document: str) -> type[CastingCompressor]:
+        own = {"__module__": casting.__module__, "__doc__": document, "dtype": dtype}
+        return type(name, (casting,), own)
+
+    members = {
+        "__module__": casting.__module__,
+        "__doc__": "The available compressors.",
+        "none": NoneCompressor,
+        "fp16": derived(
+            "FP16Compressor", fp16, "Exchanges floating tensors as float16: exact to 3 digits, up to 65,504."
+        ),
+        "bf16": derived(
+            "BF16Compressor",
+            bf16,
+            "Exchanges floating tensors as bfloat16: exact to 2 digits, with the range of float32.",
+        ),
+    }
+    return type("Compression", (), members)
 
 
 def compressed(

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from sirtaki.common.compression import CastingCompressor, Compressor, NoneCompressor
+from sirtaki.common.compression import CastingCompressor, Compressor, NoneCompressor, compressors
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class _HalfCompressor(CastingCompressor):
+class _TensorCompressor(CastingCompressor):
     @staticmethod
     def is_floating(tensor: Any) -> bool:
         return tensor.is_floating_point()
@@ -21,21 +21,5 @@ class _HalfCompressor(CastingCompressor):
         return tensor.to(dtype)
 
 
-class FP16Compressor(_HalfCompressor):
-    """Exchanges floating tensors as float16: exact to 3 digits, up to 65,504."""
-
-    dtype = torch.float16
-
-
-class BF16Compressor(_HalfCompressor):
-    """Exchanges floating tensors as bfloat16: exact to 2 digits, with the range of float32."""
-
-    dtype = torch.bfloat16
-
-
-class Compression:
-    """The available compressors."""
-
-    none = NoneCompressor
-    fp16 = FP16Compressor
-    bf16 = BF16Compressor
+Compression = compressors(_TensorCompressor, torch.float16, torch.bfloat16)
+FP16Compressor, BF16Compressor = Compression.fp16, Compression.bf16
