@@ -37,10 +37,10 @@ def run(*arrays: Any, options: ExchangeOptions) -> list[Any]:
     for array, name in zip(arrays, names, strict=True):
         dtype_code(array.dtype, name)
     how = Reduction(options.op, options.prescale, options.postscale)
-    options = CollectiveOptions(reduction=how, root=options.root, splits=options.splits)
+    details = CollectiveOptions(reduction=how, root=options.root, splits=options.splits)
     calls = [Call(None if options.name is None else name, options.process_set) for name in names]
     context = current()
-    operation = _COLLECTIVES.named(context, _BY_KIND[options.kind], arrays, options, calls)
+    operation = _COLLECTIVES.named(context, _BY_KIND[options.kind], arrays, details, calls)
     results = run_operation(context, operation)
     return list(results[0]) if options.splits is not None else results
 
