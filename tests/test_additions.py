@@ -14,7 +14,7 @@ ADDITIONS = {
     "a dtype that reduces": (r"float8_?e4m3fnuz\b|Float8E4M3fnuz", 5),
     "a setting": (r"\bcontrol_fan_out\b", 2),  # its row and its use
 }
-MOST_OF_ONE_ALLREDUCE = 21
+MOST_OF_ONE_ALLREDUCE = 16  # files of the core, between its C header and the return to it
 
 
 def naming(pattern: str) -> list[str]:
@@ -34,6 +34,7 @@ def test_an_addition_touches_few_files(addition: str) -> None:
 def test_one_allreduce_runs_through_few_files() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     way = text.partition("## One all-reduce, from hook to completion")[2].partition("\n## ")[0]
-    files = set(re.findall(r"`[\w/]*?(\w+\.(?:py|cc))`", way))
+    every_step = way.partition("From the second step on")[0]
+    files = set(re.findall(r"`[\w/]*?(\w+\.cc)`", every_step))
     assert len(files) > 8  # the way is described
     assert len(files) <= MOST_OF_ONE_ALLREDUCE, sorted(files)

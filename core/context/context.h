@@ -119,7 +119,6 @@ class Context {
   std::unique_ptr<EngineFailure> failure_;
   std::unique_ptr<PendingAbort> pending_abort_;
   std::unique_ptr<PeerMonitor> peer_monitor_;
-  std::unique_ptr<OutcomeHandler> outcome_handler_;
   std::unique_ptr<Iteration> iteration_;
   std::unique_ptr<EngineLoop> loop_;
   std::unique_ptr<Shutdown> shutdown_;

@@ -108,18 +108,16 @@ Status Context::start() {
 
 void Context::start_engine() {
   const OwnRank own{rank_, names_, local_peers_.get()};
-  Negotiator& negotiator = negotiation_->negotiator();
-  intake_ = std::make_unique<Intake>(state_, signals_, *event_waiter_, negotiator, config_);
+  intake_ = std::make_unique<Intake>(state_, signals_, *event_waiter_, negotiation_->negotiator(), config_);
   failure_ =
       std::make_unique<EngineFailure>(EngineFailureParts{own, state_, *negotiation_, *execution_, *failure_report_});
   pending_abort_ = std::make_unique<PendingAbort>(own, *negotiation_, *failure_);
   peer_monitor_ =
       std::make_unique<PeerMonitor>(PeerMonitorParts{own, state_, *negotiation_, *execution_, *event_waiter_,
                                                      *deadline_monitor_, *heartbeat_, *pending_abort_, *failure_});
-  outcome_handler_ = std::make_unique<OutcomeHandler>(
-      OutcomeHandlerParts{rank_, state_, negotiator, *execution_, *deadline_monitor_, program_stack_});
-  iteration_ = std::make_unique<Iteration>(IterationParts{own, links_, *intake_, *negotiation_, *outcome_handler_,
-                                                          *execution_, *peer_monitor_, *pending_abort_, *failure_});
+  iteration_ = std::make_unique<Iteration>(IterationParts{own, state_, links_, *intake_, *negotiation_, *execution_,
+                                                          *peer_monitor_, *pending_abort_, *failure_,
+                                                          *deadline_monitor_, program_stack_});
   const bool is_crowded = static_cast<int>(local_ranks_.size()) > usable_cores();
   loop_ = std::make_unique<EngineLoop>(EngineLoopParts{state_, signals_, role_, *intake_, *iteration_, *peer_monitor_,
                                                        *negotiation_, *event_waiter_, local_peers_.get()},

@@ -1,8 +1,31 @@
 #include "context/execution.h"
 
+#include <algorithm>
+
 #include "context/plan_statistics.h"
 
 namespace sirtaki {
+namespace {
+
+void describe(const Signature& signature, uintptr_t data, srt_tensor& out) {
+  out.data = data;
+  out.dtype = static_cast<int32_t>(signature.dtype);
+  out.dimensions = static_cast<int32_t>(signature.shape.size());
+  std::copy(signature.shape.begin(), signature.shape.end(), out.shape);
+  out.bytes = static_cast<uint64_t>(signature.bytes());
+}
+
+void describe_rows(const Signature& signature, int64_t rows, uintptr_t data, srt_tensor& out) {
+  describe(signature, data, out);
+  out.shape[0] = rows;
+  out.bytes = static_cast<uint64_t>(rows * signature.row_bytes());
+}
+
+size_t index_of(const std::vector<int32_t>& members, int32_t rank) {
+  return static_cast<size_t>(std::lower_bound(members.begin(), members.end(), rank) - members.begin());
+}
+
+}  // namespace
 
 Status Execution::start(const Plan& plan, Nanoseconds now) {
   Record record{plan.process_set, {}, plan.tensors.empty() ? "" : plan.tensors.front().signature->name};
@@ -14,11 +37,155 @@ Status Execution::start(const Plan& plan, Nanoseconds now) {
     return Status::ok();
   }
   auto transfer = std::make_shared<Transfer>();
-  SIRTAKI_TRY(maker_.make(plan, *transfer));
+  SIRTAKI_TRY(make_transfer(plan, *transfer));
   note_plan_begun(plan, record.tickets, transfer.get(), state_, now);
   transfer->times = &records_.emplace(plan.number, std::move(record)).first->second.times;
   transfer->times->are_measured = timeline_.is_running();
   executor_.add(std::move(transfer));
+  return Status::ok();
+}
+
+Status Execution::make_transfer(const Plan& plan, Transfer& transfer) {
+  const Signature& first = *plan.tensors.front().signature;
+  transfer.plan = plan.number;
+  transfer.kind = traits(plan.kind).is_of_a_pair ? Kind::alltoall : plan.kind;  // between two members
+  transfer.dtype = first.dtype;
+  transfer.reduce_op = first.reduce_op;
+  transfer.prescale.factor = first.prescale;
+  transfer.postscale.factor = first.postscale;
+  if (first.reduce_op == ReduceOp::average)
+    transfer.postscale.divisor = averages_contributors_ ? plan.contributors : static_cast<int64_t>(plan.members.size());
+  transfer.device = first.device;
+  transfer.members = plan.members;
+  transfer.own = index_of(plan.members, rank_);
+  transfer.root = index_of(plan.members, first.root);
+  for (const PlannedTensor& tensor : plan.tensors) {
+    Status status;
+    const TensorShare share{tensor, take_entry(tensor, status)};
+    if (status.is_ok() && share.entry) transfer.device = share.entry->signature->device;  // each rank numbers its own
+    if (!status.is_ok()) return status;
+    const KindTraits& kind = traits(plan.kind);
+    if (kind.is_of_a_pair) add_sent(share, transfer);
+    else if (kind.output == Output::rows) add_scattered(share, transfer);
+    else if (kind.output == Output::whole) add_whole(share, transfer);
+    else if (kind.has_splits) SIRTAKI_TRY(add_exchanged(share, transfer));
+    else SIRTAKI_TRY(add_gathered(share, transfer));
+  }
+  return Status::ok();
+}
+
+HandleEntry* Execution::take_entry(const PlannedTensor& tensor, Status& status) {
+  if (!tensor.ticket) return nullptr;
+  const Access state(state_);
+  HandleEntry* entry = state->handles.open_entry(tensor.ticket);
+  if (entry) entry->state = HandleState::planned;
+  else status = {SRT_INTERNAL, format("'%s' was agreed on, but is not in flight", tensor.signature->name.c_str())};
+  return entry;
+}
+
+// Adds a whole tensor. Plan and request are equal, but a joined rank has no tensor.
+void Execution::add_whole(const TensorShare& share, Transfer& transfer) {
+  const int64_t bytes = share.tensor.signature->bytes();
+  transfer.buffer.add(share.input(), share.output(), bytes);
+  transfer.tensor_bytes.push_back(bytes);
+  if (share.entry) describe(*share.entry->signature, share.entry->output, share.entry->described);
+}
+
+void Execution::add_scattered(const TensorShare& share, Transfer& transfer) {
+  const Signature& signature = *share.tensor.signature;
+  const size_t members = transfer.members.size();
+  transfer.outgoing.resize(members);
+  const uint8_t* input = share.input();
+  for (size_t member = 0; member < members; ++member) {
+    const int64_t rows = rows_of_member(signature.shape.front(), members, member);
+    const int64_t bytes = rows * signature.row_bytes();
+    const bool is_own = member == transfer.own;
+    transfer.outgoing[member].add(input, is_own ? share.output() : nullptr, bytes);
+    if (input) input += bytes;
+    if (is_own && share.entry) describe_rows(signature, rows, share.entry->output, share.entry->described);
+  }
+}
+
+// Allocates the output, once its number of rows is known.
+Status Execution::allocate(const TensorShare& share, int64_t rows) {
+  if (!share.entry) return Status::ok();
+  HandleEntry& entry = *share.entry;
+  describe_rows(*share.tensor.signature, rows, 0, entry.described);
+  const Status status = allocate_memory(entry);
+  entry.output = entry.described.data;
+  if (entry.output) return Status::ok();
+  return {SRT_OUT_OF_MEMORY, format("there is no memory for the %llu bytes that '%s' returns%s%s",
+                                    static_cast<unsigned long long>(entry.described.bytes),
+                                    share.tensor.signature->name.c_str(), status.is_ok() ? "" : ": ", status.text())};
+}
+
+Status Execution::allocate_memory(HandleEntry& entry) const {
+  const size_t bytes = std::max<size_t>(entry.described.bytes, 1);
+  if (entry.allocate) {
+    entry.described.data = entry.allocate(entry.user, &entry.described);
+  } else if (Gpu* gpu = gpu_.gpu(); gpu && entry.signature->device >= 0) {
+    SIRTAKI_TRY(GpuOutput::allocate(*gpu, bytes, entry.gpu_output));
+    entry.described.data = reinterpret_cast<uintptr_t>(entry.gpu_output->data());
+  } else {
+    entry.memory.reset(::operator new(bytes, std::align_val_t{64}, std::nothrow));
+    entry.described.data = reinterpret_cast<uintptr_t>(entry.memory.get());
+  }
+  return Status::ok();
+}
+
+Status Execution::add_gathered(const TensorShare& share, Transfer& transfer) {
+  const std::vector<int64_t>& rows = share.tensor.rows;
+  int64_t total = 0;
+  for (int64_t count : rows) total += count;
+  SIRTAKI_TRY(allocate(share, total));
+  transfer.incoming.resize(transfer.members.size());
+  uint8_t* output = share.output();
+  for (size_t member = 0; member < transfer.members.size(); ++member) {
+    const int64_t bytes = rows[member] * share.tensor.signature->row_bytes();
+    const uint8_t* input = member == transfer.own ? share.input() : nullptr;
+    transfer.incoming[member].add(input, output, bytes);
+    if (member == transfer.own) transfer.buffer.add(input, nullptr, bytes);
+    if (output) output += bytes;
+  }
+  return Status::ok();
+}
+
+void Execution::add_sent(const TensorShare& share, Transfer& transfer) {
+  const Signature& signature = *share.tensor.signature;
+  const size_t from = index_of(transfer.members, signature.root);
+  const size_t to = index_of(transfer.members, signature.destination);
+  transfer.outgoing.resize(2);
+  transfer.incoming.resize(2);
+  transfer.flows.resize(4);
+  transfer.flows[2 * from + to] += signature.bytes();
+  if (from == transfer.own) transfer.outgoing[to].add(share.input(), nullptr, signature.bytes());
+  else transfer.incoming[from].add(nullptr, share.output(), signature.bytes());
+  if (share.entry) describe(signature, share.entry->output, share.entry->described);
+}
+
+Status Execution::add_exchanged(const TensorShare& share, Transfer& transfer) {
+  const size_t members = transfer.members.size(), own = transfer.own;
+  const int64_t row_bytes = share.tensor.signature->row_bytes();
+  const auto rows = [&](size_t from, size_t to) { return share.tensor.rows[from * members + to]; };
+  std::vector<int64_t> received;
+  int64_t total = 0;
+  for (size_t from = 0; from < members; ++from) total += received.emplace_back(rows(from, own));
+  SIRTAKI_TRY(allocate(share, total));
+  transfer.outgoing.resize(members);
+  transfer.incoming.resize(members);
+  transfer.flows.resize(members * members);
+  for (size_t flow = 0; flow < transfer.flows.size(); ++flow)
+    transfer.flows[flow] += share.tensor.rows[flow] * row_bytes;
+  const uint8_t* input = share.input();
+  uint8_t* output = share.output();
+  for (size_t member = 0; member < members; ++member) {
+    const int64_t sent = rows(own, member) * row_bytes, got = received[member] * row_bytes;
+    transfer.incoming[member].add(member == own ? input : nullptr, output, got);
+    if (member != own) transfer.outgoing[member].add(input, nullptr, sent);
+    if (input) input += sent;
+    if (output) output += got;
+  }
+  if (share.entry) share.entry->received = std::move(received);
   return Status::ok();
 }
 

@@ -1,10 +1,10 @@
-// Execution of plans: hands each plan to the executor as a transfer, and ends its handles when it is done.
+// Execution of plans: makes each a transfer, with this rank's memory, hands it to the executor, and ends its handles
+// when it is done.
 #pragma once
 
 #include <unordered_map>
 
 #include "context/caller_state.h"
-#include "context/transfer_maker.h"
 #include "control/negotiator.h"
 #include "data/executor.h"
 #include "plan/plan.h"
@@ -16,7 +16,8 @@ class Execution {
   // `averages_contributors`: an average divides by the members that have not joined, not by all of the process set.
   Execution(int32_t rank, SharedCallerState& state, Negotiator& negotiator, const Timeline& timeline,
             const GpuChoice& gpu, bool averages_contributors)
-      : state_(state), negotiator_(negotiator), timeline_(timeline), maker_(rank, state, gpu, averages_contributors) {}
+      : rank_(rank), state_(state), negotiator_(negotiator), timeline_(timeline), gpu_(gpu),
+        averages_contributors_(averages_contributors) {}
 
   Executor& executor() { return executor_; }
 
@@ -35,13 +36,34 @@ class Execution {
     TransferTimes times = {};
   };
 
+  // A tensor of a plan, and this rank's entry for it; nullptr where the rank has joined.
+  struct TensorShare {
+    const PlannedTensor& tensor;
+    HandleEntry* entry;
+    const uint8_t* input() const { return entry ? reinterpret_cast<const uint8_t*>(entry->input) : nullptr; }
+    uint8_t* output() const { return entry ? reinterpret_cast<uint8_t*>(entry->output) : nullptr; }
+  };
+
+  // Makes a plan a transfer. Fails when there is no memory.
+  Status make_transfer(const Plan& plan, Transfer& transfer);
+  HandleEntry* take_entry(const PlannedTensor& tensor, Status& status);
+  void add_whole(const TensorShare& share, Transfer& transfer);
+  void add_scattered(const TensorShare& share, Transfer& transfer);
+  void add_sent(const TensorShare& share, Transfer& transfer);
+  Status add_gathered(const TensorShare& share, Transfer& transfer);
+  Status add_exchanged(const TensorShare& share, Transfer& transfer);
+  Status allocate(const TensorShare& share, int64_t rows);
+  Status allocate_memory(HandleEntry& entry) const;
+
   void note_launches();
   void finish(const Record& record, uint32_t result, Nanoseconds moment);
 
+  int32_t rank_;
   SharedCallerState& state_;
   Negotiator& negotiator_;
   const Timeline& timeline_;
-  TransferMaker maker_;
+  const GpuChoice& gpu_;
+  bool averages_contributors_;  // else an average divides by all members of the set, joined or not
   Executor executor_;
   std::unordered_map<uint64_t, Record> records_;  // by plan number
   Executor::Changes changes_;

@@ -49,7 +49,8 @@ bool Iteration::negotiate(Nanoseconds now) {
 }
 
 void Iteration::act_on_events(Nanoseconds now) {
-  const Status status = parts_.outcome_handler.apply(events_, now);
+  observe(now);
+  const Status status = apply(events_.outcome, now);
   if (!status.is_ok()) return parts_.failure.fail(status, now);
   if (!events_.outcome.fatal.is_ok())
     return parts_.failure.fail({events_.outcome.fatal, events_.outcome.culprit}, AbortScope::everyone, now);
@@ -59,6 +60,61 @@ void Iteration::act_on_events(Nanoseconds now) {
   }
   if (events_.abort) parts_.pending_abort.receive(*events_.abort, AbortScope::host, now);
   for (int32_t rank : events_.lost) parts_.peer_monitor.lose(rank, now);
+}
+
+void Iteration::observe(Nanoseconds now) {
+  if (!events_.has_reported && !events_.has_decided) return;
+  const Access state(parts_.state);
+  Observer& observer = state->observer;
+  observer.set_moment(now);
+  if (events_.has_decided) observer.decision_applied();
+  for (const RankLateness& late : events_.outcome.lateness) observer.set_lateness(late.rank, late.lateness);
+  if (!events_.has_reported) return;
+  for (const Negotiator::Reported& reported : parts_.negotiation.negotiator().reported())
+    if (const HandleEntry* entry = state->handles.open_entry(reported.ticket))
+      observer.reported(entry->record, reported.by_id);
+}
+
+Status Iteration::apply(const Outcome& outcome, Nanoseconds now) {
+  for (const Refusal& refusal : outcome.refusals) {
+    const Access state(parts_.state);
+    state->end_refused(refusal.ticket, refusal.status);
+  }
+  for (const Plan& plan : outcome.plans) SIRTAKI_TRY(parts_.execution.start(plan, now));
+  settle_sets(outcome);
+  for (const Stall& stall : outcome.stalls) parts_.deadline_monitor.report(stall);
+  if (outcome.is_asked) parts_.negotiation.negotiator().answer(describe_wait());
+  return Status::ok();
+}
+
+// Applies process sets that were added or removed, and joins that are complete.
+void Iteration::settle_sets(const Outcome& outcome) {
+  if (outcome.process_sets.empty() && outcome.joins.empty()) return;
+  const Access state(parts_.state);
+  const auto end = [&](Ticket ticket, int64_t number) {
+    if (HandleEntry* entry = state->handles.open_entry(ticket)) entry->number = number;
+    state->handles.end(ticket, Status::ok());
+  };
+  for (const ProcessSetChange& change : outcome.process_sets) {
+    if (change.members.empty()) state->sets.remove(change.process_set);
+    else state->sets.add(change.process_set, change.members);
+    end(change.ticket, change.process_set);
+  }
+  for (const JoinDone& join : outcome.joins) {
+    if (ProcessSetEntry* set = state->sets.find(join.process_set)) set->is_joined = false;
+    end(join.ticket, join.last_rank);
+  }
+}
+
+// Describes this rank for a peer's stall report. A pending operation counts as waited-for only if the program is inside
+// sirtaki, or its stack is unknown.
+StalledRankReport Iteration::describe_wait() {
+  StackSample stack = parts_.program_stack.sample();
+  StalledRankReport own{parts_.own.rank, true, {}, std::move(stack.frames)};
+  if (!stack.is_in_sirtaki && stack.is_known) return own;
+  const Access state(parts_.state);
+  own.waits_for = state->oldest_unplanned();
+  return own;
 }
 
 bool Iteration::must_run_again() {

@@ -1,22 +1,25 @@
 // One iteration of the engine's loop: requests go in, are negotiated and executed, and peers are watched. Never blocks.
 #pragma once
 
+#include "context/deadline_monitor.h"
 #include "context/intake.h"
-#include "context/outcome_handler.h"
 #include "context/peer_monitor.h"
+#include "observe/program_stack.h"
 
 namespace sirtaki {
 
 struct IterationParts {
   OwnRank own;
+  SharedCallerState& state;
   const Links& links;
   Intake& intake;
   Negotiation& negotiation;
-  OutcomeHandler& outcome_handler;
   Execution& execution;
   PeerMonitor& peer_monitor;
   PendingAbort& pending_abort;
   EngineFailure& failure;
+  const DeadlineMonitor& deadline_monitor;
+  ProgramStack& program_stack;
 };
 
 // For the driver only.
@@ -44,6 +47,11 @@ class Iteration {
   bool run_parts(Nanoseconds now) REQUIRES(driving);
   bool negotiate(Nanoseconds now) REQUIRES(driving);
   void act_on_events(Nanoseconds now) REQUIRES(driving);
+  void observe(Nanoseconds now) REQUIRES(driving);
+  // Applies what was negotiated. Fails when this rank cannot take part in a plan.
+  Status apply(const Outcome& outcome, Nanoseconds now) REQUIRES(driving);
+  void settle_sets(const Outcome& outcome);
+  StalledRankReport describe_wait();
 
   IterationParts parts_;
   NegotiationEvents events_ GUARDED_BY(driving);
