@@ -19,6 +19,7 @@ from sirtaki.tensorflow.synchronization import barrier, join
 from sirtaki.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from sirtaki.tensorflow.topology_ops import *  # noqa: F403
 from sirtaki.tensorflow.topology_ops import __all__ as _topology_ops
+from sirtaki.tensorflow.xla import enable_xla
 
 _library()
 
@@ -43,6 +44,7 @@ __all__ = [
     "GradientAccumulator",
     "SyncBatchNormalization",  # noqa: F405  # __getattr__ makes it
     "barrier",
+    "enable_xla",
     "join",
     "broadcast_variables",
     "check_parameters",

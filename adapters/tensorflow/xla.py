@@ -1,8 +1,8 @@
 """Collectives in functions that XLA compiles (`jit_compile=True`): calls of the core's handler.
 
-The handler is the same that JAX's programs call. TensorFlow has an XLA of its own, with which the handler is
-registered when the first such function is traced. Only all-reduce and broadcast work there: XLA needs the
-shapes of results when it compiles.
+The handler is the same that JAX's programs call. TensorFlow has an XLA of its own, with which `enable_xla`
+registers the handler, through interfaces that TensorFlow does not promise to keep. Only all-reduce and
+broadcast work there: XLA needs the shapes of results when it compiles.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.library import xla_handler
 from sirtaki.tensorflow import _private
 
@@ -62,6 +63,29 @@ class _Registration(ctypes.Structure):
     )
 
 
+class _Choice:
+    """Whether the program has enabled the handler in this process."""
+
+    is_enabled = False
+
+
+def enable_xla() -> None:
+    """Lets functions with `jit_compile=True` all-reduce and broadcast. All ranks must call it.
+
+    It is off by default because it needs interfaces that TensorFlow may change in any version: the handler is
+    registered with TensorFlow's XLA by the position of a function in a private table.
+
+    Raises:
+        UnsupportedError: this TensorFlow's XLA has another interface; TensorFlow 2.21 has the known one.
+    """
+    if not is_served():
+        raise UnsupportedError(
+            f"the XLA of TensorFlow {tf.__version__} has another interface than the one that sirtaki knows, "
+            "that of TensorFlow 2.21; use jit_compile=False for functions with collectives"
+        )
+    _Choice.is_enabled = True
+
+
 def is_compiled() -> bool:
     """Returns whether XLA compiles the function that is being traced."""
     if tf.executing_eagerly() or _private.in_xla_context is None:  # XLA will reject the operation itself
@@ -74,8 +98,8 @@ def refuse() -> None:
     if is_compiled():
         raise ValueError(
             "XLA compiles this function. There sirtaki can only do all-reduces and broadcasts of tensors "
-            "whose shapes are known, and only with TensorFlow 2.21 or newer. Use jit_compile=False for "
-            "this function; those that it calls may be compiled"
+            "whose shapes are known, after hvd.enable_xla(), and with TensorFlow 2.21. Use jit_compile=False "
+            "for this function; those that it calls may be compiled"
         )
 
 
@@ -91,12 +115,13 @@ def run(
         attributes: process_set, and those of reduce_op, root, prescale and postscale that are not 0 or 1.0.
 
     Raises:
-        ValueError: unknown shapes, or a different interface of this TensorFlow's XLA.
+        ValueError: unknown shapes, or no `enable_xla` before.
     """
-    if not all(one.shape.is_fully_defined() and one.dtype in _TYPES for one in tensors) or not is_served():
+    is_known = all(one.shape.is_fully_defined() and one.dtype in _TYPES for one in tensors)
+    if not is_known or not _Choice.is_enabled:
         refuse()
     stablehlo, call_module = _private.stablehlo(), _private.xla_call_module
-    assert call_module is not None  # is_served() requires it
+    assert call_module is not None  # enable_xla() requires it
     name = bytes(tf.get_static_value(label)).decode()
     names = [name] if len(tensors) == 1 else [f"{name}.{index}" for index in range(len(tensors))]
     module = stablehlo.serialize_portable_artifact_str(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import tensorflow as tf
@@ -12,6 +13,8 @@ import sirtaki.tensorflow as hvd
 from cases import case
 from cases.tensorflow_collectives import REDUCIBLE, everyone, same, values
 from cases.tensorflow_training import batch, close, descend, loss_of, trained_alone, variables
+from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.tensorflow import xla
 from sirtaki.tensorflow.xla import is_served
 
 
@@ -22,12 +25,29 @@ def compiled(function: Any) -> Any:
 def where_served(body: Callable[[], None]) -> Callable[[], None]:
     """Runs the body if TensorFlow's XLA has a known interface; otherwise, functions must raise an error."""
 
-    def refused() -> None:
-        with pytest.raises(ValueError, match="jit_compile=False"):
-            compiled(lambda: hvd.allreduce(tf.ones([2])))()
+    def enabled() -> None:
+        hvd.enable_xla()
+        body()
 
-    refused.__name__, refused.__module__ = body.__name__, body.__module__
-    return body if is_served() else refused
+    def refused() -> None:
+        with pytest.raises(UnsupportedError, match="jit_compile=False"):
+            hvd.enable_xla()
+        refuses_allreduce()
+
+    chosen = enabled if is_served() else refused
+    chosen.__name__, chosen.__module__ = body.__name__, body.__module__
+    return chosen
+
+
+def refuses_allreduce() -> None:
+    with pytest.raises(ValueError, match=r"enable_xla.*jit_compile=False"):
+        compiled(lambda: hvd.allreduce(tf.ones([2])))()
+
+
+@case()
+def refused_unless_enabled() -> None:
+    with mock.patch.object(xla._Choice, "is_enabled", False):
+        refuses_allreduce()
 
 
 @case()
