@@ -166,3 +166,12 @@ BROADCAST = Collective("broadcast", _broadcast)
 BROADCAST_IN_PLACE = Collective("broadcast", _broadcast_in_place)
 SEND = Collective("send", _send)
 RECEIVE = Collective("recv", _receive)
+
+# The collectives that return new arrays, by the core's codes.
+BY_KIND = {
+    core.ALLREDUCE: ALLREDUCE,
+    core.BROADCAST: BROADCAST,
+    core.ALLGATHER: ALLGATHER,
+    core.REDUCESCATTER: REDUCESCATTER,
+    core.ALLTOALL: ALLTOALL,
+}

@@ -7,25 +7,16 @@ from typing import Any
 
 import jax
 
-from sirtaki.bindings import request as core
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.common import requests
 from sirtaki.common.collectives import Collectives
 from sirtaki.common.handles import run as run_operation
 from sirtaki.common.ops import Call, Reduction
-from sirtaki.common.requests import CollectiveOptions
+from sirtaki.common.requests import BY_KIND, CollectiveOptions
 from sirtaki.jax import arrays as adapter
 from sirtaki.jax.exchange_options import ExchangeOptions, dtype_code
 
 _COLLECTIVES = Collectives(adapter)
-_BY_KIND = {
-    core.ALLREDUCE: requests.ALLREDUCE,
-    core.BROADCAST: requests.BROADCAST,
-    core.ALLGATHER: requests.ALLGATHER,
-    core.REDUCESCATTER: requests.REDUCESCATTER,
-    core.ALLTOALL: requests.ALLTOALL,
-}
 
 
 def run(*arrays: Any, options: ExchangeOptions) -> list[Any]:
@@ -40,7 +31,7 @@ def run(*arrays: Any, options: ExchangeOptions) -> list[Any]:
     details = CollectiveOptions(reduction=how, root=options.root, splits=options.splits)
     calls = [Call(None if options.name is None else name, options.process_set) for name in names]
     context = current()
-    operation = _COLLECTIVES.named(context, _BY_KIND[options.kind], arrays, details, calls)
+    operation = _COLLECTIVES.named(context, BY_KIND[options.kind], arrays, details, calls)
     results = run_operation(context, operation)
     return list(results[0]) if options.splits is not None else results
 
