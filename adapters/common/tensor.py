@@ -10,7 +10,6 @@ from sirtaki.bindings.request import CPU
 
 # Element types by name, with the core's codes. A framework's adapter maps its own dtypes to these.
 DTYPE_CODES: dict[str, int] = {dtype.name: dtype.code for dtype in dtypes()}
-DTYPE_NAMES: dict[int, str] = {dtype.code: dtype.name for dtype in dtypes()}
 REDUCIBLE: frozenset[int] = frozenset(dtype.code for dtype in dtypes() if dtype.reduce_ops)
 
 ROW_MAJOR = 0
