@@ -4,6 +4,15 @@
 
 using namespace sirtaki;
 
+namespace {
+
+void let_rank_0_wait(World& world) {
+  world.submit(0, allreduce("x"));
+  CHECK(!world.round());
+}
+
+}  // namespace
+
 TEST(nothing_pending_is_never_a_stall) {
   World world(2);
   CHECK_EQUAL(world.coordinator.next_deadline(), never);
@@ -101,8 +110,7 @@ TEST(different_causes_are_different_reports) {
 TEST(a_later_cause_is_reported_in_its_own_time) {
   World world(2);
   const Nanoseconds start = world.now;
-  world.submit(0, allreduce("x"));
-  world.round();
+  let_rank_0_wait(world);
   world.now = start + seconds(5);
   CHECK(world.tell_stalls());
   world.now = start + seconds(7);
@@ -122,8 +130,7 @@ TEST(a_later_cause_is_reported_in_its_own_time) {
 TEST(a_joined_rank_is_not_missing) {
   World world(3);
   world.join(1);
-  world.submit(0, allreduce("x"));
-  CHECK(!world.round());
+  let_rank_0_wait(world);
   world.now += seconds(5);
   CHECK(world.tell_stalls());
   REQUIRE(world.outcome(0).stalls.size() == 1);
@@ -212,8 +219,7 @@ TEST(the_deadline_ends_the_job_and_says_what_the_late_rank_does) {
 TEST(a_rank_that_does_not_answer_is_awaited_for_a_second) {
   World world(3);
   const Nanoseconds start = world.now;
-  world.submit(0, allreduce("x"));
-  world.round();
+  let_rank_0_wait(world);
   world.now = start + seconds(5);
   CHECK(world.decide());
   CHECK(!world.outcome(0).is_asked && world.outcome(1).is_asked && world.outcome(2).is_asked);
@@ -234,8 +240,7 @@ TEST(a_rank_that_does_not_answer_is_awaited_for_a_second) {
 
 TEST(nothing_is_told_of_what_has_come_meanwhile) {
   World world(2);
-  world.submit(0, allreduce("x"));
-  world.round();
+  let_rank_0_wait(world);
   world.now += seconds(5);
   CHECK(world.decide());
   CHECK(world.outcome(1).is_asked);
@@ -269,8 +274,7 @@ TEST(an_answer_that_nobody_has_asked_for_is_ignored) {
 
 TEST(zero_means_never) {
   World world(2, {.stall_report = 0, .stall_deadline = 0});
-  world.submit(0, allreduce("x"));
-  CHECK(!world.round());
+  let_rank_0_wait(world);
   CHECK_EQUAL(world.coordinator.next_deadline(), never);
   world.now += seconds(100'000);
   CHECK(!world.decide());
@@ -279,8 +283,7 @@ TEST(zero_means_never) {
 // The rank's leader may be the cause, and is named in that case.
 TEST(who_reports_for_a_rank_that_does_not_answer_is_known) {
   World world(4, {}, {}, {-1, -1, 1, 1});
-  world.submit(0, allreduce("x"));
-  world.round();
+  let_rank_0_wait(world);
   world.now += seconds(5);
   CHECK(world.decide());
   world.negotiators[3]->answer({3, true, "y", {}});
