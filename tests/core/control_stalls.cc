@@ -6,9 +6,11 @@ using namespace sirtaki;
 
 namespace {
 
-void let_rank_0_wait(World& world) {
+// Rank 0 alone submits a request, and waits for so long: by default until the first report is due.
+void let_rank_0_wait(World& world, Nanoseconds time = seconds(5)) {
   world.submit(0, allreduce("x"));
   CHECK(!world.round());
+  world.now += time;
 }
 
 }  // namespace
@@ -111,7 +113,6 @@ TEST(a_later_cause_is_reported_in_its_own_time) {
   World world(2);
   const Nanoseconds start = world.now;
   let_rank_0_wait(world);
-  world.now = start + seconds(5);
   CHECK(world.tell_stalls());
   world.now = start + seconds(7);
   world.submit(1, allreduce("y"));
@@ -131,7 +132,6 @@ TEST(a_joined_rank_is_not_missing) {
   World world(3);
   world.join(1);
   let_rank_0_wait(world);
-  world.now += seconds(5);
   CHECK(world.tell_stalls());
   REQUIRE(world.outcome(0).stalls.size() == 1);
   CHECK_EQUAL(world.outcome(0).stalls[0].missing, std::vector<int32_t>{2});
@@ -220,7 +220,6 @@ TEST(a_rank_that_does_not_answer_is_awaited_for_a_second) {
   World world(3);
   const Nanoseconds start = world.now;
   let_rank_0_wait(world);
-  world.now = start + seconds(5);
   CHECK(world.decide());
   CHECK(!world.outcome(0).is_asked && world.outcome(1).is_asked && world.outcome(2).is_asked);
   CHECK(world.outcome(0).stalls.empty());
@@ -241,7 +240,6 @@ TEST(a_rank_that_does_not_answer_is_awaited_for_a_second) {
 TEST(nothing_is_told_of_what_has_come_meanwhile) {
   World world(2);
   let_rank_0_wait(world);
-  world.now += seconds(5);
   CHECK(world.decide());
   CHECK(world.outcome(1).is_asked);
   world.submit(1, allreduce("x"));
@@ -274,7 +272,7 @@ TEST(an_answer_that_nobody_has_asked_for_is_ignored) {
 
 TEST(zero_means_never) {
   World world(2, {.stall_report = 0, .stall_deadline = 0});
-  let_rank_0_wait(world);
+  let_rank_0_wait(world, 0);
   CHECK_EQUAL(world.coordinator.next_deadline(), never);
   world.now += seconds(100'000);
   CHECK(!world.decide());
@@ -284,7 +282,6 @@ TEST(zero_means_never) {
 TEST(who_reports_for_a_rank_that_does_not_answer_is_known) {
   World world(4, {}, {}, {-1, -1, 1, 1});
   let_rank_0_wait(world);
-  world.now += seconds(5);
   CHECK(world.decide());
   world.negotiators[3]->answer({3, true, "y", {}});
   world.report(3);
