@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from sirtaki.bindings.detached_operations import DetachedOperations
 from sirtaki.bindings.errors import Failure, error_of
@@ -186,10 +186,7 @@ class Context:
             if status == _OK:
                 return
             if status != _IN_PROGRESS:
-                try:
-                    raise self._failure(status, batch, start, number)
-                finally:
-                    self.release(batch, start, number)
+                self._fail(status, batch, start, number, self.release)
             self._take_steps()
 
     def wait_in_stream(self, batch: Batch, stream: int, start: int = 0, count: int | None = None) -> None:
@@ -206,10 +203,7 @@ class Context:
             if status == _OK:
                 return
             if status != _IN_PROGRESS:
-                try:
-                    raise self._failure(status, batch, start, number)
-                finally:
-                    self.detach(batch, start, number)
+                self._fail(status, batch, start, number, self.detach)
 
     def follow(self, step: Callable[[], bool]) -> None:
         """Calls `step` repeatedly during any wait of this rank, until it returns True.
@@ -374,12 +368,18 @@ class Context:
         batch.handles[start:end] = [0] * number
         batch.keep[start:end] = [None] * number
 
-    def _failure(self, status: int, batch: Batch, start: int, count: int) -> Exception:
-        for handle in batch.handles[start : start + count]:
-            ended = _srt_poll(self._pointer, handle)
-            if ended not in (_OK, _IN_PROGRESS):
-                return error_of(ended, text(lib.srt_handle_error(self._pointer, handle)))
-        return error_of(status, text(lib.srt_context_error(self._pointer)))
+    def _fail(
+        self, status: int, batch: Batch, start: int, count: int, release: Callable[[Batch, int, int], None]
+    ) -> NoReturn:
+        """Raises the error of the first failed request, else the context's; then releases all requests."""
+        try:
+            for handle in batch.handles[start : start + count]:
+                ended = _srt_poll(self._pointer, handle)
+                if ended not in (_OK, _IN_PROGRESS):
+                    raise error_of(ended, text(lib.srt_handle_error(self._pointer, handle)))
+            raise error_of(status, text(lib.srt_context_error(self._pointer)))
+        finally:
+            release(batch, start, count)
 
     def _close_in_child(self) -> None:
         lib.srt_fork_child(self._pointer)

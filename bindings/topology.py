@@ -16,8 +16,8 @@ class Peer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Topology:
-    """A rank's position: in the world, on its host, and among its equals on other hosts."""
+class RankPlacement:
+    """The position of a rank. `cross`: its index among the ranks of all hosts with the same local rank."""
 
     rank: int
     size: int
@@ -25,6 +25,12 @@ class Topology:
     local_size: int
     cross_rank: int
     cross_size: int
+
+
+@dataclass(frozen=True)
+class Topology(RankPlacement):
+    """A rank's position among identified peers, which are in the order of ranks."""
+
     peers: Sequence[Peer]
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.capacity import Capacity
 from sirtaki.runner.environment import RankEnvironment, arrived, thread_counts
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import ExitStatus
 from sirtaki.runner.frames import LIMITS, Frame, Kind
-from sirtaki.runner.hosts import RankPlacement
 from sirtaki.runner.job_directory import make_job_directory
 from sirtaki.runner.process import RankProcess
 from sirtaki.runner.rank_start import REPORTS, TIMELINE, why_not_started

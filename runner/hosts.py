@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.errors import LaunchError
 
 # A name or an address, optionally with a user before it, that ssh cannot mistake for an option.
@@ -34,18 +35,6 @@ class HostAllocation:
 
     host: Host
     ranks: range
-
-
-@dataclass(frozen=True)
-class RankPlacement:
-    """The position of a rank. `cross`: its index among the ranks of all hosts with the same local rank."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
 
 
 def parse_hosts(text: str) -> list[Host]:

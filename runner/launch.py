@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.capacity import Capacity
 from sirtaki.runner.command import runs_python
 from sirtaki.runner.cores import usable_cores
@@ -25,15 +26,7 @@ from sirtaki.runner.display import Display
 from sirtaki.runner.environment import RankEnvironment, exported, thread_counts
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import FailureAnalyzer
-from sirtaki.runner.hosts import (
-    Host,
-    HostAllocation,
-    RankPlacement,
-    allocate,
-    is_own_host,
-    needed,
-    placements_of,
-)
+from sirtaki.runner.hosts import Host, HostAllocation, allocate, is_own_host, needed, placements_of
 from sirtaki.runner.job_directory import make_job_directory
 from sirtaki.runner.post_mortem import PostMortem
 from sirtaki.runner.process import Rank

@@ -6,11 +6,11 @@ import errno
 import os
 from collections.abc import Sequence
 
+from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.capacity import Capacity
 from sirtaki.runner.command import NOT_EXECUTABLE
 from sirtaki.runner.environment import RankEnvironment
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.hosts import RankPlacement
 from sirtaki.runner.process import RankProcess
 from sirtaki.runner.reaper import Reaper
 

@@ -30,7 +30,7 @@ from sirtaki.runner.rendezvous.address import (
     unix_path,
 )
 from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, Conversation, certified, converse
-from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_ours
+from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
 from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
 from sirtaki.runner.rendezvous.job import (
     BootstrapError,
@@ -160,9 +160,6 @@ class PeerListener:
     def _take(self, listening: socket.socket, handshakes: Handshakes) -> None:
         connection = self._unauthenticated.accept(listening)
         if connection is None:
-            return
-        if listening.family == socket.AF_UNIX and not is_ours(connection):
-            connection.close()
             return
         mine = certified(handshakes.mine, handshakes.job, connection)
         conversation = converse(handshakes.job, mine, LinkKind.RANKS, Role.ACCEPTS)

@@ -15,7 +15,7 @@ from typing import cast
 
 from sirtaki.runner.rendezvous.address import addresses_of, listen_at, split_addresses
 from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, Conversation, certified, converse
-from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_ours
+from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
 from sirtaki.runner.rendezvous.job import (
     RENDEZVOUS_RANK,
     BootstrapError,
@@ -166,9 +166,6 @@ class RendezvousServer:
     def _accept(self, listening: socket.socket) -> None:
         client = self._unauthenticated.accept(listening)
         if client is None:
-            return
-        if listening.family == socket.AF_UNIX and not is_ours(client):
-            client.close()
             return
         mine = certified(Identity(RENDEZVOUS_RANK), self.job, client)
         conversation = converse(self.job, mine, LinkKind.STORE, Role.ACCEPTS)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS
-from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
+from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_ours
 
 TOO_SLOW = f"it did not prove who it is within {HANDSHAKE_SECONDS:g} s"
 LIMIT = 128  # maximum number of connections, further limited by
@@ -50,12 +50,15 @@ class UnauthenticatedConnections(Generic[Stranger]):
         self._limit = max(1, min(LIMIT, _files_left() // _SHARE_OF_FILES))
 
     def accept(self, listening: socket.socket) -> socket.socket | None:
-        """Returns the next connection after making room for it; None if there is none after all."""
+        """Returns the next connection after making room for it; None if it has gone, or is another user's."""
         try:
             connection, _ = listening.accept()
         except OSError as error:
             if error.errno in _NO_FILES_LEFT and not self._make_room("this process has too many files open"):
                 time.sleep(_WAIT_FOR_FILES)
+            return None
+        if connection.family == socket.AF_UNIX and not is_ours(connection):
+            connection.close()
             return None
         if len(self._all) >= self._limit:
             self._make_room("too many others came that did not prove who they are")

@@ -9,28 +9,14 @@ import pytest
 pytest.importorskip("torch")
 
 from cases import TORCH_MODULES, Case, cases_for  # imports torch
-from tiers import full_unless
+from tiers import in_worlds
 from world import world
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WORLDS = [(1, "shm"), (2, "shm"), (3, "shm"), (2, "socket")]
-FIRST = (2, "shm")
 
 
-@pytest.mark.parametrize(
-    ("size", "transport", "case"),
-    [
-        pytest.param(
-            size,
-            transport,
-            case,
-            id=f"{size}-{transport}-{case.name}",
-            marks=full_unless((size, transport) == FIRST),
-        )
-        for size, transport in WORLDS
-        for case in cases_for(size, TORCH_MODULES)
-    ],
-)
+@pytest.mark.parametrize(("size", "transport", "case"), in_worlds(WORLDS, {(2, "shm")}, TORCH_MODULES))
 def test_as_threads(size: int, transport: str, case: Case) -> None:
     with world(size, transport) as ranks:
         ranks.run(case.body)

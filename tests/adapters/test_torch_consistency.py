@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.torch_consistency import step  # noqa: E402  # it imports torch
-from cases.torch_models import distributed, network, own_loss, sgd, whole_loss  # noqa: E402
+from cases.torch_consistency import step, train_and_join, train_with_rounding  # noqa: E402  # imports torch
+from cases.torch_models import distributed, network, own_loss, sgd, train, whole_loss  # noqa: E402
 from world import world  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
@@ -29,38 +29,36 @@ def warnings_of(body: Callable[[], object], size: int = 2, **settings: str) -> l
     return [str(one.message) for one in caught]
 
 
-def train(loss: Callable[..., object], steps: int = 4, **options: object) -> Callable[[], None]:
+def training(loss: Callable[..., torch.Tensor], **options: object) -> Callable[[], None]:
+    """Returns the body of a rank that trains for four steps."""
+
     def body() -> None:
         model = network()
-        optimizer = distributed(model, **options)
-        for number in range(steps):
-            step(model, optimizer, number, loss)
+        train(model, distributed(model, **options), loss, steps=4)
 
     return body
 
 
 def test_equal_batches_on_all_ranks_are_hinted_at_once() -> None:
-    (text,) = warnings_of(train(whole_loss), 3)
+    (text,) = warnings_of(training(whole_loss), 3)
     assert "all 3 ranks have computed the same gradients" in text
     assert "hvd.DistributedSampler(data)" in text
 
 
 def test_equal_batches_with_adasum() -> None:
-    (text,) = warnings_of(train(whole_loss, op=hvd.Adasum))
+    (text,) = warnings_of(training(whole_loss, op=hvd.Adasum))
     assert "hvd.DistributedSampler(data)" in text
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_different_batches_are_nothing_to_speak_of(size: int) -> None:
-    assert not warnings_of(train(own_loss), size)
+    assert not warnings_of(training(own_loss), size)
 
 
 def test_a_rank_whose_others_have_joined_has_nobody_to_be_equal_to() -> None:
     def body() -> None:
         model = network()
-        optimizer = distributed(model)
-        for number in range(4 if hvd.rank() == 0 else 0):
-            step(model, optimizer, number, own_loss)
+        train(model, distributed(model), own_loss, steps=4 if hvd.rank() == 0 else 0)
         hvd.join()
 
     assert not warnings_of(body)
@@ -76,19 +74,15 @@ def test_equal_batches_where_they_are_no_mistake() -> None:
     def in_a_process_set() -> None:
         ranks = hvd.add_process_set([0, 1])
         model = network()
-        optimizer = distributed(model, process_set=ranks)
-        for number in range(3):
-            step(model, optimizer, number, whole_loss)
+        train(model, distributed(model, process_set=ranks), whole_loss, steps=3)
 
     def one_rank_has_data() -> None:
         model = network()
-        optimizer = distributed(model)
-        for number in range(4 * (1 - hvd.rank())):
-            step(model, optimizer, number, whole_loss)
+        train(model, distributed(model), whole_loss, steps=4 * (1 - hvd.rank()))
         hvd.join()
 
-    assert not warnings_of(train(nothing_to_learn))
-    assert not warnings_of(train(one_equal_batch))
+    assert not warnings_of(training(nothing_to_learn))
+    assert not warnings_of(training(one_equal_batch))
     assert not warnings_of(in_a_process_set, 3)
     assert not warnings_of(one_rank_has_data)
 
@@ -98,9 +92,7 @@ def test_ranks_that_are_not_connected() -> None:
 
     def plain() -> None:
         model = network()
-        optimizer = sgd(model)
-        for number in range(5):
-            step(model, optimizer, number)
+        train(model, sgd(model), own_loss, steps=5)
 
     def averaged_by_hand() -> None:
         model = network()
@@ -136,15 +128,7 @@ def test_epochs_that_are_all_in_one_order() -> None:
 
 
 def test_rounding_is_a_warning() -> None:
-    def body() -> None:
-        model = network()
-        optimizer = distributed(model)
-        step(model, optimizer, 0)
-        with torch.no_grad():
-            model[0].weight.mul_(1 + hvd.rank() * 2**-52)
-        step(model, optimizer, 1)
-
-    (text,) = warnings_of(body)
+    (text,) = warnings_of(train_with_rounding)
     assert "no more than rounding" in text
     assert "'0.weight'" in text
 
@@ -166,13 +150,7 @@ def test_ranks_that_counted_differently_check_in_the_same_steps(monkeypatch: pyt
     monkeypatch.setattr(round_checks, "find_difference", lambda *_: looked.append(hvd.rank()))
 
     def body() -> None:
-        model = network()
-        optimizer = distributed(model, torch.optim.SGD(model.parameters(), lr=0.0))
-        for number in range(2 + hvd.rank()):
-            step(model, optimizer, number)
-        hvd.join()
-        for number in range(8):
-            step(model, optimizer, number)
+        train(*train_and_join(2), own_loss, steps=8)
 
     assert not warnings_of(body, check_parameters="2")
     assert not looked
@@ -182,8 +160,7 @@ def test_checks_every_few_steps() -> None:
     def body() -> None:
         model = network()
         optimizer = distributed(model)
-        for number in range(3):
-            step(model, optimizer, number)
+        train(model, optimizer, own_loss, steps=3)
         with torch.no_grad():
             model[0].weight.add_(hvd.rank())
         step(model, optimizer, 3)

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from cases import GPU_MODULES, TORCH_MODULES, Case, cases_for  # imports torch
 from fake_gpu.tensors import FakeTensors
-from tiers import full_unless
+from tiers import in_worlds
 from world import world
 
 pytestmark = [needs_fake, pytest.mark.usefixtures("one_thread")]
@@ -23,26 +23,13 @@ ALL_KINDS = (
     "torch_sync_batch_norm",
     *GPU_MODULES,
 )
-WORLDS = [
-    (2, "nccl", TORCH_MODULES + GPU_MODULES),
-    *((size, backend, ALL_KINDS) for size, backend in ((1, "nccl"), (3, "nccl"), (2, "staged"))),
-]
-FIRST = (2, "nccl")
+FIRST = [(2, "nccl")]
+OTHERS = [(1, "nccl"), (3, "nccl"), (2, "staged")]
 
 
 @pytest.mark.parametrize(
     ("size", "backend", "case"),
-    [
-        pytest.param(
-            size,
-            backend,
-            case,
-            id=f"{size}-{backend}-{case.name}",
-            marks=full_unless((size, backend) == FIRST),
-        )
-        for size, backend, modules in WORLDS
-        for case in cases_for(size, modules)
-    ],
+    in_worlds(FIRST, FIRST, TORCH_MODULES + GPU_MODULES) + in_worlds(OTHERS, FIRST, ALL_KINDS),
 )
 def test_as_threads(size: int, backend: str, case: Case) -> None:
     with FakeTensors(size), world(size, gpu_backend=backend) as ranks:

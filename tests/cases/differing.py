@@ -31,3 +31,10 @@ def hints_of(call: Callable[[], Any]) -> list[str]:
     found = [str(one.message) for one in caught if "rank" in str(one.message)]
     assert hvd.rank() == 0 or not found, found
     return hvd.broadcast_object(found)
+
+
+def expect_hint_for_equal_batches(train: Callable[[float], None]) -> None:
+    """Checks that training on one batch on all ranks gives a hint, and on a batch of each rank's own none."""
+    (told,) = hints_of(lambda: train(1.0))
+    assert "have computed the same gradients" in told
+    assert hints_of(lambda: train(1.0 + hvd.rank())) == []

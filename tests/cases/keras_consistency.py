@@ -26,6 +26,14 @@ def fit(model: Any, *callbacks: Any, data: Any = None, **options: Any) -> None:
     model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=list(callbacks), **options)
 
 
+def fit_from_one_start(model: Any) -> None:
+    """Checks that ranks do not diverge once rank 0's model has been broadcast."""
+    hvd.broadcast_model(model)
+    hvd.check_parameters(model)
+    fit(model)
+    hvd.check_parameters(model)
+
+
 @case(least=2, eagerly=[False, True])
 def a_forgotten_broadcast(eagerly: bool) -> None:
     """Without sirtaki's callbacks, it is detected in the second step if that is eager, else when fit ends."""
@@ -36,10 +44,7 @@ def a_forgotten_broadcast(eagerly: bool) -> None:
         r"by up to \d",
         r"hvd\.broadcast_model\(model, root_rank=0\)",
     )
-    hvd.broadcast_model(model)
-    hvd.check_parameters(model)
-    fit(model)
-    hvd.check_parameters(model)
+    fit_from_one_start(model)
 
 
 @case(least=2)
@@ -62,8 +67,7 @@ def an_optimizer_that_differs() -> None:
     model.optimizer.momentum = 0.8 if hvd.rank() == 1 else 0.9
     differ(lambda: hvd.check_parameters(model), r"momentum is 0\.8 on rank 1", "and 0.9 on rank 0")
     model.optimizer.momentum = 0.9
-    hvd.broadcast_model(model)
-    fit(model)
+    fit_from_one_start(model)
     model.optimizer.learning_rate = 0.1 * (1 + hvd.rank())  # like ReduceLROnPlateau on the rank's own loss
     differ(lambda: fit(model), r"learning_rate is 0\.2\d* on rank 1")
 
@@ -91,9 +95,7 @@ def an_optimizer_that_is_distributed_too_late() -> None:
     with pytest.raises(ValueError, match="compiled before DistributedOptimizer was called"):
         fit(model)
     model.compile(optimizer, "mse")
-    hvd.broadcast_model(model)
-    fit(model)
-    hvd.check_parameters(model)
+    fit_from_one_start(model)
 
 
 @case(least=2)

@@ -22,6 +22,26 @@ def step(model: nn.Module, optimizer: Any, number: int, loss: Callable[..., Tens
     optimizer.step()
 
 
+def train_with_rounding() -> nn.Module:
+    """Trains for two steps, between which a parameter comes to differ by rounding; returns the model."""
+    model = network()
+    optimizer = distributed(model)
+    step(model, optimizer, 0)
+    with torch.no_grad():
+        model[0].weight.mul_(1 + hvd.rank() * 2**-52)
+    step(model, optimizer, 1)
+    return model
+
+
+def train_and_join(steps: int) -> tuple[nn.Module, Any]:
+    """Trains for `steps` and as many more as the rank's number, without changing parameters, and joins."""
+    model = network()
+    optimizer = distributed(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    train(model, optimizer, own_loss, steps + hvd.rank())
+    hvd.join()
+    return model, optimizer
+
+
 @case(least=2)
 def a_forgotten_broadcast_is_named_at_the_second_step() -> None:
     model = network(seed=int(hvd.rank() == 1))
@@ -36,8 +56,7 @@ def a_forgotten_broadcast_is_named_at_the_second_step() -> None:
     )
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    for number in range(2, 5):
-        step(model, optimizer, number)
+    train(model, optimizer, own_loss, steps=3)
     hvd.check_parameters(model)
 
 
@@ -129,12 +148,7 @@ def half_precision_is_compared_in_place() -> None:
 
 @case(least=2)
 def rounding_is_no_mistake_of_the_program() -> None:
-    model = network()
-    optimizer = distributed(model)
-    step(model, optimizer, 0)
-    with torch.no_grad():
-        model[0].weight.mul_(1 + hvd.rank() * 2**-52)
-    step(model, optimizer, 1)
+    model = train_with_rounding()
     differ(lambda: hvd.check_parameters(model), "'0.weight'")
 
 
@@ -173,8 +187,7 @@ def uneven_data_and_a_join() -> None:
     """A rank that runs out of data misses the others' last steps, and the next step reports it."""
     model = network()
     optimizer = distributed(model)
-    for number in range(3 + hvd.rank()):
-        step(model, optimizer, number)
+    train(model, optimizer, own_loss, steps=3 + hvd.rank())
     hvd.join()
     differ(lambda: step(model, optimizer, 9), r"hvd\.join\(\) have missed", r"hvd\.join\(model=model")
 
@@ -192,12 +205,7 @@ def even_data_and_a_join() -> None:
 @case(least=2)
 def a_join_in_the_first_steps() -> None:
     """Ranks then count their exchanges differently; only real differences are reported."""
-    model = network()
-    optimizer = distributed(model, torch.optim.SGD(model.parameters(), lr=0.0))
-    for number in range(1 + hvd.rank()):
-        step(model, optimizer, number)
-    hvd.join()
-    train(model, optimizer, own_loss, steps=4)
+    train(*train_and_join(1), own_loss, steps=4)
 
 
 @case(least=2)

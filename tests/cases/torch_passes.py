@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -285,19 +286,21 @@ def parameters_that_are_frozen_for_a_while() -> None:
     assert_alike(steps(model, optimizer, own_loss), steps(plain, sgd(plain), whole_loss))
 
 
-def sum_of_two_passes(model: nn.Module, step: int) -> Tensor:
-    return summed_loss(model, step, 2) * hvd.size()
+def expect_two_passes_a_step(begin: Callable[[nn.Module], None]) -> None:
+    """Checks that two passes per step add up, with `begin` called on the model at the start of each step."""
+    model, plain = network(), network()
+    optimizer = distributed(model, backward_passes_per_step=2, op=hvd.Sum)
+    for step in range(3):
+        begin(model)
+        optimizer.zero_grad()
+        run_passes(model, step, 2)
+        optimizer.step()
+        optimizer.zero_grad()
+    train(plain, sgd(plain), lambda model, step: summed_loss(model, step, 2) * hvd.size(), steps=3)
+    assert_alike(model, plain)
 
 
 @case()
 def passes_whose_gradients_were_dropped_do_not_count() -> None:
     """After zero_grad() a step needs all its passes again; an extra pass would be rejected with op=Sum."""
-    model, plain = network(), network()
-    optimizer = distributed(model, backward_passes_per_step=2, op=hvd.Sum)
-    for step in range(3):
-        own_loss(model, 77).backward()
-        optimizer.zero_grad()
-        run_passes(model, step, 2)
-        optimizer.step()
-        optimizer.zero_grad()
-    assert_alike(model, train(plain, sgd(plain), sum_of_two_passes, steps=3))
+    expect_two_passes_a_step(lambda model: own_loss(model, 77).backward())

@@ -35,6 +35,13 @@ std::vector<std::vector<float>> sums_of(const Options& options, int size, int64_
   return results;
 }
 
+// Runs an all-reduce of equal elements.
+template <typename T>
+void expect_elements(Context& context, const srt_request& request, const std::vector<T>& data, T expected) {
+  run_well(context, request);
+  CHECK(data == std::vector<T>(data.size(), expected));
+}
+
 }  // namespace
 
 TEST(small_sums_between_hosts_take_few_waits_and_large_ones_spread) {
@@ -96,9 +103,7 @@ TEST(averages_are_divided_once_in_every_algorithm) {
         std::vector<int32_t> data(static_cast<size_t>(count), 1);
         srt_request request = in_place(SRT_ALLREDUCE, "ones", data, count, DType::int32);
         request.reduce_op = SRT_AVERAGE;
-        Ticket handle = 0;
-        expect_ok(run_one(context, request, handle));
-        CHECK(data == std::vector<int32_t>(static_cast<size_t>(count), 1));
+        expect_elements(context, request, data, 1);
       });
     }
 }
@@ -110,13 +115,10 @@ TEST(factors_apply_once_in_every_algorithm) {
       for (int64_t count : {int64_t{1'003}, int64_t{60'001}}) {
         World ranks(4, on_hosts(hosts, {{"cpu_algorithm", algorithm}}));
         ranks.run([&](int rank, Context& context) {
-          std::vector<float> data(static_cast<size_t>(count), static_cast<float>(rank));
-          srt_request request = in_place(SRT_ALLREDUCE, "scaled", data, count, DType::float32);
-          request.prescale = 0.5;
-          request.postscale = 8;
-          Ticket handle = 0;
-          expect_ok(run_one(context, request, handle));
-          CHECK(data == std::vector<float>(static_cast<size_t>(count), 24.0f));
+          FloatSum sum("scaled", count, static_cast<float>(rank));
+          sum.request.prescale = 0.5;
+          sum.request.postscale = 8;
+          expect_elements(context, sum.request, sum.data, 24.0f);
         });
       }
 }
@@ -146,15 +148,11 @@ TEST(adasum_applies_its_factors) {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 0, 0}, {0, 1, 2, 3}, {0, 0, 1, 1}}) {
     World ranks(4, on_hosts(hosts));
     ranks.run([&](int, Context& context) {
-      const int64_t count = 1'003;
-      std::vector<float> data(static_cast<size_t>(count), 1.0f);
-      srt_request request = in_place(SRT_ALLREDUCE, "equal", data, count, DType::float32);
-      request.reduce_op = SRT_ADASUM;
-      request.prescale = 2;
-      request.postscale = 4;
-      Ticket handle = 0;
-      expect_ok(run_one(context, request, handle));
-      CHECK(data == std::vector<float>(static_cast<size_t>(count), 8.0f));
+      FloatSum sum("equal", 1'003, 1);
+      sum.request.reduce_op = SRT_ADASUM;
+      sum.request.prescale = 2;
+      sum.request.postscale = 4;
+      expect_elements(context, sum.request, sum.data, 8.0f);
     });
   }
 }
@@ -228,7 +226,7 @@ TEST(rows_cross_hosts_once_while_ranks_have_joined) {
         expect_ok(run_one(context, broadcast, handle));
         CHECK_EQUAL(std::count(data.begin(), data.end(), size - 1), count);
       }
-      expect_ok(run_one(context, world::request(SRT_JOIN, nullptr, nullptr, 0), handle));
+      run_well(context, world::request(SRT_JOIN, nullptr, nullptr, 0));
     });
   }
 }

@@ -54,13 +54,10 @@ TEST(a_rank_without_memory_fails_the_job_and_not_its_process) {
           std::make_unique<FailingBackend>(rank == 1 ? Failure::no_memory : Failure::never_ends, is_quiet));
     }, true});
     ranks.run([&](int, Context& context) {
-      const int64_t count = 10;
-      std::vector<float> data(static_cast<size_t>(count), 1.0f);
-      srt_request request = in_place(SRT_ALLREDUCE, "starved", data, count, DType::float32);
-      request.device = 0;
+      FloatSum sum("starved");
+      sum.request.device = 0;
       Ticket handle;
-      CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_OK);
-      const Status status = context.wait(&handle, 1, seconds(30));
+      const Status status = run_one(context, sum.request, handle);
       CHECK_EQUAL(status.code(), SRT_OUT_OF_MEMORY);
       CHECK(std::string(status.text()).find("rank 1 (pid 101 on here) failed: there is no memory left") !=
             std::string::npos);
@@ -76,12 +73,10 @@ TEST(a_progress_deadline_shorter_than_the_stall_report_is_kept) {
   }, true});
   std::atomic<int> over{0};
   ranks.run([&](int, Context& context) {
-    const int64_t count = 10;
-    std::vector<float> data(static_cast<size_t>(count), 1.0f);
-    srt_request request = in_place(SRT_ALLREDUCE, "held", data, count, DType::float32);
-    request.device = 0;
+    FloatSum sum("held");
+    sum.request.device = 0;
     Ticket handle;
-    CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_OK);
+    expect_ok(context.enqueue(&sum.request, 1, &handle));
     for (const Nanoseconds end = now() + seconds(60); !*context.death_text() && now() < end;)
       std::ignore = context.wait(&handle, 1, milliseconds(20));
     CHECK(std::string(context.death_text()).find("'held' has not ended on the GPUs") != std::string::npos);

@@ -195,12 +195,10 @@ TEST(an_abort_ends_no_handle_while_the_device_has_its_memory) {
   World ranks(2, on_device(device, Over::memory));
   std::atomic<int> started{0}, looked{0};
   ranks.run([&](int rank, Context& context) {
-    const int64_t count = 10;
-    std::vector<float> data(static_cast<size_t>(count), 1.0f);
-    srt_request request = in_place(SRT_ALLREDUCE, "held", data, count, DType::float32);
-    request.device = 0;
+    FloatSum sum("held");
+    sum.request.device = 0;
     Ticket handle;
-    CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_OK);
+    expect_ok(context.enqueue(&sum.request, 1, &handle));
     CHECK_EQUAL(context.wait(&handle, 1, milliseconds(100)).code(), SRT_IN_PROGRESS);
     for (++started; started < 2;) std::this_thread::yield();
     std::thread aborter;

@@ -171,8 +171,7 @@ TEST(a_join_waits_for_what_lapsed_before_it) {
 TEST(ragged_requests_go_by_id_while_their_first_dimension_stays) {
   World world(2);
   const auto gather = [&](int64_t first, int64_t second) {
-    world.submit(0, allgather("g", {first, 3}));
-    world.submit(1, allgather("g", {second, 3}));
+    world.submit_each({allgather("g", {first, 3}), allgather("g", {second, 3})});
     CHECK(world.round());
     CHECK_EQUAL(world.outcome(0).plans.at(0).tensors[0].rows, (std::vector<int64_t>{first, second}));
     CHECK_EQUAL(world.outcome(1).plans.at(0).tensors[0].rows, (std::vector<int64_t>{first, second}));

@@ -9,6 +9,17 @@ Signature member(const std::string& name, int32_t size = 2, int64_t id = 5) {
   return in_group(allreduce(name), id, size);
 }
 
+void submit_both(World& world, int32_t rank) {
+  for (const char* name : {"a", "b"}) world.submit(rank, member(name));
+}
+
+// Submits a group on both ranks, which is planned even if the same names were refused before.
+void expect_planned_together(World& world) {
+  for (int32_t rank : {0, 1}) submit_both(world, rank);
+  CHECK(world.round());
+  for (int32_t rank : {0, 1}) CHECK_EQUAL(world.plans(rank), "a b");
+}
+
 }  // namespace
 
 TEST(a_group_waits_for_all_its_tensors) {
@@ -41,8 +52,7 @@ TEST(a_group_is_refused_whole) {
   World world(2);
   world.submit_all(member("a"));
   CHECK(!world.round());
-  world.submit(0, member("b"));
-  world.submit(1, in_group(allreduce("b", {9}), 5, 2));
+  world.submit_each({member("b"), in_group(allreduce("b", {9}), 5, 2)});
   CHECK(world.round());
   for (int32_t rank : {0, 1}) {
     REQUIRE(world.outcome(rank).refusals.size() == 2);
@@ -51,28 +61,25 @@ TEST(a_group_is_refused_whole) {
       CHECK(contains(refusal.status.text(), "ranks disagree about 'b'"));
     }
   }
-  for (const char* name : {"a", "b"}) world.submit_all(member(name));
-  CHECK(world.round());
-  CHECK_EQUAL(world.plans(0), "a b");
+  expect_planned_together(world);
 }
 
 TEST(late_members_of_a_refused_group_are_refused_on_every_rank) {
   World world(2);
-  world.submit(0, member("a"));
-  world.submit(1, in_group(allreduce("a", {9}), 5, 2));
+  world.submit_each({member("a"), in_group(allreduce("a", {9}), 5, 2)});
   CHECK(world.round());
   const std::string cause = world.refusal({0, 1}, SRT_MISMATCH);
   CHECK(!cause.empty());
   world.submit(0, member("b"));
   CHECK(world.round());
   CHECK_EQUAL(world.refusal({0}, SRT_MISMATCH), cause);
-  for (const char* name : {"a", "b"}) world.submit(0, member(name));  // rank 0 retries before rank 1 has sent all
+  submit_both(world, 0);  // rank 0 retries before rank 1 has sent all
   CHECK(!world.round());
   world.submit(1, member("b"));
   CHECK(world.round());
   CHECK_EQUAL(world.refusal({1}, SRT_MISMATCH), cause);
   CHECK(world.outcome(0).refusals.empty());
-  for (const char* name : {"a", "b"}) world.submit(1, member(name));
+  submit_both(world, 1);
   CHECK(world.round());
   CHECK_EQUAL(world.plans(1), "a b");
 }
@@ -80,43 +87,35 @@ TEST(late_members_of_a_refused_group_are_refused_on_every_rank) {
 TEST(ranks_that_group_differently_are_told_and_owe_nothing) {
   World world(2);
   world.submit(0, member("a"));
-  world.submit(0, member("b"));
-  world.submit(1, allreduce("a"));
+  world.submit_each({member("b"), allreduce("a")});
   CHECK(world.round());
   CHECK_EQUAL(world.outcome(0).refusals.size(), 2u);
   CHECK(contains(world.refusal({1}, SRT_MISMATCH), "rank 0 (pid 70 on hostA) has group 5 of 2 tensors"));
-  for (const char* name : {"a", "b"}) world.submit_all(member(name));
-  CHECK(world.round());
-  CHECK_EQUAL(world.plans(0), "a b");
+  expect_planned_together(world);
 }
 
 TEST(another_kind_of_operation_refuses_the_rest_of_the_group) {
   World world(2);
-  world.submit(0, member("a"));
-  world.submit(1, barrier("a"));
+  world.submit_each({member("a"), barrier("a")});
   CHECK(world.round());
   const std::string cause = world.refusal({0, 1}, SRT_MISMATCH);
   CHECK(contains(cause, "the kind barrier"));
   world.submit_all(member("b"));
   CHECK(world.round());
   CHECK_EQUAL(world.refusal({0, 1}, SRT_MISMATCH), cause);
-  for (const char* name : {"a", "b"}) world.submit_all(member(name));
-  CHECK(world.round());
-  CHECK_EQUAL(world.plans(1), "a b");
+  expect_planned_together(world);
 }
 
 TEST(a_rank_that_joins_owes_a_refused_group_nothing) {
   World world(2);
-  for (const char* name : {"a", "b"}) world.submit(0, member(name));
+  submit_both(world, 0);
   world.submit(1, in_group(allreduce("a", {9}), 5, 2));
   CHECK(world.round());
   world.join(1);
   CHECK(!world.round());
   world.join(0);
   CHECK(world.round());
-  for (const char* name : {"a", "b"}) world.submit_all(member(name));
-  CHECK(world.round());
-  CHECK_EQUAL(world.plans(1), "a b");
+  expect_planned_together(world);
 }
 
 TEST(a_group_has_no_more_tensors_than_it_says) {
@@ -124,7 +123,7 @@ TEST(a_group_has_no_more_tensors_than_it_says) {
   for (const char* name : {"a", "b", "c"}) world.submit(0, member(name));
   CHECK(world.round());
   CHECK(contains(world.refusal({0}, SRT_MISMATCH), "group 5 has 2 tensors already, so 'c'"));
-  for (const char* name : {"a", "b"}) world.submit(1, member(name));
+  submit_both(world, 1);
   CHECK(world.round());
   CHECK_EQUAL(world.plans(0), "a b");
 }
@@ -132,7 +131,7 @@ TEST(a_group_has_no_more_tensors_than_it_says) {
 TEST(a_joined_rank_counts_in_a_group) {
   World world(2);
   world.join(1);
-  for (const char* name : {"a", "b"}) world.submit(0, member(name));
+  submit_both(world, 0);
   CHECK(world.round());
   CHECK_EQUAL(world.plans(1), "a b");
 }
@@ -146,9 +145,7 @@ TEST(a_group_that_nobody_completes_ends_with_the_join) {
   CHECK(world.round());
   CHECK(contains(world.refusal({0}, SRT_MISMATCH), "'a' belongs to a group"));
   CHECK_EQUAL(world.outcome(0).joins.size(), 1u);
-  for (const char* name : {"a", "b"}) world.submit_all(member(name));
-  CHECK(world.round());
-  CHECK_EQUAL(world.plans(1), "a b");
+  expect_planned_together(world);
 }
 
 TEST(a_group_ends_with_a_rank_that_left) {

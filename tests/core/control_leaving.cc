@@ -92,8 +92,7 @@ TEST(requests_before_a_join_keep_their_data) {
 
 TEST(ranks_that_wait_crosswise_and_join_end) {
   World world(2);
-  world.submit(0, allreduce("a"));
-  world.submit(1, allreduce("b"));
+  world.submit_each({allreduce("a"), allreduce("b")});
   CHECK(!world.round());
   world.join(0);
   world.join(1);

@@ -4,6 +4,17 @@
 
 using namespace sirtaki;
 
+namespace {
+
+// Rank 0 alone submits a request, and waits for so long: by default until the first report is due.
+void let_rank_0_wait(World& world, Nanoseconds time = seconds(5)) {
+  world.submit(0, allreduce("x"));
+  CHECK(!world.round());
+  world.now += time;
+}
+
+}  // namespace
+
 TEST(nothing_pending_is_never_a_stall) {
   World world(2);
   CHECK_EQUAL(world.coordinator.next_deadline(), never);
@@ -101,9 +112,7 @@ TEST(different_causes_are_different_reports) {
 TEST(a_later_cause_is_reported_in_its_own_time) {
   World world(2);
   const Nanoseconds start = world.now;
-  world.submit(0, allreduce("x"));
-  world.round();
-  world.now = start + seconds(5);
+  let_rank_0_wait(world);
   CHECK(world.tell_stalls());
   world.now = start + seconds(7);
   world.submit(1, allreduce("y"));
@@ -122,9 +131,7 @@ TEST(a_later_cause_is_reported_in_its_own_time) {
 TEST(a_joined_rank_is_not_missing) {
   World world(3);
   world.join(1);
-  world.submit(0, allreduce("x"));
-  CHECK(!world.round());
-  world.now += seconds(5);
+  let_rank_0_wait(world);
   CHECK(world.tell_stalls());
   REQUIRE(world.outcome(0).stalls.size() == 1);
   CHECK_EQUAL(world.outcome(0).stalls[0].missing, std::vector<int32_t>{2});
@@ -212,9 +219,7 @@ TEST(the_deadline_ends_the_job_and_says_what_the_late_rank_does) {
 TEST(a_rank_that_does_not_answer_is_awaited_for_a_second) {
   World world(3);
   const Nanoseconds start = world.now;
-  world.submit(0, allreduce("x"));
-  world.round();
-  world.now = start + seconds(5);
+  let_rank_0_wait(world);
   CHECK(world.decide());
   CHECK(!world.outcome(0).is_asked && world.outcome(1).is_asked && world.outcome(2).is_asked);
   CHECK(world.outcome(0).stalls.empty());
@@ -234,9 +239,7 @@ TEST(a_rank_that_does_not_answer_is_awaited_for_a_second) {
 
 TEST(nothing_is_told_of_what_has_come_meanwhile) {
   World world(2);
-  world.submit(0, allreduce("x"));
-  world.round();
-  world.now += seconds(5);
+  let_rank_0_wait(world);
   CHECK(world.decide());
   CHECK(world.outcome(1).is_asked);
   world.submit(1, allreduce("x"));
@@ -269,8 +272,7 @@ TEST(an_answer_that_nobody_has_asked_for_is_ignored) {
 
 TEST(zero_means_never) {
   World world(2, {.stall_report = 0, .stall_deadline = 0});
-  world.submit(0, allreduce("x"));
-  CHECK(!world.round());
+  let_rank_0_wait(world, 0);
   CHECK_EQUAL(world.coordinator.next_deadline(), never);
   world.now += seconds(100'000);
   CHECK(!world.decide());
@@ -279,9 +281,7 @@ TEST(zero_means_never) {
 // The rank's leader may be the cause, and is named in that case.
 TEST(who_reports_for_a_rank_that_does_not_answer_is_known) {
   World world(4, {}, {}, {-1, -1, 1, 1});
-  world.submit(0, allreduce("x"));
-  world.round();
-  world.now += seconds(5);
+  let_rank_0_wait(world);
   CHECK(world.decide());
   world.negotiators[3]->answer({3, true, "y", {}});
   world.report(3);

@@ -54,9 +54,7 @@ std::vector<Disagreement> disagreements() {
 TEST(disagreements_name_both_values_and_the_ranks) {
   for (const Disagreement& item : disagreements()) {
     World world(3);
-    world.submit(0, item.first);
-    world.submit(1, item.first);
-    world.submit(2, item.second);
+    world.submit_each({item.first, item.first, item.second});
     CHECK(world.round());
     const std::string text = world.refusal({0, 1, 2}, SRT_MISMATCH);
     CHECK_EQUAL(text.substr(0, 24), "ranks disagree about 'x'");
@@ -71,8 +69,7 @@ TEST(disagreements_name_both_values_and_the_ranks) {
 
 TEST(the_text_is_whole) {
   World world(2);
-  world.submit(0, allreduce("grad.w", {2, 3}));
-  world.submit(1, allreduce("grad.w", {2, 4}));
+  world.submit_each({allreduce("grad.w", {2, 3}), allreduce("grad.w", {2, 4})});
   world.round();
   CHECK_EQUAL(world.refusal({0, 1}, SRT_MISMATCH),
               "ranks disagree about 'grad.w': rank 0 (pid 70 on hostA) has float32 of shape [2, 3], rank 1 (pid 71 on "
@@ -81,8 +78,7 @@ TEST(the_text_is_whole) {
 
 TEST(after_a_refusal_the_name_works_again) {
   World world(2);
-  world.submit(0, allreduce("x", {1}));
-  world.submit(1, allreduce("x", {2}));
+  world.submit_each({allreduce("x", {1}), allreduce("x", {2})});
   world.round();
   for (int i = 0; i < 2; ++i) {
     world.submit_all(allreduce("x", {1}));
@@ -112,8 +108,7 @@ TEST(a_cached_name_whose_properties_differ_is_a_mismatch_too) {
 
 TEST(different_kinds_under_one_name_are_a_mismatch) {
   World world(3);
-  world.submit(0, allreduce("x"));
-  world.submit(1, broadcast("x"));
+  world.submit_each({allreduce("x"), broadcast("x")});
   CHECK(!world.round());
   world.submit(2, allgather("x", {4}));
   CHECK(world.round());
@@ -156,22 +151,16 @@ TEST(a_root_outside_the_set_is_refused) {
 
 TEST(the_number_of_a_device_may_differ) {
   World world(2);
-  for (int32_t rank : {0, 1}) {
-    Signature signature = allreduce("x");
-    signature.device = rank;
-    world.submit(rank, signature);
-  }
+  world.submit_each({changed(allreduce("x"), [](Signature& s) { s.device = 0; }),
+                     changed(allreduce("x"), [](Signature& s) { s.device = 1; })});
   world.round();
   CHECK_EQUAL(world.plans(0), "x");
 }
 
 TEST(priorities_may_differ_and_the_highest_counts) {
   World world(2);
-  for (int32_t rank : {0, 1}) {
-    Signature signature = allreduce("x");
-    signature.priority = rank * 10;
-    world.submit(rank, signature);
-  }
+  world.submit_each({changed(allreduce("x"), [](Signature& s) { s.priority = 0; }),
+                     changed(allreduce("x"), [](Signature& s) { s.priority = 10; })});
   world.round();
   REQUIRE(world.outcome(0).plans.size() == 1);
   CHECK_EQUAL(world.outcome(0).plans[0].tensors[0].signature->priority, 10);

@@ -115,6 +115,11 @@ struct World {
     for (int32_t rank = 0; rank < size(); ++rank) submit(rank, signature);
   }
 
+  // Submits a request of its own on each of the first ranks.
+  void submit_each(const std::vector<Signature>& by_rank) {
+    for (size_t rank = 0; rank < by_rank.size(); ++rank) submit(static_cast<int32_t>(rank), by_rank[rank]);
+  }
+
   Ticket join(int32_t rank, int32_t process_set = world_set) {
     negotiators[static_cast<size_t>(rank)]->join(process_set, ++last_ticket, now);
     return last_ticket;

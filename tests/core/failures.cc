@@ -25,25 +25,18 @@ struct Trouble {
   int victim, from;
 };
 
-Options with_trouble(const Trouble& trouble, Wire& wire) {
+Options with_trouble(const Trouble& trouble, const Wire& wire) {
   // Short only where a deadline has to end the case: on a busy machine any rank may be late.
   const char* deadline = trouble.fault == Fault::cut || trouble.fault == Fault::delay ? "20" : "0.4";
-  Options options{Over::sockets,
-                  {{"progress_deadline", deadline},
-                   {"stall_deadline", deadline},
-                   {"stall_report", "0.2"},
-                   {"chunk_bytes", "4096"},
-                   {"log_descriptor", "-1"}},
-                  nullptr,
-                  true};
-  options.connect = [&wire, trouble](int a, int b, int* ends) {
-    if (std::minmax(a, b) != std::minmax(trouble.victim, trouble.from))
-      return ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
-    ends[0] = a == trouble.victim ? wire.victims_end() : wire.other_end();
-    ends[1] = b == trouble.victim ? wire.victims_end() : wire.other_end();
-    return true;
-  };
-  return options;
+  return {Over::sockets,
+          {{"progress_deadline", deadline},
+           {"stall_deadline", deadline},
+           {"stall_report", "0.2"},
+           {"chunk_bytes", "4096"},
+           {"log_descriptor", "-1"}},
+          nullptr,
+          true,
+          wire.between(trouble.victim, trouble.from)};
 }
 
 struct Ending {
@@ -189,21 +182,19 @@ TEST(an_abort_reaches_every_rank_with_its_reason) {
     World ranks(3, {transport, {}, nullptr, true});
     std::atomic<int> through{0};
     ranks.run([&](int rank, Context& context) {
-      const int64_t count = 100;
-      std::vector<float> data(100);
-      srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, DType::float32);
+      FloatSum sum("x", 100);
       Ticket handle = 0;
-      CHECK_EQUAL(run_one(context, request, handle).code(), SRT_OK);
+      expect_ok(run_one(context, sum.request, handle));
       for (++through; through < 3;) std::this_thread::yield();
       if (rank == 2) {
         context.abort("RuntimeError: loss is NaN");
       } else {
-        const Status status = run_one(context, request, handle);
+        const Status status = run_one(context, sum.request, handle);
         CHECK_EQUAL(status.code(), SRT_ABORTED);
         CHECK_EQUAL(std::string(status.text()), "rank 2 (pid 102 on here) gave up: RuntimeError: loss is NaN");
         if (handle) CHECK_EQUAL(std::string(context.error(handle)), "'x': " + std::string(status.text()));
       }
-      CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_ABORTED);
+      CHECK_EQUAL(context.enqueue(&sum.request, 1, &handle).code(), SRT_ABORTED);
       CHECK_EQUAL(std::string(context.death_text()), "rank 2 (pid 102 on here) gave up: RuntimeError: loss is NaN");
     });
   }
@@ -215,14 +206,12 @@ TEST(a_rank_that_has_finished_is_named_when_it_is_needed) {
       World ranks(3, {transport, {}, nullptr, true});
       std::atomic<int> done{0};
       ranks.run([&](int rank, Context& context) {
-        const int64_t count = 10;
-        std::vector<float> data(10);
+        FloatSum sum("x");
         Ticket handle = 0;
-        srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, DType::float32);
-        CHECK_EQUAL(run_one(context, request, handle).code(), SRT_OK);
+        expect_ok(run_one(context, sum.request, handle));
         if (rank == leaver) return;
         for (int again = 0; again < 2; ++again) {
-          const Status status = run_one(context, request, handle);
+          const Status status = run_one(context, sum.request, handle);
           CHECK_EQUAL(status.code(), SRT_PEER_FINISHED);
           CHECK(std::string(status.text())
                     .find(format("rank %d (pid %d on here) has finished and cannot take part", leaver, 100 + leaver)) !=
@@ -239,12 +228,10 @@ TEST(a_rank_that_never_submits_is_given_up_by_name) {
         3, {transport, {{"stall_report", "0.1"}, {"stall_deadline", "0.5"}, {"log_descriptor", "-1"}}, nullptr, true});
     std::atomic<int> done{0};
     ranks.run([&](int rank, Context& context) {
-      const int64_t count = 10;
-      std::vector<float> data(10);
-      Ticket handle = 0;
-      srt_request request = in_place(SRT_ALLREDUCE, "grad.w", data, count, DType::float32);
+      FloatSum sum("grad.w");
       if (rank != 1) {
-        const Status status = run_one(context, request, handle);
+        Ticket handle = 0;
+        const Status status = run_one(context, sum.request, handle);
         CHECK_EQUAL(status.code(), SRT_TIMEOUT);
         CHECK(std::string(status.text()).find("rank 1 (pid 101 on here)") != std::string::npos);
         CHECK(std::string(status.text()).find("grad.w") != std::string::npos);

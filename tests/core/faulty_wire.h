@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <thread>
 #include <vector>
 
@@ -31,8 +32,18 @@ class Wire {
     ::close(near_[0]);
     ::close(far_[0]);
   }
-  int victims_end() const { return near_[1]; }
-  int other_end() const { return far_[1]; }
+
+  // Returns how to connect ranks if this wire leads from one to a victim, which reads what goes wrong, and all others
+  // are connected directly.
+  std::function<bool(int a, int b, int* ends)> between(int victim, int from) const {
+    return [this, victim, from](int a, int b, int* ends) {
+      if (std::minmax(a, b) != std::minmax(victim, from))
+        return ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
+      ends[0] = (a == victim ? near_ : far_)[1];
+      ends[1] = (b == victim ? near_ : far_)[1];
+      return true;
+    };
+  }
 
  private:
   void cut() const {

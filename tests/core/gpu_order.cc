@@ -201,10 +201,8 @@ TEST(a_rank_that_has_joined_gives_neutral_elements) {
         for (OnGpu& tensor : data) CHECK_EQUAL(wrong_in(tensor.bytes(), expected), 0);
         context.release(handles, 2);
       }
-    Ticket handle;
-    expect_ok(run_one(context, request(SRT_JOIN, nullptr, nullptr, 0), handle, patience));
-    CHECK_EQUAL(context.result_number(handle), 2);
-    context.release(&handle, 1);
+    run_well(context, request(SRT_JOIN, nullptr, nullptr, 0),
+             [&](Ticket handle) { CHECK_EQUAL(context.result_number(handle), 2); });
   });
 }
 
@@ -214,17 +212,14 @@ TEST(an_average_may_be_that_of_the_ranks_that_have_not_joined) {
     World ranks(3, on_gpus({{"gpu_backend", backend}, {"join_average", "contributors"}}));
     ranks.run([&](int rank, Context& context) {
       const int64_t count = 300;
-      Ticket handle;
       for (int step = 0; step <= rank; ++step) {  // with 3, 2 and 1 ranks
         OnGpu data(fake, rank, floats(count, static_cast<float>(2 * rank)));
         srt_request average = in_place(SRT_ALLREDUCE, "x", data, count, rank);
         average.reduce_op = SRT_AVERAGE;
-        expect_ok(run_one(context, average, handle, patience));
+        run_well(context, average);
         CHECK_EQUAL(wrong_in(data.bytes(), static_cast<float>(2 + step)), 0);
-        context.release(&handle, 1);
       }
-      expect_ok(run_one(context, request(SRT_JOIN, nullptr, nullptr, 0), handle, patience));
-      context.release(&handle, 1);
+      run_well(context, request(SRT_JOIN, nullptr, nullptr, 0));
     });
   }
 }
@@ -232,15 +227,12 @@ TEST(an_average_may_be_that_of_the_ranks_that_have_not_joined) {
 TEST(a_rank_joins_without_having_used_a_gpu) {
   on_each_backend(3, [](Fake& fake, int rank, Context& context) {
     const int64_t count = 300;
-    Ticket handle;
     if (rank > 0) {
       OnGpu data(fake, rank, floats(count, 2));
-      expect_ok(run_one(context, in_place(SRT_ALLREDUCE, "x", data, count, rank), handle, patience));
+      run_well(context, in_place(SRT_ALLREDUCE, "x", data, count, rank));
       CHECK_EQUAL(wrong_in(data.bytes(), 4), 0);
-      context.release(&handle, 1);
     }
-    expect_ok(run_one(context, request(SRT_JOIN, nullptr, nullptr, 0), handle, patience));
-    context.release(&handle, 1);
+    run_well(context, request(SRT_JOIN, nullptr, nullptr, 0));
   });
 }
 
@@ -271,28 +263,20 @@ TEST(one_rank_works_on_one_gpu) {
   ranks.run([&](int, Context& context) {
     const int64_t count = 10;
     OnGpu first(fake, 0, floats(count, 1)), second(fake, 1, floats(count, 1));
-    Ticket handle;
-    expect_ok(run_one(context, in_place(SRT_ALLREDUCE, "x", first, count, 0), handle));
-    context.release(&handle, 1);
+    run_well(context, in_place(SRT_ALLREDUCE, "x", first, count, 0));
     const srt_request other = in_place(SRT_ALLREDUCE, "y", second, count, 1);
+    Ticket handle;
     const Status refused = context.enqueue(&other, 1, &handle);
     CHECK_EQUAL(refused.code(), SRT_INVALID_ARGUMENT);
     CHECK(std::string(refused.text()).find("set_device") != std::string::npos);
-    expect_ok(run_one(context, in_place(SRT_ALLREDUCE, "x", first, count, 0), handle));
-    context.release(&handle, 1);
+    run_well(context, in_place(SRT_ALLREDUCE, "x", first, count, 0));
   });
 }
 
 TEST(nothing_is_opened_for_tensors_of_the_host) {
   Fake fake;
   World ranks(2, on_gpus());
-  ranks.run([&](int, Context& context) {
-    const int64_t count = 10;
-    std::vector<float> data(10, 1);
-    Ticket handle;
-    expect_ok(run_one(context, world::in_place(SRT_ALLREDUCE, "x", data, count, DType::float32), handle));
-    context.release(&handle, 1);
-  });
+  ranks.run([&](int, Context& context) { run_well(context, FloatSum("x").request); });
   CHECK_EQUAL(fake.calls("cuInit"), 0);
 }
 

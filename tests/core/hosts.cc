@@ -13,49 +13,48 @@ const std::vector<std::pair<std::string, std::string>> quiet{{"log_descriptor", 
 
 // Runs sums until one fails, and returns its status.
 Status sum_until_it_fails(Context& context, int64_t count) {
-  std::vector<float> data(static_cast<size_t>(count));
+  FloatSum sum("endless", count);
   for (;;) {
     Ticket handle = 0;
-    const Status status =
-        run_one(context, in_place(SRT_ALLREDUCE, "endless", data, count, DType::float32), handle, seconds(60));
+    const Status status = run_one(context, sum.request, handle);
     if (handle) context.release(&handle, 1);
     if (!status.is_ok()) return status;
+  }
+}
+
+// Gives each rank of each placement its turn to be the one that fails.
+void with_each_culprit(const std::function<void(World&, int size, int culprit)>& body) {
+  for (const std::vector<int>& hosts : placements) {
+    const int size = static_cast<int>(hosts.size());
+    for (int culprit = 0; culprit < size; ++culprit) {
+      World ranks(size, on_hosts(hosts, quiet));
+      body(ranks, size, culprit);
+    }
   }
 }
 
 }  // namespace
 
 TEST(an_abort_crosses_hosts_with_its_words) {
-  for (const std::vector<int>& hosts : placements)
-    for (int aborter = 0; aborter < std::ssize(hosts); ++aborter) {
-      const int size = static_cast<int>(hosts.size());
-      World ranks(size, on_hosts(hosts, quiet));
-      std::atomic<int> through{0};
-      ranks.run([&](int rank, Context& context) {
-        const int64_t count = 20'000;
-        std::vector<float> data(static_cast<size_t>(count));
-        Ticket handle = 0;
-        expect_ok(run_one(context, in_place(SRT_ALLREDUCE, "warm", data, count, DType::float32), handle));
-        context.release(&handle, 1);
-        for (++through; through < size;) std::this_thread::yield();
-        if (rank == aborter) context.abort("RuntimeError: loss is NaN");
-        else CHECK_EQUAL(sum_until_it_fails(context, count).code(), SRT_ABORTED);
-        CHECK(std::string(context.death_text()).find(format("rank %d (pid %d on ", aborter, 100 + aborter)) == 0);
-        CHECK(std::string(context.death_text()).find(" gave up: RuntimeError: loss is NaN") != std::string::npos);
-      });
-    }
+  with_each_culprit([](World& ranks, int size, int aborter) {
+    std::atomic<int> through{0};
+    ranks.run([&](int rank, Context& context) {
+      FloatSum sum("warm", 20'000);
+      run_well(context, sum.request);
+      for (++through; through < size;) std::this_thread::yield();
+      if (rank == aborter) context.abort("RuntimeError: loss is NaN");
+      else CHECK_EQUAL(sum_until_it_fails(context, sum.count).code(), SRT_ABORTED);
+      CHECK(std::string(context.death_text()).find(format("rank %d (pid %d on ", aborter, 100 + aborter)) == 0);
+      CHECK(std::string(context.death_text()).find(" gave up: RuntimeError: loss is NaN") != std::string::npos);
+    });
+  });
 }
 
 TEST(a_connection_between_hosts_that_breaks_ends_every_rank) {
   for (size_t after : {0, 100, 3'000, 100'000}) {
     Wire wire(Fault::cut, after);
     Options options = on_hosts({0, 0, 1, 1}, quiet);
-    options.connect = [&](int a, int b, int* ends) {
-      if (a != 0 || b != 2) return ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
-      ends[0] = wire.victims_end();
-      ends[1] = wire.other_end();
-      return true;
-    };
+    options.connect = wire.between(0, 2);
     World ranks(4, std::move(options));
     ranks.run([&](int, Context& context) {
       const Status status = sum_until_it_fails(context, 20'000);
@@ -66,26 +65,19 @@ TEST(a_connection_between_hosts_that_breaks_ends_every_rank) {
 }
 
 TEST(a_rank_that_has_left_another_host_is_named) {
-  for (const std::vector<int>& hosts : placements)
-    for (int leaver = 0; leaver < std::ssize(hosts); ++leaver) {
-      const int size = static_cast<int>(hosts.size());
-      World ranks(size, on_hosts(hosts, quiet));
-      std::atomic<int> done{0};
-      ranks.run([&](int rank, Context& context) {
-        const int64_t count = 5'000;
-        std::vector<float> data(static_cast<size_t>(count));
-        const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, DType::float32);
-        Ticket handle = 0;
-        expect_ok(run_one(context, request, handle));
-        context.release(&handle, 1);
-        if (rank == leaver) return;
-        const Status status = run_one(context, request, handle);
-        CHECK_EQUAL(status.code(), SRT_PEER_FINISHED);
-        CHECK(std::string(status.text()).find(format("rank %d (pid %d on ", leaver, 100 + leaver)) !=
-              std::string::npos);
-        for (++done; done < size - 1;) std::this_thread::yield();
-      });
-    }
+  with_each_culprit([](World& ranks, int size, int leaver) {
+    std::atomic<int> done{0};
+    ranks.run([&](int rank, Context& context) {
+      FloatSum sum("x", 5'000);
+      run_well(context, sum.request);
+      if (rank == leaver) return;
+      Ticket handle = 0;
+      const Status status = run_one(context, sum.request, handle);
+      CHECK_EQUAL(status.code(), SRT_PEER_FINISHED);
+      CHECK(std::string(status.text()).find(format("rank %d (pid %d on ", leaver, 100 + leaver)) != std::string::npos);
+      for (++done; done < size - 1;) std::this_thread::yield();
+    });
+  });
 }
 
 TEST(what_stays_on_a_host_goes_on_beside_what_crosses_hosts) {

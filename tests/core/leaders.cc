@@ -26,13 +26,6 @@ Options in_shape(const Shape& shape, Knobs knobs = {}) {
   return on_hosts(shape.hosts, knobs);
 }
 
-void run_well(Context& context, const srt_request& request, const std::function<void(Ticket)>& look = {}) {
-  Ticket handle = 0;
-  expect_ok(run_one(context, request, handle));
-  if (look) look(handle);
-  if (handle) context.release(&handle, 1);
-}
-
 srt_request in(int32_t set, srt_request request) {
   request.process_set = set;
   return request;
@@ -260,12 +253,7 @@ TEST(aggregates_that_are_damaged_on_their_way_end_every_rank_or_change_nothing) 
     for (size_t after : {0, 17, 40, 100, 200, 333, 500, 1'000, 2'000}) {
       Wire wire(fault, after);
       Options options = in_shape({{0, 0, 1, 1}, "16"}, {{"progress_deadline", "3"}, {"stall_deadline", "3"}});
-      options.connect = [&](int a, int b, int* ends) {
-        if (a != 0 || b != 2) return ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
-        ends[0] = wire.other_end();
-        ends[1] = wire.victims_end();
-        return true;
-      };
+      options.connect = wire.between(2, 0);
       World ranks(4, std::move(options));
       ranks.run([&](int, Context& context) {
         const int64_t rows = 1;

@@ -23,6 +23,25 @@ struct Quiet {
   Observer observer;
 };
 
+// The connection between a program stack and its interpreter, whose side the test plays.
+struct Channel {
+  Channel() { CHECK_EQUAL(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0); }
+  ~Channel() {
+    ::close(ends[0]);
+    ::close(ends[1]);
+  }
+  std::string question() const {
+    std::string text(4, '\0');
+    CHECK_EQUAL(::recv(ends[1], text.data(), 4, 0), 4);
+    return text;
+  }
+  void answer(const std::string& text) const {
+    CHECK_EQUAL(::send(ends[1], text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
+  }
+
+  int ends[2];
+};
+
 Submitted named(const std::string& name) { return {name, "all-reduce", 0, 40}; }
 
 }  // namespace
@@ -149,32 +168,28 @@ TEST(damaged_stacks_do_no_harm) {
 }
 
 TEST(a_program_without_a_handler_is_not_sampled) {
-  int ends[2];
-  REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
+  Channel channel;
+  const int end = channel.ends[0];
   ProgramStack stack;
   CHECK(!stack.sample().is_known);
-  CHECK(!stack.open({ends[0], 0, 0, 1, ""}).is_ok());
-  CHECK(!stack.open({ends[0], -1, SIGRTMAX, 1, ""}).is_ok());
+  CHECK(!stack.open({end, 0, 0, 1, ""}).is_ok());
+  CHECK(!stack.open({end, -1, SIGRTMAX, 1, ""}).is_ok());
   CHECK(!stack.open({-1, 0, SIGRTMAX, 1, ""}).is_ok());
-  CHECK(stack.open({ends[0], 0, SIGRTMAX, 1, nullptr}).is_ok());
+  CHECK(stack.open({end, 0, SIGRTMAX, 1, nullptr}).is_ok());
   CHECK(!stack.sample().is_known);  // raising the signal would end the process
-  ::close(ends[0]);
-  ::close(ends[1]);
 }
 
 // A framework calls the program through more functions than a sample has room for.
 TEST(a_library_does_not_displace_the_users_functions) {
-  int ends[2];
-  REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
+  Channel channel;
   ProgramStack stack;
-  REQUIRE(stack.open({ends[0], 0, SIGRTMAX, 1, "/own"}).is_ok());
+  REQUIRE(stack.open({channel.ends[0], 0, SIGRTMAX, 1, "/own"}).is_ok());
   std::thread interpreter([&] {
-    std::string answer(4, '\0');
-    CHECK_EQUAL(::recv(ends[1], answer.data(), 4, 0), 4);
+    std::string answer = channel.question();
     answer += "Thread 0x1 (most recent call first):\n  File \"/own/a.py\", line 1 in wait\n";
     for (int i = 1; i <= 30; ++i) answer += format("  File \"/a/site-packages/k.py\", line %d in call\n", i);
     answer += "  File \"train.py\", line 4 in fit\n  File \"train.py\", line 9 in <module>\n";
-    CHECK_EQUAL(::send(ends[1], answer.data(), answer.size(), 0), static_cast<ssize_t>(answer.size()));
+    channel.answer(answer);
   });
   const StackSample sample = stack.sample();
   interpreter.join();
@@ -183,25 +198,18 @@ TEST(a_library_does_not_displace_the_users_functions) {
   CHECK_EQUAL(sample.frames[0].line, 1);
   CHECK_EQUAL(sample.frames[most_frames - 2].function, "fit");
   CHECK_EQUAL(sample.frames[most_frames - 1].function, "<module>");
-  ::close(ends[0]);
-  ::close(ends[1]);
 }
 
 // The interpreter's side answers the first question only when the second one has arrived.
 TEST(an_answer_that_comes_too_late_is_not_taken_for_another) {
-  int ends[2];
-  REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
+  Channel channel;
   ProgramStack stack;
-  REQUIRE(stack.open({ends[0], 0, SIGRTMAX, 1, "/own"}).is_ok());
+  REQUIRE(stack.open({channel.ends[0], 0, SIGRTMAX, 1, "/own"}).is_ok());
   std::thread interpreter([&] {
-    std::string questions[2] = {std::string(4, '\0'), std::string(4, '\0')};
-    for (std::string& question : questions) CHECK_EQUAL(::recv(ends[1], question.data(), 4, 0), 4);
+    const std::string first = channel.question(), second = channel.question();
     const std::string header = "Thread 0x1 (most recent call first):\n";
-    const std::string answers[2] = {
-        questions[0] + header + "  File \"old.py\", line 1 in f\n",
-        questions[1] + header + "  File \"/own/a.py\", line 2 in wait\n" + "  File \"new.py\", line 3 in g\n"};
-    for (const std::string& answer : answers)
-      CHECK_EQUAL(::send(ends[1], answer.data(), answer.size(), 0), static_cast<ssize_t>(answer.size()));
+    channel.answer(first + header + "  File \"old.py\", line 1 in f\n");
+    channel.answer(second + header + "  File \"/own/a.py\", line 2 in wait\n" + "  File \"new.py\", line 3 in g\n");
   });
   CHECK(!stack.sample().is_known);
   const StackSample second = stack.sample();
@@ -209,8 +217,6 @@ TEST(an_answer_that_comes_too_late_is_not_taken_for_another) {
   CHECK(second.is_known && second.is_in_sirtaki);
   REQUIRE(second.frames.size() == 1);
   CHECK(second.frames[0] == (StackFrame{"g", "new.py", 3}));
-  ::close(ends[0]);
-  ::close(ends[1]);
 }
 
 TEST(json_is_valid_whatever_the_text) {

@@ -252,21 +252,41 @@ inline void on_each(const std::vector<int>& sizes, const std::function<void(Worl
     }
 }
 
-inline Status run_one(Context& context, const srt_request& request, Ticket& handle, Nanoseconds timeout = seconds(30)) {
+inline Status run_one(Context& context, const srt_request& request, Ticket& handle, Nanoseconds timeout = seconds(60)) {
   Status status = context.enqueue(&request, 1, &handle);
   return status.is_ok() ? context.wait(&handle, 1, timeout) : status;
 }
 
 inline void expect_ok(const Status& status) { CHECK_EQUAL(std::string(status.text()), ""); }
 
+// Runs a request that must succeed, looks at its handle, and releases it.
+inline void run_well(Context& context, const srt_request& request, const std::function<void(Ticket)>& look = {}) {
+  Ticket handle = 0;
+  expect_ok(run_one(context, request, handle));
+  if (look) look(handle);
+  if (handle) context.release(&handle, 1);
+}
+
+// A sum of floats, in place.
+struct FloatSum {
+  explicit FloatSum(const char* name, int64_t elements = 10, float value = 0)
+      : count(elements), data(static_cast<size_t>(elements), value),
+        request(in_place(SRT_ALLREDUCE, name, data, count, DType::float32)) {}
+  FloatSum(const FloatSum&) = delete;
+  FloatSum& operator=(const FloatSum&) = delete;
+
+  const int64_t count;
+  std::vector<float> data;
+  srt_request request;
+};
+
 // Adds a process set, as all ranks do, and returns its number.
 inline int32_t add_set(Context& context, const std::vector<int64_t>& ranks) {
-  Ticket handle = 0;
+  int64_t number = 0;
   const auto count = static_cast<int32_t>(ranks.size());
-  expect_ok(run_one(context, request(SRT_ADD_PROCESS_SET, nullptr, ranks.data(), count), handle));
-  const auto number = static_cast<int32_t>(context.result_number(handle));
-  context.release(&handle, 1);
-  return number;
+  run_well(context, request(SRT_ADD_PROCESS_SET, nullptr, ranks.data(), count),
+           [&](Ticket handle) { number = context.result_number(handle); });
+  return static_cast<int32_t>(number);
 }
 
 }  // namespace world

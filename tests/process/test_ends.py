@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,21 +22,28 @@ def outlive_the_first_failure():
 """
 
 
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
-    return tmp_path / "train.py"
+def run(tmp_path: Path) -> Run:
+    """Returns a function that runs a script on `ranks` ranks under hvdrun and checks hvdrun's exit code."""
+
+    def run(
+        body: str, ranks: int = 2, exit_code: int = 0, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        script = tmp_path / "train.py"
+        script.write_text(HEAD + textwrap.dedent(body))
+        command = hvdrun(ranks, sys.executable, script, **environment)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
+        assert ended.returncode == exit_code, ended
+        return ended
+
+    return run
 
 
-def run(script: Path, body: str, ranks: int = 2, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a script on `ranks` ranks under hvdrun."""
-    script.write_text(HEAD + textwrap.dedent(body))
-    command = hvdrun(ranks, sys.executable, script, **environment)
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=script.parent)
-
-
-def test_an_exception_reaches_the_other_ranks(script: Path) -> None:
+def test_an_exception_reaches_the_other_ranks(run: Run) -> None:
     ended = run(
-        script,
         """
         hvd.init()
         if hvd.rank() == 1:
@@ -46,16 +54,15 @@ def test_an_exception_reaches_the_other_ranks(script: Path) -> None:
         except hvd.HorovodInternalError as error:
             print(f"rank 0 heard: {error}")
         """,
+        exit_code=1,
     )
-    assert ended.returncode == 1, ended
     assert "rank 0 heard:" in ended.stdout
     assert "ValueError: no such file (at train.py:" in ended.stdout
     assert "train.py:" in ended.stdout
 
 
-def test_a_killed_rank_is_named(script: Path) -> None:
+def test_a_killed_rank_is_named(run: Run) -> None:
     ended = run(
-        script,
         """
         hvd.init()
         hvd.barrier()
@@ -67,15 +74,14 @@ def test_a_killed_rank_is_named(script: Path) -> None:
         except hvd.PeerLostError as error:
             print(f"rank 0 heard: {error}")
         """,
+        exit_code=128 + 9,
     )
-    assert ended.returncode == 128 + 9, ended
     assert "rank 0 heard:" in ended.stdout
     assert "rank 1" in ended.stdout
 
 
-def test_a_world_after_a_lost_one(script: Path) -> None:
+def test_a_world_after_a_lost_one(run: Run) -> None:
     ended = run(
-        script,
         """
         for _ in range(3):
             hvd.init()
@@ -89,15 +95,13 @@ def test_a_world_after_a_lost_one(script: Path) -> None:
         """,
         3,
     )
-    assert ended.returncode == 0, ended
     for rank in range(3):
         assert f"rank {rank} 3 {rank} 3 0 1" in ended.stdout
 
 
-def test_no_descriptor_of_a_failed_world_is_kept(script: Path) -> None:
+def test_no_descriptor_of_a_failed_world_is_kept(run: Run) -> None:
     """Neither shutdown() nor the caught error keeps one, even without the garbage collector."""
     ended = run(
-        script,
         """
         import gc
         from sirtaki.bindings.default_context import current
@@ -120,13 +124,11 @@ def test_no_descriptor_of_a_failed_world_is_kept(script: Path) -> None:
         assert len(set(counts)) == 1, counts
         """,
     )
-    assert ended.returncode == 0, ended
     assert ended.stdout.count("descriptors:") == 2
 
 
-def test_a_rank_may_finish_first(script: Path) -> None:
+def test_a_rank_may_finish_first(run: Run) -> None:
     ended = run(
-        script,
         """
         hvd.init()
         hvd.barrier()
@@ -136,25 +138,21 @@ def test_a_rank_may_finish_first(script: Path) -> None:
         print("saved", flush=True)
         """,
     )
-    assert ended.returncode == 0, ended
     assert "saved" in ended.stdout
 
 
-def test_exit_lets_what_is_in_flight_end(script: Path) -> None:
+def test_exit_lets_what_is_in_flight_end(run: Run) -> None:
     ended = run(
-        script,
         """
         hvd.init()
         hvd.allreduce_async(np.ones(1_000_000), name="last words")
         """,
     )
-    assert ended.returncode == 0, ended
     assert "Traceback" not in ended.stderr
 
 
-def test_a_forked_child_is_no_rank(script: Path) -> None:
+def test_a_forked_child_is_no_rank(run: Run) -> None:
     ended = run(
-        script,
         """
         hvd.init()
         hvd.allgather(np.ones(3))
@@ -172,14 +170,12 @@ def test_a_forked_child_is_no_rank(script: Path) -> None:
         assert hvd.allreduce(1.0, op=hvd.Sum) == 2
         """,
     )
-    assert ended.returncode == 0, ended
     assert ended.stdout.count("child:") == 2
     assert "fork" in ended.stdout
 
 
-def test_a_forked_child_does_not_hide_its_parents_death(script: Path) -> None:
+def test_a_forked_child_does_not_hide_its_parents_death(run: Run) -> None:
     ended = run(
-        script,
         """
         hvd.init()
         hvd.barrier()
@@ -200,13 +196,13 @@ def test_a_forked_child_does_not_hide_its_parents_death(script: Path) -> None:
             print("seen while the child lives" if os.path.exists(f"/proc/{child}") else "too late")
             os.kill(int(child), signal.SIGKILL)
         """,
+        exit_code=128 + 9,
     )
     assert "seen while the child lives" in ended.stdout, ended
 
 
-def test_a_worker_that_runs_the_script_again_is_told_so(script: Path) -> None:
+def test_a_worker_that_runs_the_script_again_is_told_so(run: Run) -> None:
     ended = run(
-        script,
         """
         import subprocess
         hvd.init()
@@ -216,14 +212,12 @@ def test_a_worker_that_runs_the_script_again_is_told_so(script: Path) -> None:
             print(again.stderr, flush=True)
         """,
     )
-    assert ended.returncode == 0, ended
     assert "worker of rank 0" in ended.stdout
     assert "if __name__ == '__main__'" in ended.stdout
 
 
-def test_ctrl_c_ends_a_wait_but_not_the_operation(script: Path) -> None:
+def test_ctrl_c_ends_a_wait_but_not_the_operation(run: Run) -> None:
     ended = run(
-        script,
         """
         hvd.init()
         hvd.barrier()
@@ -241,32 +235,28 @@ def test_ctrl_c_ends_a_wait_but_not_the_operation(script: Path) -> None:
         assert hvd.allreduce(1.0, op=hvd.Sum) == 2
         """,
     )
-    assert ended.returncode == 0, ended
     assert "interrupted" in ended.stdout
 
 
-def test_settings_that_differ_are_refused_with_both_values(script: Path) -> None:
+def test_settings_that_differ_are_refused_with_both_values(run: Run) -> None:
     ended = run(
-        script,
         """
         os.environ["HOROVOD_CACHE_CAPACITY"] = "7" if os.environ["HOROVOD_RANK"] == "1" else "9"
         hvd.init()
         """,
+        exit_code=1,
     )
-    assert ended.returncode == 1, ended
     assert "cache_capacity is 9 on rank 0 and 7 on rank 1" in ended.stderr
 
 
-def test_a_setting_with_a_wrong_value_is_refused(script: Path) -> None:
-    ended = run(script, "hvd.init()", SIRTAKI_TRANSPORT="pigeon")
-    assert ended.returncode == 2, ended
+def test_a_setting_with_a_wrong_value_is_refused(run: Run) -> None:
+    ended = run("hvd.init()", exit_code=2, SIRTAKI_TRANSPORT="pigeon")
     assert "auto|shm|socket" in ended.stderr
 
 
 @pytest.mark.parametrize("transport", ["shm", "socket"])
-def test_transports(script: Path, transport: str) -> None:
-    ended = run(
-        script,
+def test_transports(run: Run, transport: str) -> None:
+    run(
         """
         hvd.init()
         mine = np.arange(300_000.0) + hvd.rank()
@@ -275,27 +265,23 @@ def test_transports(script: Path, transport: str) -> None:
         3,
         SIRTAKI_TRANSPORT=transport,
     )
-    assert ended.returncode == 0, ended
 
 
-def test_where_shared_memory_is_refused_sockets_serve(script: Path) -> None:
+def test_where_shared_memory_is_refused_sockets_serve(run: Run) -> None:
     body = """
         import resource
         resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
         hvd.init()
         assert hvd.allreduce(1.0, op=hvd.Sum) == 2
         """
-    ended = run(script, body)
-    assert ended.returncode == 0, ended
+    ended = run(body)
     assert ended.stderr.count("no shared memory here") == 1
-    ended = run(script, body, SIRTAKI_TRANSPORT="shm")
-    assert ended.returncode == 1, ended
+    ended = run(body, exit_code=1, SIRTAKI_TRANSPORT="shm")
     assert "transport is shm, but there is no shared memory here" in ended.stderr
 
 
-def test_after_each_caught_failure_a_new_world_works(script: Path) -> None:
+def test_after_each_caught_failure_a_new_world_works(run: Run) -> None:
     ended = run(
-        script,
         """
         from sirtaki.bindings.default_context import current
 
@@ -331,5 +317,4 @@ def test_after_each_caught_failure_a_new_world_works(script: Path) -> None:
         """,
         SIRTAKI_STALL_REPORT="60",
     )
-    assert ended.returncode == 0, ended
     assert ended.stdout.count("is done") == 2

@@ -7,7 +7,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -44,6 +44,23 @@ def greet(connection: socket.socket) -> Conversation:
     """Accepts any peer in a handshake; the returned rank is the peer's port."""
     yield b"", 0
     return Identity(connection.getpeername()[1])
+
+
+def expect_a_byte(connection: socket.socket) -> Conversation:
+    """Accepts any peer that sends a byte, as rank 1."""
+    yield b"", 1
+    return Identity(1)
+
+
+@contextlib.contextmanager
+def server(serve: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Runs `serve` with a listener in a thread, and yields the listener's address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(FAILSAFE_SECONDS)
 
 
 def test_the_one_that_answers_is_kept(listening: tuple[str, str]) -> None:
@@ -161,42 +178,29 @@ def test_a_full_queue_is_tried_again_until_there_is_room(tmp_path: Path) -> None
 def test_a_connection_that_is_closed_is_made_again() -> None:
     """A crowded listener closes the oldest unfinished connections: that is no rejection."""
 
-    def expect_a_byte(connection: socket.socket) -> Conversation:
-        yield b"", 1
-        return Identity(1)
-
-    def serve() -> None:
+    def serve(listener: socket.socket) -> None:
         listener.accept()[0].close()
         with listener.accept()[0] as accepted:
             accepted.sendall(b"x")
             accepted.recv(1)
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        connection, peer = connect([f"127.0.0.1:{listener.getsockname()[1]}"], expect_a_byte, soon())
+    with server(serve) as address:
+        connection, peer = connect([address], expect_a_byte, soon())
         assert peer.rank == 1
         connection.close()
-        thread.join()
 
 
 def test_one_that_always_hangs_up_is_given_up() -> None:
-    def expect_a_byte(connection: socket.socket) -> Conversation:
-        yield b"", 1
-        return Identity(1)
-
-    def serve() -> None:
+    def serve(listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
                 listener.accept()[0].close()
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        with pytest.raises(HandshakeError, match="closed the connection: its key or its job is another one"):
-            connect([f"127.0.0.1:{listener.getsockname()[1]}"], expect_a_byte, soon())
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join(FAILSAFE_SECONDS)
+    with (
+        server(serve) as address,
+        pytest.raises(HandshakeError, match="closed the connection: its key or its job is another one"),
+    ):
+        connect([address], expect_a_byte, soon())
 
 
 def test_a_peer_that_is_refused_learns_from_whom() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.environment import RankEnvironment, arrived, exported
-from sirtaki.runner.hosts import RankPlacement
 
 
 @pytest.mark.parametrize(

@@ -49,34 +49,33 @@ def test_ranks_that_do_not_heed_sigterm_are_killed(hvdrun: Run) -> None:
     assert result.returncode == 3
 
 
-def test_a_rank_that_only_lost_another_is_not_blamed(hvdrun: Run, rank_script: Script) -> None:
-    script = rank_script(
-        "client = init()\n"
-        "if rank == 0:\n"
-        "    client.report('peer_lost', 'rank 1 was lost')\n"
-        "    sys.exit(1)\n"
-        "time.sleep(0.05)\n"
-        "os._exit(5)"
-    )
-    result = hvdrun("-np", "2", "python", script)
-    assert result.returncode == 5
-    assert re.search(r"rank 1 \(pid \d+\) failed with exit code 5", result.stderr)
+LOST = """
+client = init()
+if rank == 0:
+    client.report('peer_lost', 'rank 1 was lost')
+    sys.exit(1)
+time.sleep(0.05)
+os._exit(5)
+"""
+ABORTED = """
+client = init()
+if rank == 1:
+    client.report('aborted', 'ValueError: no data')
+    client.all_gather(b'')
+    time.sleep(0.05)
+    sys.exit(4)
+client.all_gather(b'')
+sys.exit(1)
+"""
 
 
-def test_the_origin_of_an_abort_is_blamed(hvdrun: Run, rank_script: Script) -> None:
-    script = rank_script(
-        "client = init()\n"
-        "if rank == 1:\n"
-        "    client.report('aborted', 'ValueError: no data')\n"
-        "    client.all_gather(b'')\n"
-        "    time.sleep(0.05)\n"
-        "    sys.exit(4)\n"
-        "client.all_gather(b'')\n"
-        "sys.exit(1)"
-    )
-    result = hvdrun("-np", "2", "python", script)
-    assert result.returncode == 4
-    assert re.search(r"rank 1 \(pid \d+\) failed with exit code 4", result.stderr)
+@pytest.mark.parametrize(("body", "exit_code"), [(LOST, 5), (ABORTED, 4)], ids=["lost", "aborted"])
+def test_the_rank_at_fault_is_blamed_and_not_the_one_that_ends_first(
+    hvdrun: Run, rank_script: Script, body: str, exit_code: int
+) -> None:
+    result = hvdrun("-np", "2", "python", rank_script(body))
+    assert result.returncode == exit_code
+    assert re.search(rf"rank 1 \(pid \d+\) failed with exit code {exit_code}", result.stderr)
 
 
 def test_a_rank_that_never_calls_init_is_named(hvdrun: Run, rank_script: Script) -> None:
