@@ -10,6 +10,7 @@ import numpy as np
 from common.collectives import GROUP_SIZE, Array, Call
 from common.peers import Peer
 from sirtaki import __version__
+from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.request import Batch
 from sirtaki.common import ops
@@ -65,9 +66,9 @@ class Core(Peer):
 
     def reducescatter(self, array: Array) -> Call:
         part, name = np.empty(array.size // self.size, np.float32), Named("core.reducescatter")
-        target = _view(part).pointer
+        target, kind = _view(part).pointer, core.REDUCESCATTER
         return self._call(
-            lambda batch: ops.describe_reducescatter(batch, _view(array), target, self._sum, name), part
+            lambda batch: ops.describe_reduction(kind, batch, _view(array), target, self._sum, name), part
         )
 
     def alltoall(self, array: Array) -> Call:

@@ -14,7 +14,7 @@ struct Dots {
 
 class Adasum final : public Operation {
  public:
-  Adasum(Backend& backend, const Kernels& kernels, std::shared_ptr<const Transfer> whole)
+  Adasum(Backend& backend, const Kernels& kernels, TransferPtr whole)
       : backend_(backend), kernels_(kernels), whole_(std::move(whole)), members_(whole_->members.size()),
         own_(slice(whole_->own)), elements_(static_cast<size_t>(own_.bytes) / whole_->element_bytes()) {
     cut_tensors();
@@ -170,7 +170,7 @@ class Adasum final : public Operation {
 
   Backend& backend_;
   const Kernels& kernels_;
-  std::shared_ptr<const Transfer> whole_;
+  TransferPtr whole_;
   size_t members_;
   Slice own_;                                  // this rank's slice, in bytes
   size_t elements_;
@@ -185,8 +185,7 @@ class Adasum final : public Operation {
 
 }  // namespace
 
-std::unique_ptr<Operation> make_adasum(Backend& backend, const Kernels& kernels,
-                                       std::shared_ptr<const Transfer> transfer) {
+std::unique_ptr<Operation> make_adasum(Backend& backend, const Kernels& kernels, TransferPtr transfer) {
   return std::make_unique<Adasum>(backend, kernels, std::move(transfer));
 }
 

@@ -11,7 +11,6 @@ namespace sirtaki {
 
 // Makes an Adasum from transfers of the backend that would run it: an exchange of slices, a small sum of dot products
 // per level, and an all-gather of the result. Works in double precision on each rank's slice; rounds once.
-std::unique_ptr<Operation> make_adasum(Backend& backend, const Kernels& kernels,
-                                       std::shared_ptr<const Transfer> transfer);
+std::unique_ptr<Operation> make_adasum(Backend& backend, const Kernels& kernels, TransferPtr transfer);
 
 }  // namespace sirtaki

@@ -11,8 +11,7 @@ namespace {
 
 class DirectAllreduce final : public LinkOperation {
  public:
-  DirectAllreduce(const LinkSetting& setting, std::shared_ptr<const Transfer> t)
-      : LinkOperation(setting, std::move(t)) {
+  DirectAllreduce(const LinkSetting& setting, TransferPtr t) : LinkOperation(setting, std::move(t)) {
     round_bytes_ = chunk_bytes() * static_cast<int64_t>(member_count());
     rounds_ = (transfer().buffer.bytes() + round_bytes_ - 1) / round_bytes_;
     steps = rounds_ ? 4 * (rounds_ + 2) : 0;
@@ -106,7 +105,7 @@ class DirectAllreduce final : public LinkOperation {
 
 }  // namespace
 
-std::unique_ptr<Operation> make_direct_allreduce(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer) {
+std::unique_ptr<Operation> make_direct_allreduce(const LinkSetting& setting, TransferPtr transfer) {
   return std::make_unique<DirectAllreduce>(setting, std::move(transfer));
 }
 

@@ -9,8 +9,7 @@ namespace {
 
 class DirectReducescatter final : public LinkOperation {
  public:
-  DirectReducescatter(const LinkSetting& setting, std::shared_ptr<const Transfer> t)
-      : LinkOperation(setting, std::move(t)) {
+  DirectReducescatter(const LinkSetting& setting, TransferPtr t) : LinkOperation(setting, std::move(t)) {
     int64_t most = 0;
     for (const ScatterList& part : transfer().outgoing) most = std::max(most, part.bytes());
     steps = 2 * ((most + chunk_bytes() - 1) / chunk_bytes());
@@ -62,8 +61,7 @@ class DirectReducescatter final : public LinkOperation {
 
 }  // namespace
 
-std::unique_ptr<Operation> make_link_reducescatter(const LinkSetting& setting,
-                                                   std::shared_ptr<const Transfer> transfer) {
+std::unique_ptr<Operation> make_link_reducescatter(const LinkSetting& setting, TransferPtr transfer) {
   return std::make_unique<DirectReducescatter>(setting, std::move(transfer));
 }
 

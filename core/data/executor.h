@@ -15,7 +15,7 @@ class Executor {
   void add_backend(std::unique_ptr<Backend> backend) { backends_.push_back(std::move(backend)); }
 
   // Adds a transfer. They come in ascending plan order.
-  void add(std::shared_ptr<const Transfer> transfer) { queue_.push_back(std::move(transfer)); }
+  void add(TransferPtr transfer) { queue_.push_back(std::move(transfer)); }
 
   // Changes of plans, by their numbers.
   struct Changes {
@@ -53,7 +53,7 @@ class Executor {
 
  private:
   struct Active {
-    std::shared_ptr<const Transfer> transfer;
+    TransferPtr transfer;
     std::unique_ptr<Operation> operation;
     unsigned needed_at_start;
     bool is_launched = false;
@@ -64,7 +64,7 @@ class Executor {
   bool is_taken(unsigned needs) const;
 
   std::vector<std::unique_ptr<Backend>> backends_;
-  std::deque<std::shared_ptr<const Transfer>> queue_;
+  std::deque<TransferPtr> queue_;
   std::vector<Active> active_;
   Nanoseconds last_moved_ = 0;
 };

@@ -34,7 +34,7 @@ bool HierarchicalBackend::serves(const Transfer& transfer) const {
          Algorithm::hierarchical;
 }
 
-std::unique_ptr<Operation> HierarchicalBackend::start(std::shared_ptr<const Transfer> transfer) {
+std::unique_ptr<Operation> HierarchicalBackend::start(TransferPtr transfer) {
   switch (transfer->kind) {
     case Kind::broadcast: return make_hierarchical_broadcast(parts_, std::move(transfer));
     case Kind::allgather: return make_hierarchical_allgather(parts_, std::move(transfer));
@@ -42,7 +42,7 @@ std::unique_ptr<Operation> HierarchicalBackend::start(std::shared_ptr<const Tran
   }
 }
 
-Hierarchical::Hierarchical(const HierarchyParts& parts, std::shared_ptr<const Transfer> whole)
+Hierarchical::Hierarchical(const HierarchyParts& parts, TransferPtr whole)
     : PhasedOperation(*whole), parts_(parts), whole_(std::move(whole)) {
   std::map<int32_t, Members> by_host;
   const auto host_of = [&](size_t member) { return parts_.host_of[static_cast<size_t>(whole_->members[member])]; };

@@ -21,7 +21,7 @@ class HierarchicalBackend final : public Backend {
  public:
   explicit HierarchicalBackend(HierarchyParts parts) : parts_(std::move(parts)) {}
   bool serves(const Transfer& transfer) const override;
-  std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) override;
+  std::unique_ptr<Operation> start(TransferPtr transfer) override;
   unsigned needs(const Transfer&) const override { return needs_slots | needs_links; }
 
  private:
@@ -33,7 +33,7 @@ class Hierarchical : public PhasedOperation {
  protected:
   using Members = std::vector<size_t>;  // indices of the whole transfer's members
 
-  Hierarchical(const HierarchyParts& parts, std::shared_ptr<const Transfer> whole);
+  Hierarchical(const HierarchyParts& parts, TransferPtr whole);
 
   const Transfer& whole() const { return *whole_; }
   const std::vector<Members>& hosts() const { return hosts_; }
@@ -63,17 +63,14 @@ class Hierarchical : public PhasedOperation {
 
  private:
   const HierarchyParts& parts_;
-  std::shared_ptr<const Transfer> whole_;
+  TransferPtr whole_;
   std::vector<Members> hosts_;  // by host
   size_t own_host_ = 0, own_place_ = 0;
   std::vector<std::unique_ptr<uint8_t[]>> memory_;
 };
 
-std::unique_ptr<Operation> make_hierarchical_allreduce(const HierarchyParts& parts,
-                                                       std::shared_ptr<const Transfer> whole);
-std::unique_ptr<Operation> make_hierarchical_broadcast(const HierarchyParts& parts,
-                                                       std::shared_ptr<const Transfer> whole);
-std::unique_ptr<Operation> make_hierarchical_allgather(const HierarchyParts& parts,
-                                                       std::shared_ptr<const Transfer> whole);
+std::unique_ptr<Operation> make_hierarchical_allreduce(const HierarchyParts& parts, TransferPtr whole);
+std::unique_ptr<Operation> make_hierarchical_broadcast(const HierarchyParts& parts, TransferPtr whole);
+std::unique_ptr<Operation> make_hierarchical_allgather(const HierarchyParts& parts, TransferPtr whole);
 
 }  // namespace sirtaki

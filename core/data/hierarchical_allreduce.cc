@@ -17,7 +17,7 @@ namespace {
 
 class HierarchicalAllreduce final : public Hierarchical {
  public:
-  HierarchicalAllreduce(const HierarchyParts& parts, std::shared_ptr<const Transfer> transfer)
+  HierarchicalAllreduce(const HierarchyParts& parts, TransferPtr transfer)
       : Hierarchical(parts, std::move(transfer)), carriers_(local().size()) {
     for (const Members& members : hosts()) carriers_ = std::min(carriers_, members.size());
     if (is_carrier()) {
@@ -82,8 +82,7 @@ class HierarchicalAllreduce final : public Hierarchical {
 
 }  // namespace
 
-std::unique_ptr<Operation> make_hierarchical_allreduce(const HierarchyParts& parts,
-                                                       std::shared_ptr<const Transfer> whole) {
+std::unique_ptr<Operation> make_hierarchical_allreduce(const HierarchyParts& parts, TransferPtr whole) {
   return std::make_unique<HierarchicalAllreduce>(parts, std::move(whole));
 }
 

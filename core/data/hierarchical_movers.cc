@@ -9,8 +9,7 @@ namespace {
 // A broadcast from the root to the first member of each other host, and from these, piece by piece, to the others.
 class HierarchicalBroadcast final : public Hierarchical {
  public:
-  HierarchicalBroadcast(const HierarchyParts& parts, std::shared_ptr<const Transfer> transfer)
-      : Hierarchical(parts, std::move(transfer)) {
+  HierarchicalBroadcast(const HierarchyParts& parts, TransferPtr transfer) : Hierarchical(parts, std::move(transfer)) {
     for (const Members& members : hosts()) {
       const bool has_root = std::binary_search(members.begin(), members.end(), whole().root);
       speakers_.push_back(has_root ? whole().root : members.front());
@@ -52,8 +51,7 @@ class HierarchicalBroadcast final : public Hierarchical {
 // An all-gather: each member's rows go to one member of each other host, in turn, and every member forwards them.
 class HierarchicalAllgather final : public Hierarchical {
  public:
-  HierarchicalAllgather(const HierarchyParts& parts, std::shared_ptr<const Transfer> transfer)
-      : Hierarchical(parts, std::move(transfer)) {
+  HierarchicalAllgather(const HierarchyParts& parts, TransferPtr transfer) : Hierarchical(parts, std::move(transfer)) {
     receivers_.resize(whole().members.size());
     for (const Members& from : hosts())
       for (size_t place = 0; place < from.size(); ++place)
@@ -106,13 +104,11 @@ class HierarchicalAllgather final : public Hierarchical {
 
 }  // namespace
 
-std::unique_ptr<Operation> make_hierarchical_broadcast(const HierarchyParts& parts,
-                                                       std::shared_ptr<const Transfer> whole) {
+std::unique_ptr<Operation> make_hierarchical_broadcast(const HierarchyParts& parts, TransferPtr whole) {
   return std::make_unique<HierarchicalBroadcast>(parts, std::move(whole));
 }
 
-std::unique_ptr<Operation> make_hierarchical_allgather(const HierarchyParts& parts,
-                                                       std::shared_ptr<const Transfer> whole) {
+std::unique_ptr<Operation> make_hierarchical_allgather(const HierarchyParts& parts, TransferPtr whole) {
   return std::make_unique<HierarchicalAllgather>(parts, std::move(whole));
 }
 

@@ -9,7 +9,7 @@ namespace {
 
 class LinkBroadcast final : public LinkOperation {
  public:
-  LinkBroadcast(const LinkSetting& setting, std::shared_ptr<const Transfer> t) : LinkOperation(setting, std::move(t)) {
+  LinkBroadcast(const LinkSetting& setting, TransferPtr t) : LinkOperation(setting, std::move(t)) {
     steps = (transfer().buffer.bytes() + chunk_bytes() - 1) / chunk_bytes();
   }
 
@@ -34,7 +34,7 @@ class LinkBroadcast final : public LinkOperation {
 // All-gather and all-to-all: each pair by itself.
 class LinkExchange final : public LinkOperation {
  public:
-  LinkExchange(const LinkSetting& setting, std::shared_ptr<const Transfer> t) : LinkOperation(setting, std::move(t)) {
+  LinkExchange(const LinkSetting& setting, TransferPtr t) : LinkOperation(setting, std::move(t)) {
     int64_t most = 0;
     for (const ScatterList& part : transfer().incoming) most = std::max(most, part.bytes());
     for (int64_t flow : transfer().flows) most = std::max(most, flow);
@@ -85,11 +85,11 @@ class LinkExchange final : public LinkOperation {
 
 }  // namespace
 
-std::unique_ptr<Operation> make_link_broadcast(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer) {
+std::unique_ptr<Operation> make_link_broadcast(const LinkSetting& setting, TransferPtr transfer) {
   return std::make_unique<LinkBroadcast>(setting, std::move(transfer));
 }
 
-std::unique_ptr<Operation> make_link_exchange(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer) {
+std::unique_ptr<Operation> make_link_exchange(const LinkSetting& setting, TransferPtr transfer) {
   return std::make_unique<LinkExchange>(setting, std::move(transfer));
 }
 

@@ -15,7 +15,7 @@ constexpr int64_t worth_referring = 8 << 10;  // smaller pieces are faster to co
 
 }  // namespace
 
-LinkOperation::LinkOperation(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer)
+LinkOperation::LinkOperation(const LinkSetting& setting, TransferPtr transfer)
     : setting_(setting), transfer_(std::move(transfer)), kernels_(setting.kernels.of(transfer_->dtype)),
       sources_(transfer_->members.size()) {}
 
@@ -161,7 +161,7 @@ bool LinkBackend::serves(const Transfer& transfer) const {
   return true;
 }
 
-std::unique_ptr<Operation> LinkBackend::start(std::shared_ptr<const Transfer> transfer) {
+std::unique_ptr<Operation> LinkBackend::start(TransferPtr transfer) {
   switch (transfer->kind) {
     case Kind::allreduce:
       if (transfer->reduce_op == ReduceOp::adasum) return make_adasum(*this, setting_.kernels, std::move(transfer));
@@ -174,7 +174,7 @@ std::unique_ptr<Operation> LinkBackend::start(std::shared_ptr<const Transfer> tr
   }
 }
 
-std::unique_ptr<Operation> LinkBackend::start_allreduce(std::shared_ptr<const Transfer> transfer) const {
+std::unique_ptr<Operation> LinkBackend::start_allreduce(TransferPtr transfer) const {
   switch (choose_algorithm(wish_, count_members(transfer->members, host_of_), transfer->buffer.bytes())) {
     case Algorithm::ring: return make_ring_allreduce(setting_, std::move(transfer));
     case Algorithm::recursive_doubling: return make_recursive_doubling(setting_, std::move(transfer));

@@ -23,7 +23,7 @@ struct LinkSetting {
 
 class LinkOperation : public Operation {
  public:
-  LinkOperation(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer);
+  LinkOperation(const LinkSetting& setting, TransferPtr transfer);
 
   Status advance(Nanoseconds now, Progress& progress) final;
   void cancel() final;
@@ -72,7 +72,7 @@ class LinkOperation : public Operation {
   Link& link(size_t member) const { return *setting_.links.data(transfer_->members[member]); }
 
   LinkSetting setting_;
-  std::shared_ptr<const Transfer> transfer_;
+  TransferPtr transfer_;
   const DTypeKernels* kernels_;
   int64_t next_ = 0;
   std::vector<int32_t> awaited_;
@@ -86,25 +86,23 @@ class LinkBackend final : public Backend {
   LinkBackend(const LinkSetting& setting, std::vector<int32_t> host_of, std::string wish)
       : setting_(setting), host_of_(std::move(host_of)), wish_(std::move(wish)) {}
   bool serves(const Transfer& transfer) const override;
-  std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) override;
+  std::unique_ptr<Operation> start(TransferPtr transfer) override;
   unsigned needs(const Transfer&) const override { return needs_links; }
 
  private:
-  std::unique_ptr<Operation> start_allreduce(std::shared_ptr<const Transfer> transfer) const;
+  std::unique_ptr<Operation> start_allreduce(TransferPtr transfer) const;
 
   LinkSetting setting_;
   std::vector<int32_t> host_of_;
   std::string wish_;
 };
 
-std::unique_ptr<Operation> make_direct_allreduce(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer);
-std::unique_ptr<Operation> make_ring_allreduce(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer);
-std::unique_ptr<Operation> make_recursive_doubling(const LinkSetting& setting,
-                                                   std::shared_ptr<const Transfer> transfer);
-std::unique_ptr<Operation> make_link_broadcast(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer);
-std::unique_ptr<Operation> make_link_reducescatter(const LinkSetting& setting,
-                                                   std::shared_ptr<const Transfer> transfer);
+std::unique_ptr<Operation> make_direct_allreduce(const LinkSetting& setting, TransferPtr transfer);
+std::unique_ptr<Operation> make_ring_allreduce(const LinkSetting& setting, TransferPtr transfer);
+std::unique_ptr<Operation> make_recursive_doubling(const LinkSetting& setting, TransferPtr transfer);
+std::unique_ptr<Operation> make_link_broadcast(const LinkSetting& setting, TransferPtr transfer);
+std::unique_ptr<Operation> make_link_reducescatter(const LinkSetting& setting, TransferPtr transfer);
 // All-gather and all-to-all.
-std::unique_ptr<Operation> make_link_exchange(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer);
+std::unique_ptr<Operation> make_link_exchange(const LinkSetting& setting, TransferPtr transfer);
 
 }  // namespace sirtaki

@@ -33,7 +33,7 @@ struct MemorySetting {
 
 class MemoryOperation : public Operation {
  public:
-  MemoryOperation(const MemorySetting& setting, std::shared_ptr<const Transfer> transfer);
+  MemoryOperation(const MemorySetting& setting, TransferPtr transfer);
 
   Status advance(Nanoseconds now, Progress& progress) final;
   std::vector<int32_t> waits_for() const final;
@@ -80,7 +80,7 @@ class MemoryOperation : public Operation {
 
   MemorySetting setting_;
   const DTypeKernels* arithmetic_;  // nullptr where nothing is reduced
-  std::shared_ptr<const Transfer> transfer_;
+  TransferPtr transfer_;
   std::vector<int> slots_;       // by member
   int64_t next_ = 0;
   uint64_t awaited_ = 0;         // the milestone that it waits for
@@ -89,7 +89,6 @@ class MemoryOperation : public Operation {
   Milestone after(int64_t done) const;
 };
 
-using TransferPtr = std::shared_ptr<const Transfer>;
 std::unique_ptr<Operation> make_memory_allreduce(const MemorySetting& setting, TransferPtr transfer);
 std::unique_ptr<Operation> make_memory_reducescatter(const MemorySetting& setting, TransferPtr transfer);
 std::unique_ptr<Operation> make_memory_broadcast(const MemorySetting& setting, TransferPtr transfer);
@@ -100,7 +99,7 @@ class MemoryBackend final : public Backend {
  public:
   MemoryBackend(LocalPeers& local_peers, const Kernels& kernels);
   bool serves(const Transfer& transfer) const override;
-  std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) override;
+  std::unique_ptr<Operation> start(TransferPtr transfer) override;
   unsigned needs(const Transfer&) const override { return needs_slots; }
 
  private:

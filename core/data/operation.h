@@ -42,6 +42,7 @@ struct Transfer {
   int64_t flow(size_t from, size_t to) const { return flows[from * members.size() + to]; }
   size_t element_bytes() const { return dtype_bytes(dtype); }
 };
+using TransferPtr = std::shared_ptr<const Transfer>;
 
 enum class Progress { blocked, moved, done };
 
@@ -84,7 +85,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual bool serves(const Transfer& transfer) const = 0;
-  virtual std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) = 0;
+  virtual std::unique_ptr<Operation> start(TransferPtr transfer) = 0;
   virtual unsigned needs(const Transfer& transfer) const = 0;  // to start it
 };
 

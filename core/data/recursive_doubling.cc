@@ -15,8 +15,7 @@ namespace {
 
 class RecursiveDoubling final : public LinkOperation {
  public:
-  RecursiveDoubling(const LinkSetting& setting, std::shared_ptr<const Transfer> t)
-      : LinkOperation(setting, std::move(t)) {
+  RecursiveDoubling(const LinkSetting& setting, TransferPtr t) : LinkOperation(setting, std::move(t)) {
     const size_t core = std::bit_floor(member_count());
     levels_ = std::countr_zero(core);
     guests_ = member_count() - core;
@@ -100,8 +99,7 @@ class RecursiveDoubling final : public LinkOperation {
 
 }  // namespace
 
-std::unique_ptr<Operation> make_recursive_doubling(const LinkSetting& setting,
-                                                   std::shared_ptr<const Transfer> transfer) {
+std::unique_ptr<Operation> make_recursive_doubling(const LinkSetting& setting, TransferPtr transfer) {
   return std::make_unique<RecursiveDoubling>(setting, std::move(transfer));
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 class RingAllreduce final : public LinkOperation {
  public:
-  RingAllreduce(const LinkSetting& setting, std::shared_ptr<const Transfer> t) : LinkOperation(setting, std::move(t)) {
+  RingAllreduce(const LinkSetting& setting, TransferPtr t) : LinkOperation(setting, std::move(t)) {
     members_ = static_cast<int64_t>(member_count());
     round_bytes_ = chunk_bytes() * members_;
     const int64_t rounds = (transfer().buffer.bytes() + round_bytes_ - 1) / round_bytes_;
@@ -74,7 +74,7 @@ class RingAllreduce final : public LinkOperation {
 
 }  // namespace
 
-std::unique_ptr<Operation> make_ring_allreduce(const LinkSetting& setting, std::shared_ptr<const Transfer> transfer) {
+std::unique_ptr<Operation> make_ring_allreduce(const LinkSetting& setting, TransferPtr transfer) {
   return std::make_unique<RingAllreduce>(setting, std::move(transfer));
 }
 

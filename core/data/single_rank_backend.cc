@@ -6,7 +6,7 @@
 
 namespace sirtaki {
 
-std::unique_ptr<Operation> SingleRankBackend::start(std::shared_ptr<const Transfer> transfer) {
+std::unique_ptr<Operation> SingleRankBackend::start(TransferPtr transfer) {
   if (is_ragged(transfer->kind)) {
     copy_own(transfer->incoming[0], 0, transfer->incoming[0].bytes());
     return nullptr;

@@ -9,7 +9,7 @@ class SingleRankBackend final : public Backend {
  public:
   explicit SingleRankBackend(const Kernels& kernels) : kernels_(kernels) {}
   bool serves(const Transfer& transfer) const override { return transfer.device < 0 && transfer.members.size() == 1; }
-  std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) override;
+  std::unique_ptr<Operation> start(TransferPtr transfer) override;
   unsigned needs(const Transfer&) const override { return needs_nothing; }
 
  private:

@@ -10,7 +10,7 @@ namespace sirtaki {
 GpuBackend::GpuBackend(GpuParts parts, const Config& config)
     : parts_(std::move(parts)), wish_(config.text(Knob::gpu_backend)), encrypts_(config.integer(Knob::encrypt) != 0) {}
 
-std::unique_ptr<Operation> GpuBackend::start(std::shared_ptr<const Transfer> transfer) {
+std::unique_ptr<Operation> GpuBackend::start(TransferPtr transfer) {
   std::unique_ptr<GpuGroup>& group = groups_[transfer->members];
   if (!group) group = std::make_unique<GpuGroup>();
   if (is_alone(*transfer) || wish_ == "staged") group->has_agreed = true;

@@ -36,7 +36,7 @@ class GpuBackend final : public Backend {
   GpuBackend(GpuParts parts, const Config& config);
 
   bool serves(const Transfer& transfer) const override { return transfer.device >= 0; }
-  std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) override;
+  std::unique_ptr<Operation> start(TransferPtr transfer) override;
   unsigned needs(const Transfer& transfer) const override;
 
   // Ends the communicators in good order, by the deadline.

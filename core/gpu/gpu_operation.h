@@ -7,7 +7,7 @@ namespace sirtaki {
 
 class GpuOperation final : public Operation {
  public:
-  GpuOperation(GpuBackend& backend, GpuGroup& group, std::shared_ptr<const Transfer> transfer)
+  GpuOperation(GpuBackend& backend, GpuGroup& group, TransferPtr transfer)
       : backend_(backend), group_(group), gpu_(backend.parts().choice.gpu()), transfer_(std::move(transfer)) {}
 
   Status advance(Nanoseconds now, Progress& progress) override;
@@ -26,7 +26,7 @@ class GpuOperation final : public Operation {
   GpuBackend& backend_;
   GpuGroup& group_;
   Gpu* const gpu_;  // nullptr on a rank that has joined without having used one
-  std::shared_ptr<const Transfer> transfer_;
+  TransferPtr transfer_;
   std::unique_ptr<BackendHandshake> handshake_;  // set if this operation made it
   bool is_at_work_ = false;
   std::unique_ptr<Operation> running_;    // the agreement's operation, then the work itself

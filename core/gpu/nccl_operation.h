@@ -12,7 +12,7 @@ namespace sirtaki {
 class NcclOperation final : public Operation {
  public:
   // Without a communicator (a single member) it only copies.
-  NcclOperation(Gpu& gpu, Communicator* communicator, const Kernels& kernels, std::shared_ptr<const Transfer> transfer,
+  NcclOperation(Gpu& gpu, Communicator* communicator, const Kernels& kernels, TransferPtr transfer,
                 const NcclReduction& reduction)
       : gpu_(gpu), communicator_(communicator), kernels_(kernels), transfer_(std::move(transfer)),
         reduction_(reduction) {}
@@ -41,7 +41,7 @@ class NcclOperation final : public Operation {
   Gpu& gpu_;
   Communicator* communicator_;
   const Kernels& kernels_;
-  std::shared_ptr<const Transfer> transfer_;
+  TransferPtr transfer_;
   NcclReduction reduction_;
   Step step_ = Step::prepare;
   bool has_operator_ = false;

@@ -34,7 +34,7 @@ class FailingBackend final : public Backend {
  public:
   FailingBackend(Failure failure, const std::atomic<bool>& is_quiet) : failure_(failure), is_quiet_(is_quiet) {}
   bool serves(const Transfer& transfer) const override { return transfer.device == 0; }
-  std::unique_ptr<Operation> start(std::shared_ptr<const Transfer>) override {
+  std::unique_ptr<Operation> start(TransferPtr) override {
     return std::make_unique<FailingOperation>(failure_, is_quiet_);
   }
   unsigned needs(const Transfer&) const override { return needs_nothing; }

@@ -25,12 +25,12 @@ class Device {
   }
 
   struct Job {
-    std::vector<std::shared_ptr<const Transfer>> transfers;
+    std::vector<TransferPtr> transfers;
     bool finished = false;
     bool cancelled = false;
   };
 
-  std::shared_ptr<Job> submit(std::shared_ptr<const Transfer> transfer) {
+  std::shared_ptr<Job> submit(TransferPtr transfer) {
     const std::lock_guard lock(mutex_);
     std::shared_ptr<Job>& job = jobs_[transfer->plan];
     if (!job) job = std::make_shared<Job>();
@@ -102,8 +102,7 @@ class Device {
 
 class DeviceOperation final : public Operation {
  public:
-  DeviceOperation(Device& device, std::shared_ptr<const Transfer> transfer)
-      : device_(device), job_(device.submit(std::move(transfer))) {}
+  DeviceOperation(Device& device, TransferPtr transfer) : device_(device), job_(device.submit(std::move(transfer))) {}
   Status advance(Nanoseconds, Progress& progress) override {
     progress = device_.is_finished(*job_) ? Progress::done : Progress::blocked;
     return Status::ok();
@@ -122,7 +121,7 @@ class DeviceBackend final : public Backend {
  public:
   explicit DeviceBackend(Device& device) : device_(device) {}
   bool serves(const Transfer& transfer) const override { return transfer.device == 0; }
-  std::unique_ptr<Operation> start(std::shared_ptr<const Transfer> transfer) override {
+  std::unique_ptr<Operation> start(TransferPtr transfer) override {
     return std::make_unique<DeviceOperation>(device_, std::move(transfer));
   }
   unsigned needs(const Transfer&) const override { return needs_nothing; }
