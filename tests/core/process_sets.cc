@@ -1,6 +1,7 @@
 // Process sets and join, as threads of one program use them: concurrently, in flight, and until they end.
 #include <algorithm>
 #include <atomic>
+#include <numeric>
 #include <random>
 #include <thread>
 
@@ -93,11 +94,9 @@ TEST(sets_that_overlap_under_random_timing) {
         const auto count = static_cast<int32_t>(handles.size());
         expect_ok(context.wait(handles.data(), count, seconds(60)));
         context.release(handles.data(), count);
-        for (size_t set : own) {
-          int64_t total = 0;
-          for (int64_t member : members[set]) total += member + round;
-          CHECK(sums[set].is(total));
-        }
+        for (size_t set : own)
+          CHECK(sums[set].is(std::accumulate(members[set].begin(), members[set].end(), int64_t{0}) +
+                             static_cast<int64_t>(members[set].size()) * round));
       }
       for (size_t set = 1; set < members.size(); ++set) remove_set(context, numbers[set]);
     });
