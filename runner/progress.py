@@ -60,7 +60,7 @@ class Progress:
 
     @property
     def line(self) -> str:
-        """Formats "6 of 8 ranks are here; waiting for rank 3 (hostB)"."""
+        """Formats "7 of 8 ranks are here; waiting for rank 3 (hostB)"."""
         here = len(self._names) - len(self._missing)
         awaited = join_names(self._names[key] for key in sorted(self._missing))
         return f"{here} of {len(self._names)} {self._what}; waiting for {awaited}"
