@@ -17,7 +17,7 @@ class Peer(NamedTuple):
 
 @dataclass(frozen=True)
 class Topology:
-    """A rank's position: in the world, on its host, and among its equals on other hosts."""
+    """A rank's position: in the world, on its host, and among the ranks of all hosts with its local rank."""
 
     rank: int
     size: int
