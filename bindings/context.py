@@ -119,7 +119,7 @@ class Context:
         check(lib.srt_link_socket(self._pointer, peer, descriptor, error), error)
 
     def link_tls(self, peer: int, descriptor: int, session: Any) -> None:
-        """Works like `link_socket`, with an established TLS session on it, which the core takes over, too."""
+        """Works like `link_socket`, for a socket with an established TLS session, which it then owns."""
         error = ffi.new("srt_error *")
         check(lib.srt_link_tls(self._pointer, peer, descriptor, session, error), error)
 
@@ -332,7 +332,7 @@ class Context:
         lib.srt_set_process_context(self._pointer)
 
     def leave_process(self) -> None:
-        """Reverts that, once no such operation is being queued; later ones fail."""
+        """Reverts `serve_process`, once no such operation is being queued; later operations fail."""
         if self._native.pid == os.getpid():
             lib.srt_set_process_context(ffi.NULL)
 

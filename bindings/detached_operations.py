@@ -1,4 +1,4 @@
-"""Detached operations, for which nobody waits: their tensors stay alive until the operations have ended."""
+"""Detached operations, which nobody waits for: their tensors stay alive until the operations have ended."""
 
 from __future__ import annotations
 

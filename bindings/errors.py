@@ -85,7 +85,7 @@ for _kind in [one for one in vars().values() if isinstance(one, type) and issubc
 
 
 class Failure(NamedTuple):
-    """Why a context is dead. `culprit`: the rank that failed, was lost or was (the first to be) late."""
+    """The reason why a context is dead. `culprit`: the rank that failed, was lost, or was late first."""
 
     culprit: int
     text: str

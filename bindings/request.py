@@ -196,7 +196,7 @@ class Batch:
 
 def _c_name(name: str) -> Any:
     if not isinstance(name, str):
-        raise ValueError(f"name is {name!r}, but it has to be a text; other arguments take their own names")
+        raise ValueError(f"name is {name!r}, but it has to be text; pass other arguments by keyword")
     encoded = name.encode()
     if b"\0" in encoded:
         raise ValueError(

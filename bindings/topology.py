@@ -17,7 +17,7 @@ class Peer(NamedTuple):
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """The position of a rank. `cross`: its index among the ranks of all hosts with the same local rank."""
+    """A rank's position: in the world, on its host, and among the ranks of all hosts with its local rank."""
 
     rank: int
     size: int

@@ -24,7 +24,7 @@ OWN = frozenset(
 _OF_SERVICES = re.compile(
     r"SIRTAKI_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
-# Horovod's variables that have another name here, and the conversions of their values.
+# Horovod's variables that have another name here.
 _HOROVODS = {
     "stall_report": "HOROVOD_STALL_CHECK_TIME_SECONDS",
     "stall_deadline": "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",

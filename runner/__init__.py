@@ -1,1 +1,1 @@
-"""hvdrun: starts the ranks of a job, shows what they say, and ends them together."""
+"""hvdrun: starts the ranks of a job, shows their output, and ends them together."""

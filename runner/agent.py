@@ -1,9 +1,9 @@
-"""The agent: what hvdrun starts on another host, over ssh, to run that host's ranks.
+"""The agent: the process that hvdrun starts on another host, over ssh, to run that host's ranks.
 
-It exchanges frames with hvdrun over its standard input and output (`frames`). Its standard input is its
-lifeline, too: when that closes, hvdrun or the network is gone, and the agent's reaper ends the ranks; the
-same happens if the agent itself is killed. Its arguments and its environment hold nothing secret: the job's
-key arrives as a message and is kept in a file of its own.
+It exchanges frames with hvdrun over its standard input and output (`frames`). When its standard input closes,
+hvdrun or the network is gone, and the agent's reaper ends the ranks; the same happens if the agent itself is
+killed. Its arguments and its environment contain no secrets: the job's key arrives as a message and is stored
+in a separate file.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Agent:
         elif frame.kind == Kind.FINISH:
             self._finish()
         else:
-            raise WireError(f"{frame.kind.name} makes no sense now")
+            raise WireError(f"{frame.kind.name} is not expected now")
 
     def _answer(self, frame: Frame) -> None:
         self._folder = str(frame.values.get("folder", ""))
@@ -186,7 +186,7 @@ class Agent:
                 self._channel.send(frame)
                 continue
             self._reaper.release()
-            if not self._reaper.ended():  # when the reaper ends, it rings the bell
+            if not self._reaper.ended():  # its end wakes the main loop
                 return
             for descriptor in list(self._streams):
                 for _ in range(_LAST_READS):
@@ -202,16 +202,16 @@ def _what_is_missing(folder: str, program: str) -> str:
         os.chdir(folder)
     except OSError as error:
         reason = f"has no folder {folder} as hvdrun's host has ({error.strerror})"
-        return f"{reason}: start the job from one that all hosts have"
+        return f"{reason}: start the job from a folder that all hosts have"
     if not os.path.exists(program):
-        return f"has no program {program} as hvdrun's host has: install it there, in the same place"
+        return f"has no program {program} as hvdrun's host has: install it there, at the same path"
     if os.path.isdir(program) or not os.access(program, os.X_OK):
-        return f"has {program}, but may not run it: make it so with `chmod +x`"
+        return f"has {program}, but cannot run it: make it executable with `chmod +x`"
     return ""
 
 
 def _take_standard_streams() -> tuple[int, int]:
-    """Returns the agent's input and output, and makes sure that nothing else reads from or writes to them."""
+    """Returns the agent's input and output, and ensures that nothing else reads from or writes to them."""
     reading, writing = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -1,4 +1,4 @@
-"""The ranks of one host as seen by its agent: started from one message, with the files they leave behind."""
+"""The ranks of one host as seen by its agent, which starts them from one message and collects their files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class AgentJob:
     """The ranks of this host. `values` are those of the START frame."""
 
     def __init__(self, values: Mapping[str, Any], cores: int, reaper: Reaper) -> None:
-        """Raises LaunchError, or KeyError, TypeError or ValueError if the values make no sense."""
+        """Raises LaunchError, or KeyError, TypeError or ValueError if the values are malformed."""
         self._reaper = reaper
         self._capacity = Capacity(len(values["placements"]), cores)
         if not values.get("oversubscribe"):
@@ -54,7 +54,7 @@ class AgentJob:
         self.running: list[RankProcess] = []
 
     def start(self, say: Callable[[Frame], None]) -> None:
-        """Starts all ranks, and reports for each its process, or why it could not be started."""
+        """Starts all ranks, and reports the process of each, or why it could not be started."""
         for place in self._placements:
             environment = self._environment.of(place, self._base)
             if shortage := self._capacity.shortage(len(self.running)):

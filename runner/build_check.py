@@ -1,4 +1,4 @@
-"""--check-build: what is installed here, and whether it works."""
+"""--check-build: prints what is installed here, and whether it works."""
 
 from __future__ import annotations
 
@@ -107,6 +107,6 @@ def _try_python(script: str, environment: Mapping[str, str]) -> tuple[int, str, 
             env=environment,
         )
     except subprocess.TimeoutExpired:
-        return 1, "", f"it was not done in {_PATIENCE:g} s"
+        return 1, "", f"it did not finish within {_PATIENCE:g} s"
     last = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
     return result.returncode, result.stdout, last

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sirtaki.runner.errors import LaunchError
 
-RANKS_PER_CORE = 16  # more is nearly always a typo in -np; Open MPI asks above one rank per core
+RANKS_PER_CORE = 16  # more is nearly always a typo in -np; Open MPI requires an option above one per core
 _MEBIBYTE = 1 << 20
 _BYTES_PER_RANK = 32 * _MEBIBYTE  # private memory of Python with only numpy and sirtaki
 _RESERVE_SHARE, _LEAST_RESERVE = 50, 192 * _MEBIBYTE  # a 50th of the memory: for code that is in use
@@ -69,15 +69,15 @@ class Capacity:
         if self._ranks > RANKS_PER_CORE * self._cores:
             cores = "1 usable core" if self._cores == 1 else f"{self._cores} usable cores"
             raise LaunchError(
-                f"{self._ranks} ranks on {cores} are more than {RANKS_PER_CORE} a core: {_ADVICE}, or say "
-                "--oversubscribe if you mean it"
+                f"{self._ranks} ranks on {cores} are more than {RANKS_PER_CORE} per core: {_ADVICE}, or use "
+                "--oversubscribe if this is intended"
             )
         memory = self._read()
         if self._ranks * _BYTES_PER_RANK > memory.available:
             raise LaunchError(
                 f"{self._ranks} ranks need at least {_size(self._ranks * _BYTES_PER_RANK)} of memory for "
-                f"Python alone, but only {_size(memory.available)} are available here: {_ADVICE}, or say "
-                "--oversubscribe to try"
+                f"Python alone, but only {_size(memory.available)} are available here: {_ADVICE}, or use "
+                "--oversubscribe to try anyway"
             )
 
     def shortage(self, started: int) -> str:

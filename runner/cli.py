@@ -50,7 +50,7 @@ def _run(arguments: list[str]) -> int:
         return check_build(settings_of_core)
     _refuse_inside_a_rank()
     if not options.command:
-        raise LaunchError(f"say what to run, {EXAMPLE}")
+        raise LaunchError(f"there is no command to run: add one, {EXAMPLE}")
     settings = _settings(options, settings_of_core, _check_environment())
     if options.dry_run:
         from sirtaki.runner.dry_run import show
@@ -104,10 +104,10 @@ def _settings(
 def _hosts(options: argparse.Namespace) -> tuple[list[Host], list[str]]:
     """Returns the hosts that may run ranks, this machine as "localhost", and notices for the user."""
     if options.hosts is not None and options.hostfile is not None:
-        raise LaunchError("--hosts and --hostfile say the same: use one of them")
+        raise LaunchError("--hosts and --hostfile both name the hosts: use one of them")
     if options.hosts is None and options.hostfile is None:
         if options.size is None:
-            raise LaunchError(f"say how many ranks to start with -np, {EXAMPLE}")
+            raise LaunchError(f"the number of ranks is missing: give it with -np, {EXAMPLE}")
         return [Host("localhost", options.size)], []
     notices: list[str] = []
     if options.hosts is not None:
@@ -155,8 +155,8 @@ def _timeline_environment(options: argparse.Namespace) -> dict[str, str]:
 def _refuse_inside_a_rank() -> None:
     if "SIRTAKI_RANK" in os.environ and "SIRTAKI_JOB" in os.environ:
         raise LaunchError(
-            f"this is rank {os.environ['SIRTAKI_RANK']} of a job that hvdrun has started already, "
-            "and a rank cannot start a job of its own: run hvdrun once, outside"
+            f"this is rank {os.environ['SIRTAKI_RANK']} of a job that hvdrun has already started, "
+            "and a rank cannot start another job: run hvdrun once, outside of the job"
         )
 
 

@@ -45,7 +45,8 @@ def _find_python(name: str, environment: Mapping[str, str]) -> tuple[str, str]:
             return own, ""
         return (
             own,
-            f"'{name}' means {own}, where hvdrun is installed, and not {other}, which the PATH has first",
+            f"'{name}' means {own}, where hvdrun is installed, and not {other}, which comes first on the "
+            "PATH",
         )
     if _is_same_folder(os.path.join(active, "bin"), os.path.dirname(own)):
         return own, ""
@@ -89,7 +90,7 @@ def _not_executable(command: Sequence[str], size: int) -> LaunchError:
         better = f"hvdrun -np {size} python {shlex.join(command)}"
         text = f"'{name}' is a Python script, not a program: run `{better}`"
     elif "/" in name:
-        text = f"'{name}' is not executable: make it so with `chmod +x {shlex.quote(name)}`"
+        text = f"'{name}' is not executable: run `chmod +x {shlex.quote(name)}`"
     else:
         text = f"'{name}' is not on the PATH: for the file in this folder write './{name}'"
     return LaunchError(text, NOT_EXECUTABLE)

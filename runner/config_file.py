@@ -61,7 +61,7 @@ def _read(path: Path) -> Mapping[Any, Any]:
     except OSError as error:
         raise LaunchError(f"cannot read {path}: {error.strerror}") from None
     except yaml.YAMLError as error:
-        raise LaunchError(f"{path} is no YAML: {error}") from None
+        raise LaunchError(f"{path} is not valid YAML: {error}") from None
     if content is not None and not isinstance(content, Mapping):
         raise LaunchError(f"{path} has to consist of keys and values, such as 'params:'")
     return content or {}
@@ -93,7 +93,7 @@ def _of_section(section: str, content: Any, file: str) -> Iterator[str]:
 def _of_option(key: Any, value: Any, file: str) -> Iterator[str]:
     """Yields an option of hvdrun itself that is at the top level of the file: "num_proc: 4"."""
     if not isinstance(key, str) or not key.replace("_", "").replace("-", "").isalnum():
-        raise LaunchError(f"{file}: {key!r} is no setting")
+        raise LaunchError(f"{file}: {key!r} is not a setting")
     flag = f"--{key.replace('_', '-')}"
     if value is True:
         yield flag

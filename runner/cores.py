@@ -8,7 +8,7 @@ from pathlib import Path
 
 def usable_cores() -> int:
     """Returns the number of cores that affinity and control groups leave to this process, at least 1."""
-    from sirtaki.bindings import library  # imported late: first the host has to report its version
+    from sirtaki.bindings import library  # imported late, because the host has to report its version first
 
     return library.usable_cores()
 

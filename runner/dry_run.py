@@ -31,11 +31,11 @@ def describe(settings: Settings) -> Iterator[str]:
         yield f"setting: {name}={value}"
     if any(not is_own_host(host.name) for host in hosts):
         count = len(exported(os.environ))
-        yield f"to other hosts go {count} of this one's environment variables, through ssh's input"
+        yield f"{count} of this host's environment variables are sent to other hosts, through ssh's input"
     for share in allocate(with_slots(hosts, [], count_gpus()), settings.size):
         name = share.host.name
         yield f"{name}: {name_range(share.ranks)}" + (
-            " (if it has no GPUs; else one for each)" if name in unknown else ""
+            " (if it has no GPUs; otherwise one rank per GPU)" if name in unknown else ""
         )
         if not is_own_host(name):
             yield f"  {shlex.join(ssh_command('ssh', name, settings.ssh))}"

@@ -1,4 +1,4 @@
-"""Finds the rank that brought a job down: the rank whose end explains the others'."""
+"""Finds the rank that caused a job to fail: the rank whose end explains the others'."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class JobFailure:
     exit_code: int
     text: str = ""
     rank: int | None = None
-    event: str = "failed"  # the job's action or fate
+    event: str = "failed"  # the verb of "the job …": it failed, was interrupted or was terminated
 
 
 class FailureAnalyzer:
@@ -87,7 +87,7 @@ class FailureAnalyzer:
         self._accused: dict[int, str] = {}  # by accused rank: the reason given by ranks that it made fail
         self._disconnected: set[int] = set()  # hvdrun lost their connections before they reported their end
         self._late: tuple[int, str] | None = None  # the rank that exceeded a deadline, and the error
-        self._absent: RankEvent | None = None  # names ranks for which others have waited in vain
+        self._absent: RankEvent | None = None  # names the ranks that others have waited for in vain
         self._signals_sent: set[int] = set()
 
     def note_start(self, rank: int, pid: int, host: str = "") -> None:
@@ -168,8 +168,8 @@ class FailureAnalyzer:
         return culprit.died or (self._abort is not None and culprit.rank == self._abort.rank)
 
     def failure(self) -> JobFailure:
-        """Names the rank that brought the job down, in this order: a rank killed by a signal that hvdrun
-        did not send; the origin of the first abort; the rank that kept others waiting; the first rank that
+        """Names the rank that caused the failure, in this order: a rank killed by a signal that hvdrun did
+        not send; the origin of the first abort; the rank that kept others waiting; the first rank that
         failed. A rank that only lost a peer comes last.
         """
         culprit = self._culprit()
@@ -207,7 +207,8 @@ class FailureAnalyzer:
     def _failure_by_loss(self) -> JobFailure:
         """Returns the failure when every failed rank had lost a peer, or was ended by hvdrun itself.
 
-        Each end of a broken connection accuses the other; hvdrun has also lost the rank that closed it.
+        The two ranks of a broken connection blame each other. The one that closed it has usually closed its
+        connection to hvdrun as well.
         """
         failures = [ending for ending in self._endings.values() if ending.failed]
         for ending in self._endings.values():

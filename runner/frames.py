@@ -79,7 +79,7 @@ class Frame:
     def number(self) -> int:
         """Returns the number in the payload. Raises WireError if it holds none."""
         if len(self.payload) != _NUMBER.size:
-            raise WireError(f"{self.kind.name} has to have a number")
+            raise WireError(f"{self.kind.name} must contain a number")
         return int(_NUMBER.unpack(self.payload)[0])
 
     @property
@@ -90,7 +90,7 @@ class Frame:
         except (ValueError, RecursionError):
             values = None
         if not isinstance(values, dict):
-            raise WireError(f"{self.kind.name} makes no sense")
+            raise WireError(f"{self.kind.name} is malformed")
         return values
 
 
@@ -138,7 +138,7 @@ class FrameReader:
         except ValueError:
             kind = None
         if magic != _MAGIC or kind is None:
-            raise WireError("something else writes into the connection")
+            raise WireError("another process writes to the connection")
         if length > LIMITS.get(kind, _SHORT):
             raise WireError(f"{kind.name} has {length} bytes where {LIMITS.get(kind, _SHORT)} are allowed")
         return kind, rank, length

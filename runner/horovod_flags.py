@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from sirtaki.runner.errors import LaunchError
 
 _NO_MPI = "there is no MPI here: leave it out"
-_NO_TUNING = "nothing is tuned, as there is little to tune: leave it out; hvdrun --help lists the settings"
+_NO_TUNING = "there is no tuning, as there is little to tune: leave it out; hvdrun --help lists the settings"
 _NO_ELASTIC = "the number of ranks cannot change while a job runs"
 _NO_BINDING = "hvdrun binds no rank to cores: start the command through taskset or numactl"
 _NO_LEVELS = "there are no log levels: --verbose shows more, --log-descriptor -1 silences the ranks' core"
 
 # Options with an alternative. They take values or none; the answer is the reason in either case.
 REFUSED: dict[str, str] = {
-    "--disable-cache": "hvdrun remembers nothing between jobs: leave it out",
+    "--disable-cache": "hvdrun keeps nothing between jobs: leave it out",
     "--mpi": _NO_MPI,
     "--jsrun": _NO_MPI,
     "--mpi-args": _NO_MPI,
     "--mpi-threads-disable": _NO_MPI,
     "--tcp": "it is for MPI and NCCL; to keep NCCL off InfiniBand, set NCCL_IB_DISABLE=1",
-    "--cycle-time-ms": "there are no cycles; the nearest is --report-window SECONDS",
-    "--hierarchical-allgather": "all-gathers need no choice: leave it out",
+    "--cycle-time-ms": "there are no cycles; the closest equivalent is --report-window SECONDS",
+    "--hierarchical-allgather": "all-gathers need no such option: leave it out",
     "--torus-allreduce": "use --cpu-algorithm hierarchical",
     "--autotune": _NO_TUNING,
     "--autotune-log-file": _NO_TUNING,
@@ -46,7 +46,7 @@ REFUSED: dict[str, str] = {
     "--binding-args": _NO_BINDING,
     "--thread-affinity": _NO_BINDING,
     "--num-nccl-streams": "all operations on a GPU share one stream",
-    "--gloo-timeout-seconds": "use --start-timeout for the start, --progress-deadline for what comes after",
+    "--gloo-timeout-seconds": "use --start-timeout for the start, --progress-deadline afterwards",
     "--log-level": _NO_LEVELS,
     "--log-with-timestamp": _NO_LEVELS,
     "--log-hide-timestamp": _NO_LEVELS,

@@ -61,7 +61,7 @@ def parse_hostfile(text: str, name: str) -> tuple[list[Host], list[str]]:
             host = _apply(setting, host, where, notices)
         found.append(host)
     if not found:
-        raise LaunchError(f"{name} names no host: write one a line, for example 'hostA slots=4'")
+        raise LaunchError(f"{name} names no host: write one per line, for example 'hostA slots=4'")
     return add_up(found), notices
 
 
@@ -125,7 +125,7 @@ def allocate(hosts: Sequence[Host], size: int | None) -> list[HostAllocation]:
 
 
 def placements_of(allocations: Sequence[HostAllocation]) -> list[RankPlacement]:
-    """Returns the place of each rank, in the order of ranks."""
+    """Returns the position of each rank, in the order of ranks."""
     size = sum(len(allocation.ranks) for allocation in allocations)
     placements = []
     for allocation in allocations:
@@ -156,12 +156,12 @@ def _parse_entry(entry: str, where: str) -> Host:
 
 def _what_is_wrong(entry: str) -> str:
     if not entry:
-        return "there is nothing between two commas, or at an end: name a host there, or remove the comma"
+        return "there is no name before or after a comma: name a host there, or remove the comma"
     if entry.count(":") > 1 and "[" not in entry:
         return f"'{entry}' has more than one colon: write an IPv6 address in brackets, as in [fe80::1]:4"
     if ":" in entry:
-        return f"'{entry}' is no host: write name:slots, for example hostA:4"
-    return f"'{entry}' is no host's name"
+        return f"'{entry}' is not a host: write name:slots, for example hostA:4"
+    return f"'{entry}' is not the name of a host"
 
 
 def _checked_slots(text: str, name: str, where: str) -> int:
@@ -174,7 +174,7 @@ def _apply(setting: str, host: Host, where: str, notices: list[str]) -> Host:
     key, equals, value = setting.partition("=")
     if equals and key in _SLOTS:
         if host.slots is not None:
-            raise LaunchError(f"{where}: {host.name} has its slots twice")
+            raise LaunchError(f"{where}: {host.name} has its number of slots twice")
         return replace(host, slots=_checked_slots(value, host.name, where))
     if equals and key in _IGNORED:
         notices.append(f"{where}: {key} is ignored: {_IGNORED[key]}")

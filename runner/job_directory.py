@@ -19,4 +19,4 @@ def make_job_directory(reaper: Reaper) -> str:
         with contextlib.suppress(OSError):
             os.mkdir(path, 0o700)
             return path
-    raise LaunchError("there is no folder for temporary files: set TMPDIR to one that you may write to", 1)
+    raise LaunchError("there is no folder for temporary files: set TMPDIR to one that you can write to", 1)

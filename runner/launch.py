@@ -158,7 +158,7 @@ class _Launch:
         if several_hosts and not addresses_for_others(server.address):
             server.close()
             raise LaunchError(
-                "this machine has no address at which other hosts could reach it, besides its loopback one", 1
+                "this machine has only loopback addresses, at which other hosts cannot reach it", 1
             )
         return server
 

@@ -15,7 +15,7 @@ from sirtaki.runner.horovod_flags import add_horovod_flags
 
 USAGE = "hvdrun -np N [-H HOST:SLOTS,…] [options] command [arguments]"
 EXAMPLE = "for example: hvdrun -np 2 python train.py"
-_EXAMPLES = f"{EXAMPLE}, or over two hosts: hvdrun -np 8 -H hostA:4,hostB:4 python train.py"
+_EXAMPLES = f"{EXAMPLE}, or on two hosts: hvdrun -np 8 -H hostA:4,hostB:4 python train.py"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -39,7 +39,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
     parser = _Parser(
         prog="hvdrun",
         usage=USAGE,
-        description=f"Starts N ranks of a command, on this machine or over hosts, {_EXAMPLES}",
+        description=f"Starts N ranks of a command, on this machine or on several hosts, {_EXAMPLES}",
         add_help=False,
         allow_abbrev=False,
     )
@@ -68,17 +68,17 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("-h", "--help", action="store_true", help="show this text")
     add("-v", "--version", action="store_true", help="show the version")
     add("-cb", "--check-build", action="store_true", help="show what is installed here and whether it works")
-    add("-np", "-n", "--num-proc", dest="size", metavar="N", type=_whole_number, help="how many ranks")
+    add("-np", "-n", "--num-proc", dest="size", metavar="N", type=_whole_number, help="number of ranks")
     add(
         "--output-filename",
         metavar="DIR",
         type=Path,
-        help="keep what each rank writes in DIR/rank.<number>/stdout and stderr, too",
+        help="also write the output of each rank to DIR/rank.<number>/stdout and stderr",
     )
     add(
         "--oversubscribe",
         action="store_true",
-        help="start more than 16 ranks a core, or more than the memory seems to have room for",
+        help="start more than 16 ranks per core, or more than seem to fit into the memory",
     )
     add(
         "--start-timeout",
@@ -91,7 +91,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--timeline-filename",
         metavar="FILE",
         type=Path,
-        help="write what becomes of each operation on each rank to FILE, for https://ui.perfetto.dev",
+        help="record every operation of every rank in FILE, for https://ui.perfetto.dev",
     )
     add(
         "--timeline-mark-cycles",
@@ -104,7 +104,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help=argparse.SUPPRESS,
     )
-    add("--config-file", metavar="FILE", type=Path, help="take options from this YAML file, too")
+    add("--config-file", metavar="FILE", type=Path, help="also read options from this YAML file")
     add("--dry-run", action="store_true", help="show what would run where, and start nothing")
     add("--verbose", action="store_true", help="show what hvdrun does")
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -116,16 +116,16 @@ def _add_options_for_hosts(parser: argparse.ArgumentParser) -> None:
         "-H",
         "--hosts",
         metavar="HOST:SLOTS,…",
-        help="where ranks run, and how many on each; without :SLOTS as many as the host has GPUs, else one",
+        help="hosts that run ranks, and how many each runs; without :SLOTS one per GPU of the host, or one",
     )
     add(
         "-hostfile",
         "--hostfile",
         metavar="FILE",
         type=Path,
-        help="the same, one host a line: 'name slots=N' or 'name:N'",
+        help="the same, one host per line: 'name slots=N' or 'name:N'",
     )
-    add("-p", "--ssh-port", metavar="PORT", type=_port, help="where ssh listens on the hosts")
+    add("-p", "--ssh-port", metavar="PORT", type=_port, help="port of the ssh servers on the hosts")
     add("-i", "--ssh-identity-file", metavar="FILE", type=Path, help="the key with which ssh logs in")
     add(
         "--network-interfaces",

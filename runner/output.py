@@ -1,4 +1,4 @@
-"""The ranks' output, line by line: shown with the rank's number, kept in files, its end remembered."""
+"""The ranks' output, line by line: shown with the rank's number, stored in files, its last lines kept."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _TAIL_LINE_BYTES = 4096
 _READ_BYTES = 64 * 1024
 _LONGEST_LINE = 16 * 1024 * 1024  # a longer line is split, which bounds the memory
 _LONGEST_UNTRUSTED = 2000  # characters of a line
-_PENDING_LIMIT = 1024 * 1024  # bytes that may wait for the reader of hvdrun's output before ranks wait, too
-_PIPE_BUFFER = 4096  # a pipe that poll calls writable takes this much without blocking
-_BAR_SECONDS = 10.0  # between two states of a progress bar where states do not replace each other
+_PENDING_LIMIT = 1024 * 1024  # bytes that may wait for the reader of hvdrun's output before the ranks wait
+_PIPE_BUFFER = 4096  # a pipe that poll reports as writable accepts this many bytes without blocking
+_BAR_SECONDS = 10.0  # between two states of a progress bar on an output where they do not replace each other
 _ERASE_REST_OF_LINE = b"\x1b[K"
 
 
 class Sink:
-    """One of hvdrun's own outputs: takes whole lines, and writes them as fast as the reader takes them."""
+    """One of hvdrun's own outputs: accepts whole lines, and writes them as fast as the reader reads them."""
 
     def __init__(self, descriptor: int, selector: selectors.BaseSelector) -> None:
         self.is_terminal = os.isatty(descriptor)
@@ -126,7 +126,7 @@ class Stream:
             self.file.write(data)
             self.file.flush()
         except OSError as error:
-            text = f"hvdrun: cannot write {self.file.name}: {error.strerror}; going on without it\n"
+            text = f"hvdrun: cannot write {self.file.name}: {error.strerror}; continuing without it\n"
             self.sink.write_line(b"", text.encode())
             self.file = None
 

@@ -1,5 +1,5 @@
-"""The use of the files that ranks leave when all have ended: one timeline, and a few lines about what each
-rank was doing when the job failed.
+"""Evaluates the files that ranks leave, after all have ended: merges their timelines, and summarises what
+each rank was doing when the job failed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _NO_REPORT = (AttributeError, KeyError, IndexError, TypeError, ValueError, Overf
 
 @dataclass(frozen=True)
 class PostMortem:
-    """The files that ranks leave. `reports`: the folder of their failure reports; `keeps_reports`: for the
-    user, too.
+    """The files that ranks leave. `reports`: the folder of their failure reports; `keeps_reports`: whether
+    the user has asked to keep them.
 
     Reports from other hosts are transferred, and stored beside the others.
     """
@@ -59,7 +59,9 @@ class PostMortem:
         return {rank: report for rank, report in found.items() if isinstance(report, dict) and report}
 
     def lines(self, event: str) -> list[str]:
-        """Returns the user's lines. All ranks have ended; `event` is what went wrong: the job "failed", …"""
+        """Returns the lines to show to the user, after all ranks have ended. `event` is the verb of "the job
+        …", such as "failed"; "" if nothing went wrong.
+        """
         told = self._what_ranks_did(event) if event else []
         if self.timeline is not None:
             told.append(self._merge(self.timeline))
@@ -78,7 +80,7 @@ class PostMortem:
     def _what_ranks_did(self, event: str) -> list[str]:
         told = [line for report in self.read_reports().values() if (line := self._described(report))]
         if len(told) > _MOST_LINES:
-            told[_MOST_LINES - 1 :] = [f"and {len(told) - _MOST_LINES + 1} ranks more"]
+            told[_MOST_LINES - 1 :] = [f"and {len(told) - _MOST_LINES + 1} more ranks"]
         if told:
             more = f" ({self.reports} has more)" if self.keeps_reports else ""
             told.insert(0, f"what each rank was doing when the job {event}{more}:")
@@ -97,7 +99,7 @@ class PostMortem:
         try:
             with open(self._file(rank), "rb") as file:
                 report = json.loads(file.read(LIMITS[Kind.REPORT]))
-        except (OSError, *_NO_REPORT):  # no report: its world lived on, or it was killed
+        except (OSError, *_NO_REPORT):  # no report: its world did not fail, or it was killed
             return {}
         return report if isinstance(report, dict) else {}
 

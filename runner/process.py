@@ -1,4 +1,4 @@
-"""Processes that hvdrun starts on its own host: each leads its own group; one for each rank."""
+"""Processes that hvdrun starts on its own host, one for each rank; each leads its own group."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Process:
         with open(failure, "rb") as file:
             while not select.select([file], [], [], _LOOK_SECONDS)[0]:
                 refuse_to_start_after_a_signal()
-            error = file.read()  # ends when the program has replaced the child, or with the reason why not
+            error = file.read()  # empty once the program has replaced the child, otherwise the errno
         if error:
             os.waitpid(self.pid, 0)
             raise OSError(int(error), os.strerror(int(error)), command[0])
@@ -151,7 +151,7 @@ def _become(
             os.dup2(descriptor, number)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, other programs should not
             signal.signal(number, signal.SIG_DFL)
-        for number in HANDLED:  # from here on signals are for this process, not for hvdrun's bell
+        for number in HANDLED:  # from here on signals are for this process, not for hvdrun's wake-up pipe
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)

@@ -12,7 +12,7 @@ _MOST_NAMES = 4
 
 class Progress:
     """A wait for each of `names`, by their keys. On a terminal the line is refreshed, elsewhere repeated
-    at doubling times. `show` receives the line, and "" when there is no line any more.
+    at doubling intervals. `show` receives the line, and "" when the line has to disappear.
     """
 
     def __init__(

@@ -77,7 +77,7 @@ class RemoteJob:
 class RemoteHost:
     """An ssh process, and the exchange of frames between hvdrun and the agent behind it.
 
-    Its life: `connect` sends the question (the result is `answer`, or `failure`: why the host cannot take
+    Life cycle: `connect` sends the question (the result is `answer`, or `failure`: why the host cannot take
     part); `start` starts its ranks; `finish` has it send the remaining files and end; then `ended` is true.
     """
 
@@ -139,7 +139,7 @@ class RemoteHost:
             return
         is_silent = self.answer is not None and self._heard + SILENCE_SECONDS <= time.monotonic()
         if is_silent and not self._channel.read():  # hvdrun itself may have been stopped for a while
-            self.give_up(f"its agent has not been heard of for {SILENCE_SECONDS:g} s")
+            self.give_up(f"its agent has sent nothing for {SILENCE_SECONDS:g} s")
         if result := self._ssh.look():
             self._channel.read_rest()
             self._end(*result)
@@ -176,7 +176,7 @@ class RemoteHost:
         elif frame.kind == Kind.ALIVE:
             return
         elif self._job is None or frame.rank not in self._job.ranks:
-            raise WireError(f"{frame.kind.name} of rank {frame.rank} makes no sense")
+            raise WireError(f"{frame.kind.name} of rank {frame.rank} is not expected")
         else:
             self._take(frame, self._job, self._job.ranks[frame.rank])
 
@@ -212,7 +212,7 @@ class RemoteHost:
         elif frame.kind == Kind.TIMELINE:
             job.keeper.keep_timeline(frame.rank, frame.payload)
         else:
-            raise WireError(f"{frame.kind.name} makes no sense now")
+            raise WireError(f"{frame.kind.name} is not expected now")
 
     def _note_ending(self, rank: RemoteRank, code: int, killed_by: int, lost: str = "") -> bool:
         is_news = rank.note(ExitStatus(rank.rank, rank.pid, code, killed_by, self.name, lost))
@@ -232,10 +232,10 @@ class RemoteHost:
 
     def _why_no_answer(self, code: int, killed_by: int) -> str:
         if self._channel.error:
-            advice = "its login shell must print nothing where there is no terminal"
+            advice = "its login shell must print nothing without a terminal"
             return f"{self.name}: {self._channel.error}: {advice}"
         if killed_by:
-            return f"the ssh to {self.name} was killed by signal {killed_by}"
+            return f"the ssh process for {self.name} was killed by signal {killed_by}"
         said = [line.decode(errors="replace") for line in self._errors.tail]
         if code == 0 or not said:
             said += self._channel.reader.before_mark.decode(errors="replace").splitlines()
@@ -243,9 +243,9 @@ class RemoteHost:
 
     def _why_lost(self, code: int, killed_by: int) -> str:
         if self._channel.error:
-            return f"what came from there made no sense ({self._channel.error})"
+            return f"it sent malformed data ({self._channel.error})"
         if killed_by:
-            return f"the ssh to it was killed by signal {killed_by}"
+            return f"the ssh process for it was killed by signal {killed_by}"
         if code == 255:
             return "the ssh connection to it broke (ssh ended with exit code 255)"
         return f"hvdrun's agent there ended with exit code {code}"
@@ -253,5 +253,5 @@ class RemoteHost:
 
 def _small(value: object) -> int:
     if not isinstance(value, int) or not 0 <= value <= 255:
-        raise WireError("a rank cannot have ended like that")
+        raise WireError("the exit status of a rank is malformed")
     return value

@@ -61,7 +61,7 @@ class WakeupPipe:
 
 
 def refuse_to_start_after_a_signal() -> None:
-    """Raises LaunchError if a signal that asks this process to end is pending since `hold_back`."""
+    """Raises LaunchError if a signal that asks this process to end has arrived since `hold_back`."""
     pending = signal.sigpending()
     for number, words in ((signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated (SIGTERM)")):
         if number in pending and signal.getsignal(number) is not signal.SIG_IGN:
@@ -74,4 +74,4 @@ def stop_this_process() -> None:
 
 
 def _only_ring(number: int, frame: FrameType | None) -> None:
-    """Does nothing: Python itself writes the number to the bell; the main loop does the rest."""
+    """Does nothing: Python itself writes the number to the wake-up pipe; the main loop does the rest."""

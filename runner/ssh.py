@@ -65,13 +65,13 @@ def explain(
     if code == _NO_COMMAND or (code == 126 and python in text):
         return (
             f"{host} has no Python in {python}, where it is on this host: install Python and sirtaki there, "
-            "in the same place, or start hvdrun from an environment that all hosts share"
+            "at the same path, or start hvdrun from an environment that all hosts share"
         )
     if "No module named" in text and "sirtaki" in text:
         command = f"{shlex.quote(python)} -m pip install sirtaki=={VERSION}"
         install = shlex.join(["ssh", *options.arguments(), host, command])
         return f"the Python of {host} ({python}) has no sirtaki {VERSION}: install it with `{install}`"
-    return f"{host}: what hvdrun runs there ended with exit code {code}" + (f": {last}" if last else "")
+    return f"{host}: hvdrun's command there ended with exit code {code}" + (f": {last}" if last else "")
 
 
 def _explain_ssh(host: str, options: SshOptions, text: str, last: str) -> str:
@@ -79,8 +79,9 @@ def _explain_ssh(host: str, options: SshOptions, text: str, last: str) -> str:
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in text:
         name = host.rpartition("@")[2]
         return (
-            f"{host} has another host key than when ssh last saw it: find out why, since somebody else may "
-            f"answer in its name; if it is right, `ssh-keygen -R {shlex.quote(name)}` forgets the old one"
+            f"the host key of {host} has changed since ssh last saw it: find out why, since another machine "
+            f"may pretend to be this host; if the new key is right, `ssh-keygen -R {shlex.quote(name)}` "
+            "removes the old one"
         )
     if "Host key verification failed" in text or "host key is known" in text:
         return (
@@ -91,7 +92,7 @@ def _explain_ssh(host: str, options: SshOptions, text: str, last: str) -> str:
         copy = shlex.join(["ssh-copy-id", *options.arguments(), host])
         return (
             f"{host} does not let you in without a password, which hvdrun cannot ask for: `{copy}` puts your "
-            f"key there (`ssh-keygen` makes one); `{log_in} true` has to work without a question"
+            f"key there (`ssh-keygen` creates one); `{log_in} true` has to work without a prompt"
         )
     if "Could not resolve hostname" in text:
         return f"there is no host called {host}: check the name, or write its address ({last})"

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from sirtaki.runner.rendezvous.rendezvous_state import name_ranks
 
 FIRST_SECONDS = 30.0
-_FACTOR = 10  # later reports are rare: the last rank may have work of its own for hours
+_FACTOR = 10  # later reports are rare: the last rank may have hours of work of its own
 
 
 class Stragglers:
-    """A timer that reports the running ranks, a while after the latest ending. `say` receives the line."""
+    """A timer that reports ranks which still run long after others have ended. `say` receives the line."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # not needed on a single host
 INQUIRY_SECONDS = 0.5  # after the first failure, so that the rank that caused it can be identified
 REPORT_POLL_SECONDS = 0.01  # no event announces that a rank has written its report
 KILL_SECONDS = 5.0  # between the signal that asks the ranks to end and SIGKILL
-INTERRUPTED, TERMINATED = "was interrupted", "was terminated"  # the fate of the job
+INTERRUPTED, TERMINATED = "was interrupted", "was terminated"  # events of a `JobFailure`
 READER_GONE = 141  # a shell's exit code for a program killed by SIGPIPE
 
 
@@ -47,7 +47,7 @@ class Mailbox:
 
 
 class Supervisor:
-    """Runs a job whose ranks have been started to its end."""
+    """Supervises a job from the start of its ranks to its end."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Supervisor:
         self._turn_until(lambda: all(host.ended for host in self._hosts) or self._hurry)
         for host in self._hosts:
             if not (host.done or host.lost or self._hurry):
-                self._display.say(f"the last words of ranks on {host.name} may be missing: {host.failure}")
+                self._display.say(f"the last output of ranks on {host.name} may be missing: {host.failure}")
 
     def _turn_until(self, over: Callable[[], bool]) -> None:
         while not over():

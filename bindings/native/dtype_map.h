@@ -1,4 +1,4 @@
-// A framework's numbers of dtypes, and what the core's table says about each.
+// A framework's dtype numbers, each with its row in the core's table.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,7 @@
 
 namespace sirtaki::bindings {
 
-// A hold on the process's context, for as long as a call needs it; empty while the process is no rank.
+// A reference to the process's context, held while a call needs it; empty if the process is not a rank.
 class ProcessContext {
  public:
   ProcessContext() : context_(srt_acquire_process_context()) {}

@@ -1,4 +1,4 @@
-// Facts of the world at the time when a graph runs: they may differ after another init().
+// Properties of the world at the time when a graph runs: they may differ after another init().
 #pragma once
 
 #include "tensorflow/c_api.h"

@@ -9,7 +9,7 @@
 namespace sirtaki::bindings {
 namespace {
 
-// The attributes of a call, by name. What is missing reads as 0; the first that is missing fails the whole.
+// The attributes of a call, by name. A missing one reads as 0; the first missing one fails the call.
 class Attributes {
  public:
   explicit Attributes(const XlaAttributes& attributes) : attributes_(attributes) {}
@@ -80,7 +80,7 @@ const srt_dtype* find_dtype(XlaDataType dtype) {
   return known.find(static_cast<int32_t>(dtype));
 }
 
-// Returns the names, one a line, with the call's number, which distinguishes calls of the same name.
+// Returns the names, one per line, with the call's number, which distinguishes calls of the same name.
 std::vector<std::string> split(std::string_view lines, int64_t number) {
   const std::string suffix = number ? " (" + std::to_string(number + 1) + ")" : "";
   std::vector<std::string> names;

@@ -1,7 +1,7 @@
 // One call of a compiled program as requests, made from its attributes, operands and results.
 //
 // Attributes: kind, reduce_op, root, process_set, members, number, count and device (integers), prescale and postscale
-// (floats), names (a line for each tensor). The first `count` operands and results are tensors; any after them only
+// (floats), names (one line per tensor). The first `count` operands and results are tensors; any after them only
 // order calls inside the program, and hold nothing.
 #pragma once
 

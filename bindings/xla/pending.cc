@@ -50,7 +50,7 @@ uintptr_t XlaPending::allocate(void* user, const srt_tensor* output) {
     tensor.whole->note({SRT_INVALID_ARGUMENT, "the ranks' rows make " + std::to_string(output->bytes) +
                                                   " bytes, but the program was compiled for " +
                                                   std::to_string(compiled) +
-                                                  "; compile it again, with rows alike on all ranks"});
+                                                  "; compile it again, with equal numbers of rows on all ranks"});
   tensor.elsewhere.reset(new (std::nothrow) char[output->bytes]);
   return reinterpret_cast<uintptr_t>(tensor.elsewhere.get());
 }

@@ -34,8 +34,8 @@ _CLOSED = (
     "SIRTAKI_JOB on both)"
 )
 _CLOSED_IN_TLS = (
-    "the other side closed the connection while TLS was agreed on: see what it has written, or look for "
-    "something between the two hosts that cuts connections"
+    "the other side closed the connection during the TLS handshake: see its output, or look for something "
+    "between the two hosts that cuts connections"
 )
 _HANG_UP_PAUSE = 0.2  # seconds after such an attempt
 

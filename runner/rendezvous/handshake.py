@@ -54,7 +54,7 @@ def converse(job: Job, mine: Identity, kind: LinkKind, role: Role) -> Conversati
     """Runs the handshake without input and output.
 
     Yields the bytes to send, and how many bytes to pass back in; returns the identity that the peer has
-    proved. Raises HandshakeError if the peer is another one.
+    proved. Raises HandshakeError if that is not the expected one.
     """
     hello = _HELLO.pack(
         _MAGIC,
@@ -147,4 +147,4 @@ def _proof(key: bytes, role: Role, hellos: bytes) -> bytes:
 
 def _check_proof(proof: bytes, expected: bytes, peer: Identity) -> None:
     if not hmac.compare_digest(proof, expected):
-        raise HandshakeError(f"who claims to be {peer.name} does not know the key of this job")
+        raise HandshakeError(f"a process that claims to be {peer.name} does not know the key of this job")

@@ -45,7 +45,7 @@ class RankDescription:
 
 
 def unpack(payload: bytes) -> RankDescription:
-    """Parses a member from its (authenticated) process; raises BootstrapError if it is malformed."""
+    """Parses the description that an authenticated rank sent; raises BootstrapError if it is malformed."""
     try:
         values = json.loads(payload)
         settings = {_line(name, 100): _line(value, 200) for name, value in dict(values["settings"]).items()}
@@ -54,10 +54,10 @@ def unpack(payload: bytes) -> RankDescription:
             str(values["host"]), _line(values["hostname"], 100), int(values["pid"]), listens_at, settings
         )
     except _NONSENSE:
-        raise BootstrapError("a rank introduced itself in a way that makes no sense") from None
+        raise BootstrapError("a rank sent a malformed description of itself") from None
     is_address = is_unix(listens_at) and listens_at.isascii() and listens_at.isprintable()
     if not 0 < member.pid < 1 << 31 or not (listens_at == "" or (is_address and len(listens_at) <= 100)):
-        raise BootstrapError("a rank introduced itself in a way that makes no sense")
+        raise BootstrapError("a rank sent a malformed description of itself")
     return member
 
 
@@ -72,7 +72,7 @@ def host_identity() -> str:
 
 
 def introduce(listens_at: str, settings: Mapping[str, str]) -> RankDescription:
-    """Describes this process as a member."""
+    """Returns this process's description of itself."""
     return RankDescription(host_identity(), socket.gethostname(), os.getpid(), listens_at, settings)
 
 
@@ -93,7 +93,7 @@ class Offer:
 
 
 def unpack_offer(payload: bytes) -> Offer:
-    """Parses an offer from its (authenticated) process; raises BootstrapError if it is malformed."""
+    """Parses the offer that an authenticated rank sent; raises BootstrapError if it is malformed."""
     try:
         values = json.loads(payload)
         addresses = [str(address) for address in list(values["addresses"])]
@@ -103,7 +103,7 @@ def unpack_offer(payload: bytes) -> Offer:
             ipaddress.ip_address(split_address(address)[0])
         return Offer(addresses, _line(values["no_memory"], 500))
     except _NONSENSE:
-        raise BootstrapError("a rank said in a way that makes no sense how it can be reached") from None
+        raise BootstrapError("a rank sent malformed addresses of itself") from None
 
 
 def check_agreement(members: Sequence[RankDescription]) -> None:

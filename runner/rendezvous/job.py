@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-RENDEZVOUS_RANK = -1  # the rank that the rendezvous gives for itself
+RENDEZVOUS_RANK = -1  # the rank number that the rendezvous uses for itself
 
 
 class BootstrapError(RuntimeError):

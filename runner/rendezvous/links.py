@@ -68,9 +68,9 @@ def _connect(endpoint: PeerEndpoint, rank: int, channel: int, handshakes: Handsh
         if all(map(is_unix, endpoint.addresses)):
             raise BootstrapError(f"{endpoint.name} is gone: {error}", rank) from None
         raise BootstrapTimeout(
-            f"{endpoint.name} cannot be reached: {error}. Is there a network between the hosts on which "
-            "any port may be used, or a firewall? SIRTAKI_NETWORK_INTERFACES=eth0, for example, says which "
-            "network to use"
+            f"{endpoint.name} cannot be reached: {error}. The network between the hosts has to allow every "
+            "port: is there a firewall? SIRTAKI_NETWORK_INTERFACES=eth0, for example, selects the network to "
+            "use"
         ) from None
     except OSError as error:
         raise BootstrapError(f"{endpoint.name} is gone: {error.strerror or error}", rank) from None

@@ -88,7 +88,7 @@ def unpack_payloads(body: bytes, count: int) -> list[bytes]:
         payloads.append(body[position : position + length])
         position += length
     if len(payloads) != count or position != len(body):
-        raise BootstrapError("the rendezvous gave an answer that makes no sense")
+        raise BootstrapError("the rendezvous sent a malformed answer")
     return payloads
 
 

@@ -52,9 +52,9 @@ LinkKey = tuple[int, int]  # another rank, and the index of the connection to it
 
 @dataclass(frozen=True)
 class Handshakes:
-    """The terms for connecting to the other ranks: the job, this rank, and the deadline (time.monotonic()).
+    """The parameters of handshakes with other ranks: the job, this rank, and the deadline (time.monotonic()).
 
-    Meanwhile `rendezvous` reports whether a rank has failed, and so will never connect.
+    During the handshakes `rendezvous` reports a rank that has failed, and will therefore never connect.
     """
 
     job: Job
@@ -92,7 +92,7 @@ class PeerListener:
         self._listen(local)
 
     def open_to_hosts(self, route: list[str], key: bytes) -> list[str]:
-        """Starts accepting ranks of other hosts; returns the addresses to try, the likeliest first.
+        """Starts accepting ranks of other hosts; returns the addresses to try, the most likely ones first.
 
         `route` are addresses of this machine that are known to be reachable. Raises BootstrapError without a
         key.
@@ -106,7 +106,8 @@ class PeerListener:
         return sorted(found, key=lambda address: address not in likely)
 
     def accept(self, handshakes: Handshakes, wanted: set[LinkKey], found: dict[LinkKey, Connection]) -> None:
-        """Puts a connection of each of the `wanted` into `found`; the caller closes them, also on error.
+        """Accepts a connection from each of the `wanted`, and adds it to `found`; the caller closes all,
+        even after an error.
 
         Unauthenticated connections are rejected, and never block the others.
 

@@ -315,7 +315,7 @@ class RendezvousServer:
         self._report_refusal(connection, reason)
 
     def _turn_away(self, connection: _Connection, reason: str) -> None:
-        """Ends a connection without an answer. A client rejected because of a crowd may retry: see `dial`."""
+        """Ends a connection without an answer. A client that had to make room may retry: see `connect`."""
         self._drop(connection)
         text = f"{reason} (it came from {connection.origin})"
         if connection.peer is None:
@@ -347,7 +347,7 @@ class RendezvousServer:
 def _who(connection: _Connection) -> tuple[int, int]:
     peer = connection.peer
     if peer is None:
-        raise BootstrapError("it has not proved who it is")
+        raise BootstrapError("it has not authenticated")
     return peer.rank, peer.generation
 
 

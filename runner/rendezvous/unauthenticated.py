@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_ours
 
-TOO_SLOW = f"it did not prove who it is within {HANDSHAKE_SECONDS:g} s"
+TOO_SLOW = f"it did not authenticate within {HANDSHAKE_SECONDS:g} s"
 LIMIT = 128  # maximum number of connections, further limited by
 _SHARE_OF_FILES = 4  # this part of the files that the process may still open
 _NO_FILES_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -61,7 +61,7 @@ class UnauthenticatedConnections(Generic[Stranger]):
             connection.close()
             return None
         if len(self._all) >= self._limit:
-            self._make_room("too many others came that did not prove who they are")
+            self._make_room("there were too many unauthenticated connections")
         return connection
 
     def add(self, stranger: Stranger) -> None:

@@ -1,4 +1,4 @@
-"""Turns a rank's place in a world into a running context: introduce, check, connect, start."""
+"""Turns a rank's position in a world into a running context: introduce, check, connect, start."""
 
 from __future__ import annotations
 

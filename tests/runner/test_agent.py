@@ -128,10 +128,10 @@ def test_it_starts_wherever_the_interpreter_lies(tmp_path: Path) -> None:
 def test_what_makes_no_sense_ends_it(agent: Callable[[], Conversation]) -> None:
     talk = agent()
     talk.process.stdin.write(b"GET / HTTP/1.0\r\n\r\n")  # type: ignore[union-attr]
-    assert talk.end() == (1, "sirtaki's agent: something else writes into the connection\n")
+    assert talk.end() == (1, "sirtaki's agent: another process writes to the connection\n")
     talk = agent()
     talk.say(Frame.of_number(Kind.SIGNAL, 0, signal.SIGTERM))
-    assert talk.end() == (1, "sirtaki's agent: SIGNAL makes no sense now\n")
+    assert talk.end() == (1, "sirtaki's agent: SIGNAL is not expected now\n")
     talk = agent()
     talk.say(Frame.of_values(Kind.START, {**values("/bin/true"), "placements": "x"}))
     exit_code, errors = talk.end()

@@ -28,7 +28,9 @@ def plenty() -> Memory:
 
 def test_more_ranks_than_cores_can_bear_are_refused() -> None:
     Capacity(2 * RANKS_PER_CORE, 2, plenty).check()
-    with pytest.raises(LaunchError, match=r"33 ranks on 2 usable cores are more than 16 a core: start fewer"):
+    with pytest.raises(
+        LaunchError, match=r"33 ranks on 2 usable cores are more than 16 per core: start fewer"
+    ):
         Capacity(2 * RANKS_PER_CORE + 1, 2, plenty).check()
 
 
@@ -89,7 +91,7 @@ def test_hvdrun_asks_before_it_starts_that_many(hvdrun: Run) -> None:
     many = str(RANKS_PER_CORE * (os.cpu_count() or 1) + 1)
     refused = hvdrun("-np", many, "true")
     assert refused.returncode == 2
-    assert "a core: start fewer ranks with -np, or say --oversubscribe" in refused.stderr
+    assert "per core: start fewer ranks with -np, or use --oversubscribe" in refused.stderr
     assert hvdrun("-np", many, "--oversubscribe", "true").returncode == 0
 
 

@@ -38,14 +38,14 @@ def test_hosts_of_the_command_line(text: str, hosts: list[Host]) -> None:
 
 
 WRONG = {
-    "nothing between two commas": ("", "a,,b", "a:2,"),
+    "no name before or after a comma": ("", "a,,b", "a:2,"),
     "a has to have 1 to 100000 slots, not '0'": ("a:0",),
     "not '1000000'": ("a:1000000",),
-    "'a:two' is no host: write name:slots, for example hostA:4": ("a:two",),
-    "'a:-1' is no host": ("a:-1",),
+    "'a:two' is not a host: write name:slots, for example hostA:4": ("a:two",),
+    "'a:-1' is not a host": ("a:-1",),
     "write an IPv6 address in brackets": ("fe80::1:4",),
-    "is no host's name": ("-oProxyCommand=evil", "--", "a;rm", "ada@-b", "a b"),
-    "is no host": ("$(id):1", "a:٣"),
+    "is not the name of a host": ("-oProxyCommand=evil", "--", "a;rm", "ada@-b", "a b"),
+    "is not a host": ("$(id):1", "a:٣"),
 }
 
 
@@ -82,9 +82,9 @@ def test_a_hostfile_of_every_kind() -> None:
         ("# nothing\n", "hosts.txt names no host"),
         ("a slots=x", "hosts.txt, line 1: a has to have 1 to 100000 slots, not 'x'"),
         ("b\na slots", "hosts.txt, line 2: 'slots' is not understood"),
-        ("a:2 slots=2", "hosts.txt, line 1: a has its slots twice"),
+        ("a:2 slots=2", "hosts.txt, line 1: a has its number of slots twice"),
         ("a colour=red", "'colour=red' is not understood: a line is 'name slots=N' or 'name:N'"),
-        ("^a slots=2", "'^a' is no host's name"),
+        ("^a slots=2", "'^a' is not the name of a host"),
     ],
 )
 def test_hostfiles_that_are_wrong(text: str, what: str) -> None:

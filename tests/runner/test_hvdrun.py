@@ -83,7 +83,7 @@ def test_python_is_the_one_that_hvdrun_belongs_to(
     other.chmod(0o755)
     result = hvdrun("-np", "1", "python", "-c", show, env=empty)
     assert result.stdout == f"[0] {sys.prefix}\n"
-    assert f"where hvdrun is installed, and not {other}, which the PATH has first" in result.stderr
+    assert f"where hvdrun is installed, and not {other}, which comes first on the PATH" in result.stderr
     result = hvdrun("-np", "1", str(other), env=empty)
     assert result.stdout == "[0] the other one\n"
     result = hvdrun("-np", "1", "python", "-c", show, env={**environment, "VIRTUAL_ENV": str(tmp_path)})
@@ -141,7 +141,7 @@ def test_verbose_tells_what_happens(hvdrun: Run, rank_script: Callable[[str], st
         (
             ["-np", "2", "./data.txt"],
             126,
-            "'./data.txt' is not executable: make it so with `chmod +x ./data.txt`",
+            "'./data.txt' is not executable: run `chmod +x ./data.txt`",
         ),
         (
             ["-np", "2", "program"],
@@ -155,9 +155,9 @@ def test_verbose_tells_what_happens(hvdrun: Run, rank_script: Callable[[str], st
         (["-np", "-1", "true"], 2, "-np"),
         (["-np", "two", "true"], 2, "whole number of at least 1, not 'two'"),
         (["-np"], 2, "-np"),
-        (["-np", "2"], 2, "say what to run, for example: hvdrun -np 2 python train.py"),
-        (["true"], 2, "say how many ranks to start with -np"),
-        ([], 2, "say what to run"),
+        (["-np", "2"], 2, "there is no command to run: add one, for example: hvdrun -np 2 python train.py"),
+        (["true"], 2, "the number of ranks is missing: give it with -np"),
+        ([], 2, "there is no command to run"),
         (["-np", "2", "--start-timeout", "0", "true"], 2, "a number of seconds above 0, not '0'"),
         (["-np", "2", "--start-timeout", "soon", "true"], 2, "a number of seconds above 0, not 'soon'"),
         (["-np", "2", "--no-such-option", "true"], 2, "--no-such-option"),
@@ -185,7 +185,7 @@ def test_mistakes_are_explained(
 def test_a_rank_cannot_start_ranks(hvdrun: Run) -> None:
     result = hvdrun("-np", "1", sys.executable, "-m", "sirtaki.runner", "-np", "2", "true")
     assert result.returncode == 2
-    assert "[0] hvdrun: this is rank 0 of a job that hvdrun has started already" in result.stderr
+    assert "[0] hvdrun: this is rank 0 of a job that hvdrun has already started" in result.stderr
 
 
 def test_the_key_is_kept_well_and_removed(hvdrun: Run, rank_script: Callable[[str], str]) -> None:

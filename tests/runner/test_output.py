@@ -93,7 +93,7 @@ def test_a_full_disk_is_told_once_and_the_rank_goes_on() -> None:
     os.close(writing)
     pipe.close()
     assert sink.lines == [
-        b"hvdrun: cannot write /dev/full: No space left on device; going on without it\n",
+        b"hvdrun: cannot write /dev/full: No space left on device; continuing without it\n",
         *[b"text\n"] * 3,
     ]
 

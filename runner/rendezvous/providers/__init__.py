@@ -1,4 +1,4 @@
-"""Finds this process's place in its world: the first provider that applies determines it.
+"""Finds this process's position in its world: the first provider that applies determines it.
 
 A provider supports one way of starting ranks. It only reads what the launcher has left in the environment, or
 asks the launcher's own channel; it never guesses.

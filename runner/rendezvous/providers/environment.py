@@ -1,4 +1,4 @@
-"""Ranks that find their place in sirtaki's own variables: set by hvdrun, or by any launcher that sets three.
+"""Ranks described by sirtaki's own variables, which hvdrun sets, or any launcher that can set three of them.
 
 hvdrun serves the rendezvous itself, and announces this in SIRTAKI_LAUNCHER. Otherwise rank 0 serves it at
 SIRTAKI_RENDEZVOUS, and the rank may also be the index of a pod of an indexed Kubernetes job
@@ -63,6 +63,6 @@ def lonely(environment: Mapping[str, str]) -> str:
     if environment.get(_POD, "0") != "0":
         return (
             f"this is pod {environment[_POD]} of an indexed Kubernetes job, but it trains alone: set "
-            "SIRTAKI_SIZE and SIRTAKI_RENDEZVOUS to make the pods one world"
+            "SIRTAKI_SIZE and SIRTAKI_RENDEZVOUS so that the pods train together"
         )
     return ""

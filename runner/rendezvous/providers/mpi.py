@@ -1,7 +1,7 @@
-"""Ranks that MPI has started, or that belong to one of its communicators: mpi4py supplies the rest.
+"""Ranks that MPI has started, or that belong to one of its communicators, found with mpi4py.
 
-MPI supplies the places, and its own channel passes the key and the rendezvous. The data uses sirtaki's own
-links.
+MPI supplies the ranks and their number, and its own channel passes the key and the address of the rendezvous.
+The data uses sirtaki's own links.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def find(environment: Mapping[str, str]) -> World | None:
         if _SLURM in environment:
             return None
         raise BootstrapError(
-            f"mpirun has started {sizes[0]} processes, but each is alone: mpi4py uses another MPI "
+            f"mpirun has started {sizes[0]} processes, but each sees only itself: mpi4py uses another MPI "
             f"({MPI.Get_library_version().splitlines()[0]}). Install mpi4py for the MPI of this mpirun, or "
             "use hvdrun"
         )

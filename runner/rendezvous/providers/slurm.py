@@ -37,6 +37,6 @@ def first_node(nodes: str) -> str:
     """Returns the first host of a list in Slurm's notation: gpu07 for "gpu[07-09,12],cpu1"."""
     match = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?(?:,|$)", nodes)
     if match is None:
-        raise BootstrapError(f"Slurm's list of nodes makes no sense: {nodes!r}")
+        raise BootstrapError(f"Slurm's list of nodes is malformed: {nodes!r}")
     before, number, behind = match.groups(default="")
     return before + number + behind

@@ -27,7 +27,7 @@ def find(environment: Mapping[str, str]) -> World | None:
             int(config.get("task", {}).get("index", 0)),
         )
     except (ValueError, TypeError, AttributeError) as error:
-        raise BootstrapError(f"TF_CONFIG makes no sense: {error}") from None
+        raise BootstrapError(f"TF_CONFIG is malformed: {error}") from None
     tasks = [(kind, index) for kind in _RANKS for index in range(len(cluster.get(kind, [])))]
     if len(tasks) < 2 or task[0] not in _RANKS:
         return None

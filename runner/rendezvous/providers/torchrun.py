@@ -74,7 +74,7 @@ class _Channel:
             run = f"{environment['TORCHELASTIC_RUN_ID']}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
             turn = self._store.add(
                 f"sirtaki/{run}/turn/{environment['RANK']}", 1
-            )  # every init() of a rank counts
+            )  # counts the init() calls of this rank
             self.name = f"torchrun-{run}.{turn}"
         except RuntimeError as error:
             raise BootstrapError(f"torchrun's store at {host}:{port} does not answer: {error}") from None
@@ -88,4 +88,4 @@ class _Channel:
         try:
             return bytes(self._store.get(name)).decode()
         except RuntimeError as error:
-            raise BootstrapError(f"rank 0 has not said in torchrun's store where it is: {error}") from None
+            raise BootstrapError(f"rank 0 has not written its address to torchrun's store: {error}") from None

@@ -1,4 +1,4 @@
-"""A provider's result: a rank's place in its world, and how it reaches the others."""
+"""A provider's result: a rank's position in its world, and how it reaches the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_START_TIMEOUT = 120.0  # seconds from the first rank's init()
 
 @dataclass(frozen=True)
 class World:
-    """A rank's place, and how it reaches the others.
+    """A rank's position, and how it reaches the others.
 
     Attributes:
         rank: this process's number, from 0.
@@ -74,7 +74,7 @@ def start_timeout(environment: Mapping[str, str]) -> float:
 
 
 def key_of(environment: Mapping[str, str]) -> bytes:
-    """Returns the job's key; b"" without one, and then only this machine is served."""
+    """Returns the job's key; b"" if there is none, and then only ranks of this machine can connect."""
     if path := environment.get("SIRTAKI_KEY_FILE"):
         return read_key(path)
     return checked_key(environment["SIRTAKI_KEY"]) if "SIRTAKI_KEY" in environment else b""
