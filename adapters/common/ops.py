@@ -177,8 +177,20 @@ def describe_reduction(
     Where each rank gets its own rows of the result (see `Context.own_rows`), the source has to be row-major,
     to have at least one dimension, and must not overlap the target.
     """
-    op, prescale, postscale = how.op, how.prescale, how.postscale
-    _describe(kind, batch, source, call, index, reduce_op=op, prescale=prescale, postscale=postscale)
+    batch.set_request(
+        index,
+        kind,
+        source.dtype,
+        source.shape,
+        name=call.name,
+        process_set=call.process_set,
+        group=call.group,
+        reduce_op=how.op,
+        layout=source.layout,
+        device=source.device,
+        prescale=how.prescale,
+        postscale=how.postscale,
+    )
     batch.set_buffers(index, source.pointer, target)
 
 
@@ -186,7 +198,7 @@ def describe_broadcast(
     batch: Batch, source: TensorView, target: int, root: int, call: Call, index: int = 0
 ) -> None:
     """Makes request `index` a broadcast of rank `root`'s source into the address `target` on every rank."""
-    _describe(core.BROADCAST, batch, source, call, index, root=root)
+    _describe_movement(core.BROADCAST, batch, source, call, index, root=root)
     batch.set_buffers(index, source.pointer, target)
 
 
@@ -195,7 +207,7 @@ def describe_allgather(batch: Batch, source: TensorView, call: Call, index: int 
 
     The source has to be row-major, with at least one dimension; take the result with `Context.output`.
     """
-    _describe(core.ALLGATHER, batch, source, call, index)
+    _describe_movement(core.ALLGATHER, batch, source, call, index)
     batch.set_buffers(index, source.pointer, 0)
 
 
@@ -207,7 +219,7 @@ def describe_alltoall(
     The source has to be row-major, with at least one dimension; `splits` has the rows for each member, None
     means equal parts. Take the result with `Context.output`, and before it `Context.received_splits`.
     """
-    _describe(core.ALLTOALL, batch, source, call, index, splits=splits)
+    _describe_movement(core.ALLTOALL, batch, source, call, index, splits=splits)
     batch.set_buffers(index, source.pointer, 0)
 
 
@@ -216,11 +228,13 @@ def describe_send(batch: Batch, view: TensorView, ranks: tuple[int, int], call: 
 
     The sender reads the view, the receiver overwrites it.
     """
-    _describe(core.SEND, batch, view, call, index, root=ranks[0], destination=ranks[1])
+    _describe_movement(core.SEND, batch, view, call, index, root=ranks[0], destination=ranks[1])
     batch.set_buffers(index, view.pointer, view.pointer)
 
 
-def _describe(kind: int, batch: Batch, view: TensorView, call: Call, index: int, **details: Any) -> None:
+def _describe_movement(
+    kind: int, batch: Batch, view: TensorView, call: Call, index: int, **details: Any
+) -> None:
     batch.set_request(
         index,
         kind,
