@@ -1,4 +1,4 @@
-// The C functions: arguments in, Status out. They decide nothing, and let no exception escape.
+// The C functions: they convert arguments and results, contain no logic, and let no exception escape.
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -37,7 +37,7 @@ int32_t give_descriptor(int fd, const char* what, srt_error* error) {
 
 const Ticket* tickets(const srt_handle* handles) { return reinterpret_cast<const Ticket*>(handles); }
 
-// Copies as much of a text as fits.
+// Copies as much of a text as fits, and fills the rest with zeros.
 template <size_t capacity>
 void copy_text(const std::string& text, char (&out)[capacity]) {
   const size_t length = std::min(text.size(), capacity - 1);

@@ -1,5 +1,5 @@
-// Parts shared by the files of C functions: the context behind the C handle, and the only place that catches
-// exceptions.
+// Definitions shared by the files of C functions: the context behind the C handle, and the conversion of exceptions
+// to statuses.
 #pragma once
 
 #include <cstring>
@@ -26,7 +26,7 @@ inline srt_status give(const Status& status, srt_error* error) {
   return status.code();
 }
 
-// Catches all exceptions, in this place only; in practice these are running out of memory.
+// Calls a function and converts any exception to a status; in practice, only std::bad_alloc occurs.
 template <typename Call>
 srt_status guarded(srt_error* error, Call&& call) {
   try {

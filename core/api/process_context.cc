@@ -1,4 +1,5 @@
-// The process's context, for callers that cannot carry one: operations inside programs that a framework has compiled.
+// The process's context, for callers that have no context at hand: operations inside programs that a framework has
+// compiled.
 #include <mutex>
 #include <shared_mutex>
 
@@ -6,7 +7,7 @@
 
 namespace {
 
-// The only state outside contexts. A shared lock keeps the context alive while a call uses it.
+// The only global state. A shared lock keeps the context alive while a call uses it.
 constinit std::shared_mutex in_use;
 constinit srt_context* process_context = nullptr;
 

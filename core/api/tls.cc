@@ -1,4 +1,4 @@
-// The C functions of encrypted connections.
+// The C functions for encrypted connections.
 #include <algorithm>
 
 #include "api/handles.h"

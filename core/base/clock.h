@@ -1,4 +1,5 @@
-// Monotonic time as plain nanoseconds, so that a state machine can be run with any time.
+// Monotonic time in plain nanoseconds. State machines take the time as an argument, so that they can be run at any
+// time.
 #pragma once
 
 #include <time.h>

@@ -1,4 +1,4 @@
-// Bytes in, bytes out: little-endian values appended to a buffer, and read back with every bound checked.
+// Serialization: little-endian values are appended to a buffer, and read back with every bound checked.
 #pragma once
 
 #include <bit>
@@ -68,7 +68,7 @@ class Reader {
     return value;
   }
 
-  // Reads an enumeration whose last valid value is given: a peer's byte never becomes an unknown enumerator.
+  // Reads an enumerator up to `last`, so that a peer's byte never becomes an unknown enumerator.
   template <typename E>
   E get_enum(E last) {
     const auto value = get<std::underlying_type_t<E>>();
@@ -79,7 +79,8 @@ class Reader {
     return static_cast<E>(value);
   }
 
-  // Reads a count of items that take at least `minimum_bytes` each: a false count cannot cause a large allocation.
+  // Reads a count of items that take at least `minimum_bytes` each, so that a wrong count cannot cause a large
+  // allocation.
   uint32_t get_count(size_t minimum_bytes) {
     const auto count = get<uint32_t>();
     if (count > bytes_.size() / minimum_bytes) {
@@ -96,7 +97,7 @@ class Reader {
     return values;
   }
 
-  // Reads the same list into an existing vector, reusing its memory.
+  // Reads a list like get_all(), but into an existing vector, whose memory is reused.
   template <typename T>
   void get_all_into(std::vector<T>& values) {
     const uint32_t count = get_count(sizeof(T));

@@ -1,8 +1,8 @@
 // All element types, one row each, in the order of their codes; new ones go to the end.
 //
 // DTYPE(enumerator, name, bytes, reductions, kernel): the reductions are groups of dtype.cc; the kernel is the type
-// with which data/kernels/body.h computes, void for what only moves. The frameworks' own numbers of dtypes are in
-// bindings/tensorflow/kernel.cc and bindings/xla/call.cc, NCCL's in gpu/reduction.cc.
+// with which data/kernels/body.h computes, void for types that are only moved. The dtype numbers of the frameworks
+// are in bindings/tensorflow/kernel.cc and bindings/xla/call.cc, those of NCCL in gpu/reduction.cc.
 #pragma once
 
 // clang-format off

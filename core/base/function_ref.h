@@ -1,5 +1,5 @@
-// A reference to something callable, for a parameter that is called and not kept. Unlike std::function it allocates
-// nothing.
+// A non-owning reference to a callable, for parameters that are called but not kept. Unlike std::function it
+// allocates nothing.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// A value with a lock, reachable only through an Access, which holds the lock: code that forgets the lock does not
+// A value with a lock, accessible only through an Access, which holds the lock: code that forgets the lock does not
 // compile. A function that needs the lock takes a reference to the value.
 #pragma once
 
@@ -17,8 +17,8 @@ class CAPABILITY("mutex") Guarded {
   template <typename... Arguments>
   explicit Guarded(Arguments&&... arguments) : value_(std::forward<Arguments>(arguments)...) {}
 
-  // Returns the value without the lock: in a forked child, whose only thread this is, and where a thread that does not
-  // exist may hold the lock for ever.
+  // Returns the value without the lock, for a forked child: this is its only thread, and the lock may be held for
+  // ever by a thread that does not exist there.
   Value& in_forked_child() { return value_; }
 
  private:

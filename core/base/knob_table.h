@@ -1,8 +1,8 @@
 // All settings, one row each. The launcher's flags, the environment variables and the documentation are derived from
 // this table: a new setting needs a row here, and the code that reads it.
 //
-// KNOB(name, type, default, choices, agreed or own, least, most, help): `agreed` settings must be alike on all ranks of
-// a job; the bounds are in the setting's own unit.
+// KNOB(name, type, default, choices, agreed or own, least, most, help): `agreed` settings must be equal on all ranks
+// of a job; the bounds are in the setting's own unit.
 #pragma once
 
 // clang-format off

@@ -37,7 +37,7 @@ bool is_choice(const srt_knob& knob, std::string_view value) {
   return false;
 }
 
-// Parses a number, for bytes with an optional suffix K, M or G (powers of 1,024).
+// Parses a number, with an optional suffix K, M or G (powers of 1,024) if `suffixes` is set.
 bool parse_number(std::string_view text, bool suffixes, double& out) {
   double factor = 1;
   if (suffixes && !text.empty()) {

@@ -8,7 +8,7 @@
 
 namespace sirtaki {
 
-// Returns a message of a library or of the loader, shortened to one line.
+// Returns a message of a library or of the loader, shortened and on one line.
 std::string one_line(std::string_view words);
 
 // A library opened by name, and its functions. It is never closed.
@@ -20,7 +20,7 @@ class Library {
 
   bool is_open() const { return handle_ != nullptr; }
   const std::string& path() const { return path_; }
-  std::string absence() const;  // the places that were searched in vain
+  std::string absence() const;  // the locations that were searched
 
   template <typename Function>
   void find(const char* symbol, Function*& out) {

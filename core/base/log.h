@@ -1,4 +1,4 @@
-// A log that writes straight to a descriptor, so that a stall report appears even while Python holds its lock.
+// A log that writes straight to a descriptor, so that a stall report appears even while Python's GIL is held.
 #pragma once
 
 #include <string_view>

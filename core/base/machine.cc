@@ -11,7 +11,7 @@
 namespace sirtaki {
 namespace {
 
-// Reads up to two numbers at the beginning of a file; returns how many there are.
+// Reads up to two numbers at the beginning of a file; returns how many were read.
 int read_numbers(const std::string& path, double& first, double& second) {
   FILE* file = std::fopen(path.c_str(), "re");
   if (!file) return 0;
@@ -20,7 +20,7 @@ int read_numbers(const std::string& path, double& first, double& second) {
   return std::max(count, 0);
 }
 
-// Returns a control group's quota in cores, in the format of version 2 or version 1; 0 without one.
+// Returns a control group's CPU quota in cores, from the files of cgroup version 2 or 1; 0 if there is none.
 double quota_of(const std::string& group) {
   double quota = 0, period = 0, none = 0;
   if (read_numbers(group + "/cpu.max", quota, period) == 2) return period > 0 ? quota / period : 0;  // "max 100000"
@@ -29,8 +29,8 @@ double quota_of(const std::string& group) {
   return is_there && quota > 0 && period > 0 ? quota / period : 0;
 }
 
-// Returns the mount point of the groups in a line of /proc/self/cgroup ("0::/a/b", "5:cpu,cpuacct:/a"); "" if they
-// limit no core. Sets `path` to the group.
+// Returns the mount point of the control group in a line of /proc/self/cgroup ("0::/a/b", "5:cpu,cpuacct:/a"); "" if
+// its controllers set no CPU quota. Sets `path` to the group's path.
 std::string mount_of(std::string_view line, std::string& path) {
   const size_t controllers = line.find(':');
   const size_t group = controllers == line.npos ? line.npos : line.find(':', controllers + 1);

@@ -1,4 +1,4 @@
-// The status type of all layers: an error code, and a sentence for the person who reads it.
+// The status type of all layers: an error code, and a message for the user.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ namespace sirtaki {
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  // Creates a status. `culprit` is the rank whose bytes caused it; -1: this rank.
+  // Creates a status. `culprit` is the rank whose bytes caused the failure; -1: this rank.
   Status(srt_status code, std::string text, int32_t culprit = -1)
       : code_(code), culprit_(culprit), text_(std::make_shared<const std::string>(std::move(text))) {}
 
   static Status ok() { return {}; }
 
   bool is_ok() const { return code_ == SRT_OK; }
-  explicit operator bool() const = delete;  // "if (status)" reads both ways; say is_ok()
+  explicit operator bool() const = delete;  // "if (status)" is ambiguous: use is_ok()
   srt_status code() const { return code_; }
   const char* text() const { return text_ ? text_->c_str() : ""; }
   int32_t culprit() const { return culprit_; }

@@ -20,9 +20,9 @@ uint32_t character(std::string_view sequence) {
   return code;
 }
 
-// Returns whether a character may mislead the reader: control characters, including those of ISO 6429 beyond ASCII (a
-// terminal may interpret U+009B like ESC [), line ends, and characters that rearrange a line (Unicode's bidirectional
-// marks, https://www.unicode.org/reports/tr9).
+// Returns whether a character may mislead the reader: a control character, including those of ISO 6429 beyond ASCII
+// (a terminal may interpret U+009B like ESC [), a line end, or a character that reorders a line (Unicode's
+// bidirectional marks, https://www.unicode.org/reports/tr9).
 bool misleads(uint32_t code) {
   return code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x061c || (code >= 0x200e && code <= 0x200f) ||
          (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069) || code == 0xfeff;

@@ -1,6 +1,6 @@
-// Locks that the compiler checks: names for the attributes of clang's thread-safety analysis
+// Locks that the compiler checks: macros for the attributes of clang's thread-safety analysis
 // (https://clang.llvm.org/docs/ThreadSafetyAnalysis.html), and a mutex that carries them. `make test-locks` runs the
-// analysis; GCC has none and sees no attributes.
+// analysis. GCC has no such analysis, and the macros expand to nothing.
 #pragma once
 
 #include <chrono>
@@ -23,7 +23,7 @@
 #define ACQUIRE(...) SIRTAKI_THREAD_SAFETY(acquire_capability(__VA_ARGS__))
 #define TRY_ACQUIRE(...) SIRTAKI_THREAD_SAFETY(try_acquire_capability(__VA_ARGS__))
 #define RELEASE(...) SIRTAKI_THREAD_SAFETY(release_capability(__VA_ARGS__))
-// For a function whose locking the analysis cannot follow; a comment there says why it is right.
+// Marks a function whose locking the analysis cannot follow; a comment there says why it is right.
 #define NOT_ANALYZED SIRTAKI_THREAD_SAFETY(no_thread_safety_analysis)
 
 namespace sirtaki {
@@ -45,8 +45,8 @@ class SCOPED_CAPABILITY MutexLock {
   explicit MutexLock(Mutex& mutex) ACQUIRE(mutex) : lock_(mutex.mutex_) {}
   ~MutexLock() RELEASE() {}
 
-  // Waits for a notification, with the mutex released meanwhile. Conditions are checked by the caller in its own scope,
-  // because the analysis does not know that a lambda runs with the lock.
+  // Waits for a notification; the mutex is released meanwhile. Callers check conditions in their own scope, because
+  // the analysis cannot see that a lambda runs with the lock held.
   void wait_for(std::condition_variable& changed, Nanoseconds limit) {
     changed.wait_for(lock_, std::chrono::nanoseconds(limit));
   }
