@@ -1,5 +1,5 @@
-// The kinds of operations, and what is true of each: one row a kind. Everything that depends on a property asks this
-// table, so that a new kind needs a row, and code only for how its data moves.
+// The kinds of operations and their properties, one row per kind. Code that depends on a property reads this table,
+// so that a new kind needs only a row, and code to move its data.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ enum class Output : uint8_t {
   none,
   whole,  // as large as the input
   rows,   // this member's share of the input's rows
-  ragged  // rows that ranks bring in different numbers: its size is known only from the plan
+  ragged  // rows whose number may differ between ranks: the size is known only from the plan
 };
 
 struct KindTraits {
@@ -38,8 +38,8 @@ struct KindTraits {
   bool reduces;
   bool has_root;      // all members name the same root
   bool is_of_a_pair;  // two ranks of the set take part, root and destination
-  bool has_splits;    // each member brings row counts for each other one
-  bool is_groupable;  // all members call it, so that groups of it can complete
+  bool has_splits;    // each member has row counts for every other one
+  bool is_groupable;  // all members call it, so groups of it can complete
 };
 
 constexpr KindTraits kind_table[] = {
@@ -78,7 +78,7 @@ constexpr bool changes_process_sets(Kind kind) {
 // Returns whether tensors move between ranks: they have memory and a device, and several of them fuse into one plan.
 constexpr bool moves_tensors(Kind kind) { return traits(kind).output != Output::none; }
 
-// Returns whether it works along the first dimension, so that a tensor must have one.
+// Returns whether the operation works along the first dimension, so that a tensor must have one.
 constexpr bool cuts_rows(Kind kind) { return is_ragged(kind) || traits(kind).output == Output::rows; }
 
 // Returns how many row counts each member of a ragged operation contributes: one, or one for each member.

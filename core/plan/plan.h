@@ -13,13 +13,13 @@
 namespace sirtaki {
 
 struct PlannedTensor {
-  SignaturePtr signature;            // ragged kinds: its rows are those of the coordinator's first reporter
+  SignaturePtr signature;            // ragged kinds: rows are those of the first request at the coordinator
   Ticket ticket = 0;                 // 0: this rank has joined and takes part with neutral elements
   std::vector<int64_t> rows;  // ragged kinds only: row_counts_each() per member, in member order (0: it has joined)
 };
 
-// One collective over one process set. All tensors have the same kind and device; reductions also the same reduce op,
-// scales and dtype; broadcasts the same root.
+// One collective over one process set. All tensors have the same kind and device; for reductions also the same reduce
+// op, scales and dtype; for broadcasts the same root.
 struct Plan {
   uint64_t number = 0;  // a single order over all sets, from 1
   int32_t process_set = world_set;
@@ -36,10 +36,10 @@ struct Refusal {
   Status status;
 };
 
-// The answer of a rank that delays others: what it is doing instead.
+// The answer of a rank that delays others: what it is doing.
 struct StalledRankReport {
   int32_t rank = 0;
-  bool answers = true;               // false: not even sirtaki's own thread on that rank did
+  bool answers = true;               // false: sirtaki's own thread on that rank did not answer either
   std::string waits_for;             // the tensor that the rank itself waits for
   std::vector<StackFrame> frames;    // frames of its main thread, innermost first, without sirtaki's own
   int32_t leader = -1;               // for a rank that does not answer: the rank that reports for it; -1: none
@@ -80,14 +80,14 @@ struct Outcome {
   std::vector<Plan> plans;  // only plans of which this rank is a member; ascending numbers
   std::vector<Refusal> refusals;
   std::vector<Stall> stalls;
-  bool is_asked = false;             // the coordinator asks where this rank is: Negotiator::answer
+  bool is_asked = false;             // the coordinator asks what this rank is doing: Negotiator::answer
   std::vector<RankLateness> lateness;  // only ranks for which it has changed
   std::vector<JoinDone> joins;
   std::vector<ProcessSetChange> process_sets;
-  Status fatal;                      // not ok: the job cannot go on, because a deadline has passed
+  Status fatal;                      // not ok: the job cannot continue, because a deadline has passed
   int32_t culprit = 0;               // the rank that caused it; of several late ranks the first
 
-  // Clears the outcome. Lists keep their capacity: a driver that polls clears this in every iteration.
+  // Clears the outcome. Lists keep their capacity, because this is called in every iteration.
   void clear() {
     plans.clear();
     refusals.clear();

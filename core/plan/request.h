@@ -28,7 +28,8 @@ inline bool reduces_with(Kind kind, ReduceOp op) {
   return op != ReduceOp::adasum || traits(kind).output == Output::whole;
 }
 
-// Returns the number of rows that one member keeps of a result that is cut into rows: the first members get one more.
+// Returns the number of rows that one member keeps of a result that is cut into rows: the first members keep one
+// more.
 inline int64_t rows_of_member(int64_t rows, size_t members, size_t member) {
   const auto count = static_cast<int64_t>(members);
   return rows / count + (static_cast<int64_t>(member) < rows % count);
