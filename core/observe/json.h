@@ -1,4 +1,4 @@
-// A writer of JSON text, piece by piece. The output is always valid: text that is not UTF-8 is repaired.
+// A writer of JSON text. The output is always valid: text that is not valid UTF-8 is repaired.
 #pragma once
 
 #include <concepts>
@@ -31,7 +31,7 @@ class JsonWriter {
     return key(name).value(content);
   }
 
-  // Writes a line break, for people who read the file.
+  // Writes a line break, so that the file is easier to read.
   JsonWriter& new_line();
 
   const std::string& text() const { return text_; }

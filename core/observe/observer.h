@@ -1,7 +1,7 @@
 // The records of one rank's operations: the recorder, the statistics and the timeline.
 //
-// Written by every part that advances an operation. It has no lock of its own: it is part of the CallerState, whose
-// lock those parts have to take anyway.
+// Every part that advances an operation writes to it. It has no lock of its own: it is part of the CallerState, whose
+// lock those parts take anyway.
 #pragma once
 
 #include "observe/recorder.h"
@@ -18,11 +18,11 @@ class Observer {
     statistics_.lateness.resize(static_cast<size_t>(world_size));
   }
 
-  // Sets the time of the events that follow. The caller that takes the lock sets it once, because reading clocks takes
-  // time.
+  // Sets the time of the events that follow. The caller sets it once when it takes the lock, because reading the
+  // clock takes time.
   void set_moment(Nanoseconds moment) { moment_ = moment; }
 
-  // Each records a stage of an operation, whose record's number submitted() returns.
+  // Each records a stage of an operation. submitted() returns the number of the operation's record.
   uint64_t submitted(const Submitted& what);
   void reported(uint64_t number, bool is_cached);
   void decided(uint64_t number, uint64_t plan, size_t fused);

@@ -16,7 +16,7 @@ namespace sirtaki {
 namespace {
 
 constexpr size_t longest_dump = 256 << 10;
-constexpr Nanoseconds patience = milliseconds(300);  // many times longer than Python code keeps its lock
+constexpr Nanoseconds patience = milliseconds(300);  // many times longer than Python code holds the GIL
 
 std::string_view take_line(std::string_view& text) {
   const std::string_view line = text.substr(0, text.find('\n'));
@@ -24,8 +24,8 @@ std::string_view take_line(std::string_view& text) {
   return line;
 }
 
-// Returns whether a line begins a thread. Both "Thread 0x00007f… (most recent call first):" and "Current thread
-// 0x00007f… …" name it the same way.
+// Returns whether a line begins a thread: "Thread 0x00007f… (most recent call first):" or "Current thread 0x00007f…
+// …".
 bool begins_thread(std::string_view line, uint64_t& thread) {
   constexpr std::string_view before = "hread 0x";
   const size_t at = line.find(before);
@@ -49,7 +49,7 @@ bool parse_frame(std::string_view line, StackFrame& frame) {
   return true;
 }
 
-// Shortens a stack to most_frames, from the outermost library frame on: libraries call each other through many
+// Shortens a stack to most_frames by removing the outermost library frames: libraries call each other through many
 // functions, which must not displace the user's own.
 void shorten(std::vector<StackFrame>& frames) {
   while (frames.size() > most_frames) {
@@ -129,7 +129,7 @@ StackSample ProgramStack::sample() {
 }
 
 // Asks the interpreter for its stack. The answer repeats the number of the question, so that a late answer is not
-// mistaken for that to the next question.
+// mistaken for the answer to the next question.
 std::string ProgramStack::ask_interpreter() {
   const uint32_t number = ++question_;
   if (::send(interpreter_.get(), &number, sizeof number, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) return {};

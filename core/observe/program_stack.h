@@ -1,12 +1,12 @@
-// The current position of the program: the Python frames of its main thread, found even if the program holds the
-// interpreter's lock and never releases it.
+// The current position of the program: the Python frames of its main thread, found even if the program holds the GIL
+// and never releases it.
 //
-// First, a Python thread that waits only for this is asked over a socket: it needs the lock, and frames do not change
-// while it holds it. If it does not answer in time, the thread that holds the lock executes no Python code, since that
-// would release the lock every few milliseconds; so frames do not change now either, and can be read without the lock:
+// First, a Python thread that only waits for this is asked over a socket. It needs the GIL, and frames do not change
+// while it holds it. If it does not answer in time, the thread that holds the GIL executes no Python code, since that
+// would release the GIL every few milliseconds. So frames do not change now either, and can be read without the GIL:
 // Python's faulthandler (https://docs.python.org/3/library/faulthandler.html) has installed a signal handler that
-// writes all threads' stacks to a file. The asking thread raises that signal for itself, so no other is interrupted.
-// (Frames that do change must not be read in this way: that would crash the program, sooner or later.)
+// writes all threads' stacks to a file. The asking thread raises that signal for itself, so no other thread is
+// interrupted. (Frames that do change must not be read in this way: that would crash the program sooner or later.)
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct StackFrame {
 
 constexpr size_t most_frames = 12;  // in a sample: the user's own and the innermost ones are kept
 constexpr size_t most_parsed_frames = 100;
-constexpr size_t longest_frame_text = 240;  // bytes of a function's name, or a file's
+constexpr size_t longest_frame_text = 240;  // bytes of a function's or a file's name
 
 // Returns the frames of one thread from faulthandler's output, innermost first.
 std::vector<StackFrame> parse_stack(std::string_view dump, uint64_t thread);
@@ -52,11 +52,11 @@ struct StackSample {
 class ProgramStack {
  public:
   // Opens the source and duplicates its descriptors: the interpreter's end of a sequenced-packet socket, and the file
-  // that the signal's handler writes to. `thread` is the main thread as pthread_self() names it, `own_folder` the
-  // folder of sirtaki's own Python files.
+  // that the signal handler writes to. `thread` is the main thread's pthread_self(), `own_folder` the folder of
+  // sirtaki's own Python files.
   Status open(const srt_stack_source& source);
 
-  // Returns a sample, which is not known if there is no Python, or its handler was removed.
+  // Returns a sample; it is not known if there is no Python, or if the signal handler was removed.
   StackSample sample();
 
  private:

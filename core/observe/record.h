@@ -1,4 +1,4 @@
-// The flight recorder's record of one operation of this rank: its properties, and when it reached each stage.
+// The flight recorder's record of one operation of this rank: its properties, and the time of each stage.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace sirtaki {
 
-// A name without allocated memory: a name that is too long keeps its beginning and its end, where names differ.
+// A name without allocated memory. A name that is too long keeps its beginning and its end, since names differ there.
 class ShortName {
  public:
   ShortName() = default;
@@ -27,22 +27,22 @@ class ShortName {
 // The properties of an operation that are known when it is submitted.
 struct Submitted {
   std::string_view name;
-  const char* kind;       // "all-reduce"; lives as long as the program
+  const char* kind;       // "all-reduce"; a static string
   int32_t process_set;
   int64_t bytes;          // size of this rank's tensor
 };
 
-// The times of the plan that an operation belongs to: when data began to move, and how the time was spent. Packing is
-// the copy into chunks that are sent, unpacking is the processing of received chunks: reducing or copying. Both are
-// measured only while a timeline runs, and are 0 otherwise.
+// The times of the plan that an operation belongs to. Packing is the copy into chunks that are sent; unpacking is the
+// processing of received chunks, by reducing or copying. Both are measured only while a timeline runs, and are 0
+// otherwise.
 struct TransferTimes {
   Nanoseconds started = 0;
   Nanoseconds packing = 0, working = 0;  // working: packing and unpacking
   bool are_measured = false;
 };
 
-// The record of one operation. A time is 0 until its event happens. `number` counts operations from 1; 0 is an empty
-// slot.
+// The record of one operation. A time is 0 until its event happens. `number` counts operations from 1; 0 marks an
+// empty slot.
 struct OperationRecord {
   bool is_open() const { return number && !finished; }
 

@@ -1,5 +1,5 @@
-// The flight recorder: the last operations of this rank, always on. A ring of records, allocated once; an operation's
-// record is filled while the operation proceeds, and reused for a newer one some thousands of operations later.
+// The flight recorder: the last operations of this rank, always on. It is a ring of records, allocated once; an
+// operation's record is filled while the operation proceeds, and is reused after `capacity` further operations.
 #pragma once
 
 #include <vector>

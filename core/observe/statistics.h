@@ -9,7 +9,7 @@
 
 namespace sirtaki {
 
-// The time during which at least one activity went on, however many ran at once.
+// The time during which at least one activity was in progress, however many ran at once.
 class BusyTime {
  public:
   void begin(Nanoseconds moment) {
@@ -28,7 +28,7 @@ class BusyTime {
 };
 
 // The lateness of a rank: how often it was the last to submit an operation that all others had submitted, and by how
-// much. In that time all others waited for this rank alone.
+// much. During that time all others waited for this rank alone.
 struct Lateness {
   bool operator==(const Lateness&) const = default;
 
@@ -42,7 +42,7 @@ struct Statistics {
   int64_t plans = 0, planned_tensors = 0, largest_plan = 0;
   int64_t bytes = 0;                         // size of this rank's tensors in those plans
   double bus_bytes = 0;                      // bytes that a rank has to send at least, with any algorithm
-  BusyTime waiting;                          // time of waiting for other ranks to submit what this one has
+  BusyTime waiting;                          // time of waiting for other ranks to submit an operation
   BusyTime moving;                           // time of moving data of agreed operations
   std::vector<Lateness> lateness;            // by rank, the same on all ranks
 };

@@ -176,9 +176,9 @@ void Timeline::write_operation(const OperationRecord& operation) {
   write_phases(operation, begin, track.number);
 }
 
-// Writes the phases of an operation. Chunks are packed and unpacked in turn, so PACK and UNPACK are sums: PACK is shown
-// from the first packing on, UNPACK up to the end of the last unpacking; between them is the time in which neither was
-// done.
+// Writes the phases of an operation. Chunks are packed and unpacked in turn, so PACK and UNPACK are sums: PACK is
+// drawn from the start of the first packing, UNPACK up to the end of the last unpacking, and the gap between them is
+// the time in which neither was done.
 void Timeline::write_phases(const OperationRecord& operation, Nanoseconds begin, int32_t track) {
   const Nanoseconds end = std::max(operation.finished, begin);
   const auto within = [&](Nanoseconds moment) { return std::clamp(moment, begin, end); };

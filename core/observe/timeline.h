@@ -3,8 +3,8 @@
 // (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): one line per event, valid up to
 // the last line even if the process is killed, because that form may end without its bracket.
 //
-// The engine passes finished operations to a separate thread, which writes them: a slow disk delays no rank. Those
-// beyond the buffer's capacity are dropped and counted.
+// The engine passes finished operations to a separate thread, which writes them, so that a slow disk delays no rank.
+// Operations beyond the buffer's capacity are dropped and counted.
 #pragma once
 
 #include <atomic>
@@ -39,7 +39,8 @@ class Timeline {
   void add(const OperationRecord& operation);
   void add_decision(Nanoseconds moment);
 
-  // Forgets the thread in a forked child, where it does not exist: without the lock, which may be held for ever there.
+  // Forgets the thread in a forked child, where it does not exist. Takes no lock, because it may be held for ever
+  // there.
   void forked() NOT_ANALYZED;
 
  private:
