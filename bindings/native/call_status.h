@@ -1,5 +1,5 @@
-// The status of a step of a binding: a code of the core, with its text, or success. Frameworks get it as one of the
-// canonical error codes of Abseil (absl/status/status.h), which TensorFlow and XLA share.
+// The result of one step of a binding: success, or a status code of the core with its message. Frameworks receive it
+// as one of Abseil's canonical error codes (absl/status/status.h), which TensorFlow and XLA share.
 #pragma once
 
 #include <cstdint>

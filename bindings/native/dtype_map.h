@@ -1,4 +1,4 @@
-// A framework's dtype numbers, each with its row in the core's table.
+// A map from a framework's dtype numbers to rows of the core's dtype table.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace sirtaki::bindings {
 
 class DTypeMap {
  public:
-  // `names`: pairs of a framework's number and the name in the core's table.
+  // `names`: pairs of a framework's dtype number and the dtype's name in the core's table.
   template <typename Pairs>
   explicit DTypeMap(const Pairs& names) {
     for (const auto& [number, name] : names)

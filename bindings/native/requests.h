@@ -1,4 +1,4 @@
-// Requests of compiled programs: they use the process's context, and their hooks complete them.
+// Requests of compiled programs: they use the process's context, and hooks complete them.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,8 @@ class ProcessContext {
   srt_context* context_;
 };
 
-// Returns a request of this kind. An operation of a program may run again before it has ended, as in loops: the second
-// run waits for its name.
+// Returns a request of this kind. A program may run an operation again before its previous run has ended, as in
+// loops; the second run then waits for the name.
 inline srt_request new_request(int32_t kind) {
   srt_request request{};
   request.struct_size = sizeof request;
@@ -35,8 +35,9 @@ inline srt_request new_request(int32_t kind) {
   return request;
 }
 
-// Enqueues requests that have hooks. Returns true if their hooks will be called, perhaps before this returns; the
-// caller must not touch what they may delete. Otherwise all have ended, or were refused: `note` gets each failure.
+// Enqueues requests that have hooks. Returns true if the hooks will be called, possibly before this returns: the
+// caller must not access anything that they may delete. Returns false if all requests have ended or were rejected;
+// each failure is passed to `note`.
 template <typename Note>
 bool enqueue(srt_context* context, const std::vector<srt_request>& requests, std::vector<srt_handle>& handles,
              const Note& note) {

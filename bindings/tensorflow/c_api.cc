@@ -5,7 +5,7 @@
 namespace sirtaki::tensorflow {
 namespace {
 
-// The existence of this function proves the type of a completion callback: the std::function of libstdc++ (see done.h).
+// A function whose existence proves that the completion callback is a std::function of libstdc++ (see done.h).
 constexpr const char* proof_of_callback =
     "_ZN10tensorflow6Device12ComputeAsyncEPNS_13AsyncOpKernelEPNS_15OpKernelContextESt8functionIFvvEE";
 
@@ -77,7 +77,7 @@ std::string find_c_api(CApi& out) {
   find_kernels(find, out);
   void (*proof)() = nullptr;
   find(proof_of_callback, proof);
-  dlclose(library);  // it stays loaded: Python has it open
+  dlclose(library);  // it stays loaded, because Python keeps it open
   return find.missing().empty() ? "" : "TensorFlow has no " + find.missing();
 }
 

@@ -1,5 +1,5 @@
 // The part of TensorFlow's C API that kernels need, declared here so that neither its headers nor its libraries are
-// needed to build. The functions are found by name in the TensorFlow that the process has loaded.
+// needed to build. The functions are looked up by name in the TensorFlow that the process has loaded.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ struct TF_AsyncOpKernelDoneCallback;
 
 namespace sirtaki::tensorflow {
 
-// TensorFlow's numbers of dtypes; they are written into saved models, so they do not change.
+// TensorFlow's dtype numbers, which never change because saved models contain them.
 using DataType = int;
 constexpr DataType type_int32 = 3, type_int64 = 9;
 
@@ -77,11 +77,12 @@ struct CApi {
   void (*compute_failed)(TF_OpKernelContext*, TF_Status*);
 };
 
-// Finds the functions. Returns why they cannot be used, "" if they can: they are not loaded, older than 2.13, or built
-// with another C++ library than libstdc++.
+// Looks up the functions. Returns why they cannot be used, or "" if they can: TensorFlow is not loaded, is older than
+// 2.13, or was built with a C++ library other than libstdc++.
 std::string find_c_api(CApi& out);
 
-// Returns the functions, found once: TensorFlow calls kernels through plain pointers, which carry no data of ours.
+// Returns the functions, looked up once: TensorFlow calls kernels through plain function pointers, which cannot carry
+// them.
 const CApi& tf();
 
 }  // namespace sirtaki::tensorflow

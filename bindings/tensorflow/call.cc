@@ -39,7 +39,7 @@ void Call::start(const Kernel& kernel, TF_OpKernelContext* where, TF_AsyncOpKern
   if (!call->queue()) call->end();
 }
 
-// Queues the requests. From then on the call may end, and delete itself, at any moment.
+// Queues the requests. From then on the call may end and delete itself at any time.
 bool Call::queue() {
   const bindings::ProcessContext context;
   if (context.get()) return queue_in(context.get());
@@ -100,7 +100,7 @@ void Call::describe(srt_context* context, size_t index, Description& description
   request.dtype = kernel_.dtypes[index];
   request.dimensions = static_cast<int32_t>(description.shape.size());
   request.shape = description.shape.data();
-  request.input = address_of(tensor);  // TensorFlow keeps the inputs until the call has ended
+  request.input = address_of(tensor);  // TensorFlow keeps the inputs alive until the call has ended
   if (kernel_.kind == SRT_ALLTOALL) add_splits(place + 1, request);
   if (kernel_.kind == SRT_REDUCESCATTER && !description.shape.empty())
     request.output = own_part(context, index, description.shape, tf().tensor_bytes(tensor.get()));
@@ -156,7 +156,7 @@ uintptr_t Call::allocate(void* user, const srt_tensor* described) {
   const std::lock_guard lock(call.mutex_);
   const Tensor tensor = call.output(part->output, type, shape, described->bytes);
   if (!call.status_.is_ok()) return 0;
-  return described->bytes ? address_of(tensor) : reinterpret_cast<uintptr_t>(part);  // no byte there is accessed
+  return described->bytes ? address_of(tensor) : reinterpret_cast<uintptr_t>(part);  // not null, and never accessed
 }
 
 void Call::on_complete(void* user, srt_status status, const char* error) {
@@ -189,7 +189,7 @@ void Call::end() {
   if (!status_.is_ok()) tf().compute_failed(where_, status_.get());
   const Done done = std::move(done_);
   delete this;
-  done();  // may free what the kernel points at
+  done();  // may free the kernel
 }
 
 }  // namespace sirtaki::tensorflow

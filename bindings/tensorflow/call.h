@@ -1,4 +1,4 @@
-// One execution of a kernel: from TensorFlow's tensors to requests of the core, and from its results to TensorFlow.
+// One execution of a kernel: converts TensorFlow's tensors to requests of the core, and their results to outputs.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,18 @@
 
 namespace sirtaki::tensorflow {
 
-// An asynchronous call, for which no thread waits. A thread of TensorFlow creates it and continues; the call completes
-// and deletes itself in the core's thread in which the last of its requests ends.
+// An asynchronous call, on which no thread blocks. A TensorFlow thread creates it and continues; the call completes
+// and deletes itself in the core's thread that ends its last request.
 class Call {
  public:
   static void start(const Kernel& kernel, TF_OpKernelContext* where, TF_AsyncOpKernelDoneCallback* done);
 
  private:
-  struct Part {  // one request: the argument of its hooks
+  struct Part {  // one request, passed to its hooks
     Call* call;
     int output;
   };
-  struct Description {  // data that a request points at until it is queued
+  struct Description {  // data that a request points to until it is queued
     std::string name;
     std::vector<int64_t> shape;
   };

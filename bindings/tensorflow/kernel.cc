@@ -46,7 +46,7 @@ class Attributes {
     return static_cast<int32_t>(value);
   }
 
-  // Reads a factor. Floating-point attributes of TensorFlow have 32 bits, so factors are written as text.
+  // Reads a factor, which is passed as text because TensorFlow's floating-point attributes have only 32 bits.
   double factor(const char* name) {
     std::array<char, 64> text{};
     if (outcome_.is_ok()) tf().attribute_text(construction_, name, text.data(), text.size() - 1, outcome_.get());

@@ -1,4 +1,4 @@
-// The operations as TensorFlow sees them. They are registered while tf.load_op_library opens this library.
+// The definitions of the TensorFlow operations, which are registered while tf.load_op_library opens this library.
 #include <string>
 #include <vector>
 
@@ -8,7 +8,7 @@
 namespace sirtaki::tensorflow {
 namespace {
 
-// Gives each output the shape of its input, in order.
+// Gives each output the shape of its input.
 void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   KeptStatus outcome;
   const auto count = static_cast<int>(tf().shape_inputs(context));
@@ -20,7 +20,7 @@ void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   tf().set_status(status, tf().code_of(outcome.get()), tf().text_of(outcome.get()));
 }
 
-// Gives output i the shape of input i + 1, but a number of rows that is unknown until the operation has run.
+// Gives output i the shape of input i + 1, with a first dimension that is unknown until the operation has run.
 void other_rows(TF_ShapeInferenceContext* context, int i, KeptStatus& outcome) {
   const Shape whole;
   tf().input_shape(context, i + 1, whole.get(), outcome.get());
@@ -70,7 +70,7 @@ void add(const Operation& operation, CApi::Create create, CApi::ComputeAsync com
   for (const char* attribute : operation.attributes) tf().add_attribute(definition, attribute);
   for (const char* input : operation.inputs) tf().add_input(definition, input);
   for (const char* output : operation.outputs) tf().add_output(definition, output);
-  tf().set_stateful(definition, true);  // never merged with an equal operation, never pruned
+  tf().set_stateful(definition, true);  // identical operations must not be merged, nor unused ones pruned
   if (operation.shapes) tf().set_shapes(definition, operation.shapes);
   tf().register_definition(definition, outcome.get());
   if (!outcome.is_ok()) return;
@@ -92,7 +92,7 @@ void add_world(const Operation& operation, CApi::ComputeAsync compute) {
   add(operation, [](TF_OpKernelConstruction*) -> void* { return nullptr; }, compute, [](void*) {});
 }
 
-// Registers the operations. TensorFlow accepts registrations only while it opens a library. If its functions cannot be
+// Registers the operations. TensorFlow accepts registrations only while it opens a library. If its C API cannot be
 // used, nothing is registered, and Python reports why.
 __attribute__((constructor)) void register_operations() {
   if (CApi found; !find_c_api(found).empty()) return;

@@ -1,4 +1,4 @@
-// Owners of TensorFlow's objects, which are deleted at the end of a scope.
+// Owners of TensorFlow's objects, which they delete at the end of a scope.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ class Shape : public std::unique_ptr<TF_ShapeHandle, DeleteShape> {
   explicit Shape(TF_ShapeHandle* shape = tf().new_shape()) : unique_ptr(shape) {}
 };
 
-// The status of one call or several: it keeps the first failure.
+// The status of one or more calls; keeps the first failure.
 class KeptStatus {
  public:
   KeptStatus() : status_(tf().new_status()) {}

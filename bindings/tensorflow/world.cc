@@ -14,7 +14,7 @@ namespace {
 
 using Numbers = std::vector<int32_t>;
 
-// Writes the numbers that `ask` finds in the process's context to output 0.
+// Writes the numbers that `ask` reads from the process's context to output 0.
 void answer(TF_OpKernelContext* where, TF_AsyncOpKernelDoneCallback* callback,
             const std::function<Numbers(srt_context*, KeptStatus&)>& ask) {
   const Done done(callback);

@@ -1,4 +1,4 @@
-// Properties of the world at the time when a graph runs: they may differ after another init().
+// Properties of the world, read each time a graph runs, because they may change with another init().
 #pragma once
 
 #include "tensorflow/c_api.h"

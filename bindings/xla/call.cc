@@ -9,7 +9,7 @@
 namespace sirtaki::bindings {
 namespace {
 
-// The attributes of a call, by name. A missing one reads as 0; the first missing one fails the call.
+// The attributes of a call, by name. A missing attribute reads as 0; the first missing one fails the call.
 class Attributes {
  public:
   explicit Attributes(const XlaAttributes& attributes) : attributes_(attributes) {}

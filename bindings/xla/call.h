@@ -1,8 +1,8 @@
-// One call of a compiled program as requests, made from its attributes, operands and results.
+// One call of a compiled program, converted to requests from its attributes, operands and results.
 //
-// Attributes: kind, reduce_op, root, process_set, members, number, count and device (integers), prescale and postscale
-// (floats), names (one line per tensor). The first `count` operands and results are tensors; any after them only
-// order calls inside the program, and hold nothing.
+// Attributes: kind, reduce_op, root, process_set, members, number, count and device (integers), prescale and
+// postscale (floats), names (one line per tensor). The first `count` operands and results are tensors; any further
+// ones only order calls inside the program, and hold no data.
 #pragma once
 
 #include <memory>

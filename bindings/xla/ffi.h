@@ -1,8 +1,9 @@
-// The part of XLA's foreign function interface that is used: how a compiled program calls native code. These are our
-// own declarations, so that XLA is not needed to build; tests/adapters compares them with the header that jaxlib ships.
+// The part of XLA's foreign function interface that is used, by which compiled programs call native code. The
+// declarations are our own, so that XLA is not needed to build; tests/adapters compares them with the header that
+// jaxlib ships.
 //
-// Structs only grow at their end, and their existing fields have been the same since jaxlib 0.5. In the table of
-// functions, only those with a signature here have kept their position.
+// Structs only grow at the end, and existing fields have not changed since jaxlib 0.5. In the table of functions,
+// only those declared with a signature here have kept their position.
 #pragma once
 
 #include <cstddef>

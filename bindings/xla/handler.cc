@@ -1,5 +1,6 @@
-// The handlers that compiled programs call. On the CPU, results are delivered asynchronously, so that no thread of XLA
-// waits for a rank: ranks may start calls in any order without deadlock. On a GPU, results are delivered in the stream.
+// The handlers that compiled programs call. On the CPU, results are delivered asynchronously, so that no XLA thread
+// waits for another rank: ranks may start calls in any order without deadlock. On a GPU, results are delivered on the
+// stream.
 #include "xla/handler.h"
 
 #include <algorithm>
@@ -14,7 +15,7 @@
 namespace sirtaki::bindings {
 namespace {
 
-constexpr int32_t newest_minor = 3;  // versions that are known: 0.1 to this
+constexpr int32_t newest_minor = 3;  // supported versions: 0.1 to this
 
 CallStatus check_members(srt_context* context, const XlaCall& call) {
   if (!call.members()) return {};
@@ -45,8 +46,8 @@ bool tells_version(XlaCallFrame& frame) {
   return true;
 }
 
-// Handles a call. XLA rejects handlers that are older or newer than itself, so there is one for each version, which
-// reports that version.
+// Handles a call. XLA rejects a handler that is older or newer than itself, so there is one handler for each version,
+// which reports that version.
 template <int32_t minor, bool on_gpu>
 XlaError* handle(XlaCallFrame* frame) {
   if (tells_version<minor>(*frame) || frame->stage != XlaStage::execute) return nullptr;

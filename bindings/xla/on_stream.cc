@@ -5,9 +5,9 @@
 namespace sirtaki::bindings {
 namespace {
 
-constexpr int32_t slice_ms = 1'000;  // the core's own deadlines end the operations, and with them the wait
+constexpr int32_t slice_ms = 1'000;  // the core's own deadlines end the operations, and so the wait
 
-// The operations of one call, which are released in any case.
+// The operations of one call, which are released on every path.
 class Launch {
  public:
   Launch(srt_context* context, size_t count) : context_(context), handles_(count) {}
@@ -41,7 +41,8 @@ class Launch {
   std::vector<srt_handle> handles_;
 };
 
-// Returns XLA's result buffer for gathered and exchanged rows; 0 if their size is not that of the compiled program.
+// Returns XLA's result buffer for gathered and exchanged rows; 0 if its size differs from that in the compiled
+// program.
 uintptr_t allocate(void* user, const srt_tensor* output) {
   const auto& result = *static_cast<const XlaResult*>(user);
   return output->bytes == result.bytes ? reinterpret_cast<uintptr_t>(result.data) : 0;

@@ -1,4 +1,4 @@
-// Calls whose tensors are on a GPU: results are delivered in the stream in which XLA produces the operands.
+// Calls whose tensors are on a GPU: results are delivered on the stream on which XLA produces the operands.
 #pragma once
 
 #include "native/call_status.h"
@@ -7,7 +7,7 @@
 
 namespace sirtaki::bindings {
 
-// Blocks until the operations are launched on the GPU, and the stream waits for them.
+// Blocks until the operations are launched on the GPU and the stream waits for them.
 CallStatus run_on_stream(srt_context* context, const XlaCallFrame& frame, XlaCall call);
 
 }  // namespace sirtaki::bindings

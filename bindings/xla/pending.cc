@@ -55,7 +55,7 @@ uintptr_t XlaPending::allocate(void* user, const srt_tensor* output) {
   return reinterpret_cast<uintptr_t>(tensor.elsewhere.get());
 }
 
-// Notes a failure. Only the first one counts; the last hook reads it.
+// Records a failure. Only the first one counts; the last hook reads it.
 void XlaPending::note(const CallStatus& failure) {
   if (!has_failed_.exchange(true, std::memory_order_relaxed)) failure_ = failure;
 }

@@ -17,7 +17,7 @@ XlaError* to_xla(const XlaApi& api, const CallStatus& status);
 
 class XlaPending {
  public:
-  // Queues the requests of a call. Afterwards either XLA waits for `future`, or the status says why not.
+  // Queues the requests of a call. On success XLA waits for `future`.
   static CallStatus start(srt_context* context, const XlaApi& api, XlaCall call, XlaFuture*& future);
 
  private:
