@@ -1,5 +1,5 @@
-// The state that callers and the driver share, under one lock: the driver takes it once per plan, a caller once per
-// call.
+// The state that callers and the driver share, under one lock, which the driver takes once per plan and a caller once
+// per call.
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@ struct CallerState {
 
   // Ends an operation that cannot take place. After a refused join this rank may submit again.
   void end_refused(Ticket ticket, const Status& status);
-  // Ends in this way all that is not part of a plan.
+  // Ends all operations that are not part of a plan in the same way.
   void end_unplanned(const Status& status);
   // Returns the name of the oldest operation that is not part of a plan; "" if there is none.
   std::string oldest_unplanned();
@@ -26,7 +26,7 @@ struct CallerState {
   Observer observer;
   HandleTable handles;
   ProcessSetTable sets;
-  std::vector<Ticket> submitted;  // opened handles that the driver has yet to take, in order
+  std::vector<Ticket> submitted;  // opened handles that the driver has not taken yet, in order
   int64_t submitted_bytes = 0;
 };
 

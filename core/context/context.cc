@@ -12,8 +12,8 @@ int32_t give(const std::vector<T>& values, T* out, int32_t capacity) {
   return static_cast<int32_t>(values.size());
 }
 
-constexpr Nanoseconds longest_farewell = seconds(2);  // for communicators, whose other ranks may shut down later
-constexpr Nanoseconds longest_attempt = microseconds(200);  // as long as it takes to wake threads, there and back
+constexpr Nanoseconds longest_farewell = seconds(2);  // for communicators, which other ranks may close later
+constexpr Nanoseconds longest_attempt = microseconds(200);  // about the time to wake a thread and be woken by it
 constexpr int64_t most_attempted_elements = 16'384;
 constexpr int32_t most_attempted_requests = 16;
 
@@ -26,7 +26,8 @@ bool has_memory_on_gpu(const srt_request& request) {
          moves_tensors(static_cast<Kind>(request.kind));
 }
 
-// Returns whether a request can end within a moment if all ranks are there. make_entry() rejects invalid ones later.
+// Returns whether a request is small enough to end almost at once if all ranks have submitted it. make_entry()
+// rejects invalid requests later.
 bool is_small(const srt_request& request) {
   if (names_gpu(request)) return false;
   int64_t elements = 1;
@@ -112,7 +113,7 @@ Status Context::enqueue(const srt_request* requests, int32_t count, Ticket* out,
     SIRTAKI_TRY(open_all(submission, {rank_, size_, *state}));
     hint = intake_->queue(out, count, *state);
   }
-  // The engine's thread calls hooks; a world of one starts it only now.
+  // The engine's thread calls hooks; a world of one rank starts it only now.
   const bool has_hook = std::any_of(requests, requests + count,
                                     [](const srt_request& request) { return request.on_complete != nullptr; });
   if (has_hook) std::call_once(thread_started_, [this] { loop_->start_thread(); });
@@ -145,7 +146,7 @@ Status Context::mark_inputs(Submission& submission) {
   std::vector<GpuEventPtr>& inputs = submission.inputs;
   for (int32_t i = 0; i < submission.count; ++i) {
     const srt_request& request = submission.requests[i];
-    // A joining rank without such a GPU takes part without NCCL.
+    // A joining rank that cannot use the GPU takes part without NCCL.
     if (names_gpu(request) && request.kind == SRT_JOIN) std::ignore = gpu_.choose(request.device);
     if (!has_memory_on_gpu(request)) continue;
     SIRTAKI_TRY(gpu_.choose(request.device));
@@ -160,7 +161,7 @@ Status Context::mark_inputs(Submission& submission) {
   return Status::ok();
 }
 
-// Aborts the rank, because a GPU has failed under the caller.
+// Aborts the rank, because a GPU has failed during a call.
 Status Context::give_up(const Status& status) {
   abort(status.text());
   return status;
@@ -307,7 +308,7 @@ void Context::shutdown(Nanoseconds timeout) {
   timeline_.stop();
 }
 
-// Queues a barrier of the ranks that shut down if operations are in flight; otherwise returns 0.
+// Queues a barrier of the ranks that are shutting down if operations are in flight; otherwise returns 0.
 Ticket Context::meet_at_the_end() {
   {
     const Access state(state_);
@@ -327,7 +328,8 @@ Ticket Context::meet_at_the_end() {
   return enqueue(&request, 1, &ticket).is_ok() ? ticket : 0;  // a joined rank, for example, takes part in nothing
 }
 
-// Closes what the parent's peers watch, and no more: only this thread exists, and any lock may be held for ever.
+// Closes only the descriptors that the parent's peers watch: no other thread exists, and any lock may be held for
+// ever.
 void Context::fork_child() {
   forked_ = true;
   if (loop_) loop_->forked();

@@ -20,7 +20,7 @@ class Context {
   static Status create(const Config& config, const srt_topology& topology, std::unique_ptr<Context>& out);
   ~Context();
 
-  // Before start().
+  // Functions to be called before start().
   Status link_socket(int32_t peer, int fd);
   Status link_tls(int32_t peer, int fd, std::unique_ptr<TlsSession>& session);  // takes ownership of both on success
   Status link_memory(const srt_memory& memory);
@@ -28,7 +28,8 @@ class Context {
   Status watch_stack(const srt_stack_source& source);
   Status start();
 
-  // The caller's next step after enqueue(). One that waits at once needs neither timer nor thread.
+  // The caller's next step after enqueue(). A caller that waits at once needs neither the timer nor the engine's
+  // thread.
   enum class WaitMode { leave, wait_at_once, attempt };
   Status enqueue(const srt_request* requests, int32_t count, Ticket* out, WaitMode wait_mode = WaitMode::leave);
   // Enqueues for callers that have hooks and must not wait. Small operations may have ended on return (`have_ended`);
@@ -51,10 +52,10 @@ class Context {
   void abort(std::string reason);
   void shutdown(Nanoseconds timeout);
   void fork_child();
-  // Why the context is dead; "" and ok while it is alive. For any thread.
+  // The reason why the context is dead; "" and ok while it is alive. Callable from any thread.
   const char* death_text() const { return failure_ ? failure_->text() : ""; }
   AbortNotice death() const { return failure_ && !forked_ ? failure_->notice() : AbortNotice(); }
-  // Whether an operation has failed because a rank that it needs had finished; the context stays alive.
+  // Returns whether an operation has failed because a rank that it needs had finished; the context stays alive.
   bool has_missed_peer();
   Status start_timeline(const char* path, bool marks_decisions);
   void stop_timeline() {
@@ -62,7 +63,7 @@ class Context {
   }
   void statistics(srt_statistics& out, srt_lateness* by_rank);
 
-  // Returns an error where no operation may be called: before start, after shutdown, in a forked child.
+  // Returns an error when no operation may be submitted: before start, after shutdown, and in a forked child.
   Status usable() const;
 
  private:
@@ -73,7 +74,7 @@ class Context {
   Status give_up(const Status& status);
   Status mark_inputs(Submission& submission);
   bool is_started() const { return shutdown_ != nullptr; }
-  // The gate of all that looks something up: a forked child takes no lock, because the thread that holds it may not
+  // Runs `read` with the caller state locked. A forked child takes no lock, because the thread that holds it may not
   // exist there.
   template <typename Result, typename Read>
   Result read(Result in_forked_child, Read read) {
@@ -104,7 +105,7 @@ class Context {
   SharedCallerState state_;
   std::unique_ptr<LocalPeers> local_peers_;
   std::vector<std::unique_ptr<Backend>> extra_backends_;
-  GpuBackend* gpu_backend_ = nullptr;  // nullptr where another backend was added for GPUs
+  GpuBackend* gpu_backend_ = nullptr;  // nullptr if another backend was added for GPUs
   std::unique_ptr<Negotiation> negotiation_;
   std::unique_ptr<Execution> execution_;
   std::unique_ptr<EventWaiter> event_waiter_;

@@ -1,4 +1,4 @@
-// The start of a rank: its links, its parts, and how it moves data.
+// The start of a rank: its links, its parts and its backends.
 #include <algorithm>
 
 #include "base/machine.h"
@@ -13,8 +13,8 @@
 namespace sirtaki {
 namespace {
 
-// Returns the chunk size of links: the same on all hosts, whatever their caches. Larger chunks save little, and arrive
-// later.
+// Returns the chunk size of links, which is the same on all hosts, whatever their caches. Larger chunks save little
+// and arrive later.
 int64_t chunk_bytes_of_links(const Config& config) {
   constexpr int64_t usual = 512 << 10;
   const int64_t wish = config.integer(Knob::chunk_bytes);
@@ -42,7 +42,7 @@ Status Context::link_tls(int32_t peer, int fd, std::unique_ptr<TlsSession>& sess
   return Status::ok();
 }
 
-// Adds the links. Between two hosts they are encrypted exactly if the setting asks for it: nothing falls back to
+// Adds the links. Links between hosts are encrypted if and only if the setting requires it; there is no fallback to
 // plain text.
 Status Context::add_socket_links() {
   const bool encrypts = config_.integer(Knob::encrypt) != 0;
@@ -127,7 +127,7 @@ void Context::start_engine() {
   if (size_ > 1) std::call_once(thread_started_, [this] { loop_->start_thread(); });
 }
 
-// Adds the backends, in the order in which they are asked.
+// Adds the backends; the first one that serves a transfer runs it.
 void Context::add_backends() {
   Executor& executor = execution_->executor();
   const bool others_serve_gpus = !extra_backends_.empty();

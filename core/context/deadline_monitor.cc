@@ -15,8 +15,8 @@
 namespace sirtaki {
 namespace {
 
-// A running coordinator asks the missing ranks after stall_report, and every rank sees that question; its silence is
-// noticed when they would have answered.
+// The time beyond stall_report after which the coordinator counts as silent: a running coordinator asks the missing
+// ranks after stall_report, every rank sees that question, and the answers are due by then.
 constexpr Nanoseconds coordinator_grace = seconds(1);
 
 bool contains(const std::vector<int32_t>& ranks, int32_t rank) {
@@ -67,7 +67,7 @@ void DeadlineMonitor::report(const Stall& stall) const {
   if (!report_file_.empty()) append_to_file(stall);
 }
 
-// Appends a line by a single write: the ranks of a job may share the file.
+// Appends a line with a single write(), because the ranks of a job may share the file.
 void DeadlineMonitor::append_to_file(const Stall& stall) const {
   JsonWriter json;
   json.begin_object().member("seconds", stall.seconds).member("process_set", stall.process_set);

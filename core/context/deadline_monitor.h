@@ -1,5 +1,5 @@
-// Detection of late ranks: turns what negotiation and execution know into log lines and, in the end, into an error.
-// Nothing waits for ever.
+// Detection of late ranks: logs stalls of negotiation and execution, and returns an error at the deadline, so that
+// nothing waits for ever.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace sirtaki {
 
-// The location of a rank, for readers of files.
+// The location of a rank, for the reports that are written to files.
 struct RankLocation {
   std::string host;
   int32_t pid;
@@ -31,12 +31,13 @@ class DeadlineMonitor {
  public:
   DeadlineMonitor(const DeadlineMonitorParts& parts, const Config& config);
 
-  // Reports a stall once per host, by its lowest rank that is not late itself: in words, and as JSON if a file is set.
+  // Reports a stall once per host, by its lowest rank that is not late itself: in the log, and as JSON if a file is
+  // set.
   void report(const Stall& stall) const;
 
-  // Checks the deadlines. Returns why the job is given up, and because of which rank, when one has passed.
-  // `oldest_waiting` names what waits for a Decision ("": nothing); it is called only where the coordinator is silent,
-  // for it goes through all that is in flight.
+  // Checks the deadlines. If one has passed, returns the reason and the responsible rank. `oldest_waiting` returns
+  // the name of the oldest operation that waits for a Decision ("": none); it is called only if the coordinator is
+  // silent, because it scans all operations in flight.
   std::optional<AbortNotice> check(Nanoseconds now, const Execution& execution, Executor& executor,
                                    const Negotiation& negotiation, const std::function<std::string()>& oldest_waiting);
 
@@ -55,8 +56,8 @@ class DeadlineMonitor {
   Nanoseconds stall_report_, progress_deadline_, stall_deadline_;
   Nanoseconds next_progress_line_ = 0, next_coordinator_line_ = 0;
   uint64_t stuck_plan_ = 0;
-  Nanoseconds asked_at_ = 0;  // when the coordinator was sent a report that it has not answered
-  bool has_logged_silence_ = false;  // whether the coordinator's silence was logged
+  Nanoseconds asked_at_ = 0;  // time of the report that the coordinator has not answered
+  bool has_logged_silence_ = false;  // the coordinator's silence was logged
 };
 
 }  // namespace sirtaki

@@ -14,7 +14,7 @@ AbortNotice EngineFailure::blame(const Status& status) const {
   return {{status.code(), format("%s failed: %s", parts_.own.name().c_str(), status.text())}, parts_.own.rank};
 }
 
-// Publishes a failure in the host's shared memory. Returns the host's first: another rank may have been quicker.
+// Publishes a failure in the host's shared memory. Returns the host's first failure, which may be another rank's.
 AbortNotice EngineFailure::agree_with_host(const AbortNotice& notice) const {
   LocalPeers& peers = *parts_.own.local_peers;
   peers.write_abort({true, notice.status.code(), notice.origin, notice.status.text(), notice.decision});
@@ -39,7 +39,8 @@ void EngineFailure::fail(const AbortNotice& notice, AbortScope scope, Nanosecond
 
 void EngineFailure::fail(const Status& status, Nanoseconds now) { fail(blame(status), AbortScope::everyone, now); }
 
-// The interrupted iteration has freed its memory, so there is usually room for the text for all ranks.
+// Fails the context. The interrupted iteration has freed its memory, so there is usually room for a message to all
+// ranks.
 void EngineFailure::fail_without_memory(Nanoseconds now) {
   try {
     return fail(Status(SRT_OUT_OF_MEMORY, "there is no memory left"), now);

@@ -12,7 +12,8 @@
 
 namespace sirtaki {
 
-// The ranks to notify of a failure: none if this rank leaves in good order; its host if all are notified anyway.
+// The ranks to notify of a failure: none if this rank leaves in good order; only its host if all ranks are notified
+// anyway.
 enum class AbortScope { nobody, host, everyone };
 
 struct EngineFailureParts {
@@ -27,14 +28,14 @@ class EngineFailure {
  public:
   explicit EngineFailure(const EngineFailureParts& parts);
 
-  // For any thread, without a lock: what is written before `has_happened_` does not change any more.
+  // Callable from any thread without a lock: members written before `has_happened_` do not change any more.
   bool has_happened() const { return has_happened_.load(std::memory_order_acquire); }
   AbortNotice notice() const { return has_happened() ? notice_ : AbortNotice(); }  // ok while the context is alive
   const char* text() const { return has_happened() ? notice_.status.text() : ""; }
 
-  // For the driver. Later failures change nothing.
+  // Records a failure and notifies the ranks in `scope`; later failures change nothing. For the driver.
   void fail(const AbortNotice& notice, AbortScope scope, Nanoseconds now) REQUIRES(driving);
-  // Fails because of this rank, or of the status' culprit.
+  // Fails and names this rank, or the status' culprit, as the cause.
   void fail(const Status& status, Nanoseconds now) REQUIRES(driving);
   void fail_without_memory(Nanoseconds now) REQUIRES(driving);
   // Ends all operations once no transfer uses their memory any more.
@@ -46,7 +47,7 @@ class EngineFailure {
   AbortNotice agree_with_host(const AbortNotice& notice) const;
 
   EngineFailureParts parts_;
-  const AbortNotice no_memory_;  // made in advance, for when nothing can be allocated
+  const AbortNotice no_memory_;  // allocated in advance, for failures without free memory
   std::atomic<bool> has_happened_{false};
   AbortNotice notice_;
   bool has_ended_all_ GUARDED_BY(driving) = false;

@@ -15,7 +15,7 @@ EngineLoop::~EngineLoop() {
 void EngineLoop::start_thread() {
   sigset_t all, before;
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are handled by the program's own threads
   thread_ = std::thread([this] { run(); });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
@@ -28,7 +28,7 @@ void EngineLoop::stop_thread() {
 }
 
 bool EngineLoop::wait(Condition done, Nanoseconds deadline) {
-  parts_.event_waiter.set_timer(never);  // before the flush, which then covers whatever the timer was for
+  parts_.event_waiter.set_timer(never);  // before the flush, which covers what the timer was set for
   parts_.intake.want_flush();
   for (;;) {
     if (parts_.role.try_take()) {
@@ -39,7 +39,7 @@ bool EngineLoop::wait(Condition done, Nanoseconds deadline) {
     if (done(*state)) return true;
     const Nanoseconds left = deadline == never ? seconds(1) : deadline - now();
     if (left <= 0) return false;
-    parts_.event_waiter.wake();  // a sleeping driver has a flush to make
+    parts_.event_waiter.wake();  // the driver may sleep, and has to flush
     state->handles.wait(state, std::min(left, milliseconds(100)));
     if (done(*state)) return true;
   }
@@ -55,7 +55,7 @@ void EngineLoop::poll() {
 
 bool EngineLoop::drive(Condition done, Nanoseconds deadline, bool is_engine) {
   parts_.event_waiter.set_attention(Attention::awake);
-  if (is_engine) parts_.peer_monitor.check_soon();  // to see what has woken its thread
+  if (is_engine) parts_.peer_monitor.check_soon();  // to find out what has woken the thread
   Nanoseconds moment = now(), busy_at = 0;
   for (bool look = true;;) {
     const bool was_in_operation = parts_.iteration.is_in_operation();
@@ -87,12 +87,12 @@ bool EngineLoop::drive(Condition done, Nanoseconds deadline, bool is_engine) {
   }
 }
 
-// Returns whether a driver that has seen nothing move since `busy_at` polls again at once.
+// Returns whether a driver that has made no progress since `busy_at` polls again at once.
 bool EngineLoop::polls(Nanoseconds moment, Nanoseconds busy_at, bool is_engine) const {
   const bool in_operation = parts_.iteration.is_in_operation();
   const Nanoseconds patience = polling_.patience(in_operation);
   if (parts_.iteration.device_awaited_for(moment) >= patience) return false;
-  // Native callers wait for their hooks; a caller whose hook has just run soon submits its next operation.
+  // Native callers wait for their hooks; a caller whose hook has just run will soon submit its next operation.
   const bool for_hooks =
       is_engine && (parts_.signals.hooks.load(std::memory_order_relaxed) > 0 || moment - hooked_at_ < patience);
   return (!is_engine || for_hooks || in_operation) && moment - busy_at < patience;
@@ -110,7 +110,7 @@ Nanoseconds EngineLoop::relax(Nanoseconds moment, Nanoseconds idle_for, bool is_
   return after;
 }
 
-// Sleeps in a caller's thread, unless work has arrived before the peers could see that it sleeps. Returns the time.
+// Sleeps in a caller's thread, unless work arrived before the peers could see that it sleeps. Returns the time.
 Nanoseconds EngineLoop::sleep(Nanoseconds deadline, Nanoseconds moment) {
   parts_.event_waiter.set_attention(Attention::waiter_sleeps);
   if (!parts_.iteration.must_run_again())
@@ -120,12 +120,12 @@ Nanoseconds EngineLoop::sleep(Nanoseconds deadline, Nanoseconds moment) {
   return now();
 }
 
-// Gives up the driver's role. Another caller that waits, else the engine's thread, continues with what is left.
+// Gives up the driver's role. Another waiting caller, or else the engine's thread, takes over the remaining work.
 void EngineLoop::leave() {
   if (parts_.local_peers) parts_.local_peers->ring_all();
   parts_.event_waiter.set_attention(parts_.iteration.is_busy() ? Attention::engine_sleeps : Attention::idle);
-  // Reports held for late ranks need the engine later. A thread that submits after the check of submissions below arms
-  // the timer anew.
+  // Reports held for late ranks need the engine later. A thread that submits after the check for submissions below
+  // arms the timer again.
   if (parts_.negotiation.relay_due() != never)
     parts_.event_waiter.set_timer(std::max<Nanoseconds>(parts_.negotiation.next_due() - now(), 1));
   const bool work_left = parts_.iteration.has_work_left(now());
@@ -145,11 +145,11 @@ void EngineLoop::run() {
   }
 }
 
-// Drives if no caller does. Returns until when the engine's thread may sleep.
+// Drives unless a caller does. Returns the time until which the engine's thread may sleep.
 Nanoseconds EngineLoop::drive_if_free() {
   if (parts_.role.try_take()) return drive_in_thread();
   parts_.event_waiter.disarmed();
-  if (parts_.role.try_take()) return drive_in_thread();  // the driver may have left before it could see the flag
+  if (parts_.role.try_take()) return drive_in_thread();  // the former driver may have left before it saw the flag
   return now() + Iteration::longest_sleep;
 }
 

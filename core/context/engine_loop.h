@@ -1,7 +1,7 @@
 // The engine's loop: which thread drives it, when the driver polls, when it sleeps, and how it hands over the role.
 //
-// A driver polls while progress is expected soon, then sleeps; one that leaves hands the work on. A caller that waits
-// drives by itself, so that a small synchronous operation needs no other thread.
+// A driver polls while progress is expected soon, then sleeps; a driver that leaves hands its work over. A caller
+// that waits drives the loop itself, so that a small synchronous operation needs no other thread.
 #pragma once
 
 #include <atomic>
@@ -33,13 +33,13 @@ class EngineLoop {
   void start_thread();
   void stop_thread();
 
-  // Returns whether a wait is over.
+  // A predicate: whether a wait is over.
   using Condition = FunctionRef<bool(CallerState&)>;
-  // Drives, or waits for the current driver, until `done` or the deadline. Returns whether it is done.
+  // Drives, or waits for the current driver, until `done` or the deadline. Returns whether `done` holds.
   bool wait(Condition done, Nanoseconds deadline);
   void poll();  // runs one iteration if no thread drives
 
-  // Runs native callers' hooks, without any lock that callers take. Returns whether there were any.
+  // Runs the hooks of native callers, without holding any lock that callers take. Returns whether there were any.
   bool run_hooks();
 
   void forked() { is_forked_ = true; }

@@ -12,7 +12,7 @@
 namespace sirtaki {
 namespace {
 
-// The subject of an event of `sources_`: a kind in the upper half, a slot or rank in the lower.
+// The source of an event in `sources_`: a kind in the upper half, a slot or rank in the lower.
 enum Tag : uint64_t { tag_timer = uint64_t{1} << 32, tag_local_peer = uint64_t{2} << 32, tag_link = uint64_t{3} << 32 };
 
 bool add(int epoll, int fd, uint32_t events, uint64_t tag) {
@@ -61,7 +61,7 @@ Status EventWaiter::open() {
   return Status::ok();
 }
 
-// Watches a descriptor. Links are edge-triggered: a pass reads what it can use, and leaves bytes of later plans.
+// Watches a descriptor. Links are edge-triggered, because an iteration may leave bytes of later plans unread.
 Status EventWaiter::watch(int fd, uint32_t events, uint64_t tag) {
   return add(sources_.get(), fd, events, tag) ? Status::ok() : refused("epoll_ctl");
 }
@@ -143,7 +143,7 @@ EventWaiter::WakeEvents EventWaiter::take_events() {
     }
     if (kind == tag_local_peer) {
       const bool polite = local_peers_->has_finished(slot);
-      local_peers_->stop_watching(slot);  // one of its two descriptors is enough to know
+      local_peers_->stop_watching(slot);  // the first event of its two descriptors is enough
       if (!polite) found.deaths.push_back(slot);
     }
     if (kind == tag_link) found.of_links = true;

@@ -1,7 +1,7 @@
 // The wait of a rank that has nothing to do: on doorbells, sockets, a timer and the exit of its local peers.
 //
-// Two threads may wait, each with a doorbell of its own: the engine's, and a caller's that drives the engine while it
-// waits. The thread responsible for progress is named in this rank's attention word, and peers ring its doorbell.
+// Two threads may wait, each on its own doorbell: the engine's thread, and a caller's that drives the engine while it
+// waits. This rank's attention word names the thread responsible for progress, and peers ring its doorbell.
 #pragma once
 
 #include <atomic>
@@ -22,30 +22,30 @@ class EventWaiter {
   Status open();
   void close();  // in a forked child
 
-  // Publishes how deep a sleep begins; afterwards the caller checks once more whether there is work.
+  // Publishes the depth of the coming sleep; afterwards the caller must check for work once more.
   void set_attention(Attention attention);
   Attention attention() const;
 
-  // Block until a doorbell rings, a descriptor is ready or the time comes (`never`: no limit). The engine's
+  // Block until a doorbell rings, a descriptor is ready or `until` has passed (`never`: no limit). The engine's
   // descriptors are one-shot.
   void engine_sleep(Nanoseconds until);
   void waiter_sleep(Nanoseconds until);
 
-  // Marks the engine's descriptors as fired; rearm() arms them again when the driver is done.
+  // Records that the engine's descriptors have fired; rearm() arms them again when the driver is done.
   void disarmed() { disarmed_.store(true, std::memory_order_seq_cst); }
   void rearm();
 
-  // Wakes the thread responsible in this process; does nothing if a thread polls.
+  // Wakes the thread of this process that is responsible for progress; does nothing if a thread polls.
   void wake();
   void ring_engine();
 
-  // Sets the timer of the report window, at which the engine wakes. `never` disarms it.
+  // Sets the timer of the report window, which wakes the engine. `never` disarms it.
   void set_timer(Nanoseconds delay);
 
-  // The events of the descriptors since the last look; cheap if there are none. Each is reported once: the caller must
-  // act.
+  // Returns the events of the descriptors since the last call; cheap if there are none. Each is reported once, so the
+  // caller must act on it.
   struct WakeEvents {
-    bool of_links = false;   // bytes may be there to be read, or room to write
+    bool of_links = false;   // links may have become readable or writable
     std::vector<int> deaths;  // slots of dead local peers
   };
   WakeEvents take_events();
@@ -57,7 +57,7 @@ class EventWaiter {
   LocalPeers* local_peers_;
   const Links& links_;
   Descriptor sources_, engine_, waiter_, timer_;
-  Descriptor engine_bell_, waiter_bell_;  // duplicates of those that the local peers know
+  Descriptor engine_bell_, waiter_bell_;  // duplicates of the descriptors that the local peers ring
   std::atomic<bool> disarmed_{false}, timer_set_{false};
   std::atomic<uint32_t> own_attention_{0};  // without shared memory
 };

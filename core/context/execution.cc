@@ -62,7 +62,7 @@ Status Execution::make_transfer(const Plan& plan, Transfer& transfer) {
   for (const PlannedTensor& tensor : plan.tensors) {
     Status status;
     const TensorShare share{tensor, take_entry(tensor, status)};
-    if (status.is_ok() && share.entry) transfer.device = share.entry->signature->device;  // each rank numbers its own
+    if (status.is_ok() && share.entry) transfer.device = share.entry->signature->device;  // numbered by each rank
     if (!status.is_ok()) return status;
     const KindTraits& kind = traits(plan.kind);
     if (kind.is_of_a_pair) add_sent(share, transfer);
@@ -83,7 +83,7 @@ HandleEntry* Execution::take_entry(const PlannedTensor& tensor, Status& status) 
   return entry;
 }
 
-// Adds a whole tensor. Plan and request are equal, but a joined rank has no tensor.
+// Adds a whole tensor, which is the same in plan and request. A joined rank has no memory for it.
 void Execution::add_whole(const TensorShare& share, Transfer& transfer) {
   const int64_t bytes = share.tensor.signature->bytes();
   transfer.buffer.add(share.input(), share.output(), bytes);
@@ -106,7 +106,7 @@ void Execution::add_scattered(const TensorShare& share, Transfer& transfer) {
   }
 }
 
-// Allocates the output, once its number of rows is known.
+// Allocates the output, now that its number of rows is known.
 Status Execution::allocate(const TensorShare& share, int64_t rows) {
   if (!share.entry) return Status::ok();
   HandleEntry& entry = *share.entry;
@@ -205,7 +205,7 @@ Status Execution::advance(Nanoseconds now, bool& moved) {
   return status;
 }
 
-// Records launch events and wakes waiters: a caller that waits on a stream need not wait for more.
+// Records launch events and wakes waiters: a caller that waits on a stream waits for nothing more.
 void Execution::note_launches() {
   const Access state(state_);
   for (const auto& [plan, event] : changes_.launched)

@@ -1,5 +1,5 @@
-// Execution of plans: makes each a transfer, with this rank's memory, hands it to the executor, and ends its handles
-// when it is done.
+// Execution of plans: turns each plan into a transfer with this rank's memory, passes it to the executor, and ends
+// its handles when it is done.
 #pragma once
 
 #include <unordered_map>
@@ -21,7 +21,7 @@ class Execution {
 
   Executor& executor() { return executor_; }
 
-  // Fails when this rank cannot take part any more (no memory); the caller then fails the context.
+  // Fails if this rank cannot take part any more (no memory); the caller then fails the context.
   Status start(const Plan& plan, Nanoseconds now);
   Status advance(Nanoseconds now, bool& moved);
 
@@ -36,7 +36,7 @@ class Execution {
     TransferTimes times = {};
   };
 
-  // A tensor of a plan, and this rank's entry for it; nullptr where the rank has joined.
+  // A tensor of a plan, and this rank's entry for it; nullptr if the rank has joined.
   struct TensorShare {
     const PlannedTensor& tensor;
     HandleEntry* entry;
@@ -44,7 +44,7 @@ class Execution {
     uint8_t* output() const { return entry ? reinterpret_cast<uint8_t*>(entry->output) : nullptr; }
   };
 
-  // Makes a plan a transfer. Fails when there is no memory.
+  // Turns a plan into a transfer. Fails if there is no memory.
   Status make_transfer(const Plan& plan, Transfer& transfer);
   HandleEntry* take_entry(const PlannedTensor& tensor, Status& status);
   void add_whole(const TensorShare& share, Transfer& transfer);

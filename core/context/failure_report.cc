@@ -15,7 +15,7 @@
 namespace sirtaki {
 namespace {
 
-constexpr size_t most_finished = 256;  // operations that had ended before
+constexpr size_t most_finished = 256;  // finished operations that are reported
 constexpr size_t most_unfinished = 1'000;
 
 double in_seconds(Nanoseconds time) { return static_cast<double>(time) * 1e-9; }
@@ -55,11 +55,11 @@ void FailureReport::forget() const {
   if (is_wanted()) ::unlink(path_.c_str());
 }
 
-// Writes under another name first, so that no reader sees a partial file.
+// Writes to a temporary name first, so that no reader sees a partial file.
 void FailureReport::write(const AbortNotice& why) const {
   const std::string text = describe(why), fresh = path_ + ".new";
   ::mkdir(directory_.c_str(), 0777);  // may exist already
-  ::unlink(fresh.c_str());  // in a folder that others can write to, it could be a link to any file of this user
+  ::unlink(fresh.c_str());  // in a folder that others can write to, it could be a link to any of this user's files
   const Descriptor file(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
   const bool is_written = file.is_open() &&
                           ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&

@@ -1,5 +1,5 @@
-// A JSON report of what a rank was doing when its job failed: operations in flight, earlier ones, and the program's
-// stack. The core writes it without an interpreter.
+// A JSON report of what a rank was doing when its job failed: operations in flight, finished ones, and the program's
+// stack. The core writes it without the Python interpreter.
 #pragma once
 
 #include <string>
@@ -22,7 +22,7 @@ struct FailureReportParts {
 
 class FailureReport {
  public:
-  // Without the setting dump_directory nothing is ever written.
+  // Writes nothing unless the setting dump_directory is set.
   FailureReport(const FailureReportParts& parts, const Config& config);
 
   // Removes the report of an earlier world of this rank, so that it is not mistaken for this world's.

@@ -5,7 +5,7 @@
 namespace sirtaki {
 namespace {
 
-// Returns the text with the operation's name in it once. Operations on process sets have no name of the user's.
+// Returns the text with the operation's name in it once. Operations on process sets have no user-given name.
 std::string with_name(const Signature& signature, std::string text) {
   const std::string name = "'" + signature.name + "'";
   if (changes_process_sets(signature.kind) || text.find(name) != std::string::npos) return text;
@@ -147,7 +147,7 @@ std::vector<Ticket> HandleTable::take_turns() {
 
 void HandleTable::pass_name_on(const HandleEntry& entry, Ticket handle) {
   const auto found = names_.find(key_of(*entry.signature));
-  if (found == names_.end() || found->second.handle != handle) return;  // it was still waiting for its turn
+  if (found == names_.end() || found->second.handle != handle) return;  // it was still waiting for the name
   std::vector<Ticket> behind = std::move(found->second.behind);
   names_.erase(found);  // the key points into this entry, so the next holder inserts its own
   while (!behind.empty()) {

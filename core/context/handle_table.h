@@ -27,10 +27,10 @@ struct AlignedFree {
 };
 using AlignedMemory = std::unique_ptr<void, AlignedFree>;
 
-// The stages of an operation. Each passes through them in this order, and may skip some.
+// The stages of an operation, in order. An operation may skip some.
 enum class HandleState {
   waits_for_name,  // behind another operation of its name
-  queued,          // its name is its own; it is reported and agreed on
+  queued,          // holds its name; is reported and negotiated
   planned,         // part of a plan
   finished,
 };
@@ -46,12 +46,12 @@ struct HandleEntry {
   srt_complete_hook on_complete = nullptr;
   srt_allocate_hook allocate = nullptr;
   void* user = nullptr;
-  bool is_attempted = false;    // the submitting thread still tries to complete it, without a hook
+  bool is_attempted = false;    // the submitting thread still tries to complete it without a hook
 
   uint64_t record = 0;          // the observer's record
   HandleState state = HandleState::waits_for_name;
-  bool is_freed = false;        // its name and memory are free for reuse
-  bool is_released = false;     // by its caller; a finished one is discarded
+  bool is_freed = false;        // its name and memory may be used by others
+  bool is_released = false;     // released by its caller; discarded once finished
   Status status;
   std::string error;            // the status' text, with this operation's name
   uint32_t result = 0;          // SRT_RESULT_*
@@ -61,12 +61,12 @@ struct HandleEntry {
   AlignedMemory memory;
 
   // On a GPU only.
-  GpuEventPtr ready;            // fires when the input is there
-  GpuEventPtr launched;         // fires when the operation is over; nullptr until all of it is launched
+  GpuEventPtr ready;            // fires when the input is ready
+  GpuEventPtr launched;         // fires when the operation is done; nullptr until all of it is launched
   std::unique_ptr<GpuOutput> gpu_output;
 };
 
-// A native caller's completion, to be run by the engine's own thread.
+// The completion of a native caller's operation, whose hook the engine's own thread calls.
 struct Completion {
   srt_complete_hook hook;
   void* user;
@@ -74,13 +74,13 @@ struct Completion {
   std::string error;
 };
 
-// Facts about the table that threads may read without its lock.
+// Properties of the table that threads may read without its lock.
 struct HandleSignals {
-  std::atomic<bool> has_turns{false};  // take_turns() would return something
-  std::atomic<int64_t> hooks{0};       // pending, those of operations in flight
+  std::atomic<bool> has_turns{false};  // take_turns() would return operations
+  std::atomic<int64_t> hooks{0};       // hooks of operations in flight, which have not been called
 };
 
-// The table has no lock: it is part of the CallerState, which is reached only through one.
+// A table without a lock of its own: it is part of the CallerState, whose lock protects it.
 class HandleTable {
  public:
   HandleTable(Observer& observer, HandleSignals& signals) : observer_(observer), signals_(signals) {}
@@ -100,7 +100,8 @@ class HandleTable {
   std::vector<Completion> take_completions() { return std::move(completions_); }
   bool has_completions() const { return !completions_.empty(); }
   void forget_hook(HandleEntry& entry);  // without calling it
-  // Ends an attempt. Returns true if all have ended: then no hook is called; otherwise all of their hooks are.
+  // Ends an attempt. Returns true if all operations have ended, and then no hook is called; otherwise all their hooks
+  // are.
   bool end_attempt(const Ticket* handles, int32_t count);
 
   // Names in flight. A request whose name is taken is either rejected or waits for its turn.
@@ -114,7 +115,7 @@ class HandleTable {
   using Series = std::array<int32_t, 4>;  // process set, kind, and for a send the two ranks
   int64_t next_number(const Series& series) { return numbers_[series]++ % numbers_before_wrap; }
 
-  // Waits until an operation ends or wake_waiters() is called. `access` holds the lock, which is free meanwhile.
+  // Waits until an operation ends or wake_waiters() is called. `access` holds the lock, which is released meanwhile.
   template <typename Access>
   void wait(Access& access, Nanoseconds limit) {
     ++waiters_;

@@ -7,7 +7,7 @@ namespace sirtaki {
 namespace {
 
 constexpr Nanoseconds between_looks = seconds(1);
-constexpr Nanoseconds least_limit = seconds(2);  // the system counts its probes in whole seconds
+constexpr Nanoseconds least_limit = seconds(2);  // the kernel counts its probes in whole seconds
 
 }  // namespace
 

@@ -11,15 +11,16 @@ namespace sirtaki {
 
 class Heartbeat {
  public:
-  // `limit`: the longest silence of a peer's machine that is tolerated; 0: no limit.
+  // `limit`: the longest tolerated silence of a peer's machine; 0: no limit.
   Heartbeat(const Links& links, const RankNames& names, Nanoseconds limit)
       : links_(links), names_(names), limit_(limit) {}
 
   // Returns the interval at which an idle machine is probed; 0: never.
   static Nanoseconds interval(Nanoseconds limit) { return limit / 3; }
 
-  // Checks once a second for a peer whose machine has been silent for too long. The silence must show in two checks in
-  // a row: a connection without room is probed at growing intervals, and each probe is unanswered while it travels.
+  // Checks once a second for a peer whose machine has been silent for too long. The silence must show in two checks
+  // in a row: a connection whose peer has no receive window is probed at growing intervals, and each probe is
+  // unanswered while it is in transit.
   std::optional<AbortNotice> check(Nanoseconds now);
 
  private:

@@ -1,4 +1,4 @@
-// Policy for completing an operation in the thread that submits it, before the engine's thread takes over.
+// The policy for completing an operation in the thread that submits it, before the engine's thread takes over.
 #pragma once
 
 #include <atomic>
@@ -7,9 +7,9 @@
 namespace sirtaki {
 
 // Credit for attempts. Waking the engine's thread and being woken by it takes longer than a small operation between
-// ranks that arrive together. A thread that must not wait therefore tries for about that long, as long as it pays off:
-// after three failures in a row only one operation of many is tried. One thread tries at a time; operations that others
-// submit meanwhile are independent.
+// ranks that arrive together. A thread that must not wait therefore tries to complete its operation for about that
+// long, as long as attempts succeed: after three failures in a row only one operation of many is tried. One thread
+// tries at a time; operations that other threads submit meanwhile are independent of it.
 class InlineCompletion {
  public:
   bool begin() {

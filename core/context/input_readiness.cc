@@ -16,7 +16,7 @@ void InputReadiness::flush() {
 }
 
 Status InputReadiness::take(Taken& taken) {
-  std::vector<CudaStream> busy;  // later events of these streams need no query
+  std::vector<CudaStream> busy;  // streams with an event that has not fired: their later events need no query
   size_t kept = 0;
   for (Waiting& one : waiting_) {
     bool is_ready = kept == 0;

@@ -1,5 +1,5 @@
-// Requests whose input a GPU is still computing. They are reported once it is ready, so that agreed operations can
-// begin at once: operations that wait for one another on the GPUs could deadlock.
+// Requests whose input a GPU is still computing. They are reported once the input is ready, so that agreed operations
+// can begin at once: operations that wait for one another on the GPUs could deadlock.
 #pragma once
 
 #include <vector>
@@ -12,18 +12,19 @@ namespace sirtaki {
 // A caller's request, and the event after which it may be reported.
 struct QueuedRequest {
   Request request;
-  GpuEventPtr ready;  // nullptr: at once
+  GpuEventPtr ready;  // nullptr: it may be reported at once
 };
 
 class InputReadiness {
  public:
-  // Returns whether a submission has to wait. A change of a process set, or a join, overtakes nothing.
+  // Returns whether a submission has to wait. A change of a process set, or a join, never overtakes other
+  // submissions.
   bool must_wait(const QueuedRequest& submission) const {
     return submission.ready || (!is_empty() && comes_last(submission));
   }
 
   void add(QueuedRequest submission) { waiting_.push_back({std::move(submission), false}); }
-  void flush();  // reports what waits now without delay once it is ready
+  void flush();  // reports the requests that wait now without delay once they are ready
   bool is_empty() const { return waiting_.empty(); }
   void clear() { waiting_.clear(); }
 
@@ -31,7 +32,7 @@ class InputReadiness {
     std::vector<Request> requests;  // ready ones, in the order in which they were added
     bool wants_flush = false;
   };
-  // Takes the requests that are ready. Fails when a GPU has failed.
+  // Takes the requests that are ready. Fails if a GPU has failed.
   Status take(Taken& taken);
 
  private:

@@ -39,7 +39,7 @@ bool Intake::has_work() const {
 
 bool Intake::take(Nanoseconds now, bool is_dead) {
   const bool turns = signals_.has_turns.load(std::memory_order_relaxed);
-  // Read before the submissions: a thread that wants a flush has submitted before.
+  // Read before the submissions, because a thread that wants a flush has submitted before.
   const bool flush = (flush_wanted_.load(std::memory_order_seq_cst) && flush_wanted_.exchange(false)) || turns;
   if (!turns && !has_submissions_.load(std::memory_order_seq_cst)) {
     if (flush) flush_all();

@@ -1,4 +1,4 @@
-// The way of requests from their callers to the driver, which reports them: submissions, wake-ups and flushes.
+// The path of requests from callers to the driver, which reports them: submissions, wake-ups and flushes.
 #pragma once
 
 #include <atomic>
@@ -18,27 +18,29 @@ class Intake {
   Intake(SharedCallerState& state, HandleSignals& signals, EventWaiter& event_waiter, Negotiator& negotiator,
          const Config& config);
 
-  // For callers, in any thread.
+  // Functions for callers, on any thread.
 
   // The wake-up that a submission requires if its caller does not wait at once.
   enum class WakeHint { none, arm_window, wake };
   // Queues opened handles, in order.
   WakeHint queue(const Ticket* handles, int32_t count, CallerState& state);
-  // Delivers the hint, after the state's lock is released.
+  // Delivers the hint; called after the state's lock is released.
   void deliver_hint(WakeHint hint);
-  // Makes the driver report all that is queued without delay. A caller that drives next need not wake anybody.
+  // Makes the driver report everything that is queued without delay. A caller that drives next need not wake another
+  // thread.
   void want_flush() { flush_wanted_.store(true, std::memory_order_seq_cst); }
   void flush();
   bool has_work() const;
 
-  // For the driver.
+  // Functions for the driver.
 
-  // Takes what callers have submitted; of a dead context, to forget it. Returns whether there was anything.
+  // Takes the requests that callers have submitted; discards them if the context is dead. Returns whether there were
+  // any.
   bool take(Nanoseconds now, bool is_dead) REQUIRES(driving);
-  // Submits requests whose input a GPU has completed meanwhile. Fails when a GPU has failed.
+  // Submits requests whose input a GPU has completed meanwhile. Fails if a GPU has failed.
   Status take_ready(Nanoseconds now, bool is_dead, bool& moved) REQUIRES(driving);
   bool awaits_inputs() const REQUIRES(driving) { return !input_readiness_.is_empty(); }
-  // Refuses all operations that are not part of a plan, now and later.
+  // Rejects all operations that are not part of a plan, now and later.
   void close(const Status& reason) REQUIRES(driving);
   bool is_closed() const REQUIRES(driving) { return !closed_because_.is_ok(); }
 

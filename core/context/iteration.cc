@@ -6,7 +6,7 @@
 namespace sirtaki {
 namespace {
 
-constexpr Nanoseconds shortest_look = microseconds(50), longest_look = milliseconds(1);  // between looks at a GPU
+constexpr Nanoseconds shortest_look = microseconds(50), longest_look = milliseconds(1);  // between polls of a GPU
 
 }  // namespace
 
@@ -54,7 +54,7 @@ void Iteration::act_on_events(Nanoseconds now) {
   if (!status.is_ok()) return parts_.failure.fail(status, now);
   if (!events_.outcome.fatal.is_ok())
     return parts_.failure.fail({events_.outcome.fatal, events_.outcome.culprit}, AbortScope::everyone, now);
-  if (events_.finished_above >= 0) {  // nothing is decided any more
+  if (events_.finished_above >= 0) {  // no Decision comes any more
     const std::string& who = parts_.own.name_of(events_.finished_above);
     parts_.intake.close({SRT_PEER_FINISHED, who + " has finished and cannot take part"});
   }
@@ -137,10 +137,10 @@ Nanoseconds Iteration::device_awaited_for(Nanoseconds now) const {
 Nanoseconds Iteration::next_due(Nanoseconds now) const {
   Nanoseconds due = std::min({parts_.negotiation.next_due(), parts_.peer_monitor.next_due(),
                               parts_.pending_abort.next_due(), now + longest_sleep});
-  // A device is looked at after a sixteenth of the time waited so far.
+  // A device is polled after a sixteenth of the time waited so far.
   if (const Nanoseconds waited = device_awaited_for(now); waited >= 0)
     due = std::min(due, now + std::clamp(waited / 16, shortest_look, longest_look));
-  // A full ring does not signal when it has room again; sockets do.
+  // A full ring does not signal when it has room again; a socket does.
   if (parts_.links.rings_have_outbound()) due = std::min(due, now + milliseconds(1));
   return due;
 }

@@ -1,4 +1,5 @@
-// One iteration of the engine's loop: requests go in, are negotiated and executed, and peers are watched. Never blocks.
+// One iteration of the engine's loop: takes requests, negotiates and executes them, and monitors the peers. Never
+// blocks.
 #pragma once
 
 #include "context/deadline_monitor.h"
@@ -22,25 +23,25 @@ struct IterationParts {
   ProgramStack& program_stack;
 };
 
-// For the driver only.
+// The body of the loop; for the driver only.
 class Iteration {
  public:
   static constexpr Nanoseconds longest_sleep = seconds(1);  // deadlines are checked at least this often
 
   explicit Iteration(const IterationParts& parts) : parts_(parts) {}
 
-  // Returns whether anything moved. Running out of memory in it fails the context as any other failure does.
+  // Returns whether anything moved. Running out of memory fails the context like any other failure.
   bool run(Nanoseconds now) REQUIRES(driving);
 
-  // Returns whether there is work that arrived since the last run. Called once the peers see that this rank sleeps.
+  // Returns whether work has arrived since the last run. Called once the peers can see that this rank sleeps.
   bool must_run_again() REQUIRES(driving);
   bool has_work_left(Nanoseconds now) const REQUIRES(driving);
   bool is_in_operation() const { return !parts_.execution.executor().is_idle(); }
   bool is_busy() const REQUIRES(driving) { return is_in_operation() || parts_.intake.awaits_inputs(); }
 
-  // Returns for how long nothing has moved while a device, which rings no doorbell, is awaited; -1: none is awaited.
+  // Returns for how long nothing has moved while a device is awaited, which rings no doorbell; -1: none is awaited.
   Nanoseconds device_awaited_for(Nanoseconds now) const REQUIRES(driving);
-  // Returns when run() has to be called even if nothing arrives.
+  // Returns the time at which run() must be called even if nothing arrives.
   Nanoseconds next_due(Nanoseconds now) const REQUIRES(driving);
 
  private:
@@ -48,7 +49,7 @@ class Iteration {
   bool negotiate(Nanoseconds now) REQUIRES(driving);
   void act_on_events(Nanoseconds now) REQUIRES(driving);
   void observe(Nanoseconds now) REQUIRES(driving);
-  // Applies what was negotiated. Fails when this rank cannot take part in a plan.
+  // Applies the result of the negotiation. Fails if this rank cannot take part in a plan.
   Status apply(const Outcome& outcome, Nanoseconds now) REQUIRES(driving);
   void settle_sets(const Outcome& outcome);
   StalledRankReport describe_wait();

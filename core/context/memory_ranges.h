@@ -1,5 +1,5 @@
-// The memory that operations in flight read and write. Two operations may share a storage, but no other operation may
-// read or write memory that one writes.
+// The memory that operations in flight read and write. Several operations may read the same memory, but while one
+// writes it, no other may read or write it.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ class MemoryRanges {
     bool writes() const { return output && output_bytes; }
   };
 
-  // Returns the operation whose memory `use` would collide with; 0 if none.
+  // Returns the operation in flight that conflicts with `use`; 0 if there is none.
   Ticket collision(const Use& use) const;
   void add(Ticket handle, const Use& use);
   void remove(Ticket handle, const Use& use);
@@ -35,7 +35,7 @@ class MemoryRanges {
   static void erase(Ranges& ranges, uintptr_t begin, Ticket handle);
 
   Ranges reads_, writes_;
-  int64_t longest_ = 0;  // bytes of the longest range so far: how far before a point an overlap can begin
+  int64_t longest_ = 0;  // bytes of the longest range so far: an overlap begins at most this far before an address
 };
 
 }  // namespace sirtaki

@@ -87,7 +87,7 @@ Status Negotiation::take_frames(const Links::PeerLink& entry, Nanoseconds now, N
       if (!link.receive()) break;
       continue;
     }
-    if (frame->header.kind == FrameKind::data) break;  // for an operation that runs, or will run
+    if (frame->header.kind == FrameKind::data) break;  // for an operation that is running or will run
     SIRTAKI_TRY(take_frame(entry, *frame, now, events));
     link.pop();
     events.moved = true;
@@ -131,7 +131,7 @@ Status Negotiation::take_frame(const Links::PeerLink& entry, const Frame& frame,
           format("rank %d sent a frame of kind %d that it may not send", peer, static_cast<int>(frame.header.kind))};
 }
 
-// Merges a child's report. Besides the coordinator, exactly the ranks that others report to have a relay.
+// Merges a child's report. Apart from the coordinator, exactly the ranks that have children have a relay.
 Status Negotiation::take_report(int32_t peer, const Frame& frame, Nanoseconds now) {
   const Child& from = *child(peer);
   const bool is_aggregate = frame.header.kind == FrameKind::aggregate;
@@ -144,7 +144,7 @@ Status Negotiation::take_report(int32_t peer, const Frame& frame, Nanoseconds no
   return blame(names_, peer, status);
 }
 
-// Applies a Decision. It is forwarded first, because the ranks below wait for it, too.
+// Applies a Decision. It is forwarded first, because the ranks of the subtree wait for it, too.
 Status Negotiation::take_decision(std::span<const uint8_t> decision, Nanoseconds now, NegotiationEvents& events) {
   heard_ = now;
   events.has_decided = true;
@@ -156,7 +156,8 @@ Status Negotiation::take_decision(std::span<const uint8_t> decision, Nanoseconds
   return negotiator_->apply(decision, events.outcome);
 }
 
-// Handles a goodbye. It counts on the link that carried what comes before it: the peer's data, or its Decisions.
+// Handles a goodbye. It counts on the link whose last frame it is: that of the peer's data for operations, that to
+// the parent for Decisions.
 void Negotiation::take_goodbye(const Links::PeerLink& entry, NegotiationEvents& events) {
   if (!entry.is_ring || !links_.data(entry.peer)) finished_[static_cast<size_t>(entry.peer)] = true;
   if (entry.link.get() != parent_) return;
@@ -176,7 +177,7 @@ const Negotiation::Child* Negotiation::child(int32_t rank) const {
   return found != children_.end() && found->rank == rank ? &*found : nullptr;
 }
 
-// Reports what is due. A question that crossed this rank's goodbye is not answered any more.
+// Reports what is due. A question that crosses this rank's goodbye remains unanswered.
 Status Negotiation::report(Nanoseconds now, NegotiationEvents& events) {
   if (has_left_ || negotiator_->report_due() > now) return Status::ok();
   scratch_.clear();
@@ -189,7 +190,7 @@ Status Negotiation::report(Nanoseconds now, NegotiationEvents& events) {
   return Status::ok();
 }
 
-// Reports on behalf of the ranks below.
+// Reports for the ranks of the subtree.
 void Negotiation::relay(Nanoseconds now, NegotiationEvents& events) {
   if (!relay_ || relay_->report_due() > now) return;
   scratch_.clear();
@@ -232,7 +233,7 @@ Nanoseconds Negotiation::next_due() const {
   return std::min(negotiator_->report_due(), coordinator_ ? coordinator_->next_deadline() : relay_due());
 }
 
-// Sends this rank's goodbye to the negotiation. This rank made the bytes itself, so merging them succeeds.
+// Sends this rank's goodbye into the negotiation. This rank has written the bytes itself, so merging them succeeds.
 void Negotiation::leave(Nanoseconds now) {
   if (std::exchange(has_left_, true)) return;
   scratch_.clear();

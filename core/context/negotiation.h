@@ -1,5 +1,5 @@
-// Ties the negotiation's state machines to the links: reports go up to the coordinator, through leaders where ranks are
-// on several hosts, and Decisions come down.
+// The connection between the state machines of the negotiation and the links: reports go up to the coordinator,
+// through leaders if the ranks are on several hosts, and Decisions come down.
 #pragma once
 
 #include <memory>
@@ -19,19 +19,19 @@ namespace sirtaki {
 
 constexpr int32_t coordinator_rank = 0;
 
-// The reason why the job was given up, as sent from the first rank that noticed to all others.
+// The reason why the job was given up, as sent by the first rank that noticed to all others.
 struct AbortNotice {
   Status status;
-  int32_t origin = 0;  // the rank that caused it: the one that failed, was lost or is late
-  uint64_t decision = 0;  // acted on after this Decision, whose refusals may be why the origin gave up
+  int32_t origin = 0;  // the rank that caused it: it failed, was lost or is late
+  uint64_t decision = 0;  // the abort takes effect after this Decision, whose refusals may be its cause
 };
 
-// The results of one pass.
+// The results of one call of pass().
 struct NegotiationEvents {
   Outcome outcome;
   std::optional<AbortNotice> abort;
   std::vector<int32_t> lost;  // ranks whose link ended without a goodbye
-  int32_t finished_above = -1;  // a rank on the path to the coordinator, or the coordinator, that has left
+  int32_t finished_above = -1;  // the coordinator, or a rank on the path to it, that has left; -1: none
   bool has_reported = false;  // Negotiator::reported() has the details
   bool has_decided = false;  // a Decision was applied
   bool moved = false;
@@ -63,7 +63,7 @@ class Negotiation {
   // Receives frames, makes and applies reports and Decisions, sends frames. Never blocks.
   Status pass(Nanoseconds now, NegotiationEvents& events);
 
-  // Returns when pass() has to be called even if nothing arrives; relay_due(): because of what is held for other ranks.
+  // Returns when pass() must be called even if nothing arrives; relay_due(): because of reports held for other ranks.
   Nanoseconds next_due() const;
   Nanoseconds relay_due() const { return relay_ ? relay_->report_due() : never; }
 
@@ -77,7 +77,7 @@ class Negotiation {
   // Returns the ranks that receive Decisions through this one, itself among them.
   const std::vector<int32_t>& subtree() const { return subtree_; }
 
-  // Ends this rank's part in operations, but continues to serve the ranks of its subtree.
+  // Ends this rank's part in operations; it continues to serve the ranks of its subtree.
   void leave(Nanoseconds now);
   void send_abort(const AbortNotice& notice, Nanoseconds now);
   Nanoseconds heard_from_coordinator() const { return heard_; }

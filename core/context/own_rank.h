@@ -1,4 +1,4 @@
-// This rank and the others, as messages name them, and its peers in shared memory.
+// This rank, the names of all ranks for messages, and this rank's local peers.
 #pragma once
 
 #include <string>

@@ -6,7 +6,7 @@ namespace sirtaki {
 namespace {
 
 constexpr Nanoseconds between_checks = milliseconds(50);  // of deadlines and local peers, while busy
-constexpr Nanoseconds last_words = milliseconds(200);     // time to wait for a lost rank's own reason
+constexpr Nanoseconds last_words = milliseconds(200);     // time to wait for the lost rank's own reason
 
 }  // namespace
 
@@ -38,7 +38,7 @@ void PeerMonitor::check_deadlines(Nanoseconds now) {
 }
 
 // Returns a rank that has said goodbye without sending the awaited bytes; -1: none. Bytes sent just before a goodbye
-// are here once it is seen, so they are looked for once more.
+// have arrived once the goodbye is seen, so the awaited ranks are determined once more.
 int32_t PeerMonitor::finished_but_awaited() const {
   const Executor& executor = parts_.execution.executor();
   std::vector<int32_t> late, still_late;

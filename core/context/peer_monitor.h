@@ -1,5 +1,5 @@
-// The watch over the other ranks: processes that die, links that break, and deadlines. Who is lost, silent or late for
-// too long fails the context.
+// Monitoring of the other ranks: processes that die, links that break, and deadlines. A rank that is lost, silent or
+// late for too long fails the context.
 #pragma once
 
 #include "context/deadline_monitor.h"
@@ -21,21 +21,21 @@ struct PeerMonitorParts {
   EngineFailure& failure;
 };
 
-// For the driver only.
+// The monitor of a rank; for the driver only.
 class PeerMonitor {
  public:
   explicit PeerMonitor(const PeerMonitorParts& parts) : parts_(parts) {}
 
-  // Checks deadlines and deaths, if it is time: now and then while busy. Returns whether the links, which have been
-  // read before, must be read again.
+  // Checks deadlines and deaths if a check is due, which is every 50 ms while busy. Returns whether the links, which
+  // were read before, must be read again.
   bool check(Nanoseconds now) REQUIRES(driving);
-  void check_soon() REQUIRES(driving) { next_check_ = 0; }  // at the next call of check(): before and after sleep
+  void check_soon() REQUIRES(driving) { next_check_ = 0; }  // called before and after sleep
 
-  // Handles the loss of a rank. A failing rank sends its reason before it exits, so the reason is awaited for a moment:
-  // in this host's shared memory it is there already, and the next iteration reads it; from another host it may still
-  // be in transit.
+  // Handles the loss of a rank. A failing rank sends its reason before it exits, so that reason is awaited: on this
+  // host it is in shared memory already, and the next iteration reads it; from another host it may be in transit for
+  // a moment.
   void lose(int32_t rank, Nanoseconds now) REQUIRES(driving);
-  Nanoseconds next_due() const REQUIRES(driving);  // of the end of that moment
+  Nanoseconds next_due() const REQUIRES(driving);  // the end of that wait
 
  private:
   void check_deadlines(Nanoseconds now) REQUIRES(driving);

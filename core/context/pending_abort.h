@@ -1,4 +1,4 @@
-// Aborts that have yet to end the context: the program's own, which any thread asks for, and another rank's.
+// Aborts that have yet to end the context: the program's own, which any thread may request, and another rank's.
 #pragma once
 
 #include <atomic>
@@ -14,22 +14,22 @@ class PendingAbort {
   PendingAbort(const OwnRank& own, const Negotiation& negotiation, EngineFailure& failure)
       : own_(own), negotiation_(negotiation), failure_(failure) {}
 
-  // For any thread: asks the driver to give the job up. The first reason counts.
+  // Asks the driver to give up the job; callable from any thread. The first reason counts.
   void request(std::string reason);
   bool is_requested() const { return is_requested_.load(std::memory_order_seq_cst); }
 
-  // For the driver.
+  // Functions for the driver.
 
-  // Fails the context if the program has asked for it, and reads what local peers have written.
+  // Fails the context if the program has requested it, and reads the abort that a local peer may have written.
   void look(Nanoseconds now) REQUIRES(driving);
-  // Records another rank's abort, to act on it later. An abort may overtake the Decision that made its origin give up,
-  // for instance because all ranks disagree: it takes another path. This rank's operations should end with what was
-  // decided.
+  // Records another rank's abort, to act on it later. An abort may overtake the Decision that made its origin give
+  // up, for instance a refusal on all ranks, because it takes another path. This rank's operations should end with
+  // the result of that Decision.
   void receive(AbortNotice notice, AbortScope scope, Nanoseconds now) REQUIRES(driving);
   bool is_received() const REQUIRES(driving) { return received_.has_value(); }
-  // Fails the context with the received abort once its Decision is here, or time is up.
+  // Fails the context with the received abort once its Decision has arrived, or the time for that is up.
   void act(Nanoseconds now) REQUIRES(driving);
-  Nanoseconds next_due() const REQUIRES(driving);  // of act()
+  Nanoseconds next_due() const REQUIRES(driving);  // the next time to call act()
 
  private:
   std::string reason();

@@ -6,7 +6,7 @@ namespace sirtaki {
 
 namespace {
 
-// Returns the bytes of all tensors, on the larger side (sent or received).
+// Returns the bytes of all tensors, sent or received, whichever are more.
 int64_t payload(const Transfer& transfer) {
   int64_t outgoing = 0, incoming = 0;
   for (const ScatterList& part : transfer.outgoing) outgoing += part.bytes();

@@ -1,4 +1,4 @@
-// Accounting of plans: reports those that begin, and the bytes that they move, to the observer.
+// Accounting of plans: records for the observer which plans begin, and the bytes that they move.
 #pragma once
 
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace sirtaki {
 
-// Reports an agreed plan with these handles of this rank. `transfer` is nullptr if the plan moves no data.
+// Records an agreed plan with these handles of this rank. `transfer` is nullptr if the plan moves no data.
 void note_plan_begun(const Plan& plan, const std::vector<Ticket>& handles, const Transfer* transfer,
                      SharedCallerState& shared, Nanoseconds now);
 

@@ -1,9 +1,9 @@
-// The policy of how long a driver polls before it sleeps.
+// The policy that decides how long a driver polls before it sleeps.
 //
-// Falling asleep and being woken takes longer than most steps of an operation. So while an operation moves, a driver
-// polls for as long as a peer may need for its next step: a multiple of what the latest steps have taken on this
-// machine. A peer that needs longer has lost its core, or is stopped, and the driver sleeps. While nothing moves (a
-// peer has yet to submit), a driver polls for the setting `spin`.
+// Falling asleep and being woken takes longer than most steps of an operation. While an operation is in progress, a
+// driver therefore polls for as long as a peer may need for its next step: a multiple of the time that the latest
+// steps have taken on this machine. A peer that needs longer has lost its core, or is stopped, and the driver sleeps.
+// While no operation is in progress (a peer has yet to submit), a driver polls for the setting `spin`.
 #pragma once
 
 #include <algorithm>
@@ -14,36 +14,37 @@ namespace sirtaki {
 
 class Polling {
  public:
-  // `is_crowded`: more ranks than cores, so that polling may keep a rank that has work from running.
+  // `is_crowded`: there are more ranks than cores, so that polling may keep a rank that has work from running.
   Polling(Nanoseconds spin, bool is_crowded) : spin_(spin), is_crowded_(is_crowded) {}
 
-  // Notes that an operation begins where there was none.
+  // Records that an operation begins while none was in progress.
   void began(Nanoseconds now) { last_moved_ = now; }
 
-  // Notes that a pass from `begun` to `ended` has moved an operation.
+  // Records that an iteration from `begun` to `ended` has moved an operation.
   void moved(Nanoseconds begun, Nanoseconds ended) {
     const Nanoseconds waited = begun - last_moved_, own = ended - begun;
-    const bool was_late = waited > patience(true);  // the driver slept, so the time says nothing about a step
+    const bool was_late = waited > patience(true);  // the driver slept, so this time is not that of a step
     step_ = std::max({own, was_late ? 0 : waited, step_ - step_ / steps_remembered});
     last_moved_ = ended;
   }
 
-  // Returns how long nothing may move before the driver sleeps.
+  // Returns how long a driver without progress polls before it sleeps.
   Nanoseconds patience(bool in_operation) const {
     if (!in_operation) return spin_;
     return std::clamp(margin * step_, spin_, std::max(spin_, longest));
   }
 
-  // Returns whether a driver that has been idle for so long yields its core between two polls. A peer that was woken
-  // may have been put on this very core, and the program computes beside the engine's own thread (`is_engine`).
+  // Returns whether a driver that has been idle for this long yields its core between two polls. A peer that was
+  // woken may have been scheduled on the same core, and the program computes beside the engine's own thread
+  // (`is_engine`).
   bool yields(Nanoseconds idle_for, Nanoseconds now, bool is_engine) const {
     const bool keeps_core = !is_engine && now < keeps_core_until_;
     return is_crowded_ || (idle_for > pure_spin && !keeps_core);
   }
 
-  // Notes that a caller's yield has ended. Peers give a core back soon, to poll or to sleep. A thread that keeps it for
-  // long belongs to no rank, and would do so at each yield: with cores enough for all ranks, this one then keeps its
-  // share of the core for a while.
+  // Records that a caller's yield has ended. Peers give a core back soon, to poll or to sleep. A thread that keeps it
+  // for long belongs to no rank, and would do so at each yield: if there are enough cores for all ranks, this rank
+  // then does not yield for a while.
   void yielded(Nanoseconds begun, Nanoseconds ended) {
     if (ended - begun >= long_yield) keeps_core_until_ = ended + kept_after_yield * (ended - begun);
   }

@@ -1,4 +1,4 @@
-// The process sets as this rank's callers know them. Part of the CallerState, which has the lock.
+// The process sets as this rank's callers see them. It is part of the CallerState, whose lock protects it.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ struct ProcessSetEntry {
   bool has(int32_t rank) const { return std::binary_search(members.begin(), members.end(), rank); }
 
   std::vector<int32_t> members;  // ascending
-  bool is_joined = false;        // this rank has joined, and submits no more until all have
+  bool is_joined = false;        // this rank has joined, and submits nothing until all members have
 };
 
 class ProcessSetTable {

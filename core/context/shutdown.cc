@@ -8,12 +8,13 @@
 namespace sirtaki {
 namespace {
 
-constexpr Nanoseconds longest_delivery = seconds(1);  // for goodbyes, to machines that may be gone
+constexpr Nanoseconds longest_delivery = seconds(1);  // of goodbyes, to machines that may have failed
 
-// A coordinator that batches tensors while plans move may decide after the barrier what was complete before it.
+// Time after the barrier for Decisions: a coordinator that batches tensors while plans are in flight may decide late.
 constexpr Nanoseconds last_decisions = milliseconds(300);
 
-// Returns whether all has ended but the barrier; `counts_unplanned`: else operations without a plan do not count.
+// Returns whether all operations but the barrier have ended; operations without a plan only count if
+// `counts_unplanned`.
 bool has_ended(CallerState& state, Ticket barrier, bool counts_unplanned) {
   const std::vector<Ticket> unfinished = state.handles.unfinished();
   return std::all_of(unfinished.begin(), unfinished.end(), [&](Ticket ticket) {
@@ -32,8 +33,8 @@ void Shutdown::run(Nanoseconds deadline, Ticket all_here) {
   end_all(deadline);
 }
 
-// Waits until nothing is in flight, or only operations that some rank has not submitted and, as all are here, never
-// will.
+// Waits until nothing is in flight, or only operations that some rank has not submitted and never will, because all
+// ranks are shutting down.
 void Shutdown::drain(Nanoseconds deadline, Ticket all_here) {
   Nanoseconds quiet_since = never;
   const auto nothing_can_come = [&](CallerState& state) {
@@ -60,7 +61,7 @@ void Shutdown::end_all(Nanoseconds deadline) {
     const Status status{SRT_SHUT_DOWN, "sirtaki was shut down on this rank before the operation ended"};
     failure.fail({status, parts_.own.rank}, AbortScope::nobody, now());
   }
-  // Peers may still read what they have not taken yet: flush until it is gone, or time is up.
+  // Peers may not have read everything yet: flush until it is sent, or time is up.
   while ((parts_.links.has_outbound() && now() < end_of_words) || (!failure.has_ended_all() && now() < last_call)) {
     parts_.iteration.run(now());
     sched_yield();
@@ -71,22 +72,22 @@ void Shutdown::end_all(Nanoseconds deadline) {
   if (failure.has_ended_all()) close();
 }
 
-// Closes the links. The context may live on for as long as a result or an error of it does; its peers' descriptors need
-// not.
+// Closes the links. The context may live on for as long as a result or an error of it does; its peers' descriptors do
+// not have to.
 void Shutdown::close() {
   parts_.role.close();
   if (parts_.own.local_peers) parts_.own.local_peers->close();
   parts_.links.close();
 }
 
-// Waits for delivery: a connection that is closed with unread bytes in it discards what has not arrived yet.
+// Waits for delivery: closing a connection with unread bytes discards sent bytes that have not arrived yet.
 void Shutdown::deliver(Nanoseconds deadline) {
   parts_.links.end_writing();
   deadline = std::min(deadline, now() + longest_delivery);
   while (!parts_.links.are_delivered() && now() < deadline) std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
-// Returns the ranks of process sets that this rank does not belong to, as far as they negotiate through it.
+// Returns the ranks of process sets that this rank does not belong to, if they negotiate through this rank.
 std::vector<int32_t> Shutdown::others_below() {
   std::vector<int32_t> others;
   {

@@ -1,4 +1,4 @@
-// The end of a rank's part in the job: what is in flight completes, other process sets are served, and goodbye is said.
+// The shutdown of a rank: operations in flight complete, other process sets are served, and goodbyes are sent.
 #pragma once
 
 #include "context/engine_loop.h"
@@ -21,9 +21,9 @@ class Shutdown {
  public:
   explicit Shutdown(const ShutdownParts& parts) : parts_(parts) {}
 
-  // Completes what is in flight by the deadline, says goodbye and stops. Later calls do nothing. `all_here` is a
-  // barrier of all ranks that shut down, or 0: once it has ended, operations that some rank has not submitted are not
-  // awaited.
+  // Completes the operations in flight by the deadline, says goodbye and stops. Later calls do nothing. `all_here` is
+  // a barrier of all ranks that shut down, or 0: once it has ended, operations that some rank has not submitted are
+  // not awaited.
   void run(Nanoseconds deadline, Ticket all_here);
 
  private:

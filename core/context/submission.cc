@@ -96,7 +96,7 @@ Status check_rank(const Signature& signature, const char* role, int32_t rank, co
   return refuse(signature.name, format("the %s %d is not one of the ranks %s", role, rank, list(set.members).c_str()));
 }
 
-// Fills in the splits. Without given ones the tensor is cut into equal parts.
+// Fills in the splits; without given ones, the tensor is split into equal parts.
 Status fill_splits(const srt_request& request, const ProcessSetEntry& set, Signature& signature) {
   const auto members = static_cast<int64_t>(set.members.size());
   const int64_t rows = signature.shape.front();
@@ -192,7 +192,7 @@ void set_memory(const srt_request& request, const Caller& caller, const Signatur
   out.output_bytes = bytes_written(signature, caller);
 }
 
-// Returns the name with its pair of ranks: other pairs of the set may use the same name.
+// Returns the name with its pair of ranks, because other pairs of the set may use the same name.
 std::string of_pair(const std::string& name, const srt_request& request) {
   return format("%s (%d to %d)", name.c_str(), request.root, request.destination);
 }

@@ -1,4 +1,4 @@
-// The opening of a caller's requests as entries of the handle table, with all checks that one rank can make by itself.
+// The opening of a caller's requests as entries of the handle table, with all checks that a single rank can make.
 #pragma once
 
 #include "base/status.h"
@@ -11,7 +11,7 @@ struct Submission {
   const srt_request* requests;
   int32_t count;
   Ticket* out;
-  std::vector<GpuEventPtr> inputs;  // by request, recorded behind the work that produces its input on a GPU; or empty
+  std::vector<GpuEventPtr> inputs;  // by request, recorded behind the work on a GPU that produces its input; or empty
   bool is_attempted;  // the caller tries to complete it at once, without hooks
 };
 
@@ -21,7 +21,7 @@ struct Caller {
   CallerState& state;
 };
 
-// Opens handles for all requests, or, if one of them is refused, for none.
+// Opens handles for all requests, or for none if one of them is rejected.
 Status open_all(Submission& submission, const Caller& caller);
 
 }  // namespace sirtaki
