@@ -13,7 +13,8 @@ Nanoseconds age_of(Nanoseconds moment, Nanoseconds now) {
   return moment == long_ago ? no_age : std::max<Nanoseconds>(now - moment, 0);
 }
 
-// Converts an age to a time. An age from before the clock began is clamped: it is impossible, and must not overflow.
+// Converts an age to a time. An age from before the clock began is impossible, and is clamped so that it cannot
+// overflow.
 Nanoseconds moment_of(Nanoseconds age, Nanoseconds now) {
   return age == no_age ? long_ago : std::max<Nanoseconds>(now - age, 0);
 }
@@ -40,7 +41,7 @@ void arrivals(Decoder& decoder, Arrivals& arrivals, Nanoseconds now) {
   arrivals.before_latest = moment_of(before_latest, now);
 }
 
-// The archive of an aggregate, with what its fields need to know: the time, and the ranks that may report.
+// The archive of an aggregate, with the context that its fields need: the time, and the ranks that may report.
 template <typename Archive>
 struct AggregateArchive : Archive {
   template <typename Argument>
@@ -64,7 +65,7 @@ void senders(auto& archive, auto& by) {
   archive.check(by.ranks.has_all(by.absent) && by.ranks.has(by.arrivals.last_rank));
 }
 
-// Returns whether each rank of a ragged request brings a valid share.
+// Returns whether each rank of a ragged request has a valid share.
 bool has_sane_shares(const Aggregate::FullRequest& request) {
   const bool is_each = is_ragged(request.signature->kind);
   if (request.shares.size() != (is_each ? static_cast<size_t>(request.by.ranks.count()) : 0)) return false;

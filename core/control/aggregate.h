@@ -1,6 +1,6 @@
-// A leader's report for its whole subtree: each item once, with the ranks that it applies to.
+// A leader's report for its whole subtree: each item once, with the ranks to which it applies.
 //
-// Times become ages on the wire, so that hosts need no common clock. The travel time of a message is not counted.
+// Times are sent as ages, so that hosts need no common clock. The travel time of a message is not counted.
 #pragma once
 
 #include <span>
@@ -13,23 +13,24 @@
 
 namespace sirtaki {
 
-// The part in which ranks' requests for one ragged operation may differ: how many rows they bring, and for whom.
+// The part in which ranks' requests for one ragged operation may differ: their numbers of rows, in total and per
+// member.
 struct RowShare {
   int64_t rows = 0;                      // the first dimension
   std::vector<int64_t> splits;
 };
 
-// Returns whether two requests are the same in everything except a ragged one's rows.
+// Returns whether two requests are equal except for the rows of a ragged one.
 bool are_alike(const Signature& a, const Signature& b);
 
 RowShare share_of(const Signature& signature);
 SignaturePtr with_share(const SignaturePtr& signature, const RowShare& share);
 
 struct Aggregate {
-  // Ranks that report the same, and when they did, in this host's time.
+  // Ranks with the same request, and the times of their requests in this host's clock.
   struct Senders {
     RankRuns ranks;
-    RankRuns absent;                     // the ranks among these that have nothing to give
+    RankRuns absent;                     // those of the ranks that contribute nothing
     Arrivals arrivals;
   };
   struct CachedRequests {

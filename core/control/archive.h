@@ -1,7 +1,7 @@
-// Archives, which visit the fields of a message: a message lists its fields once, in a function fields(archive,
-// message), for all of them. An Encoder appends the fields to bytes. A Decoder reads them back, overwriting the message
-// and reusing its memory; it checks every bound, and fails for good at the first malformed value. An Eraser resets
-// them, but keeps the memory of lists.
+// Archives, which visit the fields of a message. A message lists its fields once for all archives, in a function
+// fields(archive, message). An Encoder appends the fields to bytes. A Decoder reads them into the message, reusing
+// its memory; it checks every bound, and all reads after the first malformed value fail. An Eraser resets the fields,
+// but keeps the memory of lists.
 #pragma once
 
 #include <concepts>
@@ -67,7 +67,7 @@ class Decoder {
  public:
   explicit Decoder(std::span<const uint8_t> bytes) : reader_(bytes) {}
 
-  bool is_done() const { return reader_.ok() && reader_.at_end(); }  // all was read, and nothing was malformed
+  bool is_done() const { return reader_.ok() && reader_.at_end(); }  // everything was read, and nothing was malformed
 
   template <typename T>
   void number(T& value) {
@@ -88,7 +88,7 @@ class Decoder {
     text = reader_.get_text(longest_name);
     check(find_unprintable(text) == std::string::npos);
   }
-  // Reads text that a person will read.
+  // Reads text that is shown to the user.
   void printable_text(std::string& text, size_t limit) { text = printable(reader_.get_text(limit), limit); }
   template <typename T>
   void list(std::vector<T>& values) {
@@ -114,14 +114,14 @@ class Decoder {
   void check(bool is_sane) {
     if (!is_sane) reader_.fail();
   }
-  // Checks what can be computed only from values that were read in full.
+  // Checks a condition that can only be computed from values that were read in full.
   void validate(auto is_sane) {
     if (reader_.ok() && !is_sane()) reader_.fail();
   }
   Reader& bytes() { return reader_; }
 
  private:
-  static constexpr size_t smallest_item = 4;  // bytes of any element: bounds what a false count allocates
+  static constexpr size_t smallest_item = 4;  // bytes of any element: bounds the allocation for a wrong count
 
   Reader reader_;
 };

@@ -1,4 +1,4 @@
-// The times at which the ranks of a group requested one operation: enough to tell how long it has waited, and which
+// The times at which a group of ranks requested one operation: enough to compute how long it has waited, and which
 // rank delayed the others for how long.
 #pragma once
 

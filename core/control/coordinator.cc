@@ -41,7 +41,8 @@ Status Coordinator::State::reach(int32_t rank, uint64_t last_decision) {
   return {};
 }
 
-// Submits a request by id. A retired id is dropped: the Decision that retired it makes the rank ask again, in full.
+// Submits a request by id. A retired id is dropped: the Decision that retired it makes the rank request again, in
+// full.
 Status Coordinator::State::submit_by_id(int32_t rank, CacheId id, bool absent, Nanoseconds moment) {
   OperationEntry* entry = table.find(id);
   if (!entry) {
@@ -61,7 +62,7 @@ Status Coordinator::State::submit_in_full(int32_t rank, const Report::FullReques
   const Signature& signature = *request.signature;
   ProcessSet* set = sets.find(signature.process_set);
   if (!set) {
-    if (sets.was_removed(signature.process_set)) return {};  // the Decision that removed it answers
+    if (sets.was_removed(signature.process_set)) return {};  // the Decision that removed it answers this request
     return nonsense_report("an unknown process set");
   }
   if (!set->has(rank)) return nonsense_report("a process set that it is not a member of");
@@ -115,7 +116,7 @@ bool Coordinator::State::propose(OperationEntry& entry, const SignaturePtr& sign
   return signature == entry.proposed || agree(*entry.proposed, *signature);
 }
 
-// Records when submissions arrived; called after they were added.
+// Records the times of submissions; called after the submissions were added.
 void Coordinator::State::arrive(OperationEntry& entry, const Arrivals& arrivals) {
   entry.arrivals.merge(arrivals);
   const Arrivals& all = entry.arrivals;
@@ -124,7 +125,7 @@ void Coordinator::State::arrive(OperationEntry& entry, const Arrivals& arrivals)
   consider(entry);
 }
 
-// Marks an entry to be examined, if it may be settled now.
+// Marks an entry for examination if it may be ready for a decision.
 void Coordinator::State::consider(OperationEntry& entry) {
   if (entry.is_candidate) return;
   const bool may_settle = entry.is_complete() || entry.is_broken() || entry.same_name != &entry;
@@ -133,7 +134,7 @@ void Coordinator::State::consider(OperationEntry& entry) {
   candidates.push_back(&entry);
 }
 
-// Takes in a rank's notices; called after its requests.
+// Applies a rank's notices; called after its requests.
 Status Coordinator::State::take(int32_t rank, RankNotices& notices, Nanoseconds now) {
   Reporter& reporter = reporters[static_cast<size_t>(rank)];
   if (reporter.has_finished) return nonsense_report("it has said goodbye before");
@@ -185,8 +186,8 @@ void Coordinator::State::finish(int32_t rank) {
   sets_have_changed = true;
 }
 
-// Refuses joins of a set that a rank has left. They are refused at once: for members that may still send to one
-// another, no rank counts as joined any more.
+// Refuses joins of a set that a rank has left. They are refused at once, and from then on no rank counts as joined,
+// because members may still send to one another.
 void Coordinator::State::refuse_joins(const ProcessSet& set, std::vector<int32_t> ranks) {
   const Status status = peer_finished(set, "the join", names);
   decision.refusals.push_back({set.number, Kind::barrier, "", std::move(ranks), status.code(), status.text()});

@@ -1,5 +1,5 @@
-// The coordinator's side of the negotiation: it merges the ranks' reports, validates and fuses what is ready
-// everywhere, and numbers the plans of all process sets in one order. Free of I/O, threads and clocks.
+// The coordinator's side of the negotiation: it merges the ranks' reports, validates and fuses the operations that
+// all ranks have requested, and numbers the plans of all process sets in one order. Free of I/O, threads and clocks.
 #pragma once
 
 #include <cstdint>
@@ -18,15 +18,15 @@ namespace sirtaki {
 
 struct CoordinatorRules {
   int64_t fusion_threshold = 64 << 20;        // bytes of one plan; 0: no fusion
-  uint32_t cache_capacity = 8'192;            // response cache, names; 0: no cache
-  Nanoseconds stall_report = seconds(5);      // first report; then at doubling times
+  uint32_t cache_capacity = 8'192;            // names in the response cache; 0: no cache
+  Nanoseconds stall_report = seconds(5);      // first report; further ones at doubling times
   Nanoseconds stall_deadline = seconds(1'800);  // Outcome.fatal after it; 0: never
 };
 
 class Coordinator {
  public:
-  // Creates a coordinator. rank_names are how messages name each rank: "rank 2 (pid 71 on hostB)". leaders: by rank,
-  // the rank that reports for it; -1, or an empty list: each rank reports for itself.
+  // Creates a coordinator. `rank_names`: the names of ranks in messages: "rank 2 (pid 71 on hostB)". `leaders`: by
+  // rank, the rank that reports for it; -1, or an empty list: each rank reports for itself.
   Coordinator(std::vector<std::string> rank_names, CoordinatorRules rules, std::vector<int32_t> leaders = {});
   ~Coordinator();
   Coordinator(const Coordinator&) = delete;
@@ -35,15 +35,15 @@ class Coordinator {
   // Merges one rank's Report; SRT_PROTOCOL if it is invalid.
   Status merge(int32_t rank, std::span<const uint8_t> report, Nanoseconds now);
 
-  // Merges a leader's aggregate for the ranks of its subtree, as if each of them had reported; SRT_PROTOCOL if it is
-  // invalid, or concerns ranks outside the subtree.
+  // Merges a leader's aggregate as if each rank of its subtree had reported; SRT_PROTOCOL if it is invalid, or
+  // concerns ranks outside the subtree.
   Status merge_aggregate(int32_t leader, const RankBits& subtree, std::span<const uint8_t> aggregate, Nanoseconds now);
 
-  // Appends a Decision if there is anything to report; otherwise returns false, and appends nothing.
+  // Appends a Decision if there is anything to send; otherwise returns false and appends nothing.
   bool decide(Nanoseconds now, Bytes& out);
 
-  // Returns when decide() has something to report even if no report arrives: the next stall report or deadline, else
-  // `never`.
+  // Returns when decide() has something to send even if no report arrives: at the next stall report or deadline;
+  // `never` if there is none.
   Nanoseconds next_deadline() const;
 
  private:

@@ -1,5 +1,5 @@
-// The coordinator's handling of aggregates: a leader's report is taken apart, and submitted as if each rank had
-// reported. Where only the set of requesting ranks matters, these are submitted together.
+// The coordinator's handling of aggregates: each is merged as if its ranks had reported one by one. Requests whose
+// outcome depends only on the set of requesting ranks are submitted together.
 #include "control/coordinator_state.h"
 
 namespace sirtaki {

@@ -1,4 +1,5 @@
-// The half of the coordinator that decides: complete operations are planned or refused, and all ranks are notified.
+// The half of the coordinator that makes Decisions: complete operations are planned or refused, and all ranks are
+// notified.
 #include <algorithm>
 
 #include "control/coordinator_state.h"
@@ -6,7 +7,7 @@
 namespace sirtaki {
 namespace {
 
-// Returns whether the members agreed on what the cache holds.
+// Returns whether the members agreed on the cached response.
 bool is_as_cached(const OperationEntry& entry) {
   if (is_ragged(entry.kind) && entry.rows != entry.cached_rows) return false;
   if (entry.proposed == entry.cached) return true;
@@ -55,11 +56,11 @@ void Coordinator::State::settle(OperationEntry& entry) {
   }
 }
 
-// Refuses the entries of one name if every member has submitted it, each for one kind only, and not all for the same.
+// Refuses the entries of one name if every member has submitted exactly one of them, but not all the same.
 bool Coordinator::State::refuse_different_kinds(OperationEntry& entry) {
   std::vector<OperationEntry*> entries;
   RankBits ready = entry.set->joined;
-  RankBits silent = entry.set->joined;  // ranks that have joined without submitting any of them
+  RankBits silent = entry.set->joined;  // ranks that have joined and submitted none of them
   int32_t submissions = 0;
   OperationEntry* next = &entry;
   do {
@@ -107,7 +108,7 @@ void Coordinator::State::plan_agreed(Nanoseconds now) {
   agreed.clear();
 }
 
-// Returns an entry's item in a plan: its cache id if the cache holds what was agreed, else a new response.
+// Returns an entry's item in a plan: its cache id if the cached response is the agreed one, else a new response.
 PlanItem Coordinator::State::item_of(OperationEntry& entry) {
   if (entry.id && is_as_cached(entry)) return entry.id;
   SignaturePtr signature = entry.proposed;
@@ -121,7 +122,7 @@ PlanItem Coordinator::State::item_of(OperationEntry& entry) {
   return is_response | (decision.responses.size() - 1);
 }
 
-// Ends the join of each set that all members have joined.
+// Completes the join of each set that all members have joined.
 void Coordinator::State::settle_joins(Nanoseconds now) {
   for (const auto& set : sets.all()) {
     if (!std::exchange(set->has_changed, false) || !set->joined_count) continue;
@@ -162,7 +163,7 @@ void Coordinator::State::drop_removed_sets() {
   for (const DecidedSetChange& change : decision.set_changes) {
     if (!change.members.empty()) continue;
     table.forget_set(*sets.find(change.process_set), decision.retired);
-    for (Response& response : decision.responses) {  // what this same decision agreed on is not cached after all
+    for (Response& response : decision.responses) {  // responses of this decision are not cached after all
       if (response.signature->process_set != change.process_set) continue;
       std::erase(decision.retired, response.id);
       response.id = 0;

@@ -1,5 +1,5 @@
-// The internals of the coordinator: incoming reports (coordinator.cc), aggregates of many ranks (unrolling.cc), and
-// outgoing decisions (settlement.cc).
+// The internals of the coordinator: reports (coordinator.cc), aggregates (coordinator_aggregate.cc), and Decisions
+// (coordinator_decide.cc).
 #pragma once
 
 #include "control/aggregate.h"
@@ -25,7 +25,7 @@ struct Coordinator::State {
     uint64_t last_decision = 0;
     int64_t lapsed = 0;                    // reported ids that had been retired and are not accounted for yet
     bool has_finished = false;
-    std::vector<int32_t> waiting_joins;    // sets whose join waits until no id is lapsed
+    std::vector<int32_t> waiting_joins;    // sets whose join waits until `lapsed` is 0
   };
 
   // One rank's request, by id or in full.
@@ -87,12 +87,12 @@ struct Coordinator::State {
   uint64_t decisions = 0;
   uint64_t plans = 0;
 
-  Decision decision;                       // the Decision being made
-  std::vector<OperationEntry*> candidates;          // entries that have changed
+  Decision decision;                       // the Decision that is being made
+  std::vector<OperationEntry*> candidates;          // entries that may be ready for a decision
   std::vector<OperationEntry*> agreed;              // entries that go into plans
   std::vector<OperationEntry*> set_changes;         // agreed requests to add or remove sets
   std::vector<OperationEntry*> answered;
-  std::vector<ReadyEntry> ready;           // these are kept for their memory
+  std::vector<ReadyEntry> ready;           // members from here on are kept for their memory
   Report report;
   Aggregate aggregate;
   RankBits senders, absentees;            // ranks of the part of the aggregate that is being merged

@@ -20,7 +20,7 @@ bool has_sane_shape(const Signature& signature) {
   return true;
 }
 
-// Returns whether the splits have at most as many rows as the tensor.
+// Returns whether the splits add up to at most the rows of the tensor.
 bool has_sane_splits(const Signature& signature) {
   if (signature.splits.size() > most_splits) return false;
   if (!traits(signature.kind).has_splits) return true;
@@ -32,7 +32,7 @@ bool has_sane_splits(const Signature& signature) {
   return true;
 }
 
-// Returns whether there are kernels for the reduction.
+// Returns whether the reduction has kernels.
 bool has_sane_reduction(const Signature& signature) {
   if (!reduces(signature.kind)) return true;
   if (!reduces_with(signature.kind, signature.reduce_op)) return false;

@@ -1,5 +1,5 @@
-// The fields of what several messages share: requests, a rank's notices, and what a rank says of itself when others
-// wait for it.
+// The fields of the types that several messages contain: requests, a rank's notices, and its answer for a stall
+// report.
 #pragma once
 
 #include "control/archive.h"
@@ -8,7 +8,7 @@
 
 namespace sirtaki {
 
-// Returns whether numbers and lists are consistent, and no value computed from them overflows.
+// Returns whether numbers and lists are consistent, and values computed from them do not overflow.
 bool is_sane(const Signature& signature);
 
 void fields(auto& archive, MessageOf<Signature> auto& signature) {

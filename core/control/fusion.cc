@@ -13,12 +13,12 @@ struct OpenPlan {
   int64_t bytes;
 };
 
-// Returns whether two sends are between the same two ranks: these are fused, in both directions.
+// Returns whether two sends are between the same two ranks. Such sends are fused, in both directions.
 bool are_of_one_pair(const Signature& x, const Signature& y) {
   return std::minmax(x.root, x.destination) == std::minmax(y.root, y.destination);
 }
 
-// Returns the bytes that a plan moves for an entry: the whole result of a ragged kind.
+// Returns the bytes that a plan moves for an entry; for a ragged kind those of the whole result.
 int64_t bytes_of(const OperationEntry& entry) {
   const Signature& proposed = *entry.proposed;
   if (!is_ragged(entry.kind)) return proposed.bytes();
@@ -50,7 +50,7 @@ bool goes_before(const ReadyEntry& a, const ReadyEntry& b) {
   return a.entry->kind < b.entry->kind;
 }
 
-// Returns the plan to which an entry is added: an open one into which it fits, else a new one.
+// Returns the plan to which an entry is added: an open plan with room for it, or a new one.
 size_t choose_plan(const OperationEntry& entry, int64_t threshold, std::vector<OpenPlan>& open,
                    std::vector<DecidedPlan>& plans) {
   const int64_t bytes = moves_tensors(entry.kind) ? bytes_of(entry) : 0;

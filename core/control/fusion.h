@@ -8,14 +8,14 @@
 
 namespace sirtaki {
 
-// An agreed entry on its way into a plan.
+// An agreed entry that is to be planned.
 struct ReadyEntry {
   OperationEntry* entry;
   PlanItem item;
 };
 
-// Appends plans that hold every ready entry once: higher priority first, then by name, whatever the order of `ready`
-// (which it sorts).
+// Appends plans that contain every ready entry once, ordered by descending priority, then by name, regardless of the
+// order of `ready` (which it sorts).
 void fuse(std::vector<ReadyEntry>& ready, int64_t threshold, std::vector<DecidedPlan>& plans);
 
 }  // namespace sirtaki

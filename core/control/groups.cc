@@ -82,7 +82,7 @@ void Groups::refuse_group(Group& group, const OperationEntry& culprit, const Sta
 
 // Returns how many tensors of the culprit's group a rank has yet to submit. A rank that submitted the culprit in
 // another group, or in none, does not take part in this group; a rank that submitted it for another kind of operation
-// does, with the rest.
+// does, with the remaining tensors.
 int32_t Groups::debt_of(int32_t rank, const RankProgress& share, const OperationEntry& culprit) {
   if (share.expected == 0 && culprit.submitted.has(rank)) return 0;
   int32_t owed = (share.expected ? share.expected : culprit.proposed->group_size) - share.submitted;

@@ -1,5 +1,5 @@
-// Lateness per rank: the coordinator sees when each rank submits, and informs all ranks from time to time, so that each
-// of them can report which rank the others wait for.
+// Lateness per rank. The coordinator sees when each rank submits, and informs all ranks from time to time, so that
+// each of them can report which rank the others wait for.
 #pragma once
 
 #include <vector>
@@ -13,10 +13,10 @@ class LatenessTracker {
  public:
   explicit LatenessTracker(size_t ranks) : by_rank_(ranks), has_changed_(ranks) {}
 
-  // Records that a rank completed an operation that all others had submitted, `by` after the last of them.
+  // Records that a rank submitted an operation last, `by` after the others.
   void was_last(int32_t rank, Nanoseconds by);
 
-  // Appends what has changed since the last call, at most twice a second: it only travels with a Decision that is sent
+  // Appends the changes since the last call, at most twice a second: they only travel with a Decision that is sent
   // anyway.
   void publish(Nanoseconds now, std::vector<RankLateness>& out);
 

@@ -1,5 +1,5 @@
-// The messages of the negotiation, reports and decisions, and their encoding. Decoding checks every bound: malformed
-// bytes give false, never a crash or a large allocation.
+// The messages of the negotiation, Reports and Decisions, and their encoding. Decoding checks every bound: for
+// malformed bytes it returns false, and never crashes or allocates much.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 
 namespace sirtaki {
 
-constexpr size_t longest_text = 1'500;  // bytes, of a status text in a Decision
+constexpr size_t longest_text = 1'500;  // bytes of a status text in a Decision
 
-// A rank's statements besides its requests. They apply to what the rank has requested before.
+// A rank's notices besides its requests. They apply to the requests that the rank made before.
 struct RankNotices {
   bool goodbye = false;
   uint32_t lapsed = 0;               // ids reported earlier that were retired before they were merged: each was
@@ -65,7 +65,7 @@ struct DecidedRefusal {
   int32_t process_set = world_set;
   Kind kind = Kind::allreduce;
   std::string name;                  // empty: the join of this set
-  std::vector<int32_t> ranks;        // the ranks whose request this answers, ascending
+  std::vector<int32_t> ranks;        // the ranks whose requests are refused, ascending
   srt_status code = SRT_MISMATCH;
   std::string text;
 };
@@ -91,12 +91,12 @@ struct Decision {
   std::vector<CacheId> retired;
   std::vector<DecidedJoin> joins;
   std::vector<DecidedSetChange> set_changes;
-  std::vector<int32_t> asked;        // ranks that must report where they are, because others wait for them
+  std::vector<int32_t> asked;        // ranks that must report what they are doing, because others wait for them
   std::vector<Stall> stalls;
   std::vector<RankLateness> lateness;  // travels only with other content
   srt_status fatal = SRT_OK;
   std::string fatal_text;
-  int32_t culprit = 0;               // the rank that caused it; of several late ranks the first
+  int32_t culprit = 0;               // the rank that caused it; the first of several late ranks
 
   bool says_nothing() const;
   void clear();
@@ -105,7 +105,7 @@ struct Decision {
 void encode(const Report& report, Bytes& out);
 void encode(const Decision& decision, Bytes& out);
 
-// Each decodes into a message, overwriting its contents and reusing its memory.
+// Each decodes into an existing message, overwriting its contents and reusing its memory.
 bool decode(std::span<const uint8_t> bytes, Report& report);
 bool decode(std::span<const uint8_t> bytes, Decision& decision);
 

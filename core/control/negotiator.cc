@@ -43,7 +43,7 @@ void Negotiator::State::sweep_later(NegotiatorOperation& operation) {
   to_sweep.push_back(&operation);
 }
 
-// Forgets the operations that are neither cached nor in flight any more.
+// Erases the operations that are no longer cached or in flight.
 void Negotiator::State::sweep() {
   for (NegotiatorOperation* operation : to_sweep) {
     operation->is_in_sweep = false;

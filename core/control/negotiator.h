@@ -1,5 +1,5 @@
-// A rank's side of the negotiation: it reports what is ready on this rank, and applies what the coordinator decided.
-// Free of I/O, threads and clocks: bytes in, bytes out, times as arguments.
+// A rank's side of the negotiation: it reports this rank's requests, and applies the coordinator's Decisions. Free of
+// I/O, threads and clocks: bytes in, bytes out, times as arguments.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@
 
 namespace sirtaki {
 
-// The flush rule: when a rank reports. The same on all ranks.
+// The rule that decides when a rank reports; the same on all ranks.
 struct ReportRule {
-  int64_t bytes = 1 << 20;                    // report when this much is queued
+  int64_t bytes = 1 << 20;                    // report once this much is queued
   Nanoseconds window = microseconds(300);     // or this long after the first queued request
   int32_t plans_in_flight = 2;                // while a set has this many unfinished plans, its reports wait
 };
@@ -29,20 +29,20 @@ class Negotiator {
   Negotiator(const Negotiator&) = delete;
   Negotiator& operator=(const Negotiator&) = delete;
 
-  // Queues a request. The caller has ensured that its (set, kind, name) is not in flight on this rank, that the set
-  // exists, and that this rank is a member of it and has not joined it.
+  // Queues a request. The caller has checked that no request of its (set, kind, name) is in flight on this rank, that
+  // the set exists, and that this rank is a member of it and has not joined it.
   void submit(Request request, Nanoseconds now);
 
-  // Joins a set: this rank has no more data for it, and counts as ready for everything there until all have joined.
+  // Joins a set: this rank has no more data for it, and counts as ready for all its operations until all have joined.
   void join(int32_t process_set, Ticket ticket, Nanoseconds now);
 
-  // Makes everything that is queued now due as soon as its set allows, because a caller waits.
+  // Makes the queued requests due as soon as their sets allow, because a caller waits.
   void flush();
 
-  // Returns when to call report(): `never` if there is nothing to report, a time in the past if it is due.
+  // Returns when to call report(): `never` if there is nothing to report; a time in the past if a report is due.
   Nanoseconds report_due() const;
 
-  // Appends one Report with everything that is queued and not withheld.
+  // Appends one Report with all queued requests that are not withheld.
   void report(Bytes& out);
 
   // Tickets covered by the last report, and whether each was sent as a cache id.
@@ -61,7 +61,7 @@ class Negotiator {
   // Applies one Decision and adds its consequences for this rank to `outcome`; SRT_PROTOCOL if it is invalid.
   Status apply(std::span<const uint8_t> decision, Outcome& outcome);
 
-  // Puts where this rank is into the next report, which is due at once: the answer to Outcome::is_asked.
+  // Adds the answer to Outcome::is_asked to the next report, which is due at once.
   void answer(StalledRankReport wait_report);
 
   // Records that the data plane has finished a plan of this set.

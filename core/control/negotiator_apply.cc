@@ -7,7 +7,7 @@ Status nonsense(const std::string& what) {
   return Status(SRT_PROTOCOL, "the coordinator's decision makes no sense here: " + what);
 }
 
-// Returns the bytes of all members' rows together; -1 if they overflow.
+// Returns the total bytes of all members' rows; -1 if they overflow.
 int64_t total_bytes(const Signature& signature, const std::vector<int64_t>& rows) {
   int64_t total = 0;
   for (int64_t count : rows)
@@ -19,16 +19,16 @@ bool has(const std::vector<int32_t>& ascending, int32_t rank) {
   return std::binary_search(ascending.begin(), ascending.end(), rank);
 }
 
-// Returns whether one transfer can move both tensors: they must match in all that a transfer takes from its first
-// tensor.
+// Returns whether one transfer can move both tensors: they must agree in everything that a transfer takes from its
+// first tensor.
 bool can_be_fused(const Signature& a, const Signature& b) {
   if (a.kind != b.kind) return false;
   if (traits(a.kind).is_of_a_pair) return std::minmax(a.root, a.destination) == std::minmax(b.root, b.destination);
   return a.root == b.root && (!reduces(a.kind) || (a.dtype == b.dtype && a.reduce_op == b.reduce_op));
 }
 
-// Returns whether a rank that has joined can take part with neutral elements: it has no rows, and nothing that others
-// need.
+// Returns whether a rank that has joined can take part with neutral elements: it contributes no rows, and nothing
+// that the others need.
 bool can_join_in(const PlannedTensor& tensor, const NegotiatorSet& set, int32_t rank) {
   const Signature& signature = *tensor.signature;
   if (traits(signature.kind).is_of_a_pair) return false;
@@ -90,7 +90,7 @@ Status Negotiator::State::apply_plan(const DecidedPlan& decided, uint64_t number
   return {};
 }
 
-// Resolves an item of a plan to a tensor.
+// Resolves a plan's item to a tensor.
 Status Negotiator::State::look_up(PlanItem item, const NegotiatorSet& set, PlannedTensor& tensor) const {
   const NegotiatorOperation* operation = operation_of(item);
   if (!operation || operation->process_set != set.number) return nonsense("a plan with an unknown tensor");
@@ -111,8 +111,8 @@ Status Negotiator::State::look_up(PlanItem item, const NegotiatorSet& set, Plann
   return is_sane ? Status() : nonsense("a plan without the rows of each member");
 }
 
-// Takes this rank's own request for a tensor, which the plan must fit: its memory is no larger. There is none if this
-// rank has joined.
+// Takes this rank's own request for a tensor, if it has not joined. The plan must match the request, whose memory is
+// no larger than its own tensor.
 Status Negotiator::State::take_part(PlanItem item, const NegotiatorSet& set, PlannedTensor& tensor) {
   NegotiatorOperation& operation = *operation_of(item);
   if (operation.is_reported()) {
@@ -148,9 +148,9 @@ Status Negotiator::State::apply_refusals(Outcome& outcome) {
   return {};
 }
 
-// Applies the cache changes, retired ids first: a new entry may reuse a retired slot. The coordinator never retires an
-// entry that it knows to be pending, so a request that was reported by a retired id has not reached it, and will be
-// void on arrival.
+// Applies the cache changes, retired ids first, because a new entry may reuse a retired slot. The coordinator never
+// retires an entry that it knows to be pending, so a request that was reported by a retired id has not reached it,
+// and will be ignored when it does.
 Status Negotiator::State::apply_cache_changes() {
   for (CacheId id : decision.retired) {
     NegotiatorOperation* operation = cache.find(id);
@@ -231,7 +231,8 @@ Status Negotiator::State::apply_stalls(Outcome& outcome) {
   return {};
 }
 
-// Removes a set, and refuses the requests that the coordinator has not received yet: it will ignore their reports.
+// Removes a set, and refuses the requests that the coordinator has not received yet, because it will ignore their
+// reports.
 void Negotiator::State::remove_set(NegotiatorSet& set, Outcome& outcome) {
   const size_t first = outcome.refusals.size();
   const auto refuse = [&](Ticket ticket, const std::string& what) {

@@ -1,4 +1,5 @@
-// The internals of a Negotiator, in two halves: outgoing reports (member.cc), incoming decisions (member_apply.cc).
+// The internals of a Negotiator, in two halves: outgoing reports (negotiator.cc), incoming Decisions
+// (negotiator_apply.cc).
 #pragma once
 
 #include <algorithm>
@@ -88,13 +89,13 @@ struct Negotiator::State {
   CacheTable<NegotiatorOperation> cache;
   std::vector<std::unique_ptr<NegotiatorSet>> sets;  // by number
   std::unordered_map<OperationKey, std::unique_ptr<NegotiatorOperation>, OperationKeyHash> operations;
-  std::vector<NegotiatorOperation*> resend;          // operations reported by an id that was retired meanwhile
+  std::vector<NegotiatorOperation*> resend;          // operations reported by an id that has been retired since
   uint32_t lapsed = 0;
   uint64_t last_decision = 0;
   uint64_t last_plan = 0;                  // across all process sets
   std::optional<StalledRankReport> answer;       // for the next report
   std::vector<Reported> reported;
-  Report report;                           // these four are kept for their memory
+  Report report;                           // members from here on are kept for their memory
   Decision decision;
   std::vector<NegotiatorOperation*> response_operations;
   std::vector<NegotiatorOperation*> to_sweep;

@@ -1,4 +1,4 @@
-// The coordinator's table of operations: the cached response of each, and the ranks that have requested it so far.
+// The coordinator's table of operations: the cached response of each, and the ranks that have submitted it so far.
 #pragma once
 
 #include <list>
@@ -26,7 +26,7 @@ struct OperationEntry {
   bool is_pending() const { return submissions > 0; }
   RankBits participants() const;        // the set's members; the two ranks of a send
   bool is_complete() const;             // every participant has submitted or joined
-  RankBits missing() const;             // the participants that have done neither
+  RankBits missing() const;             // participants that have done neither
   bool is_broken() const;               // a participant has said goodbye
   const Signature& signature_of(int32_t rank) const;
 
@@ -49,7 +49,7 @@ struct OperationEntry {
   std::vector<int64_t> rows;            // ragged kinds only: row_counts_each() per member, in member order
   Arrivals arrivals;                    // times of the submissions
   Nanoseconds next_stall_report = 0;
-  bool is_candidate = false;            // decide() will examine it
+  bool is_candidate = false;            // decide() examines it
   bool is_agreed = false;               // all members agree; only its group may still delay it
   bool is_answered = false;             // planned or refused; close() follows at the end of the decision
 };
@@ -62,16 +62,15 @@ class OperationTable {
   bool was_issued(CacheId id) const { return ids_.was_issued(id); }
   OperationEntry* find(const OperationKey& key) const;
   OperationEntry& find_or_create(const OperationKey& key, ProcessSet& set);
-  void drop_if_unused(OperationEntry& entry);    // drops an entry that is neither pending nor cached
+  void drop_if_unused(OperationEntry& entry);    // drops it if it is neither pending nor cached
 
   // Makes an entry pending, with its first submission.
   void open(OperationEntry& entry, SignaturePtr proposed);
 
-  // Closes an answered entry, which stays in the table only if it is cached.
+  // Closes an answered entry. It stays in the table only if it is cached.
   void close(OperationEntry& entry);
 
-  // Caches what an entry's members agreed on, if there is room, and appends the ids that were retired for it to
-  // `retired`.
+  // Caches what an entry's members agreed on, if there is room. Appends the ids that are retired for it to `retired`.
   void remember(OperationEntry& entry, SignaturePtr signature, std::vector<CacheId>& retired);
   void forget(OperationEntry& entry, std::vector<CacheId>& retired);
 

@@ -25,13 +25,13 @@ struct ProcessSet {
   int32_t joined_count = 0;
   int32_t last_joined = 0;
   Nanoseconds first_joined = 0;         // time when the first member joined
-  Nanoseconds join_waits_since = 0;     // since the first join, or the last plan after it
+  Nanoseconds join_waits_since = 0;     // time of the first join, or of the last plan after it
   Nanoseconds next_stall_report = 0;    // time of the join's next report, after its first
   bool is_join_reported = false;        // the join was reported as a stall
   RankBits finished;                    // members that have said goodbye
   int32_t finished_count = 0;
-  bool has_changed = false;             // a rank joined or left: pending operations may be settled now
-  bool is_being_removed = false;        // by the decision being made
+  bool has_changed = false;             // a rank joined or left, which may complete pending operations
+  bool is_being_removed = false;        // removed by the decision that is being made
 };
 
 class ProcessSets {
@@ -42,12 +42,12 @@ class ProcessSets {
   bool was_removed(int32_t number) const { return number > 0 && number < next_number_ && !find(number); }
   const std::vector<std::unique_ptr<ProcessSet>>& all() const { return sets_; }
 
-  // Returns the number of sets in which a rank has joined and waits for the others.
+  // Returns the number of sets that some but not all members have joined.
   int32_t joining() const { return joining_; }
   void join(ProcessSet& set, int32_t rank, Nanoseconds now);
   void unjoin(ProcessSet& set);
 
-  // Returns whether an add_process_set or remove_process_set request can be fulfilled.
+  // Return ok if the request to add or remove a process set can be fulfilled, else the reason.
   Status check_addition(const Signature& request) const;
   Status check_removal(const Signature& request) const;
 

@@ -24,7 +24,7 @@ class RankBits {
     return common != 0;
   }
 
-  // Returns whether each of these ranks is in one of the others.
+  // Returns whether each of these ranks is in at least one of the others.
   template <typename... Others>
   bool are_within(const Others&... others) const {
     uint64_t outside = 0;

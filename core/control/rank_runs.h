@@ -1,5 +1,5 @@
-// Ranks in ascending order, as runs of consecutive numbers: the ranks of a host, or of a tree of hosts, form one run or
-// a few, and take correspondingly little room on the wire.
+// Ranks in ascending order, stored as runs of consecutive numbers. The ranks of a host, or of a subtree of hosts,
+// form few runs, which are short on the wire.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ class RankRuns {
  public:
   void clear() { runs_.clear(); }
 
-  // Adds a rank, which must be higher than all before.
+  // Adds a rank, which must be higher than all previous ones.
   void add(int32_t rank) {
     if (!runs_.empty() && runs_.back().first + runs_.back().count == rank) ++runs_.back().count;
     else runs_.push_back({rank, 1});
@@ -56,7 +56,7 @@ class RankRuns {
     }
   }
 
-  // Reads runs. Fails the reader unless they ascend, are as few as possible, and lie below the limit.
+  // Reads runs. Fails the reader unless they are ascending, as few as possible, and below the limit.
   void get(Reader& reader, int32_t limit) {
     const uint32_t count = reader.get_count(2 * sizeof(int32_t));
     runs_.clear();

@@ -7,7 +7,7 @@
 namespace sirtaki {
 namespace {
 
-constexpr int32_t own_place = 0;  // children are higher than their parents
+constexpr int32_t own_place = 0;  // this rank's place in its subtree: children are higher than their parents
 
 Status nonsense(const std::string& what) { return Status(SRT_PROTOCOL, "its report makes no sense here: " + what); }
 
@@ -61,7 +61,8 @@ void Relay::State::drop_if_unused(RelayedOperation& operation) {
 
 // ---- Incoming reports --------------------------------------------------------------------------------------
 
-// Holds a request by id. A retired id is sent up unchanged: the coordinator counts it, and the rank asks again in full.
+// Holds a request by id. A retired id is forwarded unchanged: the coordinator counts it, and the rank requests again
+// in full.
 Status Relay::State::hold_by_id(CacheId id, const HeldRequest& request, Nanoseconds now) {
   RelayedOperation* operation = cache.find(id);
   if (!operation) {
@@ -73,7 +74,7 @@ Status Relay::State::hold_by_id(CacheId id, const HeldRequest& request, Nanoseco
   return {};
 }
 
-// Holds a full request. A ragged kind has one share for each rank, in their order.
+// Holds a full request. A ragged kind has one share for each rank, in the ranks' order.
 Status Relay::State::hold_in_full(const SignaturePtr& signature, std::span<const RowShare> shares,
                                   const HeldRequest& request, Nanoseconds now) {
   RelayedOperation& operation = find_or_create(*signature);
@@ -98,7 +99,7 @@ void Relay::State::hold(RelayedOperation& operation, HeldRequest& same, const He
   if (is_complete(operation) || now - operation.oldest >= rule.hold) release(operation);
 }
 
-// Returns whether no rank of the subtree is missing that could still request the operation.
+// Returns whether all ranks of the subtree that can still request the operation have done so.
 bool Relay::State::is_complete(const RelayedOperation& operation) {
   const RelayedSet* set = find_set(operation.process_set);
   if (!set) return true;
@@ -166,7 +167,8 @@ Status Relay::State::merge_report(int32_t rank, Nanoseconds now) {
 
 // ---- Outgoing reports --------------------------------------------------------------------------------------
 
-// Releases what was held for long enough, and what a rank's notices apply to, or change.
+// Releases the requests that have been held for long enough, those to which a rank's notices apply, and those that
+// the notices make complete.
 void Relay::State::release_due(Nanoseconds now) {
   if (notices.empty() && (held.empty() || now - held.front().oldest < rule.hold)) return;
   RankBits urgent(places);
@@ -176,8 +178,8 @@ void Relay::State::release_due(Nanoseconds now) {
       release(operation);
 }
 
-// Moves an operation's held requests to the aggregate. Ranks of the subtree that have not requested it yet are
-// remembered as missing.
+// Moves an operation's held requests to the aggregate. If the subtree's requests are not complete, keeps the ranks
+// that have requested it in `forwarded`.
 void Relay::State::give(RelayedOperation& operation) {
   operation.is_released = false;
   if (operation.held.are_none()) return drop_if_unused(operation);
@@ -202,7 +204,7 @@ void Relay::State::give(RelayedOperation& operation) {
   drop_if_unused(operation);
 }
 
-// Adds an id to the aggregate. Ids that the same ranks have requested at the same time share one batch.
+// Adds an id to the aggregate. Ids that the same ranks requested at the same times share one batch.
 void Relay::State::give_id(CacheId id, const HeldRequest& request) {
   const bool is_same = !aggregate.cached_requests.empty() && request.by == batch.by && request.absent == batch.absent &&
                        request.arrivals == batch.arrivals;

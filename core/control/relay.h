@@ -1,10 +1,9 @@
-// The relay of a leader: it gathers the reports of the ranks below into one aggregate for its own parent, so that a
-// step in which all ranks do the same is reported upwards once. Free of I/O, threads and clocks, like Negotiator and
-// Coordinator.
+// The relay of a leader: it merges the reports of its subtree into one aggregate for its own parent, so that a step
+// in which all ranks do the same is reported once. Free of I/O, threads and clocks, like Negotiator and Coordinator.
 //
-// A request is held until every rank of the subtree that takes part has made it. It is sent up earlier when a rank
-// reports something that must not overtake it (a join, a goodbye, where it is), after a short wait, so that the
-// coordinator knows which ranks delay which, and when a Decision concerns it.
+// A request is held until every participating rank of the subtree has made it. It is forwarded earlier in three
+// cases: when a rank sends a notice that must not overtake it (a join, a goodbye, an answer for a stall report);
+// after a short wait, so that the coordinator can see which ranks delay which; and when a Decision concerns it.
 #pragma once
 
 #include <cstdint>
@@ -25,20 +24,20 @@ struct RelayRule {
 
 class Relay {
  public:
-  // Creates a relay. `subtree`: the ranks that it reports for, ascending, including its own.
+  // Creates a relay. `subtree`: the ranks for which it reports, ascending, including its own.
   Relay(const std::vector<int32_t>& subtree, int32_t world_size, RelayRule rule, uint32_t cache_capacity);
   ~Relay();
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
 
-  // Merges the Report of one rank, or another relay's aggregate of its own subtree; SRT_PROTOCOL if it is invalid.
+  // Merges the Report of one rank, or the aggregate of another relay; SRT_PROTOCOL if it is invalid.
   Status merge(int32_t rank, std::span<const uint8_t> report, Nanoseconds now);
   Status merge_aggregate(const RankBits& subtree, std::span<const uint8_t> aggregate, Nanoseconds now);
 
-  // Applies a Decision on its way down: the relay learns the changes of process sets and of the response cache.
+  // Applies a Decision on its way down: its changes of process sets and of the response cache.
   Status pass(std::span<const uint8_t> decision);
 
-  // Returns when to call report(): `never` if there is nothing to report, a time in the past if it is due.
+  // Returns when to call report(): `never` if there is nothing to report; a time in the past if a report is due.
   Nanoseconds report_due() const;
 
   // Appends one aggregate with everything that need not be held any longer.

@@ -1,4 +1,4 @@
-// The half of a relay that reads Decisions on their way down.
+// The half of a relay that applies Decisions on their way down.
 #include <algorithm>
 
 #include "control/relay_state.h"
@@ -21,8 +21,7 @@ RankBits Relay::State::places_of(const std::vector<int32_t>& world_ranks) const 
   return found;
 }
 
-// Clears `forwarded` of planned operations: all ranks that could request them have done so, and none is missing any
-// more.
+// Clears `forwarded` for planned operations: every rank that could request them has done so.
 void Relay::State::pass_plans() {
   for (const DecidedPlan& plan : decision.plans) {
     for (PlanItem item : plan.items) {
@@ -37,7 +36,8 @@ void Relay::State::pass_plans() {
   }
 }
 
-// Lets refused ranks ask again. Releases what is held, so that ranks that have yet to ask get the same answer sooner.
+// Allows refused ranks to request again. Releases held requests, so that ranks that have yet to request get the same
+// answer sooner.
 void Relay::State::pass_refusals() {
   for (const DecidedRefusal& refusal : decision.refusals) {
     const RankBits refused = places_of(refusal.ranks);
@@ -53,7 +53,7 @@ void Relay::State::pass_refusals() {
   }
 }
 
-// Moves the requests that are held by a retired id to `lapsed`.
+// Moves the requests that are held under a retired id to `lapsed`.
 void Relay::State::lapse(RelayedOperation& operation, CacheId id) {
   if (operation.by_id.by.are_none()) return;
   operation.held -= operation.by_id.by;
@@ -96,7 +96,7 @@ Status Relay::State::pass_set_changes() {
   return {};
 }
 
-// Removes a set together with its requests: the Decision that removes it answers them.
+// Removes a set and its requests, which the Decision that removes it answers.
 void Relay::State::remove_set(int32_t number) {
   const auto is_of_set = [&](const RelayedOperation& operation) { return operation.process_set == number; };
   std::erase_if(released, [&](const RelayedOperation* operation) { return is_of_set(*operation); });

@@ -1,7 +1,7 @@
-// The internals of a Relay, in two halves: reports arrive and are forwarded to the parent (relay.cc), Decisions pass
-// through (relay_pass.cc).
+// The internals of a Relay, in two halves: reports arrive and are forwarded to the parent (relay.cc), Decisions are
+// applied on their way down (relay_apply.cc).
 //
-// Ranks are numbered by their place in the subtree here, so that a set of ranks of one host is a single word.
+// Ranks are numbered by their place in the subtree here, so that a set of one host's ranks fits into a single word.
 #pragma once
 
 #include <list>
@@ -45,7 +45,7 @@ struct RelayedOperation {
   HeldRequest by_id;
   std::vector<HeldFullRequest> in_full;
   RankBits held;                         // ranks whose requests are held
-  RankBits forwarded;                    // ranks already sent up, while others of the subtree are missing
+  RankBits forwarded;                    // ranks whose requests were forwarded while others are missing
   Nanoseconds oldest = never;            // earliest arrival of a held request
   bool is_released = false;
 };
@@ -103,14 +103,14 @@ struct Relay::State {
   std::list<RelayedOperation> held;      // the oldest first
   std::list<RelayedOperation> others;
   std::unordered_map<OperationKey, RelayedOperation*, OperationKeyHash> operations;
-  std::vector<RelayedOperation*> released;       // are sent with the next aggregate
+  std::vector<RelayedOperation*> released;       // sent with the next aggregate
   std::vector<std::pair<CacheId, HeldRequest>> lapsed;  // retired ids: the coordinator counts them
   std::map<int32_t, RankNotices> notices;    // by rank
   std::vector<uint64_t> reached;         // by place: the last Decision that the rank has applied
   RankBits heard;                        // ranks that have reported since the last aggregate
   Report report;                    // members from here on are kept for their memory
   Aggregate aggregate;
-  HeldRequest one;                       // the request of the rank whose report is merged
+  HeldRequest one;                       // the request of the rank whose report is being merged
   HeldRequest batch;                     // the requests of the aggregate's last batch
   Decision decision;
 };

@@ -1,7 +1,7 @@
-// The response cache: an operation that was once agreed on has a number, which replaces the full request from then on.
+// The response cache: an operation that was agreed on has an id, which replaces the full request from then on.
 //
 // The coordinator assigns and retires ids, each in a Decision; every rank applies every Decision, so all caches are
-// equal. An id is a counter and a slot, so that it is never reused and is found without a search.
+// equal. An id consists of a counter and a slot: it is never reused, and is found without a search.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ inline OperationKey key_of(const Signature& signature) {
   return {signature.process_set, signature.kind, signature.name};
 }
 
-// Returns the row counts of a ragged request: row_counts_each() of them, if it is valid.
+// Returns the row counts of a ragged request, row_counts_each() of them if it is valid.
 std::span<const int64_t> rows_of(const Signature& signature);
 
 // Returns the row counts of the member at `position` within those of all members.
@@ -46,8 +46,8 @@ std::span<const int64_t> rows_at(const Signature& signature, const std::vector<i
 // Returns whether both are on the CPU, or both on a GPU. Ranks number their own devices, so GPUs are not compared.
 inline bool same_kind_of_device(const Signature& a, const Signature& b) { return (a.device < 0) == (b.device < 0); }
 
-// Returns whether two ranks' requests under one key can be one operation: the same in all but the priority, which is a
-// hint, and a ragged kind's rows.
+// Returns whether two ranks' requests under one key can be one operation: they are equal except for the priority,
+// which is a hint, and the rows of a ragged kind.
 bool agree(const Signature& a, const Signature& b);
 
 // Returns whether a cached response answers this request from the member at `position` of `members`.
@@ -58,7 +58,7 @@ constexpr uint32_t most_cached = 1 << 24;
 
 inline uint32_t slot_of(CacheId id) { return static_cast<uint32_t>(id) & (most_cached - 1); }
 
-// A table from ids to cached records: a rank's operation or the coordinator's entry.
+// A table from ids to cached records: operations of a rank or entries of the coordinator.
 template <typename Record>
 class CacheTable {
  public:
@@ -99,7 +99,7 @@ class CacheTable {
   uint32_t size_ = 0;
 };
 
-// The source of ids: only the coordinator has one.
+// The generator of ids, which only the coordinator has.
 class CacheIds {
  public:
   CacheId take() {

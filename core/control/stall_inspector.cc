@@ -20,7 +20,7 @@ Status deadline_passed(const Stall& stall, const RankNames& names) {
                                      " seconds (stall_deadline): " + describe_stall(stall, names)));
 }
 
-// Adds the end of a stall to a decision; stalls that the same rank has ended in one set are reported together.
+// Adds the end of a stall to a decision. Stalls of one set that the same rank has ended are reported together.
 void add_end(const ProcessSet& set, int32_t last_rank, Nanoseconds waited, const std::string& name,
              Decision& decision) {
   const std::vector<int32_t> last{last_rank};
@@ -105,7 +105,7 @@ bool StallInspector::is_awaiting(Nanoseconds now) const {
 void StallInspector::ask(const std::vector<Cause>& causes, Nanoseconds now, Decision& decision) {
   inquiry_ = {true, now + answer_time, {}, {}};
   for (const Cause& cause : causes) {
-    if (due(cause) > later(now, answer_time)) continue;  // includes causes that become due while waiting for answers
+    if (due(cause) > later(now, answer_time)) continue;  // includes causes that become due during the wait
     for (int32_t rank : cause.missing.ranks())
       if (std::find(inquiry_.asked.begin(), inquiry_.asked.end(), rank) == inquiry_.asked.end())
         inquiry_.asked.push_back(rank);
@@ -162,7 +162,7 @@ Stall StallInspector::describe(const Cause& cause, Nanoseconds now) const {
   return stall;
 }
 
-// Reports a cause when its oldest request has waited long enough, together with its later requests.
+// Reports a cause, with its later requests, once its oldest request has waited long enough.
 void StallInspector::report(Cause& cause, Nanoseconds now, Decision& decision) {
   Nanoseconds next = cause.next_report ? cause.next_report : later(cause.since, report_after_);
   if (next <= now) {

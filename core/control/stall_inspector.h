@@ -1,8 +1,8 @@
-// Stall detection: which ranks wait for which others, and when to report it.
+// Stall detection: decides which ranks wait for which others, and when to report it.
 //
-// When an operation has waited for too long, a Decision asks the missing ranks where they are; sirtaki's own thread
-// answers there, whatever the program does. Once all have answered, or a second later, a report says which ranks wait
-// for what, and what the missing ranks are doing instead.
+// When an operation has waited for too long, a Decision asks the missing ranks what they are doing; sirtaki's own
+// thread answers there, even if the program is busy. Once all have answered, or a second later, a report says which
+// ranks wait for what, and what the missing ranks are doing instead.
 #pragma once
 
 #include <vector>
@@ -15,33 +15,33 @@
 
 namespace sirtaki {
 
-// Adds to a decision that an entry whose stall was reported is complete now, and which rank was last.
+// Adds to a decision that an entry with a reported stall is now complete, and which rank was last.
 void report_end_of_stall(const OperationEntry& entry, Decision& decision);
 
-// Adds the same for a reported stall of a join, once all members of the set have joined.
+// Adds the same for the reported stall of a join, once all members of the set have joined.
 void report_end_of_stall(const ProcessSet& set, Nanoseconds now, Decision& decision);
 
 class StallInspector {
  public:
-  // Creates a watch; zero for either time: never. leaders: as in the coordinator.
+  // Creates an inspector; a time of 0 disables the report or the deadline. `leaders`: as in Coordinator.
   StallInspector(Nanoseconds report_after, Nanoseconds deadline, std::vector<int32_t> leaders)
       : report_after_(report_after), deadline_(deadline), leaders_(std::move(leaders)) {}
 
   // Records that something began to wait.
   void begun(Nanoseconds now);
 
-  // Takes in the answer of a rank that was asked where it is.
+  // Records the answer of a rank that was asked what it is doing.
   void answered(StalledRankReport wait_report);
 
-  // Returns a lower bound of the time at which look() has something to report.
+  // Returns a lower bound of the time at which inspect() has something to report.
   Nanoseconds next(const OperationTable& table, const ProcessSets& sets) const;
 
-  // Adds to a decision what is due at this time.
+  // Adds to a decision everything that is due at this time.
   void inspect(Nanoseconds now, OperationTable& table, const ProcessSets& sets, const Groups& groups,
                const RankNames& names, Decision& decision);
 
  private:
-  // One cause of waiting: the same ranks are missing in the same set.
+  // One cause of a stall: the same ranks are missing in the same set.
   struct Cause {
     ProcessSet* set;
     RankBits missing;
@@ -51,7 +51,7 @@ class StallInspector {
     Nanoseconds next_report;         // 0: has not been reported
   };
 
-  // The pending question, and the answers so far about where the missing ranks are.
+  // The pending question to the missing ranks, and the answers so far.
   struct Inquiry {
     bool is_open = false;
     Nanoseconds until = 0;           // end of the wait for answers
@@ -71,7 +71,7 @@ class StallInspector {
   std::vector<int32_t> leaders_;     // by rank
   Nanoseconds next_report_ = never;
   Inquiry inquiry_;
-  bool is_over_ = false;             // the deadline has been reported
+  bool is_over_ = false;             // a deadline has passed
 };
 
 }  // namespace sirtaki

@@ -18,7 +18,7 @@ std::string list_tensors(const Stall& stall) {
   return text;
 }
 
-// Names one rank with its process and host, several ranks only by their numbers.
+// Names a single rank with its process and host, several ranks only by their numbers.
 std::string name_waiting(const std::vector<int32_t>& ranks, const RankNames& names) {
   constexpr size_t most = 16;
   if (ranks.size() <= 1) return list_ranks(ranks, names);
@@ -36,7 +36,7 @@ std::string name_place(const StackFrame& frame) {
   return frame.function == "<module>" ? at : "in " + frame.function + "() " + at;
 }
 
-// Names the innermost of the user's own functions, else the innermost of all.
+// Names the innermost function of the user's own, or else the innermost of all.
 std::string name_place(const std::vector<StackFrame>& frames) {
   const auto is_users = [](const StackFrame& frame) { return !is_library(frame.file); };
   const auto own = std::find_if(frames.begin(), frames.end(), is_users);
@@ -64,7 +64,7 @@ struct AlikeRanks {
   std::vector<int32_t> ranks;
 };
 
-// Groups missing ranks that do the same, so that they are named together.
+// Groups missing ranks with the same answer, so that they are named together.
 std::vector<AlikeRanks> group_missing(const Stall& stall, const RankNames& names) {
   std::vector<AlikeRanks> groups;
   for (int32_t rank : stall.missing) {

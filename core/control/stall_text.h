@@ -1,4 +1,5 @@
-// A stall in words: which ranks wait for what, which have not submitted it, and what those do instead.
+// The text of a stall report: which ranks wait for what, which ranks have not submitted it, and what those do
+// instead.
 #pragma once
 
 #include <string>
@@ -9,7 +10,7 @@
 namespace sirtaki {
 
 // Returns "rank 0 (pid 70 on hostA) waits for 'loss'; rank 1 (pid 71 on hostA) has not submitted it and is in
-// evaluate() at train.py:88". `names` are how messages name each rank.
+// evaluate() at train.py:88". `names`: the names of ranks in messages.
 std::string describe_stall(const Stall& stall, const std::vector<std::string>& names);
 
 }  // namespace sirtaki

@@ -1,5 +1,5 @@
-// The reporting tree of ranks on several hosts: on each host the lowest rank leads, and leaders form a tree with rank 0
-// at its root. Every rank computes the tree by itself, from the same numbers.
+// The reporting tree of ranks on several hosts. The lowest rank of each host is its leader, and the leaders form a
+// tree with rank 0 at its root. Every rank computes the same tree from the same input.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace sirtaki {
 
 class ControlTree {
  public:
-  // Builds the tree. `hosts`: for each rank, the number of its host. `fan_out`: number of other hosts that a leader
-  // reports for directly.
+  // Builds the tree. `hosts`: for each rank, the number of its host. `fan_out`: the number of other hosts that report
+  // directly to a leader.
   ControlTree(const std::vector<int32_t>& hosts, int32_t fan_out);
 
   int32_t size() const { return static_cast<int32_t>(parents_.size()); }

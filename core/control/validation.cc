@@ -13,7 +13,7 @@ constexpr size_t most_extents_named = 24;
 constexpr size_t longest_quoted = 160;
 constexpr size_t longest_rank_name = 120;
 
-// Shortens a text at the start of a UTF-8 character, and marks the cut.
+// Shortens a text at a UTF-8 character boundary, and marks the cut.
 std::string shortened(const std::string& text, size_t limit) {
   if (text.size() <= limit) return text;
   size_t end = limit - 3;
@@ -136,7 +136,8 @@ Status disagreement(const OperationEntry& entry, const RankNames& names) {
   return Status(SRT_MISMATCH, "ranks disagree about " + quoted(entry.name));
 }
 
-// Refuses a send if one of its two ranks has joined: it has only neutral elements to give, and no memory for a result.
+// Refuses a send if one of its two ranks has joined: a joined rank has only neutral elements to send, and no memory
+// for a result.
 Status validate_pair(const OperationEntry& entry, const RankNames& names) {
   RankBits silent = entry.participants();
   silent -= entry.submitted;

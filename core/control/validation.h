@@ -1,4 +1,5 @@
-// Checks of what the members of a set must agree on, and the error texts for when they do not: the same on all ranks.
+// Checks that the members of a set agree on an operation, and the error texts if they do not, which are the same on
+// all ranks.
 #pragma once
 
 #include <span>
@@ -13,7 +14,7 @@ namespace sirtaki {
 // Names of ranks in messages: "rank 2 (pid 71 on hostB)", by rank.
 using RankNames = std::vector<std::string>;
 
-// Returns "rank 0 (pid 70 on hostA), rank 2 (pid 72 on hostA)"; beyond a few: "... and 12 more ranks".
+// Returns "rank 0 (pid 70 on hostA), rank 2 (pid 72 on hostA)"; a long list ends with "... and 12 more ranks".
 std::string list_ranks(std::span<const int32_t> ranks, const RankNames& names);
 
 // Returns the name in quotes, shortened if it is long.
