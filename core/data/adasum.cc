@@ -7,7 +7,7 @@
 namespace sirtaki {
 namespace {
 
-// The dot products that combine two vectors.
+// The dot products needed to combine two vectors.
 struct Dots {
   double ab = 0, aa = 0, bb = 0;
 };
@@ -43,7 +43,8 @@ class Adasum final : public Operation {
   std::vector<int32_t> waits_for() const override { return running_ ? running_->waits_for() : std::vector<int32_t>{}; }
 
  private:
-  // Phase 0 exchanges slices, phases 1 to levels() sum the dot products of a level, the last gathers the result.
+  // Phase 0 exchanges slices, phases 1 to levels() sum the dot products of one level each, and the last one gathers
+  // the result.
   int32_t levels() const {
     int32_t count = 0;
     for (size_t vectors = members_; vectors > 1; vectors = (vectors + 1) / 2) ++count;
@@ -100,7 +101,7 @@ class Adasum final : public Operation {
     raw_.shrink_to_fit();
   }
 
-  // Computes where the tensors lie in this rank's slice, in elements.
+  // Computes the position of each tensor in this rank's slice, in elements.
   void cut_tensors() {
     const auto element = static_cast<int64_t>(whole_->element_bytes());
     int64_t begin = 0;
@@ -176,8 +177,8 @@ class Adasum final : public Operation {
   size_t elements_;
   std::vector<Slice> tensors_;                 // parts of tensors in the slice, in elements
   std::vector<std::vector<uint8_t>> raw_;      // by member: its version of the slice, as received
-  std::vector<std::vector<double>> vectors_;   // vectors still to be combined
-  std::vector<Dots> dots_;                     // those of this level, by pair and tensor
+  std::vector<std::vector<double>> vectors_;   // vectors that are still to be combined
+  std::vector<Dots> dots_;                     // dot products of this level, by pair and tensor
   std::vector<uint8_t> result_;
   int32_t phase_ = 0;
   std::unique_ptr<Operation> running_;

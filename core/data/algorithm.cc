@@ -18,10 +18,10 @@ Algorithm choose_algorithm(std::string_view wish, const std::vector<int>& member
   if (wish == "direct") return Algorithm::direct;
   if (wish == "ring") return Algorithm::ring;
   if (wish == "recursive_doubling") return Algorithm::recursive_doubling;
-  // Between hosts every byte then travels once in each direction, however many members a host has.
+  // Every byte then travels between two hosts once in each direction, however many members a host has.
   if (is_spread && has_company) return Algorithm::hierarchical;
-  // Two numbers have one sum. Among more, the bits would depend on what a tensor is fused with, and thus on when it was
-  // ready.
+  // A sum of two numbers does not depend on their order. With more members, the bits would depend on which tensors
+  // are fused, and thus on when they were ready.
   return members_per_host.size() == 2 && bytes <= few_bytes ? Algorithm::recursive_doubling : Algorithm::direct;
 }
 

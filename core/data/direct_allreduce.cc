@@ -1,7 +1,6 @@
 // All-reduce by pairwise exchange: each rank sends every other rank that rank's slice, sums its own slice in rank
-// order (the same bits as through shared memory), and sends the result to all: the two phases of
-// Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), with
-// all pairs at once.
+// order (the same bits as through shared memory), and sends the result to all. These are the two phases of Thakur,
+// Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), with all pairs at once.
 #include <algorithm>
 
 #include "data/link_operation.h"
@@ -20,8 +19,9 @@ class DirectAllreduce final : public LinkOperation {
   }
 
  private:
-  // Runs one of four steps per round, staggered so that a round's slices are in transit while the one before is
-  // reduced: send the slices of round i, reduce round i - 1, send its result, collect the results of round i - 2.
+  // Runs one of four steps per round, staggered so that a round's slices are in transit while those of the previous
+  // round are reduced: send the slices of round i, reduce round i - 1, send its result, receive the results of round
+  // i - 2.
   Status step(int64_t index, bool& finished) override {
     const int64_t i = index / 4;
     switch (index % 4) {
@@ -34,7 +34,7 @@ class DirectAllreduce final : public LinkOperation {
 
   bool is_round(int64_t round) const { return round >= 0 && round < rounds_; }
 
-  // Returns a member's slice of a round, in the whole buffer.
+  // Returns a member's slice of a round, relative to the whole buffer.
   Slice slice(size_t member, int64_t round) const {
     const int64_t begin = round * round_bytes_;
     const Slice part = slice_of(std::min(round_bytes_, transfer().buffer.bytes() - begin), member_count(), member);
@@ -100,7 +100,7 @@ class DirectAllreduce final : public LinkOperation {
   int64_t round_bytes_ = 0, rounds_ = 0;
   std::vector<const uint8_t*> bodies_;  // by member
   std::vector<int64_t> got_;            // by member: rounds whose result has arrived
-  std::vector<uint8_t> scratch_;        // for this rank's slice, where it has no memory of its own
+  std::vector<uint8_t> scratch_;        // for this rank's slice, if it has no contiguous output
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Reduce-scatter by pairwise exchange: each rank sends every other rank that rank's part, and adds up its own in rank
-// order: the first half of the all-reduce.
+// Reduce-scatter by pairwise exchange, the first half of the all-reduce: each rank sends every other rank that rank's
+// part, and sums its own part in rank order.
 #include <algorithm>
 
 #include "data/link_operation.h"
@@ -17,7 +17,7 @@ class DirectReducescatter final : public LinkOperation {
   }
 
  private:
-  // Sends chunk r of every other member's part in step 2r, reduces chunk r of this rank's in step 2r + 1.
+  // Sends chunk r of every other member's part in step 2r; reduces chunk r of this rank's part in step 2r + 1.
   Status step(int64_t index, bool& finished) override {
     const int64_t round = index / 2;
     if (index % 2 == 1) return reduce_own(round, finished);

@@ -1,4 +1,4 @@
-// The execution of plans: started in the order of their numbers, each a resumable operation of some backend.
+// The execution of plans, started in the order of their numbers; each is a resumable operation of a backend.
 #pragma once
 
 #include <deque>
@@ -11,10 +11,10 @@ namespace sirtaki {
 
 class Executor {
  public:
-  // Adds a backend. They are asked in this order; the first that serves a transfer runs it.
+  // Adds a backend. The first added one that serves a transfer runs it.
   void add_backend(std::unique_ptr<Backend> backend) { backends_.push_back(std::move(backend)); }
 
-  // Adds a transfer. They come in ascending plan order.
+  // Adds a transfer; called in ascending order of plans.
   void add(TransferPtr transfer) { queue_.push_back(std::move(transfer)); }
 
   // Changes of plans, by their numbers.
@@ -23,12 +23,12 @@ class Executor {
       uint64_t plan;
       std::shared_ptr<GpuEvent> event;
     };
-    std::vector<Launch> launched;  // on a device: it is over after the event
+    std::vector<Launch> launched;  // on a device: the plan is finished after the event
     std::vector<uint64_t> finished;
-    uint64_t failed = 0;               // the plan whose operation returned a status that is not ok
+    uint64_t failed = 0;               // the plan whose operation failed
     bool moved = false;
 
-    // Clears the lists, but keeps their capacity: this is called in every iteration.
+    // Clears the lists but keeps their capacity, because this is called in every iteration.
     void clear() {
       launched.clear();
       finished.clear();
@@ -37,7 +37,7 @@ class Executor {
     }
   };
 
-  // Does some work.
+  // Starts the transfers that can start, and advances all running operations once.
   Status advance(Nanoseconds now, Changes& changes);
 
   bool is_idle() const { return queue_.empty() && active_.empty(); }
@@ -47,7 +47,7 @@ class Executor {
   // Returns the oldest unfinished plan and the ranks it waits for; nullptr if there is none.
   const Transfer* stuck(std::vector<int32_t>& waits_for) const;
 
-  // Cancels everything. Operations stay until they are quiet.
+  // Cancels all operations, which are kept until they are quiet.
   void cancel();
   bool is_quiet();
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t least_bytes = 4 << 20, bytes_a_member = 1 << 20, most_pieces = 100;  // limits of pieces
 
-// Returns a list made of another one's parts.
+// Returns a list with each part of `list` replaced by the result of `part`.
 template <typename Part>
 ScatterList map_parts(const ScatterList& list, Part&& part) {
   ScatterList mapped;
@@ -112,9 +112,9 @@ ScatterList Hierarchical::sizes(const ScatterList& list) {
   return map_parts(list, [](const uint8_t*, uint8_t*, int64_t) { return Ends(nullptr, nullptr); });
 }
 
-// Returns the size of a piece. It is large enough for several rounds of chunks to overlap in one phase, or the network
-// idles at the end of each, and at most a quarter of a large plan, or the network idles while everything goes through
-// shared memory. Alike on all ranks.
+// Returns the size of a piece, the same on all ranks. A piece is large enough for several rounds of chunks to overlap
+// in one phase, because the network idles at the end of each phase, and at most a quarter of a large plan, because
+// the network idles while everything goes through shared memory.
 int64_t Hierarchical::bytes_a_piece() const {
   const int64_t total = whole_->buffer.bytes();
   const int64_t wanted = bytes_a_member * static_cast<int64_t>(whole_->members.size());

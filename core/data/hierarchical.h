@@ -1,6 +1,6 @@
-// Transfers between hosts with several members each: every byte goes between two hosts once, and then spreads inside
-// them. As in Karonis et al., "Exploiting Hierarchy in Parallel Computer Networks to Optimize Collective Operation
-// Performance" (2000).
+// Transfers between hosts that have several members each: every byte is sent between two hosts once, and then
+// distributed within them. As in Karonis et al., "Exploiting Hierarchy in Parallel Computer Networks to Optimize
+// Collective Operation Performance" (2000).
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 namespace sirtaki {
 
 struct HierarchyParts {
-  std::vector<Backend*> inside;   // the first that serves a transfer moves it among the members of a host
+  std::vector<Backend*> inside;   // within a host; the first that serves a transfer runs it
   Backend* between = nullptr;     // among members of different hosts
   std::vector<int32_t> host_of;   // by rank of the world
   std::string wish;               // the knob cpu_algorithm
@@ -28,30 +28,30 @@ class HierarchicalBackend final : public Backend {
   HierarchyParts parts_;
 };
 
-// The common part of the hierarchical operations: where a transfer's members live, and transfers among some of them.
+// The base of the hierarchical operations: the members of a transfer by host, and transfers among some of them.
 class Hierarchical : public PhasedOperation {
  protected:
-  using Members = std::vector<size_t>;  // indices of the whole transfer's members
+  using Members = std::vector<size_t>;  // indices into the whole transfer's members
 
   Hierarchical(const HierarchyParts& parts, TransferPtr whole);
 
   const Transfer& whole() const { return *whole_; }
   const std::vector<Members>& hosts() const { return hosts_; }
   const Members& local() const { return hosts_[own_host_]; }
-  size_t own_place() const { return own_place_; }  // among the local ones
+  size_t own_place() const { return own_place_; }  // index among the local members
   bool is_alone() const { return local().size() == 1; }
 
-  // Returns a transfer of this kind among some members, including this rank; the caller fills in what moves.
+  // Returns a transfer of this kind among some members, including this rank; the caller adds its lists of memory.
   std::shared_ptr<Transfer> among(const Members& members, Kind kind) const;
   int add_local(std::shared_ptr<Transfer> transfer, int after = no_phase);
   int add_between(std::shared_ptr<Transfer> transfer, int after = no_phase);
 
-  // Returns the list with memory of the operation where it has no output: what arrives has to be forwarded.
+  // Returns the list with the operation's own memory for parts without an output, whose data must be forwarded.
   ScatterList with_memory(const ScatterList& list);
 
   static size_t index_in(const Members& members, size_t member);
-  // Return the list worked on in place, where its outputs are; its inputs alone; its outputs as inputs; its outputs
-  // alone; its sizes alone.
+  // Return a copy of the list with its outputs as both input and output; with its inputs only; with its outputs as
+  // inputs only; with its outputs only; with sizes only.
   static ScatterList in_place(const ScatterList& list);
   static ScatterList inputs(const ScatterList& list);
   static ScatterList results(const ScatterList& list);

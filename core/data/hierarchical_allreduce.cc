@@ -1,12 +1,12 @@
-// All-reduce in three phases: a reduce-scatter inside each host, an all-reduce of each slice between its carriers, one
-// per host, and an all-gather inside. So each byte of the sum goes between two hosts once in each direction, and all
-// local ranks work on it. On hosts with more members than the smallest host, the others give to the carriers, and get
-// from them.
+// All-reduce in three phases: a reduce-scatter within each host, an all-reduce of each slice among its carriers, one
+// per host, and an all-gather within each host. Each byte of the sum is sent between two hosts once in each
+// direction, and all local ranks share the work. On hosts with more members than the smallest host, the additional
+// members send their data to the carriers and receive the result from them.
 //
-// A large plan is cut into pieces, so that the network is busy with one while others go through shared memory. Sums
-// inside a host are in rank order, and so are sums between hosts: the same bits every run as long as the ranks live on
-// the same hosts. Sums travel in the tensors' own dtype: 16-bit floats are rounded once inside a host and once between
-// them.
+// A large plan is cut into pieces, so that the network transfers one while others go through shared memory. Sums
+// within a host are in rank order, and so are sums between hosts: every run gives the same bits as long as the ranks
+// are on the same hosts. Sums are sent in the tensors' own dtype: 16-bit floats are rounded once within a host and
+// once between hosts.
 #include <algorithm>
 
 #include "data/hierarchical.h"
@@ -26,7 +26,7 @@ class HierarchicalAllreduce final : public Hierarchical {
     const int64_t total = whole().buffer.bytes(), each = bytes_a_piece();
     const int64_t pieces = (total + each - 1) / each;
     summed_.resize(static_cast<size_t>(pieces), no_phase);
-    // The next piece is scattered before the one before is gathered, so that no rank waits for the network alone.
+    // A piece is scattered before the previous one is gathered, so that ranks have work while the network transfers.
     for (int64_t i = 0; i <= pieces; ++i) {
       if (i < pieces) begin_piece(i);
       if (i > 0 && !is_alone()) gather(i - 1);
@@ -37,7 +37,7 @@ class HierarchicalAllreduce final : public Hierarchical {
  private:
   bool is_carrier() const { return own_place() < carriers_; }
 
-  // Returns a slice of the whole buffer; empty for a place that is no carrier.
+  // Returns a slice of the whole buffer; an empty one if the rank at this place is no carrier.
   ScatterList slice(int64_t piece, size_t place) const {
     if (place >= carriers_) return {};
     const int64_t begin = piece * bytes_a_piece();
@@ -74,10 +74,10 @@ class HierarchicalAllreduce final : public Hierarchical {
     add_local(std::move(transfer), summed_[static_cast<size_t>(piece)]);
   }
 
-  size_t carriers_;             // number of slices: what the smallest host can carry
-  Members counterparts_;        // this rank's on all hosts, in the order of the hosts for every slice
-  std::vector<int> summed_;     // by piece: the phase that adds up this rank's slice
-  std::vector<ScatterList> results_;  // by piece: this rank's slice, to be read
+  size_t carriers_;             // number of slices: the members of the smallest host
+  Members counterparts_;        // the carriers of this rank's slice, in the order of hosts
+  std::vector<int> summed_;     // by piece: the phase that sums this rank's slice
+  std::vector<ScatterList> results_;  // by piece: the result of this rank's slice
 };
 
 }  // namespace

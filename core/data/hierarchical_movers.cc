@@ -1,4 +1,5 @@
-// Broadcast and all-gather over several hosts: bytes go to one member of each other host, and from there to the others.
+// Broadcast and all-gather over several hosts: bytes are sent to one member of each other host, which forwards them
+// to the other members there.
 #include <algorithm>
 
 #include "data/hierarchical.h"
@@ -6,7 +7,8 @@
 namespace sirtaki {
 namespace {
 
-// A broadcast from the root to the first member of each other host, and from these, piece by piece, to the others.
+// A broadcast from the root to the first member of each other host, and from these, piece by piece, to the other
+// members.
 class HierarchicalBroadcast final : public Hierarchical {
  public:
   HierarchicalBroadcast(const HierarchyParts& parts, TransferPtr transfer) : Hierarchical(parts, std::move(transfer)) {
@@ -48,7 +50,7 @@ class HierarchicalBroadcast final : public Hierarchical {
   Members speakers_;  // one per host
 };
 
-// An all-gather: each member's rows go to one member of each other host, in turn, and every member forwards them.
+// An all-gather: each member's rows are sent to one member of each other host, chosen in turn, which forwards them.
 class HierarchicalAllgather final : public Hierarchical {
  public:
   HierarchicalAllgather(const HierarchyParts& parts, TransferPtr transfer) : Hierarchical(parts, std::move(transfer)) {
@@ -57,7 +59,7 @@ class HierarchicalAllgather final : public Hierarchical {
       for (size_t place = 0; place < from.size(); ++place)
         for (const Members& to : hosts())
           receivers_[from[place]].push_back(&from == &to ? from[place] : to[place % to.size()]);
-    ScatterList got;  // rows that this rank has for the others of its host
+    ScatterList got;  // rows that this rank forwards to the others of its host
     const int exchanged = add_exchange(got);
     if (!is_alone()) add_gather(got, exchanged);
   }
@@ -99,7 +101,7 @@ class HierarchicalAllgather final : public Hierarchical {
     add_local(std::move(transfer), exchanged);
   }
 
-  std::vector<Members> receivers_;  // by member: the members that get its rows from it, one per host
+  std::vector<Members> receivers_;  // by member: the members that receive its rows directly, one per host
 };
 
 }  // namespace

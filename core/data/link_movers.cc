@@ -31,7 +31,7 @@ class LinkBroadcast final : public LinkOperation {
   }
 };
 
-// All-gather and all-to-all: each pair by itself.
+// All-gather and all-to-all, by pairwise exchange.
 class LinkExchange final : public LinkOperation {
  public:
   LinkExchange(const LinkSetting& setting, TransferPtr t) : LinkOperation(setting, std::move(t)) {
@@ -44,7 +44,7 @@ class LinkExchange final : public LinkOperation {
   }
 
  private:
-  // Sends chunk r of each member's data in step 2r, collects chunk r from all members in step 2r + 1.
+  // Sends chunk r of each member's data in step 2r; receives chunk r from all members in step 2r + 1.
   Status step(int64_t index, bool& finished) override {
     const int64_t round = index / 2;
     if (index % 2 == 1) return collect(round, finished);

@@ -9,9 +9,9 @@
 namespace sirtaki {
 namespace {
 
-constexpr int steps_a_call = 8;           // then negotiation has its turn
-constexpr size_t most_unsent = 2 << 20;   // bytes that may pile up on a link before packing waits
-constexpr int64_t worth_referring = 8 << 10;  // smaller pieces are faster to copy than to send separately
+constexpr int steps_a_call = 8;           // then the negotiation has its turn
+constexpr size_t most_unsent = 2 << 20;   // bytes that may be queued on a link before packing waits
+constexpr int64_t worth_referring = 8 << 10;  // bytes from which sending a piece separately is faster than copying it
 
 }  // namespace
 
@@ -119,7 +119,7 @@ void LinkOperation::reduce(std::span<const uint8_t* const> bodies, const Scatter
   });
 }
 
-// Stops the use of tensors' memory, which goes back to its owners.
+// Stops all use of the tensors' memory, which returns to its owners.
 void LinkOperation::cancel() {
   for (size_t member = 0; member < member_count(); ++member)
     if (member != transfer_->own) link(member).drop_references();
@@ -148,7 +148,7 @@ Status LinkOperation::arrived(size_t member, int64_t tag, int64_t bytes, std::sp
                               frame->header.step, static_cast<unsigned long long>(frame->header.plan),
                               frame->header.length, static_cast<unsigned>(tag & 0xffff),
                               static_cast<unsigned long long>(transfer_->plan), static_cast<long long>(bytes))});
-  // An empty body has to be distinguishable from none.
+  // An empty body must be distinguishable from a missing one.
   static constexpr uint8_t nothing = 0;
   body = frame->body.empty() ? std::span<const uint8_t>(&nothing, size_t{0}) : frame->body;
   return Status::ok();
@@ -170,7 +170,7 @@ std::unique_ptr<Operation> LinkBackend::start(TransferPtr transfer) {
     case Kind::reducescatter: return make_link_reducescatter(setting_, std::move(transfer));
     case Kind::allgather:
     case Kind::alltoall: return make_link_exchange(setting_, std::move(transfer));
-    default: return nullptr;  // a barrier is over once it is decided
+    default: return nullptr;  // a barrier is complete once it is decided
   }
 }
 

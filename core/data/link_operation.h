@@ -1,5 +1,5 @@
-// The common part of the collectives over links (sockets). Every member knows the order of every transfer of a plan, so
-// frames need no matching: a frame's plan and step are only checked.
+// The base of the collectives over links (sockets). Every member knows the order of all transfers of a plan, so
+// frames need no matching: the plan and step of a frame are only checked.
 #pragma once
 
 #include <span>
@@ -30,7 +30,7 @@ class LinkOperation : public Operation {
   std::vector<int32_t> waits_for() const final { return awaited_; }
 
  protected:
-  // Runs one step of the algorithm; `finished` stays false when it has to wait, and it is called again.
+  // Runs one step of the algorithm. If `finished` stays false, the step has to wait, and is called again.
   virtual Status step(int64_t index, bool& finished) = 0;
   int64_t steps = 0;  // set by the constructor of the algorithm
 
@@ -40,30 +40,32 @@ class LinkOperation : public Operation {
   int64_t chunk_bytes() const { return setting_.chunk_bytes; }
   ReduceKernel reduce_kernel() const { return arithmetic().reduce[static_cast<int>(transfer_->reduce_op)]; }
 
-  // Return whether there is room to send to a member (or all) without piling up bytes; space for one frame's body.
+  // Return whether a frame can be sent to a member (or to all) without queueing too many bytes; the space for a
+  // frame's body.
   bool has_room(size_t member) const;
   bool all_have_room() const;
   std::span<uint8_t> compose(size_t member, int64_t tag, int64_t bytes);
 
-  // Returns the body of the frame that must come next from a member; empty data() if it has not arrived yet.
+  // Returns the body of the next frame from a member, which must have this tag and size; empty data() if it has not
+  // arrived.
   Status arrived(size_t member, int64_t tag, int64_t bytes, std::span<const uint8_t>& body);
   void consume(size_t member) { link(member).pop(); }
 
-  // Sends a list's bytes [begin, end): inputs, prescaled, or results, which lie in `scratch` where the list has no
-  // output. Bytes that lie ready in the users' memory are not copied.
+  // Send a list's bytes [begin, end): its prescaled inputs; its results, which are in `scratch` if the list has no
+  // output for them. Bytes that can be sent unchanged from the users' memory are not copied.
   void send_inputs(size_t member, int64_t tag, const ScatterList& list, int64_t begin, int64_t end);
   void send_results(size_t member, int64_t tag, const ScatterList& list, int64_t begin, int64_t end,
                     const uint8_t* scratch);
 
-  // Puts the frame that must come next from a member into a list's outputs.
+  // Receives the next frame from a member into a list's outputs.
   Status take(size_t member, int64_t tag, const ScatterList& list, int64_t begin, int64_t end, bool& finished);
 
-  // Reduces the bodies of all members' frames (the own one's is ignored) and a list's inputs into its outputs, or into
-  // the scratch memory, which grows as it has to.
+  // Reduces the bodies of all members' frames (this rank's own is ignored) and a list's inputs into its outputs, or
+  // into `scratch`, which grows as needed.
   void reduce(std::span<const uint8_t* const> bodies, const ScatterList& list, int64_t begin, int64_t end,
               std::vector<uint8_t>& scratch);
 
-  // Packs a list's bytes [begin, end), prescaled.
+  // Packs a list's prescaled bytes [begin, end).
   void pack_bytes(const ScatterList& list, int64_t begin, int64_t end, uint8_t* out) const;
 
  private:
@@ -82,7 +84,7 @@ class LinkOperation : public Operation {
 
 class LinkBackend final : public Backend {
  public:
-  // `host_of` is by rank of the world; `wish` is the knob cpu_algorithm.
+  // `host_of`: by rank of the world. `wish`: the knob cpu_algorithm.
   LinkBackend(const LinkSetting& setting, std::vector<int32_t> host_of, std::string wish)
       : setting_(setting), host_of_(std::move(host_of)), wish_(std::move(wish)) {}
   bool serves(const Transfer& transfer) const override;

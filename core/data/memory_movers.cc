@@ -1,4 +1,4 @@
-// The collectives through shared memory that only move bytes.
+// The collectives through shared memory that do not reduce.
 #include <algorithm>
 
 #include "data/memory_operation.h"
@@ -6,8 +6,8 @@
 namespace sirtaki {
 namespace {
 
-// The root fills its slots, at most slots_each rounds ahead of the slowest reader. A tensor of less than a few chunks
-// is cut as well, so that the first piece is read while the next one is written.
+// A broadcast. The root fills its slots, at most slots_each rounds ahead of the slowest reader. A tensor smaller than
+// a few chunks is cut as well, so that the first part is read while the next one is written.
 class MemoryBroadcast final : public MemoryOperation {
  public:
   MemoryBroadcast(const MemorySetting& setting, TransferPtr t) : MemoryOperation(setting, std::move(t)) {
@@ -36,9 +36,9 @@ class MemoryBroadcast final : public MemoryOperation {
   int64_t each_ = 0;  // bytes per round
 };
 
-// All-gather and all-to-all. A member sends one stream of bytes: its data for all, or its parts for the others, one
-// after another. In each round every member packs its next chunk of that stream, and takes its part of every other
-// member's chunk: step 2r packs round r, 2r + 1 takes.
+// All-gather and all-to-all. Each member sends one stream of bytes: its data for all members, or its parts for the
+// others, one after another. In each round every member packs the next chunk of its stream, and copies its part of
+// every other member's chunk: step 2r packs round r, step 2r + 1 copies it.
 class MemoryExchange final : public MemoryOperation {
  public:
   MemoryExchange(const MemorySetting& setting, TransferPtr t) : MemoryOperation(setting, std::move(t)) {

@@ -7,7 +7,7 @@
 namespace sirtaki {
 namespace {
 
-constexpr int steps_a_call = 8;  // then negotiation has its turn
+constexpr int steps_a_call = 8;  // then the negotiation has its turn
 constexpr int64_t steps_a_phase = 1 << 20;
 
 }  // namespace
@@ -105,7 +105,7 @@ std::unique_ptr<Operation> MemoryBackend::start(TransferPtr transfer) {
     case Kind::broadcast: return make_memory_broadcast(setting, std::move(transfer));
     case Kind::allgather:
     case Kind::alltoall: return make_memory_exchange(setting, std::move(transfer));
-    default: return nullptr;  // a barrier is over once it is decided
+    default: return nullptr;  // a barrier is complete once it is decided
   }
 }
 

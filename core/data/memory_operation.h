@@ -1,8 +1,8 @@
-// The common part of the shared-memory collectives: chunk slots, milestones, and when a slot may be used again.
+// The base of the shared-memory collectives: chunk slots, milestones, and the rule for reusing a slot.
 //
-// Words: a chunk is the piece of the buffer in flight; a rank writes it into one of its own slots (in turn), and its
-// milestone (plan number, step) shows the others how far it is. A slot is written again only when all its readers have
-// published a milestone past the reading: its lease.
+// Terms: a chunk is the part of the buffer in flight. A rank writes it into one of its own slots, in turn, and its
+// milestone (plan number, step) shows its progress to the others. A slot is reused only when all its readers have
+// published a milestone after their reading: its lease.
 #pragma once
 
 #include <vector>
@@ -15,11 +15,11 @@
 namespace sirtaki {
 
 struct Lease {
-  uint64_t until = 0;        // milestone that each reader has to reach
+  uint64_t until = 0;        // the milestone that each reader must reach
   std::vector<int> readers;  // slots
 };
 
-// A rank's state of its slots, kept from one operation to the next.
+// The state of a rank's slots, kept from one operation to the next.
 struct SlotState {
   std::vector<Lease> leases = std::vector<Lease>(SharedRegion::slots_each);  // one per turn
   StreamingStorePolicy streaming_stores;
@@ -39,14 +39,15 @@ class MemoryOperation : public Operation {
   std::vector<int32_t> waits_for() const final;
 
  protected:
-  // Runs one step of the algorithm, between two publications. Returns false if it has to wait for others.
+  // Runs one step of the algorithm. Returns false if it must wait for others. The milestone is published after each
+  // step.
   virtual bool step(int64_t index) = 0;
   // Set by the constructor of the algorithm. Steps and rounds count from 0.
   int64_t steps = 0;
   int64_t rounds = 0;
 
-  // Returns the slot that a rank uses in a round; all members know it. Successive plans of one size alternate, so that
-  // none has to wait until the slot that was filled last has been read.
+  // Returns the slot that a rank uses in a round, which all members can compute. Successive plans of the same size
+  // alternate, so that a plan need not wait until the slot that was filled last has been read.
   uint64_t turn(int64_t round) const {
     return (rounds % SharedRegion::slots_each ? transfer_->plan + static_cast<uint64_t>(transfer_->phase) : 0) +
            static_cast<uint64_t>(round);
@@ -60,32 +61,32 @@ class MemoryOperation : public Operation {
     return setting_.local_peers.region().chunk(slots_[member], turn(round));
   }
 
-  // Return whether all members (or one) have finished step `index`, and note the milestone that is awaited.
+  // Return whether all members (or one) have finished step `index`; if not, record the awaited milestone.
   bool all_past(int64_t index);
   bool is_past(size_t member, int64_t index);
 
-  // may_write() returns whether the slot of this round may be written. lend(), once it is written, leases it until the
-  // readers are past a step.
+  // Return whether the slot of this round may be written; lease it, once written, until all readers have finished
+  // step `until_past_index`.
   bool may_write(int64_t round);
   void lend(int64_t round, int64_t until_past_index);
 
-  // Packs a list's bytes [begin, end), prescaled, into this rank's chunk of a round, at an offset.
+  // Packs a list's prescaled bytes [begin, end) into this rank's chunk of a round, at an offset.
   void pack_chunk(const ScatterList& list, int64_t begin, int64_t end, int64_t round, int64_t offset = 0);
 
-  // Returns the rounds that so many bytes take, at `each` bytes per round.
+  // Returns the number of rounds for this many bytes, at `each` bytes per round.
   static int64_t rounds_for(int64_t bytes, int64_t each) { return (bytes + each - 1) / each; }
 
  private:
   bool measures() const { return transfer_->times && transfer_->times->are_measured; }
 
   MemorySetting setting_;
-  const DTypeKernels* arithmetic_;  // nullptr where nothing is reduced
+  const DTypeKernels* arithmetic_;  // nullptr if nothing is reduced
   TransferPtr transfer_;
   std::vector<int> slots_;       // by member
   int64_t next_ = 0;
-  uint64_t awaited_ = 0;         // the milestone that it waits for
+  uint64_t awaited_ = 0;         // the awaited milestone
 
-  // Returns the milestone of a rank that has done so many steps of this transfer; steps count on from phase to phase.
+  // Returns the milestone after `done` steps of this transfer. Steps are counted across the phases of a plan.
   Milestone after(int64_t done) const;
 };
 

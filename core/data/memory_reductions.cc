@@ -1,5 +1,5 @@
-// The reductions through shared memory. Each is a sequence of steps with a publication after every step; the slot of a
-// chunk is chosen by plan and round, so that all members know it without a message.
+// The reductions through shared memory. Each is a sequence of steps, after each of which the milestone is published.
+// The slot of a chunk depends on plan and round, so that all members know it without a message.
 #include <algorithm>
 
 #include "data/memory_operation.h"
@@ -7,9 +7,10 @@
 namespace sirtaki {
 namespace {
 
-// An all-reduce in which every rank reduces everything. In each round all copy their chunk in, and then add the others'
-// to their own on the way into the user's memory: two passes, the minimum for two ranks, and one wait less than with
-// slices, which matters for more ranks as long as there are few bytes. Step 2r packs round r, step 2r + 1 reduces it.
+// An all-reduce in which every rank reduces the whole buffer. In each round all ranks copy their chunk in, and then
+// sum all chunks into the user's memory. That is two passes over memory, the minimum for two ranks, and one wait less
+// than with slices, which is faster for more ranks too if there are few bytes. Step 2r packs round r, step 2r + 1
+// reduces it.
 class WholeAllreduce final : public MemoryOperation {
  public:
   WholeAllreduce(const MemorySetting& setting, TransferPtr t) : MemoryOperation(setting, std::move(t)) {
@@ -45,7 +46,7 @@ class WholeAllreduce final : public MemoryOperation {
     transfer().buffer.visit(begin, end, [&](const uint8_t* input, uint8_t* output, int64_t offset, int64_t bytes) {
       if (!output) return;
       for (size_t member = 0; member < member_count(); ++member) sources_[member] = chunk(member, round) + offset;
-      // The own chunk holds the prescaled input, rounded exactly as the others see it.
+      // This rank's chunk contains its prescaled input, rounded exactly as for the other ranks.
       if (raw && input) sources_[transfer().own] = input;
       kernel(output, sources_.data(), static_cast<int>(member_count()), static_cast<size_t>(bytes) / element,
              transfer().postscale);
@@ -55,9 +56,9 @@ class WholeAllreduce final : public MemoryOperation {
   std::vector<const void*> sources_;
 };
 
-// An all-reduce for more ranks and bytes. A round's chunk is cut into one slice per member. Every rank packs its whole
-// chunk, reduces its own slice of all chunks in rank order, and copies the other members' slices. A round is packed
-// before the previous one is copied, so that a rank has work while others reduce.
+// An all-reduce for more ranks and bytes. The chunk of a round is cut into one slice per member. Every rank packs its
+// whole chunk, reduces its own slice of all chunks in rank order, and copies the other members' slices. A round is
+// packed before the previous one is copied, so that a rank has work while others reduce.
 class SlicedAllreduce final : public MemoryOperation {
  public:
   SlicedAllreduce(const MemorySetting& setting, TransferPtr t) : MemoryOperation(setting, std::move(t)) {
@@ -67,8 +68,8 @@ class SlicedAllreduce final : public MemoryOperation {
   }
 
  private:
-  // Packs round r in step 3r, copies round r - 1 in 3r + 1, reduces round r in 3r + 2; the last pack and reduce are
-  // empty.
+  // Packs round r in step 3r, copies round r - 1 in step 3r + 1, reduces round r in step 3r + 2; the last pack and
+  // reduce steps are empty.
   bool step(int64_t index) override {
     const int64_t round = index / 3;
     switch (index % 3) {
@@ -95,7 +96,7 @@ class SlicedAllreduce final : public MemoryOperation {
     const Slice part = slice(transfer().own, round);
     const auto kernel = arithmetic().reduce[static_cast<int>(transfer().reduce_op)];
     for (size_t member = 0; member < member_count(); ++member) sources_[member] = chunk(member, round) + part.begin;
-    // Reduces into this rank's own slot: no other rank reads that slice of it before it is reduced.
+    // Reduces into this rank's own slot, whose slice no other rank reads before it is reduced.
     uint8_t* reduced = chunk(transfer().own, round) + part.begin;
     kernel(reduced, sources_.data(), static_cast<int>(member_count()),
            static_cast<size_t>(part.bytes) / transfer().element_bytes(), transfer().postscale);
@@ -125,8 +126,8 @@ class SlicedAllreduce final : public MemoryOperation {
   std::vector<const void*> sources_;
 };
 
-// A reduce-scatter. A round's chunk holds a share for each member: every rank packs the others' shares, and then adds
-// up its own share of all chunks, straight into its output. Step 2r packs round r, step 2r + 1 reduces it.
+// A reduce-scatter. The chunk of a round contains a share for each member: every rank packs the others' shares, and
+// then sums its own share of all chunks directly into its output. Step 2r packs round r, step 2r + 1 reduces it.
 class MemoryReducescatter final : public MemoryOperation {
  public:
   MemoryReducescatter(const MemorySetting& setting, TransferPtr t) : MemoryOperation(setting, std::move(t)) {
@@ -181,7 +182,7 @@ class MemoryReducescatter final : public MemoryOperation {
   }
 
   int64_t share_ = 0;
-  bool is_read_in_place_ = false;      // this rank's input for itself; a joined rank has none
+  bool is_read_in_place_ = false;      // this rank's own input; a joined rank has none
   std::vector<const void*> sources_;
 };
 

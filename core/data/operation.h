@@ -1,5 +1,5 @@
 // The interfaces of the data plane: a Backend starts Operations, and an Operation is a resumable state machine that
-// never blocks. An operation that moves bytes through shared memory or sockets works inside advance(); a device that
+// never blocks. An operation through shared memory or sockets moves bytes inside advance(); one on a device that
 // works by itself (a GPU) is only polled there.
 #pragma once
 
@@ -17,10 +17,10 @@
 
 namespace sirtaki {
 
-// A Plan with this rank's memory filled in; or a phase of one, where an algorithm is made of several transfers.
+// A Plan with this rank's memory filled in, or one phase of it, if an algorithm consists of several transfers.
 struct Transfer {
   uint64_t plan = 0;
-  int32_t phase = 0;                 // phases of a plan run one after another, and may consist of phases themselves
+  int32_t phase = 0;                 // phases of a plan run one after another; a phase may itself consist of phases
   bool is_last_phase = true;
   Kind kind = Kind::allreduce;
   DType dtype = DType::float32;
@@ -31,13 +31,13 @@ struct Transfer {
   size_t own = 0;                    // this rank's index among them
   size_t root = 0;                   // the root's index
   ScatterList buffer;                // all-reduce, broadcast: the tensors. All-gather: this rank's input
-  TransferTimes* times = nullptr;    // filled in while it runs, if they are wanted
+  TransferTimes* times = nullptr;    // filled in while the transfer runs; nullptr: not wanted
   std::vector<ScatterList> outgoing; // data for each member, where each gets its own. If the output is a
                                       // member's rows (plan/kind.h), this rank's own part has the output too
   std::vector<ScatterList> incoming;  // all-gather, all-to-all: memory for the data from each member. This rank's own
                                       // part has the input too
   std::vector<int64_t> flows;  // all-to-all: bytes from member i to member j, at i * members + j
-  std::vector<int64_t> tensor_bytes;  // Adasum: where in the buffer a tensor ends and the next begins
+  std::vector<int64_t> tensor_bytes;  // Adasum: the sizes of the tensors in the buffer
 
   int64_t flow(size_t from, size_t to) const { return flows[from * members.size() + to]; }
   size_t element_bytes() const { return dtype_bytes(dtype); }
@@ -46,8 +46,8 @@ using TransferPtr = std::shared_ptr<const Transfer>;
 
 enum class Progress { blocked, moved, done };
 
-// The resources that an operation uses exclusively while it runs, as a set of bits. Operations that need the same run
-// one after another, others concurrently.
+// The resources that an operation uses exclusively while it runs, as a set of bits. Operations that need the same
+// resource run one after another, others concurrently.
 enum Needs : unsigned {
   needs_nothing = 0,
   needs_slots = 1,  // chunk slots in shared memory
@@ -64,20 +64,20 @@ class Operation {
   // Does at most a few chunks of work. A status that is not ok ends the context.
   virtual Status advance(Nanoseconds now, Progress& progress) = 0;
 
-  // Cancels the operation. It is not destroyed before is_quiet(): its memory may still be in use.
+  // Cancels the operation. It must not be destroyed before is_quiet(), because its memory may still be in use.
   virtual void cancel() {}
   virtual bool is_quiet() const { return true; }
 
-  // Returns the ranks whose bytes it waits for, for messages.
+  // Returns the ranks whose bytes the operation waits for, for messages.
   virtual std::vector<int32_t> waits_for() const { return {}; }
 
-  // Whether it waits for a device, which rings no doorbell and has to be polled.
+  // Returns whether the operation waits for a device, which rings no doorbell and must be polled.
   virtual bool must_be_polled() const { return false; }
 
-  // Returns what it still needs of what it needed to start, which only shrinks.
+  // Returns the part of `needed_at_start` that the operation still needs; it only shrinks.
   virtual unsigned still_needs(unsigned needed_at_start) const { return needed_at_start; }
 
-  // Returns the event after which it is over on a device, once everything is launched there.
+  // Returns the event after which the operation is finished on a device, once everything is launched there.
   virtual std::shared_ptr<GpuEvent> launched() const { return nullptr; }
 };
 

@@ -1,4 +1,4 @@
-// Copies between the users' tensors and the chunks in transit: the same for every way that chunks take.
+// Copies between the users' tensors and the chunks in transit, the same for all transports.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct Packing {
   const Kernels& kernels;
   CopyKernel copy = copy_plainly;
 
-  // Packs the list's bytes [begin, end), prescaled; neutral elements where this rank has none.
+  // Packs the list's prescaled bytes [begin, end), and neutral elements for parts without an input.
   void pack(const ScatterList& list, int64_t begin, int64_t end, uint8_t* chunk) const {
     const DTypeKernels* arithmetic = kernels.of(transfer.dtype);
     const size_t element = transfer.element_bytes();
@@ -34,27 +34,27 @@ struct Packing {
   }
 };
 
-// Copies results to where they belong: bytes [begin, end) of a scatter list.
+// Copies results to the outputs of a scatter list: bytes [begin, end).
 inline void unpack(const ScatterList& buffer, int64_t begin, int64_t end, const uint8_t* chunk) {
   buffer.visit(begin, end, [&](const uint8_t*, uint8_t* output, int64_t offset, int64_t bytes) {
     if (output) std::memcpy(output, chunk + offset, static_cast<size_t>(bytes));
   });
 }
 
-// Copies what a rank gives to itself.
+// Copies the data that a rank sends to itself.
 inline void copy_own(const ScatterList& list, int64_t begin, int64_t end) {
   list.visit(begin, end, [](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) {
     if (input && output && input != output) std::memcpy(output, input, static_cast<size_t>(bytes));
   });
 }
 
-// A rank's share of so many bytes.
+// A rank's share of a buffer.
 struct Slice {
   int64_t begin, bytes;
 };
 
-// Returns a member's slice. Slices begin at multiples of 64 bytes, so that no element is cut and no two ranks write one
-// cache line.
+// Returns a member's slice. Slices begin at multiples of 64 bytes, so that no element is cut and no two ranks write
+// to the same cache line.
 inline Slice slice_of(int64_t bytes, size_t members, size_t member) {
   const auto count = static_cast<int64_t>(members);
   const int64_t share = ((bytes + count - 1) / count + 63) / 64 * 64;

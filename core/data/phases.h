@@ -1,5 +1,6 @@
-// An operation that is made of transfers of other backends: its phases. Those that use the same medium run one after
-// another, in the same order on all participants; phases over links run concurrently with phases through shared memory.
+// An operation that consists of transfers of other backends, its phases. Phases over the same medium run one after
+// another, in the same order on all participants; phases over links run concurrently with phases through shared
+// memory.
 #pragma once
 
 #include <array>
@@ -14,7 +15,7 @@ struct Phase {
   Backend* backend;
 };
 
-// The phases that one medium sees.
+// The medium of a phase.
 enum class Lane { local, between_hosts };
 constexpr size_t lane_count = 2;
 
@@ -22,7 +23,7 @@ class PhasedOperation : public Operation {
  public:
   static constexpr int no_phase = -1;
 
-  // Its phases take the place of one phase of the plan, `whole`.
+  // Creates the operation in place of one phase of the plan, `whole`.
   explicit PhasedOperation(const Transfer& whole) : first_phase_(whole.phase), ends_plan_(whole.is_last_phase) {}
 
   Status advance(Nanoseconds now, Progress& progress) final;
@@ -31,7 +32,7 @@ class PhasedOperation : public Operation {
   std::vector<int32_t> waits_for() const final;
 
  protected:
-  // Adds a phase behind those of its lane, for the constructors of algorithms; it starts when phase `after` of the
+  // Adds a phase at the end of its lane, for the constructors of algorithms; it starts when phase `after` of the
   // other lane has ended. Returns its index in its lane.
   int add(Lane lane, Phase phase, int after = no_phase);
 

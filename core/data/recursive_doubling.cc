@@ -1,10 +1,10 @@
 // All-reduce of few bytes: in each of log2(members) steps every member exchanges all its data with a partner twice as
 // far away. After Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH" (2005),
-// section 4.5, for any number of members: the members in excess of a power of two, among the first ones, hand their
-// elements to the next member, and get the result from it.
+// section 4.5, for any number of members: each member in excess of a power of two, among the first ones, sends its
+// elements to the next member, and receives the result from it.
 //
 // Partners combine the same two values in the same order, the lower members' first, so that all members get the same
-// bits. That order is a tree's, not the ranks', and 16-bit floats are rounded at every step.
+// bits. That order is a tree's, not that of the ranks, and 16-bit floats are rounded at every step.
 #include <algorithm>
 #include <bit>
 
@@ -19,7 +19,7 @@ class RecursiveDoubling final : public LinkOperation {
     const size_t core = std::bit_floor(member_count());
     levels_ = std::countr_zero(core);
     guests_ = member_count() - core;
-    // Steps per chunk: pack, hand over, then exchange level by level, hand back, unpack. Sending and receiving are
+    // Steps per chunk: pack, hand over, exchange level by level, hand back, unpack. Sending and receiving are
     // separate steps.
     steps_each_ = 2 * levels_ + 6;
     steps = (transfer().buffer.bytes() + chunk_bytes() - 1) / chunk_bytes() * steps_each_;
@@ -40,11 +40,11 @@ class RecursiveDoubling final : public LinkOperation {
     return Status::ok();
   }
 
-  // The first 2 * guests_ members are pairs: a guest, and the member behind it that stands in for it.
+  // The first 2 * guests_ members form pairs of a guest and the next member, which takes part in its place.
   bool is_in_pair() const { return transfer().own < 2 * guests_; }
   bool is_guest() const { return is_in_pair() && transfer().own % 2 == 0; }
 
-  // Return this rank's place among those that exchange, and the member at a place.
+  // Return this rank's place among the members that exchange, and the member at a place.
   size_t topology() const { return is_in_pair() ? transfer().own / 2 : transfer().own - guests_; }
   size_t member_at(size_t place) const { return place < guests_ ? 2 * place + 1 : place + guests_; }
 
@@ -93,7 +93,7 @@ class RecursiveDoubling final : public LinkOperation {
 
   int64_t levels_ = 0, steps_each_ = 0;
   size_t guests_ = 0;
-  int64_t bytes_ = 0;  // the current chunk's
+  int64_t bytes_ = 0;  // size of the current chunk
   std::vector<uint8_t> work_;
 };
 

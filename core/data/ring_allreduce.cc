@@ -1,6 +1,7 @@
-// All-reduce along a ring: each rank exchanges data with two local_peers only, so it scales to worlds in which all
-// pairs are too many. After Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations"
-// (2009). The order of summation depends on the position in the buffer, and 16-bit floats are rounded at every hop.
+// All-reduce along a ring: each rank exchanges data only with the ranks before and after it, so it scales to worlds
+// with too many ranks for connections between all pairs. After Patarasuk and Yuan, "Bandwidth optimal all-reduce
+// algorithms for clusters of workstations" (2009). The order of summation depends on the position in the buffer, and
+// 16-bit floats are rounded at every hop.
 #include <algorithm>
 
 #include "data/link_operation.h"
@@ -47,7 +48,7 @@ class RingAllreduce final : public LinkOperation {
     return true;
   }
 
-  // Receives a slice: in the first half of the hops it is added to; in the second it is final.
+  // Receives a slice, which is added in the first half of the hops and is final in the second half.
   Status receive(int64_t position, int64_t hop, int64_t tag, bool& finished) {
     const auto previous = static_cast<size_t>(wrap(static_cast<int64_t>(transfer().own) - 1));
     const Slice part = slice(position);
@@ -68,7 +69,7 @@ class RingAllreduce final : public LinkOperation {
   }
 
   int64_t members_ = 0, round_bytes_ = 0, hops_ = 0;
-  int64_t begin_ = 0, bytes_ = 0;  // the current round's
+  int64_t begin_ = 0, bytes_ = 0;  // of the current round
   std::vector<uint8_t> work_;
 };
 

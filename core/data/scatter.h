@@ -1,4 +1,4 @@
-// A scatter list: tensors that lie anywhere in memory, seen as one buffer. Fusion copies nothing extra, because packing
+// A scatter list: tensors anywhere in memory, seen as one buffer. Fusion needs no additional copies, because packing
 // is the copy into the chunk that is sent, and unpacking is the reduction out of it.
 #pragma once
 
@@ -24,7 +24,7 @@ class ScatterList {
     for (const Piece& piece : other.pieces_) add(piece.input, piece.output, piece.end - piece.begin);
   }
 
-  // Returns a list of the bytes [begin, end) alone.
+  // Returns a list of only the bytes [begin, end).
   ScatterList part(int64_t begin, int64_t end) const {
     ScatterList list;
     visit(begin, end,
@@ -59,7 +59,7 @@ class ScatterList {
   struct Piece {
     const uint8_t* input;
     uint8_t* output;
-    int64_t begin, end;  // in the one buffer
+    int64_t begin, end;  // positions in the whole buffer
   };
   std::vector<Piece> pieces_;
   int64_t total_ = 0;

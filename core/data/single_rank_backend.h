@@ -1,4 +1,4 @@
-// Process sets of one rank: nothing to exchange, only to copy and to scale.
+// The backend for process sets of one rank: there is nothing to exchange, only to copy and to scale.
 #pragma once
 
 #include "data/operation.h"

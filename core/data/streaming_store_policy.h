@@ -1,10 +1,10 @@
-// The distance between the ranks' cores, learnt from how long it takes to write where a local peer has read.
+// The choice between plain and streaming (non-temporal) stores, by the measured distance between the ranks' cores.
 //
-// A chunk slot that a local peer has read lies in its caches. Where cores share one nearby (an L2, a chiplet's L3),
-// writing it again and reading it from there is the fastest way; where they do not, each line is a round trip, and it
-// is better to store past the caches. The case depends on where the operating system, or the machine below a virtual
-// one, puts the ranks, and changes while they run: so a far rank writes a chunk with plain stores now and then, and
-// measures the time.
+// A chunk slot that a local peer has read is in its caches. If the cores share a cache nearby (an L2, a chiplet's
+// L3), the fastest way is to write the slot again and read it from there; if not, each line costs a round trip, and
+// streaming stores are faster. This depends on where the operating system, or a hypervisor, places the ranks, and
+// changes while they run. A rank therefore measures how long plain stores take, also with every 64th chunk while it
+// uses streaming stores.
 #pragma once
 
 #include <cstdint>
@@ -15,17 +15,17 @@ namespace sirtaki {
 
 class StreamingStorePolicy {
  public:
-  // Returns whether the next chunk, of so many bytes, is to be written past the cache.
+  // Returns whether the next chunk, of this many bytes, is to be written with streaming stores.
   bool streams(int64_t bytes) {
     if (bytes < least_bytes || slow_writes_ < slow_writes_in_a_row) return false;
     return ++written_ % plain_every != 0;
   }
 
-  // Notes the time of a chunk that was written with plain stores.
+  // Records the time in which a chunk was written with plain stores.
   void noted(int64_t bytes, Nanoseconds took) {
     if (bytes < least_bytes) return;
     const bool is_slow = took * cache_line_bytes > bytes * slow_line;
-    slow_writes_ = is_slow ? slow_writes_ + 1 : 0;  // a single one may be a thread that was preempted
+    slow_writes_ = is_slow ? slow_writes_ + 1 : 0;  // a single slow write may be due to preemption
   }
 
  private:

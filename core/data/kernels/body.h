@@ -1,4 +1,4 @@
-// The kernels themselves, written once; each kernel file includes this and so compiles it for its instruction set.
+// The kernels, written once; each kernel file includes this and compiles it for its own instruction set.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@ template <typename T>
 constexpr bool is_small_float = !std::is_arithmetic_v<T>;
 template <typename T>
 constexpr bool is_small_integer = std::is_integral_v<T> && sizeof(T) < 4;
-// The type that T is accumulated in. Integers wrap around, as unsigned ones may; those of 8 and 16 bits do so at the
-// end.
+// The type that T is accumulated in. Integers wrap around like unsigned ones; those of 8 and 16 bits are truncated at
+// the end.
 template <typename T>
 using Accumulator = std::conditional_t<is_small_float<T>, float, std::conditional_t<is_small_integer<T>, int32_t, T>>;
 
@@ -48,7 +48,7 @@ constexpr A neutral() {
   return 0;
 }
 
-// Converts a double. One that does not fit saturates; converting it would be undefined.
+// Converts a double to an integer. A value out of range saturates, because its conversion would be undefined.
 template <typename A>
 inline A to_integer(double value) {
   constexpr double most = static_cast<double>(std::numeric_limits<A>::max());
@@ -89,7 +89,7 @@ inline void store_block(T* out, const A* in, size_t count) {
   else std::copy_n(in, count, out);
 }
 
-// Reduces up to four ranks in one pass over memory. The destination may be one of the sources, element for element.
+// Reduces up to four ranks in one pass over memory. The destination may be the same memory as one of the sources.
 template <ReduceOp op, typename T>
 inline void reduce_few(T* out, const void* const* sources, int count, size_t at, size_t n) {
   const T* a = static_cast<const T*>(sources[0]) + at;
@@ -195,7 +195,7 @@ constexpr DTypeKernels kernels_for() {
 template <typename Part>
 struct Complex;
 
-// Returns kernels that take a complex number as its two parts: enough for sums, and for factors that are real.
+// Returns kernels that treat a complex number as its two parts, which is sufficient for sums and for real factors.
 template <typename Part>
 constexpr DTypeKernels complex_kernels_for() {
   constexpr auto sum = [](void* destination, const void* const* sources, int count, size_t elements, Scale scale) {
@@ -224,7 +224,7 @@ struct Element<void> {
   static constexpr DTypeKernels kernels() { return {}; }
 };
 
-// By code. Booleans are bytes: the minimum, maximum and product of 0 and 1.
+// Rows by dtype code. Booleans are bytes: the minimum, maximum and product of 0 and 1.
 #define SIRTAKI_KERNELS(code, name, bytes, ops, type) Element<type>::kernels(),
 constexpr DTypeKernels table[] = {SIRTAKI_DTYPES(SIRTAKI_KERNELS)};
 #undef SIRTAKI_KERNELS

@@ -1,6 +1,6 @@
-// 8-bit floats to and from 32 bits, rounding to nearest even: the formats of Micikevicius et al., "FP8 Formats for Deep
-// Learning" (2022), and their variants without infinity and without negative zero ("fnuz"). By table: there are only
-// 256 values. Included by each kernel file, hence the anonymous namespace.
+// Conversion of 8-bit floats to and from 32 bits, rounding to nearest even: the formats of Micikevicius et al., "FP8
+// Formats for Deep Learning" (2022), and their variants without infinity and negative zero ("fnuz"). It uses a table,
+// since there are only 256 values. Included by each kernel file, hence the anonymous namespace.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct Float8 {
   // The codes of the positive finite values, ascending: 0 to last_finite.
   static constexpr int last_finite = ends == Float8Ends::infinity ? 0x7b : ends == Float8Ends::nan_only ? 0x7e : 0x7f;
   static constexpr uint8_t nan = ends == Float8Ends::fnuz ? 0x80 : 0x7f;
-  // The code of a value that is too large.
+  // The code for a value that is too large.
   static constexpr uint8_t beyond = ends == Float8Ends::infinity ? 0x7c : nan;
   static constexpr bool has_negative_zero = ends != Float8Ends::fnuz;
 
@@ -66,7 +66,7 @@ inline uint8_t narrow_float8(float value) {
   const float* first = Format::table.data();
   const auto above = static_cast<int>(std::upper_bound(first, first + Format::last_finite + 1, size) - first);
   const int below = above - 1;
-  // The grid continues beyond the last value, for rounding.
+  // For rounding, the grid continues beyond the last value.
   const float lower = first[below];
   const float upper = above <= Format::last_finite ? first[above] : lower + (lower - first[below - 1]);
   const float middle = lower + (upper - lower) / 2;

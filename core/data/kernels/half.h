@@ -1,5 +1,5 @@
-// 16-bit floats to and from 32 bits, rounding to nearest even. Included by each kernel file, hence the anonymous
-// namespace: one copy per file, each compiled for its own instruction set.
+// Conversion of 16-bit floats to and from 32 bits, rounding to nearest even. Included by each kernel file, hence the
+// anonymous namespace: one copy per file, each compiled for its own instruction set.
 #pragma once
 
 #include <bit>
@@ -30,7 +30,7 @@ struct BFloat16 {
 }
 
 [[maybe_unused]] inline float widen(Float16 value) {
-  // Shifted into place, the exponent is 112 too small; a multiplication corrects it, subnormals included.
+  // After the shift, the exponent is too small by 112; a multiplication corrects it, for subnormals too.
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16;
   const uint32_t magnitude = static_cast<uint32_t>(value.bits & 0x7fff) << 13;
   const bool special = (value.bits & 0x7c00) == 0x7c00;  // infinity or NaN
@@ -48,7 +48,7 @@ struct BFloat16 {
   } else if (magnitude >= 0x47800000) {
     half = 0x7c00;  // 65,536 and more
   } else if (magnitude < 0x38800000) {
-    // Subnormal: adding 0.5 lines the bits up at the end of the significand, and rounds them.
+    // Subnormal: adding 0.5 aligns the bits with the end of the significand, and rounds them.
     half = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000;
   } else {
     half = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;

@@ -1,5 +1,5 @@
-// The arithmetic: one function table per processor generation, chosen at run time. Each kernel file is compiled with
-// its own instruction set, and exports nothing but its table.
+// Arithmetic on elements: one function table per instruction set, chosen at run time. Each kernel file is compiled
+// for its own instruction set and exports only its table.
 #pragma once
 
 #include <cstddef>
@@ -11,15 +11,15 @@
 
 namespace sirtaki {
 
-// The factor and the divisor of a reduced element. An Average is a sum with a divisor, so that integers divide exactly
-// (truncating toward zero).
+// The factor and the divisor of a reduced element. An average is a sum with a divisor, so that integers are divided
+// exactly (truncating toward zero).
 struct Scale {
   double factor = 1.0;
   int64_t divisor = 1;
   bool is_one() const { return factor == 1.0 && divisor == 1; }
 };
 
-// destination[i] = scale(op over sources[0..count)[i], in that order). 16-bit floats accumulate in 32 bits and are
+// destination[i] = op over sources[0..count)[i] in that order, scaled. 16-bit floats are accumulated in 32 bits and
 // rounded once. The destination may be one of the sources.
 using ReduceKernel = void (*)(void* destination, const void* const* sources, int count, size_t elements, Scale scale);
 // destination[i] = source[i] scaled
@@ -47,7 +47,8 @@ const Kernels& baseline_kernels();
 const Kernels& avx2_kernels();
 #endif
 
-// Returns the table of this name, or for "auto" the best; the baseline if this processor lacks the instructions.
+// Returns the table with this name, or the best one for "auto"; the baseline if this processor lacks the
+// instructions.
 const Kernels& choose_kernels(std::string_view wish);
 
 }  // namespace sirtaki

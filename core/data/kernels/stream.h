@@ -1,5 +1,6 @@
-// Copies whose destination another core reads next. Plain stores leave the lines dirty in this core's cache, and the
-// reader then fetches them one by one; stores that go past the cache let its prefetcher work.
+// Copies whose destination another core reads next. Plain stores leave modified lines in this core's cache, from
+// which the reader fetches them one by one; non-temporal stores bypass the cache, so that the reader's prefetcher
+// works.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 
 namespace {
 
-// ThreadSanitizer does not see such stores, so its builds copy as usual.
+// ThreadSanitizer does not see non-temporal stores, so its builds use memcpy.
 #if defined(__SSE2__) && !defined(__SANITIZE_THREAD__)
 constexpr size_t line = 64;
 
@@ -39,7 +40,7 @@ inline void stream_line(uint8_t* to, const uint8_t* from) {
   size_t at = head;
   for (; at + line <= bytes; at += line) stream_line(to + at, from + at);
   std::memcpy(to + at, from + at, bytes - at);
-  _mm_sfence();  // before a reader is notified that the bytes are there
+  _mm_sfence();  // before a reader is notified of the bytes
 }
 #else
 [[maybe_unused]] void stream(void* destination, const void* source, size_t bytes) {
