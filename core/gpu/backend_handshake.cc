@@ -9,14 +9,14 @@
 namespace sirtaki {
 namespace {
 
-constexpr int shares_gpus_from = 23003;  // NCCL 2.30.3: several ranks on one GPU
+constexpr int shares_gpus_from = 23003;  // NCCL 2.30.3, the first version that supports several ranks on one GPU
 
 template <size_t capacity>
 void put(const std::string& text, char (&out)[capacity]) {
   std::memcpy(out, text.data(), std::min(text.size(), capacity - 1));
 }
 
-// Returns a peer's text, terminated and printable whatever it contains.
+// Returns a peer's text up to its terminator or the end of the field, made printable.
 template <size_t capacity>
 std::string get(const char (&text)[capacity]) {
   return printable(std::string_view(text, strnlen(text, capacity)), capacity);

@@ -1,5 +1,5 @@
-// The agreement on how the tensors of some ranks travel between their GPUs: each rank sends the others its facts, over
-// the data plane of the CPU, and all decide alike.
+// The agreement of some ranks on the transport between their GPUs: each rank sends the others its properties over the
+// data plane of the CPU, and all make the same decision.
 #pragma once
 
 #include <cstdint>
@@ -12,32 +12,32 @@
 
 namespace sirtaki {
 
-// The facts that one rank sends. They are sent as raw bytes from rank to rank, all of which run the same build.
+// The properties that one rank sends, as raw bytes, because all ranks run the same build.
 struct GpuFacts {
-  int32_t host = 0;              // its index
+  int32_t host = 0;              // index of its host
   int32_t nccl_version = 0;      // 0: it cannot use NCCL
   int32_t shares_gpus = 0;       // 1: NCCL_MULTI_RANK_GPU_ENABLE is set
-  NcclUniqueId id = {};          // made by the first member
+  NcclUniqueId id = {};          // created by the first member
   char bus_id[32] = {};          // the PCI bus id of its GPU
   char obstacle[400] = {};       // why it cannot use NCCL
 };
 
-// Gathers this rank's facts; `gpu` is nullptr where it has used none. The first member makes the id.
+// Gathers this rank's properties; `gpu` is nullptr if it has used none. The first member creates the id.
 GpuFacts gather_facts(const Gpu* gpu, int32_t host, bool is_first);
 
-// Returns why members with these facts cannot use NCCL, in a sentence; "" if they can. `names` by member. `encrypts`:
-// traffic between hosts has to be encrypted.
+// Returns why members with these properties cannot use NCCL, in a sentence; "" if they can. `names`: by member.
+// `encrypts`: traffic between hosts must be encrypted.
 std::string obstacle_to_nccl(const std::vector<GpuFacts>& facts, const RankNames& names, bool encrypts);
 
-// An all-gather of the members' facts over the CPU data plane, as the first phase of the plan of `whole`.
+// An all-gather of the members' properties over the CPU data plane, as the first phase of the plan of `whole`.
 class BackendHandshake {
  public:
   BackendHandshake(const Transfer& whole, const GpuFacts& own);
 
   const std::shared_ptr<Transfer>& transfer() const { return transfer_; }
-  const std::vector<GpuFacts>& facts() const { return facts_; }  // once the transfer is done
+  const std::vector<GpuFacts>& facts() const { return facts_; }  // valid once the transfer is done
 
-  static constexpr int32_t phases = 16;  // those of the plan, more than an all-gather of so few bytes can have
+  static constexpr int32_t phases = 16;  // of the plan: more than an all-gather of so few bytes has
 
  private:
   std::vector<GpuFacts> facts_;  // by member

@@ -1,5 +1,6 @@
-// One rank's end of an NCCL communicator. It never blocks (config.blocking = 0): calls may continue in the background,
-// and are over when poll() reports it. After the section "Fault Tolerance" of NVIDIA's NCCL user guide.
+// One rank's handle of an NCCL communicator. It never blocks (config.blocking = 0): calls may continue in the
+// background, until poll() reports that they are over. After the section "Fault Tolerance" of NVIDIA's NCCL user
+// guide.
 #pragma once
 
 #include "base/clock.h"
@@ -14,23 +15,23 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // Begins a communicator of all members, with the id that the first of them made. It is usable once poll() reports
+  // Begins a communicator of all members, with the id that the first member created. It is usable once poll() reports
   // that the call is over.
   Status begin(const NcclUniqueId& id, size_t members, size_t own);
   bool has_begun() const { return communicator_ != nullptr; }
 
-  // Returns whether the last call is over. Fails when anything has failed, here or at another member.
+  // Returns whether the last call is over. Fails if anything has failed, here or at another member.
   Status poll(bool& is_over) const;
 
-  // Checks a result; also ok for a call that continues in the background.
+  // Checks the result of a call; also ok if the call continues in the background.
   Status check(NcclResult result, const char* attempt) const;
 
   NcclCommunicator get() const { return communicator_; }
   const NcclFunctions& nccl() const { return device_.libraries().nccl(); }
 
-  // Aborts its work on the GPU, whatever waits for it there. Nothing else may be called afterwards.
+  // Aborts its work on the GPU, whatever waits for that work. No other function may be called afterwards.
   void abort();
-  // Ends it in good order, together with the other members; after the deadline alone.
+  // Finalizes it together with the other members; aborts it after the deadline.
   void finish(Nanoseconds deadline);
 
  private:

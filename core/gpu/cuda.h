@@ -1,8 +1,7 @@
-// The part of the CUDA driver's API that is used: own declarations, so that nothing of CUDA is needed to build. Names
-// and meanings are those of NVIDIA's "CUDA Driver API" reference; tests/gpu/headers compares them with the real
-// header.
+// The part of the CUDA driver's API that is used, declared here so that nothing of CUDA is needed to build. Names and
+// meanings are those of NVIDIA's "CUDA Driver API" reference; tests/gpu/headers compares them with the real header.
 //
-// The driver's API and the runtime's, which frameworks use, share streams, events and the primary context of a GPU.
+// The driver's API and the runtime's, which frameworks use, share streams, events and a GPU's primary context.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +20,7 @@ constexpr unsigned cuda_stream_non_blocking = 1;   // does not wait for the defa
 constexpr unsigned cuda_event_disable_timing = 2;
 constexpr unsigned cuda_memory_host_portable = 1;  // pinned for all contexts
 
-// X(member, symbol, parameters): each returns a CudaResult. Opened by their symbols' newest ABI.
+// X(member, symbol, parameters): each returns a CudaResult. The symbols are those of the newest ABI.
 #define SIRTAKI_CUDA_FUNCTIONS(X)                                                           \
   X(init, cuInit, (unsigned flags))                                                         \
   X(driver_version, cuDriverGetVersion, (int* version))                                     \

@@ -1,4 +1,4 @@
-// One GPU as one rank uses it: the primary context, which it shares with the frameworks in its process.
+// One GPU as used by one rank: the primary context, which the rank shares with the frameworks in its process.
 #pragma once
 
 #include <memory>
@@ -16,13 +16,13 @@ class GpuDevice {
   ~GpuDevice();
 
   int ordinal() const { return ordinal_; }
-  const std::string& bus_id() const { return bus_id_; }  // distinguishes it from the other GPUs of the host
+  const std::string& bus_id() const { return bus_id_; }  // unique among the GPUs of the host
   const GpuLibraries& libraries() const { return libraries_; }
   const CudaFunctions& cuda() const { return libraries_.cuda(); }
   Status check(CudaResult result, const char* attempt) const { return libraries_.check(result, attempt); }
 
-  // A scope in which the calling thread's calls are for this GPU; afterwards they are for what they were for before. If
-  // that is refused, so are the calls.
+  // A scope in which this GPU is the current one of the calling thread; afterwards the previous one is again. If the
+  // driver refuses the change, calls in the scope fail.
   class Scope {
    public:
     explicit Scope(const GpuDevice* device);  // nullptr: does nothing

@@ -1,4 +1,4 @@
-// Events of a GPU, which are reused: creating one costs more than recording it.
+// Events of a GPU. They are reused, because creating one costs more than recording it.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@ namespace sirtaki {
 
 class EventPool;
 
-// A point in a stream. Any thread may query it, and for any stream.
+// A point in a stream, which any thread may query, and any stream may wait for.
 class GpuEvent {
  public:
   GpuEvent(EventPool& pool, CudaEvent event, CudaStream stream) : pool_(pool), event_(event), stream_(stream) {}
@@ -22,10 +22,10 @@ class GpuEvent {
 
   CudaStream stream() const { return stream_; }
 
-  // Returns whether everything before it has ended. Fails when the GPU has failed.
+  // Returns whether all work before the event has ended. Fails if the GPU has failed.
   Status look(bool& has_fired);
 
-  // Makes work that is added to the stream from now on wait for it there; the caller does not wait.
+  // Makes all work that is added to the stream from now on wait for the event on the GPU; the caller does not wait.
   Status hold_back(CudaStream stream);
 
  private:
@@ -41,7 +41,7 @@ class EventPool {
   explicit EventPool(const GpuDevice& device) : device_(device) {}
   ~EventPool();
 
-  // Records an event behind what the stream holds now. The pool has to outlive it.
+  // Records an event behind the work that the stream holds now. The pool must outlive it.
   Status record(CudaStream stream, GpuEventPtr& out);
 
  private:

@@ -21,7 +21,7 @@ Gpu::~Gpu() {
     if (stream) std::ignore = device_->cuda().stream_destroy(stream);
 }
 
-// Creates the streams. Their priority is the greatest: work that other ranks wait for precedes this rank's own.
+// Creates the streams with the greatest priority, because other ranks wait for their work.
 Status Gpu::create_streams() {
   const GpuDevice::Scope scope(device_.get());
   const CudaFunctions& cuda = device_->cuda();

@@ -1,4 +1,4 @@
-// The GPU that a rank works on, and the rank's resources there: two streams, events and memory.
+// The GPU of a rank, and the rank's resources on it: two streams, events and memory.
 #pragma once
 
 #include <atomic>
@@ -20,9 +20,9 @@ class Gpu {
   MemoryPool& memory() { return memory_; }
   MemoryPool& pinned() { return pinned_; }
   CudaStream launches() const { return launches_; }  // work that waits for other ranks' GPUs, in the order of plans
-  CudaStream copies() const { return copies_; }      // to and from the host, concurrently
+  CudaStream copies() const { return copies_; }      // copies to and from the host, concurrent with launches
 
-  // Adds a copy to a stream; each end may be on the GPU or pinned on the host.
+  // Adds a copy to a stream; each end may be on the GPU or in pinned memory of the host.
   Status copy(uint8_t* to, const uint8_t* from, int64_t bytes, CudaStream stream) const;
 
  private:
@@ -35,8 +35,8 @@ class Gpu {
   CudaStream launches_ = nullptr, copies_ = nullptr;
 };
 
-// An output that the core allocates on the GPU. Once released it is reused only when the last stream that has waited
-// for it is past that point; without one, its owner has to be done with it.
+// An output that the core allocates on the GPU. After its release, the memory is reused only when the last stream
+// that has waited for it has passed that point; without such a stream, its owner must have finished using it.
 class GpuOutput {
  public:
   static Status allocate(Gpu& gpu, size_t bytes, std::unique_ptr<GpuOutput>& out);
@@ -47,7 +47,7 @@ class GpuOutput {
     stream_ = stream;
     is_used_ = true;
   }
-  // Releases it for its owner, while that stream still exists.
+  // Releases it on behalf of its owner, while that stream still exists.
   void release();
 
  private:
@@ -60,18 +60,18 @@ class GpuOutput {
   GpuEventPtr after_;  // once released: an event behind its last use
 };
 
-// The rank's choice of a GPU. The libraries are opened and a GPU is taken into use when the first request for one
-// comes, and not before.
+// The rank's choice of a GPU. The libraries are opened and a GPU is used only when the first request for one arrives.
 class GpuChoice {
  public:
   explicit GpuChoice(const Config& config) : config_(config) {}
 
-  // Chooses this GPU for the rank; fails if the rank works on another one. May be called in any thread.
+  // Chooses this GPU for the rank; fails if the rank works on another one. Callable from any thread.
   Status choose(int32_t ordinal);
 
   Gpu* gpu() const { return chosen_.load(std::memory_order_acquire); }  // nullptr until chosen
 
-  // Forgets the GPU in a forked child, where it is the parent's: without the lock, which may be held for ever there.
+  // Forgets the GPU in a forked child, since it is the parent's. Takes no lock, because it may be held for ever
+  // there.
   void forked() NOT_ANALYZED;
 
  private:

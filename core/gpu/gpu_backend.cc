@@ -22,8 +22,8 @@ const GpuGroup* GpuBackend::find(const Transfer& transfer) const {
   return found == groups_.end() ? nullptr : found->second.get();
 }
 
-// Returns what a transfer needs. Until its members have agreed, and connected, a group needs everything exclusively:
-// later transfers, here and at the other members, follow in the order of plans.
+// Returns the needs of a transfer. Until its members have agreed on a transport and connected, a group needs
+// everything exclusively: later transfers, here and at the other members, follow in the order of plans.
 unsigned GpuBackend::needs(const Transfer& transfer) const {
   const GpuGroup* group = find(transfer);
   const bool has_agreed = (group && group->has_agreed) || is_alone(transfer) || wish_ == "staged";
@@ -34,12 +34,12 @@ unsigned GpuBackend::needs(const Transfer& transfer) const {
 }
 
 bool GpuBackend::goes_through_nccl(const GpuGroup& group, const Transfer& transfer) const {
-  if (is_alone(transfer)) return is_identity(transfer);  // only copies, for which it needs no NCCL
+  if (is_alone(transfer)) return is_identity(transfer);  // copies only, which need no NCCL
   return group.uses_nccl && nccl_reduction(transfer).has_value();
 }
 
 Backend* GpuBackend::backend_on_cpu(const Transfer& transfer) const {
-  Transfer there;  // the fields that backends look at
+  Transfer there;  // only the fields that backends read
   there.kind = transfer.kind;
   there.dtype = transfer.dtype;
   there.reduce_op = transfer.reduce_op;

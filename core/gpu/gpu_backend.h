@@ -1,4 +1,4 @@
-// Transfers of tensors on GPUs: through NCCL where all members can use it, else staged through the CPU's data plane.
+// The backend for tensors on GPUs: through NCCL if all members can use it, else staged through the CPU's data plane.
 #pragma once
 
 #include <map>
@@ -20,15 +20,16 @@ struct GpuParts {
   const RankNames& names;             // by rank of the world
   const std::vector<int32_t>& host_of;
   int32_t rank;
-  std::vector<Backend*> on_cpu;       // the first that serves a transfer runs it there
+  std::vector<Backend*> on_cpu;       // the first that serves a staged transfer runs it
 };
 
-// Ranks whose GPUs work together. Process sets of the same ranks share it, and it lasts as long as the context.
+// Ranks whose GPUs share a communicator. Process sets of the same ranks share the group, which lasts as long as the
+// context.
 struct GpuGroup {
   bool has_agreed = false;
   bool uses_nccl = false;
   NcclUniqueId id = {};
-  std::unique_ptr<Communicator> communicator;  // made when the first plan needs it
+  std::unique_ptr<Communicator> communicator;  // created when the first plan needs it
 };
 
 class GpuBackend final : public Backend {
@@ -39,14 +40,14 @@ class GpuBackend final : public Backend {
   std::unique_ptr<Operation> start(TransferPtr transfer) override;
   unsigned needs(const Transfer& transfer) const override;
 
-  // Ends the communicators in good order, by the deadline.
+  // Finalizes the communicators, by the deadline.
   void finish(Nanoseconds deadline);
 
-  // Used by its operations.
+  // Functions for its operations.
   const GpuParts& parts() const { return parts_; }
   bool goes_through_nccl(const GpuGroup& group, const Transfer& transfer) const;
   Backend* backend_on_cpu(const Transfer& transfer) const;
-  // Decides how the members of a transfer work together, by the facts that they have exchanged.
+  // Chooses the transport of a transfer's members by the properties that they have exchanged.
   Status decide(const Transfer& transfer, const std::vector<GpuFacts>& facts, GpuGroup& group);
 
  private:

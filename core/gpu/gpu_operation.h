@@ -1,4 +1,4 @@
-// One transfer of tensors on GPUs, from the members' agreement on how they work together to its end.
+// One transfer of tensors on GPUs, from the members' agreement on a transport to its completion.
 #pragma once
 
 #include "gpu/gpu_backend.h"
@@ -27,9 +27,9 @@ class GpuOperation final : public Operation {
   GpuGroup& group_;
   Gpu* const gpu_;  // nullptr on a rank that has joined without having used one
   TransferPtr transfer_;
-  std::unique_ptr<BackendHandshake> handshake_;  // set if this operation made it
+  std::unique_ptr<BackendHandshake> handshake_;  // set if this operation exchanges the members' properties
   bool is_at_work_ = false;
-  std::unique_ptr<Operation> running_;    // the agreement's operation, then the work itself
+  std::unique_ptr<Operation> running_;    // the handshake's operation, then the transfer's
 };
 
 }  // namespace sirtaki

@@ -24,7 +24,7 @@ std::string cuda_version_text(const LibraryFound& found) {
   return "libcuda " + std::to_string(code / 1000) + "." + std::to_string(code % 1000 / 10) + " from " + found.path;
 }
 
-// Returns NCCL's version as text. Since 2.9 a number has two digits for the minor version.
+// Returns NCCL's version as text. Since version 2.9, the minor version has two digits.
 std::string nccl_version_text(const LibraryFound& found) {
   const int code = found.version, major = code < 10'000 ? 1000 : 10'000;
   return format("libnccl %d.%d.%d from ", code / major, code % major / 100, code % 100) + found.path;
@@ -83,7 +83,7 @@ void GpuLibraries::open_nccl(const std::string& folders) {
   if (!library.is_open()) return refuse(found, library.absence() + nccl_advice);
   find_functions(library, nccl_);
   if (nccl_.version && nccl_.version(&found.version) != nccl_success) found.version = 0;
-  // An old one lacks functions as well: its version is the better reason.
+  // An old version also lacks functions, but its version is the better explanation.
   if (found.version > 0 && found.version < oldest_nccl)
     return refuse(found, nccl_version_text(found) + " is too old" + nccl_advice);
   if (!library.missing().empty()) return refuse(found, library.incompleteness() + nccl_advice);

@@ -1,5 +1,6 @@
-// libcuda and libnccl, opened at run time: first what the program (a framework) has loaded already, then the folders of
-// the knob gpu_libraries, then the system's. Found once; never closed, as their threads may live on.
+// libcuda and libnccl, opened at run time: the copy that the program (a framework) has loaded already, then those in
+// the folders of the knob gpu_libraries, then the system's. Opened once and never closed, because their threads may
+// live on.
 #pragma once
 
 #include <string>
@@ -13,15 +14,15 @@ namespace sirtaki {
 
 // The result of the search for one library.
 struct LibraryFound {
-  int version = 0;  // as the library counts; 0: it cannot be used
-  std::string path;  // the file's; empty: none
-  std::string text;  // one line: "libnccl 2.28.3 from /...", or what was looked for, where, and why it was rejected
+  int version = 0;  // in the library's own encoding; 0: it cannot be used
+  std::string path;  // path of the file; empty: none
+  std::string text;  // one line: "libnccl 2.28.3 from /...", or what was searched for, where, and why it was rejected
 };
 
 class GpuLibraries {
  public:
   // Opens the libraries. Does not fail: `text` explains what cannot be used. Opening libcuda initialises the driver,
-  // and creates nothing on a GPU.
+  // but creates nothing on a GPU.
   explicit GpuLibraries(const Config& config);
 
   const LibraryFound& found_cuda() const { return found_cuda_; }
@@ -30,12 +31,12 @@ class GpuLibraries {
   bool has_nccl() const { return has_cuda() && found_nccl_.version > 0; }
   int device_count() const { return device_count_; }
 
-  // Valid with has_cuda(), has_nccl().
+  // Valid only if has_cuda() and has_nccl() hold.
   const CudaFunctions& cuda() const { return cuda_; }
   const NcclFunctions& nccl() const { return nccl_; }
 
-  // Return ok, or SRT_DEVICE (SRT_OUT_OF_MEMORY where memory was lacking) with what was attempted and the library's own
-  // text. NCCL continuing in the background (nccl_in_progress) is no failure.
+  // Return ok, or SRT_DEVICE (SRT_OUT_OF_MEMORY if memory was exhausted) with the attempted call and the library's
+  // own text. NCCL continuing in the background (nccl_in_progress) is not a failure.
   Status check(CudaResult result, const char* attempt) const;
   Status check_nccl(NcclResult result, const char* attempt, NcclCommunicator communicator = nullptr) const;
 

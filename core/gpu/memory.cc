@@ -10,10 +10,11 @@
 namespace sirtaki {
 namespace {
 
-constexpr Nanoseconds longest_farewell = seconds(1);  // for streams that hold memory
+constexpr Nanoseconds longest_farewell = seconds(1);  // for streams that still use memory
 constexpr size_t smallest_block = 4 << 10, exact_from = 8 << 20;
 
-// Rounds up to few sizes, so that blocks can be reused: powers of two, and where those would waste much, whole units.
+// Rounds up to one of a few sizes, so that blocks can be reused: powers of two, but multiples of 8 MiB for large
+// blocks, for which powers of two would waste much.
 size_t capacity_for(size_t bytes) {
   if (bytes <= exact_from) return std::bit_ceil(std::max(bytes, smallest_block));
   return (bytes + exact_from - 1) / exact_from * exact_from;
@@ -26,7 +27,7 @@ void MemoryBlock::give_back(GpuEventPtr after) {
   pool_ = nullptr;
 }
 
-// Frees all blocks. Those that a stream does not release in time are left to the end of the process.
+// Frees all blocks, except those that a stream does not release in time, which remain until the process ends.
 MemoryPool::~MemoryPool() {
   const GpuDevice::Scope scope(&device_);
   const Nanoseconds deadline = now() + longest_farewell;
@@ -81,7 +82,7 @@ void MemoryPool::put_back(uint8_t* data, size_t capacity, GpuEventPtr after) {
   else free_.emplace(capacity, data);
 }
 
-// Moves blocks whose events have fired to the free list. On a GPU that has failed they never fire.
+// Moves blocks whose events have fired to the free list. On a GPU that has failed, they never fire.
 void MemoryPool::collect() {
   size_t kept = 0;
   for (Waiting& block : waiting_) {

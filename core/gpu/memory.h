@@ -1,5 +1,5 @@
-// Pools of memory on a GPU, or on the host and pinned (so that a GPU copies by itself). Memory is reused, because an
-// allocation may wait for everything that the GPU does.
+// Pools of memory on a GPU, or of pinned memory on the host (which a GPU copies by itself). Memory is reused, because
+// an allocation may wait for all work on the GPU.
 #pragma once
 
 #include <map>
@@ -13,7 +13,7 @@ namespace sirtaki {
 
 class MemoryPool;
 
-// A piece of a pool, returned to it on destruction; empty without a pool.
+// A block of a pool, returned to the pool on destruction; empty without a pool.
 class MemoryBlock {
  public:
   MemoryBlock() = default;
@@ -27,9 +27,9 @@ class MemoryBlock {
 
   uint8_t* data() const { return data_; }
 
-  // Returns it to the pool, which reuses it once the event has fired.
+  // Returns the block to the pool, which reuses it once the event has fired.
   void give_back(GpuEventPtr after);
-  // Gives it up: it is never reused, nor freed, because a GPU that has failed may still write it.
+  // Gives up the block, which is neither reused nor freed, because a GPU that has failed may still write to it.
   void abandon() { pool_ = nullptr; }
 
  private:
@@ -51,7 +51,7 @@ class MemoryPool {
   MemoryPool(const GpuDevice& device, MemoryKind place) : device_(device), place_(place) {}
   ~MemoryPool();
 
-  // Takes at least so many bytes, aligned to 256. The pool has to outlive the block.
+  // Takes a block of at least this many bytes, aligned to 256. The pool must outlive the block.
   Status take(size_t bytes, MemoryBlock& out);
 
  private:

@@ -1,5 +1,5 @@
-// The part of NCCL's API that is used: own declarations, so that nothing of NCCL is needed to build. Names and
-// meanings are those of NVIDIA's "NCCL API" reference; tests/gpu/headers compares them with the real header.
+// The part of NCCL's API that is used, declared here so that nothing of NCCL is needed to build. Names and meanings
+// are those of NVIDIA's "NCCL API" reference; tests/gpu/headers compares them with the real header.
 #pragma once
 
 #include <climits>
@@ -20,13 +20,13 @@ constexpr int oldest_nccl = 21900;  // 2.19.0
 constexpr NcclDataType nccl_int8 = 0, nccl_uint8 = 1, nccl_int32 = 2, nccl_uint32 = 3, nccl_int64 = 4, nccl_uint64 = 5,
                        nccl_float16 = 6, nccl_float32 = 7, nccl_float64 = 8, nccl_bfloat16 = 9;
 constexpr NcclReduceOp nccl_sum = 0, nccl_product = 1, nccl_max = 2, nccl_min = 3, nccl_average = 4;
-constexpr int nccl_scalar_on_host = 1;  // it is read at once
+constexpr int nccl_scalar_on_host = 1;  // NCCL reads it during the call
 
 struct NcclUniqueId {
   char bytes[128];
 };
 
-// The layout of NCCL 2.19; the library reads `size` and `version`, and takes the rest as not set.
+// The layout of NCCL 2.19. The library reads `size` and `version`, and takes any further fields as not set.
 struct NcclConfig {
   static constexpr int not_set = INT_MIN;
   size_t size = sizeof(NcclConfig);

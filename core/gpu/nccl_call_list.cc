@@ -11,7 +11,7 @@ struct Segment {
   int64_t bytes;
 };
 
-// This rank's use of a list's memory. Where it has none (it has joined), scratch memory stands in.
+// This rank's use of a list's memory. Scratch memory replaces the memory of a rank that has joined.
 enum Role : unsigned { gives = 1, gets = 2 };
 
 class CallListBuilder {
@@ -62,7 +62,7 @@ class CallListBuilder {
     });
   }
 
-  // Returns the large pieces, and all small ones as one.
+  // Returns each large piece as a segment, and all small ones together as one.
   std::vector<Segment> cut(const ScatterList& list, unsigned role) {
     std::vector<Segment> segments;
     int64_t small = 0;
@@ -108,7 +108,7 @@ class CallListBuilder {
 
 }  // namespace
 
-// Assembles at address 0: the size is the same wherever the scratch memory lies.
+// Builds the list at address 0, because the size does not depend on the scratch memory's address.
 size_t scratch_needed(const Transfer& transfer) { return CallListBuilder(transfer, 0).scratch_end(); }
 
 NcclCallList make_call_list(const Transfer& transfer, uint8_t* scratch) {

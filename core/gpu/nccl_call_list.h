@@ -1,6 +1,6 @@
-// The NCCL calls of a transfer. Large pieces of its tensors are sent as they are. Small ones are copied side by side
-// into scratch memory on the GPU, sent in one call, and copied back. The choice depends on sizes alone, so that all
-// ranks make the same calls.
+// The NCCL calls of a transfer. Large pieces of its tensors are sent directly. Small ones are packed into scratch
+// memory on the GPU, sent in one call, and copied back. The choice depends on sizes alone, so that all ranks make the
+// same calls.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct NcclCallList {
     const uint8_t* input;
     uint8_t* output;
     int64_t bytes;
-    size_t member;  // that gives (broadcast), gets (reduce), or is at the other end (send, receive)
+    size_t member;  // the source (broadcast), the destination (reduce), or the other end (send, receive)
   };
   struct Copy {
     uint8_t* to;
@@ -28,9 +28,9 @@ struct NcclCallList {
   std::vector<NcclCall> sends, receives;
 };
 
-constexpr int64_t large_piece = 64 << 10;  // bytes from which a call of its own costs less than two copies
+constexpr int64_t large_piece = 64 << 10;  // bytes from which a separate call costs less than two copies
 
-// Returns the scratch memory that a transfer's calls takes, in bytes.
+// Returns the bytes of scratch memory that a transfer's calls need.
 size_t scratch_needed(const Transfer& transfer);
 NcclCallList make_call_list(const Transfer& transfer, uint8_t* scratch);
 

@@ -9,7 +9,7 @@ NcclOperation::~NcclOperation() {
   for (MemoryBlock& block : neutral_) block.abandon();
 }
 
-// Advances step by step. The communicator may continue a call in the background, and takes the next one when it is
+// Advances step by step. The communicator may continue a call in the background, and accepts the next one when it is
 // over.
 Status NcclOperation::advance(Nanoseconds, Progress& progress) {
   progress = Progress::blocked;
@@ -70,13 +70,13 @@ void NcclOperation::destroy_operator() {
   has_operator_ = false;
 }
 
-// Makes all calls in one group, so that pieces move concurrently and exchanges cannot wait for one another.
+// Makes all calls in one group, so that pieces move concurrently and exchanges cannot deadlock.
 Status NcclOperation::call() {
   if (calls_.calls.empty() && calls_.sends.empty() && calls_.receives.empty()) return Status::ok();
   const NcclFunctions& nccl = communicator_->nccl();
   SIRTAKI_TRY(communicator_->check(nccl.group_start(), "ncclGroupStart"));
   const Status called = call_each();
-  const Status ended = communicator_->check(nccl.group_end(), "ncclGroupEnd");  // also where a call failed
+  const Status ended = communicator_->check(nccl.group_end(), "ncclGroupEnd");  // also after a failed call
   return called.is_ok() ? ended : called;
 }
 
@@ -115,14 +115,14 @@ Status NcclOperation::finish_launch() {
   return gpu_.events().record(gpu_.launches(), launched_);
 }
 
-// Aborts the communicator. Work that is on the stream already is still waited for.
+// Aborts the communicator. Work that is already on the stream is still waited for.
 void NcclOperation::cancel() {
   has_operator_ = false;  // it is freed with the communicator
   if (communicator_) communicator_->abort();
   if (step_ != Step::prepare && !launched_) std::ignore = gpu_.events().record(gpu_.launches(), launched_);
 }
 
-// Returns whether the GPU is done. A GPU that no longer answers does nothing any more.
+// Returns whether the GPU has finished. A GPU that has failed counts as finished.
 bool NcclOperation::is_quiet() const {
   bool is_over = true;
   return !launched_ || !launched_->look(is_over).is_ok() || is_over;

@@ -1,4 +1,4 @@
-// One transfer through NCCL: launched on the rank's stream for launches, then only polled until it is over.
+// One transfer through NCCL: launched on the rank's stream for launches, then polled until it is over.
 #pragma once
 
 #include "data/kernels/kernels.h"
@@ -11,7 +11,7 @@ namespace sirtaki {
 
 class NcclOperation final : public Operation {
  public:
-  // Without a communicator (a single member) it only copies.
+  // `communicator`: nullptr for a single member, which only copies.
   NcclOperation(Gpu& gpu, Communicator* communicator, const Kernels& kernels, TransferPtr transfer,
                 const NcclReduction& reduction)
       : gpu_(gpu), communicator_(communicator), kernels_(kernels), transfer_(std::move(transfer)),
@@ -47,7 +47,7 @@ class NcclOperation final : public Operation {
   bool has_operator_ = false;
   NcclCallList calls_;
   MemoryBlock scratch_;
-  std::vector<MemoryBlock> neutral_;  // on the host, being copied
+  std::vector<MemoryBlock> neutral_;  // host memory that is being copied
   GpuEventPtr launched_;
 };
 

@@ -10,7 +10,7 @@ struct NcclType {
   bool takes_factors;
 };
 
-// Minimum, maximum and product of booleans (0 and 1) are those of bytes.
+// The supported dtypes. Minimum, maximum and product of booleans (0 and 1) are those of bytes.
 constexpr NcclType types[] = {
     {DType::int8, nccl_int8, DType::int8, false},
     {DType::uint8, nccl_uint8, DType::uint8, false},

@@ -7,7 +7,7 @@ constexpr int64_t alignment = 64;
 
 int64_t aligned(int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
-// Returns the most memory that a list takes on the host.
+// Returns the maximum of memory on the host that a list needs.
 int64_t bytes_on_host(const ScatterList& list) {
   int64_t total = 0;
   list.visit(0, list.bytes(), [&](const uint8_t* input, const uint8_t* output, int64_t, int64_t bytes) {
@@ -53,7 +53,7 @@ Status StagedOperation::advance(Nanoseconds now, Progress& progress) {
   return copy(out_);
 }
 
-// Replaces the lists by the same ones over the host's memory.
+// Replaces the lists by copies of them that refer to host memory.
 Status StagedOperation::mirror() {
   int64_t needed = bytes_on_host(transfer_->buffer);
   for (const auto* lists : {&transfer_->outgoing, &transfer_->incoming})
@@ -122,7 +122,7 @@ std::vector<int32_t> StagedOperation::waits_for() const {
   return inner_ ? inner_->waits_for() : std::vector<int32_t>{};
 }
 
-// Releases the CPU's data plane as soon as the other ranks have what they need: when the copies back begin.
+// Releases the CPU's data plane when the copies back begin, because the other ranks then have all data of this one.
 unsigned StagedOperation::still_needs(unsigned needed_at_start) const {
   return step_ == Step::copying_out ? needs_nothing : needed_at_start;
 }

@@ -1,5 +1,5 @@
 // One transfer of tensors on GPUs over the data plane of the CPU: to pinned memory on the host, through an operation
-// there, and back. It needs nothing but the driver, and does every kind and dtype that the CPU does.
+// there, and back. It needs only the CUDA driver, and supports every kind and dtype that the CPU supports.
 #pragma once
 
 #include <map>
@@ -11,7 +11,8 @@ namespace sirtaki {
 
 class StagedOperation final : public Operation {
  public:
-  // `gpu` is nullptr on a rank that has joined without having used one. `phase`: this one's index in the plan.
+  // `gpu` is nullptr on a rank that has joined without having used one. `phase`: the index of this transfer in the
+  // plan.
   StagedOperation(Gpu* gpu, Backend& backend, const Transfer& on_gpu, int32_t phase);
   ~StagedOperation() override;
 
@@ -44,7 +45,7 @@ class StagedOperation final : public Operation {
   std::map<std::pair<const uint8_t*, int64_t>, uint8_t*> mirrored_;  // inputs, which may be in several lists
   MemoryBlock memory_;
   GpuEventPtr copied_;
-  bool is_unmarked_ = false;  // copies are in flight that no event is behind
+  bool is_unmarked_ = false;  // copies are in flight that no event follows
   std::unique_ptr<Operation> inner_;
   Step step_ = Step::start;
 };
