@@ -1,4 +1,4 @@
-// Queues of bytes to be received and sent.
+// Queues of received bytes and of bytes to be sent.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,14 @@
 
 namespace sirtaki {
 
-// A queue of bytes whose front is consumed and whose end is filled in place.
+// A queue of bytes that is consumed at the front and filled in place at the end.
 class ByteQueue {
  public:
   std::span<const uint8_t> front() const { return {bytes_.get() + begin_, end_ - begin_}; }
   size_t size() const { return end_ - begin_; }
   void consume(size_t count);
-  std::span<uint8_t> extend(size_t count);      // uninitialised space at the end, part of the queue at once
-  std::span<uint8_t> room(size_t at_least);     // free space behind the end; commit() makes it part of the queue
+  std::span<uint8_t> extend(size_t count);      // appends uninitialised space, which is part of the queue at once
+  std::span<uint8_t> room(size_t at_least);     // free space after the end; commit() makes it part of the queue
   void commit(size_t count) { end_ += count; }
 
  private:
@@ -26,18 +26,18 @@ class ByteQueue {
   size_t capacity_ = 0, begin_ = 0, end_ = 0;
 };
 
-// A queue of its own bytes and of others that lie elsewhere, in order.
+// A queue of bytes of its own and bytes in memory elsewhere, in order.
 class SendQueue {
  public:
   std::span<uint8_t> extend(size_t count);
   void refer(std::span<const uint8_t> bytes);
 
   size_t size() const { return size_; }
-  std::span<const uint8_t> front() const;  // returns a part, empty only if the queue is
+  std::span<const uint8_t> front() const;  // may be only a part; empty only if the queue is
   void consume(size_t count);
   void clear();
 
-  // Copies the bytes that lie elsewhere: their owner needs the memory back.
+  // Copies the bytes elsewhere into the queue, because their owner needs the memory back.
   void keep();
 
  private:

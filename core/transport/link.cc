@@ -6,8 +6,8 @@
 namespace sirtaki {
 namespace {
 
-// Bytes read beyond a header. A longer body is then read to its end and no further, so that little of a body that is
-// read straight to its place has to be copied.
+// Bytes to read beyond a header. A longer body is then read to its end but no further, so that little of a body that
+// is read directly to its place has to be copied.
 constexpr size_t read_ahead = 16 << 10;
 
 }  // namespace
@@ -48,7 +48,7 @@ bool Link::flush() {
   while (out_.size()) {
     const std::span<const uint8_t> part = out_.front();
     const ptrdiff_t written = unwritable_ ? -1 : pipe_->write(part, part.size() < out_.size());
-    if (written < 0) {  // reading then shows what happened, and brings the peer's last frames
+    if (written < 0) {  // reading then shows the reason, and delivers the peer's last frames
       unwritable_ = true;
       out_.clear();
     }
@@ -60,7 +60,7 @@ bool Link::flush() {
 }
 
 bool Link::receive() {
-  // Bytes are left in the pipe while a whole frame waits here: that throttles a peer that is ahead.
+  // Bytes stay in the pipe while a complete frame waits here, which throttles a peer that is ahead.
   const Frame* ready = nullptr;
   if (ended_ || !front(ready).is_ok() || ready) return false;
   if (is_placing_) return receive_placed();
@@ -88,7 +88,7 @@ void Link::place(const FrameHeader& header, std::span<uint8_t> where) {
   place_ = where;
 }
 
-// Starts to place a body whose header has arrived, but not all of the body itself.
+// Starts to place a body of which the header has arrived, but not all bytes.
 bool Link::begins_placed_frame() {
   if (place_.empty() || std::memcmp(&frame_.header, &placed_header_, sizeof(FrameHeader)) != 0) return false;
   const std::span<const uint8_t> here = in_.front().subspan(sizeof(FrameHeader));
@@ -131,7 +131,7 @@ void Link::pop() {
 
 void Link::drop_references() {
   out_.keep();
-  if (is_placing_) ended_ = true;  // the rest of that body has no place any more
+  if (is_placing_) ended_ = true;  // the rest of that body has no place to go
   is_placing_ = has_frame_ = false;
   place_ = {};
 }

@@ -1,5 +1,5 @@
-// A Link carries frames to and from one peer, in order, and never blocks. Its transport (sockets, a ring in shared
-// memory) is a BytePipe; framing, bounds and queues are the same for all.
+// A Link carries frames to and from one peer, in order, and never blocks. Its transport (sockets, or a ring in shared
+// memory) is a BytePipe; framing, bounds and queues are common to all transports.
 #pragma once
 
 #include <cstddef>
@@ -19,14 +19,15 @@ class BytePipe {
  public:
   virtual ~BytePipe() = default;
 
-  // Return how many bytes moved, 0 if none can now, -1 if the other end is gone. With `more`, others follow at once.
+  // Return the number of bytes moved, 0 if none can move now, -1 if the other end is gone. `more`: further bytes
+  // follow at once.
   virtual ptrdiff_t write(std::span<const uint8_t> bytes, bool more) = 0;
   virtual ptrdiff_t read(std::span<uint8_t> bytes) = 0;
 
-  virtual bool readable() const { return false; }               // shared memory: bytes wait to be read
-  virtual std::vector<int> descriptors() const { return {}; }   // to sleep on; none: a doorbell is rung instead
-  virtual void end_writing() {}                                 // the other end reads end-of-stream behind it
-  virtual bool is_delivered() const { return true; }            // all that was written has reached the other machine
+  virtual bool readable() const { return false; }               // shared memory: bytes are waiting to be read
+  virtual std::vector<int> descriptors() const { return {}; }   // to sleep on; empty: a doorbell is used instead
+  virtual void end_writing() {}                                 // the other end then reads end-of-stream
+  virtual bool is_delivered() const { return true; }            // everything written has reached the other machine
   virtual Nanoseconds silence() const { return 0; }             // how long that machine has owed an answer
 };
 
@@ -34,12 +35,13 @@ class Link {
  public:
   explicit Link(std::unique_ptr<BytePipe> pipe) : pipe_(std::move(pipe)) {}
 
-  // Queues a frame; the returned space is its body, to be filled before the next call.
+  // Queues a frame; returns the space for its body, to be filled before the next call.
   std::span<uint8_t> compose(FrameHeader header);
   void send(FrameHeader header, std::span<const uint8_t> body);
 
-  // Queues a frame in parts: its header, then parts that make up its length. A part is space to be filled before the
-  // next call, or memory elsewhere, which is not copied and must not change until unsent() is 0, or drop_references().
+  // Queue a frame in parts: its header, then parts that add up to its length. A part is space to be filled before the
+  // next call, or memory elsewhere, which is not copied and must not change until unsent() is 0 or drop_references()
+  // is called.
   void begin(FrameHeader header);
   std::span<uint8_t> add(size_t bytes);
   void add_elsewhere(std::span<const uint8_t> bytes);
@@ -47,28 +49,28 @@ class Link {
   size_t unsent() const { return out_.size(); }
   bool readable() const { return pipe_->readable(); }
   std::vector<int> descriptors() const { return pipe_->descriptors(); }
-  bool is_ended() const { return ended_; }  // the other end is gone, and everything that it had sent is read
+  bool is_ended() const { return ended_; }  // the other end is gone, and everything that it sent has been read
 
   // Sends queued bytes; returns whether any moved.
   bool flush();
-  // Receives bytes; returns whether any came.
+  // Receives bytes; returns whether any arrived.
   bool receive();
   // Returns the oldest complete frame, or nullptr. Fails if the bytes are malformed; the link is then unusable.
   Status front(const Frame*& out);
   void pop();
 
-  // Reads the body of the next frame straight to `where` if the frame has this header. Only for bodies that need no
-  // padding; for others, and for a body that is here already, nothing changes. It holds until a frame is popped.
+  // Reads the body of the next frame directly to `where` if the frame has this header. Has no effect on bodies that
+  // need padding or that have arrived already. Valid until a frame is popped.
   void place(const FrameHeader& header, std::span<uint8_t> where);
 
-  // Stops all use of memory of others, for reading and writing. Nothing can be received after it.
+  // Stops all use of memory elsewhere, for reading and writing. Nothing can be received afterwards.
   void drop_references();
 
-  // Ends writing after this side's last frame. Before that has arrived the link should not be destroyed.
+  // Ends writing after this side's last frame. The link should not be destroyed before that frame has arrived.
   void end_writing();
   bool is_delivered() const { return !unsent() && pipe_->is_delivered(); }
 
-  // Returns how long the peer's machine has been silent although it owes an answer; 0 if it owes none.
+  // Returns how long the peer's machine has been silent although it should answer; 0 if it has nothing to answer.
   Nanoseconds silence() const { return pipe_->silence(); }
 
   Link(Link&&) = default;
@@ -90,7 +92,7 @@ class Link {
   FrameHeader placed_header_;
   std::span<uint8_t> place_;
   size_t placed_ = 0;        // bytes received
-  bool is_placing_ = false;  // whether its header has arrived
+  bool is_placing_ = false;  // the frame's header has arrived
 };
 
 }  // namespace sirtaki

@@ -1,6 +1,6 @@
-// This rank's links. Data goes over sockets: to ranks of other hosts, and inside a host where there is no shared
-// memory. Control frames between the first rank of a host and the others go through rings in shared memory, if there
-// is any; so two such ranks of a job on several hosts have two links.
+// This rank's links. Data uses sockets: to ranks of other hosts, and within a host if there is no shared memory.
+// Control frames between the first rank of a host and its other ranks use rings in shared memory, if there is any;
+// two such ranks of a job on several hosts therefore have two links.
 #pragma once
 
 #include <memory>
@@ -28,7 +28,7 @@ class Links {
     Link* added = data_[static_cast<size_t>(peer)] = add(peer, false, std::move(pipe));
     if (!control) control = added;
   }
-  // Ends writing after the last frames: peers read end-of-stream behind them.
+  // Ends writing after the last frames; peers then read end-of-stream.
   void end_writing() {
     for (const PeerLink& entry : all_) entry.link->end_writing();
   }
@@ -43,13 +43,13 @@ class Links {
     control_.assign(control_.size(), nullptr);
   }
 
-  // Return a link to a peer; nullptr where there is none. Both are the same link where there is only one.
+  // Return a link to a peer; nullptr if there is none. Both return the same link if there is only one.
   Link* data(int32_t peer) const { return data_[static_cast<size_t>(peer)]; }
   Link* control(int32_t peer) const { return control_[static_cast<size_t>(peer)]; }
 
   const std::vector<PeerLink>& all() const { return all_; }
 
-  // Return whether rings have frames to be read, or links bytes that no peer has taken yet.
+  // Return whether rings have frames to be read, or links have bytes that no peer has taken yet.
   bool has_inbound() const {
     for (const PeerLink& entry : all_)
       if (entry.link->readable()) return true;

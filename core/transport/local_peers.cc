@@ -7,8 +7,8 @@
 namespace sirtaki {
 namespace {
 
-// The delay before a doorbell rings. An idle rank may be between two calls: if its engine's thread woke, the next call
-// would find the engine driven already, on the program's own core, and pay for two switches of threads.
+// The delay before a doorbell rings. An idle rank may be between two calls: if its engine's thread woke up, the next
+// call would find the engine already driven, on the program's own core, and cost two thread switches.
 constexpr Nanoseconds grace = microseconds(10), grace_of_idle = microseconds(50);
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The ranks of this host as this rank sees them in shared memory: their milestones, doorbells and goodbyes.
+// The local peers as seen in shared memory: their milestones, doorbells and goodbyes.
 #pragma once
 
 #include <array>
@@ -12,13 +12,13 @@
 
 namespace sirtaki {
 
-// The reason why the job was given up, as shared between local peers.
+// The reason why the job was given up, as shared among local peers.
 struct Abort {
   bool is_there = false;
   srt_status status = SRT_ABORTED;
   int32_t rank = 0;
   std::string text;
-  uint64_t decision = 0;  // acted on after this Decision
+  uint64_t decision = 0;  // the abort takes effect after this Decision
 };
 
 class LocalPeers {
@@ -32,18 +32,18 @@ class LocalPeers {
   int32_t rank_in(int slot) const { return ranks_[static_cast<size_t>(slot)]; }
   int slot_of(int32_t rank) const;  // -1: on another host
 
-  // Milestones. publish() also ensures that a local peer that sleeps in the middle of a plan looks again.
+  // Milestones. publish() also ensures that a local peer that sleeps during a plan is woken.
   void publish(Milestone milestone, Nanoseconds now);
   uint64_t milestone_of(int slot) const { return region_->rank(slot).milestone.load(std::memory_order_seq_cst); }
 
-  // Notes that frames were written into the ring towards a slot.
+  // Records that frames were written to the ring of a slot.
   void frames_sent(int slot, Nanoseconds now);
 
-  // A doorbell is rung only when the sleeper has not woken by itself after a short grace period: a caller that comes
-  // back within microseconds needs no system call and no second thread.
+  // A doorbell is rung only if the sleeper has not woken up after a short grace period: a caller that returns within
+  // microseconds needs no system call and no second thread.
   Nanoseconds next_ring() const { return next_ring_; }
   void ring_due(Nanoseconds now);
-  void ring_all() { ring_due(never); }  // rings every one that is still wanted and whose rank still sleeps
+  void ring_all() { ring_due(never); }  // rings all pending doorbells whose ranks still sleep
 
   void set_attention(Attention attention) {
     own().attention.store(static_cast<uint32_t>(attention), std::memory_order_seq_cst);
@@ -54,11 +54,11 @@ class LocalPeers {
   void say_goodbye() { own().finished.store(1, std::memory_order_seq_cst); }
   bool has_finished(int slot) const { return region_->rank(slot).finished.load(std::memory_order_seq_cst) != 0; }
 
-  // Writes why the job is given up. The first rank's reason counts; later ones change nothing.
+  // Writes why the job was given up. The first rank's reason counts; later ones change nothing.
   void write_abort(const Abort& abort);
   Abort read_abort() const;
 
-  // Return the descriptors that report a local peer's death, -1 where there is none.
+  // Return the descriptors that report a local peer's death; -1 if there is none.
   int process_descriptor(int slot) const { return bells_[static_cast<size_t>(slot)].process.get(); }
   int socket_descriptor(int slot) const { return bells_[static_cast<size_t>(slot)].socket.get(); }
   int own_engine_doorbell() const { return bells_[static_cast<size_t>(own_slot_)].engine.get(); }
@@ -66,15 +66,15 @@ class LocalPeers {
 
   void close();  // in a forked child
 
-  // Closes the descriptors of a local peer whose end has been handled.
+  // Closes the descriptors of a local peer whose death has been handled.
   void stop_watching(int slot);
 
  private:
   struct Bells {
     Descriptor engine, waiter, process, socket;
-    bool wanted = false;           // it slept when this rank had something for it
-    Nanoseconds due = 0;           // when it is rung then
-    Attention least = Attention::idle;  // the lightest sleep that this news interrupts
+    bool wanted = false;           // a doorbell is pending: the rank slept when this one had something for it
+    Nanoseconds due = 0;           // the time at which it is rung
+    Attention least = Attention::idle;  // the lightest sleep that must be interrupted
   };
 
   LocalPeers() = default;

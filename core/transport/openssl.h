@@ -1,5 +1,5 @@
-// The part of OpenSSL's API that is used: own declarations, so that nothing of OpenSSL is needed to build. Names and
-// meanings are those of OpenSSL's manual (https://docs.openssl.org); all of it is in 1.1.1 and in 3.
+// The part of OpenSSL's API that is used, declared here so that nothing of OpenSSL is needed to build. Names and
+// meanings are those of OpenSSL's manual (https://docs.openssl.org); all of it is in versions 1.1.1 and 3.
 // tests/security/openssl_header compares them with the real headers.
 #pragma once
 

@@ -13,7 +13,7 @@ constexpr uint64_t capacity = SharedRegion::ring_bytes;
 ptrdiff_t RingPipe::write(std::span<const uint8_t> bytes, bool) {
   const uint64_t written = out_.written.load(std::memory_order_relaxed);
   const uint64_t used = written - out_.consumed.load(std::memory_order_acquire);
-  if (used > capacity) return -1;  // only with a corrupted counter
+  if (used > capacity) return -1;  // only if the counter is corrupted
   const uint64_t count = std::min<uint64_t>(bytes.size(), capacity - used);
   const uint64_t at = written % capacity;
   const uint64_t first = std::min(count, capacity - at);

@@ -1,4 +1,4 @@
-// A byte ring in shared memory, with one writer and one reader in each direction, as a BytePipe.
+// A byte ring in shared memory, with one writer and one reader per direction, as a BytePipe.
 #pragma once
 
 #include "transport/link.h"

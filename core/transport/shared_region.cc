@@ -41,7 +41,7 @@ Status refused(const char* what) { return {SRT_SYSTEM, format("%s failed: %s", w
 int64_t SharedRegion::fitting_chunk_bytes(int64_t cache_bytes, int ranks, int cores) {
   constexpr int64_t least = 128 << 10, most = 1 << 20, unknown = 512 << 10;
   if (cache_bytes <= 0) return unknown;
-  constexpr int64_t chunks_at_a_time = 4;  // one is written, one read, and as much of the user's memory twice
+  constexpr int64_t chunks_at_a_time = 4;  // one written, one read, and two of the user's memory
   const int64_t ranks_a_core = (ranks + cores - 1) / cores;
   return std::clamp(cache_bytes / (chunks_at_a_time * ranks_a_core), least, most) / page * page;
 }
@@ -54,10 +54,11 @@ int64_t SharedRegion::bytes_needed(const Config& config, int slot_count) {
 }
 
 Status SharedRegion::create(int64_t bytes, Descriptor& out) {
-  // By raw system call: no name in /dev/shm that could be left behind, and no limit of a container's /dev/shm.
+  // Uses the raw system call: there is no name in /dev/shm that could be left behind, and no limit of a container's
+  // /dev/shm.
   Descriptor memory(static_cast<int>(::syscall(SYS_memfd_create, "sirtaki", MFD_CLOEXEC | MFD_ALLOW_SEALING)));
   if (!memory.is_open()) return refused("memfd_create");
-  // Allocated now: a full machine is an error here, not a SIGBUS in the middle of training.
+  // Allocates all memory now: a lack of it is an error here instead of a SIGBUS during training.
   if (const int error = ::posix_fallocate(memory.get(), 0, bytes)) {
     errno = error;
     return refused("allocating shared memory");
@@ -70,14 +71,14 @@ Status SharedRegion::create(int64_t bytes, Descriptor& out) {
 
 Status SharedRegion::open(const Config& config, int fd, uintptr_t address, int slot_count,
                           std::unique_ptr<SharedRegion>& out) {
-  // If the setting leaves it open, the rank that made the memory has chosen the size of a chunk for all.
+  // If the setting is 0, the rank that created the memory has chosen the size of a chunk for all.
   const bool is_open = config.integer(Knob::chunk_bytes) == 0;
   int64_t bytes = bytes_needed(config, slot_count);
   auto* base = reinterpret_cast<uint8_t*>(address);
   if (!base) {
     struct stat facts;
     if (::fstat(fd, &facts) != 0) return refused("looking at the shared memory");
-    // A peer that could shrink it would end this process with SIGBUS.
+    // A peer that could shrink the memory could end this process with SIGBUS.
     const int seals = ::fcntl(fd, F_GET_SEALS);
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
       return {SRT_INVALID_ARGUMENT, "the shared memory is not sealed against shrinking: no rank of sirtaki made it"};

@@ -1,9 +1,9 @@
-// The memory that the ranks of one host share: which ranks are awake, how far each has come, why a job was given up,
+// The memory that the ranks of one host share: the depth of each rank's sleep, its progress, the reason of an abort,
 // byte rings for control frames, and two chunk slots per rank for data.
 //
-// Ranks communicate here through atomics only. Where one rank writes and then checks whether another sleeps, while
-// that other notes its sleep and then checks for work, both sides use sequentially consistent operations: one of the
-// two always sees the other.
+// Ranks communicate here only through atomics. If one rank writes and then checks whether another sleeps, while the
+// other publishes its sleep and then checks for work, both use sequentially consistent operations, so that at least
+// one of them sees the other.
 #pragma once
 
 #include <atomic>
@@ -19,17 +19,17 @@
 
 namespace sirtaki {
 
-constexpr size_t cache_line = 128;  // two lines: the processor fetches them in pairs
+constexpr size_t cache_line = 128;  // two lines, because the processor fetches them in pairs
 
-// The wake-up that a rank needs in order to notice something.
+// The wake-up that a rank needs, by the depth of its sleep.
 enum class Attention : uint32_t {
-  awake,          // it polls: nothing
+  awake,          // it polls: none
   idle,           // its engine sleeps and no plan is moving: a doorbell for a frame
-  engine_sleeps,  // its engine sleeps in the middle of a plan: a doorbell for anything
-  waiter_sleeps,  // a caller sleeps in the middle of a plan: a doorbell for anything
+  engine_sleeps,  // its engine sleeps during a plan: a doorbell for anything
+  waiter_sleeps,  // a caller sleeps during a plan: a doorbell for anything
 };
 
-// A rank's progress in the plans that it executes: a plan's number and a step within it, in one ordered value.
+// A rank's progress in executing plans: a plan's number and a step within it, as one ordered value.
 class Milestone {
  public:
   static constexpr uint64_t last_step = (uint64_t{1} << 28) - 1;
@@ -47,13 +47,13 @@ struct alignas(cache_line) RankBlock {
   std::atomic<uint32_t> finished;  // 1: it has said goodbye
 };
 
-// One direction of a byte pipe between two ranks.
+// One direction of a byte ring between two ranks.
 struct alignas(cache_line) RingHeader {
   alignas(cache_line) std::atomic<uint64_t> written;
   alignas(cache_line) std::atomic<uint64_t> consumed;
 };
 
-// The reason why the job was given up: the first rank that writes it is the origin.
+// The reason why the job was given up; the first rank to write it is the origin.
 struct alignas(cache_line) AbortRecord {
   std::atomic<uint32_t> state;  // 0: none, 1: being written, 2: readable
   uint32_t status;
@@ -69,13 +69,13 @@ class SharedRegion {
   static constexpr int slots_each = 2;  // chunk slots per rank: one is filled while the other is read
 
   static int64_t bytes_needed(const Config& config, int slot_count);
-  // Returns the size of a chunk where the setting leaves it open (0): the few chunks that a rank handles at a time,
-  // and those of the ranks that share its core, all have to fit its second-level cache.
+  // Returns the size of a chunk if the setting is 0: the few chunks that a rank handles at a time, and those of the
+  // ranks that share its core, must fit into its second-level cache.
   static int64_t fitting_chunk_bytes(int64_t cache_bytes, int ranks, int cores);
-  // Allocates and seals the memory; fails where the operating system refuses it.
+  // Allocates and seals the memory; fails if the operating system refuses it.
   static Status create(int64_t bytes, Descriptor& out);
 
-  // Maps the descriptor, or takes an existing mapping.
+  // Maps the descriptor, or uses an existing mapping.
   static Status open(const Config& config, int fd, uintptr_t address, int slot_count,
                      std::unique_ptr<SharedRegion>& out);
   ~SharedRegion();
@@ -84,7 +84,7 @@ class SharedRegion {
 
   RankBlock& rank(int slot) const;
   AbortRecord& abort_record() const;
-  RingHeader& ring(int from, int to) const;  // one of the two is slot 0: control frames go to and from it
+  RingHeader& ring(int from, int to) const;  // one of the two is slot 0, because all control frames are to or from it
   uint8_t* ring_data(int from, int to) const;
   uint8_t* chunk(int slot, uint64_t turn) const;
   size_t chunk_bytes() const { return chunk_bytes_; }
@@ -96,7 +96,7 @@ class SharedRegion {
   size_t ring_offset(int from, int to) const;
 
   uint8_t* base_;
-  size_t mapped_;  // bytes to unmap; 0: the mapping is not this object's
+  size_t mapped_;  // bytes to unmap; 0: the mapping belongs to the caller
   int slot_count_;
   size_t chunk_bytes_;
 };

@@ -1,5 +1,5 @@
-// One or several connections to one peer as a BytePipe. Over several, the stream is distributed round-robin in stripes
-// of one size, so that both ends know without a header which connection comes next.
+// One or more connections to one peer as a BytePipe. With several, the stream is distributed round-robin in stripes
+// of one size, so that both ends can compute the connection of each byte without a header.
 #pragma once
 
 #include <fcntl.h>
@@ -13,11 +13,11 @@
 
 namespace sirtaki {
 
-// A Channel is one connection: socket(), and write(), read() and end_writing() as those of a BytePipe.
+// A Channel is one connection, with socket(), and with write(), read() and end_writing() like those of a BytePipe.
 template <typename Channel>
 class StripedPipe : public BytePipe {
  public:
-  // Makes the sockets non-blocking. If `probes_after` is not 0, an idle TCP peer's machine is probed then.
+  // Makes the sockets non-blocking. If `probes_after` is not 0, an idle TCP peer's machine is probed after that time.
   StripedPipe(std::vector<Channel> channels, Nanoseconds probes_after)
       : channels_(std::move(channels)), out_{0, stripe_bytes}, in_{0, stripe_bytes} {
     for (const Channel& channel : channels_) {
@@ -31,7 +31,7 @@ class StripedPipe : public BytePipe {
     size_t total = 0;
     while (total < bytes.size()) {
       const size_t most = channels_.size() == 1 ? bytes.size() : std::min(bytes.size() - total, out_.left);
-      // No `more` at the end of a stripe: a socket would hold its bytes back until its turn comes again.
+      // Never sets `more` at the end of a stripe: the socket would hold its bytes back until its next turn.
       const bool goes_on = (more || total + most < bytes.size()) && (channels_.size() == 1 || most < out_.left);
       const ptrdiff_t count = channels_[out_.channel].write(bytes.subspan(total, most), goes_on);
       if (count <= 0) return total ? static_cast<ptrdiff_t>(total) : count;
@@ -68,7 +68,7 @@ class StripedPipe : public BytePipe {
     }
   }
 
-  // Returns whether all is delivered: a socket that is closed with unread bytes in it discards what it has not
+  // Returns whether all bytes are delivered: a socket that is closed with unread bytes discards what it has not
   // delivered.
   bool is_delivered() const override {
     if (!is_tcp_) return true;

@@ -10,8 +10,8 @@
 namespace sirtaki {
 namespace {
 
-// The number of unanswered probes that breaks a connection. It exceeds any heartbeat's limit: the heartbeat's error
-// is clearer.
+// The number of unanswered probes that breaks a connection. It exceeds the limit of any heartbeat, whose error is
+// clearer.
 constexpr int most_probes = 100;
 
 bool set(int socket, int level, int option, int value) {

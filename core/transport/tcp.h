@@ -1,4 +1,4 @@
-// Functions for TCP sockets only: whether the other machine still answers.
+// Functions for TCP sockets only: configuration, and whether the other machine still answers.
 #pragma once
 
 #include <netinet/tcp.h>
@@ -7,16 +7,17 @@
 
 namespace sirtaki {
 
-// Makes a socket send small writes at once, and, if `probes_after` is not 0, probe an idle peer's machine then. Returns
-// false if it is no TCP socket.
+// Makes a socket send small writes at once and, if `probes_after` is not 0, probe an idle peer's machine after that
+// time. Returns false if it is not a TCP socket.
 bool prepare_tcp(int socket, Nanoseconds probes_after);
 
-// Return how long the peer's machine has been silent although it owes an answer; 0 if it owes none. A stopped process
-// owes nothing: its machine continues to acknowledge, and to report that it has no room.
+// Return how long the peer's machine has been silent although it should answer; 0 if it has nothing to answer. A
+// stopped process does not count as silent: its machine continues to acknowledge, and to report a full receive
+// window.
 Nanoseconds silence_of(const tcp_info& info);
-Nanoseconds tcp_silence(int socket);  // 0 if the system does not know
+Nanoseconds tcp_silence(int socket);  // 0 if the system cannot tell
 
-// Returns whether all that was written has reached the other machine, or never will.
+// Returns whether all written bytes have reached the other machine, or never will.
 bool is_settled(int socket);
 
 }  // namespace sirtaki

@@ -11,21 +11,22 @@
 namespace sirtaki {
 namespace {
 
-constexpr size_t record_bytes = 16 << 10;  // the most that TLS puts into a record
-constexpr size_t records_at_once = 7;      // encrypted before the socket gets them
-constexpr size_t wire_bytes = 128 << 10;   // has room for these, with what TLS adds to each
+constexpr size_t record_bytes = 16 << 10;  // the maximum of bytes in a TLS record
+constexpr size_t records_at_once = 7;      // encrypted before they are passed to the socket
+constexpr size_t wire_bytes = 128 << 10;   // room for these records, including TLS's overhead for each
 constexpr const char* libraries[] = {"libssl.so.3", "libssl.so.1.1"};
 constexpr const char* advice =
     "; encryption needs OpenSSL 3 or 1.1.1: install it (Debian and Ubuntu: `apt install libssl3`; Fedora and RHEL: "
     "`dnf install openssl-libs`; conda: `conda install openssl`)";
-// AES-128 first: the quickest where the processor has instructions for it.
+// AES-128 first, because it is the fastest on processors with instructions for it.
 constexpr const char* ciphers = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256:TLS_AES_256_GCM_SHA384";
 
 #define SIRTAKI_FIND(member, symbol, result, parameters) library.find(#symbol, functions.member);
 void find_functions(Library& library, OpensslFunctions& functions){SIRTAKI_OPENSSL_FUNCTIONS(SIRTAKI_FIND)}
 #undef SIRTAKI_FIND
 
-// Returns the oldest error of this thread and removes all: other users of the library must not find any.
+// Returns the oldest error of this thread and removes all errors, because other users of the library must not find
+// them.
 std::string take_words(const OpensslFunctions& functions) {
   const unsigned long number = functions.next_error();
   const char* words = number ? functions.error_words(number) : nullptr;
@@ -76,8 +77,8 @@ Status TlsIdentity::make_certificate() {
   return Status::ok();
 }
 
-// WakeEvents a certificate that is valid at all times: its holder is known by its fingerprint, and the clocks of hosts
-// differ.
+// Signs a certificate that is valid at all times, because its holder is identified by its fingerprint, and the clocks
+// of hosts differ.
 bool TlsIdentity::sign_certificate(X509Certificate certificate, EvpKey key) {
   const OpensslFunctions& f = functions_;
   const X509Name name = f.subject(certificate);
@@ -89,7 +90,7 @@ bool TlsIdentity::sign_certificate(X509Certificate certificate, EvpKey key) {
          f.set_public_key(certificate, key) > 0 && f.sign(certificate, key, f.sha256()) > 0;
 }
 
-// Allows TLS 1.3 alone, and nothing that outlasts a connection.
+// Allows only TLS 1.3, and nothing that outlives a connection.
 bool TlsIdentity::configure() {
   functions_.set_options(context_, ssl_no_ticket);
   functions_.control(context_, ssl_ctrl_session_cache_mode, 0, nullptr);
@@ -144,7 +145,7 @@ Status TlsSession::handshake() {
     const int result = functions_.handshake(ssl_);
     const int error = result == 1 ? 0 : functions_.error(ssl_, result);
     const std::string words = error && error != ssl_error_want_read ? take_words(functions_) : std::string();
-    const Flow sent = send_out(false);  // an alert tells the other side why it fails
+    const Flow sent = send_out(false);  // an alert informs the other side of the failure
     if (is_stranger_)
       return {
           SRT_PROTOCOL,
@@ -162,7 +163,7 @@ Status TlsSession::handshake() {
 
 size_t TlsSession::unsent() const { return functions_.bio_pending(wire_); }
 
-// Sends what is encrypted. `moves`: the socket has taken all of it.
+// Sends the encrypted bytes. `moves`: the socket has taken all of them.
 TlsSession::Flow TlsSession::send_out(bool more) {
   char* from = nullptr;
   for (;;) {
@@ -176,7 +177,7 @@ TlsSession::Flow TlsSession::send_out(bool more) {
   }
 }
 
-// Reads what the socket has, as far as there is room.
+// Reads from the socket, as much as there is room for.
 TlsSession::Flow TlsSession::take_in(size_t most) {
   char* to = nullptr;
   const int room = functions_.room_in_bio(wire_, &to);
@@ -245,7 +246,7 @@ size_t TlsSession::unread() const {
   return static_cast<size_t>(functions_.pending(ssl_)) + functions_.bio_pending(inside_);
 }
 
-// Ends the stream. A lost close_notify does no harm: the last frame of a link marks itself as the last.
+// Ends the stream. A lost close_notify does no harm, because the last frame of a link is marked as the last.
 void TlsSession::end_writing() {
   if (unwritable_) return;
   functions_.clear_errors();

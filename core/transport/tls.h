@@ -1,6 +1,6 @@
-// TLS 1.3 on a connected stream socket, by OpenSSL, which is opened at run time. Each process makes its own
-// certificate; both sides of a connection know the fingerprint of the other's beforehand, and accept no other
-// certificate.
+// TLS 1.3 on a connected stream socket, by OpenSSL, which is opened at run time. Each process generates its own
+// certificate; both sides of a connection have received the fingerprint of the other's certificate beforehand, and
+// accept no other one.
 #pragma once
 
 #include <array>
@@ -15,10 +15,10 @@ namespace sirtaki {
 
 using Fingerprint = std::array<uint8_t, 32>;  // SHA-256 of a certificate, in DER
 
-// The certificate of this process, its key, and the library that uses them. Safe for several threads.
+// The certificate of this process, its key, and the library that uses them. Safe for use by several threads.
 class TlsIdentity {
  public:
-  // `library`: the file name of libssl; nullptr: libssl.so.3, else libssl.so.1.1.
+  // `library`: the file name of libssl; nullptr: libssl.so.3, or else libssl.so.1.1.
   static Status create(const char* library, std::shared_ptr<const TlsIdentity>& out);
   ~TlsIdentity();
   TlsIdentity(const TlsIdentity&) = delete;
@@ -41,10 +41,10 @@ class TlsIdentity {
 
 enum class TlsRole { connects, accepts };
 
-// One connection. It is used by one thread at a time, and never blocks, raises a signal or closes its socket.
+// One connection. It must be used by one thread at a time, and never blocks, raises a signal or closes its socket.
 class TlsSession {
  public:
-  // The number of bytes after which the keys change: AES-GCM is good for 2^24.5 records of 16 KiB (RFC 8446, 5.5).
+  // The number of bytes after which the keys change: AES-GCM is safe for 2^24.5 records of 16 KiB (RFC 8446, 5.5).
   static constexpr uint64_t bytes_per_key = uint64_t{64} << 30;
 
   static Status open(std::shared_ptr<const TlsIdentity> identity, int socket, TlsRole role, const Fingerprint& peer,
@@ -52,16 +52,16 @@ class TlsSession {
   ~TlsSession();
   TlsSession(const TlsSession&) = delete;
 
-  // Continues the handshake, and reads nothing from the socket that follows it. SRT_IN_PROGRESS: call again when the
+  // Continues the handshake, without reading anything beyond it from the socket. SRT_IN_PROGRESS: call again when the
   // socket is readable, or writable if wants_write(). SRT_PEER_LOST: the other side has closed the connection.
   Status handshake();
   bool wants_write() const { return unsent() > 0; }
 
-  // Like those of a BytePipe. Bytes count as written once the socket has taken them; until then the next call has to
-  // begin with the same bytes. The stream ends at end-of-stream with or without TLS's close_notify.
+  // Write and read like a BytePipe. Bytes count as written once the socket has taken them; until then the next call
+  // must begin with the same bytes. The stream ends at end-of-stream, with or without TLS's close_notify.
   ptrdiff_t write(std::span<const uint8_t> bytes, bool more);
   ptrdiff_t read(std::span<uint8_t> bytes);
-  size_t unread() const;  // bytes that have left the socket, and were not read yet; some may be TLS's own
+  size_t unread() const;  // bytes taken from the socket that were not read yet; some may be TLS's own
   void end_writing();
 
  private:
@@ -82,7 +82,7 @@ class TlsSession {
   SslBio inside_ = nullptr, wire_ = nullptr;  // encrypted bytes, as OpenSSL and as the socket see them
   size_t encrypted_ = 0;                      // how many of the bytes to be written next wait for the socket
   uint64_t key_lasts_, key_used_ = 0;
-  bool is_stranger_ = false;  // the peer has shown another certificate
+  bool is_stranger_ = false;  // the peer has presented another certificate
   bool unreadable_ = false, unwritable_ = false;
 };
 

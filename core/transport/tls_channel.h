@@ -1,4 +1,4 @@
-// Connections to one peer that are encrypted with TLS as a BytePipe.
+// One or more connections to one peer, encrypted with TLS, as a BytePipe.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace sirtaki {
 
-// A connection whose handshake is over.
+// A connection whose handshake is complete.
 class TlsChannel {
  public:
   TlsChannel(Descriptor socket, std::unique_ptr<TlsSession> session)
