@@ -1,11 +1,11 @@
-/* sirtaki's core, as plain C.
+/* The C interface of sirtaki's core.
  *
  * A context is one rank: one member of a training job. Any number of contexts may live in one process;
  * nothing is shared between them. The text between the two "declarations" marks holds declarations only
  * and is passed to cffi unchanged, which is why data pointers are uintptr_t.
  *
- * Every struct that a caller fills begins with struct_size = sizeof of that struct, so that it can grow.
- * Every function may be called from any thread, unless it says otherwise. No function raises or aborts.
+ * Every struct that a caller fills begins with struct_size, set to its sizeof, so that the struct can grow.
+ * Every function may be called from any thread unless stated otherwise. No function throws or aborts.
  */
 #ifndef SIRTAKI_H
 #define SIRTAKI_H
@@ -18,7 +18,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /* <declarations> */
-typedef int32_t srt_status;   /* SRT_OK or the kind of failure; srt_status_info names them */
+typedef int32_t srt_status;   /* SRT_OK or a kind of failure; srt_status_get lists them */
 typedef int64_t srt_handle;   /* one operation in flight; 0 is never a handle */
 typedef struct srt_context srt_context;
 typedef struct srt_config srt_config;
@@ -30,8 +30,8 @@ enum {
   SRT_IN_PROGRESS = 1,        /* not finished yet; not a failure */
   SRT_INVALID_ARGUMENT = 2,   /* the caller's mistake; nothing was queued */
   SRT_UNSUPPORTED = 3,        /* a dtype, layout or machine that this build cannot serve */
-  SRT_MISMATCH = 4,           /* ranks disagree about an operation; the context lives on */
-  SRT_PEER_FINISHED = 5,      /* a rank that is needed has already shut down; the context lives on */
+  SRT_MISMATCH = 4,           /* ranks disagree about an operation; the context stays alive */
+  SRT_PEER_FINISHED = 5,      /* a rank that is needed has already shut down; the context stays alive */
   SRT_PEER_LOST = 6,          /* a rank died or its link broke; the context is dead */
   SRT_TIMEOUT = 7,            /* a deadline passed; the context is dead */
   SRT_ABORTED = 8,            /* a rank gave up, by srt_abort or a failure of its own; the context is dead */
@@ -40,7 +40,7 @@ enum {
   SRT_PROTOCOL = 11,          /* malformed bytes came from a peer; the context is dead */
   SRT_SYSTEM = 12,            /* the operating system refused something */
   SRT_FORKED = 13,            /* called in a forked child */
-  SRT_INTERNAL = 14,          /* a mistake in sirtaki */
+  SRT_INTERNAL = 14,          /* a bug in sirtaki */
   SRT_DEVICE = 15             /* a GPU, or NCCL, failed; the context is dead */
 };
 
@@ -50,7 +50,7 @@ enum {
   SRT_ALLGATHER = 2,
   SRT_BARRIER = 3,
   SRT_REDUCESCATTER = 4,      /* dimension 0 is cut; the first shape[0] % size ranks get one row more */
-  SRT_ALLTOALL = 5,           /* dimension 0 is cut as splits says */
+  SRT_ALLTOALL = 5,           /* dimension 0 is cut by splits */
   SRT_SEND = 6,               /* from root to destination; these two submit it, and no other rank does */
   SRT_ADD_PROCESS_SET = 7,    /* shape holds its ranks, ascending; all ranks submit it. See srt_result_number */
   SRT_REMOVE_PROCESS_SET = 8, /* root holds its number; all ranks submit it */
@@ -92,7 +92,7 @@ typedef struct srt_knob {
   int32_t agreed;             /* 1: all ranks of a job must have the same value */
 } srt_knob;
 
-/* A rank, as messages name it. */
+/* The identity of a rank in messages. */
 typedef struct srt_peer {
   const char *host;
   int32_t pid;
@@ -112,13 +112,13 @@ typedef struct srt_memory {
   uint32_t struct_size;
   int32_t fd;                 /* from srt_memory_create, mapped by the core; -1 with an address */
   uintptr_t address;          /* an existing mapping (ranks as threads of one process), else 0 */
-  int32_t slot;               /* this rank's index in the arrays below */
+  int32_t slot;               /* this rank's index in the following arrays */
   int32_t slot_count;
   const int32_t *ranks;       /* the rank in each slot, ascending */
   const int32_t *engine_doorbells; /* one eventfd per slot: wakes that rank's engine thread */
   const int32_t *waiter_doorbells; /* one eventfd per slot: wakes that rank's waiting caller */
-  const int32_t *process_fds; /* one pidfd per slot (readable when that process is dead), -1: none */
-  const int32_t *socket_fds;  /* one stream socket per slot, to that rank, watched only for its end, -1: none */
+  const int32_t *process_fds; /* one pidfd per slot (readable when that process has ended); -1: none */
+  const int32_t *socket_fds;  /* one stream socket per slot, to that rank, watched only for end-of-stream; -1: none */
 } srt_memory;
 
 typedef struct srt_tensor {
@@ -146,9 +146,9 @@ typedef struct srt_request {
                                  Join: the GPU on which this rank takes part in GPU operations of other
                                  ranks, if it has not used one yet */
   int32_t priority;           /* higher is sent first */
-  uint32_t flags;             /* SRT_REQUEST_*. An absent request takes part with its input as it is, or,
-                                 without an input, with neutral elements (all-reduce). If it is absent on
-                                 all ranks, nothing happens (SRT_RESULT_UNTOUCHED) */
+  uint32_t flags;             /* SRT_REQUEST_*. An absent request contributes its input as it is or, without
+                                 an input, neutral elements (all-reduce). If it is absent on all ranks,
+                                 nothing happens (SRT_RESULT_UNTOUCHED) */
   int32_t group_size;         /* members of the group; 0 without a group */
   int64_t group_id;           /* members of a group complete together; 0: none. The same on all ranks */
   const char *name;           /* UTF-8, 1 to 1,024 bytes; NULL: numbered per process set and kind */
@@ -191,7 +191,7 @@ int32_t srt_doorbell_create(srt_error *);               /* an eventfd */
 int32_t srt_process_open(srt_error *);                  /* a pidfd of the calling process */
 
 /* Encryption: TLS 1.3, by OpenSSL, which is opened at run time. Each process generates its own certificate; both sides
- * of a connection know the fingerprint (32 bytes, SHA-256) of the peer's beforehand, and accept no other. */
+ * of a connection receive the fingerprint (32 bytes, SHA-256) of the peer's beforehand, and accept no other. */
 srt_tls *srt_tls_create(const char *library, srt_error *); /* NULL: libssl.so.3, else libssl.so.1.1 */
 void srt_tls_fingerprint(const srt_tls *, uint8_t *out);
 void srt_tls_destroy(srt_tls *); /* its sessions may outlive it */
@@ -221,17 +221,17 @@ void srt_destroy(srt_context *); /* no other call may be running */
 void srt_fork_child(srt_context *); /* in a forked child: closes descriptors, takes no lock */
 
 /* Sets the process's context, for operations inside programs that a framework has compiled: these outlive contexts, and
- * cannot carry one. NULL clears it, which must precede srt_destroy. Returns when no thread holds the former context. */
+ * cannot refer to one. NULL clears it, which must precede srt_destroy. Returns when no thread uses the old one. */
 void srt_set_process_context(srt_context *);
-/* Acquires the process's context for a moment, on one thread: to queue operations, never to wait for them. NULL: there
- * is none, and nothing to release. */
+/* Acquires the process's context briefly, on one thread: to queue operations, never to wait for them. NULL: there
+ * is no context, and nothing to release. */
 srt_context *srt_acquire_process_context(void);
 void srt_release_process_context(void);
 
-/* Operations. A batch is queued whole or not at all. */
+/* Operations. Either all requests of a call are queued, or none. */
 srt_status srt_enqueue(srt_context *, const srt_request *, int32_t count, srt_handle *out, srt_error *);
-/* Enqueues and waits, without waking the engine. SRT_IN_PROGRESS leaves valid handles; any other failure to
- * queue leaves none (out[0] is 0). The status is that of the first handle that failed. */
+/* Enqueues and waits, without waking the engine's thread. After SRT_IN_PROGRESS the handles are valid. If nothing was
+ * queued, there are no handles (out[0] is 0). The status is that of the first handle that failed. */
 srt_status srt_run(srt_context *, const srt_request *, int32_t count, int32_t timeout_ms, srt_handle *out, srt_error *);
 /* Starts operations of native callers that must not wait, and whose requests have hooks. SRT_IN_PROGRESS: the hooks
  * will be called. SRT_OK: all operations ended within microseconds, successfully or not, and no hook is called. Any
@@ -241,8 +241,8 @@ void srt_flush(srt_context *); /* negotiates what is queued, without waiting for
 srt_status srt_poll(srt_context *, srt_handle); /* SRT_IN_PROGRESS, or the operation's final status */
 /* Waits for all handles; the status is that of the first handle that failed. */
 srt_status srt_wait(srt_context *, const srt_handle *, int32_t count, int32_t timeout_ms);
-/* Blocks until operations on GPU tensors are launched; from then on the CUDA stream waits for them, and the host does
- * not. A later failure ends the context, and is reported by the next call. */
+/* Blocks until operations on GPU tensors are launched; from then on the CUDA stream waits for them, not the
+ * host. A later failure ends the context, and is reported by the next call. */
 srt_status srt_wait_on_stream(srt_context *, const srt_handle *, int32_t count, uintptr_t stream, int32_t timeout_ms);
 srt_status srt_output(srt_context *, srt_handle, srt_tensor *out); /* valid until the handle is released */
 uint32_t srt_result(srt_context *, srt_handle); /* SRT_RESULT_* of a finished handle */
@@ -252,14 +252,14 @@ int64_t srt_result_number(srt_context *, srt_handle);
 int32_t srt_result_splits(srt_context *, srt_handle, int64_t *out, int32_t capacity);
 /* Writes the ranks of a process set, ascending, at most `capacity`; returns their count, -1 if there is no such set. */
 int32_t srt_process_set(srt_context *, int32_t number, int32_t *out, int32_t capacity);
-/* Returns how many of `rows` rows a reduce-scatter leaves this rank; 0 if it is no member of the set. */
+/* Returns how many of `rows` rows this rank receives from a reduce-scatter; 0 if it is not a member of the set. */
 int64_t srt_own_rows(srt_context *, int32_t process_set, int64_t rows);
 /* Writes this rank's topology; peers is NULL. */
 void srt_get_topology(srt_context *, srt_topology *out);
 const char *srt_handle_error(srt_context *, srt_handle); /* "" if none; valid until it is released */
-const char *srt_context_error(srt_context *); /* why the context is dead; "" if it lives */
-/* Returns the failure that ended the context, SRT_OK if it lives; `culprit`: the rank that failed, was lost or was too
- * late (the first of several). */
+const char *srt_context_error(srt_context *); /* why the context is dead; "" if it is alive */
+/* Returns the failure that ended the context, or SRT_OK if it is alive. `culprit`: the rank that failed, was lost or
+ * was too late (the first of several). */
 srt_status srt_context_failure(srt_context *, int32_t *culprit);
 /* Returns 1 if an operation has failed because a rank that it needs had finished (SRT_PEER_FINISHED). */
 int32_t srt_has_missed_peer(srt_context *);
@@ -267,7 +267,7 @@ int32_t srt_has_missed_peer(srt_context *);
 int32_t srt_is_library(const char *file);
 void srt_release(srt_context *, const srt_handle *, int32_t count); /* an unfinished handle is released when it ends */
 
-/* A library that is opened for the first tensor on a GPU. */
+/* A library that is opened when the first tensor on a GPU is submitted. */
 typedef struct srt_gpu_library {
   int32_t version; /* libcuda: 12080 is 12.8; libnccl: 22803 is 2.28.3; 0: it cannot be used */
   char path[1024]; /* the file; "" if there is none */
@@ -284,7 +284,7 @@ typedef struct srt_statistics {
   int64_t failed; /* failed operations among these */
   int64_t cache_hits; /* operations reported by their number in the response cache */
   int64_t cache_misses; /* operations reported in full */
-  int64_t plans; /* tensors fused into one operation count as one plan */
+  int64_t plans; /* fused tensors count as one plan */
   int64_t planned_tensors; /* tensors in all plans together */
   int64_t largest_plan; /* tensors in the largest plan */
   int64_t bytes; /* size of this rank's tensors in these plans */
@@ -303,11 +303,12 @@ typedef struct srt_lateness {
  * most twice a second. */
 srt_status srt_stats(srt_context *, srt_statistics *out, srt_lateness *by_rank);
 
-/* Sources of the program's stack while other ranks wait for it. Both write the format of Python's faulthandler. */
+/* Two sources of the program's stack, read while other ranks wait for this one. Both use the format of Python's
+ * faulthandler. */
 typedef struct srt_stack_source {
   int32_t interpreter_fd; /* a SOCK_SEQPACKET socket: the answer to 4 bytes repeats them, followed by the main
-                             thread's stack; none comes while the interpreter's lock is unavailable */
-  int32_t file_fd; /* the handler of the signal below writes the stacks of all threads here */
+                             thread's stack; there is no answer while the GIL is unavailable */
+  int32_t file_fd; /* the file to which the signal's handler writes the stacks of all threads */
   int32_t signal_number;
   uint64_t thread; /* the main thread: pthread_self() */
   const char *own_folder; /* the folder of sirtaki's own Python files */
