@@ -112,7 +112,7 @@ void Call::add_splits(int place, srt_request& request) {
   if (!splits) return;
   const auto* rows = static_cast<const int64_t*>(tf().tensor_data(splits.get()));
   splits_.assign(rows, rows + tf().tensor_bytes(splits.get()) / sizeof(int64_t));
-  if (splits_.empty()) return;  // no splits were given: equal parts
+  if (splits_.empty()) return;  // no splits were given: equal parts for all
   request.splits = splits_.data();
   request.split_count = static_cast<int32_t>(splits_.size());
 }
@@ -137,8 +137,8 @@ uintptr_t Call::own_part(srt_context* context, size_t index, std::vector<int64_t
   return address_of(output(static_cast<int>(index), kernel_.types[index], shape, own_bytes));
 }
 
-// Returns the memory of an output: the input's own, if nothing else uses it. Therefore no code here may hold a
-// reference to the input.
+// Returns the memory of an output: the input's own if nothing else uses the input, so code here must not hold a
+// reference to it.
 uintptr_t Call::same_as_input(int index, const std::vector<int64_t>& shape, uintptr_t input) {
   const int candidate = index + first_tensor;
   int forwarded = -1;

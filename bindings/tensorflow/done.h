@@ -1,4 +1,4 @@
-// A completion callback of TensorFlow, kept beyond the call that passed it.
+// A completion callback of TensorFlow that outlives the call which passed it.
 #pragma once
 
 #include <functional>

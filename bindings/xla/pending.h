@@ -1,4 +1,4 @@
-// An asynchronous call: it lives until the last of its operations has ended, and then notifies XLA.
+// An asynchronous call, which exists until the last of its operations has ended, and then notifies XLA.
 #pragma once
 
 #include <atomic>

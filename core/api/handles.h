@@ -1,5 +1,5 @@
-// Definitions shared by the files of C functions: the context behind the C handle, and the conversion of exceptions
-// to statuses.
+// Definitions shared by the files of C functions: the context that the C handle points to, and the conversion of
+// exceptions to statuses.
 #pragma once
 
 #include <cstring>

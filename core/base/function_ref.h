@@ -16,7 +16,7 @@ class FunctionRef<Result(Arguments...)> {
  public:
   template <typename Callable>
     requires(!std::is_same_v<std::remove_cvref_t<Callable>, FunctionRef>)
-  FunctionRef(Callable&& callable)  // converts, so that a lambda can be passed as it is
+  FunctionRef(Callable&& callable)  // implicit, so that a lambda can be passed directly
       : callable_(const_cast<void*>(static_cast<const void*>(std::addressof(callable)))),
         call_([](void* target, Arguments... arguments) -> Result {
           return (*static_cast<std::add_pointer_t<std::remove_reference_t<Callable>>>(target))(

@@ -325,7 +325,7 @@ Ticket Context::meet_at_the_end() {
   request.device = -1;
   request.prescale = request.postscale = 1.0;
   Ticket ticket = 0;
-  return enqueue(&request, 1, &ticket).is_ok() ? ticket : 0;  // a joined rank, for example, takes part in nothing
+  return enqueue(&request, 1, &ticket).is_ok() ? ticket : 0;  // for example, a joined rank cannot take part
 }
 
 // Closes only the descriptors that the parent's peers watch: no other thread exists, and any lock may be held for

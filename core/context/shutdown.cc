@@ -72,8 +72,8 @@ void Shutdown::end_all(Nanoseconds deadline) {
   if (failure.has_ended_all()) close();
 }
 
-// Closes the links. The context may live on for as long as a result or an error of it does; its peers' descriptors do
-// not have to.
+// Closes the links. The context exists as long as a result or an error of it is held; its peers' descriptors need
+// not.
 void Shutdown::close() {
   parts_.role.close();
   if (parts_.own.local_peers) parts_.own.local_peers->close();

@@ -149,8 +149,8 @@ Status Negotiator::State::apply_refusals(Outcome& outcome) {
 }
 
 // Applies the cache changes, retired ids first, because a new entry may reuse a retired slot. The coordinator never
-// retires an entry that it knows to be pending, so a request that was reported by a retired id has not reached it,
-// and will be ignored when it does.
+// retires an entry that is pending there, so a request that was reported by a retired id has not reached it, and will
+// be ignored when it does.
 Status Negotiator::State::apply_cache_changes() {
   for (CacheId id : decision.retired) {
     NegotiatorOperation* operation = cache.find(id);

@@ -1,4 +1,4 @@
-// The base of the collectives over links (sockets). Every member knows the order of all transfers of a plan, so
+// The base of the collectives over links (sockets). The order of all transfers of a plan is fixed for all members, so
 // frames need no matching: the plan and step of a frame are only checked.
 #pragma once
 

@@ -1,5 +1,5 @@
 // The reductions through shared memory. Each is a sequence of steps, after each of which the milestone is published.
-// The slot of a chunk depends on plan and round, so that all members know it without a message.
+// The slot of a chunk follows from plan and round, so no message is needed to agree on it.
 #include <algorithm>
 
 #include "data/memory_operation.h"
