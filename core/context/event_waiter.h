@@ -1,7 +1,7 @@
 // The wait of a rank that has nothing to do: on doorbells, sockets, a timer and the exit of its local peers.
 //
-// Two threads may wait, each on its own doorbell: the engine's thread, and a caller's that drives the engine while it
-// waits. This rank's attention word names the thread responsible for progress, and peers ring its doorbell.
+// Two threads may wait, each on its own doorbell: the engine's thread, and a caller's thread that drives the engine
+// while it waits. This rank's attention word names the thread responsible for progress, and peers ring its doorbell.
 #pragma once
 
 #include <atomic>
@@ -42,8 +42,8 @@ class EventWaiter {
   // Sets the timer of the report window, which wakes the engine. `never` disarms it.
   void set_timer(Nanoseconds delay);
 
-  // Returns the events of the descriptors since the last call; cheap if there are none. Each is reported once, so the
-  // caller must act on it.
+  // The events of the descriptors since the last call of take_events(), which is cheap if there are none. Each is
+  // reported once, so the caller must act on it.
   struct WakeEvents {
     bool of_links = false;   // links may have become readable or writable
     std::vector<int> deaths;  // slots of dead local peers
