@@ -159,7 +159,7 @@ class World {
     if (rank.is_free > now_) return wake(number, rank.is_free);
     NegotiationEvents events;
     const Nanoseconds begun = processor_time();
-    const Status status = rank.negotiation->pass(now_, events);
+    const Status status = rank.negotiation->advance(now_, events);
     const Nanoseconds ended = processor_time();
     must(status.is_ok(), status.text());
     const Nanoseconds looks = send_out(number, begun);

@@ -37,7 +37,7 @@ CallStatus execute(XlaCallFrame& frame, bool on_gpu) {
 }
 
 template <int32_t minor>
-bool tells_version(XlaCallFrame& frame) {
+bool answers_version_query(XlaCallFrame& frame) {
   if (!frame.extensions || frame.extensions->type != xla_metadata_extension) return false;
   XlaMetadata& metadata = *reinterpret_cast<XlaMetadataExtension*>(frame.extensions)->metadata;
   metadata.api_version.major_version = 0;
@@ -50,7 +50,7 @@ bool tells_version(XlaCallFrame& frame) {
 // which reports that version.
 template <int32_t minor, bool on_gpu>
 XlaError* handle(XlaCallFrame* frame) {
-  if (tells_version<minor>(*frame) || frame->stage != XlaStage::execute) return nullptr;
+  if (answers_version_query<minor>(*frame) || frame->stage != XlaStage::execute) return nullptr;
   try {
     return to_xla(*frame->api, execute(*frame, on_gpu));
   } catch (const std::bad_alloc&) {

@@ -12,7 +12,7 @@ int32_t give(const std::vector<T>& values, T* out, int32_t capacity) {
   return static_cast<int32_t>(values.size());
 }
 
-constexpr Nanoseconds longest_farewell = seconds(2);  // for communicators, which other ranks may close later
+constexpr Nanoseconds longest_close = seconds(2);  // for communicators, which other ranks may close later
 constexpr Nanoseconds longest_attempt = microseconds(200);  // about the time to wake a thread and be woken by it
 constexpr int64_t most_attempted_elements = 16'384;
 constexpr int32_t most_attempted_requests = 16;
@@ -304,7 +304,7 @@ void Context::shutdown(Nanoseconds timeout) {
   const Nanoseconds deadline = now() + timeout;
   shutdown_->run(deadline, meet_at_the_end());
   const bool in_good_order = failure_->notice().status.code() == SRT_SHUT_DOWN;
-  if (gpu_backend_ && in_good_order) gpu_backend_->finish(std::min(deadline, now() + longest_farewell));
+  if (gpu_backend_ && in_good_order) gpu_backend_->finish(std::min(deadline, now() + longest_close));
   timeline_.stop();
 }
 

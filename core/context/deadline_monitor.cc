@@ -42,7 +42,7 @@ DeadlineMonitor::DeadlineMonitor(const DeadlineMonitorParts& parts, const Config
     : parts_(parts), report_file_(config.text(Knob::stall_report_file)), stall_report_(config.time(Knob::stall_report)),
       progress_deadline_(config.time(Knob::progress_deadline)), stall_deadline_(config.time(Knob::stall_deadline)) {}
 
-bool DeadlineMonitor::speaks_for_host(const std::vector<int32_t>& late) const {
+bool DeadlineMonitor::logs_for_host(const std::vector<int32_t>& late) const {
   for (int32_t local : parts_.local_ranks)
     if (!contains(late, local)) return local == parts_.rank;
   return false;
@@ -60,7 +60,7 @@ std::string DeadlineMonitor::name_all(const std::vector<int32_t>& ranks) const {
 }
 
 void DeadlineMonitor::report(const Stall& stall) const {
-  if (!speaks_for_host(stall.missing)) return;
+  if (!logs_for_host(stall.missing)) return;
   if (stall.is_over) return parts_.log.line(describe_stall(stall, parts_.names));
   parts_.log.line(
       format("after %lld s, %s", static_cast<long long>(stall.seconds), describe_stall(stall, parts_.names).c_str()));
@@ -116,7 +116,7 @@ std::optional<AbortNotice> DeadlineMonitor::check_progress(Nanoseconds now, cons
                 "machine overloaded?",
                 name.c_str(), whole_seconds(silent), name_all(late).c_str());
   if (silent >= progress_deadline_) return AbortNotice{{SRT_TIMEOUT, text}, late.empty() ? parts_.rank : late.front()};
-  if (speaks_for_host(late)) parts_.log.line(text);
+  if (logs_for_host(late)) parts_.log.line(text);
   next_progress_line_ = 2 * std::max(silent, stall_report_);
   return std::nullopt;
 }
@@ -156,7 +156,7 @@ std::optional<AbortNotice> DeadlineMonitor::check_coordinator(Nanoseconds now, c
   if (is_over)
     return AbortNotice{{SRT_TIMEOUT, "given up (stall_deadline): " + text + (has_leader ? "" : is_stopped)},
                        coordinator_rank};
-  if (speaks_for_host({coordinator_rank, parent})) {
+  if (logs_for_host({coordinator_rank, parent})) {
     has_logged_silence_ = true;
     parts_.log.line(text + (has_leader ? ". Is one of those processes stopped?" : is_stopped));
   }

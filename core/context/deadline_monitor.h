@@ -42,7 +42,7 @@ class DeadlineMonitor {
                                    const Negotiation& negotiation, const std::function<std::string()>& oldest_waiting);
 
  private:
-  bool speaks_for_host(const std::vector<int32_t>& late) const;
+  bool logs_for_host(const std::vector<int32_t>& late) const;
   std::string name_all(const std::vector<int32_t>& ranks) const;
   std::optional<AbortNotice> check_progress(Nanoseconds now, const Execution& execution, const Executor& executor);
   std::optional<AbortNotice> check_coordinator(Nanoseconds now, const Negotiation& negotiation,

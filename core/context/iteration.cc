@@ -41,7 +41,7 @@ bool Iteration::run_parts(Nanoseconds now) {
 
 bool Iteration::negotiate(Nanoseconds now) {
   events_.clear();
-  const Status status = parts_.negotiation.pass(now, events_);
+  const Status status = parts_.negotiation.advance(now, events_);
   if (!status.is_ok()) parts_.failure.fail(status, now);
   else act_on_events(now);
   parts_.pending_abort.act(now);

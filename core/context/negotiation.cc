@@ -65,7 +65,7 @@ Negotiation::Negotiation(NegotiationParts parts, const Config& config)
     relay_ = std::make_unique<Relay>(subtree_, size, RelayRule{}, cache_capacity);
 }
 
-Status Negotiation::pass(Nanoseconds now, NegotiationEvents& events) {
+Status Negotiation::advance(Nanoseconds now, NegotiationEvents& events) {
   for (const Links::PeerLink& entry : links_.all()) {
     const Status status = take_frames(entry, now, events);
     if (!status.is_ok()) return {status.code(), status.text(), entry.peer};
@@ -123,7 +123,7 @@ Status Negotiation::take_frame(const Links::PeerLink& entry, const Frame& frame,
       if (!is_parent || frame.body.size() != sizeof(int32_t)) break;
       events.finished_above = Reader(frame.body).get<int32_t>();
       if (events.finished_above < 0 || static_cast<size_t>(events.finished_above) >= names_.size()) break;
-      tell_children(FrameKind::cut_off, frame.body);
+      send_to_children(FrameKind::cut_off, frame.body);
       return Status::ok();
     case FrameKind::data: break;
   }
@@ -149,9 +149,9 @@ Status Negotiation::take_decision(std::span<const uint8_t> decision, Nanoseconds
   heard_ = now;
   events.has_decided = true;
   if (relay_) {
-    tell_children(FrameKind::decision, decision);
+    send_to_children(FrameKind::decision, decision);
     send_out(now, events);
-    SIRTAKI_TRY(relay_->pass(decision));
+    SIRTAKI_TRY(relay_->forward(decision));
   }
   return negotiator_->apply(decision, events.outcome);
 }
@@ -164,10 +164,10 @@ void Negotiation::take_goodbye(const Links::PeerLink& entry, NegotiationEvents& 
   events.finished_above = entry.peer;
   scratch_.clear();
   Writer(scratch_).put(entry.peer);
-  tell_children(FrameKind::cut_off, scratch_);
+  send_to_children(FrameKind::cut_off, scratch_);
 }
 
-void Negotiation::tell_children(FrameKind kind, std::span<const uint8_t> body) {
+void Negotiation::send_to_children(FrameKind kind, std::span<const uint8_t> body) {
   for (const Child& below : children_) below.link->send({.kind = kind}, body);
 }
 
@@ -203,7 +203,7 @@ Status Negotiation::decide(Nanoseconds now, NegotiationEvents& events) {
   if (!coordinator_) return Status::ok();
   scratch_.clear();
   if (!coordinator_->decide(now, scratch_)) return Status::ok();
-  tell_children(FrameKind::decision, scratch_);
+  send_to_children(FrameKind::decision, scratch_);
   send_out(now, events);
   events.moved = events.has_decided = true;
   heard_ = now;

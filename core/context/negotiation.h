@@ -26,7 +26,7 @@ struct AbortNotice {
   uint64_t decision = 0;  // the abort takes effect after this Decision, whose refusals may be its cause
 };
 
-// The results of one call of pass().
+// The results of one call of advance().
 struct NegotiationEvents {
   Outcome outcome;
   std::optional<AbortNotice> abort;
@@ -61,9 +61,10 @@ class Negotiation {
   const Negotiator& negotiator() const { return *negotiator_; }
 
   // Receives frames, makes and applies reports and Decisions, sends frames. Never blocks.
-  Status pass(Nanoseconds now, NegotiationEvents& events);
+  Status advance(Nanoseconds now, NegotiationEvents& events);
 
-  // Returns when pass() must be called even if nothing arrives; relay_due(): because of reports held for other ranks.
+  // Returns when advance() must be called even if nothing arrives; relay_due(): because of reports held for other
+  // ranks.
   Nanoseconds next_due() const;
   Nanoseconds relay_due() const { return relay_ ? relay_->report_due() : never; }
 
@@ -99,7 +100,7 @@ class Negotiation {
   Status report(Nanoseconds now, NegotiationEvents& events);
   void relay(Nanoseconds now, NegotiationEvents& events);
   Status decide(Nanoseconds now, NegotiationEvents& events);
-  void tell_children(FrameKind kind, std::span<const uint8_t> body);
+  void send_to_children(FrameKind kind, std::span<const uint8_t> body);
   const Child* child(int32_t rank) const;
   void send_out(Nanoseconds now, NegotiationEvents& events);
 

@@ -6,7 +6,7 @@ namespace sirtaki {
 namespace {
 
 constexpr Nanoseconds between_checks = milliseconds(50);  // of deadlines and local peers, while busy
-constexpr Nanoseconds last_words = milliseconds(200);     // time to wait for the lost rank's own reason
+constexpr Nanoseconds longest_wait_for_reason = milliseconds(200);     // time to wait for the lost rank's own reason
 
 }  // namespace
 
@@ -57,7 +57,7 @@ void PeerMonitor::lose(int32_t rank, Nanoseconds now) {
   if (parts_.failure.has_happened() || parts_.pending_abort.is_received()) return;
   suspect_ = rank;
   const bool is_local = parts_.own.local_peers && parts_.own.local_peers->slot_of(rank) >= 0;
-  suspect_until_ = is_local ? now + 1 : now + last_words;
+  suspect_until_ = is_local ? now + 1 : now + longest_wait_for_reason;
   next_check_ = std::min(next_check_, suspect_until_);
 }
 

@@ -35,7 +35,7 @@ class Relay {
   Status merge_aggregate(const RankBits& subtree, std::span<const uint8_t> aggregate, Nanoseconds now);
 
   // Applies a Decision on its way down: its changes of process sets and of the response cache.
-  Status pass(std::span<const uint8_t> decision);
+  Status forward(std::span<const uint8_t> decision);
 
   // Returns when to call report(): `never` if there is nothing to report; a time in the past if a report is due.
   Nanoseconds report_due() const;

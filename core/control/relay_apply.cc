@@ -22,7 +22,7 @@ RankBits Relay::State::places_of(const std::vector<int32_t>& world_ranks) const 
 }
 
 // Clears `forwarded` for planned operations: every rank that could request them has done so.
-void Relay::State::pass_plans() {
+void Relay::State::forward_plans() {
   for (const DecidedPlan& plan : decision.plans) {
     for (PlanItem item : plan.items) {
       const size_t response = item & ~is_response;
@@ -38,7 +38,7 @@ void Relay::State::pass_plans() {
 
 // Allows refused ranks to request again. Releases held requests, so that ranks that have yet to request get the same
 // answer sooner.
-void Relay::State::pass_refusals() {
+void Relay::State::forward_refusals() {
   for (const DecidedRefusal& refusal : decision.refusals) {
     const RankBits refused = places_of(refusal.ranks);
     if (refusal.name.empty()) {
@@ -109,11 +109,11 @@ void Relay::State::remove_set(int32_t number) {
   std::erase_if(sets, [&](const RelayedSet& set) { return set.number == number; });
 }
 
-Status Relay::pass(std::span<const uint8_t> decision) {
+Status Relay::forward(std::span<const uint8_t> decision) {
   State& state = *state_;
   if (!decode(decision, state.decision)) return nonsense("its bytes are malformed");
-  state.pass_plans();
-  state.pass_refusals();
+  state.forward_plans();
+  state.forward_refusals();
   SIRTAKI_TRY(state.pass_cache_changes());
   return state.pass_set_changes();
 }

@@ -78,8 +78,8 @@ struct Relay::State {
   void give_reached();
 
   // Decisions on their way down.
-  void pass_plans();
-  void pass_refusals();
+  void forward_plans();
+  void forward_refusals();
   Status pass_cache_changes();
   Status pass_set_changes();
   void remove_set(int32_t number);

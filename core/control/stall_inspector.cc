@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t most_names = 8;
 constexpr char join_name[] = "join";
-constexpr size_t most_whereabouts = 64;             // in one stall
+constexpr size_t most_rank_reports = 64;             // in one stall
 constexpr Nanoseconds one_second = seconds(1);
 constexpr Nanoseconds answer_time = seconds(1);     // a rank that takes longer does not answer
 
@@ -154,7 +154,7 @@ Stall StallInspector::describe(const Cause& cause, Nanoseconds now) const {
     const auto is_same = [&](const StalledRankReport& answer) { return answer.rank == rank; };
     const auto answer = std::find_if(inquiry_.answers.begin(), inquiry_.answers.end(), is_same);
     const bool was_asked = std::find(inquiry_.asked.begin(), inquiry_.asked.end(), rank) != inquiry_.asked.end();
-    if (!was_asked || stall.rank_reports.size() == most_whereabouts) continue;
+    if (!was_asked || stall.rank_reports.size() == most_rank_reports) continue;
     const int32_t leader = leaders_.empty() ? -1 : leaders_[static_cast<size_t>(rank)];
     stall.rank_reports.push_back(answer == inquiry_.answers.end() ? StalledRankReport{rank, false, {}, {}, leader}
                                                                   : *answer);

@@ -14,12 +14,12 @@ constexpr int64_t few_bytes = 64 << 10;  // measured over loopback: equal at 256
 
 Algorithm choose_algorithm(std::string_view wish, const std::vector<int>& members_per_host, int64_t bytes) {
   const bool is_spread = members_per_host.size() > 1;
-  const bool has_company = std::any_of(members_per_host.begin(), members_per_host.end(), [](int n) { return n > 1; });
+  const bool shares_hosts = std::any_of(members_per_host.begin(), members_per_host.end(), [](int n) { return n > 1; });
   if (wish == "direct") return Algorithm::direct;
   if (wish == "ring") return Algorithm::ring;
   if (wish == "recursive_doubling") return Algorithm::recursive_doubling;
   // Every byte then travels between two hosts once in each direction, however many members a host has.
-  if (is_spread && has_company) return Algorithm::hierarchical;
+  if (is_spread && shares_hosts) return Algorithm::hierarchical;
   // A sum of two numbers does not depend on their order. With more members, the bits would depend on which tensors
   // are fused, and thus on when they were ready.
   return members_per_host.size() == 2 && bytes <= few_bytes ? Algorithm::recursive_doubling : Algorithm::direct;

@@ -14,9 +14,9 @@ class HierarchicalBroadcast final : public Hierarchical {
   HierarchicalBroadcast(const HierarchyParts& parts, TransferPtr transfer) : Hierarchical(parts, std::move(transfer)) {
     for (const Members& members : hosts()) {
       const bool has_root = std::binary_search(members.begin(), members.end(), whole().root);
-      speakers_.push_back(has_root ? whole().root : members.front());
+      host_roots_.push_back(has_root ? whole().root : members.front());
     }
-    std::sort(speakers_.begin(), speakers_.end());
+    std::sort(host_roots_.begin(), host_roots_.end());
     const int64_t total = whole().buffer.bytes(), each = bytes_a_piece();
     for (int64_t begin = 0; begin < total; begin += each) add_piece(begin, std::min(begin + each, total));
   }
@@ -24,13 +24,13 @@ class HierarchicalBroadcast final : public Hierarchical {
  private:
   void add_piece(int64_t begin, int64_t end) {
     const bool is_root = whole().own == whole().root;
-    const bool is_speaker = std::binary_search(speakers_.begin(), speakers_.end(), whole().own);
+    const bool is_host_root = std::binary_search(host_roots_.begin(), host_roots_.end(), whole().own);
     ScatterList own = whole().buffer.part(begin, end);
-    if (is_speaker && !is_root && !is_alone()) own = with_memory(own);
+    if (is_host_root && !is_root && !is_alone()) own = with_memory(own);
     int arrived = no_phase;
-    if (is_speaker) {
-      auto transfer = among(speakers_, Kind::broadcast);
-      transfer->root = index_in(speakers_, whole().root);
+    if (is_host_root) {
+      auto transfer = among(host_roots_, Kind::broadcast);
+      transfer->root = index_in(host_roots_, whole().root);
       transfer->buffer = own;
       const int phase = add_between(std::move(transfer));
       if (!is_root) arrived = phase;
@@ -38,16 +38,18 @@ class HierarchicalBroadcast final : public Hierarchical {
     if (is_alone()) return;
     auto transfer = among(local(), Kind::broadcast);
     transfer->root = index_in(local(), local_speaker());
-    transfer->buffer = is_root ? inputs(own) : is_speaker ? results(own) : own;
+    transfer->buffer = is_root ? inputs(own) : is_host_root ? results(own) : own;
     add_local(std::move(transfer), arrived);
   }
 
   size_t local_speaker() const {
-    const auto speaks = [&](size_t member) { return std::binary_search(speakers_.begin(), speakers_.end(), member); };
-    return *std::find_if(local().begin(), local().end(), speaks);
+    const auto is_root_of_host = [&](size_t member) {
+      return std::binary_search(host_roots_.begin(), host_roots_.end(), member);
+    };
+    return *std::find_if(local().begin(), local().end(), is_root_of_host);
   }
 
-  Members speakers_;  // one per host
+  Members host_roots_;  // one per host
 };
 
 // An all-gather: each member's rows are sent to one member of each other host, chosen in turn, which forwards them.

@@ -44,9 +44,11 @@ class RecursiveDoubling final : public LinkOperation {
   bool is_in_pair() const { return transfer().own < 2 * guests_; }
   bool is_guest() const { return is_in_pair() && transfer().own % 2 == 0; }
 
-  // Return this rank's place among the members that exchange, and the member at a place.
-  size_t topology() const { return is_in_pair() ? transfer().own / 2 : transfer().own - guests_; }
-  size_t member_at(size_t place) const { return place < guests_ ? 2 * place + 1 : place + guests_; }
+  // Return this rank's virtual rank, its index among the members that exchange, and the member with a virtual rank.
+  size_t virtual_rank() const { return is_in_pair() ? transfer().own / 2 : transfer().own - guests_; }
+  size_t member_of(size_t virtual_rank) const {
+    return virtual_rank < guests_ ? 2 * virtual_rank + 1 : virtual_rank + guests_;
+  }
 
   Status hand_over(bool is_sending, int64_t tag, bool& finished) {
     if (!is_in_pair() || is_sending != is_guest()) return Status::ok();
@@ -56,7 +58,7 @@ class RecursiveDoubling final : public LinkOperation {
 
   Status exchange(int64_t level, bool is_sending, int64_t tag, bool& finished) {
     if (is_guest()) return Status::ok();
-    const size_t partner = member_at(topology() ^ (size_t{1} << level));
+    const size_t partner = member_of(virtual_rank() ^ (size_t{1} << level));
     if (is_sending) return send(partner, tag, finished);
     return combine(partner, tag - 1, level == levels_ - 1 ? transfer().postscale : Scale{}, finished);
   }

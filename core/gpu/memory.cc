@@ -10,7 +10,7 @@
 namespace sirtaki {
 namespace {
 
-constexpr Nanoseconds longest_farewell = seconds(1);  // for streams that still use memory
+constexpr Nanoseconds longest_close = seconds(1);  // for streams that still use memory
 constexpr size_t smallest_block = 4 << 10, exact_from = 8 << 20;
 
 // Rounds up to one of a few sizes, so that blocks can be reused: powers of two, but multiples of 8 MiB for large
@@ -30,7 +30,7 @@ void MemoryBlock::give_back(GpuEventPtr after) {
 // Frees all blocks, except those that a stream does not release in time, which remain until the process ends.
 MemoryPool::~MemoryPool() {
   const GpuDevice::Scope scope(&device_);
-  const Nanoseconds deadline = now() + longest_farewell;
+  const Nanoseconds deadline = now() + longest_close;
   for (collect(); !waiting_.empty() && now() < deadline; collect())
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   free_all();

@@ -135,7 +135,7 @@ int TlsSession::check_certificate(X509StoreContext shown, void* identity) {
   const X509Certificate certificate = f.shown_certificate(shown);
   const bool is_peer = certificate && f.digest(certificate, f.sha256(), found.data(), &bytes) > 0 &&
                        bytes == found.size() && found == session->peer_;
-  session->is_stranger_ = !is_peer;
+  session->has_wrong_certificate_ = !is_peer;
   return is_peer ? 1 : 0;
 }
 
@@ -146,7 +146,7 @@ Status TlsSession::handshake() {
     const int error = result == 1 ? 0 : functions_.error(ssl_, result);
     const std::string words = error && error != ssl_error_want_read ? take_words(functions_) : std::string();
     const Flow sent = send_out(false);  // an alert informs the other side of the failure
-    if (is_stranger_)
+    if (has_wrong_certificate_)
       return {
           SRT_PROTOCOL,
           "the other side does not have the certificate that it proved to have with the job's key: something between "

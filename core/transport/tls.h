@@ -82,7 +82,7 @@ class TlsSession {
   SslBio inside_ = nullptr, wire_ = nullptr;  // encrypted bytes, as OpenSSL and as the socket see them
   size_t encrypted_ = 0;                      // how many of the bytes to be written next wait for the socket
   uint64_t key_lasts_, key_used_ = 0;
-  bool is_stranger_ = false;  // the peer has presented another certificate
+  bool has_wrong_certificate_ = false;  // the peer has presented another certificate
   bool unreadable_ = false, unwritable_ = false;
 };
 

@@ -31,7 +31,7 @@ struct Host : World {
     for (Outcome& one : outcomes) one = {};
     if (!coordinator.decide(now, bytes)) return false;
     CHECK(decode(bytes, last_decision));
-    CHECK_EQUAL(std::string(relay.pass(bytes).text()), "");
+    CHECK_EQUAL(std::string(relay.forward(bytes).text()), "");
     for (int32_t rank = 0; rank < size(); ++rank) apply(rank, bytes);
     return true;
   }

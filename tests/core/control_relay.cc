@@ -266,7 +266,7 @@ TEST(mutated_aggregates_do_no_harm) {
     if (!host.coordinator.merge(0, host.take_report(0), host.now).is_ok()) continue;
     if (!host.coordinator.decide(host.now, decision)) continue;
     decision[random() % decision.size()] ^= static_cast<uint8_t>(1u << random() % 8);
-    (void)host.relay.pass(decision).is_ok();
+    (void)host.relay.forward(decision).is_ok();
   }
 }
 

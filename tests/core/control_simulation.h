@@ -249,7 +249,7 @@ class Simulation {
     if (rank.down.empty()) return;
     Outcome outcome;
     if (is_tree_) pass_on(rank, rank.down.front());
-    if (rank.relay) CHECK_EQUAL(std::string(rank.relay->pass(rank.down.front()).text()), "");
+    if (rank.relay) CHECK_EQUAL(std::string(rank.relay->forward(rank.down.front()).text()), "");
     const Status status = rank.negotiator.apply(rank.down.front(), outcome);
     CHECK_EQUAL(std::string(status.text()), "");
     rank.down.pop_front();

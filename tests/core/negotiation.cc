@@ -39,9 +39,9 @@ class Ranks {
     (*this)[rank].negotiator().flush();
   }
 
-  Outcome pass(int32_t rank) {
+  Outcome advance(int32_t rank) {
     NegotiationEvents news;
-    CHECK_EQUAL(std::string((*this)[rank].pass(now, news).text()), "");
+    CHECK_EQUAL(std::string((*this)[rank].advance(now, news).text()), "");
     return std::move(news.outcome);
   }
 
@@ -68,19 +68,19 @@ class Ranks {
 TEST(a_leader_that_is_asked_where_it_is_while_it_leaves_does_not_answer) {
   Ranks ranks({0, 1, 1}, {{"stall_report", "0.1"}});
   for (int32_t rank : {0, 2}) ranks.submit(rank, "x");
-  ranks.pass(2);
-  ranks.pass(1);
+  ranks.advance(2);
+  ranks.advance(1);
   ranks.now += milliseconds(10);  // its request is not held for longer
-  ranks.pass(1);
-  ranks.pass(0);
+  ranks.advance(1);
+  ranks.advance(0);
   ranks.now += milliseconds(100);
-  ranks.pass(0);
+  ranks.advance(0);
   ranks[1].leave(ranks.now);
-  CHECK(ranks.pass(1).is_asked);
+  CHECK(ranks.advance(1).is_asked);
   ranks[1].negotiator().answer({1, true, {}, {}});  // as its engine does
-  ranks.pass(1);
+  ranks.advance(1);
   for (int32_t rank : {0, 1, 2}) {
-    const Outcome told = ranks.pass(rank);
+    const Outcome told = ranks.advance(rank);
     if (rank == 1) continue;
     REQUIRE(told.refusals.size() == 1);
     CHECK_EQUAL(told.refusals[0].status.code(), SRT_PEER_FINISHED);
@@ -96,7 +96,7 @@ TEST(a_rank_that_has_left_above_has_to_exist) {
     ranks.link(0, 1).send({.kind = FrameKind::cut_off}, body);
     ranks.link(0, 1).flush();
     NegotiationEvents news;
-    const Status status = ranks[1].pass(ranks.now, news);
+    const Status status = ranks[1].advance(ranks.now, news);
     if (rank >= 0 && rank < 3) {
       CHECK_EQUAL(std::string(status.text()), "");
       CHECK_EQUAL(news.finished_above, rank);
@@ -115,7 +115,7 @@ TEST(only_those_above_decide_or_say_that_somebody_has_left) {
     ranks.link(1, 0).send({.kind = kind}, body);
     ranks.link(1, 0).flush();
     NegotiationEvents news;
-    const Status status = ranks[0].pass(ranks.now, news);
+    const Status status = ranks[0].advance(ranks.now, news);
     CHECK_EQUAL(status.code(), SRT_PROTOCOL);
     CHECK_EQUAL(std::string(status.text()),
                 format("rank 1 sent a frame of kind %d that it may not send", static_cast<int>(kind)));
@@ -137,7 +137,7 @@ TEST(an_abort_has_to_have_a_reason_that_ends_the_world) {
     ranks.link(1, 0).send({.kind = FrameKind::abort}, body);
     ranks.link(1, 0).flush();
     NegotiationEvents news;
-    const Status status = ranks[0].pass(ranks.now, news);
+    const Status status = ranks[0].advance(ranks.now, news);
     CHECK_EQUAL(status.code(), code == SRT_PEER_LOST ? SRT_OK : SRT_PROTOCOL);
     CHECK_EQUAL(news.abort.has_value(), code == SRT_PEER_LOST);
   }
@@ -156,7 +156,7 @@ TEST(a_goodbye_counts_on_the_link_of_the_data) {
     peer.send({.kind = FrameKind::goodbye}, {});
     peer.flush();
     NegotiationEvents news;
-    CHECK(negotiation.pass(seconds(1), news).is_ok());
+    CHECK(negotiation.advance(seconds(1), news).is_ok());
     CHECK_EQUAL(negotiation.has_finished(1), has_finished);
   }
 }

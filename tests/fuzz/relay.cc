@@ -45,7 +45,7 @@ void relay_anything(Input input) {
     switch (static_cast<Step>(slices.byte() % count)) {
       case hear_rank: status = relay.merge(1, slices.message(), now); break;
       case hear_leader: status = relay.merge_aggregate(below, slices.message(), now); break;
-      case pass: status = relay.pass(slices.message()); break;
+      case pass: status = relay.forward(slices.message()); break;
       case wait: now += milliseconds(slices.byte()); break;
       case count: break;
     }
