@@ -34,7 +34,7 @@ from sirtaki.runner.progress import Progress
 from sirtaki.runner.rank_start import REPORTS, start_ranks
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.address import unix_address
-from sirtaki.runner.rendezvous.job import BootstrapError, Job
+from sirtaki.runner.rendezvous.job import Job, RendezvousError
 from sirtaki.runner.rendezvous.key import write_key
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.signals import WakeupPipe
@@ -153,7 +153,7 @@ class _Launch:
             server = RendezvousServer(
                 address, job, settings.start_timeout, self._mailbox.put, settings.interfaces
             )
-        except BootstrapError as error:
+        except RendezvousError as error:
             raise LaunchError(str(error), 1) from None
         if several_hosts and not addresses_for_others(server.address):
             server.close()

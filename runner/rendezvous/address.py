@@ -13,7 +13,7 @@ import socket
 from collections.abc import Sequence
 
 from sirtaki.runner.rendezvous.interfaces import local_addresses, plain
-from sirtaki.runner.rendezvous.job import BootstrapError
+from sirtaki.runner.rendezvous.job import RendezvousError
 
 _UNIX = "unix:"
 _PATH_LIMIT = 100  # bytes; the system allows 107 (unix(7)), and ranks reject longer names from each other
@@ -81,13 +81,13 @@ def refuse_without_key(connection: socket.socket, key: bytes) -> None:
     """Rejects a connection that leaves this machine if there is no key, because no peer can then
     authenticate.
 
-    Raises BootstrapError in that case.
+    Raises RendezvousError in that case.
     """
     if key or connection.family == socket.AF_UNIX:
         return
     other = plain(str(connection.getpeername()[0]))
     if not is_loopback(other):
-        raise BootstrapError(f"{other} is another machine, so the ranks need a common key: {KEY_ADVICE}")
+        raise RendezvousError(f"{other} is another machine, so the ranks need a common key: {KEY_ADVICE}")
 
 
 def listen_at(address: str, key: bytes) -> socket.socket:
@@ -98,14 +98,14 @@ def listen_at(address: str, key: bytes) -> socket.socket:
     does on Debian), or to an address that this machine does not have. If there is a key, the socket then
     listens on all addresses.
 
-    Raises BootstrapError if the address cannot be used, or if it is not loopback and there is no key.
+    Raises RendezvousError if the address cannot be used, or if it is not loopback and there is no key.
     """
     if is_unix(address):
         return _listen(address, socket.AF_UNIX, unix_path(address))
     host, port = split_address(address)
     family, place = _resolve("0.0.0.0" if host == "*" else host, port)
     if not key and not is_loopback(place[0]):
-        raise BootstrapError(
+        raise RendezvousError(
             f"{address} can be reached from other machines, so the ranks need a common key: {KEY_ADVICE}"
         )
     is_name = host not in (place[0], "localhost", "*")
@@ -116,7 +116,7 @@ def listen_at(address: str, key: bytes) -> socket.socket:
 
 def listen_everywhere(port: int = 0) -> socket.socket:
     """Returns a listening socket on all addresses of this machine, IPv4 and IPv6 where both exist."""
-    with contextlib.suppress(BootstrapError):
+    with contextlib.suppress(RendezvousError):
         return _listen(f"[::]:{port}", socket.AF_INET6, ("::", port))
     return _listen(f"0.0.0.0:{port}", socket.AF_INET, ("0.0.0.0", port))
 
@@ -143,8 +143,8 @@ def resolve_all(host: str, port: int) -> list[tuple[int, tuple[str, int]]]:
     return [(family, (str(place[0]), int(place[1]))) for family, _, _, _, place in found]
 
 
-def unknown_host(host: str, error: socket.gaierror) -> BootstrapError:
-    return BootstrapError(f"there is no host {host!r}: {error.strerror}")
+def unknown_host(host: str, error: socket.gaierror) -> RendezvousError:
+    return RendezvousError(f"there is no host {host!r}: {error.strerror}")
 
 
 def _resolve(host: str, port: int) -> tuple[int, tuple[str, int]]:
@@ -168,7 +168,7 @@ def _listen(address: str, family: int, place: str | tuple[str, int]) -> socket.s
     try:
         listening = socket.socket(family)
     except OSError as error:
-        raise BootstrapError(f"cannot listen at {address}: {error.strerror}") from None
+        raise RendezvousError(f"cannot listen at {address}: {error.strerror}") from None
     try:
         if family != socket.AF_UNIX:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -178,5 +178,5 @@ def _listen(address: str, family: int, place: str | tuple[str, int]) -> socket.s
         listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
-        raise BootstrapError(f"cannot listen at {address}: {error.strerror}") from None
+        raise RendezvousError(f"cannot listen at {address}: {error.strerror}") from None
     return listening

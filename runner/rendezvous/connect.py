@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 from sirtaki.runner.rendezvous.address import is_unix, resolve_all, split_address, unix_path, unknown_host
 from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, Conversation
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
-from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout, HandshakeError, Identity, Role
+from sirtaki.runner.rendezvous.job import HandshakeError, Identity, RendezvousError, RendezvousTimeout, Role
 
 if TYPE_CHECKING:
     from sirtaki.runner.rendezvous.encryption import Connection
@@ -50,8 +50,8 @@ def connect(addresses: Sequence[str], greet: Greet, deadline: float) -> tuple[Co
     socket that does not exist is not retried: it exists from the beginning or never.
 
     Raises:
-        BootstrapTimeout: no peer answers in time.
-        BootstrapError: every address that answers is rejected; the text is that of the last rejection.
+        RendezvousTimeout: no peer answers in time.
+        RendezvousError: every address that answers is rejected; the text is that of the last rejection.
     """
     pause, hang_ups = _FIRST_PAUSE, 0
     while True:
@@ -67,7 +67,7 @@ def connect(addresses: Sequence[str], greet: Greet, deadline: float) -> tuple[Co
                 raise attempt.hung_up
         is_hopeless = all(map(is_unix, addresses)) and not attempt.worth_repeating
         if time.monotonic() + pause >= deadline or is_hopeless:
-            raise BootstrapTimeout(f"nobody answers at {attempt.failures()}")
+            raise RendezvousTimeout(f"nobody answers at {attempt.failures()}")
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -76,8 +76,8 @@ class _Attempt:
     """One connection attempt and handshake for each address, all at the same time."""
 
     def __init__(self, addresses: Sequence[str], greet: Greet) -> None:
-        self.refusal: BootstrapError | None = None  # a peer that answered is not the right one
-        self.hung_up: BootstrapError | None = None  # a peer closed the connection during the handshake
+        self.refusal: RendezvousError | None = None  # a peer that answered is not the right one
+        self.hung_up: RendezvousError | None = None  # a peer closed the connection during the handshake
         self._greet = greet
         self._busy = False  # a listener's queue of connections is full
         self._selector = selectors.DefaultSelector()
@@ -172,7 +172,7 @@ class _Attempt:
         try:
             until = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
             arrival = HandshakeConnection(connection, self._greet(connection), until, Role.CONNECTS)
-        except BootstrapError as error:
+        except RendezvousError as error:
             connection.close()
             self.refusal = error
             return
@@ -191,7 +191,7 @@ class _Attempt:
             arrival.send()
         except OSError:
             alive = False
-        except BootstrapError as error:
+        except RendezvousError as error:
             arrival.send_hello_to_refused()
             self.refusal = error
             self._end(connection)
@@ -214,7 +214,7 @@ class _Attempt:
     def _expire(self, now: float) -> None:
         for connection, arrival in list(self._handshakes.items()):
             if arrival.patience_ends <= now:
-                self.refusal = BootstrapTimeout("the other side did not answer in time")
+                self.refusal = RendezvousTimeout("the other side did not answer in time")
                 self._end(connection)
 
     def _end(self, connection: socket.socket) -> None:

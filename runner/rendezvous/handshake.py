@@ -39,7 +39,7 @@ def certified(mine: Identity, job: Job, connection: socket.socket) -> Identity:
     """Returns `mine` with this process's certificate if the connection has to be encrypted: any but a Unix
     socket.
 
-    Raises BootstrapError without OpenSSL.
+    Raises RendezvousError without OpenSSL.
     """
     if not job.encrypt or connection.family == socket.AF_UNIX:
         return mine
@@ -98,7 +98,7 @@ def shake_hands(
 ) -> Identity:
     """Runs the handshake on a connected socket and returns the peer's identity.
 
-    Reads no byte beyond the handshake. Raises HandshakeError, or BootstrapTimeout when the deadline passes.
+    Reads no byte beyond the handshake. Raises HandshakeError, or RendezvousTimeout when the deadline passes.
     """
     conversation = converse(job, mine, kind, role)
     try:

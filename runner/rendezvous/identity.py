@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sirtaki.bindings.topology import Peer, Topology
 from sirtaki.runner.rendezvous.address import is_unix, split_address
-from sirtaki.runner.rendezvous.job import BootstrapError
+from sirtaki.runner.rendezvous.job import RendezvousError
 from sirtaki.runner.rendezvous.wire import printable
 
 _MOST_ADDRESSES = 64
@@ -45,7 +45,7 @@ class RankDescription:
 
 
 def unpack(payload: bytes) -> RankDescription:
-    """Parses the description that an authenticated rank sent; raises BootstrapError if it is malformed."""
+    """Parses the description that an authenticated rank sent; raises RendezvousError if it is malformed."""
     try:
         values = json.loads(payload)
         settings = {_line(name, 100): _line(value, 200) for name, value in dict(values["settings"]).items()}
@@ -54,10 +54,10 @@ def unpack(payload: bytes) -> RankDescription:
             str(values["host"]), _line(values["hostname"], 100), int(values["pid"]), listens_at, settings
         )
     except _NONSENSE:
-        raise BootstrapError("a rank sent a malformed description of itself") from None
+        raise RendezvousError("a rank sent a malformed description of itself") from None
     is_address = is_unix(listens_at) and listens_at.isascii() and listens_at.isprintable()
     if not 0 < member.pid < 1 << 31 or not (listens_at == "" or (is_address and len(listens_at) <= 100)):
-        raise BootstrapError("a rank sent a malformed description of itself")
+        raise RendezvousError("a rank sent a malformed description of itself")
     return member
 
 
@@ -93,7 +93,7 @@ class Offer:
 
 
 def unpack_offer(payload: bytes) -> Offer:
-    """Parses the offer that an authenticated rank sent; raises BootstrapError if it is malformed."""
+    """Parses the offer that an authenticated rank sent; raises RendezvousError if it is malformed."""
     try:
         values = json.loads(payload)
         addresses = [str(address) for address in list(values["addresses"])]
@@ -103,18 +103,18 @@ def unpack_offer(payload: bytes) -> Offer:
             ipaddress.ip_address(split_address(address)[0])
         return Offer(addresses, _line(values["no_memory"], 500))
     except _NONSENSE:
-        raise BootstrapError("a rank sent malformed addresses of itself") from None
+        raise RendezvousError("a rank sent malformed addresses of itself") from None
 
 
 def check_agreement(members: Sequence[RankDescription]) -> None:
-    """Raises BootstrapError, with both values, if ranks differ in a setting that must be equal."""
+    """Raises RendezvousError, with both values, if ranks differ in a setting that must be equal."""
     first = members[0]
     for rank, member in enumerate(members):
         for name in sorted(first.settings.keys() | member.settings.keys()):
             ours, theirs = first.settings.get(name), member.settings.get(name)
             if ours != theirs:
                 variable = f"SIRTAKI_{name.upper()}"
-                raise BootstrapError(
+                raise RendezvousError(
                     f"the setting {name} is {ours} on rank 0 and {theirs} on rank {rank}: "
                     f"set {variable} to one value for all ranks"
                 )

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 
-from sirtaki.runner.rendezvous.job import BootstrapError
+from sirtaki.runner.rendezvous.job import RendezvousError
 
 VARIABLE = "SIRTAKI_NETWORK_INTERFACES"  # names, separated by commas; none: all
 
@@ -21,7 +21,7 @@ def local_addresses(interfaces: Sequence[str] = ()) -> list[str]:
     """Returns the addresses at which others may reach this machine, IPv4 first; no loopback, none with a
     scope.
 
-    Raises BootstrapError if one of the `interfaces` does not exist.
+    Raises RendezvousError if one of the `interfaces` does not exist.
     """
     import psutil  # not needed while all ranks are on one host
 
@@ -30,7 +30,7 @@ def local_addresses(interfaces: Sequence[str] = ()) -> list[str]:
     for name in interfaces:
         if name not in by_interface:
             there = ", ".join(sorted(by_interface))
-            raise BootstrapError(
+            raise RendezvousError(
                 f"there is no network interface {name!r} on {socket.gethostname()}: there are {there}"
             )
     found = [

@@ -28,7 +28,7 @@ from sirtaki.bindings.gpu import with_packages
 from sirtaki.runner.rendezvous.address import KEY_ADVICE
 from sirtaki.runner.rendezvous.encryption import own_certificate
 from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
-from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout, Identity
+from sirtaki.runner.rendezvous.job import Identity, RendezvousError, RendezvousTimeout
 from sirtaki.runner.rendezvous.messages import RankEvent, describe
 from sirtaki.runner.rendezvous.providers import World, find_world
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient, RendezvousServer
@@ -110,9 +110,9 @@ def start(
         _refuse_children(world)
         where = f"rank {world.rank} on {where}"
         context = _join(world)
-    except BootstrapTimeout as error:
+    except RendezvousTimeout as error:
         raise DeadlineError(f"{where} could not start: {error}") from None
-    except BootstrapError as error:
+    except RendezvousError as error:
         raise InitializationError(f"{where} could not start: {error}") from None
     default_context.process.context = context
     context.serve_process()
@@ -166,9 +166,9 @@ def _join(world: World) -> Context:
 
 
 def _encrypting(world: World) -> World:
-    """Returns a world with encrypted connections between hosts. Raises BootstrapError if impossible."""
+    """Returns a world with encrypted connections between hosts. Raises RendezvousError if impossible."""
     if not world.job.key:
-        raise BootstrapError(f"encryption needs a common key of all ranks: {KEY_ADVICE}")
+        raise RendezvousError(f"encryption needs a common key of all ranks: {KEY_ADVICE}")
     own_certificate()
     return replace(world, job=replace(world.job, encrypt=True))
 
@@ -205,7 +205,7 @@ def _refuse_children(world: World) -> None:
     job, _, process = os.environ.get(_MARK, "").partition(":")
     rank, _, pid = process.partition(":")
     if world.address and pid and job == world.job.id and pid != str(os.getpid()):
-        raise BootstrapError(
+        raise RendezvousError(
             f"this process (pid {os.getpid()}) is a worker of rank {rank} (pid {pid}), not a rank of its "
             "own; it ran the training script again: put training under `if __name__ == '__main__':`"
         )

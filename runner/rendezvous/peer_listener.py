@@ -33,12 +33,12 @@ from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, Conversation,
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
 from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
 from sirtaki.runner.rendezvous.job import (
-    BootstrapError,
-    BootstrapTimeout,
     HandshakeError,
     Identity,
     Job,
     LinkKind,
+    RendezvousError,
+    RendezvousTimeout,
     Role,
 )
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
@@ -63,14 +63,14 @@ class Handshakes:
     rendezvous: RendezvousClient | None = None
 
     def greet(self, connection: socket.socket, rank: int, channel: int = 0) -> Conversation:
-        """Runs the handshake with the process that answers. Raises BootstrapError unless it is this rank."""
+        """Runs the handshake with the process that answers. Raises RendezvousError unless it is this rank."""
         refuse_without_key(connection, self.job.key)
         mine = certified(replace(self.mine, channel=channel), self.job, connection)
         peer = yield from converse(self.job, mine, LinkKind.RANKS, Role.CONNECTS)
         if peer.rank != rank:
-            raise BootstrapError(f"{peer.name} answers where rank {rank} should be")
+            raise RendezvousError(f"{peer.name} answers where rank {rank} should be")
         if peer.generation != self.mine.generation:
-            raise BootstrapError(
+            raise RendezvousError(
                 f"{peer.name} is at its init number {peer.generation}, but {self.mine.name} at number "
                 f"{self.mine.generation}: every rank has to call init() as often as the others"
             )
@@ -94,11 +94,11 @@ class PeerListener:
     def open_to_hosts(self, route: list[str], key: bytes) -> list[str]:
         """Starts accepting ranks of other hosts; returns the addresses to try, the most likely ones first.
 
-        `route` are addresses of this machine that are known to be reachable. Raises BootstrapError without a
+        `route` are addresses of this machine that are known to be reachable. Raises RendezvousError without a
         key.
         """
         if not key:
-            raise BootstrapError(f"ranks of several hosts need a common key: {KEY_ADVICE}")
+            raise RendezvousError(f"ranks of several hosts need a common key: {KEY_ADVICE}")
         listening = listen_everywhere()
         self._listen(listening)
         found = addresses_of(listening, chosen_interfaces())
@@ -111,7 +111,7 @@ class PeerListener:
 
         Unauthenticated connections are rejected, and never block the others.
 
-        Raises BootstrapTimeout at the deadline of the handshakes, and BootstrapError as soon as a rank has
+        Raises RendezvousTimeout at the deadline of the handshakes, and RendezvousError as soon as a rank has
         failed.
         """
         self._name = handshakes.mine.name
@@ -120,7 +120,7 @@ class PeerListener:
                 left = handshakes.deadline - time.monotonic()
                 if left <= 0:
                     ranks = {rank for rank, _ in missing}
-                    raise BootstrapTimeout(f"no connection came from {_ranks(ranks)} in time", min(ranks))
+                    raise RendezvousTimeout(f"no connection came from {_ranks(ranks)} in time", min(ranks))
                 for key, _ in self._selector.select(min(left, self._patience())):
                     if isinstance(key.data, HandshakeConnection):
                         self._serve(key.data, handshakes, missing, found)
@@ -222,7 +222,7 @@ class PeerListener:
 def _listen_locally(folder: str) -> tuple[str, socket.socket]:
     """Returns a new listening Unix socket's address, and it; an abstract one if the folder is gone."""
     name = f"sirtaki-{os.getpid()}-{secrets.token_hex(8)}"
-    with contextlib.suppress(BootstrapError):
+    with contextlib.suppress(RendezvousError):
         address = unix_address(name, folder)
         return address, listen_at(address, b"")
     address = unix_address(name)

@@ -17,7 +17,7 @@ from sirtaki.runner.rendezvous.address import is_unix, refuse_without_key, split
 from sirtaki.runner.rendezvous.connect import connect
 from sirtaki.runner.rendezvous.handshake import Conversation, certified, converse
 from sirtaki.runner.rendezvous.interfaces import source_towards
-from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout, Identity, Job, LinkKind, Role
+from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
 from sirtaki.runner.rendezvous.messages import (
     FAILED,
     GATHER,
@@ -69,7 +69,7 @@ class RendezvousClient:
         """Connects to one of the addresses, proves that this is rank `mine.rank` of `job`, and joins;
         `start_timeout` is in seconds.
 
-        Raises BootstrapError with the server's reason if it rejects this rank, BootstrapTimeout if no server
+        Raises RendezvousError with the server's reason if it rejects this rank, RendezvousTimeout if no server
         answers in time.
         """
         deadline = time.monotonic() + start_timeout
@@ -86,8 +86,8 @@ class RendezvousClient:
         """Contributes `payload` (at most 64 KiB) and returns the payloads of all ranks, by rank. Every rank
         must call it.
 
-        Raises BootstrapTimeout, naming the ranks that are missing, `start_timeout` seconds after the first
-        arrived; BootstrapError at once if a rank is gone and so will never arrive.
+        Raises RendezvousTimeout, naming the ranks that are missing, `start_timeout` seconds after the first
+        arrived; RendezvousError at once if a rank is gone and so will never arrive.
         """
         if len(payload) > PAYLOAD_LIMIT:
             raise ValueError(f"a payload has at most {PAYLOAD_LIMIT} bytes, not {len(payload)}")
@@ -97,7 +97,7 @@ class RendezvousClient:
         body = self._receive(GATHERED, deadline, gathered_limit(self._job.size))
         return unpack_payloads(body, self._job.size)
 
-    def give_up(self, text: str, culprit: int) -> BootstrapError | None:
+    def give_up(self, text: str, culprit: int) -> RendezvousError | None:
         """Reports that this rank cannot join, because of `culprit`: all ranks fail at once.
 
         Returns the first failure in this init(), unless that is this rank's own.
@@ -108,7 +108,7 @@ class RendezvousClient:
         try:
             self._send(pack_failure(culprit, text), deadline)
             self.raise_failure(deadline)
-        except BootstrapError as error:
+        except RendezvousError as error:
             self.was_told = error.culprit not in (None, self._rank)
             return error if self.was_told else None
         return None
@@ -127,7 +127,7 @@ class RendezvousClient:
             raise ValueError(f"there is no event {event!r}: use one of {', '.join(REPORTS)}")
         try:
             send_frame(self._connection, pack_report(event, text), time.monotonic() + _REPORT_SECONDS)
-        except (OSError, EOFError, BootstrapError):
+        except (OSError, EOFError, RendezvousError):
             return
 
     def close(self) -> None:
@@ -152,22 +152,22 @@ class RendezvousClient:
         try:
             send_frame(self._connection, payload, deadline)
         except EOFError:
-            raise BootstrapError(_GONE) from None
+            raise RendezvousError(_GONE) from None
 
     def _receive(self, wanted: bytes, deadline: float, limit: int) -> bytes:
         try:
             answer = receive_frame(self._connection, deadline, limit)
         except EOFError:
-            raise BootstrapError(_GONE) from None
+            raise RendezvousError(_GONE) from None
         kind, body = answer[:1], answer[1:]
         self.was_told |= kind in (FAILED, REFUSED, TIMED_OUT)
         if kind == FAILED:
             rank, text = unpack_failure(body)
-            raise BootstrapError(printable(text), rank)
+            raise RendezvousError(printable(text), rank)
         if kind == wanted:
             return body
         text = printable(body.decode(errors="replace"))
-        raise BootstrapTimeout(text) if kind == TIMED_OUT else BootstrapError(text)
+        raise RendezvousTimeout(text) if kind == TIMED_OUT else RendezvousError(text)
 
 
 def _connected(addresses: list[str], job: Job, mine: Identity, deadline: float) -> Connection:
@@ -177,7 +177,7 @@ def _connected(addresses: list[str], job: Job, mine: Identity, deadline: float) 
 
     try:
         return connect(addresses, greet, deadline)[0]
-    except BootstrapTimeout as error:
+    except RendezvousTimeout as error:
         if all(map(is_unix, addresses)):
-            raise BootstrapError(f"the launcher (hvdrun) of this job is gone: {error}") from None
+            raise RendezvousError(f"the launcher (hvdrun) of this job is gone: {error}") from None
         raise

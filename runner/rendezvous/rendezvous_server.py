@@ -18,11 +18,11 @@ from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, Conversation,
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
 from sirtaki.runner.rendezvous.job import (
     RENDEZVOUS_RANK,
-    BootstrapError,
     HandshakeError,
     Identity,
     Job,
     LinkKind,
+    RendezvousError,
     Role,
 )
 from sirtaki.runner.rendezvous.messages import (
@@ -74,7 +74,7 @@ class RendezvousServer:
 
     It listens from the constructor on, so that a launcher can fork its ranks before there is a thread; the
     thread runs from `start()` to `close()`. `on_event` is called from that thread. An all-gather fails
-    `start_timeout` seconds after its first rank arrived. Raises BootstrapError if it cannot listen at
+    `start_timeout` seconds after its first rank arrived. Raises RendezvousError if it cannot listen at
     `address`.
     """
 
@@ -221,22 +221,22 @@ class RendezvousServer:
             elif kind == GIVE_UP and connection.joined:
                 self._note_failure(connection, *unpack_failure(body))
             else:
-                raise BootstrapError("the rendezvous does not understand this message")
-        except BootstrapError as error:
+                raise RendezvousError("the rendezvous does not understand this message")
+        except RendezvousError as error:
             self._refuse(connection, str(error))
 
     def _join(self, connection: _Connection, size: int) -> None:
         rank, generation = _who(connection)
         if size != self.job.size:
-            raise BootstrapError(
+            raise RendezvousError(
                 f"rank {rank} says that the job has {size} ranks, but it has {self.job.size}"
             )
         if not 0 <= rank < size:
-            raise BootstrapError(
+            raise RendezvousError(
                 f"there is no rank {rank} in a job of {size} ranks: they are 0 to {size - 1}"
             )
         if (generation, rank) in self._ranks:
-            raise BootstrapError(
+            raise RendezvousError(
                 f"two processes claim to be rank {rank}: give each process a rank of its own"
             )
         connection.joined = True
@@ -247,7 +247,7 @@ class RendezvousServer:
     def _gather(self, connection: _Connection, number: int, payload: bytes) -> None:
         rank, generation = _who(connection)
         if number != connection.rounds:
-            raise BootstrapError(
+            raise RendezvousError(
                 f"two processes claim to be rank {rank}: give each process a rank of its own"
                 if number < connection.rounds
                 else "the rendezvous does not understand this message"
@@ -260,7 +260,7 @@ class RendezvousServer:
 
     def _note_report(self, connection: _Connection, event: str, text: str) -> None:
         if event not in REPORTS:
-            raise BootstrapError("the rendezvous does not know this event")
+            raise RendezvousError("the rendezvous does not know this event")
         rank, generation = _who(connection)
         connection.initialised = True
         if event == "finished":
@@ -274,7 +274,7 @@ class RendezvousServer:
         rank, generation = _who(connection)
         text = printable(text, TEXT_LIMIT)
         if not 0 <= culprit < self.job.size:
-            raise BootstrapError(f"there is no rank {culprit} in this job")
+            raise RendezvousError(f"there is no rank {culprit} in this job")
         if culprit == rank:
             text = f"rank {rank} could not link to the others: {text}"
         if not self._rounds.has_failed(generation):
@@ -347,7 +347,7 @@ class RendezvousServer:
 def _who(connection: _Connection) -> tuple[int, int]:
     peer = connection.peer
     if peer is None:
-        raise BootstrapError("it has not authenticated")
+        raise RendezvousError("it has not authenticated")
     return peer.rank, peer.generation
 
 

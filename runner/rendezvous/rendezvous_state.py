@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sirtaki.runner.rendezvous.job import BootstrapError
+from sirtaki.runner.rendezvous.job import RendezvousError
 
 RoundKey = tuple[int, int]
 
@@ -47,14 +47,14 @@ class RendezvousState:
         """Takes a rank's payload; returns answers if the all-gather is now complete or can no longer
         complete.
 
-        Raises BootstrapError if the rank has already contributed.
+        Raises RendezvousError if the rank has already contributed.
         """
         generation = key[0]
         if generation in self._failed:
             return [Answer(key, (rank,), error=f"the other ranks gave up before: {self._failed[generation]}")]
         this = self._open.setdefault(key, _Round(now + self._timeout))
         if rank in this.payloads:
-            raise BootstrapError(
+            raise RendezvousError(
                 f"two processes claim to be rank {rank}: give each process a rank of its own"
             )
         this.payloads[rank] = payload

@@ -24,7 +24,7 @@ from sirtaki.runner.rendezvous.identity import (
     unpack,
     unpack_offer,
 )
-from sirtaki.runner.rendezvous.job import BootstrapError, Identity, Job
+from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError
 from sirtaki.runner.rendezvous.links import Connections, PeerEndpoint, close_all, connect_all, link_sockets
 from sirtaki.runner.rendezvous.memory import MemoryLinks, create_memory
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, PeerListener
@@ -53,8 +53,8 @@ class WorldBuilder:
         """Returns the running context once every rank has its links.
 
         Raises:
-            BootstrapError: ranks contradict each other, or one failed.
-            BootstrapTimeout: a rank did not arrive in time.
+            RendezvousError: ranks contradict each other, or one failed.
+            RendezvousTimeout: a rank did not arrive in time.
         """
         with PeerListener(self.world.folder) as listener, contextlib.ExitStack() as at_the_end:
             members = self._introduce(listener.name)
@@ -62,7 +62,7 @@ class WorldBuilder:
                 context = self._linked(members, listener, at_the_end)
                 self.client.all_gather(b"")  # no rank starts before all have their links
             except OSError as error:
-                raise self._first_failure(BootstrapError(_in_words(error))) from None
+                raise self._first_failure(RendezvousError(_in_words(error))) from None
             except Exception as error:
                 if (first := self._first_failure(error)) is not error:
                     raise first from None
@@ -128,7 +128,7 @@ class WorldBuilder:
             return -1, ""
         number, refusal = create_memory(self.config, len(locals_))
         if refusal and transport == "shm":
-            raise BootstrapError(f"transport is shm, but there is no shared memory here: {refusal}")
+            raise RendezvousError(f"transport is shm, but there is no shared memory here: {refusal}")
         if refusal:
             sys.stderr.write(
                 f"sirtaki: no shared memory here ({refusal}); the ranks exchange data over sockets\n"
@@ -154,7 +154,7 @@ class WorldBuilder:
             if member.host == here:
                 found[rank] = PeerEndpoint(name, [member.listens_at])
             elif not offer.addresses:
-                raise BootstrapError(f"{name} has no network address that other hosts could reach it at")
+                raise RendezvousError(f"{name} has no network address that other hosts could reach it at")
             else:
                 found[rank] = PeerEndpoint(name, list(offer.addresses), channels)
         del found[self.world.rank]

@@ -16,7 +16,7 @@ from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous.connect import connect
 from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, Conversation
-from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout, HandshakeError, Identity
+from sirtaki.runner.rendezvous.job import HandshakeError, Identity, RendezvousError, RendezvousTimeout
 
 
 @pytest.fixture
@@ -112,15 +112,15 @@ def test_who_comes_late_is_waited_for() -> None:
 
 def test_nobody_comes() -> None:
     addresses = [free_address(), free_address()]
-    with pytest.raises(BootstrapTimeout) as caught:
+    with pytest.raises(RendezvousTimeout) as caught:
         connect(addresses, greet, soon(0.2))
     for address in addresses:
         assert f"{address} (Connection refused)" in str(caught.value)
     begun = time.monotonic()
-    with pytest.raises(BootstrapTimeout, match=r"unix:@sirtaki-nobody \(Connection refused\)"):
+    with pytest.raises(RendezvousTimeout, match=r"unix:@sirtaki-nobody \(Connection refused\)"):
         connect(["unix:@sirtaki-nobody"], greet, soon())
     assert time.monotonic() - begun < FAILSAFE_SECONDS
-    with pytest.raises(BootstrapError, match="there is no host"):
+    with pytest.raises(RendezvousError, match="there is no host"):
         connect(["no-such-host.invalid:1"], greet, soon())
 
 
@@ -160,7 +160,7 @@ def test_a_full_queue_is_tried_again_until_there_is_room(tmp_path: Path) -> None
             one = crowd.enter_context(socket.socket(socket.AF_UNIX))
             one.setblocking(False)
             one.connect_ex(path)
-        with pytest.raises(BootstrapTimeout, match="its queue is full"):
+        with pytest.raises(RendezvousTimeout, match="its queue is full"):
             connect([f"unix:{path}"], greet, soon(0.3))
 
         def make_room() -> None:

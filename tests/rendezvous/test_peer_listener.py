@@ -21,7 +21,7 @@ from sirtaki.runner.rendezvous.connect import connect
 from sirtaki.runner.rendezvous.handshake import converse
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_ours
 from sirtaki.runner.rendezvous.interfaces import local_addresses
-from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout, Identity, Job, LinkKind, Role
+from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
 
 JOB = Job("job", 4, b"k" * 32, "1.0")
@@ -102,11 +102,11 @@ def test_strangers_are_turned_away_and_nobody_waits_for_them(
     others = [replace(JOB, key=b"x" * 32), replace(JOB, id="another"), replace(JOB, version="2.0")]
 
     def come_in_vain(job: Job) -> None:
-        with suppress(BootstrapError):
+        with suppress(RendezvousError):
             come(far, handshakes(1, job)).close()
 
     def come_from_another_generation() -> None:
-        with pytest.raises(BootstrapError, match="rank 0 is at its init number 1, but rank 1 at number 2"):
+        with pytest.raises(RendezvousError, match="rank 0 is at its init number 1, but rank 1 at number 2"):
             come(far, handshakes(1, generation=2))
 
     def come_all() -> socket.socket:
@@ -130,7 +130,7 @@ def test_strangers_are_turned_away_and_nobody_waits_for_them(
 
 
 def test_who_does_not_come_is_named(listener: PeerListener) -> None:
-    with pytest.raises(BootstrapTimeout, match="no connection came from ranks 1, 3 in time"):
+    with pytest.raises(RendezvousTimeout, match="no connection came from ranks 1, 3 in time"):
         accept(listener, handshakes(0, seconds=0.2), {(1, 0), (3, 0), (3, 1)})
 
 
@@ -164,7 +164,7 @@ def test_other_hosts_are_offered_no_loopback(listener: PeerListener) -> None:
 
 
 def test_interfaces_that_do_not_exist() -> None:
-    with pytest.raises(BootstrapError, match=r"no network interface 'nonsense0' on .*: there are .*lo"):
+    with pytest.raises(RendezvousError, match=r"no network interface 'nonsense0' on .*: there are .*lo"):
         local_addresses(["nonsense0"])
 
 
@@ -221,7 +221,7 @@ def test_whoever_answers_has_to_be_the_rank_that_is_wanted(peer: Identity, words
         their_hello, _ = next(theirs)
         proof, _ = ours.send(their_hello)
         theirs.send(hello)
-        with pytest.raises(BootstrapError, match=words):
+        with pytest.raises(RendezvousError, match=words):
             ours.send(theirs.send(proof)[0])
 
 

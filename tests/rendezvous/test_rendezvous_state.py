@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sirtaki.runner.rendezvous.job import BootstrapError
+from sirtaki.runner.rendezvous.job import RendezvousError
 from sirtaki.runner.rendezvous.rendezvous_state import Answer, RendezvousState, name_ranks
 
 SIZE = 4
@@ -76,7 +76,7 @@ def test_a_failed_start_does_not_spoil_the_next() -> None:
 def test_a_rank_that_gives_twice_is_an_error() -> None:
     rounds = RendezvousState(SIZE, 10.0)
     rounds.contribute((1, 0), 2, b"", 0.0)
-    with pytest.raises(BootstrapError, match="two processes claim to be rank 2"):
+    with pytest.raises(RendezvousError, match="two processes claim to be rank 2"):
         rounds.contribute((1, 0), 2, b"", 0.0)
 
 

@@ -20,7 +20,7 @@ from sirtaki.runner.rendezvous.address import split_address
 from sirtaki.runner.rendezvous.connect import connect
 from sirtaki.runner.rendezvous.encryption import Certificate, Connection, TlsConnection
 from sirtaki.runner.rendezvous.handshake import converse
-from sirtaki.runner.rendezvous.job import BootstrapError, HandshakeError, Identity, Job, LinkKind, Role
+from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
 from sirtaki.runner.rendezvous.rendezvous_client import RankEvent, RendezvousClient, RendezvousServer
 
@@ -52,7 +52,7 @@ class Between:
                 threading.Thread(target=self._run, args=(near, far), daemon=True).start()
 
     def _run(self, near: socket.socket, far: socket.socket) -> None:
-        with near, far, contextlib.suppress(OSError, BootstrapError):
+        with near, far, contextlib.suppress(OSError, RendezvousError):
             self._meet(self, near, far)
 
     def close(self) -> None:
@@ -252,6 +252,6 @@ def test_a_connection_waits_no_longer_than_its_timeout() -> None:
 
 def test_without_openssl_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encryption, "_library", "libssl-of-nobody.so")
-    with pytest.raises(BootstrapError, match="apt install libssl3") as caught:
+    with pytest.raises(RendezvousError, match="apt install libssl3") as caught:
         Certificate()
     assert "connections cannot be encrypted: libssl-of-nobody.so was not found" in str(caught.value)

@@ -24,7 +24,7 @@ from sirtaki.runner.rendezvous.identity import (
     unpack,
     unpack_offer,
 )
-from sirtaki.runner.rendezvous.job import BootstrapError, HandshakeError, Identity, Job, LinkKind, Role
+from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
 from sirtaki.runner.rendezvous.messages import (
     GATHER,
     GATHERED,
@@ -66,12 +66,12 @@ def almost(true: dict[str, Any]) -> st.SearchStrategy[bytes]:
 def test_what_a_rank_says_of_itself(payload: bytes) -> None:
     try:
         member = unpack(payload)
-    except BootstrapError:
+    except RendezvousError:
         return
     shown = [member.hostname, *member.settings, *member.settings.values()]
     assert all(text.isprintable() and len(text) <= 200 for text in shown)
     member.listens_at.encode()
-    with suppress(BootstrapError):
+    with suppress(RendezvousError):
         check_agreement([TRUE_MEMBER, member])
     peer = topology_of(0, [TRUE_MEMBER, member]).peers[1]
     assert 0 < peer.pid < 1 << 31
@@ -84,7 +84,7 @@ def test_what_a_rank_says_of_itself(payload: bytes) -> None:
 def test_what_a_rank_offers(payload: bytes) -> None:
     try:
         offer = unpack_offer(payload)
-    except BootstrapError:
+    except RendezvousError:
         return
     assert len(offer.addresses) <= 64
     assert offer.no_memory.isprintable()
@@ -96,7 +96,7 @@ def test_what_a_rank_offers(payload: bytes) -> None:
 def test_what_the_rendezvous_answers(body: bytes, count: int) -> None:
     try:
         payloads = unpack_payloads(body, count)
-    except BootstrapError:
+    except RendezvousError:
         return
     assert pack_payloads(tuple(payloads)) == GATHERED + body
 

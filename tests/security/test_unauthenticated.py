@@ -23,7 +23,7 @@ from sirtaki.runner.rendezvous import unauthenticated
 from sirtaki.runner.rendezvous.address import listen_at, refuse_without_key, split_address
 from sirtaki.runner.rendezvous.handshake import converse, shake_hands
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
-from sirtaki.runner.rendezvous.job import BootstrapError, HandshakeError, Identity, Job, LinkKind, Role
+from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
 from sirtaki.runner.rendezvous.peer_listener import PeerListener
 from sirtaki.runner.rendezvous.rendezvous_client import RankEvent, RendezvousClient, RendezvousServer
 from sirtaki.runner.rendezvous.unauthenticated import Complaints
@@ -138,7 +138,7 @@ def test_a_proof_for_one_connection_does_not_fit_another(job: Rendezvous) -> Non
     def be_fooled() -> Exception | None:
         try:
             shake_hands(ours, JOB, Identity(1, 1), LinkKind.STORE, Role.CONNECTS, deadline)
-        except BootstrapError as error:
+        except RendezvousError as error:
             return error
         return None
 
@@ -335,9 +335,9 @@ def test_where_no_file_is_left_somebody_has_to_go() -> None:
 
 
 def test_without_a_key_nothing_leaves_this_machine() -> None:
-    with pytest.raises(BootstrapError, match="the ranks need a common key"):
+    with pytest.raises(RendezvousError, match="the ranks need a common key"):
         listen_at("0.0.0.0:0", b"")
-    with PeerListener() as reception, pytest.raises(BootstrapError, match="need a common key"):
+    with PeerListener() as reception, pytest.raises(RendezvousError, match="need a common key"):
         reception.open_to_hosts([], b"")
 
     class Elsewhere:
@@ -355,7 +355,7 @@ def test_without_a_key_nothing_leaves_this_machine() -> None:
     elsewhere: Callable[[], socket.socket] = Elsewhere  # type: ignore[assignment]
     here: Callable[[], socket.socket] = Here  # type: ignore[assignment]
     with pytest.raises(
-        BootstrapError, match=r"192\.0\.2\.7 is another machine, so the ranks need a common key"
+        RendezvousError, match=r"192\.0\.2\.7 is another machine, so the ranks need a common key"
     ):
         refuse_without_key(elsewhere(), b"")
     refuse_without_key(elsewhere(), b"k" * 32)

@@ -41,7 +41,7 @@ def find_world(
 
     Raises:
         ValueError: the arguments are incomplete or contradict each other.
-        BootstrapError: the environment is incomplete or contradicts itself.
+        RendezvousError: the environment is incomplete or contradicts itself.
     """
     if comm is not None:
         if any(argument is not None for argument in (rank, size, address)):

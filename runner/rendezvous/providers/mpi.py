@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from sirtaki.runner.rendezvous.job import BootstrapError, Job
+from sirtaki.runner.rendezvous.job import Job, RendezvousError
 from sirtaki.runner.rendezvous.key import KEY_BYTES
 from sirtaki.runner.rendezvous.providers.world import VERSION, World, alone, key_of, start_timeout
 
@@ -29,7 +29,7 @@ def find(environment: Mapping[str, str]) -> World | None:
     except ImportError as error:
         if _SLURM in environment:
             return None
-        raise BootstrapError(
+        raise RendezvousError(
             f"mpirun has started {sizes[0]} processes, but mpi4py cannot be imported ({error}): `pip install "
             "mpi4py`, or start them with hvdrun"
         ) from None
@@ -37,7 +37,7 @@ def find(environment: Mapping[str, str]) -> World | None:
     if world.Get_size() == 1:
         if _SLURM in environment:
             return None
-        raise BootstrapError(
+        raise RendezvousError(
             f"mpirun has started {sizes[0]} processes, but each sees only itself: mpi4py uses another MPI "
             f"({MPI.Get_library_version().splitlines()[0]}). Install mpi4py for the MPI of this mpirun, or "
             "use hvdrun"

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sirtaki.runner.rendezvous.address import join_address
-from sirtaki.runner.rendezvous.job import BootstrapError, Job
+from sirtaki.runner.rendezvous.job import Job, RendezvousError
 from sirtaki.runner.rendezvous.key import KEY_BYTES
 from sirtaki.runner.rendezvous.providers.world import (
     VERSION,
@@ -47,7 +47,7 @@ def find(environment: Mapping[str, str]) -> World | None:
     is_one_host = environment.get("LOCAL_WORLD_SIZE") == environment["WORLD_SIZE"]
     key = key_of(environment)
     if not key and not is_one_host:
-        raise BootstrapError(_KEY_ADVICE)
+        raise RendezvousError(_KEY_ADVICE)
     channel = _Channel(environment)
     if not key:
         key = bytes.fromhex(channel.tell("key", secrets.token_hex(KEY_BYTES) if rank == 0 else ""))
@@ -77,7 +77,7 @@ class _Channel:
             )  # counts the init() calls of this rank
             self.name = f"torchrun-{run}.{turn}"
         except RuntimeError as error:
-            raise BootstrapError(f"torchrun's store at {host}:{port} does not answer: {error}") from None
+            raise RendezvousError(f"torchrun's store at {host}:{port} does not answer: {error}") from None
 
     def tell(self, what: str, text: str) -> str:
         """Writes a value on rank 0; returns rank 0's value on every rank."""
@@ -88,4 +88,6 @@ class _Channel:
         try:
             return bytes(self._store.get(name)).decode()
         except RuntimeError as error:
-            raise BootstrapError(f"rank 0 has not written its address to torchrun's store: {error}") from None
+            raise RendezvousError(
+                f"rank 0 has not written its address to torchrun's store: {error}"
+            ) from None
