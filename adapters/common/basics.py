@@ -93,10 +93,10 @@ def init(
     asked = {"comm": comm, "rank": rank, "size": size, "address": address, "key": key}
     asked["process_sets"] = [_ranks_of(one) for one in sets] or None
     if is_initialized():
-        lifecycle.check_again(asked)
+        lifecycle.check_repeated_init(asked)
         return
     lifecycle.start(rank, size, address, key, comm)
-    lifecycle.remember(asked)
+    lifecycle.store_arguments(asked)
     _add_all(sets)
 
 

@@ -61,7 +61,7 @@ class TlsConnection:
         self.is_established = False
         self._session: Any = ffi.gc(session, lib.srt_tls_close)
 
-    def shake_hands(self) -> None:
+    def run_handshake(self) -> None:
         """Continues TLS's handshake, without blocking.
 
         Raises HandshakeError if it fails, ConnectionError if the peer has closed the connection.

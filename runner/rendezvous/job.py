@@ -37,8 +37,8 @@ class Role(enum.IntEnum):
 class LinkKind(enum.IntEnum):
     """The purpose of a connection."""
 
-    STORE = 1  # a rank and the rendezvous
-    RANKS = 2  # two ranks
+    RENDEZVOUS = 1  # a rank and the rendezvous
+    PEERS = 2  # two ranks
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sirtaki.runner.rendezvous.job import RendezvousError
 
 # From a rank: the job's size; a round and a payload; an event and its text; the rank at fault and why.
-JOIN, GATHER, REPORT, GIVE_UP = b"J", b"G", b"R", b"F"
+JOIN, GATHER, REPORT, JOIN_FAILED = b"J", b"G", b"R", b"F"
 # To a rank: the session; the payloads of all ranks; the reason for a refusal.
 WELCOME, GATHERED, REFUSED, TIMED_OUT = b"W", b"A", b"X", b"T"
 # To a rank at any time, waiting or not: the rank at fault, and what failed first in this generation.
@@ -52,7 +52,7 @@ def describe(event: RankEvent) -> str:
 
 
 def pack_failure(rank: int, text: str) -> bytes:
-    """Packs a failure; the format is the same in both directions: GIVE_UP and FAILED are one letter."""
+    """Packs a failure; the format is the same in both directions: JOIN_FAILED and FAILED are one letter."""
     return FAILED + NUMBER.pack(rank) + text[:TEXT_LIMIT].encode(errors="replace")
 
 

@@ -13,9 +13,9 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from sirtaki.runner.rendezvous.address import is_unix, refuse_without_key, split_addresses
+from sirtaki.runner.rendezvous.address import is_unix, require_key, split_addresses
 from sirtaki.runner.rendezvous.connect import connect
-from sirtaki.runner.rendezvous.handshake import Conversation, certified, converse
+from sirtaki.runner.rendezvous.handshake import HandshakeSteps, certified, handshake_steps
 from sirtaki.runner.rendezvous.interfaces import source_towards
 from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
 from sirtaki.runner.rendezvous.messages import (
@@ -59,7 +59,7 @@ class RendezvousClient:
         self._rank = rank
         self._start_timeout = start_timeout
         self._round = 0
-        self.was_told = False  # whether the rendezvous has reported that this init() failed
+        self.failure_reported = False  # whether the rendezvous has reported that this init() failed
         self.session = b""  # random, chosen by the rendezvous: separates jobs that share a key and an id
 
     @classmethod
@@ -69,11 +69,11 @@ class RendezvousClient:
         """Connects to one of the addresses, proves that this is rank `mine.rank` of `job`, and joins;
         `start_timeout` is in seconds.
 
-        Raises RendezvousError with the server's reason if it rejects this rank, RendezvousTimeout if no server
-        answers in time.
+        Raises RendezvousError with the server's reason if it rejects this rank, RendezvousTimeout if no
+        server answers in time.
         """
         deadline = time.monotonic() + start_timeout
-        client = cls(_connected(split_addresses(address), job, mine, deadline), job, mine.rank, start_timeout)
+        client = cls(_connect(split_addresses(address), job, mine, deadline), job, mine.rank, start_timeout)
         try:
             client._send(JOIN + NUMBER.pack(job.size), deadline)
             client.session = client._receive(WELCOME, deadline, REQUEST_LIMIT)
@@ -97,20 +97,20 @@ class RendezvousClient:
         body = self._receive(GATHERED, deadline, gathered_limit(self._job.size))
         return unpack_payloads(body, self._job.size)
 
-    def give_up(self, text: str, culprit: int) -> RendezvousError | None:
+    def report_failure(self, text: str, culprit: int) -> RendezvousError | None:
         """Reports that this rank cannot join, because of `culprit`: all ranks fail at once.
 
         Returns the first failure in this init(), unless that is this rank's own.
         """
-        if self.was_told:
+        if self.failure_reported:
             return None
         deadline = time.monotonic() + _REPORT_SECONDS
         try:
             self._send(pack_failure(culprit, text), deadline)
             self.raise_failure(deadline)
         except RendezvousError as error:
-            self.was_told = error.culprit not in (None, self._rank)
-            return error if self.was_told else None
+            self.failure_reported = error.culprit not in (None, self._rank)
+            return error if self.failure_reported else None
         return None
 
     def raise_failure(self, deadline: float) -> None:
@@ -160,7 +160,7 @@ class RendezvousClient:
         except EOFError:
             raise RendezvousError(_GONE) from None
         kind, body = answer[:1], answer[1:]
-        self.was_told |= kind in (FAILED, REFUSED, TIMED_OUT)
+        self.failure_reported |= kind in (FAILED, REFUSED, TIMED_OUT)
         if kind == FAILED:
             rank, text = unpack_failure(body)
             raise RendezvousError(printable(text), rank)
@@ -170,13 +170,13 @@ class RendezvousClient:
         raise RendezvousTimeout(text) if kind == TIMED_OUT else RendezvousError(text)
 
 
-def _connected(addresses: list[str], job: Job, mine: Identity, deadline: float) -> Connection:
-    def greet(connection: socket.socket) -> Conversation:
-        refuse_without_key(connection, job.key)
-        return converse(job, certified(mine, job, connection), LinkKind.STORE, Role.CONNECTS)
+def _connect(addresses: list[str], job: Job, mine: Identity, deadline: float) -> Connection:
+    def begin_handshake(connection: socket.socket) -> HandshakeSteps:
+        require_key(connection, job.key)
+        return handshake_steps(job, certified(mine, job, connection), LinkKind.RENDEZVOUS, Role.CONNECTS)
 
     try:
-        return connect(addresses, greet, deadline)[0]
+        return connect(addresses, begin_handshake, deadline)[0]
     except RendezvousTimeout as error:
         if all(map(is_unix, addresses)):
             raise RendezvousError(f"the launcher (hvdrun) of this job is gone: {error}") from None

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.rendezvous.handshake import shake_hands
+from sirtaki.runner.rendezvous.handshake import run_handshake
 from sirtaki.runner.rendezvous.job import (
     HandshakeError,
     Identity,
@@ -41,7 +41,7 @@ def shake(
     def side(own: socket.socket, job: Job, rank: int, role: Role) -> object:
         with own:
             try:
-                return shake_hands(own, job, Identity(rank, 5), LinkKind.RANKS, role, deadline)
+                return run_handshake(own, job, Identity(rank, 5), LinkKind.PEERS, role, deadline)
             except RendezvousError as error:
                 return error
 
@@ -104,7 +104,7 @@ def test_nobody_is_taken_for_another_by_echoing_what_he_says() -> None:
     with ThreadPoolExecutor(1) as pool, near:
         pool.submit(echo)
         with pytest.raises(HandshakeError):
-            shake_hands(near, JOB, Identity(0, 1), LinkKind.RANKS, Role.CONNECTS, deadline)
+            run_handshake(near, JOB, Identity(0, 1), LinkKind.PEERS, Role.CONNECTS, deadline)
         near.close()
 
 
@@ -120,7 +120,7 @@ def test_whoever_answers_byte_by_byte_gets_no_more_time() -> None:
     with near, far, ThreadPoolExecutor() as pool:
         pool.submit(drip)
         with pytest.raises(RendezvousTimeout):
-            shake_hands(near, JOB, Identity(0, 1), LinkKind.RANKS, Role.CONNECTS, time.monotonic() + 0.5)
+            run_handshake(near, JOB, Identity(0, 1), LinkKind.PEERS, Role.CONNECTS, time.monotonic() + 0.5)
         near.close()
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous.address import split_address
-from sirtaki.runner.rendezvous.handshake import shake_hands
+from sirtaki.runner.rendezvous.handshake import run_handshake
 from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
 from sirtaki.runner.rendezvous.messages import GATHER, GATHERED, NUMBER, PAYLOAD_LIMIT, pack_failure
 from sirtaki.runner.rendezvous.rendezvous_client import RankEvent, RendezvousClient, RendezvousServer
@@ -258,7 +258,7 @@ def test_garbage_from_one_who_knows_the_key_ends_only_its_connection(
     rendezvous = start()
     deadline = time.monotonic() + FAILSAFE_SECONDS
     with connect(rendezvous) as client:
-        shake_hands(client, JOB, Identity(0, 1), LinkKind.STORE, Role.CONNECTS, deadline)
+        run_handshake(client, JOB, Identity(0, 1), LinkKind.RENDEZVOUS, Role.CONNECTS, deadline)
         with suppress(OSError):
             client.sendall(garbage)
         assert rendezvous.works()
@@ -268,7 +268,7 @@ def test_a_message_that_is_too_long_is_not_read(start: Callable[..., Rendezvous]
     rendezvous = start()
     deadline = time.monotonic() + FAILSAFE_SECONDS
     with connect(rendezvous) as client:
-        shake_hands(client, JOB, Identity(0, 1), LinkKind.STORE, Role.CONNECTS, deadline)
+        run_handshake(client, JOB, Identity(0, 1), LinkKind.RENDEZVOUS, Role.CONNECTS, deadline)
         client.sendall(b"\xff\xff\xff\xff")
         with pytest.raises(EOFError):
             receive_frame(client, deadline, 10)

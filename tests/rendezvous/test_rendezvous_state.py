@@ -16,7 +16,7 @@ SIZE = 4
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("give"), st.integers(0, SIZE - 1), st.integers(1, 3), st.integers(0, 1)),
-        st.tuples(st.just("depart"), st.integers(0, SIZE - 1), st.integers(1, 3), st.just(0)),
+        st.tuples(st.just("note_departure"), st.integers(0, SIZE - 1), st.integers(1, 3), st.just(0)),
         st.tuples(st.just("wait"), st.integers(0, 15), st.just(0), st.just(0)),
     ),
     max_size=60,
@@ -43,8 +43,8 @@ def test_everyone_who_gives_is_answered_exactly_once(steps: list[tuple[str, int,
         if what == "give" and (generation, round_number, number) not in given_by:
             given_by.add((generation, round_number, number))
             take(rounds.contribute((generation, round_number), number, b"%d" % number, now))
-        elif what == "depart":
-            take(rounds.depart(number, generation, "has gone"))
+        elif what == "note_departure":
+            take(rounds.note_departure(number, generation, "has gone"))
         elif what == "wait":
             now += number
             take(rounds.expire(now))

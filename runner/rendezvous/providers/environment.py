@@ -58,7 +58,7 @@ def _key_of_launcher(path: str) -> bytes:
     return read_key(path)
 
 
-def lonely(environment: Mapping[str, str]) -> str:
+def lone_rank_warning(environment: Mapping[str, str]) -> str:
     """Returns a warning if this process trains alone although several seem to have started; else ""."""
     if environment.get(_POD, "0") != "0":
         return (

@@ -12,7 +12,7 @@ from typing import Any
 
 from sirtaki.runner.rendezvous.job import Job, RendezvousError
 from sirtaki.runner.rendezvous.key import KEY_BYTES
-from sirtaki.runner.rendezvous.providers.world import VERSION, World, alone, key_of, start_timeout
+from sirtaki.runner.rendezvous.providers.world import VERSION, World, key_of, single_rank_world, start_timeout
 
 # Number of processes that a launcher has started: Open MPI's, MPICH's and Intel MPI's, Cray's.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE")
@@ -65,7 +65,7 @@ def of_communicator(comm: Any, environment: Mapping[str, str]) -> World:
         )
     size: int = comm.Get_size()
     if size == 1:
-        return alone()
+        return single_rank_world()
     rank: int = comm.Get_rank()
     own = (secrets.token_hex(8), key_of(environment) or secrets.token_bytes(KEY_BYTES)) if rank == 0 else None
     name, key = comm.bcast(own, root=0)

@@ -38,5 +38,5 @@ def first_node(nodes: str) -> str:
     match = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?(?:,|$)", nodes)
     if match is None:
         raise RendezvousError(f"Slurm's list of nodes is malformed: {nodes!r}")
-    before, number, behind = match.groups(default="")
-    return before + number + behind
+    prefix, number, suffix = match.groups(default="")
+    return prefix + number + suffix

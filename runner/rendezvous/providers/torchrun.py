@@ -20,10 +20,10 @@ from sirtaki.runner.rendezvous.key import KEY_BYTES
 from sirtaki.runner.rendezvous.providers.world import (
     VERSION,
     World,
-    alone,
     key_of,
     number_in,
     served_by_rank_0,
+    single_rank_world,
     start_timeout,
 )
 
@@ -40,7 +40,7 @@ def find(environment: Mapping[str, str]) -> World | None:
         return None
     rank, size = number_in(environment, "RANK"), number_in(environment, "WORLD_SIZE")
     if size == 1:
-        return alone()
+        return single_rank_world()
     if "TORCHELASTIC_RUN_ID" not in environment:
         address = join_address(environment["MASTER_ADDR"], number_in(environment, "MASTER_PORT"))
         return served_by_rank_0(rank, size, address, "master", environment)
@@ -50,10 +50,10 @@ def find(environment: Mapping[str, str]) -> World | None:
         raise RendezvousError(_KEY_ADVICE)
     channel = _Channel(environment)
     if not key:
-        key = bytes.fromhex(channel.tell("key", secrets.token_hex(KEY_BYTES) if rank == 0 else ""))
+        key = bytes.fromhex(channel.broadcast("key", secrets.token_hex(KEY_BYTES) if rank == 0 else ""))
 
     def announce(address: str) -> str:
-        return channel.tell("rendezvous", address)
+        return channel.broadcast("rendezvous", address)
 
     address = f"unix:@sirtaki-{secrets.token_hex(8)}" if is_one_host else "*:0"
     job = Job(channel.name, size, key, VERSION)
@@ -68,20 +68,20 @@ class _Channel:
 
         self._is_first = environment["RANK"] == "0"
         host, port = environment["MASTER_ADDR"], number_in(environment, "MASTER_PORT")
-        patience = datetime.timedelta(seconds=start_timeout(environment))
+        timeout = datetime.timedelta(seconds=start_timeout(environment))
         try:
-            self._store: Any = TCPStore(host, port, is_master=False, timeout=patience)
+            self._store: Any = TCPStore(host, port, is_master=False, timeout=timeout)
             run = f"{environment['TORCHELASTIC_RUN_ID']}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-            turn = self._store.add(
+            generation = self._store.add(
                 f"sirtaki/{run}/turn/{environment['RANK']}", 1
             )  # counts the init() calls of this rank
-            self.name = f"torchrun-{run}.{turn}"
+            self.name = f"torchrun-{run}.{generation}"
         except RuntimeError as error:
             raise RendezvousError(f"torchrun's store at {host}:{port} does not answer: {error}") from None
 
-    def tell(self, what: str, text: str) -> str:
+    def broadcast(self, label: str, text: str) -> str:
         """Writes a value on rank 0; returns rank 0's value on every rank."""
-        name = f"sirtaki/{self.name}/{what}"
+        name = f"sirtaki/{self.name}/{label}"
         if self._is_first:
             self._store.set(name, text)
             return text

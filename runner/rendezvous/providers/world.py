@@ -37,7 +37,7 @@ class World:
     folder: str = ""
 
 
-def alone() -> World:
+def single_rank_world() -> World:
     """Returns a world of one."""
     return World(0, Job("", 1, b"", VERSION))
 
@@ -47,7 +47,7 @@ def served_by_rank_0(rank: int, size: int, address: str, job: str, environment: 
     if not 0 <= rank < size:
         raise RendezvousError(f"rank is {rank} and size is {size}, but ranks go from 0 to size - 1")
     if size == 1:
-        return alone()
+        return single_rank_world()
     described = Job(environment.get("SIRTAKI_JOB", job), size, key_of(environment), VERSION)
     return World(rank, described, address, start_timeout(environment), serves=rank == 0)
 
