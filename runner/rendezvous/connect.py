@@ -123,7 +123,7 @@ class _Attempt:
                 else:
                     self._selector.unregister(connection)
                     code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                    self._finish(key.data, connection, code)
+                    self._finish_connect(key.data, connection, code)
 
     def failures(self) -> str:
         """Lists each address with the reason why there is no connection to it."""
@@ -163,9 +163,9 @@ class _Attempt:
         if code == errno.EINPROGRESS:
             self._selector.register(connection, selectors.EVENT_WRITE, address)
         else:
-            self._finish(address, connection, code)
+            self._finish_connect(address, connection, code)
 
-    def _finish(self, address: str, connection: socket.socket, code: int) -> None:
+    def _finish_connect(self, address: str, connection: socket.socket, code: int) -> None:
         if code:
             # A Unix socket whose queue is full fails with EAGAIN immediately, and is not connected: unix(7).
             self._is_queue_full |= code == errno.EAGAIN
