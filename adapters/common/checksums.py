@@ -76,7 +76,7 @@ class Comparison:
         if numbers != self._given:
             self._write(numbers)
         self._batch.set_flags(0, 0 if is_news else ABSENT)
-        self._batch.keep[0] = self._words
+        self._batch.keepalive[0] = self._words
         self._context.enqueue(self._batch)
         self.is_open = True
 

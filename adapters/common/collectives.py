@@ -34,8 +34,8 @@ class Collectives:
         batch = spare_batch()
         prepared = Preparation(self._adapter, context, batch, options)
         call = Call(options.name, options.process_set.number(context))
-        keep, finish = collective.describe(prepared, tensor, call, 0)
-        return Operation(batch, keep, finish, self._adapter.streams)
+        keepalive, finish = collective.describe(prepared, tensor, call, 0)
+        return Operation(batch, keepalive, finish, self._adapter.streams)
 
     def group(
         self, context: Context, collective: Collective, tensors: Sequence[Any], options: CollectiveOptions
@@ -61,7 +61,7 @@ class Collectives:
         ]
         return Operation(
             batch,
-            [keep for keep, _ in parts],
+            [keepalive for keepalive, _ in parts],
             lambda *ended: [finish(*ended) for _, finish in parts],
             self._adapter.streams,
         )

@@ -23,8 +23,8 @@ class Streams(Protocol):
         """Returns the CUDA stream in which the calling thread queues work for this GPU."""
         ...
 
-    def used_here(self, gpu: int, keep: Any, /) -> None:
-        """Records that work in that stream uses the tensors in `keep`, which were made in another stream."""
+    def used_here(self, gpu: int, tensors: Any, /) -> None:
+        """Records that work in that stream uses these tensors, which were made in another stream."""
         ...
 
 
@@ -34,7 +34,7 @@ class Operation(Generic[T]):
 
     Attributes:
         batch: its requests, described and with the addresses of their memory.
-        keep: the objects that must stay alive until it has ended: the tensors that it reads and writes.
+        keepalive: the objects that must stay alive until it has ended: the tensors that it reads and writes.
         finish: makes the result, once it has ended successfully; on a GPU, once the current stream waits for
             it.
         streams: the framework's; required if a tensor is on a GPU.
@@ -42,7 +42,7 @@ class Operation(Generic[T]):
     """
 
     batch: Batch
-    keep: Any
+    keepalive: Any
     finish: Callable[[Context, Batch], T]
     streams: Streams | None = None
     stream: int = 0
@@ -75,7 +75,7 @@ def run(context: Context, operation: Operation[T]) -> T:
     batch = operation.batch
     if batch.gpu != CPU:
         return start(context, operation).wait()
-    batch.keep[:1] = [operation.keep]
+    batch.keepalive[:1] = [operation.keepalive]
     if batch.count:  # a group may be empty
         context.run(batch)
     result = operation.finish(context, batch)
@@ -86,10 +86,10 @@ def run(context: Context, operation: Operation[T]) -> T:
 def start(context: Context, operation: Operation[T]) -> Handle[T]:
     """Queues an operation and returns at once. All ranks must start it."""
     batch = operation.batch
-    batch.keep[:1] = [operation.keep]
+    batch.keepalive[:1] = [operation.keepalive]
     if batch.gpu != CPU and operation.streams is not None:
         operation.stream = operation.streams.current_stream(batch.gpu)
-        batch.stream_all([operation.stream] * batch.count)
+        batch.set_all_streams([operation.stream] * batch.count)
     if batch.count:
         context.enqueue(batch)
     return Handle(context, operation, call_site())
@@ -104,7 +104,7 @@ def _wait(context: Context, operation: Operation[T]) -> None:
     stream = operation.streams.current_stream(batch.gpu)
     context.wait_in_stream(batch, stream)
     if stream != operation.stream:
-        operation.streams.used_here(batch.gpu, operation.keep)
+        operation.streams.used_here(batch.gpu, operation.keepalive)
 
 
 class Handle(Generic[T]):

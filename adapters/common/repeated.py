@@ -31,7 +31,7 @@ def run_again(context: Context, key: Hashable, address: int, tensor: Any) -> boo
     if batch is None:
         return False
     batch.set_buffers(0, address, address)
-    batch.keep[0] = tensor
+    batch.keepalive[0] = tensor
     context.run(batch)
     context.release(batch)
     batch.context = None

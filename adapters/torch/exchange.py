@@ -228,12 +228,12 @@ class GradientExchange:
             for slot, index in enumerate(indices, start):
                 batch.copy(slot, self._described, index)
             self._order[start : start + count] = indices
-        batch.point_all(targets if sources is None else sources, targets, start)
-        batch.flag_all([flags] * count, start)
-        batch.keep[start : start + count] = tensors
+        batch.set_all_buffers(targets if sources is None else sources, targets, start)
+        batch.set_all_flags([flags] * count, start)
+        batch.keepalive[start : start + count] = tensors
         if self._gpu != CPU:
             device.refuse_capture()
-            batch.stream_all([device.current_stream(self._gpu)] * count, start)
+            batch.set_all_streams([device.current_stream(self._gpu)] * count, start)
         try:
             self._context.enqueue(batch, start, count)
         except ValueError:
@@ -243,7 +243,7 @@ class GradientExchange:
 
     def _refuse_shared_gradients(self, count: int) -> None:
         names = [self._names[index].removeprefix(self._prefix) for index in self._order[:count]]
-        refuse_shared_gradients(zip(names, self._batch.keep[:count], strict=True))
+        refuse_shared_gradients(zip(names, self._batch.keepalive[:count], strict=True))
 
     def _put_in_place(self, result: _Result) -> None:
         if result.absent and self._context.untouched(self._batch, result.slot):

@@ -59,7 +59,7 @@ class SparseReduction:
         self._union = self._places = torch.empty(0, dtype=torch.int64)
         marked = torch.cat([torch.tensor([_NEW if is_new else _ABSENT]), self._own])
         self._numbers = self._start(ALLGATHER, marked, "numbers")
-        scope.context.follow(self._proceeds)
+        scope.context.add_progress_callback(self._proceeds)
 
     def wait(self) -> Tensor | None:
         """Returns the result, a coalesced sparse tensor; None if the tensor is absent on all ranks.

@@ -99,7 +99,7 @@ class SparseGradients:
         if self._has_asked:
             return
         self._batch.set_flags(0, 0 if self._news.any() else ABSENT)
-        self._batch.keep[0] = self._news
+        self._batch.keepalive[0] = self._news
         self._context.enqueue(self._batch)
         self._has_asked = True
 

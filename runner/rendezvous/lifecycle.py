@@ -115,7 +115,7 @@ def start(
     except RendezvousError as error:
         raise InitializationError(f"{where} could not start: {error}") from None
     default_context.process.context = context
-    context.serve_process()
+    context.set_process_context()
     os.environ[_RANK_VARIABLE] = f"{world.job.id}:{world.rank}:{os.getpid()}"
     _install_exit_hooks()
     if _rank.client is not None:
@@ -135,7 +135,7 @@ def stop() -> None:
         return
     default_context.process.was_shut_down = True
     os.environ.pop(_RANK_VARIABLE, None)
-    context.leave_process()
+    context.clear_process_context()
     context.shutdown()
     _close_client("finished")
 
@@ -228,15 +228,15 @@ def _at_exit() -> None:
 
 
 def _abort_on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    context, is_sirtakis = default_context.process.context, False
+    context, is_from_sirtaki = default_context.process.context, False
     if context is not None and not _rank.aborted:
         reason = _reason(error, trace)
         _rank.aborted = True
         if _rank.client is not None:
             _rank.client.report("peer_lost" if _is_caused_elsewhere(context) else "aborted", reason)
-        is_sirtakis = context.failure is not None
+        is_from_sirtaki = context.failure is not None
         context.abort(reason)
-    user_code.show(error.with_traceback(trace), _rank.previous_hook, is_sirtakis)
+    user_code.show(error.with_traceback(trace), _rank.previous_hook, is_from_sirtaki)
 
 
 def _is_caused_elsewhere(context: Context) -> bool:
@@ -252,7 +252,7 @@ def _is_caused_elsewhere(context: Context) -> bool:
 def _reason(error: BaseException, trace: TracebackType | None) -> str:
     """Returns the reason for other ranks: the exception's last line, and the user's line that raised it."""
     with contextlib.suppress(Exception):
-        what, place = user_code.summary_of(error), user_code.place_of(trace)
+        what, place = user_code.summary_of(error), user_code.location_of(trace)
         return f"{what} ({place})" if place else what
     return type(error).__name__
 

@@ -67,7 +67,7 @@ class WorldBuilder:
                 if (first := self._first_failure(error)) is not error:
                     raise first from None
                 raise
-        program_stack.show_to(context)
+        program_stack.register_stack_source(context)
         context.start()
         return context
 
