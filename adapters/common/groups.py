@@ -46,7 +46,7 @@ def check_groups(groups: Groups, rules: GroupRules) -> None:
         seen.update(numbers)
 
 
-def divided(items: Sequence[T], groups: Groups, member_of: Callable[[T], Any]) -> list[list[T]]:
+def partitioned(items: Sequence[T], groups: Groups, member_of: Callable[[T], Any]) -> list[list[T]]:
     """Divides items into parts that complete together.
 
     Args:

@@ -12,7 +12,7 @@ from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.bindings.library import ffi
 from sirtaki.common import ops
-from sirtaki.common.handles import Operation, run, spare_batch
+from sirtaki.common.handles import Operation, pooled_batch, run
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
 
@@ -116,13 +116,13 @@ class _Wire:
 
     def broadcast(self, data: bytearray, root: int, part: str) -> None:
         """Overwrites the bytes with the root's; all ranks pass the same number of bytes."""
-        batch, view = spare_batch(), _view(data)
+        batch, view = pooled_batch(), _view(data)
         ops.describe_broadcast(batch, view, view.pointer, root, self._call(part))
         run(self.context, Operation(batch, view, lambda *_: None))
 
     def gather(self, data: bytearray, part: str) -> bytes:
         """Returns all ranks' bytes, concatenated."""
-        batch, view = spare_batch(), _view(data)
+        batch, view = pooled_batch(), _view(data)
         ops.describe_allgather(batch, view, self._call(part))
         return run(
             self.context, Operation(batch, view, lambda context, batch: bytes(context.output(batch).buffer))

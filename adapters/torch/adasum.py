@@ -23,7 +23,7 @@ from sirtaki.torch.consistency import note_gradients, round_checks
 from sirtaki.torch.parameters import exchanged
 from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.tensors import reducible_view
-from sirtaki.torch.wrapping import Optimizer, Wrapped, become
+from sirtaki.torch.wrapping import Optimizer, Wrapped, wrap
 
 
 class AdasumOptimizer(Wrapped):
@@ -60,7 +60,7 @@ def with_adasum(optimizer: Optimizer, exchange_options: ExchangeOptions, names: 
     found = exchanged(optimizer, names, None, "")
     for name, parameter, _ in found:
         reducible_view(parameter, name)
-    wrapped = become(optimizer, AdasumOptimizer)
+    wrapped = wrap(optimizer, AdasumOptimizer)
     wrapped._exchange_options, wrapped._starts = exchange_options, []
     wrapped._checks = round_checks(exchange_options.scope, found, optimizer, has_same_state=False)
     wrapped._hooks = []

@@ -39,7 +39,7 @@ def refuse_capture() -> None:
         )
 
 
-def used_here(gpu: int, tensors: Any) -> None:
+def record_stream(gpu: int, tensors: Any) -> None:
     """Records that the current stream uses tensors of another stream, given as nested tuples and lists.
 
     Otherwise torch reuses a tensor's memory when the stream that made it is done with it.
@@ -49,7 +49,7 @@ def used_here(gpu: int, tensors: Any) -> None:
             tensors.record_stream(torch.cuda.current_stream(gpu))
     elif isinstance(tensors, tuple | list):
         for one in tensors:
-            used_here(gpu, one)
+            record_stream(gpu, one)
 
 
 def this_stream(gpu: int) -> Callable[[], AbstractContextManager[Any]]:

@@ -93,7 +93,7 @@ class FakeTensors:
         self._patch = pytest.MonkeyPatch()
 
     def __enter__(self) -> FakeTensors:
-        for name in ("ordinal", "current_stream", "used_here", "this_stream", "copy_of"):
+        for name in ("ordinal", "current_stream", "record_stream", "this_stream", "copy_of"):
             self._patch.setattr(device, name, getattr(self, name))
         self._patch.setattr(torch.cuda, "device_count", lambda: self._gpus)
         self._patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -136,7 +136,7 @@ class FakeTensors:
     def current_stream(self, gpu: int) -> int:
         return self.driver.stream(gpu)
 
-    def used_here(self, gpu: int, keepalive: Any) -> None:
+    def record_stream(self, gpu: int, keepalive: Any) -> None:
         """Does nothing: host memory is not reused as long as a reference to it exists."""
 
     def this_stream(self, gpu: int) -> Any:
