@@ -76,19 +76,19 @@ def lower(on_gpu: bool) -> Callable[..., Any]:
         _refuse_several_devices(ctx.module_context.axis_context, options)
         entry = _modules.current(ctx.module_context.module).last(ir.InsertionPoint.current.block)
         _, calls, link = entry
-        least = min((_bytes(aval) for aval in ctx.avals_in), default=0)
-        links = [] if link is None or (calls >= _ORDERED_CALLS and least > _SMALL) else [link]
+        smallest = min((_bytes(aval) for aval in ctx.avals_in), default=0)
+        links = [] if link is None or (calls >= _ORDERED_CALLS and smallest > _SMALL) else [link]
         link_aval = jax.core.ShapedArray((), np.dtype(np.int32))
         in_place = options.kind in (core.ALLREDUCE, core.BROADCAST)
         call = jax.ffi.ffi_lowering(
             TARGET,
             has_side_effect=True,
-            operand_output_aliases={place: place for place in range(len(operands))} if in_place else None,
+            operand_output_aliases={index: index for index in range(len(operands))} if in_place else None,
         )
-        made = ctx.replace(
+        extended = ctx.replace(
             avals_in=[*ctx.avals_in, *[link_aval] * len(links)], avals_out=[*ctx.avals_out, link_aval]
         )
-        *results, link = call(made, *operands, *links, **_attributes(options, on_gpu))
+        *results, link = call(extended, *operands, *links, **_attributes(options, on_gpu))
         entry[1:] = [calls + 1, link]
         return results
 

@@ -56,7 +56,7 @@ def check_parameters(
         PeerLostError: a rank died.
     """
     scope = CollectiveScope(current(), "check_parameters", process_set)
-    if scope.is_alone:
+    if scope.has_no_peers:
         return
     if isinstance(params, torch.optim.Optimizer):
         parameters = [

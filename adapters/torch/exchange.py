@@ -118,7 +118,9 @@ class GradientExchange:
         tensors, results = self._prepare(indices, absent=True)
         targets = list(map(Tensor.data_ptr, tensors))
         absent_slots = {result.slot for result in results if result.gradient is None}
-        sources = [0 if self._filled + place in absent_slots else at for place, at in enumerate(targets)]
+        sources = [
+            0 if self._filled + offset in absent_slots else address for offset, address in enumerate(targets)
+        ]
         self._enqueue(indices, tensors, targets, sources, ABSENT)
         self._results += results
 

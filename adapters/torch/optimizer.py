@@ -121,7 +121,8 @@ class _Settings:
     def reducer(self, optimizer: Optimizer) -> GradientReducer:
         """Returns a reducer for all parameters of the optimizer; for none if there is no peer."""
         scope = self.exchange_options.scope
-        found = exchanged(optimizer, self.names, self.groups, f"{scope.name}.") if not scope.is_alone else []
+        prefix = f"{scope.name}."
+        found = [] if scope.has_no_peers else exchanged(optimizer, self.names, self.groups, prefix)
         views = [reducible_view(parameter, name) for name, parameter, _ in found]
         if any(view.device >= 0 for view in views):
             warn_if_crowded(scope.context.topology)
@@ -197,7 +198,7 @@ class _Distributed(Wrapped):
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     assert isinstance(optimizer, _Distributed)
-    optimizer._exchange_options.scope.refuse_old()
+    optimizer._exchange_options.scope.check_world()
     if not optimizer._has_stepped:  # a wrapper may have been made since
         optimizer._has_stepped = True
         refuse_other_reducers(all_named(optimizer, optimizer._settings.names))

@@ -146,7 +146,7 @@ class GradientReducer:
     def _begin_pass(self, this_pass: int) -> None:
         """Handles a pass that has produced its first gradient, or that continues after a nested one."""
         if this_pass not in self._passes:
-            self._scope.refuse_old()
+            self._scope.check_world()
             self._claim.check_exclusive()
             self.finish_open_round()
             self._passes.add(this_pass)
