@@ -97,8 +97,8 @@ class Context:
         self.is_shut_down = False
         self._config = config
         self._numbers: Counter[str] = Counter()
-        self._steps: deque[Callable[[], bool]] = deque()
-        self._is_taking_steps = threading.Lock()
+        self._progress_callbacks: deque[Callable[[], bool]] = deque()
+        self._progress_lock = threading.Lock()
         hosts = [ffi.new("char[]", peer.host.encode()) for peer in topology.peers]
         peers = ffi.new(
             "srt_peer[]", [(host, p.pid, p.host_index) for host, p in zip(hosts, topology.peers, strict=True)]
@@ -148,7 +148,7 @@ class Context:
     def enqueue(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
         """Queues requests `start` to `start + count` of a batch, all or none.
 
-        `batch.keep` stays alive until they end.
+        `batch.keepalive` stays alive until they end.
         """
         if self._detached:
             self._detached.sweep()
@@ -179,15 +179,15 @@ class Context:
         """
         number = batch.count - start if count is None else count
         handles = batch.handles + start
-        if self._steps:
-            self._take_steps()
+        if self._progress_callbacks:
+            self._run_progress_callbacks()
         while True:
             status = _srt_wait(self._pointer, handles, number, SLICE_MS)
             if status == _OK:
                 return
             if status != _IN_PROGRESS:
                 self._fail(status, batch, start, number, self.release)
-            self._take_steps()
+            self._run_progress_callbacks()
 
     def wait_in_stream(self, batch: Batch, stream: int, start: int = 0, count: int | None = None) -> None:
         """Works like `wait`, for requests on a GPU: makes a CUDA stream wait for them, and not the host.
@@ -197,31 +197,31 @@ class Context:
         number = batch.count - start if count is None else count
         handles = batch.handles + start
         while True:
-            if self._steps:
-                self._take_steps()
+            if self._progress_callbacks:
+                self._run_progress_callbacks()
             status = lib.srt_wait_on_stream(self._pointer, handles, number, stream, SLICE_MS)
             if status == _OK:
                 return
             if status != _IN_PROGRESS:
                 self._fail(status, batch, start, number, self.detach)
 
-    def follow(self, step: Callable[[], bool]) -> None:
+    def add_progress_callback(self, step: Callable[[], bool]) -> None:
         """Calls `step` repeatedly during any wait of this rank, until it returns True.
 
         This advances an operation with a second phase, for which another rank may already be waiting.
         """
-        self._steps.append(step)
+        self._progress_callbacks.append(step)
 
-    def _take_steps(self) -> None:
-        if not self._is_taking_steps.acquire(blocking=False):  # another thread does, or a step that waits
+    def _run_progress_callbacks(self) -> None:
+        if not self._progress_lock.acquire(blocking=False):  # another thread does, or a step that waits
             return
         try:
-            for _ in range(len(self._steps)):
-                step = self._steps.popleft()
+            for _ in range(len(self._progress_callbacks)):
+                step = self._progress_callbacks.popleft()
                 if not step():
-                    self._steps.append(step)
+                    self._progress_callbacks.append(step)
         finally:
-            self._is_taking_steps.release()
+            self._progress_lock.release()
 
     def poll(self, batch: Batch, index: int = 0) -> bool:
         """Returns whether request `index` has ended, successfully or not."""
@@ -293,10 +293,10 @@ class Context:
         _srt_release(self._pointer, batch.handles + start, number)
         if number == 1:
             batch.handles[start] = 0
-            batch.keep[start] = None
+            batch.keepalive[start] = None
         else:
             batch.handles[start : start + number] = [0] * number
-            batch.keep[start : start + number] = [None] * number
+            batch.keepalive[start : start + number] = [None] * number
 
     def next_number(self, kind: str) -> int:
         """Numbers objects of a kind from 0, for names. Equal on ranks that create them in the same order."""
@@ -327,12 +327,12 @@ class Context:
             lib.srt_shutdown(self._pointer, timeout_ms)
             self._detached.clear()
 
-    def serve_process(self) -> None:
+    def set_process_context(self) -> None:
         """Makes this the context for operations inside programs that a framework has compiled."""
         lib.srt_set_process_context(self._pointer)
 
-    def leave_process(self) -> None:
-        """Reverts `serve_process`, once no such operation is being queued; later operations fail."""
+    def clear_process_context(self) -> None:
+        """Reverts `set_process_context`, once no such operation is being queued; later operations fail."""
         if self._native.pid == os.getpid():
             lib.srt_set_process_context(ffi.NULL)
 
@@ -357,16 +357,16 @@ class Context:
     def adopt(self, batch: Batch) -> None:
         """Keeps the in-flight operations of a dropped batch alive until they end."""
         if not self.is_shut_down:
-            self._detached.add(batch.handles, batch.keep)
+            self._detached.add(batch.handles, batch.keepalive)
             self._detached.sweep()
 
     def detach(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
         """Releases requests that may still be in flight on a GPU; their memory stays alive until they end."""
         number = batch.count - start if count is None else count
         end = start + number
-        self._detached.add(batch.handles[start:end], batch.keep[start:end])
+        self._detached.add(batch.handles[start:end], batch.keepalive[start:end])
         batch.handles[start:end] = [0] * number
-        batch.keep[start:end] = [None] * number
+        batch.keepalive[start:end] = [None] * number
 
     def _fail(
         self, status: int, batch: Batch, start: int, count: int, release: Callable[[Batch, int, int], None]

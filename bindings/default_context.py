@@ -24,12 +24,12 @@ class _Process:
 
 
 process = _Process()
-_here: ContextVar[Context | None] = ContextVar("sirtaki_context", default=None)
+_thread_context: ContextVar[Context | None] = ContextVar("sirtaki_context", default=None)
 
 
 def find() -> Context | None:
     """Returns the current context; None before init() and after shutdown()."""
-    return _here.get() or process.context
+    return _thread_context.get() or process.context
 
 
 def current() -> Context:
@@ -38,7 +38,7 @@ def current() -> Context:
     Raises:
         NotInitializedError: no context is current.
     """
-    context = _here.get() or process.context
+    context = _thread_context.get() or process.context
     if context is None:
         state = "already shut down" if process.was_shut_down else "not initialised"
         when = "again before" if process.was_shut_down else "in every rank, before"
@@ -49,8 +49,8 @@ def current() -> Context:
 @contextmanager
 def using(context: Context) -> Iterator[Context]:
     """Makes a context current for this thread (or asyncio task), as when ranks are threads."""
-    token = _here.set(context)
+    token = _thread_context.set(context)
     try:
         yield context
     finally:
-        _here.reset(token)
+        _thread_context.reset(token)

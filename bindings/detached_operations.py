@@ -27,21 +27,21 @@ class DetachedOperations:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def add(self, handles: Sequence[int], keep: list[Any]) -> None:
-        """Keeps `keep` until all these handles have ended."""
+    def add(self, handles: Sequence[int], keepalive: list[Any]) -> None:
+        """Holds `keepalive` until all these handles have ended."""
         left = [handle for handle in handles if handle]
         if left:
-            self._batches.append((left, keep))
+            self._batches.append((left, keepalive))
 
     def sweep(self) -> None:
         """Releases the operations that have ended, with their tensors."""
         for _ in range(len(self._batches)):
             try:
-                handles, keep = self._batches.popleft()
+                handles, keepalive = self._batches.popleft()
             except IndexError:  # another thread sweeps, too
                 return
             if any(_srt_poll(self._context, handle) == _IN_PROGRESS for handle in handles):
-                self._batches.append((handles, keep))
+                self._batches.append((handles, keepalive))
             else:
                 _srt_release(self._context, ffi.new("srt_handle[]", handles), len(handles))
 

@@ -25,8 +25,8 @@ from sirtaki.bindings.errors import error_of
 from sirtaki.bindings.library import ffi, lib, text
 
 _OWN_FOLDER = os.fsencode(Path(__file__).parents[1])
-_QUESTION_BYTES = 4
-_MOST_FRAMES = 100
+_QUERY_BYTES = 4
+_MAX_FRAMES = 100
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,18 @@ class _Source:
 
     signal_number: int
     file: int
-    questions: int  # the descriptor of the core's end
+    query_fd: int  # the descriptor of the core's end
     main_thread: int
 
 
-def show_to(context: Context) -> None:
+def register_stack_source(context: Context) -> None:
     """Lets the context inspect this process's stack, if possible. Must precede `context.start()`."""
     source = _source()
     if source is None:
         return
     error, folder = ffi.new("srt_error *"), ffi.new("char[]", _OWN_FOLDER)
     described = ffi.new("srt_stack_source *")
-    described.interpreter_fd, described.file_fd = source.questions, source.file
+    described.interpreter_fd, described.file_fd = source.query_fd, source.file
     described.signal_number, described.thread = source.signal_number, source.main_thread
     described.own_folder = folder
     status = lib.srt_watch_stack(context.pointer, described, error)
@@ -57,41 +57,41 @@ def show_to(context: Context) -> None:
 @cache
 def _source() -> _Source | None:
     """Returns the source, created once per process; None where there can be none."""
-    number, main = _free_signal(), threading.main_thread().ident
+    number, main = _unused_signal(), threading.main_thread().ident
     if not number or main is None:
         return None
     try:
-        file = _nameless_file()
+        file = _anonymous_file()
         faulthandler.register(number, file=file, all_threads=True, chain=False)
-        asking, answering = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        core_end, thread_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         threading.Thread(
-            target=_answer_questions, args=(answering, main), name="sirtaki stack", daemon=True
+            target=_answer_queries, args=(thread_end, main), name="sirtaki stack", daemon=True
         ).start()
     except (OSError, RuntimeError, ValueError):
         return None
-    return _Source(number, file, asking.detach(), main)
+    return _Source(number, file, core_end.detach(), main)
 
 
-def _answer_questions(answering: socket.socket, thread: int) -> None:
-    while question := answering.recv(_QUESTION_BYTES):
+def _answer_queries(thread_end: socket.socket, thread: int) -> None:
+    while query := thread_end.recv(_QUERY_BYTES):
         frame = sys._current_frames().get(thread)
         try:
-            answering.send(question + _written(thread, frame).encode(errors="replace"))
+            thread_end.send(query + _format_stack(thread, frame).encode(errors="replace"))
         except OSError:
             return
 
 
-def _written(thread: int, frame: FrameType | None) -> str:
+def _format_stack(thread: int, frame: FrameType | None) -> str:
     """Formats a thread's stack as faulthandler does, innermost frame first."""
     lines = [f"Thread 0x{thread:016x} (most recent call first):"]
-    while frame is not None and len(lines) <= _MOST_FRAMES:
+    while frame is not None and len(lines) <= _MAX_FRAMES:
         code = frame.f_code
         lines.append(f'  File "{code.co_filename}", line {frame.f_lineno or 0} in {code.co_name}')
         frame = frame.f_back
     return "\n".join(lines) + "\n"
 
 
-def _free_signal() -> int:
+def _unused_signal() -> int:
     """Returns a real-time signal without a handler; the highest ones are the least likely to be wanted."""
     for number in range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1):
         if signal.getsignal(number) == signal.SIG_DFL:
@@ -99,7 +99,7 @@ def _free_signal() -> int:
     return 0
 
 
-def _nameless_file() -> int:
+def _anonymous_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("sirtaki-stack")
     with tempfile.TemporaryFile() as file:

@@ -12,12 +12,12 @@ from typing import Any
 
 from sirtaki.bindings.library import ffi, lib
 
-MOST_DIMENSIONS = 16
+MAX_DIMENSIONS = 16
 CPU = -1
 
 _SIZE = ffi.sizeof("srt_request")
-_WORDS = _SIZE // 8
-_HALVES = _SIZE // 4
+_UINT64_COUNT = _SIZE // 8
+_UINT32_COUNT = _SIZE // 4
 _INPUT = ffi.offsetof("srt_request", "input") // 8
 _OUTPUT = ffi.offsetof("srt_request", "output") // 8
 _FLAGS = ffi.offsetof("srt_request", "flags") // 4
@@ -33,17 +33,17 @@ class Batch:
 
     __slots__ = (
         "_described",
-        "_halves",
         "_names",
         "_shapes",
         "_splits",
-        "_words",
+        "_uint32s",
+        "_uint64s",
         "context",
         "count",
         "devices",
         "error",
         "handles",
-        "keep",
+        "keepalive",
         "requests",
     )
 
@@ -53,15 +53,15 @@ class Batch:
         self.requests: Any = ffi.new("srt_request[]", count)
         self.handles: Any = ffi.new("srt_handle[]", count)
         self.error: Any = ffi.new("srt_error *")
-        self.keep: list[Any] = [None] * count
+        self.keepalive: list[Any] = [None] * count
         self.devices = [CPU] * count  # per request: CPU, or the number of a GPU
         self._names: list[Any] = [None] * count
         self._splits: list[Any] = [None] * count
         self._described: list[Any] = [None] * count
-        self._shapes: Any = ffi.new("int64_t[]", MOST_DIMENSIONS * count)
+        self._shapes: Any = ffi.new("int64_t[]", MAX_DIMENSIONS * count)
         view = memoryview(ffi.buffer(self.requests))
-        self._words = view.cast("Q")
-        self._halves = view.cast("I")
+        self._uint64s = view.cast("Q")
+        self._uint32s = view.cast("I")
         for index in range(count):
             request = self.requests[index]
             request.struct_size = _SIZE
@@ -106,9 +106,9 @@ class Batch:
         Raises:
             ValueError: the tensor has more than 16 dimensions, or the name holds a NUL character.
         """
-        cuts = None if splits is None else tuple(splits)
+        split_key = None if splits is None else tuple(splits)
         numbers = (kind, dtype, reduce_op, root, destination, layout, process_set, device, priority, flags)
-        described = (name, tuple(shape), numbers, cuts, prescale, postscale, group)
+        described = (name, tuple(shape), numbers, split_key, prescale, postscale, group)
         if described == self._described[index]:
             self.set_flags(index, flags)
             return  # a repeated request, as in a training step, is described once
@@ -151,47 +151,48 @@ class Batch:
     def reshape(self, index: int, shape: Sequence[int]) -> None:
         """Sets the shape of request `index` (elements along each dimension)."""
         dimensions = len(shape)
-        if dimensions > MOST_DIMENSIONS:
+        if dimensions > MAX_DIMENSIONS:
             raise ValueError(
-                f"a tensor may have up to {MOST_DIMENSIONS} dimensions; this one has {dimensions}"
+                f"a tensor may have up to {MAX_DIMENSIONS} dimensions; this one has {dimensions}"
             )
-        start = MOST_DIMENSIONS * index
+        start = MAX_DIMENSIONS * index
         self._shapes[start : start + dimensions] = shape
         request = self.requests[index]
         request.shape, request.dimensions = self._shapes + start, dimensions
 
     def set_buffers(self, index: int, source: int, target: int) -> None:
         """Sets the addresses that request `index` reads and writes (0 for none)."""
-        base = index * _WORDS
-        self._words[base + _INPUT] = source
-        self._words[base + _OUTPUT] = target
+        base = index * _UINT64_COUNT
+        self._uint64s[base + _INPUT] = source
+        self._uint64s[base + _OUTPUT] = target
 
-    def point_all(self, sources: Sequence[int], targets: Sequence[int], start: int = 0) -> None:
+    def set_all_buffers(self, sources: Sequence[int], targets: Sequence[int], start: int = 0) -> None:
         """Sets the addresses of the requests from `start` on: each sequence has one per request."""
-        first, end = start * _WORDS, (start + len(sources)) * _WORDS
-        self._words[first + _INPUT : end : _WORDS] = memoryview(array("Q", sources))
-        self._words[first + _OUTPUT : end : _WORDS] = memoryview(array("Q", targets))
+        first, end = start * _UINT64_COUNT, (start + len(sources)) * _UINT64_COUNT
+        self._uint64s[first + _INPUT : end : _UINT64_COUNT] = memoryview(array("Q", sources))
+        self._uint64s[first + _OUTPUT : end : _UINT64_COUNT] = memoryview(array("Q", targets))
 
     def set_flags(self, index: int, flags: int) -> None:
         """Sets the flags of request `index` (SRT_REQUEST_*)."""
-        self._halves[index * _HALVES + _FLAGS] = flags
+        self._uint32s[index * _UINT32_COUNT + _FLAGS] = flags
 
-    def flag_all(self, flags: Sequence[int], start: int = 0) -> None:
+    def set_all_flags(self, flags: Sequence[int], start: int = 0) -> None:
         """Sets the flags of the requests from `start` on."""
-        first, end = start * _HALVES, (start + len(flags)) * _HALVES
-        self._halves[first + _FLAGS : end : _HALVES] = memoryview(array("I", flags))
+        first, end = start * _UINT32_COUNT, (start + len(flags)) * _UINT32_COUNT
+        self._uint32s[first + _FLAGS : end : _UINT32_COUNT] = memoryview(array("I", flags))
 
-    def stream_all(self, streams: Sequence[int], start: int = 0) -> None:
+    def set_all_streams(self, streams: Sequence[int], start: int = 0) -> None:
         """Sets the CUDA streams that produce the inputs of the requests from `start` on."""
-        first, end = start * _WORDS, (start + len(streams)) * _WORDS
-        self._words[first + _STREAM : end : _WORDS] = memoryview(array("Q", streams))
+        first, end = start * _UINT64_COUNT, (start + len(streams)) * _UINT64_COUNT
+        self._uint64s[first + _STREAM : end : _UINT64_COUNT] = memoryview(array("Q", streams))
 
     def copy(self, index: int, other: Batch, source: int) -> None:
         """Copies `other`'s request `source` to request `index`. `other` keeps owning its name and shape."""
         self._described[index] = None
         self.devices[index] = other.devices[source]
-        first, begin = index * _WORDS, source * _WORDS
-        self._words[first : first + _WORDS] = other._words[begin : begin + _WORDS]
+        size = _UINT64_COUNT
+        copied = other._uint64s[source * size : (source + 1) * size]
+        self._uint64s[index * size : (index + 1) * size] = copied
 
 
 def _c_name(name: str) -> Any:

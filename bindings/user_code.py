@@ -40,7 +40,7 @@ class CallSite(NamedTuple):
     def __str__(self) -> str:
         """Formats "in step() at train.py:12"."""
         lines = (line for start, end, line in self.code.co_lines() if start <= self.instruction < end)
-        return _describe_place(self.code.co_name, self.code.co_filename, next(lines, None))
+        return _format_location(self.code.co_name, self.code.co_filename, next(lines, None))
 
 
 def call_site() -> CallSite | None:
@@ -51,42 +51,43 @@ def call_site() -> CallSite | None:
     return None if frame is None else CallSite(frame.f_code, frame.f_lasti)
 
 
-def place_of(trace: TracebackType | None) -> str:
+def location_of(trace: TracebackType | None) -> str:
     """Formats "in load() at train.py:4": the user's innermost frame, else that of all; "" without frames."""
     frames = traceback.extract_tb(trace)
     own = [frame for frame in frames if not is_internal(frame.filename)]
     if not frames:
         return ""
     frame = (own or frames)[-1]
-    return _describe_place(frame.name, frame.filename, frame.lineno)
+    return _format_location(frame.name, frame.filename, frame.lineno)
 
 
-def _describe_place(function: str, file: str, line: int | None) -> str:
+def _format_location(function: str, file: str, line: int | None) -> str:
     within = "" if function == "<module>" else f"in {function}() "
     return f"{within}at {os.path.basename(file)}:{line}"
 
 
-def hide_internal_frames(error: BaseException, is_sirtakis: bool) -> int:
+def hide_internal_frames(error: BaseException, is_from_sirtaki: bool) -> int:
     """Removes internal frames from the tracebacks of an error and of its causes; returns how many.
 
-    An error of the user's own loses sirtaki's frames only. An error that sirtaki raised, or (`is_sirtakis`)
-    that a framework derived from it, loses all internal frames. A traceback with nothing else stays as it is.
+    An error of the user's own loses sirtaki's frames only. An error that sirtaki raised, or that a framework
+    derived from it (`is_from_sirtaki`), loses all internal frames. A traceback with nothing else stays as it
+    is.
     """
     if os.environ.get(FULL_TRACEBACKS, "0") not in ("", "0"):
         return 0
     chain = list(chain_of(error))
-    is_sirtakis = is_sirtakis or any(map(_is_raised_by_sirtaki, chain))
-    return sum(_shorten(one, is_internal if is_sirtakis else is_own) for one in chain)
+    is_from_sirtaki = is_from_sirtaki or any(map(_is_raised_by_sirtaki, chain))
+    return sum(_remove_frames(one, is_internal if is_from_sirtaki else is_own) for one in chain)
 
 
-def show(error: BaseException, hook: Callable[..., object], is_sirtakis: bool) -> None:
+def show(error: BaseException, hook: Callable[..., object], is_from_sirtaki: bool) -> None:
     """Shows an uncaught exception like `hook`, an excepthook, but without internal frames."""
-    hidden = hide_internal_frames(error, is_sirtakis)
+    hidden = hide_internal_frames(error, is_from_sirtaki)
     frames = "1 frame" if hidden == 1 else f"{hidden} frames"
     note = f"sirtaki: {frames} of libraries left out of this traceback ({FULL_TRACEBACKS}=1 shows all)\n"
     note *= bool(hidden)
     if hook is sys.__excepthook__ and sys.stderr is not None:  # in one write: other ranks write, too
-        sys.stderr.write(note + "".join(_written(error, shortens=bool(hidden))))
+        sys.stderr.write(note + "".join(_format_traceback(error, shortens=bool(hidden))))
         sys.stderr.flush()
         return
     if note and sys.stderr is not None:
@@ -94,7 +95,7 @@ def show(error: BaseException, hook: Callable[..., object], is_sirtakis: bool) -
     hook(type(error), error, error.__traceback__)
 
 
-def _written(error: BaseException, shortens: bool) -> list[str]:
+def _format_traceback(error: BaseException, shortens: bool) -> list[str]:
     """Returns the lines of a traceback; replaces a message longer than a screen by its summary."""
     if shortens and len(str(error).splitlines()) > _LONG_MESSAGE:
         frames = traceback.format_tb(error.__traceback__)
@@ -118,24 +119,24 @@ def summary_of(error: BaseException) -> str:
 def _is_raised_by_sirtaki(error: BaseException) -> bool:
     """Returns whether an error was raised inside a call of sirtaki's, perhaps by a framework called there."""
     files = [one.tb_frame.f_code.co_filename for one in _entries(error.__traceback__)]
-    users = [place for place, file in enumerate(files) if not is_internal(file)]
-    inside = files[users[-1] + 1 if users else 0 :]
-    return isinstance(error, HorovodInternalError) or any(map(is_own, inside))
+    user_frames = [index for index, file in enumerate(files) if not is_internal(file)]
+    after_user = files[user_frames[-1] + 1 if user_frames else 0 :]
+    return isinstance(error, HorovodInternalError) or any(map(is_own, after_user))
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
     """Yields an exception and its causes."""
     seen: set[int] = set()
-    left: list[BaseException | None] = [error]
-    while left:
-        one = left.pop()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        one = pending.pop()
         if one is not None and id(one) not in seen:
             seen.add(id(one))
             yield one
-            left += [one.__cause__, one.__context__]
+            pending += [one.__cause__, one.__context__]
 
 
-def _shorten(error: BaseException, is_hidden: Callable[[str], bool]) -> int:
+def _remove_frames(error: BaseException, is_hidden: Callable[[str], bool]) -> int:
     entries = list(_entries(error.__traceback__))
     kept = [one for one in entries if not is_hidden(one.tb_frame.f_code.co_filename)]
     if not kept:

@@ -21,11 +21,11 @@ OWN = frozenset(
     )
 )
 # Kubernetes sets these for a Service whose name begins with "sirtaki".
-_OF_SERVICES = re.compile(
+_KUBERNETES = re.compile(
     r"SIRTAKI_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
 # Horovod's variables that have another name here.
-_HOROVODS = {
+_HOROVOD_NAMES = {
     "stall_report": "HOROVOD_STALL_CHECK_TIME_SECONDS",
     "stall_deadline": "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
 }
@@ -45,7 +45,8 @@ def settings(environment: Mapping[str, str] = os.environ) -> dict[str, Setting]:
     """
     found = {}
     for knob in knobs():
-        names = [f"SIRTAKI_{knob.name.upper()}", f"HOROVOD_{knob.name.upper()}", _HOROVODS.get(knob.name, "")]
+        own = knob.name.upper()
+        names = [f"SIRTAKI_{own}", f"HOROVOD_{own}", _HOROVOD_NAMES.get(knob.name, "")]
         if given := next((name for name in names if name in environment), ""):
             found[knob.name] = Setting(given, environment[given])
     if environment.get(_NO_STALL_CHECK, "0") not in ("", "0"):
@@ -80,13 +81,13 @@ def check(environment: Mapping[str, str] = os.environ) -> None:
 def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Returns a sentence for each variable that looks like one of sirtaki's and is not."""
     known = OWN | {f"SIRTAKI_{knob.name.upper()}" for knob in knobs()}
-    strange = [name for name in environment if name.startswith("SIRTAKI_") and name not in known]
-    return [_sentence(name, sorted(known)) for name in strange if not _OF_SERVICES.fullmatch(name)]
+    others = [name for name in environment if name.startswith("SIRTAKI_") and name not in known]
+    return [_describe_unknown(name, sorted(known)) for name in others if not _KUBERNETES.fullmatch(name)]
 
 
-def _sentence(name: str, known: list[str]) -> str:
+def _describe_unknown(name: str, known: list[str]) -> str:
     prefix = "SIRTAKI_"
-    endings = [one.removeprefix(prefix) for one in known]
-    alike = difflib.get_close_matches(name.removeprefix(prefix), endings, n=1, cutoff=0.7)
-    hint = f": did you mean {prefix}{alike[0]}?" if alike else ""
+    names = [one.removeprefix(prefix) for one in known]
+    similar = difflib.get_close_matches(name.removeprefix(prefix), names, n=1, cutoff=0.7)
+    hint = f": did you mean {prefix}{similar[0]}?" if similar else ""
     return f"the environment variable {name} means nothing to sirtaki and is ignored{hint}"

@@ -22,62 +22,62 @@ from sirtaki.runner.agent_job import AgentJob
 from sirtaki.runner.channel import Channel
 from sirtaki.runner.cores import count_gpus, usable_cores
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.frames import LAST_WORDS, ROOM, START_MARK, Frame, Kind, WireError
+from sirtaki.runner.frames import FINAL_CREDIT, INITIAL_CREDIT, START_MARK, Frame, Kind, WireError
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.signals import WakeupPipe
 
 ALIVE_SECONDS = 10.0  # between two ALIVE frames
 _COLLECT_SECONDS = 0.02  # no event announces that a rank has written its report
-_MOST_BACKLOG = 1024 * 1024
+_MAX_BACKLOG = 1024 * 1024
 _READ_BYTES = 64 * 1024
-_LAST_READS = LAST_WORDS // _READ_BYTES
+_MAX_FINAL_READS = FINAL_CREDIT // _READ_BYTES
 _STREAMS = {1: Kind.STDOUT, 2: Kind.STDERR}
 
 
 class Agent:
     """One host's part of a job, from hvdrun's question to the end."""
 
-    def __init__(self, selector: selectors.BaseSelector, bell: WakeupPipe, reaper: Reaper) -> None:
+    def __init__(self, selector: selectors.BaseSelector, wakeup: WakeupPipe, reaper: Reaper) -> None:
         self._selector = selector
-        self._bell = bell
+        self._wakeup = wakeup
         self._reaper = reaper
         self._job: AgentJob | None = None
         self._folder = ""  # the ranks' working directory
-        self._room = dict.fromkeys(_STREAMS, ROOM)  # bytes that hvdrun has granted
+        self._credit = dict.fromkeys(_STREAMS, INITIAL_CREDIT)  # bytes that hvdrun has granted
         self._streams: dict[int, tuple[int, int]] = {}  # rank and stream number, by open descriptor
         self._reading: set[int] = set()
         self._collecting = False
-        self._leftovers: Iterator[Frame] | None = None  # set once all ranks have ended
-        self._over = False
+        self._remaining_files: Iterator[Frame] | None = None  # set once all ranks have ended
+        self._finished = False
         reading, writing = _take_standard_streams()
         self._channel = Channel(reading, writing, selector, self._receive)
-        self._said_alive = time.monotonic()
+        self._last_alive = time.monotonic()
 
     def run(self) -> int:
         """Runs the agent; returns its exit code when nothing is left behind, or when hvdrun is gone."""
-        self._selector.register(self._bell, selectors.EVENT_READ, self._listen)
-        self._bell.listen()
+        self._selector.register(self._wakeup, selectors.EVENT_READ, self._handle_wakeup)
+        self._wakeup.unblock_signals()
         self._channel.send_bytes(START_MARK)
-        while not self._over and not self._channel.ended:
-            self._turn(self._patience())
+        while not self._finished and not self._channel.ended:
+            self._iterate(self._poll_timeout())
         while self._channel.backlog and not self._channel.ended:
-            self._turn(ALIVE_SECONDS)
+            self._iterate(ALIVE_SECONDS)
         if self._channel.error:
             print(f"sirtaki's agent: {self._channel.error}", file=sys.stderr)
-        return 0 if self._over and not self._channel.ended else 1
+        return 0 if self._finished and not self._channel.ended else 1
 
-    def _turn(self, patience: float) -> None:
+    def _iterate(self, timeout: float) -> None:
         self._balance()
-        for key, _ in self._selector.select(patience):
+        for key, _ in self._selector.select(timeout):
             key.data()
         if self._collecting:
             self._send_reports()
         self._finish_step()
-        if time.monotonic() - self._said_alive >= ALIVE_SECONDS:
-            self._said_alive = time.monotonic()
+        if time.monotonic() - self._last_alive >= ALIVE_SECONDS:
+            self._last_alive = time.monotonic()
             self._channel.send(Frame(Kind.ALIVE))
 
-    def _patience(self) -> float:
+    def _poll_timeout(self) -> float:
         return _COLLECT_SECONDS if self._collecting else ALIVE_SECONDS
 
     def _receive(self, frame: Frame) -> None:
@@ -87,12 +87,12 @@ class Agent:
             self._start(frame)
         elif frame.kind == Kind.SIGNAL and self._job is not None:
             self._job.signal(frame.rank, frame.number)
-        elif frame.kind == Kind.GRANT and frame.rank in self._room:
-            self._room[frame.rank] = min(self._room[frame.rank] + frame.number, ROOM)
+        elif frame.kind == Kind.GRANT and frame.rank in self._credit:
+            self._credit[frame.rank] = min(self._credit[frame.rank] + frame.number, INITIAL_CREDIT)
         elif frame.kind == Kind.COLLECT:
             self._collecting = True
         elif frame.kind == Kind.FINISH:
-            self._finish()
+            self._collect_remaining_files()
         else:
             raise WireError(f"{frame.kind.name} is not expected now")
 
@@ -102,60 +102,60 @@ class Agent:
             "version": VERSION,
             "host": socket.gethostname(),
             "gpus": count_gpus(),
-            "problem": _what_is_missing(self._folder, str(frame.values.get("program", ""))),
+            "problem": _find_problem(self._folder, str(frame.values.get("program", ""))),
         }
         self._channel.send(Frame.of_values(Kind.ANSWER, answer))
 
     def _start(self, frame: Frame) -> None:
-        self._bell.hold_back()
+        self._wakeup.block_signals()
         try:
             self._job = AgentJob(frame.values, usable_cores(), self._reaper)
             self._job.start(self._channel.send)
         except (LaunchError, KeyError, TypeError, ValueError) as error:
             raise WireError(f"the ranks cannot be started: {error}") from None
         finally:
-            self._bell.listen()
+            self._wakeup.unblock_signals()
         for rank in self._job.running:
             for number, descriptor in ((1, rank.stdout), (2, rank.stderr)):
                 os.set_blocking(descriptor, False)
                 self._streams[descriptor] = rank.rank, number
 
-    def _listen(self) -> None:
-        numbers = self._bell.read()
+    def _handle_wakeup(self) -> None:
+        numbers = self._wakeup.read()
         self._reaper.replace_if_killed()
         if self._job is not None:
-            for ending in self._job.look():
-                values = {"code": ending.code, "killed_by": ending.killed_by}
-                self._channel.send(Frame.of_values(Kind.ENDED, values, ending.rank))
+            for status in self._job.poll():
+                values = {"code": status.code, "killed_by": status.killed_by}
+                self._channel.send(Frame.of_values(Kind.ENDED, values, status.rank))
         if any(number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) for number in numbers):
-            self._over = True
+            self._finished = True
 
     def _balance(self) -> None:
         """Polls the streams whose output hvdrun can take; the other ranks wait for room."""
-        ready = {one for one, (_, number) in self._streams.items() if self._room[number] > 0}
+        ready = {descriptor for descriptor, (_, number) in self._streams.items() if self._credit[number] > 0}
         for descriptor in self._reading - ready:
             self._selector.unregister(descriptor)
         for descriptor in ready - self._reading:
             self._selector.register(
-                descriptor, selectors.EVENT_READ, lambda one=descriptor: self._pass_on_within_room(one)
+                descriptor, selectors.EVENT_READ, lambda d=descriptor: self._forward_within_credit(d)
             )
         self._reading = ready
 
-    def _pass_on_within_room(self, descriptor: int) -> None:
-        if descriptor in self._streams and (room := self._room[self._streams[descriptor][1]]) > 0:
-            self._pass_on(descriptor, min(room, _READ_BYTES))
+    def _forward_within_credit(self, descriptor: int) -> None:
+        if descriptor in self._streams and (credit := self._credit[self._streams[descriptor][1]]) > 0:
+            self._forward(descriptor, min(credit, _READ_BYTES))
 
-    def _pass_on(self, descriptor: int, most: int) -> bool:
-        """Forwards at most `most` bytes of a rank's output; returns False if there is none, or at its end."""
+    def _forward(self, descriptor: int, limit: int) -> bool:
+        """Forwards up to `limit` bytes of a rank's output; returns False if there is none, or at its end."""
         rank, number = self._streams[descriptor]
         try:
-            data = os.read(descriptor, most)
+            data = os.read(descriptor, limit)
         except BlockingIOError:
             return False
         if not data:
             self._close(descriptor)
             return False
-        self._room[number] -= len(data)
+        self._credit[number] -= len(data)
         self._channel.send(Frame(_STREAMS[number], rank, data))
         return True
 
@@ -171,17 +171,17 @@ class Agent:
             for frame in self._job.new_reports():
                 self._channel.send(frame)
 
-    def _finish(self) -> None:
+    def _collect_remaining_files(self) -> None:
         self._collecting = False
         if self._job is not None:
             self._job.reap()
         self._send_reports()
-        self._leftovers = self._job.timelines() if self._job is not None else iter(())
+        self._remaining_files = self._job.timelines() if self._job is not None else iter(())
 
     def _finish_step(self) -> None:
         """Sends more of the remaining files; then has the reaper end all descendants; then sends DONE."""
-        while self._leftovers is not None and self._channel.backlog < _MOST_BACKLOG:
-            frame = next(self._leftovers, None)
+        while self._remaining_files is not None and self._channel.backlog < _MAX_BACKLOG:
+            frame = next(self._remaining_files, None)
             if frame is not None:
                 self._channel.send(frame)
                 continue
@@ -189,15 +189,15 @@ class Agent:
             if not self._reaper.ended():  # its end wakes the main loop
                 return
             for descriptor in list(self._streams):
-                for _ in range(_LAST_READS):
-                    if not self._pass_on(descriptor, _READ_BYTES):
+                for _ in range(_MAX_FINAL_READS):
+                    if not self._forward(descriptor, _READ_BYTES):
                         break
             self._channel.send(Frame(Kind.DONE))
-            self._leftovers = None
-            self._over = True
+            self._remaining_files = None
+            self._finished = True
 
 
-def _what_is_missing(folder: str, program: str) -> str:
+def _find_problem(folder: str, program: str) -> str:
     try:
         os.chdir(folder)
     except OSError as error:
@@ -222,9 +222,9 @@ def _take_standard_streams() -> tuple[int, int]:
 
 def main() -> int:
     selector = selectors.PollSelector()
-    with contextlib.closing(WakeupPipe()) as bell, Reaper() as reaper:
-        bell.hold_back()
-        return Agent(selector, bell, reaper).run()
+    with contextlib.closing(WakeupPipe()) as wakeup, Reaper() as reaper:
+        wakeup.block_signals()
+        return Agent(selector, wakeup, reaper).run()
 
 
 if __name__ == "__main__":

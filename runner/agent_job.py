@@ -9,13 +9,13 @@ from typing import Any
 
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.capacity import Capacity
-from sirtaki.runner.environment import RankEnvironment, arrived, thread_counts
+from sirtaki.runner.environment import RankEnvironment, merge_login, thread_counts
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import ExitStatus
 from sirtaki.runner.frames import LIMITS, Frame, Kind
 from sirtaki.runner.job_directory import make_job_directory
 from sirtaki.runner.process import RankProcess
-from sirtaki.runner.rank_start import REPORTS, TIMELINE, why_not_started
+from sirtaki.runner.rank_start import REPORTS, TIMELINE, describe_start_failure
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.key import write_key
 
@@ -33,8 +33,8 @@ class AgentJob:
             self._capacity.check()
         self._folder = Path(make_job_directory(reaper))
         self._command = [str(one) for one in values["command"]]
-        self._placements = [RankPlacement(*map(int, place)) for place in values["placements"]]
-        self._base = arrived({str(k): str(v) for k, v in values["environment"].items()}, os.environ)
+        self._placements = [RankPlacement(*map(int, placement)) for placement in values["placements"]]
+        self._base = merge_login({str(k): str(v) for k, v in values["environment"].items()}, os.environ)
         key_file = self._folder / "key"
         write_key(str(key_file), bytes.fromhex(values["key"]))
         additions = thread_counts(len(self._placements), cores, self._base)
@@ -50,29 +50,29 @@ class AgentJob:
             float(values["start_timeout"]),
             additions,
         )
-        self._reported: set[int] = set()
+        self._reported_ranks: set[int] = set()
         self.running: list[RankProcess] = []
 
-    def start(self, say: Callable[[Frame], None]) -> None:
+    def start(self, send: Callable[[Frame], None]) -> None:
         """Starts all ranks, and reports the process of each, or why it could not be started."""
-        for place in self._placements:
-            environment = self._environment.of(place, self._base)
+        for placement in self._placements:
+            environment = self._environment.of(placement, self._base)
             if shortage := self._capacity.shortage(len(self.running)):
                 raise LaunchError(shortage)
             try:
-                rank = RankProcess(place.rank, self._command, environment, self._reaper)
+                rank = RankProcess(placement.rank, self._command, environment, self._reaper)
             except OSError as error:
-                text = why_not_started(place.rank, self._command, error)
-                say(Frame(Kind.REFUSED, place.rank, text.encode(errors="replace")))
+                text = describe_start_failure(placement.rank, self._command, error)
+                send(Frame(Kind.REFUSED, placement.rank, text.encode(errors="replace")))
                 continue
             self.running.append(rank)
-            say(Frame.of_number(Kind.STARTED, place.rank, rank.pid))
+            send(Frame.of_number(Kind.STARTED, placement.rank, rank.pid))
 
-    def look(self) -> Iterator[ExitStatus]:
-        """Yields the endings of ranks since the last call."""
+    def poll(self) -> Iterator[ExitStatus]:
+        """Yields how ranks have ended since the last call."""
         for rank in self.running:
-            if ending := rank.check():
-                yield ending
+            if status := rank.check():
+                yield status
 
     def signal(self, rank: int, number: int) -> None:
         for one in self.running:
@@ -81,26 +81,26 @@ class AgentJob:
 
     def reap(self) -> None:
         for rank in self.running:
-            if rank.ending:
+            if rank.exit_status:
                 rank.reap()
 
     def new_reports(self) -> Iterator[Frame]:
         """Yields the failure reports that ranks have written since the last call."""
-        for place in self._placements:
-            file = self._reports / f"rank{place.rank}.json"
-            if place.rank in self._reported or not file.is_file():
+        for placement in self._placements:
+            file = self._reports / f"rank{placement.rank}.json"
+            if placement.rank in self._reported_ranks or not file.is_file():
                 continue
-            self._reported.add(place.rank)
+            self._reported_ranks.add(placement.rank)
             with open(file, "rb") as opened:
                 content = opened.read(LIMITS[Kind.REPORT] + 1)
             if len(content) <= LIMITS[Kind.REPORT]:
-                yield Frame(Kind.REPORT, place.rank, content)
+                yield Frame(Kind.REPORT, placement.rank, content)
 
     def timelines(self) -> Iterator[Frame]:
         """Yields the timelines of all ranks, in pieces."""
-        for place in self._placements:
-            name = "timeline" if place.rank == 0 else f"timeline.rank{place.rank}"
+        for placement in self._placements:
+            name = "timeline" if placement.rank == 0 else f"timeline.rank{placement.rank}"
             if (self._folder / name).is_file():
                 with open(self._folder / name, "rb") as opened:
                     while piece := opened.read(_PIECE_BYTES):
-                        yield Frame(Kind.TIMELINE, place.rank, piece)
+                        yield Frame(Kind.TIMELINE, placement.rank, piece)

@@ -16,7 +16,7 @@ from sirtaki.runner.cores import count_gpus, usable_cores
 
 _ADAPTERS = ("numpy", "torch", "tensorflow", "keras", "jax")  # each is named like its framework
 _LAUNCHERS = {"ssh": "ranks on several hosts", "mpirun": "ranks as MPI's", "srun": "ranks as Slurm's"}
-_PATIENCE = 120.0  # seconds
+_TIMEOUT_SECONDS = 120.0  # seconds
 _FIND_GPU_LIBRARIES = """
 from sirtaki.bindings.gpu import find_libraries
 found = find_libraries()
@@ -103,10 +103,10 @@ def _try_python(script: str, environment: Mapping[str, str]) -> tuple[int, str, 
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_PATIENCE,
+            timeout=_TIMEOUT_SECONDS,
             env=environment,
         )
     except subprocess.TimeoutExpired:
-        return 1, "", f"it did not finish within {_PATIENCE:g} s"
+        return 1, "", f"it did not finish within {_TIMEOUT_SECONDS:g} s"
     last = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
     return result.returncode, result.stdout, last

@@ -17,8 +17,8 @@ from sirtaki.runner.errors import LaunchError
 RANKS_PER_CORE = 16  # more is nearly always a typo in -np; Open MPI requires an option above one per core
 _MEBIBYTE = 1 << 20
 _BYTES_PER_RANK = 32 * _MEBIBYTE  # private memory of Python with only numpy and sirtaki
-_RESERVE_SHARE, _LEAST_RESERVE = 50, 192 * _MEBIBYTE  # a 50th of the memory: for code that is in use
-_LOOK_SECONDS = 0.2
+_RESERVE_SHARE, _MIN_RESERVE = 50, 192 * _MEBIBYTE  # a 50th of the memory: for code that is in use
+_POLL_SECONDS = 0.2
 _ADVICE = "start fewer ranks with -np"
 
 
@@ -83,7 +83,7 @@ class Capacity:
     def shortage(self, started: int) -> str:
         """Returns why the start has to be aborted after `started` ranks; "" if there is enough memory."""
         memory = self._read()
-        reserve = max(memory.total // _RESERVE_SHARE, _LEAST_RESERVE)
+        reserve = max(memory.total // _RESERVE_SHARE, _MIN_RESERVE)
         if memory.available >= reserve or memory.total < 2 * reserve:
             return ""
         return (
@@ -102,11 +102,11 @@ class Capacity:
         if not self._missing:
             self.due = None
 
-    def meet(self, now: float) -> str:
+    def poll(self, now: float) -> str:
         """Checks the memory if it is time to; returns why the job has to be aborted, else ""."""
         if self.due is None or now < self.due:
             return ""
-        self.due = now + _LOOK_SECONDS if now < self._until else None
+        self.due = now + _POLL_SECONDS if now < self._until else None
         return self.shortage(self._ranks)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sirtaki.runner.command import find_program
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.hosts import Host, means_this_host, merge_own, parse_hostfile, parse_hosts
+from sirtaki.runner.hosts import Host, is_this_host, merge_own, parse_hostfile, parse_hosts
 from sirtaki.runner.options import EXAMPLE, parse
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _check_environment() -> list[str]:
 
 
 def _settings(
-    options: argparse.Namespace, settings_of_core: dict[str, str], remarks: Sequence[str]
+    options: argparse.Namespace, settings_of_core: dict[str, str], warnings: Sequence[str]
 ) -> Settings:
     hosts, notices = _hosts(options)
     path, warning = find_program(options.command, options.size or len(hosts), os.environ)
@@ -94,7 +94,7 @@ def _settings(
             **({"SIRTAKI_NETWORK_INTERFACES": ",".join(interfaces)} if interfaces else {}),
         },
         timeline=_timeline_of(options),
-        notices=tuple(filter(None, (*notices, warning, *remarks))),
+        notices=tuple(filter(None, (*notices, warning, *warnings))),
         ssh=SshOptions(options.ssh_port, identity, options.verbose),
         interfaces=tuple(interfaces),
         oversubscribe=options.oversubscribe,
@@ -115,7 +115,7 @@ def _hosts(options: argparse.Namespace) -> tuple[list[Host], list[str]]:
     else:
         hosts, notices = parse_hostfile(_read(options.hostfile), str(options.hostfile))
     own_names = (socket.gethostname(), socket.getfqdn())
-    return merge_own(hosts, lambda name: means_this_host(name, own_names, _is_own_address)), notices
+    return merge_own(hosts, lambda name: is_this_host(name, own_names, _is_own_address)), notices
 
 
 def _read(path: Path) -> str:
@@ -131,10 +131,10 @@ def _is_own_address(name: str) -> bool:
         found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):  # perhaps a name that only ssh knows
         return False
-    for family, kind, protocol, _, place in found:
+    for family, kind, protocol, _, sockaddr in found:
         try:
             with socket.socket(family, kind, protocol) as probe:
-                probe.bind(place)
+                probe.bind(sockaddr)
                 return True
         except OSError:
             continue

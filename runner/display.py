@@ -14,7 +14,7 @@ from sirtaki.runner.standard_error import exception_in, without_log_lines
 
 STDOUT, STDERR = 1, 2
 _LONGEST_TEXT = 8000  # characters
-_LAST_READS = 16  # more reads than a full pipe needs
+_MAX_FINAL_READS = 16  # more reads than a full pipe needs
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
@@ -119,7 +119,7 @@ class Display:
     def close_streams(self) -> None:
         """Shows the data that is still available, and closes the streams without waiting for more."""
         for pipe in list(self._open):
-            for _ in range(_LAST_READS):
+            for _ in range(_MAX_FINAL_READS):
                 if not pipe.read():
                     break
             self._close(pipe)

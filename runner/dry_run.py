@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from sirtaki.runner.cores import count_gpus
 from sirtaki.runner.environment import exported
-from sirtaki.runner.host_connection import with_slots
+from sirtaki.runner.host_connection import with_slot_counts
 from sirtaki.runner.hosts import allocate, is_own_host, name_range, needed
 from sirtaki.runner.launch import Settings
 from sirtaki.runner.ssh import ssh_command
@@ -32,7 +32,7 @@ def describe(settings: Settings) -> Iterator[str]:
     if any(not is_own_host(host.name) for host in hosts):
         count = len(exported(os.environ))
         yield f"{count} of this host's environment variables are sent to other hosts, through ssh's input"
-    for share in allocate(with_slots(hosts, [], count_gpus()), settings.size):
+    for share in allocate(with_slot_counts(hosts, [], count_gpus()), settings.size):
         name = share.host.name
         yield f"{name}: {name_range(share.ranks)}" + (
             " (if it has no GPUs; otherwise one rank per GPU)" if name in unknown else ""

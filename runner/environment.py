@@ -12,7 +12,7 @@ from sirtaki.bindings.topology import RankPlacement
 THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 # Variables of a login, a shell or one machine, which are therefore not copied to other hosts.
-_STAYS = (
+_LOCAL_VARIABLES = (
     *("HOME", "LOGNAME", "USER", "USERNAME", "MAIL", "HOST", "HOSTNAME", "HOSTTYPE", "INVOCATION_ID"),
     *("SHELL", "SHLVL", "PWD", "OLDPWD", "_", "ENV", "BASH_ENV", "BASH_FUNC_*"),
     *("TTY", "TMUX", "TMUX_PANE", "STY", "WINDOWID", "DISPLAY", "XAUTHORITY", "WAYLAND_DISPLAY"),
@@ -61,11 +61,11 @@ def exported(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in _STAYS)
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in _LOCAL_VARIABLES)
     }
 
 
-def arrived(sent: Mapping[str, str], login: Mapping[str, str]) -> dict[str, str]:
+def merge_login(sent: Mapping[str, str], login: Mapping[str, str]) -> dict[str, str]:
     """Returns the base environment of a rank on another host: that host's own, overridden by what was sent.
 
     The program search path is that of hvdrun's host, then that of the login on this host.

@@ -47,13 +47,13 @@ class ExitStatus:
         return 128 + self.killed_by if self.killed_by else self.code
 
     def describe(self, reason: str = "") -> str:
-        """Describes the ending in a sentence; `reason` is the exception that the rank raised, if known."""
-        who = name_rank(self.rank, self.pid, self.host)
+        """Describes the end in a sentence; `reason` is the exception that the rank raised, if known."""
+        subject = name_rank(self.rank, self.pid, self.host)
         if self.lost:
-            return f"{who} was lost with its host: {self.lost}"
+            return f"{subject} was lost with its host: {self.lost}"
         if not self.killed_by:
-            return f"{who} failed with exit code {self.code}{reason and ': '}{reason}"
-        text = f"{who} was killed by signal {self.killed_by} ({signal_name(self.killed_by)})"
+            return f"{subject} failed with exit code {self.code}{reason and ': '}{reason}"
+        text = f"{subject} was killed by signal {self.killed_by} ({signal_name(self.killed_by)})"
         if self.killed_by == signal.SIGKILL:
             return f"{text}: often the machine ran out of memory"
         return text
@@ -78,13 +78,13 @@ class FailureAnalyzer:
         self._start_timeout = start_timeout
         self._runs_python = runs_python
         self._names: dict[int, str] = {}
-        self._endings: dict[int, ExitStatus] = {}  # in the order of the endings
+        self._statuses: dict[int, ExitStatus] = {}  # in the order of the exits
         self._arrived: set[int] = set()  # ranks that have called init
         self._members: set[int] = set()  # ranks that have completed init, and have not reached shutdown
         self._abort: RankEvent | None = None  # the first one
-        self._innocent: set[int] = set()  # ended because another rank failed, was lost or did not arrive
+        self._secondary: set[int] = set()  # ended because another rank failed, was lost or did not arrive
         self._reasons: dict[int, str] = {}  # the exceptions that ranks raised
-        self._accused: dict[int, str] = {}  # by accused rank: the reason given by ranks that it made fail
+        self._blamed: dict[int, str] = {}  # by blamed rank: the reason given by ranks that it made fail
         self._disconnected: set[int] = set()  # hvdrun lost their connections before they reported their end
         self._late: tuple[int, str] | None = None  # the rank that exceeded a deadline, and the error
         self._absent: RankEvent | None = None  # names the ranks that others have waited for in vain
@@ -94,8 +94,8 @@ class FailureAnalyzer:
         """Records the start of a rank; `pid` is 0 until known, `host` is set if it is not hvdrun's."""
         self._names[rank] = name_rank(rank, pid, host)
 
-    def note_exit(self, ending: ExitStatus) -> None:
-        self._endings[ending.rank] = ending
+    def note_exit(self, status: ExitStatus) -> None:
+        self._statuses[status.rank] = status
 
     def note_signal(self, number: int) -> None:
         """Records that hvdrun itself has sent this signal to all ranks."""
@@ -106,7 +106,7 @@ class FailureAnalyzer:
             self._arrived.add(event.rank)
         elif event.kind == "initialised":
             self._members.add(event.rank)
-            self._innocent.discard(event.rank)
+            self._secondary.discard(event.rank)
             self._disconnected.discard(event.rank)
             if self._abort and self._abort.generation < event.generation:  # the job has recovered from it
                 self._abort = None
@@ -115,14 +115,14 @@ class FailureAnalyzer:
         elif event.kind == "disconnected":
             self._disconnected.add(event.rank)
         elif event.kind == "peer_lost":
-            self._innocent.add(event.rank)
+            self._secondary.add(event.rank)
             self._reasons[event.rank] = first_line(event.text)
-        elif event.kind == "aborted" and self._abort is None and event.rank not in self._innocent:
+        elif event.kind == "aborted" and self._abort is None and event.rank not in self._secondary:
             self._abort = event
             self._reasons[event.rank] = first_line(event.text)
         elif event.kind in ("overdue", "departed"):
             self._absent = event
-            self._innocent.update(self._names.keys() - set(event.missing))
+            self._secondary.update(self._names.keys() - set(event.missing))
 
     def note_report(self, rank: int, report: Mapping[str, Any]) -> None:
         """Records a rank's report of why its world ended; the report is untrusted input."""
@@ -130,12 +130,12 @@ class FailureAnalyzer:
         if not isinstance(culprit, int) or culprit not in self._names or not isinstance(reason, str):
             return
         if culprit != rank:
-            self._innocent.add(rank)
-            self._accused.setdefault(culprit, first_line(reason))
+            self._secondary.add(rank)
+            self._blamed.setdefault(culprit, first_line(reason))
         if report.get("status") == "timeout" and self._late is None:
             self._late = culprit, first_line(reason)
 
-    def how_it_ended(self, rank: int) -> str:
+    def describe_end(self, rank: int) -> str:
         """Returns the text for ranks that wait for a rank which has ended without an error."""
         return "has ended (exit code 0)" + ("" if rank in self._arrived else " without calling hvd.init()")
 
@@ -152,12 +152,12 @@ class FailureAnalyzer:
 
     @property
     def failed(self) -> bool:
-        return self._absent is not None or any(ending.failed for ending in self._endings.values())
+        return self._absent is not None or any(status.failed for status in self._statuses.values())
 
     @property
     def survivors(self) -> set[int]:
         """Returns the running ranks that have completed init: these will notice a lost peer."""
-        return self._members - self._endings.keys()
+        return self._members - self._statuses.keys()
 
     @property
     def conclusive(self) -> bool:
@@ -177,7 +177,7 @@ class FailureAnalyzer:
             return self._failure_of_host(culprit)
         if culprit and culprit.died:
             return JobFailure(culprit.exit_code, culprit.describe(), culprit.rank)
-        if self._abort is not None and self._abort.rank not in self._endings:
+        if self._abort is not None and self._abort.rank not in self._statuses:
             reason = self._reasons[self._abort.rank] or "it named no reason"
             return JobFailure(1, f"{self._name(self._abort.rank)} gave up: {reason}")
         if self._late is not None and self._abort is None:
@@ -185,24 +185,24 @@ class FailureAnalyzer:
         if culprit:
             return self._failure_of(culprit)
         if self._absent:
-            return JobFailure(1, self._who_did_not_come(self._absent), self._absent.missing[0])
+            return JobFailure(1, self._describe_absence(self._absent), self._absent.missing[0])
         return self._failure_by_loss()
 
-    def _failure_of(self, ending: ExitStatus) -> JobFailure:
-        reason = self._reasons.get(ending.rank, "")
-        return JobFailure(ending.exit_code, ending.describe(reason), None if reason else ending.rank)
+    def _failure_of(self, status: ExitStatus) -> JobFailure:
+        reason = self._reasons.get(status.rank, "")
+        return JobFailure(status.exit_code, status.describe(reason), None if reason else status.rank)
 
     def _failure_by_lateness(self, culprit: int, reason: str) -> JobFailure:
-        codes = [ending.exit_code for ending in self._endings.values() if ending.failed]
+        codes = [status.exit_code for status in self._statuses.values() if status.failed]
         text = f"{self._name(culprit)} kept other ranks waiting for too long: {reason}"
         return JobFailure(next(iter(codes), 1), text)
 
     def _failure_of_host(self, culprit: ExitStatus) -> JobFailure:
-        with_it = [
-            ending.rank for ending in self._endings.values() if ending.lost and ending.host == culprit.host
+        lost_ranks = [
+            status.rank for status in self._statuses.values() if status.lost and status.host == culprit.host
         ]
-        who = name_ranks(tuple(sorted(with_it)))
-        return JobFailure(1, f"the host {culprit.host} was lost, and {who} with it: {culprit.lost}")
+        subject = name_ranks(tuple(sorted(lost_ranks)))
+        return JobFailure(1, f"the host {culprit.host} was lost, and {subject} with it: {culprit.lost}")
 
     def _failure_by_loss(self) -> JobFailure:
         """Returns the failure when every failed rank had lost a peer, or was ended by hvdrun itself.
@@ -210,44 +210,44 @@ class FailureAnalyzer:
         The two ranks of a broken connection blame each other. The one that closed it has usually closed its
         connection to hvdrun as well.
         """
-        failures = [ending for ending in self._endings.values() if ending.failed]
-        for ending in self._endings.values():
-            if not ending.failed and ending.rank in self._members:
-                text = f"{self._name(ending.rank)} ended with exit code 0, but without hvd.shutdown()"
-                return JobFailure(failures[0].exit_code, f"{text}, while another rank needed it", ending.rank)
-        for rank in sorted(self._accused, key=lambda rank: rank not in self._disconnected):
-            accused = self._endings.get(rank)
-            if accused is None:  # the accused may need longer to end than the others
-                return JobFailure(failures[0].exit_code, self._accused[rank])
-            if rank in self._disconnected and accused.failed and accused.killed_by not in self._signals_sent:
-                return JobFailure(accused.exit_code, accused.describe(_CONNECTIONS_CLOSED))
-        for ending in failures:
-            if ending.killed_by not in self._signals_sent:
-                reason = self._reasons.get(ending.rank) or "it had lost another rank"
-                return JobFailure(ending.exit_code, ending.describe(reason))
+        failures = [status for status in self._statuses.values() if status.failed]
+        for status in self._statuses.values():
+            if not status.failed and status.rank in self._members:
+                text = f"{self._name(status.rank)} ended with exit code 0, but without hvd.shutdown()"
+                return JobFailure(failures[0].exit_code, f"{text}, while another rank needed it", status.rank)
+        for rank in sorted(self._blamed, key=lambda rank: rank not in self._disconnected):
+            blamed = self._statuses.get(rank)
+            if blamed is None:  # the blamed rank may need longer to end than the others
+                return JobFailure(failures[0].exit_code, self._blamed[rank])
+            if rank in self._disconnected and blamed.failed and blamed.killed_by not in self._signals_sent:
+                return JobFailure(blamed.exit_code, blamed.describe(_CONNECTIONS_CLOSED))
+        for status in failures:
+            if status.killed_by not in self._signals_sent:
+                reason = self._reasons.get(status.rank) or "it had lost another rank"
+                return JobFailure(status.exit_code, status.describe(reason))
         return JobFailure(failures[0].exit_code, failures[0].describe())
 
     def _culprit(self) -> ExitStatus | None:
-        suspects = [
-            ending
-            for rank, ending in self._endings.items()
-            if ending.failed and rank not in self._innocent and ending.killed_by not in self._signals_sent
+        candidates = [
+            status
+            for rank, status in self._statuses.items()
+            if status.failed and rank not in self._secondary and status.killed_by not in self._signals_sent
         ]
-        died = [ending for ending in suspects if ending.died]
-        origin = [one for one in suspects if self._abort is not None and one.rank == self._abort.rank]
-        return next(iter(died or origin or suspects), None)
+        died = [status for status in candidates if status.died]
+        origin = [one for one in candidates if self._abort is not None and one.rank == self._abort.rank]
+        return next(iter(died or origin or candidates), None)
 
-    def _who_did_not_come(self, event: RankEvent) -> str:
-        who = " and ".join(self._name(rank) for rank in event.missing)
+    def _describe_absence(self, event: RankEvent) -> str:
+        subject = " and ".join(self._name(rank) for rank in event.missing)
         first = event.missing[0]
         have = "has" if len(event.missing) == 1 else "have"
-        if event.kind == "departed" and first not in self._endings:
-            return f"{who} {have} left hvd.init(): {event.text}"
-        if first in self._endings:
-            return f"{who} {self.how_it_ended(first)} while another rank waited in hvd.init()"
-        what = "come to the end of" if first in self._arrived else "called"
+        if event.kind == "departed" and first not in self._statuses:
+            return f"{subject} {have} left hvd.init(): {event.text}"
+        if first in self._statuses:
+            return f"{subject} {self.describe_end(first)} while another rank waited in hvd.init()"
+        action = "come to the end of" if first in self._arrived else "called"
         waited = f"another rank has waited for {self._start_timeout:g} s (--start-timeout)"
-        return f"{who} {have} not {what} hvd.init(); {waited}"
+        return f"{subject} {have} not {action} hvd.init(); {waited}"
 
     def _name(self, rank: int) -> str:
         return self._names[rank]

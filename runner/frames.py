@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 START_MARK = b"\0sirtaki agent\0\n"
-MOST_BEFORE_MARK = 64 * 1024  # bytes that a login may print
-ROOM = 256 * 1024  # bytes of ranks' output that an agent may send before hvdrun grants more
-LAST_WORDS = (
+MAX_BEFORE_MARK = 64 * 1024  # bytes that a login may print
+INITIAL_CREDIT = 256 * 1024  # bytes of ranks' output that an agent may send before hvdrun grants more
+FINAL_CREDIT = (
     1024 * 1024
 )  # further bytes for each stream of a rank once all ranks have ended: the capacity of a pipe
 _MAGIC = b"sirt"
@@ -123,12 +123,12 @@ class FrameReader:
 
     def _find_mark(self) -> bool:
         before, mark, rest = bytes(self._buffer).partition(self._mark)
-        self.before_mark = before[-MOST_BEFORE_MARK:]
+        self.before_mark = before[-MAX_BEFORE_MARK:]
         if mark:
             self._buffer[:] = rest
             self._mark = b""
-        elif len(before) > MOST_BEFORE_MARK:
-            raise WireError(f"the login there has printed more than {MOST_BEFORE_MARK} bytes")
+        elif len(before) > MAX_BEFORE_MARK:
+            raise WireError(f"the login there has printed more than {MAX_BEFORE_MARK} bytes")
         return bool(mark)
 
     def _checked_header(self) -> tuple[Kind, int, int]:

@@ -30,8 +30,8 @@ class Connection:
         self._selector = selector
         self._display = display
 
-    def reach(
-        self, hosts: Sequence[Host], program: str, bell: WakeupPipe, reaper: Reaper
+    def connect(
+        self, hosts: Sequence[Host], program: str, wakeup: WakeupPipe, reaper: Reaper
     ) -> list[RemoteHost]:
         """Queries all hosts except this one; returns when all have answered. Raises LaunchError."""
         names = [host.name for host in hosts if not is_own_host(host.name)]
@@ -54,59 +54,59 @@ class Connection:
             except OSError as error:
                 raise LaunchError(f"cannot start {ssh}: {error.strerror}", 126) from None
             remotes.append(remote)
-        self._wait(remotes, bell)
+        self._wait(remotes, wakeup)
         return remotes
 
-    def _wait(self, remotes: Sequence[RemoteHost], bell: WakeupPipe) -> None:
+    def _wait(self, remotes: Sequence[RemoteHost], wakeup: WakeupPipe) -> None:
         names = {index: remote.name for index, remote in enumerate(remotes)}
         progress = Progress(
             "hosts have answered", names, self._display.show_progress, self._display.refreshes
         )
         progress.begin()
         deadline = time.monotonic() + ANSWER_SECONDS
-        self._selector.register(bell, selectors.EVENT_READ, lambda: _listen(bell))
-        bell.listen()
-        while awaited := [one for one in remotes if one.answer is None and not one.failure]:
+        self._selector.register(wakeup, selectors.EVENT_READ, lambda: _handle_wakeup(wakeup))
+        wakeup.unblock_signals()
+        while awaited := [remote for remote in remotes if remote.answer is None and not remote.failure]:
             now = time.monotonic()
-            progress.meet(now)
+            progress.poll(now)
             for remote in awaited if deadline <= now else ():
                 remote.give_up(
                     f"{remote.name} has not answered in {ANSWER_SECONDS:g} s: is the login there slow? "
                     f"Try `ssh {remote.name} true`"
                 )
-            self._turn(max(min(deadline, progress.due or deadline) - now, 0))
+            self._iterate(max(min(deadline, progress.due or deadline) - now, 0))
             for remote in remotes:
-                remote.tend()
+                remote.poll()
             for index, remote in enumerate(remotes):
                 if remote.answer is not None or remote.failure:
                     progress.note(index)
         progress.end()
-        self._selector.unregister(bell)
-        bell.hold_back()
+        self._selector.unregister(wakeup)
+        wakeup.block_signals()
         if failures := [remote.failure for remote in remotes if remote.failure]:
-            self._show_all()
+            self._flush_output()
             raise LaunchError("\nhvdrun: ".join(failures), 1)
 
-    def _turn(self, patience: float) -> None:
+    def _iterate(self, timeout: float) -> None:
         self._display.balance()
-        for key, _ in self._selector.select(patience):
+        for key, _ in self._selector.select(timeout):
             key.data()
 
-    def _show_all(self) -> None:
+    def _flush_output(self) -> None:
         until = time.monotonic() + _SHOW_SECONDS
         while not self._display.all_shown and time.monotonic() < until:
-            self._turn(0.1)
+            self._iterate(0.1)
 
 
-def _listen(bell: WakeupPipe) -> None:
-    for number in bell.read():
+def _handle_wakeup(wakeup: WakeupPipe) -> None:
+    for number in wakeup.read():
         if number == signal.SIGTSTP:
             stop_this_process()
         elif number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             raise LaunchError("interrupted before any rank was started", 128 + number)
 
 
-def with_slots(hosts: Sequence[Host], remotes: Sequence[RemoteHost], own_gpus: int) -> list[Host]:
+def with_slot_counts(hosts: Sequence[Host], remotes: Sequence[RemoteHost], own_gpus: int) -> list[Host]:
     """Returns the hosts with a slot count; the default is one slot per GPU, or else one."""
     gpus = {remote.name: (remote.answer or {}).get("gpus", 0) for remote in remotes}
     return [

@@ -12,10 +12,11 @@ from sirtaki.runner.errors import LaunchError
 # A name or an address, optionally with a user before it, that ssh cannot mistake for an option.
 _NAME = r"(?:[\w.+-]+@)?(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<name>[\w][\w.-]*))"
 _ENTRY = re.compile(rf"(?P<whole>{_NAME})(?::(?P<slots>[0-9]+))?", re.ASCII)
-_MOST_SLOTS = 100_000
+_MAX_SLOTS = 100_000
 _OWN_NAMES = ("localhost", "127.0.0.1", "::1")
-_SLOTS, _MOST = ("slots", "count"), ("max_slots", "max-slots", "slots_max", "slots-max", "count-max")
-_IGNORED = dict.fromkeys(_MOST, "hvdrun never starts more ranks on a host than it has slots") | {
+_SLOT_KEYS = ("slots", "count")
+_LIMIT_KEYS = ("max_slots", "max-slots", "slots_max", "slots-max", "count-max")
+_IGNORED = dict.fromkeys(_LIMIT_KEYS, "hvdrun never starts more ranks on a host than it has slots") | {
     "user": "write user@host instead",
     "port": "use --ssh-port, or your ssh configuration",
 }
@@ -40,7 +41,7 @@ class HostAllocation:
 def parse_hosts(text: str) -> list[Host]:
     """Returns the hosts of "a:2,b,[fe80::1]:4,10.0.0.2:1". Raises LaunchError."""
     entries = [entry.strip() for entry in text.split(",")]
-    return add_up(_parse_entry(entry, f"--hosts {text}") for entry in entries)
+    return merge_hosts(_parse_entry(entry, f"--hosts {text}") for entry in entries)
 
 
 def parse_hostfile(text: str, name: str) -> tuple[list[Host], list[str]]:
@@ -49,7 +50,7 @@ def parse_hostfile(text: str, name: str) -> tuple[list[Host], list[str]]:
     A line is `name`, `name slots=N` (Open MPI, Horovod) or `name:N` (MPICH), optionally with a comment after
     '#'. A repeated host adds slots, as with Open MPI. Raises LaunchError.
     """
-    found: list[Host] = []
+    entries: list[Host] = []
     notices: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         where = f"{name}, line {number}"
@@ -59,13 +60,13 @@ def parse_hostfile(text: str, name: str) -> tuple[list[Host], list[str]]:
         host = _parse_entry(entry, where)
         for setting in settings:
             host = _apply(setting, host, where, notices)
-        found.append(host)
-    if not found:
+        entries.append(host)
+    if not entries:
         raise LaunchError(f"{name} names no host: write one per line, for example 'hostA slots=4'")
-    return add_up(found), notices
+    return merge_hosts(entries), notices
 
 
-def add_up(hosts: Iterable[Host]) -> list[Host]:
+def merge_hosts(hosts: Iterable[Host]) -> list[Host]:
     """Returns each host once, with all its slots. A bare name counts as one slot each time it is repeated."""
     slots: dict[str, list[int | None]] = {}
     for host in hosts:
@@ -78,14 +79,14 @@ def add_up(hosts: Iterable[Host]) -> list[Host]:
 
 def merge_own(hosts: Sequence[Host], is_own: Callable[[str], bool]) -> list[Host]:
     """Returns the hosts with every name of this machine replaced by "localhost" and merged."""
-    return add_up(replace(host, name=_OWN_NAMES[0]) if is_own(host.name) else host for host in hosts)
+    return merge_hosts(replace(host, name=_OWN_NAMES[0]) if is_own(host.name) else host for host in hosts)
 
 
 def is_own_host(name: str) -> bool:
     return name == _OWN_NAMES[0]
 
 
-def means_this_host(name: str, own_names: Iterable[str], is_own_address: Callable[[str], bool]) -> bool:
+def is_this_host(name: str, own_names: Iterable[str], is_own_address: Callable[[str], bool]) -> bool:
     """Returns whether a name means the machine that hvdrun runs on, so that no ssh is needed.
 
     A name with a user never does, because the ranks are to run as that user.
@@ -113,7 +114,7 @@ def allocate(hosts: Sequence[Host], size: int | None) -> list[HostAllocation]:
     slots = [host.slots or 0 for host in hosts]
     wanted = sum(slots) if size is None else size
     if wanted > sum(slots):
-        raise LaunchError(_too_few(hosts, wanted))
+        raise LaunchError(_describe_shortage(hosts, wanted))
     allocations = []
     first = 0
     for host, count in zip(hosts, slots, strict=True):
@@ -130,10 +131,10 @@ def placements_of(allocations: Sequence[HostAllocation]) -> list[RankPlacement]:
     placements = []
     for allocation in allocations:
         for local_rank, rank in enumerate(allocation.ranks):
-            equals = [other for other in allocations if len(other.ranks) > local_rank]
+            cross = [other for other in allocations if len(other.ranks) > local_rank]
             placements.append(
                 RankPlacement(
-                    rank, size, local_rank, len(allocation.ranks), equals.index(allocation), len(equals)
+                    rank, size, local_rank, len(allocation.ranks), cross.index(allocation), len(cross)
                 )
             )
     return placements
@@ -147,14 +148,14 @@ def name_range(ranks: range) -> str:
 def _parse_entry(entry: str, where: str) -> Host:
     match = _ENTRY.fullmatch(entry)
     if match is None:
-        raise LaunchError(f"{where}: {_what_is_wrong(entry)}")
+        raise LaunchError(f"{where}: {_describe_mistake(entry)}")
     name = match["whole"]
     if match["ipv6"]:
         name = name.replace(f"[{match['ipv6']}]", match["ipv6"])
     return Host(name, None if match["slots"] is None else _checked_slots(match["slots"], name, where))
 
 
-def _what_is_wrong(entry: str) -> str:
+def _describe_mistake(entry: str) -> str:
     if not entry:
         return "there is no name before or after a comma: name a host there, or remove the comma"
     if entry.count(":") > 1 and "[" not in entry:
@@ -165,14 +166,14 @@ def _what_is_wrong(entry: str) -> str:
 
 
 def _checked_slots(text: str, name: str, where: str) -> int:
-    if not re.fullmatch("[0-9]+", text, re.ASCII) or not 1 <= int(text) <= _MOST_SLOTS:
-        raise LaunchError(f"{where}: {name} has to have 1 to {_MOST_SLOTS} slots, not '{text}'")
+    if not re.fullmatch("[0-9]+", text, re.ASCII) or not 1 <= int(text) <= _MAX_SLOTS:
+        raise LaunchError(f"{where}: {name} has to have 1 to {_MAX_SLOTS} slots, not '{text}'")
     return int(text)
 
 
 def _apply(setting: str, host: Host, where: str, notices: list[str]) -> Host:
     key, equals, value = setting.partition("=")
-    if equals and key in _SLOTS:
+    if equals and key in _SLOT_KEYS:
         if host.slots is not None:
             raise LaunchError(f"{where}: {host.name} has its number of slots twice")
         return replace(host, slots=_checked_slots(value, host.name, where))
@@ -182,10 +183,10 @@ def _apply(setting: str, host: Host, where: str, notices: list[str]) -> Host:
     raise LaunchError(f"{where}: '{setting}' is not understood: a line is 'name slots=N' or 'name:N'")
 
 
-def _too_few(hosts: Sequence[Host], wanted: int) -> str:
-    there = sum(host.slots or 0 for host in hosts)
+def _describe_shortage(hosts: Sequence[Host], wanted: int) -> str:
+    total = sum(host.slots or 0 for host in hosts)
     each = ", ".join(f"{host.name} has {host.slots}" for host in hosts)
     return (
-        f"{wanted} ranks need {wanted} slots, but there {'is' if there == 1 else 'are'} {there} ({each}): "
+        f"{wanted} ranks need {wanted} slots, but there {'is' if total == 1 else 'are'} {total} ({each}): "
         "name more hosts, or more slots for them, as in --hosts hostA:4,hostB:4"
     )

@@ -34,7 +34,7 @@ from sirtaki.runner.progress import Progress
 from sirtaki.runner.rank_start import REPORTS, start_ranks
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.address import unix_address
-from sirtaki.runner.rendezvous.job import BootstrapError, Job
+from sirtaki.runner.rendezvous.job import Job, RendezvousError
 from sirtaki.runner.rendezvous.key import write_key
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.signals import WakeupPipe
@@ -68,19 +68,19 @@ def run_job(settings: Settings) -> int:
     """Runs a job to its end and returns hvdrun's exit code. Raises LaunchError if it cannot start."""
     if not os.path.exists("/proc/self/stat"):
         raise LaunchError("sirtaki needs the file system /proc, which is not mounted here", 1)
-    with contextlib.closing(WakeupPipe()) as bell, Reaper() as reaper:
-        bell.hold_back()
-        return _Launch(settings, bell, reaper).run()
+    with contextlib.closing(WakeupPipe()) as wakeup, Reaper() as reaper:
+        wakeup.block_signals()
+        return _Launch(settings, wakeup, reaper).run()
 
 
 class _Launch:
     """The steps of one job's launch, from the user's settings to the supervisor."""
 
-    def __init__(self, settings: Settings, bell: WakeupPipe, reaper: Reaper) -> None:
+    def __init__(self, settings: Settings, wakeup: WakeupPipe, reaper: Reaper) -> None:
         self._settings = settings
-        self._bell = bell
+        self._wakeup = wakeup
         self._reaper = reaper
-        self._mailbox = Mailbox(bell)
+        self._mailbox = Mailbox(wakeup)
         self._selector = selectors.PollSelector()  # epoll refuses regular files
         self._display = Display(self._selector, settings.verbose)
         self._capacity: Capacity | None = None  # for the ranks of this host
@@ -89,7 +89,7 @@ class _Launch:
         settings, display = self._settings, self._display
         for notice in settings.notices:
             display.say(notice)
-        remotes, allocations = self._reach_hosts()
+        remotes, allocations = self._connect_hosts()
         placements = placements_of(allocations)
         display.expect(len(placements), settings.output_folder)
         folder = Path(make_job_directory(self._reaper))
@@ -100,39 +100,40 @@ class _Launch:
         post_mortem = self._make_post_mortem(len(placements), folder, bool(remotes))
         self._analyzer = FailureAnalyzer(settings.start_timeout, runs_python(settings.command))
         ranks: dict[int, Rank] = {}
-        for share in allocations:  # forks, so it must precede the first thread
-            if is_own_host(share.host.name):
-                environment = self._environment_of(job, server.address, key_file, post_mortem, share)
-                ranks |= self._start_here(environment, [placements[rank] for rank in share.ranks])
+        for allocation in allocations:  # forks, so it must precede the first thread
+            if is_own_host(allocation.host.name):
+                environment = self._environment_of(job, server.address, key_file, post_mortem, allocation)
+                ranks |= self._start_local(environment, [placements[rank] for rank in allocation.ranks])
         for remote in remotes:
-            for share in (share for share in allocations if share.host.name == remote.name):
-                values = self._start_values(job, server.address, [placements[rank] for rank in share.ranks])
-                ranks |= self._start_there(remote, values, share.ranks, post_mortem)
+            for allocation in (one for one in allocations if one.host.name == remote.name):
+                own = [placements[rank] for rank in allocation.ranks]
+                values = self._start_values(job, server.address, own)
+                ranks |= self._start_remote(remote, values, allocation.ranks, post_mortem)
         server.start()
-        if _input_is_lost():
+        if _loses_input():
             display.say("standard input is not passed on: every rank reads /dev/null")
-        in_order = [ranks[rank] for rank in sorted(ranks)]
+        ordered = [ranks[rank] for rank in sorted(ranks)]
         progress = self._progress(allocations)
         supervisor = Supervisor(
-            in_order, remotes, display, self._selector, self._analyzer, server, post_mortem, progress
+            ordered, remotes, display, self._selector, self._analyzer, server, post_mortem, progress
         )
         if self._capacity is not None:
             supervisor.watch_memory(self._capacity, settings.start_timeout)
-        return supervisor.run(self._bell, self._mailbox, self._reaper)
+        return supervisor.run(self._wakeup, self._mailbox, self._reaper)
 
-    def _reach_hosts(self) -> tuple[list[RemoteHost], list[HostAllocation]]:
+    def _connect_hosts(self) -> tuple[list[RemoteHost], list[HostAllocation]]:
         """Connects to the other hosts, if any; returns them, and the ranks of each host."""
         settings = self._settings
         hosts = needed(settings.hosts, settings.size)
         allocations = allocate(hosts, settings.size) if all(host.slots for host in hosts) else []
-        if allocations and all(is_own_host(share.host.name) for share in allocations):
+        if allocations and all(is_own_host(allocation.host.name) for allocation in allocations):
             return [], allocations
         from sirtaki.runner.cores import count_gpus
-        from sirtaki.runner.host_connection import Connection, with_slots
+        from sirtaki.runner.host_connection import Connection, with_slot_counts
 
         connection = Connection(settings.ssh, self._selector, self._display)
-        remotes = connection.reach(hosts, settings.command[0], self._bell, self._reaper)
-        return remotes, allocate(with_slots(hosts, remotes, count_gpus()), settings.size)
+        remotes = connection.connect(hosts, settings.command[0], self._wakeup, self._reaper)
+        return remotes, allocate(with_slot_counts(hosts, remotes, count_gpus()), settings.size)
 
     def _make_server(self, job: Job, folder: str, several_hosts: bool) -> RendezvousServer:
         """Creates the rendezvous: a Unix socket for ranks of this host, all of this machine's addresses for
@@ -153,7 +154,7 @@ class _Launch:
             server = RendezvousServer(
                 address, job, settings.start_timeout, self._mailbox.put, settings.interfaces
             )
-        except BootstrapError as error:
+        except RendezvousError as error:
             raise LaunchError(str(error), 1) from None
         if several_hosts and not addresses_for_others(server.address):
             server.close()
@@ -163,17 +164,17 @@ class _Launch:
         return server
 
     def _environment_of(
-        self, job: Job, rendezvous: str, key_file: str, post_mortem: PostMortem, share: HostAllocation
+        self, job: Job, rendezvous: str, key_file: str, post_mortem: PostMortem, allocation: HostAllocation
     ) -> RankEnvironment:
         settings = self._settings
         cores = usable_cores()
-        threads = thread_counts(len(share.ranks), cores, os.environ)
+        threads = thread_counts(len(allocation.ranks), cores, os.environ)
         if threads:
-            self._display.say(_describe_threads(threads, len(share.ranks), cores))
+            self._display.say(_describe_threads(threads, len(allocation.ranks), cores))
         additions = {**threads, **settings.additions, REPORTS: str(post_mortem.reports)}
         return RankEnvironment(job.id, rendezvous, key_file, settings.start_timeout, additions)
 
-    def _start_here(
+    def _start_local(
         self, environment: RankEnvironment, placements: Sequence[RankPlacement]
     ) -> dict[int, Rank]:
         capacity = self._capacity = Capacity(len(placements), usable_cores())
@@ -199,20 +200,20 @@ class _Launch:
             "command": [os.path.abspath(settings.command[0]), *settings.command[1:]],
             "environment": exported(os.environ),
             "additions": additions,
-            "placements": [astuple(place) for place in placements],
+            "placements": [astuple(placement) for placement in placements],
             "oversubscribe": settings.oversubscribe,
         }
 
-    def _start_there(
-        self, remote: RemoteHost, values: dict[str, Any], numbers: range, post_mortem: PostMortem
+    def _start_remote(
+        self, remote: RemoteHost, values: dict[str, Any], host_ranks: range, post_mortem: PostMortem
     ) -> dict[int, Rank]:
         from sirtaki.runner.remote import RemoteJob, RemoteRank
 
-        ranks = {rank: RemoteRank(rank, remote) for rank in numbers}
+        ranks = {rank: RemoteRank(rank, remote) for rank in host_ranks}
         for rank in ranks:
             self._analyzer.note_start(rank, 0, remote.name)
         remote.start(
-            values, RemoteJob(ranks, post_mortem, partial(self._note_start, remote.name), self._bell.ring)
+            values, RemoteJob(ranks, post_mortem, partial(self._note_start, remote.name), self._wakeup.wake)
         )
         return dict(ranks)
 
@@ -221,19 +222,19 @@ class _Launch:
         where = f" on {host}" if host else ""
         self._display.detail(f"rank {rank} is pid {pid}{where}: {' '.join(self._settings.command)}")
 
-    def _make_post_mortem(self, size: int, private: Path, several_hosts: bool) -> PostMortem:
+    def _make_post_mortem(self, size: int, job_folder: Path, several_hosts: bool) -> PostMortem:
         """Creates the post-mortem. Failure reports go to the folder that the user chose, else the job's."""
         folder = self._settings.additions.get(REPORTS) or os.environ.get(REPORTS)
         timeline = self._settings.timeline
         if timeline is not None:
             remove_timelines(timeline)
-        return PostMortem(size, Path(folder or private).absolute(), bool(folder), timeline, several_hosts)
+        return PostMortem(size, Path(folder or job_folder).absolute(), bool(folder), timeline, several_hosts)
 
     def _progress(self, allocations: Sequence[HostAllocation]) -> Progress:
         names = {
-            rank: f"rank {rank}" + ("" if is_own_host(share.host.name) else f" ({share.host.name})")
-            for share in allocations
-            for rank in share.ranks
+            rank: f"rank {rank}" + ("" if is_own_host(allocation.host.name) else f" ({allocation.host.name})")
+            for allocation in allocations
+            for rank in allocation.ranks
         }
         return Progress("ranks are here", names, self._display.show_progress, self._display.refreshes)
 
@@ -264,11 +265,11 @@ def _describe_threads(threads: Mapping[str, str], size: int, cores: int) -> str:
     return f"{ranks} on {usable}: {name}={count} for each (set it yourself to change that)"
 
 
-def _input_is_lost() -> bool:
+def _loses_input() -> bool:
     """Returns whether input for hvdrun would be lost: a non-empty file, or a pipe with data in it."""
-    kind = os.fstat(0)
-    if stat.S_ISREG(kind.st_mode):
-        return kind.st_size > 0
-    if not stat.S_ISFIFO(kind.st_mode):
+    status = os.fstat(0)
+    if stat.S_ISREG(status.st_mode):
+        return status.st_size > 0
+    if not stat.S_ISFIFO(status.st_mode):
         return False
     return struct.unpack("i", fcntl.ioctl(0, termios.FIONREAD, b"\0" * 4))[0] > 0

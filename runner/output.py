@@ -47,7 +47,7 @@ class Sink:
         if self.error is not None:
             return
         if line.endswith(b"\r") and not self.is_terminal:
-            line = self._state_of_bar(prefix, line)
+            line = self._progress_line(prefix, line)
             if not line:
                 return
         if self._column_dirty and self.is_terminal:
@@ -56,7 +56,7 @@ class Sink:
         self._pending += line if line == b"\r" else prefix + line
         self._watch(True)
 
-    def _state_of_bar(self, prefix: bytes, line: bytes) -> bytes:
+    def _progress_line(self, prefix: bytes, line: bytes) -> bytes:
         """Returns an occasional state of a bar as a line, if states do not replace each other; else b""."""
         now = time.monotonic()
         if line == b"\r" or now < self._next_states.get(prefix, 0.0):
@@ -99,27 +99,27 @@ class Stream:
         self.shown = True
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
         self._prefix = prefix
-        self._rest = b""
+        self._partial_line = b""
 
     def take(self, data: bytes) -> None:
         """Shows the whole lines among the data that the rank has written."""
-        self._keep(data)
-        lines = (self._rest + data).splitlines(keepends=True)
+        self._write_file(data)
+        lines = (self._partial_line + data).splitlines(keepends=True)
         # A carriage return at the end may be the first half of a line end: the next byte decides.
         complete = not lines or lines[-1].endswith(b"\n")
-        self._rest = b"" if complete else lines.pop()
+        self._partial_line = b"" if complete else lines.pop()
         for line in lines:
             self._show(line)
-        if len(self._rest) > _LONGEST_LINE:
-            self._show_rest()
+        if len(self._partial_line) > _LONGEST_LINE:
+            self._show_partial_line()
 
     def close(self) -> None:
-        if self._rest:
-            self._show_rest()
+        if self._partial_line:
+            self._show_partial_line()
         if self.file is not None:
             self.file.close()
 
-    def _keep(self, data: bytes) -> None:
+    def _write_file(self, data: bytes) -> None:
         if self.file is None:
             return
         try:
@@ -130,9 +130,9 @@ class Stream:
             self.sink.write_line(b"", text.encode())
             self.file = None
 
-    def _show_rest(self) -> None:
-        self._show(self._rest + b"\n")
-        self._rest = b""
+    def _show_partial_line(self) -> None:
+        self._show(self._partial_line + b"\n")
+        self._partial_line = b""
 
     def _show(self, line: bytes) -> None:
         if not self._is_trusted:

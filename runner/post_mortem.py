@@ -15,9 +15,9 @@ from sirtaki.runner.failure_analysis import name_rank
 from sirtaki.runner.frames import LIMITS, Kind
 from sirtaki.runner.timeline import merge_timelines
 
-_MOST_LINES = 8
+_MAX_LINES = 8
 # Raised when a malformed report is read: wrong types, endless nesting, or numbers out of bounds.
-_NO_REPORT = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError)
+_MALFORMED = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PostMortem:
     timeline: Path | None = None
     names_hosts: bool = False
 
-    def keep_report(self, rank: int, content: bytes) -> None:
+    def store_report(self, rank: int, content: bytes) -> None:
         """Stores the failure report of a rank on another host."""
         file = self._file(rank)
         with contextlib.suppress(OSError):  # on failure one line is missing
@@ -42,7 +42,7 @@ class PostMortem:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(content)
 
-    def keep_timeline(self, rank: int, piece: bytes) -> None:
+    def append_timeline(self, rank: int, piece: bytes) -> None:
         """Stores a piece of the timeline of a rank on another host."""
         if self.timeline is not None:
             file = self.timeline.with_name(f"{self.timeline.name}.rank{rank}") if rank else self.timeline
@@ -62,10 +62,10 @@ class PostMortem:
         """Returns the lines to show to the user, after all ranks have ended. `event` is the verb of "the job
         …", such as "failed"; "" if nothing went wrong.
         """
-        told = self._what_ranks_did(event) if event else []
+        lines = self._describe_activity(event) if event else []
         if self.timeline is not None:
-            told.append(self._merge(self.timeline))
-        return told
+            lines.append(self._merge(self.timeline))
+        return lines
 
     def _merge(self, timeline: Path) -> str:
         try:
@@ -77,19 +77,19 @@ class PostMortem:
         ranks = "1 rank" if count == 1 else f"{count} ranks"
         return f"the timeline of {ranks} is in {timeline}; https://ui.perfetto.dev shows it"
 
-    def _what_ranks_did(self, event: str) -> list[str]:
-        told = [line for report in self.read_reports().values() if (line := self._described(report))]
-        if len(told) > _MOST_LINES:
-            told[_MOST_LINES - 1 :] = [f"and {len(told) - _MOST_LINES + 1} more ranks"]
-        if told:
+    def _describe_activity(self, event: str) -> list[str]:
+        lines = [line for report in self.read_reports().values() if (line := self._describe_safely(report))]
+        if len(lines) > _MAX_LINES:
+            lines[_MAX_LINES - 1 :] = [f"and {len(lines) - _MAX_LINES + 1} more ranks"]
+        if lines:
             more = f" ({self.reports} has more)" if self.keeps_reports else ""
-            told.insert(0, f"what each rank was doing when the job {event}{more}:")
-        return told
+            lines.insert(0, f"what each rank was doing when the job {event}{more}:")
+        return lines
 
-    def _described(self, report: Mapping[str, Any]) -> str:
+    def _describe_safely(self, report: Mapping[str, Any]) -> str:
         try:
             return describe(report, self.names_hosts)
-        except _NO_REPORT:  # a malformed report, whoever wrote it
+        except _MALFORMED:  # a malformed report, whoever wrote it
             return ""
 
     def _file(self, rank: int) -> Path:
@@ -99,7 +99,7 @@ class PostMortem:
         try:
             with open(self._file(rank), "rb") as file:
                 report = json.loads(file.read(LIMITS[Kind.REPORT]))
-        except (OSError, *_NO_REPORT):  # no report: its world did not fail, or it was killed
+        except (OSError, *_MALFORMED):  # no report: its world did not fail, or it was killed
             return {}
         return report if isinstance(report, dict) else {}
 

@@ -16,14 +16,14 @@ from sirtaki.runner.signals import HANDLED, refuse_to_start_after_a_signal
 
 _libc = ctypes.CDLL(None)  # opened before any fork
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_LOOK_SECONDS = 0.1  # between checks for a signal while a program starts; slow on a busy machine
+_POLL_SECONDS = 0.1  # between checks for a signal while a program starts; slow on a busy machine
 
 
 class Rank(Protocol):
     """The supervisor's view of a rank, wherever it runs."""
 
     rank: int
-    ending: ExitStatus | None
+    exit_status: ExitStatus | None
 
     def check(self) -> ExitStatus | None:
         """Returns how the rank ended, if it has ended since the last call."""
@@ -52,23 +52,23 @@ class Process:
 
         `command` begins with the path of the program, from which Python finds the environment it belongs to.
         """
-        self._buried = False
+        self._reaped = False
         failure, report_failure = os.pipe()
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            _become(command, environment, reaper, parent, (*streams, report_failure))
+            _exec(command, environment, reaper, parent, (*streams, report_failure))
         reaper.note_group(self.pid)
         os.close(report_failure)
         with open(failure, "rb") as file:
-            while not select.select([file], [], [], _LOOK_SECONDS)[0]:
+            while not select.select([file], [], [], _POLL_SECONDS)[0]:
                 refuse_to_start_after_a_signal()
             error = file.read()  # empty once the program has replaced the child, otherwise the errno
         if error:
             os.waitpid(self.pid, 0)
             raise OSError(int(error), os.strerror(int(error)), command[0])
 
-    def look(self) -> tuple[int, int] | None:
+    def poll(self) -> tuple[int, int] | None:
         """Returns how the process ended: its exit code, or 0 and the signal; None while it runs."""
         result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if result is None:
@@ -77,16 +77,16 @@ class Process:
 
     def signal(self, number: int) -> None:
         """Sends a signal to all processes in the process's group."""
-        if self._buried:
+        if self._reaped:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def reap(self) -> None:
         """Reaps the process, which has ended."""
-        if not self._buried:
+        if not self._reaped:
             os.waitpid(self.pid, 0)
-            self._buried = True
+            self._reaped = True
 
 
 class RankProcess:
@@ -98,26 +98,26 @@ class RankProcess:
         """Starts the rank. Raises OSError as `Process` does, and LaunchError after a signal."""
         refuse_to_start_after_a_signal()
         self.rank = rank
-        self.ending: ExitStatus | None = None
+        self.exit_status: ExitStatus | None = None
         self.stdout, stdout = os.pipe()
         self.stderr, stderr = os.pipe()
-        nothing = os.open(os.devnull, os.O_RDONLY)
+        devnull = os.open(os.devnull, os.O_RDONLY)
         try:
-            self._process = Process(command, environment, reaper, (nothing, stdout, stderr))
+            self._process = Process(command, environment, reaper, (devnull, stdout, stderr))
         except OSError:
             os.close(self.stdout)
             os.close(self.stderr)
             raise
         finally:
-            for descriptor in (nothing, stdout, stderr):
+            for descriptor in (devnull, stdout, stderr):
                 os.close(descriptor)
         self.pid = self._process.pid
 
     def check(self) -> ExitStatus | None:
         """Returns how the rank ended, if it has ended since the last call."""
-        if self.ending is None and (result := self._process.look()):
-            self.ending = ExitStatus(self.rank, self.pid, *result)
-            return self.ending
+        if self.exit_status is None and (result := self._process.poll()):
+            self.exit_status = ExitStatus(self.rank, self.pid, *result)
+            return self.exit_status
         return None
 
     def signal(self, number: int) -> None:
@@ -129,7 +129,7 @@ class RankProcess:
         self._process.reap()
 
 
-def _become(
+def _exec(
     command: Sequence[str],
     environment: Mapping[str, str],
     reaper: Reaper,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 FIRST_REFRESH_SECONDS = 1.0  # a shorter wait needs no line
 FIRST_REPEAT_SECONDS = 5.0
-_MOST_NAMES = 4
+_MAX_NAMES = 4
 
 
 class Progress:
@@ -42,7 +42,7 @@ class Progress:
         elif self._refreshes and self._shown:
             self._show(self.line)
 
-    def meet(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Shows the line if it is due."""
         if self.due is not None and self.due <= now:
             self._show(self.line)
@@ -61,14 +61,14 @@ class Progress:
     @property
     def line(self) -> str:
         """Formats "7 of 8 ranks are here; waiting for rank 3 (hostB)"."""
-        here = len(self._names) - len(self._missing)
+        present = len(self._names) - len(self._missing)
         awaited = join_names(self._names[key] for key in sorted(self._missing))
-        return f"{here} of {len(self._names)} {self._what}; waiting for {awaited}"
+        return f"{present} of {len(self._names)} {self._what}; waiting for {awaited}"
 
 
 def join_names(names: Iterable[str]) -> str:
     """Formats "a", "a and b", "a, b, c and 5 more"."""
     named = list(names)
-    if len(named) > _MOST_NAMES:
-        named[_MOST_NAMES - 1 :] = [f"{len(named) - _MOST_NAMES + 1} more"]
+    if len(named) > _MAX_NAMES:
+        named[_MAX_NAMES - 1 :] = [f"{len(named) - _MAX_NAMES + 1} more"]
     return named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"

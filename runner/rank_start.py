@@ -36,11 +36,12 @@ def start_ranks(
         try:
             ranks.append(RankProcess(placement.rank, command, environment.of(placement, os.environ), reaper))
         except OSError as error:
-            raise LaunchError(why_not_started(placement.rank, command, error), NOT_EXECUTABLE) from None
+            text = describe_start_failure(placement.rank, command, error)
+            raise LaunchError(text, NOT_EXECUTABLE) from None
     return ranks
 
 
-def why_not_started(rank: int, command: Sequence[str], error: OSError) -> str:
+def describe_start_failure(rank: int, command: Sequence[str], error: OSError) -> str:
     if error.errno == errno.ENOEXEC:
         return f"{command[0]} is neither a program nor a script that begins with '#!'"
     return f"cannot start rank {rank}: {command[0]}: {error.strerror}"

@@ -53,7 +53,7 @@ class Reaper:
 
     def watch_group(self, group: int) -> None:
         """Registers a process group that the reaper will end. Called by the group's first process itself."""
-        self._order(_GROUP + str(group))
+        self._send_order(_GROUP + str(group))
 
     def note_group(self, group: int) -> None:
         """Remembers a group that its first process has registered with the reaper."""
@@ -62,11 +62,11 @@ class Reaper:
     def watch_directory(self, path: str) -> None:
         """Registers a directory that the reaper will remove with its contents."""
         self._directories.append(path)
-        self._order(_DIRECTORY + path)
+        self._send_order(_DIRECTORY + path)
 
     def replace_if_killed(self) -> bool:
         """Starts another reaper, with the same orders, if this one has died; returns whether it had."""
-        if self._released or not self._has_died():
+        if self._released or not self._has_exited():
             return False
         os.close(self._pipe)
         self._start()
@@ -74,7 +74,7 @@ class Reaper:
 
     def ended(self) -> bool:
         """Returns whether the reaper has finished its work."""
-        return self._has_died()
+        return self._has_exited()
 
     def release(self) -> None:
         """Lets the reaper start its work; the reaper exits afterwards."""
@@ -88,17 +88,17 @@ class Reaper:
     def __exit__(self, *exception: object) -> None:
         """Waits for the reaper, and completes its work in case it was killed."""
         self.release()
-        self._has_died(options=0)
+        self._has_exited(options=0)
         if self._was_killed:
             end_groups(self._groups)
         for path in self._directories:
             remove_directory(path)
 
-    def _order(self, text: str) -> None:
+    def _send_order(self, text: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # it was killed; its replacement gets all orders
             os.write(self._pipe, os.fsencode(text) + b"\n")
 
-    def _has_died(self, options: int = os.WNOHANG) -> bool:
+    def _has_exited(self, options: int = os.WNOHANG) -> bool:
         if self.pid:
             ended, status = os.waitpid(self.pid, options)
             if ended:
@@ -109,8 +109,8 @@ class Reaper:
 def main() -> None:
     os.setsid()
     os.chdir("/")
-    told = os.fsdecode(sys.stdin.buffer.read()).split("\n")  # returns when the last writer is gone
-    orders = [*sys.argv[1:], *told]
+    received = os.fsdecode(sys.stdin.buffer.read()).split("\n")  # returns when the last writer is gone
+    orders = [*sys.argv[1:], *received]
     end_groups([int(order.removeprefix(_GROUP)) for order in orders if order.startswith(_GROUP)])
     for order in orders:
         if order.startswith(_DIRECTORY):

@@ -15,7 +15,7 @@ from sirtaki.runner.channel import Channel
 from sirtaki.runner.command import NOT_EXECUTABLE
 from sirtaki.runner.display import STDERR, STDOUT, Display
 from sirtaki.runner.failure_analysis import ExitStatus
-from sirtaki.runner.frames import LAST_WORDS, ROOM, START_MARK, Frame, Kind, WireError
+from sirtaki.runner.frames import FINAL_CREDIT, INITIAL_CREDIT, START_MARK, Frame, Kind, WireError
 from sirtaki.runner.process import Process
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.wire import printable
@@ -30,15 +30,15 @@ class RemoteRank:
     def __init__(self, rank: int, host: RemoteHost) -> None:
         self.rank = rank
         self.pid = 0  # 0 until the agent has reported it
-        self.ending: ExitStatus | None = None  # set once `check` has returned it
+        self.exit_status: ExitStatus | None = None  # set once `check` has returned it
         self._host = host
         self._noted: ExitStatus | None = None
 
     def check(self) -> ExitStatus | None:
         """Returns how the rank ended, if it has ended since the last call."""
-        if self.ending is None and self._noted is not None:
-            self.ending = self._noted
-            return self.ending
+        if self.exit_status is None and self._noted is not None:
+            self.exit_status = self._noted
+            return self.exit_status
         return None
 
     def signal(self, number: int) -> None:
@@ -49,19 +49,19 @@ class RemoteRank:
     def reap(self) -> None:
         """Does nothing: the agent reaps the rank."""
 
-    def note(self, ending: ExitStatus) -> bool:
-        """Records the ending of the rank; returns False if it was already known."""
-        is_news = self._noted is None
-        self._noted = self._noted or ending
-        return is_news
+    def note(self, status: ExitStatus) -> bool:
+        """Records how the rank ended; returns False if it was already known."""
+        is_new = self._noted is None
+        self._noted = self._noted or status
+        return is_new
 
 
-class Keeper(Protocol):
+class ReportStore(Protocol):
     """The storage for the files that ranks of other hosts leave behind."""
 
-    def keep_report(self, rank: int, content: bytes) -> None: ...
+    def store_report(self, rank: int, content: bytes) -> None: ...
 
-    def keep_timeline(self, rank: int, piece: bytes) -> None: ...
+    def append_timeline(self, rank: int, piece: bytes) -> None: ...
 
 
 @dataclass
@@ -69,9 +69,9 @@ class RemoteJob:
     """The receivers of a host's messages once its ranks are to start."""
 
     ranks: Mapping[int, RemoteRank]
-    keeper: Keeper
+    report_store: ReportStore
     on_start: Callable[[int, int], None]  # arguments: a rank and its pid
-    on_ending: Callable[[], None]
+    on_exit: Callable[[], None]
 
 
 class RemoteHost:
@@ -93,13 +93,13 @@ class RemoteHost:
         self._options = options
         self._selector = selector
         self._display = display
-        self._owed = {
+        self._ungranted = {
             STDOUT: 0,
             STDERR: 0,
         }  # bytes of output received for which no new room has been granted
-        self._room = ROOM
+        self._credit = INITIAL_CREDIT
         self._job: RemoteJob | None = None
-        self._heard = time.monotonic()
+        self._last_received = time.monotonic()
 
     def connect(self, command: Sequence[str], question: Mapping[str, str], reaper: Reaper) -> None:
         """Starts ssh and sends the question. Raises OSError if ssh cannot be started."""
@@ -130,30 +130,30 @@ class RemoteHost:
 
     def finish(self) -> None:
         """Has the agent send the ranks' remaining files, and end, because all ranks have ended."""
-        self._room = ROOM + len(self._job.ranks if self._job else ()) * LAST_WORDS
+        self._credit = INITIAL_CREDIT + len(self._job.ranks if self._job else ()) * FINAL_CREDIT
         self.send(Frame(Kind.FINISH))
 
-    def tend(self) -> None:
+    def poll(self) -> None:
         """Checks whether the connection has ended; grants the agent more output, if it can be shown."""
         if self.ended:
             return
-        is_silent = self.answer is not None and self._heard + SILENCE_SECONDS <= time.monotonic()
+        is_silent = self.answer is not None and self._last_received + SILENCE_SECONDS <= time.monotonic()
         if is_silent and not self._channel.read():  # hvdrun itself may have been stopped for a while
             self.give_up(f"its agent has sent nothing for {SILENCE_SECONDS:g} s")
-        if result := self._ssh.look():
+        if result := self._ssh.poll():
             self._channel.read_rest()
             self._end(*result)
         elif self._channel.ended and not self.done:  # malformed data, or the agent closed its end
             self._ssh.signal(signal.SIGTERM)
-        for number, owed in self._owed.items():
-            if owed >= ROOM // 4 and self._display.has_room(number):
-                self._owed[number] = 0
-                self.send(Frame.of_number(Kind.GRANT, number, owed))
+        for number, ungranted in self._ungranted.items():
+            if ungranted >= INITIAL_CREDIT // 4 and self._display.has_room(number):
+                self._ungranted[number] = 0
+                self.send(Frame.of_number(Kind.GRANT, number, ungranted))
 
     @property
     def deadline(self) -> float | None:
         """Returns when to check whether the agent has sent anything."""
-        return None if self.ended else self._heard + SILENCE_SECONDS
+        return None if self.ended else self._last_received + SILENCE_SECONDS
 
     def give_up(self, reason: str) -> None:
         """Ends the connection; the agent will notice, and end its ranks."""
@@ -167,7 +167,7 @@ class RemoteHost:
         self._ssh.reap()
 
     def _receive(self, frame: Frame) -> None:
-        self._heard = time.monotonic()
+        self._last_received = time.monotonic()
         if frame.kind == Kind.ANSWER:
             self._take_answer(frame)
         elif frame.kind == Kind.DONE:
@@ -194,43 +194,43 @@ class RemoteHost:
     def _take(self, frame: Frame, job: RemoteJob, rank: RemoteRank) -> None:
         if frame.kind in (Kind.STDOUT, Kind.STDERR):
             number = STDOUT if frame.kind == Kind.STDOUT else STDERR
-            self._owed[number] += len(frame.payload)
-            if self._owed[number] > self._room:
-                raise WireError(f"it sent more output than the {self._room} bytes there was room for")
+            self._ungranted[number] += len(frame.payload)
+            if self._ungranted[number] > self._credit:
+                raise WireError(f"it sent more output than the {self._credit} bytes there was room for")
             self._display.take(frame.rank, number, frame.payload)
         elif frame.kind == Kind.STARTED:
             rank.pid = frame.number
             job.on_start(frame.rank, rank.pid)
         elif frame.kind == Kind.REFUSED:
             self._display.say(f"{self.name}: {printable(frame.payload.decode(errors='replace'), 1000)}")
-            self._note_ending(rank, NOT_EXECUTABLE, 0)
+            self._note_exit(rank, NOT_EXECUTABLE, 0)
         elif frame.kind == Kind.ENDED:
             values = frame.values
-            self._note_ending(rank, _small(values.get("code")), _small(values.get("killed_by")))
+            self._note_exit(rank, _exit_code(values.get("code")), _exit_code(values.get("killed_by")))
         elif frame.kind == Kind.REPORT:
-            job.keeper.keep_report(frame.rank, frame.payload)
+            job.report_store.store_report(frame.rank, frame.payload)
         elif frame.kind == Kind.TIMELINE:
-            job.keeper.keep_timeline(frame.rank, frame.payload)
+            job.report_store.append_timeline(frame.rank, frame.payload)
         else:
             raise WireError(f"{frame.kind.name} is not expected now")
 
-    def _note_ending(self, rank: RemoteRank, code: int, killed_by: int, lost: str = "") -> bool:
-        is_news = rank.note(ExitStatus(rank.rank, rank.pid, code, killed_by, self.name, lost))
+    def _note_exit(self, rank: RemoteRank, code: int, killed_by: int, lost: str = "") -> bool:
+        is_new = rank.note(ExitStatus(rank.rank, rank.pid, code, killed_by, self.name, lost))
         if self._job is not None:
-            self._job.on_ending()
-        return is_news
+            self._job.on_exit()
+        return is_new
 
     def _end(self, code: int, killed_by: int) -> None:
         self.ended = True
         self._channel.close_writing()
         if self._job is None:
-            self.failure = self.failure or self._why_no_answer(code, killed_by)
+            self.failure = self.failure or self._describe_no_answer(code, killed_by)
         elif not self.done:
-            self.failure = self.failure or self._why_lost(code, killed_by)
+            self.failure = self.failure or self._describe_loss(code, killed_by)
             for rank in self._job.ranks.values():
-                self.lost |= self._note_ending(rank, 0, 0, self.failure)
+                self.lost |= self._note_exit(rank, 0, 0, self.failure)
 
-    def _why_no_answer(self, code: int, killed_by: int) -> str:
+    def _describe_no_answer(self, code: int, killed_by: int) -> str:
         if self._channel.error:
             advice = "its login shell must print nothing without a terminal"
             return f"{self.name}: {self._channel.error}: {advice}"
@@ -241,7 +241,7 @@ class RemoteHost:
             said += self._channel.reader.before_mark.decode(errors="replace").splitlines()
         return explain(self.name, self._options, code, said)
 
-    def _why_lost(self, code: int, killed_by: int) -> str:
+    def _describe_loss(self, code: int, killed_by: int) -> str:
         if self._channel.error:
             return f"it sent malformed data ({self._channel.error})"
         if killed_by:
@@ -251,7 +251,7 @@ class RemoteHost:
         return f"hvdrun's agent there ended with exit code {code}"
 
 
-def _small(value: object) -> int:
+def _exit_code(value: object) -> int:
     if not isinstance(value, int) or not 0 <= value <= 255:
         raise WireError("the exit status of a rank is malformed")
     return value

@@ -15,10 +15,10 @@ HANDLED = frozenset(
 
 
 class WakeupPipe:
-    """A wake-up pipe that signals and other threads (`ring`) write to; the main loop reads it.
+    """A wake-up pipe that signals and other threads (`wake`) write to; the main loop reads it.
 
-    From `hold_back` to `listen` signals are blocked, so that ranks can be started undisturbed. A signal that
-    was ignored when hvdrun started (as nohup does) stays ignored.
+    From `block_signals` to `unblock_signals` ranks can be started undisturbed. A signal that was ignored when
+    hvdrun started (as nohup does) stays ignored.
     """
 
     def __init__(self) -> None:
@@ -35,17 +35,17 @@ class WakeupPipe:
         self._receiver.close()
         self._sender.close()
 
-    def hold_back(self) -> None:
+    def block_signals(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
 
-    def listen(self) -> None:
+    def unblock_signals(self) -> None:
         signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         for number in HANDLED:
             if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGCHLD:
-                signal.signal(number, _only_ring)
+                signal.signal(number, _ignore_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wakes the main loop; called by other threads."""
         try:
             self._sender.send(b"\0")
@@ -53,7 +53,7 @@ class WakeupPipe:
             return
 
     def read(self) -> bytes:
-        """Returns the numbers of the signals received; 0 for a `ring`."""
+        """Returns the numbers of the signals received; 0 for a `wake`."""
         try:
             return self._receiver.recv(4096)
         except BlockingIOError:
@@ -61,11 +61,11 @@ class WakeupPipe:
 
 
 def refuse_to_start_after_a_signal() -> None:
-    """Raises LaunchError if a signal that asks this process to end has arrived since `hold_back`."""
+    """Raises LaunchError if a signal that asks this process to end has arrived since `block_signals`."""
     pending = signal.sigpending()
-    for number, words in ((signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated (SIGTERM)")):
+    for number, cause in ((signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated (SIGTERM)")):
         if number in pending and signal.getsignal(number) is not signal.SIG_IGN:
-            raise LaunchError(f"{words} before all ranks were started: ending those that were", 128 + number)
+            raise LaunchError(f"{cause} before all ranks were started: ending those that were", 128 + number)
 
 
 def stop_this_process() -> None:
@@ -73,5 +73,5 @@ def stop_this_process() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def _only_ring(number: int, frame: FrameType | None) -> None:
+def _ignore_signal(number: int, frame: FrameType | None) -> None:
     """Does nothing: Python itself writes the number to the wake-up pipe; the main loop does the rest."""

@@ -55,11 +55,11 @@ def agent_command(python: str = sys.executable) -> str:
 
 
 def explain(
-    host: str, options: SshOptions, code: int, said: Sequence[str], python: str = sys.executable
+    host: str, options: SshOptions, code: int, output: Sequence[str], python: str = sys.executable
 ) -> str:
     """Explains why a host has no agent, and the remedy, from ssh's exit and the last lines it wrote."""
-    text = "\n".join(said)
-    last = printable(next((line.strip() for line in reversed(said) if line.strip()), ""), 300)
+    text = "\n".join(output)
+    last = printable(next((line.strip() for line in reversed(output) if line.strip()), ""), 300)
     if code == _LOST:
         return _explain_ssh(host, options, text, last)
     if code == _NO_COMMAND or (code == 126 and python in text):
@@ -96,6 +96,6 @@ def _explain_ssh(host: str, options: SshOptions, text: str, last: str) -> str:
         )
     if "Could not resolve hostname" in text:
         return f"there is no host called {host}: check the name, or write its address ({last})"
-    if any(what in text for what in ("timed out", "refused", "No route to host", "unreachable")):
+    if any(pattern in text for pattern in ("timed out", "refused", "No route to host", "unreachable")):
         return f"{host} cannot be reached by ssh: check that it is up and that `{log_in} true` works ({last})"
     return f"ssh to {host} failed: try `{log_in} true`" + (f" ({last})" if last else "")

@@ -30,7 +30,7 @@ class Stragglers:
         """Stops reporting: the job has failed, or all ranks have ended."""
         self.due = None
 
-    def meet(self, now: float, running: Sequence[int]) -> None:
+    def poll(self, now: float, running: Sequence[int]) -> None:
         """Reports the running ranks if a report is due."""
         if self.due is None or now < self.due or not running:
             return

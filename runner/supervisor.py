@@ -24,7 +24,7 @@ from sirtaki.runner.stragglers import Stragglers
 if TYPE_CHECKING:  # not needed on a single host
     from sirtaki.runner.remote import RemoteHost
 
-INQUIRY_SECONDS = 0.5  # after the first failure, so that the rank that caused it can be identified
+ANALYSIS_SECONDS = 0.5  # after the first failure, so that the rank that caused it can be identified
 REPORT_POLL_SECONDS = 0.01  # no event announces that a rank has written its report
 KILL_SECONDS = 5.0  # between the signal that asks the ranks to end and SIGKILL
 INTERRUPTED, TERMINATED = "was interrupted", "was terminated"  # events of a `JobFailure`
@@ -34,15 +34,15 @@ READER_GONE = 141  # a shell's exit code for a program killed by SIGPIPE
 class Mailbox:
     """Messages from other threads to the main loop."""
 
-    def __init__(self, bell: WakeupPipe) -> None:
-        self._bell = bell
+    def __init__(self, wakeup: WakeupPipe) -> None:
+        self._wakeup = wakeup
         self._events: deque[RankEvent] = deque()
 
     def put(self, event: RankEvent) -> None:
         self._events.append(event)
-        self._bell.ring()
+        self._wakeup.wake()
 
-    def empty(self) -> list[RankEvent]:
+    def drain(self) -> list[RankEvent]:
         return [self._events.popleft() for _ in range(len(self._events))]
 
 
@@ -73,118 +73,120 @@ class Supervisor:
         self._decide_at: float | None = None
         self._kill_at: float | None = None
         self._capacity: Capacity | None = None  # for the ranks of this host, while they start
-        self._hurry = False  # whether the user refuses to wait for remaining output
+        self._skips_output = False  # whether the user refuses to wait for remaining output
 
     def watch_memory(self, capacity: Capacity, seconds: float) -> None:
         """Aborts the job if its start uses up this host's memory. Must be called before `run`."""
         self._capacity = capacity
         capacity.watch(seconds)
 
-    def run(self, bell: WakeupPipe, mailbox: Mailbox, reaper: Reaper) -> int:
+    def run(self, wakeup: WakeupPipe, mailbox: Mailbox, reaper: Reaper) -> int:
         """Runs the loop; returns hvdrun's exit code when all descendants have ended and all is shown."""
-        self._selector.register(bell, selectors.EVENT_READ, lambda: self._listen(bell, mailbox, reaper))
-        bell.listen()
-        self._listen(bell, mailbox, reaper)
-        self._turn_until(lambda: all(rank.ending for rank in self._ranks))
+        self._selector.register(
+            wakeup, selectors.EVENT_READ, lambda: self._handle_wakeup(wakeup, mailbox, reaper)
+        )
+        wakeup.unblock_signals()
+        self._handle_wakeup(wakeup, mailbox, reaper)
+        self._run_until(lambda: all(rank.exit_status for rank in self._ranks))
         self._server.close()
         self._conclude(mailbox)
-        self._part_with_hosts()
+        self._finish_hosts()
         for rank in self._ranks:
             rank.reap()
         failed = self._failure is not None and self._analyzer.failed
-        last_words = self._post_mortem.lines(self._failure.event if self._failure and failed else "")
+        summary = self._post_mortem.lines(self._failure.event if self._failure and failed else "")
         reaper.release()
-        self._turn_until(lambda: reaper.ended() or self._hurry)
+        self._run_until(lambda: reaper.ended() or self._skips_output)
         for host in self._hosts:
             host.close()
         self._display.close_streams()
-        self._pronounce(last_words)
-        self._turn_until(lambda: self._display.all_shown or self._hurry)
+        self._show_result(summary)
+        self._run_until(lambda: self._display.all_shown or self._skips_output)
         return self._failure.exit_code if self._failure else 0
 
     def _conclude(self, mailbox: Mailbox) -> None:
-        for event in mailbox.empty():
+        for event in mailbox.drain():
             self._analyzer.note_event(event)
         if self._failure is None and self._analyzer.failed:
-            self._failure = self._judge()
+            self._failure = self._analyze()
         self._decide_at = self._kill_at = None
         self._progress.end()
         self._stragglers.end()
 
-    def _part_with_hosts(self) -> None:
+    def _finish_hosts(self) -> None:
         """Lets the agents send their ranks' remaining files, and end."""
         for host in self._hosts:
             host.finish()
-        self._turn_until(lambda: all(host.ended for host in self._hosts) or self._hurry)
+        self._run_until(lambda: all(host.ended for host in self._hosts) or self._skips_output)
         for host in self._hosts:
-            if not (host.done or host.lost or self._hurry):
+            if not (host.done or host.lost or self._skips_output):
                 self._display.say(f"the last output of ranks on {host.name} may be missing: {host.failure}")
 
-    def _turn_until(self, over: Callable[[], bool]) -> None:
+    def _run_until(self, over: Callable[[], bool]) -> None:
         while not over():
             self._display.balance()
             for key, _ in self._selector.select(self._time_to_next_deadline()):
                 key.data()
             for host in self._hosts:
-                host.tend()
+                host.poll()
             if error := self._display.reader_error:
-                self._lose_reader(error)
-            self._meet_deadlines()
+                self._handle_reader_error(error)
+            self._handle_deadlines()
 
     def _all_is_known(self) -> bool:
         """Returns whether the culprit is known, and all survivors have written what they were doing."""
         return self._analyzer.conclusive and self._post_mortem.has_reports_of(self._analyzer.survivors)
 
-    def _judge(self) -> JobFailure:
+    def _analyze(self) -> JobFailure:
         for rank, report in self._post_mortem.read_reports().items():
             self._analyzer.note_report(rank, report)
         return self._analyzer.failure()
 
     def _time_to_next_deadline(self) -> float | None:
-        moments = [self._decide_at, self._kill_at, self._progress.due, self._stragglers.due]
-        moments += [host.deadline for host in self._hosts]
-        moments += [self._capacity.due] if self._capacity is not None else []
-        deadlines = [moment for moment in moments if moment is not None]
+        candidates = [self._decide_at, self._kill_at, self._progress.due, self._stragglers.due]
+        candidates += [host.deadline for host in self._hosts]
+        candidates += [self._capacity.due] if self._capacity is not None else []
+        deadlines = [moment for moment in candidates if moment is not None]
         if self._decide_at is not None and self._analyzer.conclusive:
             deadlines.append(time.monotonic() + REPORT_POLL_SECONDS)
         return max(min(deadlines) - time.monotonic(), 0) if deadlines else None
 
-    def _meet_deadlines(self) -> None:
+    def _handle_deadlines(self) -> None:
         now = time.monotonic()
         if self._decide_at is not None and (self._decide_at <= now or self._all_is_known()):
-            self._end(self._judge(), signal.SIGTERM)
+            self._end(self._analyze(), signal.SIGTERM)
         if self._kill_at is not None and self._kill_at <= now:
             self._kill()
-        self._progress.meet(now)
-        self._stragglers.meet(now, self._running())
-        if self._capacity is not None and self._failure is None and (shortage := self._capacity.meet(now)):
+        self._progress.poll(now)
+        self._stragglers.poll(now, self._running())
+        if self._capacity is not None and self._failure is None and (shortage := self._capacity.poll(now)):
             self._end(JobFailure(1, shortage), signal.SIGTERM)
             self._kill()
 
-    def _listen(self, bell: WakeupPipe, mailbox: Mailbox, reaper: Reaper) -> None:
-        numbers = bell.read()
+    def _handle_wakeup(self, wakeup: WakeupPipe, mailbox: Mailbox, reaper: Reaper) -> None:
+        numbers = wakeup.read()
         if reaper.replace_if_killed():
             self._display.say("the process that cleans up after this job was killed; another one replaces it")
-        for event in mailbox.empty():
-            tell = self._display.say if event.kind == "refused" else self._display.detail
-            tell(f"the rendezvous reports that {describe(event)}")
+        for event in mailbox.drain():
+            show = self._display.say if event.kind == "refused" else self._display.detail
+            show(f"the rendezvous reports that {describe(event)}")
             self._analyzer.note_event(event)
             self._note_arrival(event)
         for rank in self._ranks:
-            if ending := rank.check():
-                self._analyzer.note_exit(ending)
-                self._display.detail(f"rank {ending.rank} has ended with exit code {ending.exit_code}")
-                if not ending.failed:
+            if status := rank.check():
+                self._analyzer.note_exit(status)
+                self._display.detail(f"rank {status.rank} has ended with exit code {status.exit_code}")
+                if not status.failed:
                     self._stragglers.note_exit()
-                    self._server.rank_ended(ending.rank, self._analyzer.how_it_ended(ending.rank))
+                    self._server.rank_ended(status.rank, self._analyzer.describe_end(status.rank))
         if self._analyzer.failed and self._failure is None and self._decide_at is None:
-            self._decide_at = time.monotonic() + INQUIRY_SECONDS
+            self._decide_at = time.monotonic() + ANALYSIS_SECONDS
             self._progress.end()
             self._stragglers.end()
             for host in self._hosts:
                 host.collect()
         for number in numbers:
-            self._obey(number)
+            self._handle_signal(number)
 
     def _note_arrival(self, event: RankEvent) -> None:
         if event.kind == "initialised" and self._capacity is not None:
@@ -194,21 +196,21 @@ class Supervisor:
             self._progress.note(event.rank)
 
     def _running(self) -> list[int]:
-        return [rank.rank for rank in self._ranks if not rank.ending]
+        return [rank.rank for rank in self._ranks if not rank.exit_status]
 
-    def _obey(self, number: int) -> None:
+    def _handle_signal(self, number: int) -> None:
         if number in (signal.SIGINT, signal.SIGTERM):
-            self._give_up(number)
+            self._handle_termination(number)
         elif number == signal.SIGTSTP:
             self._signal_ranks(number)
             stop_this_process()
         elif number in (signal.SIGCONT, signal.SIGHUP):
             self._signal_ranks(number)
 
-    def _give_up(self, number: int) -> None:
+    def _handle_termination(self, number: int) -> None:
         running = self._running()
         if not running:
-            self._hurry = True
+            self._skips_output = True
             self._display.drop()
         elif self._failure is not None:
             self._kill()
@@ -222,11 +224,11 @@ class Supervisor:
             self._display.mute_errors_except(running[0])
             self._end(JobFailure(128 + number, event=INTERRUPTED), number)
 
-    def _lose_reader(self, error: OSError) -> None:
+    def _handle_reader_error(self, error: OSError) -> None:
         if self._failure is None:
-            broken = isinstance(error, BrokenPipeError)
-            text = "" if broken else f"cannot write to standard output: {error.strerror}"
-            self._end(JobFailure(READER_GONE if broken else 1, text), signal.SIGTERM)
+            is_pipe_closed = isinstance(error, BrokenPipeError)
+            text = "" if is_pipe_closed else f"cannot write to standard output: {error.strerror}"
+            self._end(JobFailure(READER_GONE if is_pipe_closed else 1, text), signal.SIGTERM)
 
     def _end(self, failure: JobFailure, number: int) -> None:
         """Asks all ranks to end, and kills those that do not."""
@@ -245,12 +247,12 @@ class Supervisor:
         for rank in self._ranks:
             rank.signal(number)
 
-    def _pronounce(self, last_words: Sequence[str]) -> None:
+    def _show_result(self, summary: Sequence[str]) -> None:
         failure = self._failure
         reason = ""
         if failure is not None and failure.rank is not None:
             reason = self._display.show_error_of(failure.rank)
-        for line in last_words:
+        for line in summary:
             self._display.say(line)
         if failure is None and (notice := self._analyzer.notice):
             self._display.say(notice)

@@ -29,28 +29,28 @@ def merge_timelines(path: Path) -> int:
 
     Returns the number of ranks merged. Raises OSError where a file cannot be read or written.
     """
-    parts = _parts(path)
-    if not parts:
+    files = _files(path)
+    if not files:
         return 0
     merged = path.with_name(f"{path.name}.merging")
     with open(merged, "wb") as out:
         out.write(b"[\n")
         separator = b""
-        clocks = [_wall_minus_monotonic(part) for part in parts]
-        for part, clock in zip(parts, clocks, strict=True):
-            later = _later_than(clocks[0], clock)
-            for event in _events(part):
-                out.write(separator + (_moved(event, later) if later else event))
+        clocks = [_wall_minus_monotonic(rank_file) for rank_file in files]
+        for rank_file, clock in zip(files, clocks, strict=True):
+            offset = _clock_offset(clocks[0], clock)
+            for event in _events(rank_file):
+                out.write(separator + (_shifted(event, offset) if offset else event))
                 separator = b",\n"
         out.write(b"\n]\n")
     os.replace(merged, path)
-    for part in parts:
-        if part != path:
-            part.unlink()
-    return len(parts)
+    for rank_file in files:
+        if rank_file != path:
+            rank_file.unlink()
+    return len(files)
 
 
-def _parts(path: Path) -> list[Path]:
+def _files(path: Path) -> list[Path]:
     others = {}
     for file in path.parent.glob("*"):
         number = file.name.removeprefix(f"{path.name}.rank")
@@ -59,24 +59,24 @@ def _parts(path: Path) -> list[Path]:
     return [file for file in (path, *(others[rank] for rank in sorted(others))) if file.is_file()]
 
 
-def _events(part: Path) -> Iterator[bytes]:
+def _events(rank_file: Path) -> Iterator[bytes]:
     """Yields the events of one rank's file, which holds one per line."""
-    held: bytes | None = None  # the last line may be incomplete
-    with open(part, "rb") as file:
+    pending: bytes | None = None  # the last line may be incomplete
+    with open(rank_file, "rb") as file:
         for line in file:
             event = line.strip().rstrip(b",")
             if event in (b"", b"[", b"]"):
                 continue
-            if held is not None:
-                yield held
-            held = event
-    if held is not None and _is_whole(held):
-        yield held
+            if pending is not None:
+                yield pending
+            pending = event
+    if pending is not None and _is_complete(pending):
+        yield pending
 
 
-def _wall_minus_monotonic(part: Path) -> int | None:
+def _wall_minus_monotonic(rank_file: Path) -> int | None:
     """Returns the difference of a host's clocks, in nanoseconds; None if the file does not state it."""
-    for event, _ in zip(_events(part), range(_HEAD_LINES), strict=False):
+    for event, _ in zip(_events(rank_file), range(_HEAD_LINES), strict=False):
         if b'"clock"' in event:
             try:
                 return int(json.loads(event)["args"]["wall_minus_monotonic_ns"])
@@ -85,24 +85,24 @@ def _wall_minus_monotonic(part: Path) -> int | None:
     return None
 
 
-def _later_than(first: int | None, clock: int | None) -> int:
+def _clock_offset(first: int | None, clock: int | None) -> int:
     """Returns how many nanoseconds to add to a rank's times to convert them to the first host's clock."""
     if first is None or clock is None or abs(clock - first) < _ONE_HOST_NS:
         return 0
     return clock - first
 
 
-def _moved(event: bytes, later: int) -> bytes:
-    """Returns the event with all its times shifted by `later` nanoseconds."""
+def _shifted(event: bytes, offset: int) -> bytes:
+    """Returns the event with all its times shifted by `offset` nanoseconds."""
 
-    def move(match: re.Match[bytes]) -> bytes:
-        time = max(int(match[1] + match[2]) + later, 0)
+    def shift(match: re.Match[bytes]) -> bytes:
+        time = max(int(match[1] + match[2]) + offset, 0)
         return b'"ts":%d.%03d' % divmod(time, 1000)
 
-    return _TIME.sub(move, event)
+    return _TIME.sub(shift, event)
 
 
-def _is_whole(event: bytes) -> bool:
+def _is_complete(event: bytes) -> bool:
     try:
         json.loads(event)
     except ValueError:
@@ -112,8 +112,8 @@ def _is_whole(event: bytes) -> bool:
 
 def remove_timelines(path: Path) -> None:
     """Removes another job's files, so that they are not mistaken for this job's."""
-    for part in _parts(path):
-        part.unlink()
+    for rank_file in _files(path):
+        rank_file.unlink()
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ FAILSAFE_SECONDS = 180.0
 RANK_SCRIPT = """
 import os, signal, sys, time
 from sirtaki.bindings._version import VERSION
-from sirtaki.runner.rendezvous.job import BootstrapError, Identity, Job
+from sirtaki.runner.rendezvous.job import RendezvousError, Identity, Job
 from sirtaki.runner.rendezvous.key import read_key
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 

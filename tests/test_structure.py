@@ -248,8 +248,8 @@ def test_a_batch_is_written_where_the_core_reads_it() -> None:
         batch.set_flags(index, index)
     first = [(r.input, r.output, r.flags, r.dimensions, list(r.shape[0:2])) for r in batch.requests]
     assert first == [(100 + i, 200 + i, i, 2, [i, 2]) for i in range(3)]
-    batch.point_all([1, 2, 3], [4, 5, 6])
-    batch.flag_all([1, 0, 1])
+    batch.set_all_buffers([1, 2, 3], [4, 5, 6])
+    batch.set_all_flags([1, 0, 1])
     assert [(r.input, r.output, r.flags) for r in batch.requests] == [(1, 4, 1), (2, 5, 0), (3, 6, 1)]
     assert [library.text(r.name) for r in batch.requests] == ["n0", "n1", "n2"]
     assert {(r.group_id, r.group_size, r.layout, r.prescale, r.dtype) for r in batch.requests} == {

@@ -123,6 +123,6 @@ def encrypt(connecting: socket.socket, accepting: socket.socket) -> tuple[TlsCon
     near = TlsConnection(connecting, first, second.fingerprint, accepts=False)
     far = TlsConnection(accepting, second, first.fingerprint, accepts=True)
     while not (near.is_established and far.is_established):
-        near.shake_hands()
-        far.shake_hands()
+        near.run_handshake()
+        far.run_handshake()
     return near, far

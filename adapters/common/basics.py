@@ -90,13 +90,13 @@ def init(
     )
 
     sets = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
-    asked = {"comm": comm, "rank": rank, "size": size, "address": address, "key": key}
-    asked["process_sets"] = [_ranks_of(one) for one in sets] or None
+    arguments = {"comm": comm, "rank": rank, "size": size, "address": address, "key": key}
+    arguments["process_sets"] = [_ranks_of(one) for one in sets] or None
     if is_initialized():
-        lifecycle.check_again(asked)
+        lifecycle.check_repeated_init(arguments)
         return
     lifecycle.start(rank, size, address, key, comm)
-    lifecycle.remember(asked)
+    lifecycle.store_arguments(arguments)
     _add_all(sets)
 
 

@@ -44,12 +44,12 @@ class Outcome(NamedTuple):
     """The result of a comparison, the same on all ranks.
 
     Attributes:
-        alike: for each number, whether it is equal on all ranks that have compared theirs.
+        equal: for each number, whether it is equal on all ranks that have compared theirs.
         largest: the maximum of each number.
         is_shared: whether more than one rank has compared its numbers; ranks that have joined do not compare.
     """
 
-    alike: Sequence[bool]
+    equal: Sequence[bool]
     largest: Sequence[int]
     is_shared: bool
 
@@ -62,51 +62,51 @@ class Comparison:
 
     def __init__(self, context: Context, call: Call, count: int) -> None:
         self.is_open = False
-        self._given: Sequence[int] | None = None  # the contents of the memory, if known
+        self._last_numbers: Sequence[int] | None = None  # the contents of the memory, if known
         self._context = context
         self._batch = Batch(1)
         # For each number: this rank's value and its complement, whose maximum gives the minimum.
-        self._words = ffi.new("int64_t[]", 2 * (count + 1))
-        address = int(ffi.cast("uintptr_t", self._words))
-        view = TensorView(address, (2 * (count + 1),), _INT64, ROW_MAJOR, self._words)
+        self._values = ffi.new("int64_t[]", 2 * (count + 1))
+        address = int(ffi.cast("uintptr_t", self._values))
+        view = TensorView(address, (2 * (count + 1),), _INT64, ROW_MAJOR, self._values)
         describe_allreduce(self._batch, view, address, Reduction(MAX), call)
 
-    def start(self, numbers: Sequence[int], *, is_news: bool = True) -> None:
+    def start(self, numbers: Sequence[int], *, is_new: bool = True) -> None:
         """Queues a comparison. If no rank has news, nothing is compared and nothing is sent."""
-        if numbers != self._given:
+        if numbers != self._last_numbers:
             self._write(numbers)
-        self._batch.set_flags(0, 0 if is_news else ABSENT)
-        self._batch.keep[0] = self._words
+        self._batch.set_flags(0, 0 if is_new else ABSENT)
+        self._batch.keepalive[0] = self._values
         self._context.enqueue(self._batch)
         self.is_open = True
 
     def _write(self, numbers: Sequence[int]) -> None:
         signed = [number - (number >> 63 << 64) for number in (*numbers, self._context.rank)]
-        self._words[0 : 2 * len(signed)] = [word for number in signed for word in (number, ~number)]
-        self._given = numbers
+        self._values[0 : 2 * len(signed)] = [value for number in signed for value in (number, ~number)]
+        self._last_numbers = numbers
 
     def finish(self) -> Outcome | None:
         """Waits for the comparison that was started; returns None if no rank had news.
 
         Raises:
-            HorovodInternalError: it failed; it then stays open until `forget`.
+            HorovodInternalError: it failed; it then stays open until `discard`.
         """
         self._context.wait(self._batch)
         is_untouched = self._context.untouched(self._batch)
-        outcome, given = (None, self._given) if is_untouched else (self._outcome(), None)
-        self.forget()
-        self._given = given
+        outcome, last = (None, self._last_numbers) if is_untouched else (self._outcome(), None)
+        self.discard()
+        self._last_numbers = last
         return outcome
 
     def _outcome(self) -> Outcome:
-        words = list(self._words)
-        largest, complements = words[0::2], words[1::2]
-        alike = [high == ~low for high, low in zip(largest, complements, strict=True)]
-        return Outcome(alike[:-1], largest[:-1], not alike[-1])
+        values = list(self._values)
+        largest, complements = values[0::2], values[1::2]
+        equal = [high == ~low for high, low in zip(largest, complements, strict=True)]
+        return Outcome(equal[:-1], largest[:-1], not equal[-1])
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Drops a comparison that has ended, successfully or not."""
         if self.is_open:
             self._context.release(self._batch)
-            self._given = None
+            self._last_numbers = None
         self.is_open = False

@@ -10,10 +10,10 @@ from sirtaki.bindings.default_context import current
 from sirtaki.bindings.request import ABSENT, Batch
 from sirtaki.common import ops
 from sirtaki.common.array_adapter import ArrayAdapter
-from sirtaki.common.handles import Handle, Operation, run, spare_batch, start
+from sirtaki.common.handles import Handle, Operation, pooled_batch, run, start
 from sirtaki.common.ops import Call, reduction
 from sirtaki.common.process_sets import ProcessSet
-from sirtaki.common.repeated import keep_described, run_again
+from sirtaki.common.repeated import cache_described, run_repeated
 from sirtaki.common.requests import ALLREDUCE_IN_PLACE, Collective, CollectiveOptions, Preparation
 
 
@@ -31,11 +31,11 @@ class Collectives:
         self, context: Context, collective: Collective, tensor: Any, options: CollectiveOptions
     ) -> Operation[Any]:
         """Prepares an operation on one array."""
-        batch = spare_batch()
+        batch = pooled_batch()
         prepared = Preparation(self._adapter, context, batch, options)
         call = Call(options.name, options.process_set.number(context))
-        keep, finish = collective.describe(prepared, tensor, call, 0)
-        return Operation(batch, keep, finish, self._adapter.streams)
+        keepalive, finish = collective.describe(prepared, tensor, call, 0)
+        return Operation(batch, keepalive, finish, self._adapter.streams)
 
     def group(
         self, context: Context, collective: Collective, tensors: Sequence[Any], options: CollectiveOptions
@@ -53,7 +53,7 @@ class Collectives:
         calls: Sequence[Call],
     ) -> Operation[list[Any]]:
         """Prepares operations that each have a call of their own; the options' name and set are not used."""
-        batch = spare_batch(len(tensors))
+        batch = pooled_batch(len(tensors))
         prepared, describe = Preparation(self._adapter, context, batch, options), collective.describe
         parts = [
             describe(prepared, tensor, call, index)
@@ -61,7 +61,7 @@ class Collectives:
         ]
         return Operation(
             batch,
-            [keep for keep, _ in parts],
+            [keepalive for keepalive, _ in parts],
             lambda *ended: [finish(*ended) for _, finish in parts],
             self._adapter.streams,
         )
@@ -105,7 +105,7 @@ class Collectives:
         if adapter.is_plain(tensor):
             number = process_set.number(context)
             key = (name, op, prescale, postscale, number, tensor.dtype, tensor.shape)
-            if run_again(context, key, adapter.address_of(tensor), tensor):
+            if run_repeated(context, key, adapter.address_of(tensor), tensor):
                 return adapter.written(tensor, tensor)
         options = CollectiveOptions(name, process_set, reduction(op, None, prescale, postscale))
         result = run(context, self.single(context, ALLREDUCE_IN_PLACE, tensor, options))
@@ -113,7 +113,7 @@ class Collectives:
             batch = Batch(1)
             prepared = Preparation(adapter, context, batch, options)
             ALLREDUCE_IN_PLACE.describe(prepared, tensor, Call(name, process_set.number(context)), 0)
-            keep_described(key, batch)
+            cache_described(key, batch)
         return result
 
 

@@ -21,7 +21,7 @@ from sirtaki.common.process_sets import ProcessSet
 _ROUNDING = (
     8  # units in the last place of a tensor's largest element: ranks may compute with other instructions
 )
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 _SAME_OPTIONS = (
     "give all ranks the same; a scheduler that looks at a loss or a metric has to be given its average over "
     "the ranks (hvd.allreduce), and a checkpoint that only one rank has loaded has to be broadcast"
@@ -76,22 +76,22 @@ class Scope:
         context: this rank.
         process_set: the ranks that are compared.
         name: identifies the comparison on all ranks.
-        mend: the call that makes parameters equal, as a message shows it.
-        share: how a rank gets its own part of the data, as the end of a sentence.
-        after_join: the remedy after a `join()`, if it differs from `mend`.
+        remedy: the call that makes parameters equal, as a message shows it.
+        data_advice: how a rank gets its own part of the data, as the end of a sentence.
+        after_join: the remedy after a `join()`, if it differs from `remedy`.
     """
 
     context: Context
     process_set: ProcessSet
     name: str
-    mend: str
-    share: str = ""
+    remedy: str
+    data_advice: str = ""
     after_join: str = ""
 
     def call(self) -> Call:
         return Call(self.name, self.process_set.number(self.context))
 
-    def who(self, rank: int) -> str:
+    def label(self, rank: int) -> str:
         peer = self.context.topology.peers[rank]
         return f"rank {rank} (pid {peer.pid} on {peer.host})"
 
@@ -124,10 +124,10 @@ class _Report(NamedTuple):
     options: Options
 
 
-def combined_of(tensors: Tensors) -> int:
+def checksum_of_tensors(tensors: Tensors) -> int:
     """Returns one checksum of the tensors, and of their names and kinds."""
-    words = repr((list(tensors.names()), list(tensors.kinds())))
-    return combined([checksum_of_text(words), *tensors.checksums()])
+    description = repr((list(tensors.names()), list(tensors.kinds())))
+    return combined([checksum_of_text(description), *tensors.checksums()])
 
 
 def check(scope: Scope, tensors: Tensors, options: Options = ()) -> None:
@@ -142,9 +142,9 @@ def check(scope: Scope, tensors: Tensors, options: Options = ()) -> None:
         ParametersDifferError: on all ranks, with the same text, which names tensors and ranks.
     """
     comparison = Comparison(scope.context, scope.call(), 1)
-    comparison.start([combined([combined_of(tensors), checksum_of_text(repr(options))])])
+    comparison.start([combined([checksum_of_tensors(tensors), checksum_of_text(repr(options))])])
     outcome = comparison.finish()
-    if outcome is None or all(outcome.alike):
+    if outcome is None or all(outcome.equal):
         return
     if finding := find_difference(scope, tensors, options):
         raise ParametersDifferError(str(finding))
@@ -155,12 +155,12 @@ def find_difference(scope: Scope, tensors: Tensors, options: Options = ()) -> Fi
     mine = _Report(scope.context.rank, tensors.names(), tensors.kinds(), tensors.checksums(), options)
     name = f"{scope.name}.differences"
     reports: list[_Report] = gather_objects(scope.context, mine, name, scope.process_set)
-    usual = _most_common(reports)
-    if text := _names_differ(scope, usual, reports) or _kinds_differ(scope, usual, reports):
-        return Finding(text, f"make them in the same way on all ranks, then call {scope.mend}")
-    if text := _options_differ(scope, usual, reports):
+    base = _most_common(reports)
+    if text := _names_differ(scope, base, reports) or _kinds_differ(scope, base, reports):
+        return Finding(text, f"make them in the same way on all ranks, then call {scope.remedy}")
+    if text := _options_differ(scope, base, reports):
         return Finding(text, _SAME_OPTIONS)
-    return _tensors_differ(scope, tensors, usual, reports)
+    return _tensors_differ(scope, tensors, base, reports)
 
 
 def _most_common(reports: Sequence[_Report]) -> _Report:
@@ -173,70 +173,70 @@ def _key(report: _Report) -> str:
     return repr(report[1:])
 
 
-def _names_differ(scope: Scope, usual: _Report, reports: Sequence[_Report]) -> str:
+def _names_differ(scope: Scope, base: _Report, reports: Sequence[_Report]) -> str:
     for report in reports:
-        if list(report.names) == list(usual.names):
+        if list(report.names) == list(base.names):
             continue
-        more, less = (report, usual) if set(report.names) - set(usual.names) else (usual, report)
+        more, less = (report, base) if set(report.names) - set(base.names) else (base, report)
         extra = [name for name in more.names if name not in less.names]
         if not extra:
-            return f"ranks have their parameters in different orders: {_orders(scope, usual, report)}"
+            return f"ranks have their parameters in different orders: {_orders(scope, base, report)}"
         return (
-            f"ranks have different parameters: {extra[0]!r} is on {scope.who(more.rank)} and not on "
-            f"{scope.who(less.rank)}"
+            f"ranks have different parameters: {extra[0]!r} is on {scope.label(more.rank)} and not on "
+            f"{scope.label(less.rank)}"
         )
     return ""
 
 
-def _kinds_differ(scope: Scope, usual: _Report, reports: Sequence[_Report]) -> str:
+def _kinds_differ(scope: Scope, base: _Report, reports: Sequence[_Report]) -> str:
     for report in reports:
-        for name, theirs, ours in zip(usual.names, report.kinds, usual.kinds, strict=True):
+        for name, theirs, ours in zip(base.names, report.kinds, base.kinds, strict=True):
             if theirs != ours:
                 return (
-                    f"parameters differ between ranks: {name!r} is {theirs} on {scope.who(report.rank)} and "
-                    f"{ours} on {scope.who(usual.rank)}"
+                    f"parameters differ between ranks: {name!r} is {theirs} on {scope.label(report.rank)} "
+                    f"and {ours} on {scope.label(base.rank)}"
                 )
     return ""
 
 
-def _orders(scope: Scope, usual: _Report, report: _Report) -> str:
-    for one, other in zip(usual.names, report.names, strict=False):
+def _orders(scope: Scope, base: _Report, report: _Report) -> str:
+    for one, other in zip(base.names, report.names, strict=False):
         if one != other:
-            return f"{one!r} on {scope.who(usual.rank)} is {other!r} on {scope.who(report.rank)}"
-    return f"{len(usual.names)} on {scope.who(usual.rank)}, {len(report.names)} on {scope.who(report.rank)}"
+            return f"{one!r} on {scope.label(base.rank)} is {other!r} on {scope.label(report.rank)}"
+    return f"{len(base.names)} on {scope.label(base.rank)}, {len(report.names)} on {scope.label(report.rank)}"
 
 
-def _options_differ(scope: Scope, usual: _Report, reports: Sequence[_Report]) -> str:
+def _options_differ(scope: Scope, base: _Report, reports: Sequence[_Report]) -> str:
     for report in reports:
-        for group, (theirs, ours) in enumerate(zip(report.options, usual.options, strict=False)):
+        for group, (theirs, ours) in enumerate(zip(report.options, base.options, strict=False)):
             for option in sorted(theirs.keys() | ours.keys()):
                 if repr(theirs.get(option)) != repr(ours.get(option)):
-                    of_group = f" of parameter group {group}" if len(usual.options) > 1 else ""
+                    of_group = f" of parameter group {group}" if len(base.options) > 1 else ""
                     return (
                         f"optimizers differ between ranks: {option}{of_group} is {theirs.get(option)} on "
-                        f"{scope.who(report.rank)} and {ours.get(option)} on {scope.who(usual.rank)}"
+                        f"{scope.label(report.rank)} and {ours.get(option)} on {scope.label(base.rank)}"
                     )
     return ""
 
 
 def _tensors_differ(
-    scope: Scope, tensors: Tensors, usual: _Report, reports: Sequence[_Report]
+    scope: Scope, tensors: Tensors, base: _Report, reports: Sequence[_Report]
 ) -> Finding | None:
-    odd = {
+    outliers = {
         index: [report.rank for report in reports if report.checksums[index] != checksum]
-        for index, checksum in enumerate(usual.checksums)
+        for index, checksum in enumerate(base.checksums)
     }
-    spreads = {index: tensors.spread(index) for index, ranks in odd.items() if ranks}
+    spreads = {index: tensors.spread(index) for index, ranks in outliers.items() if ranks}
     if not spreads:
         return None
-    real = [index for index, spread in spreads.items() if not spread.is_rounding]
-    named = (real or list(spreads))[:_MOST_NAMED]
+    significant = [index for index, spread in spreads.items() if not spread.is_rounding]
+    named = (significant or list(spreads))[:_MAX_NAMED]
     parts = [
-        f"{usual.names[index]!r} on {scope.who(odd[index][0])} is not as on {scope.who(usual.rank)} "
+        f"{base.names[index]!r} on {scope.label(outliers[index][0])} is not as on {scope.label(base.rank)} "
         f"(by up to {spreads[index].difference:.3g})"
         for index in named
     ]
-    left = len(real or spreads) - len(named)
-    more = f" and {left} more" if left > 0 else ""
+    remaining = len(significant or spreads) - len(named)
+    more = f" and {remaining} more" if remaining > 0 else ""
     text = f"parameters differ between ranks: {', '.join(parts)}{more}"
-    return Finding(text, f"call {scope.mend} before training", not real)
+    return Finding(text, f"call {scope.remedy} before training", not significant)

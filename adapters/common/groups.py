@@ -35,18 +35,18 @@ def check_groups(groups: Groups, rules: GroupRules) -> None:
             raise ValueError(f"groups is {groups}{rules.expected}")
         return
     member, seen = rules.member, set[int]()
-    for place, group in enumerate(groups):
+    for index, group in enumerate(groups):
         if not rules.is_group(group):
             raise ValueError(f"groups has to be a number, or a list of lists of {member}s")
         numbers = [id(one) for one in group]
         if len(seen.union(numbers)) < len(seen) + len(numbers):
-            raise ValueError(f"a {member} of group {place} is in groups twice; it may be in one only")
+            raise ValueError(f"a {member} of group {index} is in groups twice; it may be in one only")
         if rules.known is not None and not rules.known.issuperset(numbers):
-            raise ValueError(f"a {member} of group {place} is not one of the optimizer's")
+            raise ValueError(f"a {member} of group {index} is not one of the optimizer's")
         seen.update(numbers)
 
 
-def divided(items: Sequence[T], groups: Groups, member_of: Callable[[T], Any]) -> list[list[T]]:
+def partitioned(items: Sequence[T], groups: Groups, member_of: Callable[[T], Any]) -> list[list[T]]:
     """Divides items into parts that complete together.
 
     Args:
@@ -63,6 +63,6 @@ def divided(items: Sequence[T], groups: Groups, member_of: Callable[[T], Any]) -
         return [list(items[start:end]) for start, end in pairwise(ends)]
     group_of = {id(member): number for number, group in enumerate(groups) for member in group}
     parts: dict[Any, list[T]] = {}
-    for place, item in enumerate(items):
-        parts.setdefault(group_of.get(id(member_of(item)), ("alone", place)), []).append(item)
+    for index, item in enumerate(items):
+        parts.setdefault(group_of.get(id(member_of(item)), ("alone", index)), []).append(item)
     return list(parts.values())

@@ -23,8 +23,8 @@ class Streams(Protocol):
         """Returns the CUDA stream in which the calling thread queues work for this GPU."""
         ...
 
-    def used_here(self, gpu: int, keep: Any, /) -> None:
-        """Records that work in that stream uses the tensors in `keep`, which were made in another stream."""
+    def record_stream(self, gpu: int, tensors: Any, /) -> None:
+        """Records that work in that stream uses these tensors, which were made in another stream."""
         ...
 
 
@@ -34,7 +34,7 @@ class Operation(Generic[T]):
 
     Attributes:
         batch: its requests, described and with the addresses of their memory.
-        keep: the objects that must stay alive until it has ended: the tensors that it reads and writes.
+        keepalive: the objects that must stay alive until it has ended: the tensors that it reads and writes.
         finish: makes the result, once it has ended successfully; on a GPU, once the current stream waits for
             it.
         streams: the framework's; required if a tensor is on a GPU.
@@ -42,32 +42,32 @@ class Operation(Generic[T]):
     """
 
     batch: Batch
-    keep: Any
+    keepalive: Any
     finish: Callable[[Context, Batch], T]
     streams: Streams | None = None
     stream: int = 0
 
 
 # Unused batches, by their number of requests. Taking one and returning it are atomic.
-_spare: defaultdict[int, list[Batch]] = defaultdict(list)
-_MOST_SPARE_REQUESTS = 4096  # of one size; a process rarely has more in flight
+_pool: defaultdict[int, list[Batch]] = defaultdict(list)
+_MAX_POOLED_REQUESTS = 4096  # of one size; a process rarely has more in flight
 
 
-def spare_batch(count: int = 1) -> Batch:
+def pooled_batch(count: int = 1) -> Batch:
     """Returns a batch of `count` requests, for `run` or `start`, which return it to the pool."""
-    spare = _spare[count]
-    return spare.pop() if spare else Batch(count)
+    pool = _pool[count]
+    return pool.pop() if pool else Batch(count)
 
 
-def _give_back(context: Context, batch: Batch) -> None:
+def _recycle(context: Context, batch: Batch) -> None:
     if batch.gpu == CPU:
         context.release(batch)
     else:
         context.detach(batch)
     batch.context = None
-    spare = _spare[batch.count]
-    if len(spare) * batch.count < _MOST_SPARE_REQUESTS:
-        spare.append(batch)
+    pool = _pool[batch.count]
+    if len(pool) * batch.count < _MAX_POOLED_REQUESTS:
+        pool.append(batch)
 
 
 def run(context: Context, operation: Operation[T]) -> T:
@@ -75,21 +75,21 @@ def run(context: Context, operation: Operation[T]) -> T:
     batch = operation.batch
     if batch.gpu != CPU:
         return start(context, operation).wait()
-    batch.keep[:1] = [operation.keep]
+    batch.keepalive[:1] = [operation.keepalive]
     if batch.count:  # a group may be empty
         context.run(batch)
     result = operation.finish(context, batch)
-    _give_back(context, batch)
+    _recycle(context, batch)
     return result
 
 
 def start(context: Context, operation: Operation[T]) -> Handle[T]:
     """Queues an operation and returns at once. All ranks must start it."""
     batch = operation.batch
-    batch.keep[:1] = [operation.keep]
+    batch.keepalive[:1] = [operation.keepalive]
     if batch.gpu != CPU and operation.streams is not None:
         operation.stream = operation.streams.current_stream(batch.gpu)
-        batch.stream_all([operation.stream] * batch.count)
+        batch.set_all_streams([operation.stream] * batch.count)
     if batch.count:
         context.enqueue(batch)
     return Handle(context, operation, call_site())
@@ -104,7 +104,7 @@ def _wait(context: Context, operation: Operation[T]) -> None:
     stream = operation.streams.current_stream(batch.gpu)
     context.wait_in_stream(batch, stream)
     if stream != operation.stream:
-        operation.streams.used_here(batch.gpu, operation.keep)
+        operation.streams.record_stream(batch.gpu, operation.keepalive)
 
 
 class Handle(Generic[T]):
@@ -138,24 +138,24 @@ class Handle(Generic[T]):
             HorovodInternalError: the operation failed; a second call raises the same.
         """
         if self._operation is not None:
-            self._settle(self._operation)
+            self._complete(self._operation)
         if self._failure is not None:
             raise copy.copy(
                 self._failure
             )  # the raised exception refers to this frame, and therefore to this handle
         return self._result  # type: ignore[return-value]  # T may itself be optional
 
-    def _settle(self, operation: Operation[T]) -> None:
+    def _complete(self, operation: Operation[T]) -> None:
         try:
             _wait(self._context, operation)
         except Exception as error:
-            self._failure = self._located(error).with_traceback(None)
+            self._failure = self._with_call_site(error).with_traceback(None)
         else:
             self._result = operation.finish(self._context, operation.batch)
-            _give_back(self._context, operation.batch)
+            _recycle(self._context, operation.batch)
         self._operation = None
 
-    def _located(self, error: Exception) -> Exception:
+    def _with_call_site(self, error: Exception) -> Exception:
         """Adds the line that started the operation to an error about it; its traceback shows the wait."""
         if self._started_at is None or type(error) not in (MismatchError, PeerFinishedError):
             return error

@@ -12,7 +12,7 @@ from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.bindings.library import ffi
 from sirtaki.common import ops
-from sirtaki.common.handles import Operation, run, spare_batch
+from sirtaki.common.handles import Operation, pooled_batch, run
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
 
@@ -43,30 +43,30 @@ def broadcast_object(
         Exception: the error that pickling raised, on the root.
         HorovodInternalError: the root could not pickle its object, or a rank was lost.
     """
-    wire = _Wire(current(), name, process_set)
-    if wire.context.rank == root_rank:
-        _send(wire, obj, root_rank)
+    transport = _ObjectTransport(current(), name, process_set)
+    if transport.context.rank == root_rank:
+        _send(transport, obj, root_rank)
         return obj
     size = bytearray(8)
-    wire.broadcast(size, root_rank, "size")
+    transport.broadcast(size, root_rank, "size")
     count = int.from_bytes(size, "little")
     if count == _UNPICKLABLE:
         raise HorovodInternalError(
             f"rank {root_rank} could not pickle the object it was to broadcast: see its own error"
         )
     payload = bytearray(count)
-    wire.broadcast(payload, root_rank, "payload")
+    transport.broadcast(payload, root_rank, "payload")
     return _pickler().loads(payload)
 
 
-def _send(wire: _Wire, obj: Any, root: int) -> None:
+def _send(transport: _ObjectTransport, obj: Any, root: int) -> None:
     try:
         payload = bytearray(_pickler().dumps(obj))
     except Exception:
-        wire.broadcast(bytearray(_UNPICKLABLE.to_bytes(8, "little")), root, "size")
+        transport.broadcast(bytearray(_UNPICKLABLE.to_bytes(8, "little")), root, "size")
         raise
-    wire.broadcast(bytearray(len(payload).to_bytes(8, "little")), root, "size")
-    wire.broadcast(payload, root, "payload")
+    transport.broadcast(bytearray(len(payload).to_bytes(8, "little")), root, "size")
+    transport.broadcast(payload, root, "payload")
 
 
 def allgather_object(
@@ -91,19 +91,19 @@ def allgather_object(
 
 def gather_objects(context: Context, obj: Any, name: str | None, process_set: ProcessSet) -> list[Any]:
     """Works like `allgather_object`, for an explicit context. Ranks that have joined contribute no object."""
-    wire = _Wire(context, name, process_set)
+    transport = _ObjectTransport(context, name, process_set)
     payload = bytearray(_pickler().dumps(obj))
-    sizes = wire.gather(bytearray(len(payload).to_bytes(8, "little")), "size")
-    gathered = memoryview(wire.gather(payload, "payload"))
+    sizes = transport.gather(bytearray(len(payload).to_bytes(8, "little")), "size")
+    gathered = memoryview(transport.gather(payload, "payload"))
     objects, start = [], 0
-    for place in range(len(sizes) // 8):
-        end = start + int.from_bytes(sizes[8 * place : 8 * place + 8], "little")
+    for index in range(len(sizes) // 8):
+        end = start + int.from_bytes(sizes[8 * index : 8 * index + 8], "little")
         objects.append(_pickler().loads(gathered[start:end]))
         start = end
     return objects
 
 
-class _Wire:
+class _ObjectTransport:
     """The transport of one object's bytes."""
 
     def __init__(self, context: Context, name: str | None, process_set: ProcessSet) -> None:
@@ -116,13 +116,13 @@ class _Wire:
 
     def broadcast(self, data: bytearray, root: int, part: str) -> None:
         """Overwrites the bytes with the root's; all ranks pass the same number of bytes."""
-        batch, view = spare_batch(), _view(data)
+        batch, view = pooled_batch(), _view(data)
         ops.describe_broadcast(batch, view, view.pointer, root, self._call(part))
         run(self.context, Operation(batch, view, lambda *_: None))
 
     def gather(self, data: bytearray, part: str) -> bytes:
         """Returns all ranks' bytes, concatenated."""
-        batch, view = spare_batch(), _view(data)
+        batch, view = pooled_batch(), _view(data)
         ops.describe_allgather(batch, view, self._call(part))
         return run(
             self.context, Operation(batch, view, lambda context, batch: bytes(context.output(batch).buffer))

@@ -13,7 +13,7 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.request import Batch
-from sirtaki.common.handles import Operation, run, spare_batch
+from sirtaki.common.handles import Operation, pooled_batch, run
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.tensor import DTYPE_CODES, TensorView
 
@@ -96,7 +96,7 @@ def _reduction(op: int | None, prescale: float, postscale: float) -> Reduction:
     if code is None:
         raise ValueError(
             f"op is {op!r}, but it has to be one of hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max and "
-            f"hvd.Product{_meant(op)}"
+            f"hvd.Product{_suggested_op(op)}"
         )
     return Reduction(code, prescale, postscale)
 
@@ -123,16 +123,16 @@ def _check_average(average: Any) -> None:
     if not isinstance(average, bool) and type(average).__name__ not in ("bool_", "bool"):
         raise ValueError(
             f"average is {average!r}, but it has to be True or False; say op=hvd.Sum or name='loss' with the "
-            f"argument's name{_meant(average)}"
+            f"argument's name{_suggested_op(average)}"
         )
 
 
-def _meant(value: Any) -> str:
+def _suggested_op(value: Any) -> str:
     """Returns the correct spelling for an op that was given as a text."""
     known = {name.lower(): name for name in ("Average", "Sum", "Adasum", "Min", "Max", "Product")}
     known |= {"mean": "Average", "avg": "Average", "add": "Sum", "prod": "Product"}
-    meant = known.get(value.lower()) if isinstance(value, str) else None
-    return f": say op=hvd.{meant}" if meant else ""
+    suggestion = known.get(value.lower()) if isinstance(value, str) else None
+    return f": say op=hvd.{suggestion}" if suggestion else ""
 
 
 def call(context: Context, name: str | None, process_set: ProcessSet) -> Call:
@@ -198,7 +198,7 @@ def describe_broadcast(
     batch: Batch, source: TensorView, target: int, root: int, call: Call, index: int = 0
 ) -> None:
     """Makes request `index` a broadcast of rank `root`'s source into the address `target` on every rank."""
-    _describe_movement(core.BROADCAST, batch, source, call, index, root=root)
+    _describe_request(core.BROADCAST, batch, source, call, index, root=root)
     batch.set_buffers(index, source.pointer, target)
 
 
@@ -207,7 +207,7 @@ def describe_allgather(batch: Batch, source: TensorView, call: Call, index: int 
 
     The source has to be row-major, with at least one dimension; take the result with `Context.output`.
     """
-    _describe_movement(core.ALLGATHER, batch, source, call, index)
+    _describe_request(core.ALLGATHER, batch, source, call, index)
     batch.set_buffers(index, source.pointer, 0)
 
 
@@ -219,7 +219,7 @@ def describe_alltoall(
     The source has to be row-major, with at least one dimension; `splits` has the rows for each member, None
     means equal parts. Take the result with `Context.output`, and before it `Context.received_splits`.
     """
-    _describe_movement(core.ALLTOALL, batch, source, call, index, splits=splits)
+    _describe_request(core.ALLTOALL, batch, source, call, index, splits=splits)
     batch.set_buffers(index, source.pointer, 0)
 
 
@@ -228,11 +228,11 @@ def describe_send(batch: Batch, view: TensorView, ranks: tuple[int, int], call: 
 
     The sender reads the view, the receiver overwrites it.
     """
-    _describe_movement(core.SEND, batch, view, call, index, root=ranks[0], destination=ranks[1])
+    _describe_request(core.SEND, batch, view, call, index, root=ranks[0], destination=ranks[1])
     batch.set_buffers(index, view.pointer, view.pointer)
 
 
-def _describe_movement(
+def _describe_request(
     kind: int, batch: Batch, view: TensorView, call: Call, index: int, **details: Any
 ) -> None:
     batch.set_request(
@@ -256,7 +256,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
         ValueError: this rank does not belong to the set.
         PeerLostError: a rank died.
     """
-    context, batch = current(), spare_batch()
+    context, batch = current(), pooled_batch()
     number = process_set.number(context)
     batch.set_request(0, core.BARRIER, DTYPE_CODES["uint8"], (0,), name=name, process_set=number)
     batch.set_buffers(0, 0, 0)
@@ -283,7 +283,7 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> i
         ValueError: this rank does not belong to the set, or has joined it already.
         PeerLostError: a rank died.
     """
-    context, batch = current(), spare_batch()
+    context, batch = current(), pooled_batch()
     number = process_set.number(context)
     batch.set_request(0, core.JOIN, DTYPE_CODES["uint8"], (), process_set=number, device=device)
     batch.set_buffers(0, 0, 0)
@@ -292,6 +292,6 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> i
     return last
 
 
-def joins_of(context: Context, process_set: int) -> int:
+def join_count(context: Context, process_set: int) -> int:
     """Returns how often all ranks of a set, given by its number, have joined."""
     return context.count_of(_JOINS.format(process_set))

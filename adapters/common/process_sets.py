@@ -12,7 +12,7 @@ from typing import Any
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current, find
-from sirtaki.common.handles import Operation, run, spare_batch
+from sirtaki.common.handles import Operation, pooled_batch, run
 
 
 class ProcessSet:
@@ -162,7 +162,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if added.process_set_id is not None:
         raise ValueError(f"{added} is in use already")
-    batch = spare_batch()
+    batch = pooled_batch()
     batch.set_process_set_request(0, core.ADD_PROCESS_SET, ranks=added._ranks)
     batch.set_buffers(0, 0, 0)
     added._begin(context, run(context, Operation(batch, None, Context.result_number)))
@@ -184,7 +184,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     context = current()
     if process_set is global_process_set or process_set.process_set_id is None:
         return False
-    batch = spare_batch()
+    batch = pooled_batch()
     batch.set_process_set_request(0, core.REMOVE_PROCESS_SET, number=process_set.number(context))
     batch.set_buffers(0, 0, 0)
     run(context, Operation(batch, None, _nothing))

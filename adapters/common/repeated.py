@@ -14,11 +14,11 @@ from sirtaki.bindings.request import Batch
 
 # Keyed by everything that distinguishes operations, the most recently used at the end. A batch is taken out
 # while it runs, so that no two threads use it; taking it out and putting it back are atomic.
-_kept: dict[Hashable, Batch] = {}
-_MOST_KEPT = 256  # about 1 KiB each
+_cache: dict[Hashable, Batch] = {}
+_MAX_CACHED = 256  # about 1 KiB each
 
 
-def run_again(context: Context, key: Hashable, address: int, tensor: Any) -> bool:
+def run_repeated(context: Context, key: Hashable, address: int, tensor: Any) -> bool:
     """Runs the operation that was kept under this key, on the tensor at this address.
 
     Returns:
@@ -27,20 +27,20 @@ def run_again(context: Context, key: Hashable, address: int, tensor: Any) -> boo
     Raises:
         HorovodInternalError: the operation failed.
     """
-    batch = _kept.pop(key, None)
+    batch = _cache.pop(key, None)
     if batch is None:
         return False
     batch.set_buffers(0, address, address)
-    batch.keep[0] = tensor
+    batch.keepalive[0] = tensor
     context.run(batch)
     context.release(batch)
     batch.context = None
-    _kept[key] = batch
+    _cache[key] = batch
     return True
 
 
-def keep_described(key: Hashable, batch: Batch) -> None:
+def cache_described(key: Hashable, batch: Batch) -> None:
     """Keeps the description of an operation that has just succeeded, for the calls that repeat it."""
-    if len(_kept) >= _MOST_KEPT:
-        _kept.pop(next(iter(_kept), None), None)
-    _kept[key] = batch
+    if len(_cache) >= _MAX_CACHED:
+        _cache.pop(next(iter(_cache), None), None)
+    _cache[key] = batch

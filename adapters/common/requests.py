@@ -67,59 +67,61 @@ class Collective(NamedTuple):
     describe: Describe
 
 
-def _allreduce(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    adapter = of.adapter
+def _allreduce(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+    adapter = prep.adapter
     source = adapter.reducible_view(tensor, call.name)
     result, target = adapter.empty_like(source)
-    ops.describe_reduction(core.ALLREDUCE, of.batch, source, target, of.options.reduction, call, index)
+    ops.describe_reduction(core.ALLREDUCE, prep.batch, source, target, prep.options.reduction, call, index)
     return (source, result), lambda *_: adapter.wrapped(result)
 
 
-def _allreduce_in_place(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    adapter = of.adapter
+def _allreduce_in_place(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+    adapter = prep.adapter
     target = adapter.writable_view(tensor, call.name, True)
     ops.describe_reduction(
-        core.ALLREDUCE, of.batch, target, target.pointer, of.options.reduction, call, index
+        core.ALLREDUCE, prep.batch, target, target.pointer, prep.options.reduction, call, index
     )
     return target, lambda *_: adapter.written(tensor, target.owner)
 
 
-def _reducescatter(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    adapter = of.adapter
+def _reducescatter(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+    adapter = prep.adapter
     source = adapter.row_major_view(tensor, call.name)
-    rows = of.context.own_rows(call.process_set, source.shape[0]) if source.shape else 0
+    rows = prep.context.own_rows(call.process_set, source.shape[0]) if source.shape else 0
     result, target = adapter.empty_rows_like(source, rows)
-    ops.describe_reduction(core.REDUCESCATTER, of.batch, source, target, of.options.reduction, call, index)
+    ops.describe_reduction(
+        core.REDUCESCATTER, prep.batch, source, target, prep.options.reduction, call, index
+    )
     return (source, result), lambda *_: adapter.wrapped(result)
 
 
-def _allgather(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    adapter = of.adapter
+def _allgather(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+    adapter = prep.adapter
     source = adapter.row_major_view(tensor, call.name)
-    ops.describe_allgather(of.batch, source, call, index)
+    ops.describe_allgather(prep.batch, source, call, index)
     return source, lambda context, batch: adapter.from_output(context, batch, index)
 
 
-def _alltoall(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+def _alltoall(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
     """Describes an all-to-all; with splits, its result is a pair: the rows, and their counts as an array."""
-    if of.options.splits is not None:
-        source, finish_both = _counted_alltoall(of, tensor, call, index)
+    if prep.options.splits is not None:
+        source, finish_both = _counted_alltoall(prep, tensor, call, index)
 
         def finish(context: Context, batch: Batch) -> tuple[Any, Any]:
             result, received = finish_both(context, batch)
-            return result, of.adapter.from_counts(received)
+            return result, prep.adapter.from_counts(received)
 
         return source, finish
-    source = of.adapter.row_major_view(tensor, call.name)
-    ops.describe_alltoall(of.batch, source, None, call, index)
-    return source, lambda context, batch: of.adapter.from_output(context, batch, index)
+    source = prep.adapter.row_major_view(tensor, call.name)
+    ops.describe_alltoall(prep.batch, source, None, call, index)
+    return source, lambda context, batch: prep.adapter.from_output(context, batch, index)
 
 
-def _counted_alltoall(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+def _counted_alltoall(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
     """Describes an all-to-all whose result is a pair: the rows, and how many came from each rank."""
-    adapter = of.adapter
+    adapter = prep.adapter
     source = adapter.row_major_view(tensor, call.name)
-    ops.describe_alltoall(of.batch, source, of.options.splits, call, index)
+    ops.describe_alltoall(prep.batch, source, prep.options.splits, call, index)
 
     def finish(context: Context, batch: Batch) -> tuple[Any, list[int]]:
         received = context.received_splits(batch, index)
@@ -128,31 +130,31 @@ def _counted_alltoall(of: Preparation, tensor: Any, call: Call, index: int) -> t
     return source, finish
 
 
-def _broadcast(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    adapter = of.adapter
+def _broadcast(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+    adapter = prep.adapter
     source = adapter.view(tensor, call.name)
     result, target = adapter.empty_like(source)
-    ops.describe_broadcast(of.batch, source, target, of.options.root, call, index)
+    ops.describe_broadcast(prep.batch, source, target, prep.options.root, call, index)
     return (source, result), lambda *_: adapter.wrapped(result)
 
 
-def _broadcast_in_place(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    adapter = of.adapter
+def _broadcast_in_place(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+    adapter = prep.adapter
     target = adapter.writable_view(tensor, call.name)
-    ops.describe_broadcast(of.batch, target, target.pointer, of.options.root, call, index)
+    ops.describe_broadcast(prep.batch, target, target.pointer, prep.options.root, call, index)
     return target, lambda *_: adapter.written(tensor, target.owner)
 
 
-def _send(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    source = of.adapter.view(tensor, call.name)
-    ops.describe_send(of.batch, source, (of.context.rank, of.options.peer), call, index)
+def _send(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+    source = prep.adapter.view(tensor, call.name)
+    ops.describe_send(prep.batch, source, (prep.context.rank, prep.options.peer), call, index)
     return source, lambda *_: tensor
 
 
-def _receive(of: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    adapter = of.adapter
+def _receive(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+    adapter = prep.adapter
     target = adapter.writable_view(tensor, call.name)
-    ops.describe_send(of.batch, target, (of.options.peer, of.context.rank), call, index)
+    ops.describe_send(prep.batch, target, (prep.options.peer, prep.context.rank), call, index)
     return target, lambda *_: adapter.written(tensor, target.owner)
 
 

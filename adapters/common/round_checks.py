@@ -15,9 +15,9 @@ from typing import Protocol
 
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.common.checksums import Comparison, checksum_of_text, combined
-from sirtaki.common.consistency import Finding, Options, Scope, Tensors, combined_of, find_difference
+from sirtaki.common.consistency import Finding, Options, Scope, Tensors, checksum_of_tensors, find_difference
 from sirtaki.common.hints import hint
-from sirtaki.common.ops import joins_of
+from sirtaki.common.ops import join_count
 from sirtaki.common.process_sets import global_process_set
 
 _PARAMETERS, _OPTIONS, _GRADIENTS, _ROUND = range(4)  # indices of the numbers that are compared
@@ -28,7 +28,7 @@ _SAME_DATA = (
     "in two steps, all {count} ranks have computed the same gradients, as if from the same batches: together "
     "they learn what one of them would. Give each rank its own part of the data{example}"
 )
-_AFTER_JOIN = "ranks that had called hvd.join() have missed the steps that the others still took; {mend}"
+_AFTER_JOIN = "ranks that had called hvd.join() have missed the steps that the others still took; {remedy}"
 
 
 class Optimizer(Tensors, Protocol):
@@ -59,12 +59,12 @@ class RoundChecks:
         self._round = 0
         self._rates: Sequence[float] | None = None  # those of the last round, and their checksum
         self._rates_checksum = 0
-        self._joins = joins_of(scope.context, self._set_number)
+        self._joins = join_count(scope.context, self._set_number)
         self._is_after_join = False
         self._gradients: dict[int, int] = {}  # checksums of this round's gradients, by parameter
-        self._alike_gradients = 0  # number of rounds in which all ranks had the same
-        self._is_suspicious = False
-        self._has_told_of_rounding = False
+        self._equal_gradient_rounds = 0  # number of rounds in which all ranks had the same
+        self._has_difference = False
+        self._has_reported_rounding = False
 
     @property
     def wants_gradients(self) -> bool:
@@ -94,21 +94,21 @@ class RoundChecks:
         self._round += 1
         is_due = self._is_due()
         rates = self._optimizer.rates()
-        is_news = is_due or has_gradients or rates != self._rates
+        is_new = is_due or has_gradients or rates != self._rates
         if rates != self._rates:
             self._rates, self._rates_checksum = rates, checksum_of_text(repr(rates))
-        numbers = [0, self._rates_checksum, 0, self._round if is_news else 0]
+        numbers = [0, self._rates_checksum, 0, self._round if is_new else 0]
         if is_due:
-            numbers[_PARAMETERS] = combined_of(self._optimizer)
+            numbers[_PARAMETERS] = checksum_of_tensors(self._optimizer)
             numbers[_OPTIONS] = checksum_of_text(repr(self._optimizer.options()))
         if has_gradients and self._gradients:
             numbers[_GRADIENTS] = combined(word for pair in sorted(self._gradients.items()) for word in pair)
         self._gradients.clear()
-        self._comparison.start(numbers, is_news=is_news)
+        self._comparison.start(numbers, is_new=is_new)
 
     def _is_due(self) -> bool:
         """Returns whether the parameters are compared in this round."""
-        joins = joins_of(self._scope.context, self._set_number)
+        joins = join_count(self._scope.context, self._set_number)
         if joins != self._joins:
             self._joins, self._is_after_join = joins, True
             return True
@@ -123,14 +123,14 @@ class RoundChecks:
         if outcome is None:
             return
         self._round = max(self._round, outcome.largest[_ROUND])  # a rank that had joined has missed some
-        if not (outcome.alike[_PARAMETERS] and outcome.alike[_OPTIONS]):
-            self._is_suspicious = True
-        elif outcome.alike[_GRADIENTS] and outcome.largest[_GRADIENTS] and outcome.is_shared:
-            self._alike_gradients += 1
+        if not (outcome.equal[_PARAMETERS] and outcome.equal[_OPTIONS]):
+            self._has_difference = True
+        elif outcome.equal[_GRADIENTS] and outcome.largest[_GRADIENTS] and outcome.is_shared:
+            self._equal_gradient_rounds += 1
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Drops the comparison of a round that has failed."""
-        self._comparison.forget()
+        self._comparison.discard()
         self._gradients.clear()
 
     def report(self) -> None:
@@ -140,23 +140,23 @@ class RoundChecks:
             ParametersDifferError: parameters or hyper-parameters differ; on all ranks, with the same text.
         """
         after_join, self._is_after_join = self._is_after_join, False
-        if self._is_suspicious:
-            self._is_suspicious = False
+        if self._has_difference:
+            self._has_difference = False
             finding = find_difference(self._scope, self._optimizer, self._optimizer.options())
             if finding is not None:
-                self._tell(replace(finding, advice=self._after_join()) if after_join else finding)
-        if self._alike_gradients == _ROUNDS_WITH_GRADIENTS:
-            self._alike_gradients = 0
-            self._warn(_SAME_DATA.format(count=self._scope.context.size, example=self._scope.share))
+                self._report_finding(replace(finding, advice=self._after_join()) if after_join else finding)
+        if self._equal_gradient_rounds == _ROUNDS_WITH_GRADIENTS:
+            self._equal_gradient_rounds = 0
+            self._warn(_SAME_DATA.format(count=self._scope.context.size, example=self._scope.data_advice))
 
     def _after_join(self) -> str:
-        return _AFTER_JOIN.format(mend=self._scope.after_join or f"after it, call {self._scope.mend}")
+        return _AFTER_JOIN.format(remedy=self._scope.after_join or f"after it, call {self._scope.remedy}")
 
-    def _tell(self, finding: Finding) -> None:
+    def _report_finding(self, finding: Finding) -> None:
         if not finding.is_rounding:
             raise ParametersDifferError(str(finding))
-        if not self._has_told_of_rounding:
-            self._has_told_of_rounding = True
+        if not self._has_reported_rounding:
+            self._has_reported_rounding = True
             self._warn(f"{finding.text}, no more than rounding: the ranks' machines compute differently")
 
     def _warn(self, text: str) -> None:

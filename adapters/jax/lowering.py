@@ -33,7 +33,7 @@ from sirtaki.jax.exchange_options import ExchangeOptions
 from sirtaki.jax.target import TARGET
 
 _ORDERED_CALLS = 16  # per block; XLA runs at most 8 steps one by one, or more if all have little data
-_LITTLE = 4096  # bytes
+_SMALL = 4096  # bytes
 _LOWERED = _private.LOWERED_EVENT
 _NOT_NUMBERED = -1  # rejected by the core: calls without a number would be mistaken for each other
 _CONFIGURATIONS = ("mhlo.backend_config", "backend_config")  # the attribute's name in different versions
@@ -76,19 +76,19 @@ def lower(on_gpu: bool) -> Callable[..., Any]:
         _refuse_several_devices(ctx.module_context.axis_context, options)
         entry = _modules.current(ctx.module_context.module).last(ir.InsertionPoint.current.block)
         _, calls, link = entry
-        least = min((_bytes(aval) for aval in ctx.avals_in), default=0)
-        links = [] if link is None or (calls >= _ORDERED_CALLS and least > _LITTLE) else [link]
+        smallest = min((_bytes(aval) for aval in ctx.avals_in), default=0)
+        links = [] if link is None or (calls >= _ORDERED_CALLS and smallest > _SMALL) else [link]
         link_aval = jax.core.ShapedArray((), np.dtype(np.int32))
         in_place = options.kind in (core.ALLREDUCE, core.BROADCAST)
         call = jax.ffi.ffi_lowering(
             TARGET,
             has_side_effect=True,
-            operand_output_aliases={place: place for place in range(len(operands))} if in_place else None,
+            operand_output_aliases={index: index for index in range(len(operands))} if in_place else None,
         )
-        made = ctx.replace(
+        extended = ctx.replace(
             avals_in=[*ctx.avals_in, *[link_aval] * len(links)], avals_out=[*ctx.avals_out, link_aval]
         )
-        *results, link = call(made, *operands, *links, **_attributes(options, on_gpu))
+        *results, link = call(extended, *operands, *links, **_attributes(options, on_gpu))
         entry[1:] = [calls + 1, link]
         return results
 
@@ -155,12 +155,12 @@ class _Naming:
         self._untouched = {
             name: op.operation.clone() for name, op in functions.items() if self._has_calls(name)
         }
-        self._taken: set[str] = set()
+        self._used: set[str] = set()
         self._numbers: Counter[tuple[Any, ...]] = Counter()
 
     def function(self, function: Any) -> None:
         for op in _all_operations(function):
-            if _is_ours(op):
+            if _is_collective(op):
                 self._number(op)
             elif op.operation.name == "func.call":
                 self._follow(op)
@@ -168,7 +168,7 @@ class _Naming:
     def _has_calls(self, name: str) -> bool:
         if name not in self._known:
             self._known[name] = any(
-                _is_ours(op) or (op.operation.name == "func.call" and self._has_calls(_callee(op)))
+                _is_collective(op) or (op.operation.name == "func.call" and self._has_calls(_callee(op)))
                 for op in _all_operations(self._functions[name])
             )
         return self._known[name]
@@ -177,15 +177,15 @@ class _Naming:
         name = _callee(call)
         if name not in self._untouched:
             return
-        if name in self._taken:
+        if name in self._used:
             copy = self._untouched[name].clone()
-            new = f"{name}_sirtaki_{len(self._taken)}"
+            new = f"{name}_sirtaki_{len(self._used)}"
             copy.attributes["sym_name"] = ir.StringAttr.get(new)
             self._module.body.append(copy)
             call.operation.attributes["callee"] = ir.FlatSymbolRefAttr.get(new)
             self._functions[new] = copy
             name = new
-        self._taken.add(name)
+        self._used.add(name)
         self.function(self._functions[name])
 
     def _number(self, op: Any) -> None:
@@ -209,7 +209,7 @@ def _callee(op: Any) -> str:
     return ir.FlatSymbolRefAttr(op.operation.attributes["callee"]).value
 
 
-def _is_ours(op: Any) -> bool:
+def _is_collective(op: Any) -> bool:
     return (
         op.operation.name == "stablehlo.custom_call"
         and ir.StringAttr(op.operation.attributes["call_target_name"]).value == TARGET

@@ -84,8 +84,10 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
             reduced = allreduce(gradients, name=name, compression=compression, op=op, process_set=process_set)
         return inner.update(reduced, state, params, **extra)
 
-    made = optax.GradientTransformationExtraArgs(inner.init, update)
-    return made if backward_passes_per_step == 1 else _accumulating(made, backward_passes_per_step)
+    distributed = optax.GradientTransformationExtraArgs(inner.init, update)
+    if backward_passes_per_step == 1:
+        return distributed
+    return _accumulating(distributed, backward_passes_per_step)
 
 
 def _accumulating(optimizer: Any, passes: int) -> Any:

@@ -38,9 +38,9 @@ def broadcast_parameters(
     sent = {place: jax.random.key_data(leaf) if is_key(leaf) else leaf for place, leaf in given.items()}
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
     named = {f"{place:06}{paths[place]}": leaf for place, leaf in sent.items()}
-    came = _run(named, ExchangeOptions(core.BROADCAST, (), "parameters", root=root_rank), process_set)
+    received = _run(named, ExchangeOptions(core.BROADCAST, (), "parameters", root=root_rank), process_set)
     for (place, leaf), name in zip(given.items(), named, strict=True):
-        new = came[name]
+        new = received[name]
         leaves[place] = jax.random.wrap_key_data(new, impl=jax.random.key_impl(leaf)) if is_key(leaf) else new
     return structure.unflatten(leaves)
 

@@ -67,14 +67,14 @@ def broadcast_model(
 def _check_alike(variables: Sequence[Any], process_set: ProcessSet) -> None:
     mine = [(tuple(one.shape), keras.backend.standardize_dtype(one.dtype)) for one in variables]
     ranks = process_set.ranks
-    everyone = allgather_object(mine, process_set=process_set)
-    for rank, theirs in zip(ranks, everyone, strict=True):
-        if len(theirs) != len(everyone[0]):
+    gathered = allgather_object(mine, process_set=process_set)
+    for rank, theirs in zip(ranks, gathered, strict=True):
+        if len(theirs) != len(gathered[0]):
             raise ValueError(
                 f"rank {rank} has {len(theirs)} variables to broadcast, rank {ranks[0]} has "
-                f"{len(everyone[0])}: make the same model, with the same optimizer, on all ranks"
+                f"{len(gathered[0])}: make the same model, with the same optimizer, on all ranks"
             )
-        for index, (its, first) in enumerate(zip(theirs, everyone[0], strict=True)):
+        for index, (its, first) in enumerate(zip(theirs, gathered[0], strict=True)):
             if its != first:
                 raise ValueError(
                     f"variable {index} ({getattr(variables[index], 'path', variables[index].name)}) is of "

@@ -13,7 +13,7 @@ import numpy as np
 
 from sirtaki.bindings.default_context import current
 from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.keras.gradient_reducer import Exchange, readable
+from sirtaki.keras.gradient_reducer import Exchange, stable_path
 from sirtaki.numpy import consistency
 from sirtaki.numpy.consistency import EagerChecks, Subject
 
@@ -114,7 +114,7 @@ def _subject(optimizer: Any, variables: Sequence[Any]) -> Subject:
 def _named(variables: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     for place, one in enumerate(variables):
         # An optimizer's variables have the running numbers of layers in the middle of their names.
-        name = re.sub(r"_\d+(?=_)", "", readable(one))
+        name = re.sub(r"_\d+(?=_)", "", stable_path(one))
         yield f"{place}: {name}", np.asarray(keras.ops.convert_to_numpy(one))
 
 

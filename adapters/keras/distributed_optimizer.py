@@ -75,7 +75,7 @@ class Distributed(keras.optimizers.Optimizer):
         return cls._plain.from_config(config, *args, **kwargs)
 
 
-def become(optimizer: Any, exchange: Exchange) -> Any:
+def make_distributed(optimizer: Any, exchange: Exchange) -> Any:
     """Turns an optimizer into a distributed one, in place, and returns it.
 
     Its class keeps its name, and Keras saves it as the plain one: the files can be loaded without sirtaki.

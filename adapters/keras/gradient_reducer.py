@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from sirtaki.bindings.default_context import current
-from sirtaki.common.groups import Groups, divided
+from sirtaki.common.groups import Groups, partitioned
 from sirtaki.common.ops import Average, Max, Sum, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet
 from sirtaki.keras.backends import Backend, Combination, Gradient
@@ -109,19 +109,19 @@ class Exchange:
     def _reduce_among(self, ranks: int, results: list[Any], variables: Sequence[Any]) -> None:
         own = self.local.numbers()
         overwriting = {id(one) for one in variables if getattr(one, "overwrite_with_gradient", False)}
-        travelling: list[int] = []
+        exchanged: list[int] = []
         for index, variable in enumerate(variables):
             if id(variable) not in own:
-                travelling.append(index)
+                exchanged.append(index)
             elif self.local.scale and results[index] is not None:
                 results[index] = self.backend.scaled(results[index], 1.0 / ranks)
         # Values that Keras stores unchanged, such as the maxima of 8-bit floats, have no sum.
-        stored = [index for index in travelling if id(variables[index]) in overwriting]
+        stored = [index for index in exchanged if id(variables[index]) in overwriting]
         if stored:
             how = Combination(Max, process_set=self.how.process_set)
             self._reduce_group("stored", stored, results, variables, how, NoneCompressor)
-        travelling = [index for index in travelling if id(variables[index]) not in overwriting]
-        parts = divided(travelling, self.groups, lambda index: variables[index])
+        exchanged = [index for index in exchanged if id(variables[index]) not in overwriting]
+        parts = partitioned(exchanged, self.groups, lambda index: variables[index])
         for place, group in enumerate(parts):
             self._reduce_group(str(place), group, results, variables, self.how, self.compression)
 
@@ -144,21 +144,21 @@ class Exchange:
             elif self.sparse_as_dense and self.backend.is_sparse(value):
                 value = keras.ops.convert_to_tensor(value)
             if self.backend.is_sparse(value):
-                undo.append(_AS_IT_IS)
+                undo.append(_UNCOMPRESSED)
             else:
                 value, context = compression.compress(value)
                 undo.append(context)
-            gradients.append(Gradient(f"{self.prefix}.{index}.{readable(variable)}", value, is_absent))
+            gradients.append(Gradient(f"{self.prefix}.{index}.{stable_path(variable)}", value, is_absent))
         reduced = self.backend.allreduce(f"{self.prefix}.{name}", gradients, how)
         for index, value, context in zip(indices, reduced, undo, strict=True):
-            restores = value is not None and context is not _AS_IT_IS
+            restores = value is not None and context is not _UNCOMPRESSED
             results[index] = compression.decompress(value, context) if restores else value
 
 
-_AS_IT_IS = object()
+_UNCOMPRESSED = object()
 
 
-def readable(variable: Any) -> str:
+def stable_path(variable: Any) -> str:
     """Returns a variable's path, without Keras' running numbers, which may differ between ranks."""
     path = str(getattr(variable, "path", variable.name))
     return re.sub(r"_\d+(?=/|:|$)", "", path)

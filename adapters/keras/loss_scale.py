@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from sirtaki.keras.distributed_optimizer import Distributed, become
+from sirtaki.keras.distributed_optimizer import Distributed, make_distributed
 
 
 def patch_loss_scale_optimizer() -> None:
@@ -19,14 +19,14 @@ def patch_loss_scale_optimizer() -> None:
     """
     kind: Any = keras.optimizers.LossScaleOptimizer
     plain = kind.__init__
-    if getattr(plain, "knows_ranks", False):
+    if getattr(plain, "is_patched", False):
         return
 
     @functools.wraps(plain)
     def initialise(self: Any, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:
         plain(self, inner_optimizer, *args, **kwargs)
         if isinstance(inner_optimizer, Distributed) and not isinstance(self, Distributed):
-            become(self, inner_optimizer._exchange)
+            make_distributed(self, inner_optimizer._exchange)
 
-    initialise.knows_ranks = True  # type: ignore[attr-defined]
+    initialise.is_patched = True  # type: ignore[attr-defined]
     kind.__init__ = initialise

@@ -82,10 +82,10 @@ def combine_logs(
         for name, value in logs.items()
         if _is_number(value)
     }
-    everyone = allgather_object(mine, process_set=process_set)
+    gathered = allgather_object(mine, process_set=process_set)
     combined = {}
     for name in mine:
-        entries = [theirs[name] for theirs in everyone if name in theirs]
+        entries = [theirs[name] for theirs in gathered if name in theirs]
         if all(is_own for _, is_own, _ in entries):
             combined[name] = results.total[name]
         elif len({value for value, _, _ in entries}) == 1:

@@ -13,7 +13,7 @@ from sirtaki.common.ops import Average
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.keras import backends
 from sirtaki.keras.compression import Compression, Compressor
-from sirtaki.keras.distributed_optimizer import Distributed, become
+from sirtaki.keras.distributed_optimizer import Distributed, make_distributed
 from sirtaki.keras.gradient_reducer import Exchange, LocalVariables, combination
 from sirtaki.keras.loss_scale import patch_loss_scale_optimizer
 
@@ -89,7 +89,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         LocalVariables(scale_local_gradients),
     )
     patch_loss_scale_optimizer()
-    return become(optimizer, exchange)
+    return make_distributed(optimizer, exchange)
 
 
 def PartialDistributedOptimizer(  # noqa: N802  # Horovod's name

@@ -80,10 +80,10 @@ def shard_arrays(
         ValueError: arrays of different lengths, fewer samples than ranks, or an unknown `uneven`.
         NotInitializedError: init() has not been called.
     """
-    return _ShardOfSamples((x, y, sample_weight), batch_size, _Dealer(shuffle, seed, uneven))
+    return _ShardOfSamples((x, y, sample_weight), batch_size, _ShardSampler(shuffle, seed, uneven))
 
 
-class _Dealer:
+class _ShardSampler:
     """A distribution of the numbers from 0 to `count` - 1 over the ranks, new in each epoch."""
 
     def __init__(self, shuffle: bool, seed: int, uneven: Uneven) -> None:
@@ -98,7 +98,7 @@ class _Dealer:
         if count < self._size:
             raise ValueError(f"there are {count} {what} for {self._size} ranks: each needs at least one")
 
-    def deal(self, count: int, epoch: int) -> Any:
+    def indices(self, count: int, epoch: int) -> Any:
         """Returns this rank's numbers."""
         order = np.arange(count)
         if self._shuffle:
@@ -113,16 +113,16 @@ class _Dealer:
 class _ShardOfSamples(keras.utils.PyDataset):
     """Batches of this rank's samples."""
 
-    def __init__(self, parts: Sequence[Any], batch_size: int, dealer: _Dealer) -> None:
+    def __init__(self, parts: Sequence[Any], batch_size: int, sampler: _ShardSampler) -> None:
         super().__init__()
         self._parts = [_mapped(part, np.asarray) for part in parts]
         lengths = {len(array) for part in self._parts for array in _arrays(part)}
         if len(lengths) != 1:
             raise ValueError(f"the arrays have {sorted(lengths)} samples, but they have to have as many")
         self._count = lengths.pop()
-        self._batch_size, self._dealer, self._epoch = batch_size, dealer, 0
-        dealer.check(self._count, "samples")
-        self._own = dealer.deal(self._count, 0)
+        self._batch_size, self._sampler, self._epoch = batch_size, sampler, 0
+        sampler.check(self._count, "samples")
+        self._own = sampler.indices(self._count, 0)
 
     def __len__(self) -> int:
         return -(-len(self._own) // self._batch_size)
@@ -136,7 +136,7 @@ class _ShardOfSamples(keras.utils.PyDataset):
 
     def on_epoch_end(self) -> None:
         self._epoch += 1
-        self._own = self._dealer.deal(self._count, self._epoch)
+        self._own = self._sampler.indices(self._count, self._epoch)
 
 
 class _ShardOfBatches(keras.utils.PyDataset):
@@ -145,9 +145,9 @@ class _ShardOfBatches(keras.utils.PyDataset):
     def __init__(self, dataset: Any, shuffle: bool, seed: int) -> None:
         super().__init__()
         self._dataset, self._epoch = dataset, 0
-        self._dealer = _Dealer(shuffle, seed, "drop")
-        self._dealer.check(len(dataset), "batches")
-        self._own = self._dealer.deal(len(dataset), 0)
+        self._sampler = _ShardSampler(shuffle, seed, "drop")
+        self._sampler.check(len(dataset), "batches")
+        self._own = self._sampler.indices(len(dataset), 0)
 
     def __len__(self) -> int:
         return len(self._own)
@@ -158,7 +158,7 @@ class _ShardOfBatches(keras.utils.PyDataset):
     def on_epoch_end(self) -> None:
         self._dataset.on_epoch_end()
         self._epoch += 1
-        self._own = self._dealer.deal(len(self._dataset), self._epoch)
+        self._own = self._sampler.indices(len(self._dataset), self._epoch)
 
 
 def _refuse_other_orders(dataset: Any) -> None:

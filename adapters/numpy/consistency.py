@@ -64,11 +64,11 @@ class Arrays:
             array = array.view(array.real.dtype)
         values = array.astype(np.float64)
         name = f"{self._scope.name}.extreme"
-        least, most = (
+        minimum, maximum = (
             allreduce(values, op=op, name=name, process_set=self._scope.process_set) for op in (Min, Max)
         )
-        scale = np.maximum(np.abs(least), np.abs(most)).max(initial=0.0)
-        return Spread(float((most - least).max(initial=0.0)), float(scale), _epsilon(array.dtype))
+        scale = np.maximum(np.abs(minimum), np.abs(maximum)).max(initial=0.0)
+        return Spread(float((maximum - minimum).max(initial=0.0)), float(scale), _epsilon(array.dtype))
 
     def rates(self) -> Sequence[float]:
         return self.subject.rates()
@@ -92,12 +92,12 @@ def _epsilon(dtype: Any) -> float:
     return float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-7  # bfloat16's
 
 
-def check(subject: Subject, mend: str, process_set: ProcessSet) -> None:
+def check(subject: Subject, remedy: str, process_set: ProcessSet) -> None:
     """Compares arrays over the ranks of the set now. All of them must call it.
 
     Args:
         subject: the values that must be equal.
-        mend: the call that makes them equal, as the message shows it.
+        remedy: the call that makes them equal, as the message shows it.
         process_set: the ranks that take part.
 
     Raises:
@@ -106,7 +106,7 @@ def check(subject: Subject, mend: str, process_set: ProcessSet) -> None:
     """
     context = current()
     if len(process_set.members(context)) > 1:
-        scope = Scope(context, process_set, "check_parameters", mend)
+        scope = Scope(context, process_set, "check_parameters", remedy)
         arrays = Arrays(scope, subject)
         consistency.check(scope, arrays, arrays.options())
 
@@ -114,15 +114,15 @@ def check(subject: Subject, mend: str, process_set: ProcessSet) -> None:
 class EagerChecks:
     """The checks around a series of exchanges, such as those of one optimizer, in whatever world exists."""
 
-    def __init__(self, name: str, mend: str, first_check: int = 2) -> None:
+    def __init__(self, name: str, remedy: str, first_check: int = 2) -> None:
         """Creates the checks, before the first exchange.
 
         Args:
             name: identifies the comparisons on all ranks.
-            mend: as for `check`.
+            remedy: as for `check`.
             first_check: the first exchange that compares arrays, counted from 1.
         """
-        self._name, self._mend, self._first_check = name, mend, first_check
+        self._name, self._remedy, self._first_check = name, remedy, first_check
         self._context: Context | None = None
         self._arrays: Arrays
         self._checks: RoundChecks
@@ -156,13 +156,13 @@ class EagerChecks:
             yield
             self._checks.finish()
         except BaseException:
-            self._checks.forget()
+            self._checks.discard()
             raise
         self._checks.report()
 
     def _begin(self, context: Context, process_set: ProcessSet, subject: Subject) -> None:
         if self._context is not context:
-            scope = Scope(context, process_set, self._name, self._mend)
+            scope = Scope(context, process_set, self._name, self._remedy)
             self._context, self._arrays = context, Arrays(scope, subject)
             self._checks = RoundChecks(scope, self._arrays, self._first_check)
         self._arrays.subject = subject

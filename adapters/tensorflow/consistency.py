@@ -70,7 +70,7 @@ class _AllSeries:
         return series
 
 
-_of_world: list[_AllSeries] = []  # at most one element
+_current_series: list[_AllSeries] = []  # at most one element
 
 
 def reduce_checked(
@@ -87,9 +87,9 @@ def reduce_checked(
     if not (tf.executing_eagerly() and variables):
         return reduce()
     context = current()
-    if not _of_world or _of_world[0].context is not context:
-        _of_world[:] = [_AllSeries(context)]
-    series = _of_world[0].find(process_set.number(context), variables)
+    if not _current_series or _current_series[0].context is not context:
+        _current_series[:] = [_AllSeries(context)]
+    series = _current_series[0].find(process_set.number(context), variables)
     subject = Subject(lambda: _named(variables))
     with series.checks.around(process_set, subject, lambda: _arrays(gradients)):
         return reduce()

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sirtaki.common.groups import GroupRules, Groups, check_groups, divided
+from sirtaki.common.groups import GroupRules, Groups, check_groups, partitioned
 from sirtaki.common.ops import Average, Reduction, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.tensorflow.collectives import grouped_allreduce
@@ -102,7 +102,7 @@ class GradientExchange:
         if not which:
             return []
         if self.groups:
-            return divided(which, self.groups, lambda index: sources[index])
+            return partitioned(which, self.groups, lambda index: sources[index])
         if tf.executing_eagerly():  # all of them are available
             return [which]
         buckets: list[list[int]] = [[]]

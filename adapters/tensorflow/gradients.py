@@ -69,10 +69,10 @@ def _of_extreme(op: Any, gradients: list[tf.Tensor], called: Call) -> list[tf.Te
     """Gives equal parts to the ranks that have the extreme value, as tf.reduce_max does."""
     which = [i for i, output in enumerate(op.outputs) if output.dtype.is_floating]
     # In a graph of TensorFlow 1 `==` would compare the identity of two tensors.
-    hits = [tf.cast(tf.equal(op.inputs[i + 1], op.outputs[i]), op.outputs[i].dtype) for i in which]
-    sums = operations.allreduce([*gradients, *hits], _SUM, called)
+    is_extreme = [tf.cast(tf.equal(op.inputs[i + 1], op.outputs[i]), op.outputs[i].dtype) for i in which]
+    sums = operations.allreduce([*gradients, *is_extreme], _SUM, called)
     totals, counts = sums[: len(which)], sums[len(which) :]
-    return [hit * total / count for hit, total, count in zip(hits, totals, counts, strict=True)]
+    return [extreme * total / count for extreme, total, count in zip(is_extreme, totals, counts, strict=True)]
 
 
 @tf.RegisterGradient("SirtakiReducescatter")
@@ -102,10 +102,10 @@ def _of_allgather(op: Any, *gradients: Any) -> list[Any]:
         rows = operations.allgather(own, called._replace(label=part(called.label, ".rows")))
         sums = []
         for number, (one, splits, source) in enumerate(zip(given, rows, sources, strict=True)):
-            again = called._replace(label=part(called.label, f".of.{number}"))
-            came, received = operations.alltoall(one, splits, again)
+            next_call = called._replace(label=part(called.label, f".of.{number}"))
+            gathered, received = operations.alltoall(one, splits, next_call)
             by_rank = tf.concat([tf.shape(received), tf.shape(source)], 0)
-            sums.append(tf.reduce_sum(tf.reshape(came, by_rank), 0))
+            sums.append(tf.reduce_sum(tf.reshape(gathered, by_rank), 0))
         return sums
 
     return _of_floating(op, gradients, derivative)

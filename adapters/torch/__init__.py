@@ -20,7 +20,7 @@ from sirtaki.torch.sparse import sparse_allreduce, sparse_allreduce_async
 from sirtaki.torch.state import broadcast_optimizer_state, broadcast_parameters
 from sirtaki.torch.sync_batch_norm import SyncBatchNorm
 
-plain_optimizers.watch()
+plain_optimizers.register_hook()
 
 __all__ = [
     *_shared,

@@ -23,14 +23,14 @@ from sirtaki.torch.consistency import note_gradients, round_checks
 from sirtaki.torch.parameters import exchanged
 from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.tensors import reducible_view
-from sirtaki.torch.wrapping import Optimizer, Wrapped, become
+from sirtaki.torch.wrapping import Optimizer, Wrapped, wrap
 
 
 class AdasumOptimizer(Wrapped):
     """The abilities of such an optimizer besides its own class."""
 
     _exchange_options: ExchangeOptions
-    _starts: list[Tensor]
+    _previous_values: list[Tensor]
     _checks: RoundChecks
 
     def synchronize(self) -> None:
@@ -60,11 +60,11 @@ def with_adasum(optimizer: Optimizer, exchange_options: ExchangeOptions, names: 
     found = exchanged(optimizer, names, None, "")
     for name, parameter, _ in found:
         reducible_view(parameter, name)
-    wrapped = become(optimizer, AdasumOptimizer)
-    wrapped._exchange_options, wrapped._starts = exchange_options, []
+    wrapped = wrap(optimizer, AdasumOptimizer)
+    wrapped._exchange_options, wrapped._previous_values = exchange_options, []
     wrapped._checks = round_checks(exchange_options.scope, found, optimizer, has_same_state=False)
     wrapped._hooks = []
-    if not exchange_options.scope.is_alone:
+    if not exchange_options.scope.has_no_peers:
         wrapped._hooks = [
             wrapped.register_step_pre_hook(_before_step),
             wrapped.register_step_post_hook(_after_step),
@@ -73,32 +73,29 @@ def with_adasum(optimizer: Optimizer, exchange_options: ExchangeOptions, names: 
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    optimizer._exchange_options.scope.refuse_old()
+    optimizer._exchange_options.scope.check_world()
     parameters, checks = optimizer._parameters(), optimizer._checks
     if checks.wants_gradients:
         gradients = [one.parameter.grad for one in exchanged(optimizer, {}, None, "")]
         note_gradients(checks, range(len(gradients)), gradients)
     checks.start()
-    optimizer._starts = [parameter.clone() for parameter in parameters]
+    optimizer._previous_values = [parameter.clone() for parameter in parameters]
 
 
 @torch.no_grad()
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    exchange_options, parameters, starts = (
-        optimizer._exchange_options,
-        optimizer._parameters(),
-        optimizer._starts,
-    )
+    exchange_options, previous_values = optimizer._exchange_options, optimizer._previous_values
+    parameters = optimizer._parameters()
     scope = exchange_options.scope
     options = scope.derived("change").options(exchange_options.how)
 
     def combine(changes: Sequence[Tensor]) -> list[Tensor]:
         return run(scope.context, COLLECTIVES.group(scope.context, ALLREDUCE, changes, options))
 
-    own = [one - start for one, start in zip(parameters, starts, strict=True)]
+    own = [one - previous for one, previous in zip(parameters, previous_values, strict=True)]
     changes = compressed(exchange_options.compression, own, combine)
-    for parameter, start, change in zip(parameters, starts, changes, strict=True):
-        parameter.copy_(start + change)
-    optimizer._starts = []
+    for parameter, previous, change in zip(parameters, previous_values, changes, strict=True):
+        parameter.copy_(previous + change)
+    optimizer._previous_values = []
     optimizer._checks.finish()
     optimizer._checks.report()

@@ -53,7 +53,7 @@ class CollectiveScope:
         """Returns whether this world has been shut down."""
         return self.context.is_shut_down
 
-    def refuse_old(self) -> None:
+    def check_world(self) -> None:
         """Raises NotInitializedError if this world has ended, unless it had one rank and none follows."""
         if self.has_ended and (self.context.size > 1 or find() not in (None, self.context)):
             raise NotInitializedError(
@@ -66,7 +66,7 @@ class CollectiveScope:
         return self.process_set.members(self.context)
 
     @property
-    def is_alone(self) -> bool:
+    def has_no_peers(self) -> bool:
         """Returns whether this rank has no peer there: it is the only one, or does not belong to the set."""
         return len(self.ranks) == 1 or self.context.rank not in self.ranks
 
@@ -174,14 +174,14 @@ class _Reducing(Collective):
                 f"a reduction with {what} has no derivative here; use op=Sum or op=Average, pass "
                 "tensor.detach(), or multiply by the factors yourself"
             )
-        everyone = AllGather(scope.derived("everyone")).of(tensor.unsqueeze(0))
-        place = scope.ranks.index(scope.context.rank)
+        gathered = AllGather(scope.derived("everyone")).of(tensor.unsqueeze(0))
+        index = scope.ranks.index(scope.context.rank)
         if op == core.PRODUCT:
-            return torch.cat([everyone[:place], everyone[place + 1 :]]).prod(0)
-        everyone = everyone.detach()
-        extreme = everyone.amin(0) if op == core.MIN else everyone.amax(0)
-        attained = (everyone == extreme) | (everyone.isnan() & extreme.isnan())
-        return attained[place].to(tensor.dtype) / attained.sum(0)
+            return torch.cat([gathered[:index], gathered[index + 1 :]]).prod(0)
+        gathered = gathered.detach()
+        extreme = gathered.amin(0) if op == core.MIN else gathered.amax(0)
+        is_extreme = (gathered == extreme) | (gathered.isnan() & extreme.isnan())
+        return is_extreme[index].to(tensor.dtype) / is_extreme.sum(0)
 
 
 @dataclass(frozen=True)
@@ -205,13 +205,13 @@ class ReduceScatter(_Reducing):
     collective = requests.REDUCESCATTER
 
     def derivative(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        everyone = AllGather(self.scope.derived(), self.is_grouped).apply(gradients)
+        gathered = AllGather(self.scope.derived(), self.is_grouped).apply(gradients)
         if not self.is_linear:
-            return [total * self.slope(one) for total, one in zip(everyone, inputs, strict=True)]
+            return [total * self.slope(one) for total, one in zip(gathered, inputs, strict=True)]
         factor = self.how.prescale * self.how.postscale
         if self.how.op == core.AVERAGE:
             factor /= len(self.scope.ranks)
-        return [total * factor for total in everyone]
+        return [total * factor for total in gathered]
 
 
 @dataclass(frozen=True)

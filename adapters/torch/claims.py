@@ -18,24 +18,24 @@ class Claim:
     """
 
     _by_parameter: ClassVar[WeakIdKeyDictionary] = WeakIdKeyDictionary()  # sets of claims
-    _made: ClassVar[int] = 0
+    _created: ClassVar[int] = 0
 
     def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
         self._named = named
         self._checked = 0  # number of claims at the last check that found no conflict
         for _, parameter in named:
             self._by_parameter.setdefault(parameter, WeakSet()).add(self)
-        Claim._made += 1
+        Claim._created += 1
 
     def release(self) -> None:
         """Releases the parameters."""
         for _, parameter in self._named:
             self._by_parameter[parameter].discard(self)
 
-    def refuse_others(self) -> None:
+    def check_exclusive(self) -> None:
         """Raises ValueError if another reducer has a claim on one of the parameters."""
-        made = Claim._made
-        if made == self._checked:
+        created = Claim._created
+        if created == self._checked:
             return
         for name, parameter in self._named:
             if len(self._by_parameter[parameter]) > 1:
@@ -44,4 +44,4 @@ class Claim:
                     "combined over the ranks twice: before the next backward pass, delete the optimizer that "
                     "is not used any more, and what holds it, such as its learning rate scheduler"
                 )
-        self._checked = made
+        self._checked = created

@@ -27,11 +27,11 @@ from sirtaki.torch.tensors import plain_name, view
 
 _BROADCAST_PARAMETERS = "hvd.broadcast_parameters(model.state_dict(), root_rank=0)"
 _BROADCAST_BOTH = f"{_BROADCAST_PARAMETERS} and hvd.broadcast_optimizer_state(optimizer, root_rank=0)"
-_SHARE = ", for example with DataLoader(data, sampler=hvd.DistributedSampler(data))"
+_DATA_ADVICE = ", for example with DataLoader(data, sampler=hvd.DistributedSampler(data))"
 _AFTER_JOIN = (
     "call hvd.join(model=model, optimizer=optimizer), which gives all ranks the state of the last one"
 )
-_ONLY_SPEED = {"foreach", "fused", "capturable"}  # options that affect the speed of a step, not its result
+_SPEED_OPTIONS = {"foreach", "fused", "capturable"}  # options that affect the speed of a step, not its result
 _PLAIN = (str, bool, type(None))
 
 
@@ -56,7 +56,7 @@ def check_parameters(
         PeerLostError: a rank died.
     """
     scope = CollectiveScope(current(), "check_parameters", process_set)
-    if scope.is_alone:
+    if scope.has_no_peers:
         return
     if isinstance(params, torch.optim.Optimizer):
         parameters = [
@@ -112,7 +112,7 @@ def _options_of(optimizer: torch.optim.Optimizer) -> Options:
         {
             option: _plain(value)
             for option, value in group.items()
-            if option not in ("params", "param_names", *_ONLY_SPEED) and _is_plain(value)
+            if option not in ("params", "param_names", *_SPEED_OPTIONS) and _is_plain(value)
         }
         for group in optimizer.param_groups
     ]
@@ -130,9 +130,9 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, _PLAIN) else float(value)
 
 
-def _scope(scope: CollectiveScope, mend: str) -> Scope:
+def _scope(scope: CollectiveScope, remedy: str) -> Scope:
     assert scope.name is not None
-    return Scope(scope.context, scope.process_set, scope.name, mend, _SHARE, _AFTER_JOIN)
+    return Scope(scope.context, scope.process_set, scope.name, remedy, _DATA_ADVICE, _AFTER_JOIN)
 
 
 def _frozen(tensor: Tensor) -> str:
@@ -166,11 +166,11 @@ class TorchTensors:
             tensor = torch.view_as_real(tensor.resolve_conj())
         epsilon = torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
         try:
-            least, most = (self._extreme(tensor, op).double() for op in (MIN, MAX))
+            minimum, maximum = (self._extreme(tensor, op).double() for op in (MIN, MAX))
         except UnsupportedError:  # such elements have no order
             return Spread(float("inf"), 0.0, 0.0)
-        scale = torch.maximum(least.abs(), most.abs()).max()
-        return Spread(float((most - least).max()), float(scale), epsilon)
+        scale = torch.maximum(minimum.abs(), maximum.abs()).max()
+        return Spread(float((maximum - minimum).max()), float(scale), epsilon)
 
     def _extreme(self, tensor: Tensor, op: int) -> Tensor:
         scope = self._scope.derived("extreme")

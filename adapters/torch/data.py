@@ -45,31 +45,31 @@ class DistributedSampler(TorchSampler[Any]):
         *,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        count, place = _share(process_set)
+        count, index = _count_and_index(process_set)
         super().__init__(
             dataset,
             count if num_replicas is None else num_replicas,
-            place if rank is None else rank,
+            index if rank is None else rank,
             shuffle,
             seed,
             drop_last,
         )
-        self._begun = self._was_set = False
+        self._has_iterated = self._has_epoch = False
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the next epoch, which determines its order."""
-        self._was_set = True
+        self._has_epoch = True
         super().set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._begun and self.shuffle and not self._was_set:
-            self._was_set = True  # report this only once
+        if self._has_iterated and self.shuffle and not self._has_epoch:
+            self._has_epoch = True  # report this only once
             if self.rank == 0:
                 hint(
                     "a second epoch begins in the same order as the first: call sampler.set_epoch(epoch) "
                     "before each epoch, or use hvd.DataLoader, which does",
                 )
-        self._begun = True
+        self._has_iterated = True
         return super().__iter__()
 
 
@@ -103,7 +103,7 @@ class DataLoader(data.DataLoader[Any]):
         process_set: ProcessSet = global_process_set,
         **options: Any,
     ) -> None:
-        _refuse(dataset, options)
+        _check_options(dataset, options)
         sampler = DistributedSampler(
             dataset, shuffle=shuffle, seed=seed, drop_last=drop_last, process_set=process_set
         )
@@ -121,7 +121,7 @@ class DataLoader(data.DataLoader[Any]):
         return super().__iter__()
 
 
-def _share(process_set: ProcessSet) -> tuple[int, int]:
+def _count_and_index(process_set: ProcessSet) -> tuple[int, int]:
     """Returns the number of ranks in the set, and this rank's index among them."""
     context = current()
     members = process_set.members(context)
@@ -132,7 +132,7 @@ def _share(process_set: ProcessSet) -> tuple[int, int]:
     return len(members), members.index(context.rank)
 
 
-def _refuse(dataset: Any, options: dict[str, Any]) -> None:
+def _check_options(dataset: Any, options: dict[str, Any]) -> None:
     given = sorted({"sampler", "batch_sampler"} & options.keys())
     if given:
         raise ValueError(

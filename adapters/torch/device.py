@@ -39,17 +39,17 @@ def refuse_capture() -> None:
         )
 
 
-def used_here(gpu: int, keep: Any) -> None:
-    """Records that the current stream uses the tensors in `keep` (nested tuples and lists) of another stream.
+def record_stream(gpu: int, tensors: Any) -> None:
+    """Records that the current stream uses tensors of another stream, given as nested tuples and lists.
 
     Otherwise torch reuses a tensor's memory when the stream that made it is done with it.
     """
-    if isinstance(keep, Tensor):
-        if ordinal(keep) == gpu:
-            keep.record_stream(torch.cuda.current_stream(gpu))
-    elif isinstance(keep, tuple | list):
-        for one in keep:
-            used_here(gpu, one)
+    if isinstance(tensors, Tensor):
+        if ordinal(tensors) == gpu:
+            tensors.record_stream(torch.cuda.current_stream(gpu))
+    elif isinstance(tensors, tuple | list):
+        for one in tensors:
+            record_stream(gpu, one)
 
 
 def this_stream(gpu: int) -> Callable[[], AbstractContextManager[Any]]:

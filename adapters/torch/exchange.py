@@ -38,7 +38,7 @@ class _Result(NamedTuple):
     """An exchanged tensor that is not the gradient itself: a copy, a compressed tensor, or a stand-in."""
 
     slot: int
-    which: int
+    parameter_index: int
     gradient: Tensor | None
     tensor: Tensor
     undo: Any
@@ -71,7 +71,7 @@ class GradientExchange:
         self._order = [-1] * count  # the parameter whose gradient each of its requests describes
         self._filled = 0
         self._signatures: list[Any] = [None] * count
-        self._unusual = set(range(count))  # whose gradients are not sent unchanged, row by row
+        self._converted = set(range(count))  # whose gradients are not sent unchanged, row by row
         self._in_place: list[Tensor] = []
         self._results: list[_Result] = []
         for index, parameter in enumerate(self._parameters):
@@ -96,11 +96,11 @@ class GradientExchange:
             return
         parameters = self._parameters
         gradients: list[Any] = [parameters[index].grad for index in indices]
-        if self._travel_as_they_are(indices, gradients):
+        if self._are_direct(indices, gradients):
             self._enqueue(indices, gradients, list(map(Tensor.data_ptr, gradients)))
             self._in_place += gradients
             return
-        tensors, results = self._each(indices, absent=False)
+        tensors, results = self._prepare(indices, absent=False)
         self._enqueue(indices, tensors, list(map(Tensor.data_ptr, tensors)))
         self._results += results
 
@@ -110,15 +110,17 @@ class GradientExchange:
         If another rank's gradient is new, these count: unchanged, or as zeros.
         """
         if self._parameters:
-            self._sparse.ask()
+            self._sparse.send_updates()
             self._checks.start()
         indices = self._sparse.start(indices, absent=True)
         if not indices:
             return
-        tensors, results = self._each(indices, absent=True)
+        tensors, results = self._prepare(indices, absent=True)
         targets = list(map(Tensor.data_ptr, tensors))
-        nothing = {result.slot for result in results if result.gradient is None}
-        sources = [0 if self._filled + place in nothing else at for place, at in enumerate(targets)]
+        absent_slots = {result.slot for result in results if result.gradient is None}
+        sources = [
+            0 if self._filled + offset in absent_slots else address for offset, address in enumerate(targets)
+        ]
         self._enqueue(indices, tensors, targets, sources, ABSENT)
         self._results += results
 
@@ -133,19 +135,19 @@ class GradientExchange:
             return
         try:
             self._wait()
-            self._sparse.learn()
+            self._sparse.apply_updates()
             self._checks.finish()
             count_write(self._in_place)
             with torch.no_grad():
                 for result in self._results:
-                    self._put_in_place(result)
-                self._sparse.put_in_place()
+                    self._store_result(result)
+                self._sparse.store_results()
         except KeyboardInterrupt:
             raise
         except BaseException:
-            self._forget()
+            self._discard_round()
             raise
-        self._forget()
+        self._discard_round()
 
     def _wait(self) -> None:
         if self._filled and self._gpu == CPU:
@@ -153,34 +155,34 @@ class GradientExchange:
         elif self._filled:
             stream = device.current_stream(self._gpu)
             self._context.wait_in_stream(self._batch, stream, 0, self._filled)
-            device.used_here(self._gpu, [result.tensor for result in self._results])
+            device.record_stream(self._gpu, [result.tensor for result in self._results])
 
-    def _forget(self) -> None:
+    def _discard_round(self) -> None:
         if self._filled:
-            forget = self._context.release if self._gpu == CPU else self._context.detach
-            forget(self._batch, 0, self._filled)
-        self._sparse.forget()
-        self._checks.forget()
+            discard = self._context.release if self._gpu == CPU else self._context.detach
+            discard(self._batch, 0, self._filled)
+        self._sparse.discard()
+        self._checks.discard()
         self._filled = 0
         self._in_place = []
         self._results = []
 
-    def _travel_as_they_are(self, indices: list[int], gradients: Sequence[Any]) -> bool:
+    def _are_direct(self, indices: list[int], gradients: Sequence[Any]) -> bool:
         return (
-            self._unusual.isdisjoint(indices)
+            self._converted.isdisjoint(indices)
             and set(map(type, gradients)) == {Tensor}
-            and self._are_where_described(indices, gradients)
+            and self._are_on_described_devices(indices, gradients)
             and all(map(Tensor.is_contiguous, gradients))
             and list(map(_dtype_of, gradients)) == [self._dtypes[index] for index in indices]
             and list(map(Tensor.numel, gradients)) == [self._sizes[index] for index in indices]
         )
 
-    def _are_where_described(self, indices: list[int], gradients: Sequence[Any]) -> bool:
+    def _are_on_described_devices(self, indices: list[int], gradients: Sequence[Any]) -> bool:
         if self._gpu == CPU:
             return all(map(_is_cpu, gradients))
         return [device.ordinal(one) for one in gradients] == [self._devices[index] for index in indices]
 
-    def _each(self, indices: list[int], absent: bool) -> tuple[list[Tensor], list[_Result]]:
+    def _prepare(self, indices: list[int], absent: bool) -> tuple[list[Tensor], list[_Result]]:
         """Returns the described tensors to exchange for these gradients, and the results to put in place."""
         tensors, results = [], []
         for slot, index in enumerate(indices, self._filled):
@@ -190,10 +192,10 @@ class GradientExchange:
             if source is None:  # the memory of an absent gradient is not read
                 source = torch.empty_like(parameter) if absent else torch.zeros_like(parameter)
             elif source.is_sparse:
-                self._sparse.note(index, source)
+                self._sparse.note_sparse(index, source)
                 source = source.to_dense()
-            small, undo = self._compression.compress(source.detach())
-            tensor = self._describe(index, small)
+            compressed, undo = self._compression.compress(source.detach())
+            tensor = self._describe(index, compressed)
             tensors.append(tensor)
             results.append(_Result(slot, index, gradient, tensor, undo, absent))
         return tensors, results
@@ -211,8 +213,8 @@ class GradientExchange:
             self._dtypes[index], self._sizes[index] = parameter.dtype, parameter.numel()
             self._devices[index] = device.ordinal(parameter)
             self._gpu = max(self._gpu, view.device)
-            usual = (CODES.get(parameter.dtype), tuple(parameter.shape), ROW_MAJOR, self._devices[index])
-            (self._unusual.discard if signature == usual else self._unusual.add)(index)
+            direct = (CODES.get(parameter.dtype), tuple(parameter.shape), ROW_MAJOR, self._devices[index])
+            (self._converted.discard if signature == direct else self._converted.add)(index)
         return view.owner
 
     def _enqueue(
@@ -228,12 +230,12 @@ class GradientExchange:
             for slot, index in enumerate(indices, start):
                 batch.copy(slot, self._described, index)
             self._order[start : start + count] = indices
-        batch.point_all(targets if sources is None else sources, targets, start)
-        batch.flag_all([flags] * count, start)
-        batch.keep[start : start + count] = tensors
+        batch.set_all_buffers(targets if sources is None else sources, targets, start)
+        batch.set_all_flags([flags] * count, start)
+        batch.keepalive[start : start + count] = tensors
         if self._gpu != CPU:
             device.refuse_capture()
-            batch.stream_all([device.current_stream(self._gpu)] * count, start)
+            batch.set_all_streams([device.current_stream(self._gpu)] * count, start)
         try:
             self._context.enqueue(batch, start, count)
         except ValueError:
@@ -243,12 +245,12 @@ class GradientExchange:
 
     def _refuse_shared_gradients(self, count: int) -> None:
         names = [self._names[index].removeprefix(self._prefix) for index in self._order[:count]]
-        refuse_shared_gradients(zip(names, self._batch.keep[:count], strict=True))
+        refuse_shared_gradients(zip(names, self._batch.keepalive[:count], strict=True))
 
-    def _put_in_place(self, result: _Result) -> None:
+    def _store_result(self, result: _Result) -> None:
         if result.absent and self._context.untouched(self._batch, result.slot):
             return
-        gradient, dimensions = result.gradient, self._sparse.dimensions(result.which)
+        gradient, dimensions = result.gradient, self._sparse.dimensions(result.parameter_index)
         if gradient is not None and gradient.layout is torch.strided:
             if result.tensor.data_ptr() == gradient.data_ptr():
                 count_write([gradient])
@@ -256,6 +258,8 @@ class GradientExchange:
             dimensions = 0
         restored = self._compression.decompress(result.tensor, result.undo)
         if gradient is None or gradient.is_sparse or shares_elements(gradient):
-            self._parameters[result.which].grad = restored.to_sparse(dimensions) if dimensions else restored
+            self._parameters[result.parameter_index].grad = (
+                restored.to_sparse(dimensions) if dimensions else restored
+            )
         else:
             gradient.copy_(restored)

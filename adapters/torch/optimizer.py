@@ -25,7 +25,7 @@ from sirtaki.torch.parameters import all_named, check_groups_of, exchanged, name
 from sirtaki.torch.reducer import GradientReducer
 from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.tensors import reducible_view
-from sirtaki.torch.wrapping import Optimizer, Wrapped, become
+from sirtaki.torch.wrapping import Optimizer, Wrapped, wrap
 
 
 def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class made for the occasion
@@ -85,7 +85,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
             f"the first argument has to be a torch.optim.Optimizer, not {type(optimizer).__name__}"
         )
     if isinstance(optimizer, _Distributed | AdasumOptimizer) and optimizer._exchange_options.scope.has_ended:
-        optimizer._undo()
+        optimizer._unwrap()
     if isinstance(optimizer, Wrapped):
         raise ValueError("this optimizer is distributed already: call DistributedOptimizer once for it")
     how = gradient_reduction(op, gradient_predivide_factor)
@@ -100,7 +100,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         return with_adasum(optimizer, exchange_options, names)
     settings = _Settings(exchange_options, names, groups, backward_passes_per_step)
     reducer = settings.reducer(optimizer)
-    distributed = become(optimizer, _Distributed)
+    distributed = wrap(optimizer, _Distributed)
     distributed._adopt(settings, reducer)
     distributed._hooks = [
         distributed.register_step_pre_hook(_before_step),
@@ -121,7 +121,8 @@ class _Settings:
     def reducer(self, optimizer: Optimizer) -> GradientReducer:
         """Returns a reducer for all parameters of the optimizer; for none if there is no peer."""
         scope = self.exchange_options.scope
-        found = exchanged(optimizer, self.names, self.groups, f"{scope.name}.") if not scope.is_alone else []
+        prefix = f"{scope.name}."
+        found = [] if scope.has_no_peers else exchanged(optimizer, self.names, self.groups, prefix)
         views = [reducible_view(parameter, name) for name, parameter, _ in found]
         if any(view.device >= 0 for view in views):
             warn_if_crowded(scope.context.topology)
@@ -150,16 +151,16 @@ class _Distributed(Wrapped):
     def _exchange_options(self) -> ExchangeOptions:
         return self._settings.exchange_options
 
-    def _undo(self) -> None:
+    def _unwrap(self) -> None:
         self._finalizer()
-        super()._undo()
+        super()._unwrap()
 
     def synchronize(self) -> None:
         """Makes sure that the gradients are reduced. After backward() they are, so a call is optional.
 
         All ranks must call it, or step().
         """
-        self._reducer.settle()
+        self._reducer.finish_round()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -175,7 +176,7 @@ class _Distributed(Wrapped):
 
         The next pass outside exchanges the accumulated gradients; step() does if there is none.
         """
-        return self._reducer.hold()
+        return self._reducer.no_sync()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets how many backward passes add up on this rank before they are averaged over the ranks."""
@@ -190,28 +191,28 @@ class _Distributed(Wrapped):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Works like the optimizer's own. All ranks must call it, with matching parameters."""
         super().add_param_group(param_group)
-        self._reducer.settle_open()
+        self._reducer.finish_open_round()
         self._finalizer()
         self._adopt(self._settings, self._settings.reducer(self))
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     assert isinstance(optimizer, _Distributed)
-    optimizer._exchange_options.scope.refuse_old()
+    optimizer._exchange_options.scope.check_world()
     if not optimizer._has_stepped:  # a wrapper may have been made since
         optimizer._has_stepped = True
         refuse_other_reducers(all_named(optimizer, optimizer._settings.names))
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if closure is None:
         if not optimizer._skips:
-            optimizer._reducer.settle()
+            optimizer._reducer.finish_round()
         return None
 
     def reduced_closure() -> Any:
         optimizer._reducer.stepped()  # each call makes its own gradients
         loss = closure()
         if not optimizer._skips:
-            optimizer._reducer.settle()
+            optimizer._reducer.finish_round()
         return loss
 
     rest = {name: value for name, value in kwargs.items() if name != "closure"}

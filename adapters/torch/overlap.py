@@ -21,7 +21,7 @@ class Overlap:
     def __init__(
         self, *, has_spare_core: bool, clocks: Callable[[], tuple[float, float]] | None = None
     ) -> None:
-        """Creates it. `clocks` returns seconds: elapsed, and those in which this thread wanted a core."""
+        """Creates it. `clocks` returns seconds: elapsed, and those in which this thread was runnable."""
         self._has_spare_core = has_spare_core
         self._clocks = clocks or _clocks
         self._begun: tuple[float, float] | None = None
@@ -40,9 +40,9 @@ class Overlap:
     def end(self) -> None:
         """Records that the pass has ended, in the same thread."""
         if self._begun is not None:
-            (begun, wanted_before), self._begun = self._begun, None
-            now, wanted = self._clocks()
-            self._is_worth_it = wanted - wanted_before < (1 - _IDLE_SHARE) * (now - begun)
+            (begun, runnable_before), self._begun = self._begun, None
+            now, runnable = self._clocks()
+            self._is_worth_it = runnable - runnable_before < (1 - _IDLE_SHARE) * (now - begun)
 
     def drop(self) -> None:
         """Records that the pass has raised."""
@@ -51,10 +51,10 @@ class Overlap:
 
 def _clocks() -> tuple[float, float]:
     """Returns the elapsed seconds, and those in which this thread has run or waited for a core."""
-    return time.monotonic(), time.thread_time() + _waited_for_core()
+    return time.monotonic(), time.thread_time() + _run_queue_seconds()
 
 
-def _waited_for_core() -> float:
+def _run_queue_seconds() -> float:
     """Returns how long this thread was ready to run while others ran; 0 where Linux does not count that."""
     try:
         with open("/proc/thread-self/schedstat", "rb") as statistics:

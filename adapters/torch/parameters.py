@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sirtaki.common.groups import GroupRules, Groups, check_groups, divided
+from sirtaki.common.groups import GroupRules, Groups, check_groups, partitioned
 
 
 class NamedParameter(NamedTuple):
@@ -92,7 +92,7 @@ def _members(parameters: list[Tensor], groups: Groups) -> list[list[Tensor]]:
     """Returns the parameters of each group with several; a number n means n groups of similar length."""
     if groups is None or groups == 0:
         return []
-    return [part for part in divided(parameters, groups, lambda parameter: parameter) if len(part) > 1]
+    return [part for part in partitioned(parameters, groups, lambda parameter: parameter) if len(part) > 1]
 
 
 def _group_id(text: str) -> int:

@@ -22,29 +22,29 @@ _STEPS = 3
 
 
 @dataclass
-class _Seen:
+class _Record:
     """A record of a rank's plain optimizers."""
 
     operations: int = -1  # number that had ended at the last step
     steps: int = 0  # in a row without another operation
-    is_told: bool = False
+    is_reported: bool = False
 
 
-_seen: WeakKeyDictionary[Context, _Seen] = WeakKeyDictionary()
+_records: WeakKeyDictionary[Context, _Record] = WeakKeyDictionary()
 
 
-def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     context = find()
     if context is None or context.size == 1 or context.rank != 0 or isinstance(optimizer, Wrapped):
         return
-    seen = _seen.setdefault(context, _Seen())
-    if seen.is_told:
+    record = _records.setdefault(context, _Record())
+    if record.is_reported:
         return
     operations = observe.statistics(context)["operations"]
-    seen.steps = seen.steps + 1 if operations == seen.operations else 1
-    seen.operations = operations
-    if seen.steps == _STEPS:
-        seen.is_told = True
+    record.steps = record.steps + 1 if operations == record.operations else 1
+    record.operations = operations
+    if record.steps == _STEPS:
+        record.is_reported = True
         hint(
             f"{_STEPS} steps of {type(optimizer).__name__} without any exchange between the {context.size} "
             "ranks: each rank trains a model of its own. Wrap the optimizer: "
@@ -52,6 +52,6 @@ def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
         )
 
 
-def watch() -> None:
+def register_hook() -> None:
     """Starts observing every step of any optimizer."""
-    register_optimizer_step_post_hook(_stepped)
+    register_optimizer_step_post_hook(_count_step)

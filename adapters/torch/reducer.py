@@ -46,7 +46,7 @@ class GradientReducer:
         self._checks = checks
         self._named = named
         self._scope = exchange_options.scope
-        self._adds_up = (
+        self._may_grow = (
             exchange_options.how.op == core.AVERAGE
         )  # a second pass on top of a reduced gradient does no harm
         self._fired: dict[int, None] = {}  # in order, not submitted yet
@@ -56,12 +56,12 @@ class GradientReducer:
         self._passes: set[int] = set()  # those that have not ended
         self._passes_done = 0  # since the last round
         self._stream = _NONE  # on a GPU: the CUDA stream in which the pass has made its last gradient
-        self._held = 0  # number of enclosing no_sync() contexts
-        self._room = _NEVER  # bytes until gradients are submitted early
-        self._may_leave_early = False  # once a whole pass without nested ones has been seen, and it pays off
+        self._no_sync_depth = 0  # number of enclosing no_sync() contexts
+        self._bytes_until_submit = _NEVER  # bytes until gradients are submitted early
+        self._may_submit_early = False  # once a whole pass without nested ones has been seen, and it pays off
         self._overlap = Overlap(has_spare_core=_has_spare_core(exchange_options, named))
         self._has_nested = False
-        self._is_settled = False  # a round has ended since the last step
+        self._is_reduced = False  # a round has ended since the last step
         self._guards: list[Any] = []  # hooks that keep the next pass from changing gradients in flight
         prefix = f"{exchange_options.scope.name}."
         self._claim = Claim([(one.name.removeprefix(prefix), one.parameter) for one in named])
@@ -74,15 +74,15 @@ class GradientReducer:
             handle.remove()
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
+    def no_sync(self) -> Iterator[None]:
         """Keeps the gradients of passes inside on this rank."""
-        self._held += 1
+        self._no_sync_depth += 1
         try:
             yield
         finally:
-            self._held -= 1
+            self._no_sync_depth -= 1
 
-    def settle(self) -> None:
+    def finish_round(self) -> None:
         """Ends the round that is due, if any: before a step, after passes that did not end one.
 
         Without a pass before, gradients that were set by hand are exchanged.
@@ -91,8 +91,9 @@ class GradientReducer:
             ParametersDifferError: the ranks have diverged.
         """
         is_due = self._fired or self._exchange.is_open
-        if not is_due and not self._is_settled:
-            self._fired = dict.fromkeys(index for index in range(len(self._named)) if self._was_set(index))
+        if not is_due and not self._is_reduced:
+            indices = range(len(self._named))
+            self._fired = dict.fromkeys(index for index in indices if self._is_unreduced(index))
             is_due = True
         if is_due:
             self._end_round()
@@ -100,28 +101,28 @@ class GradientReducer:
 
     def stepped(self) -> None:
         """Records that the optimizer has used the gradients: the next step needs a new round."""
-        self._is_settled = False
+        self._is_reduced = False
         self._passes_done = 0
 
     def clear(self) -> None:
         """Prepares for dropping the gradients. A pass that raised still owes the other ranks its round."""
-        owes = bool(self._passes) and not self._holds()
+        is_round_due = bool(self._passes) and not self._skips_exchange()
         self._passes.clear()
         self.stepped()
-        if owes or self._exchange.is_open:
+        if is_round_due or self._exchange.is_open:
             self._end_round()
         self._fired.clear()
         self._reduced.clear()
         self._checks.report()
 
-    def settle_open(self) -> None:
+    def finish_open_round(self) -> None:
         """Ends a round that a pass that raised, or an interrupted wait, has left open."""
         if self._exchange.is_open:
             self._end_round()
 
-    def _holds(self) -> bool:
+    def _skips_exchange(self) -> bool:
         """Returns whether the gradients of the current pass stay on this rank."""
-        return self._held > 0 or self._passes_done + 1 < self.passes_per_round
+        return self._no_sync_depth > 0 or self._passes_done + 1 < self.passes_per_round
 
     # ---- During a pass ---------------------------------------------------------------------------------
 
@@ -130,30 +131,32 @@ class GradientReducer:
 
         def fired(_: Tensor) -> None:
             if current_pass() != self._pass:
-                self._enter(current_pass())
+                self._begin_pass(current_pass())
             if gpu >= 0 and device.current_stream(gpu) != self._stream:
                 self._change_stream(device.current_stream(gpu))
             self._fired[index] = None
-            self._room -= size
-            if self._room <= 0:
+            self._bytes_until_submit -= size
+            if self._bytes_until_submit <= 0:
                 self._submit_fired()
-                self._room = _EARLY_BYTES
+                self._bytes_until_submit = _EARLY_BYTES
 
         with _trainable(parameter):
             return parameter.register_post_accumulate_grad_hook(fired)
 
-    def _enter(self, this_pass: int) -> None:
+    def _begin_pass(self, this_pass: int) -> None:
         """Handles a pass that has produced its first gradient, or that continues after a nested one."""
         if this_pass not in self._passes:
-            self._scope.refuse_old()
-            self._claim.refuse_others()
-            self.settle_open()
+            self._scope.check_world()
+            self._claim.check_exclusive()
+            self.finish_open_round()
             self._passes.add(this_pass)
-            queue_callback(_End(self._ended, self._guard))
+            queue_callback(_End(self._pass_ended, self._guard))
         self._pass = this_pass
         self._stream = _NONE
         self._overlap.begin()
-        self._room = _EARLY_BYTES if self._may_leave_early and not self._holds() else _NEVER
+        self._bytes_until_submit = (
+            _EARLY_BYTES if self._may_submit_early and not self._skips_exchange() else _NEVER
+        )
 
     def _change_stream(self, stream: int) -> None:
         """Handles a gradient that is made in another stream than the last one.
@@ -162,41 +165,41 @@ class GradientReducer:
         others.
         """
         if self._stream != _NONE:
-            self._room = _NEVER
+            self._bytes_until_submit = _NEVER
         self._stream = stream
 
-    def _ended(self) -> None:
+    def _pass_ended(self) -> None:
         node = current_node()
         if node is not None:
-            self._follow(node)
+            self._handle_nested_end(node)
         elif self._passes:
             self._passes.clear()
             self._pass = -1
             self._overlap.end()
-            self._may_leave_early = self._overlap.is_worth_it and not self._has_nested
-            if self._holds():
+            self._may_submit_early = self._overlap.is_worth_it and not self._has_nested
+            if self._skips_exchange():
                 self._passes_done += 1
                 return
             # Two optimizers may end one pass, in a different order on each rank: all submit before one waits.
             self._submit_all()
             queue_callback(self._finish)
 
-    def _follow(self, node: Any) -> None:
+    def _handle_nested_end(self, node: Any) -> None:
         """Handles the end of a nested pass (re-entrant checkpointing), started by `node` of the outer one.
 
         The nodes after it run in the outer pass, so they can detect its end. Gradients may grow again until
         then, and so are never submitted early; those submitted before this was known are waited for first.
         """
         self._has_nested = True
-        self._may_leave_early = False
-        self.settle_open()
+        self._may_submit_early = False
+        self.finish_open_round()
 
-        def goes_on(_: Any) -> None:
+        def resume(_: Any) -> None:
             for handle in handles:
                 handle.remove()
-            self._enter(current_pass())
+            self._begin_pass(current_pass())
 
-        handles = [after.register_prehook(goes_on) for after, _ in node.next_functions if after is not None]
+        handles = [after.register_prehook(resume) for after, _ in node.next_functions if after is not None]
 
     def _guard(self) -> None:
         """Makes the next pass end a round that a pass which raised has left open, before gradients grow."""
@@ -204,7 +207,7 @@ class GradientReducer:
         if self._exchange.is_open and not self._guards:
             for _, parameter, _ in self._named:
                 with _trainable(parameter):
-                    self._guards.append(parameter.register_hook(lambda _: self.settle_open()))
+                    self._guards.append(parameter.register_hook(lambda _: self.finish_open_round()))
 
     # ---- Rounds ----------------------------------------------------------------------------------------
 
@@ -222,7 +225,7 @@ class GradientReducer:
 
     def _submit_fired(self) -> None:
         fired, self._fired = list(self._fired), {}
-        self._refuse_growth(fired)
+        self._check_growth(fired)
         self._exchange.submit(fired)
         self._submitted.update(fired)
 
@@ -237,15 +240,15 @@ class GradientReducer:
         self._passes.clear()
         while self._guards:
             self._guards.pop().remove()
-        self._is_settled = True
+        self._is_reduced = True
         self._passes_done = 0
-        if not self._adds_up:
+        if not self._may_grow:
             grown = ((index, self._named[index].parameter.grad) for index in submitted)
             self._reduced = {index: weakref.ref(grad) for index, grad in grown if grad is not None}
 
-    def _refuse_growth(self, fired: list[int]) -> None:
+    def _check_growth(self, fired: list[int]) -> None:
         for index in fired if self._reduced else ():
-            if not self._was_set(index):
+            if not self._is_unreduced(index):
                 raise ValueError(
                     f"{self._named[index].name!r} has already been combined over the ranks, and only with "
                     "op=Average may another backward pass add to it; say how many passes a step has with "
@@ -253,7 +256,7 @@ class GradientReducer:
                     "call optimizer.zero_grad() between the passes"
                 )
 
-    def _was_set(self, index: int) -> bool:
+    def _is_unreduced(self, index: int) -> bool:
         """Returns whether there is a gradient that no round has reduced yet."""
         gradient = self._named[index].parameter.grad
         reduced = self._reduced.get(index)
@@ -271,12 +274,12 @@ class _End:
     """Autograd's callback at the end of a pass. A pass that raises drops it instead of calling it."""
 
     def __init__(self, ended: Callable[[], None], raised: Callable[[], None]) -> None:
-        self._ended = ended
+        self._pass_ended = ended
         self._raised: Callable[[], None] | None = raised
 
     def __call__(self) -> None:
         self._raised = None
-        self._ended()
+        self._pass_ended()
 
     def __del__(self) -> None:
         if self._raised is not None:

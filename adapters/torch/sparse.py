@@ -51,15 +51,15 @@ class SparseReduction:
         self._scope, self._how, self._compression = scope, how, compression
         tensor = tensor.detach().coalesce()
         self._shape, self._dimensions = tensor.shape, tensor.sparse_dim()
-        self._own, self._values = self._numbered(tensor.indices()).cpu(), tensor.values()
+        self._own, self._values = self._row_numbers(tensor.indices()).cpu(), tensor.values()
         self._in_stream = device.this_stream(device.ordinal(self._values))
         self._lock = threading.Lock()
-        self._is_waited_for = False
+        self._has_waiter = False
         self._rows: Handle[Any] | None = None
-        self._union = self._places = torch.empty(0, dtype=torch.int64)
+        self._union = self._inverse = torch.empty(0, dtype=torch.int64)
         marked = torch.cat([torch.tensor([_NEW if is_new else _ABSENT]), self._own])
         self._numbers = self._start(ALLGATHER, marked, "numbers")
-        scope.context.follow(self._proceeds)
+        scope.context.add_progress_callback(self._poll_second_phase)
 
     def wait(self) -> Tensor | None:
         """Returns the result, a coalesced sparse tensor; None if the tensor is absent on all ranks.
@@ -68,14 +68,14 @@ class SparseReduction:
             HorovodInternalError: the operation failed.
         """
         with self._lock:
-            self._is_waited_for = True  # this thread starts the second phase as soon as the first has ended
+            self._has_waiter = True  # this thread starts the second phase as soon as the first has ended
         self._numbers.wait()
-        self._proceed()
+        self._start_second_phase()
         if self._rows is None:
             return None
         rows = self._compression.decompress(self._rows.wait(), self._undo)
         if self.chosen == "gather":
-            rows = self._added_up(rows)
+            rows = self._sum_rows(rows)
         shape = self._shape[: self._dimensions]
         indices = torch.stack(torch.unravel_index(self._union, shape)).to(rows.device)
         return torch.sparse_coo_tensor(indices, rows, self._shape, is_coalesced=True, check_invariants=False)
@@ -87,31 +87,31 @@ class SparseReduction:
         options = scope.options(self._how)
         return start(scope.context, COLLECTIVES.single(scope.context, collective, tensor, options))
 
-    def _numbered(self, indices: Tensor) -> Tensor:
+    def _row_numbers(self, indices: Tensor) -> Tensor:
         """Returns a number for each column of indices: its position in row-major order."""
         numbers = indices.new_zeros(indices.shape[1])
         for extent, along in zip(self._shape, indices, strict=False):
             numbers = numbers * extent + along
         return numbers
 
-    def _proceeds(self) -> bool:
+    def _poll_second_phase(self) -> bool:
         """Starts the second phase if the first has ended. Returns whether nothing is left to do."""
         with self._lock:
-            if self._is_waited_for:
+            if self._has_waiter:
                 return True
             if not self._numbers.poll():
                 return False
             with contextlib.suppress(Exception), self._in_stream():  # the waiting thread gets the error, too
-                self._proceed()
+                self._start_second_phase()
             return True
 
-    def _proceed(self) -> None:
+    def _start_second_phase(self) -> None:
         """Runs the second phase. Does nothing if it has begun, or if no rank has anything new."""
         gathered = self._numbers.wait()
         if self.chosen is not None or not (gathered == _NEW).any():
             return
         numbers = gathered[gathered >= 0]
-        self._union, self._places = numbers.unique(return_inverse=True)
+        self._union, self._inverse = numbers.unique(return_inverse=True)
         adds_up = self._how.op in (core.SUM, core.AVERAGE)
         self.chosen = "gather" if adds_up and len(numbers) < 2 * len(self._union) else "reduce"
         values, self._undo = self._compression.compress(self._values)
@@ -122,11 +122,11 @@ class SparseReduction:
         rows[torch.searchsorted(self._union, self._own).to(values.device)] = values
         self._rows = self._start(ALLREDUCE, rows, "rows")
 
-    def _added_up(self, rows: Tensor) -> Tensor:
+    def _sum_rows(self, rows: Tensor) -> Tensor:
         """Returns the sums or averages of the rows with the same number, in the order of ranks."""
         wide = rows.dtype if rows.element_size() > 2 else torch.float32
         total = rows.new_zeros(len(self._union), *rows.shape[1:], dtype=wide)
-        total.index_add_(0, self._places.to(rows.device), rows.to(wide) * self._how.prescale)
+        total.index_add_(0, self._inverse.to(rows.device), rows.to(wide) * self._how.prescale)
         factor = self._how.postscale
         if self._how.op == core.AVERAGE:
             factor /= len(self._scope.ranks)

@@ -45,26 +45,28 @@ class SparseGradients:
         self._parameters = parameters
         self._dimensions = [0] * len(parameters)  # number of sparse dimensions that all ranks know of
         self._known: set[int] = set()  # those whose rows are exchanged
-        self._news = torch.zeros(max(len(parameters), 1), dtype=torch.int32)
+        self._updates = torch.zeros(max(len(parameters), 1), dtype=torch.int32)
         self._in_flight: dict[int, SparseReduction] = {}
-        self._has_asked = False
+        self._has_sent = False
         self._batch = Batch(1)
         scope = exchange_options.scope.derived("(list of the sparse ones)")
         call = ops.call(scope.context, scope.name, scope.process_set)
-        ops.describe_allreduce(self._batch, view(self._news), self._news.data_ptr(), Reduction(MAX), call)
+        ops.describe_allreduce(
+            self._batch, view(self._updates), self._updates.data_ptr(), Reduction(MAX), call
+        )
 
     @property
     def is_open(self) -> bool:
-        return self._has_asked or bool(self._in_flight)
+        return self._has_sent or bool(self._in_flight)
 
     def dimensions(self, index: int) -> int:
         """Returns how many dimensions of this gradient are known to all ranks as sparse."""
         return self._dimensions[index]
 
-    def note(self, index: int, gradient: Tensor) -> None:
+    def note_sparse(self, index: int, gradient: Tensor) -> None:
         """Records that this rank has seen a sparse gradient."""
         if self._dimensions[index] < gradient.sparse_dim():
-            self._news[index] = gradient.sparse_dim()
+            self._updates[index] = gradient.sparse_dim()
 
     def start(self, indices: list[int], absent: bool) -> list[int]:
         """Starts the exchange of those gradients whose rows are exchanged; returns the others."""
@@ -94,31 +96,31 @@ class SparseGradients:
             indices, values, parameter.shape, is_coalesced=True, check_invariants=False
         )
 
-    def ask(self) -> None:
+    def send_updates(self) -> None:
         """Sends the news: once per round, on all ranks."""
-        if self._has_asked:
+        if self._has_sent:
             return
-        self._batch.set_flags(0, 0 if self._news.any() else ABSENT)
-        self._batch.keep[0] = self._news
+        self._batch.set_flags(0, 0 if self._updates.any() else ABSENT)
+        self._batch.keepalive[0] = self._updates
         self._context.enqueue(self._batch)
-        self._has_asked = True
+        self._has_sent = True
 
-    def learn(self) -> None:
+    def apply_updates(self) -> None:
         """Waits for the news, and applies it."""
-        if not self._has_asked:
+        if not self._has_sent:
             return
         context = self._context
         context.wait(self._batch)
         if not context.untouched(self._batch):
-            for index, dimensions in enumerate(self._news.tolist()[: len(self._parameters)]):
+            for index, dimensions in enumerate(self._updates.tolist()[: len(self._parameters)]):
                 self._dimensions[index] = max(self._dimensions[index], dimensions)
             if not self._exchange_options.sparse_as_dense:
                 self._known = {index for index, count in enumerate(self._dimensions) if count}
-            self._news.zero_()
+            self._updates.zero_()
         context.release(self._batch)
-        self._has_asked = False
+        self._has_sent = False
 
-    def put_in_place(self) -> None:
+    def store_results(self) -> None:
         """Waits for the rows in flight, and stores them as gradients."""
         for index, reduction in self._in_flight.items():
             result = reduction.wait()
@@ -129,9 +131,9 @@ class SparseGradients:
             parameter.grad = result.to_dense() if was_dense else result
         self._in_flight = {}
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Handles the failure of the round."""
-        if self._has_asked:
+        if self._has_sent:
             self._context.release(self._batch)
-        self._has_asked = False
+        self._has_sent = False
         self._in_flight = {}

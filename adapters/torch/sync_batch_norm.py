@@ -49,7 +49,7 @@ class SyncBatchNorm(BatchNormBase):
         context = find() if self.training else None
         if context is not None:
             scope = CollectiveScope(context, None, self.process_set)
-            if not scope.is_alone:
+            if not scope.has_no_peers:
                 return self._over_all_ranks(input, scope)
         return super().forward(input)
 

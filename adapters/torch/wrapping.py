@@ -11,7 +11,7 @@ Optimizer = torch.optim.Optimizer
 
 
 class Wrapped(Optimizer):
-    """An optimizer that got more abilities by `become`.
+    """An optimizer that `wrap` has extended by a mixin.
 
     Attributes:
         _hooks: the hooks around its steps.
@@ -27,18 +27,18 @@ class Wrapped(Optimizer):
     def _plain_class(self) -> Any:
         return next(one for one in type(self).__mro__[1:] if not issubclass(one, Wrapped))
 
-    def _undo(self) -> None:
+    def _unwrap(self) -> None:
         """Turns it back into the plain optimizer."""
         for hook in self._hooks:
             hook.remove()
         self.__class__ = self._plain_class()
 
 
-def become(optimizer: Optimizer, abilities: type[Wrapped]) -> Any:
+def wrap(optimizer: Optimizer, mixin: type[Wrapped]) -> Any:
     """Puts these abilities before those of the optimizer's own class, whose name it keeps. Returns it."""
     kind = type(optimizer)
     wrapped: Any = optimizer
     wrapped.__class__ = type(
-        kind.__name__, (abilities, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__}
+        kind.__name__, (mixin, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__}
     )
     return wrapped

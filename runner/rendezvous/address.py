@@ -12,8 +12,8 @@ import os
 import socket
 from collections.abc import Sequence
 
-from sirtaki.runner.rendezvous.interfaces import local_addresses, plain
-from sirtaki.runner.rendezvous.job import BootstrapError
+from sirtaki.runner.rendezvous.interfaces import local_addresses, unmapped_address
+from sirtaki.runner.rendezvous.job import RendezvousError
 
 _UNIX = "unix:"
 _PATH_LIMIT = 100  # bytes; the system allows 107 (unix(7)), and ranks reject longer names from each other
@@ -77,17 +77,17 @@ def is_loopback(host: str) -> bool:
     return ipaddress.ip_address(host.split("%")[0]).is_loopback
 
 
-def refuse_without_key(connection: socket.socket, key: bytes) -> None:
+def require_key(connection: socket.socket, key: bytes) -> None:
     """Rejects a connection that leaves this machine if there is no key, because no peer can then
     authenticate.
 
-    Raises BootstrapError in that case.
+    Raises RendezvousError in that case.
     """
     if key or connection.family == socket.AF_UNIX:
         return
-    other = plain(str(connection.getpeername()[0]))
+    other = unmapped_address(str(connection.getpeername()[0]))
     if not is_loopback(other):
-        raise BootstrapError(f"{other} is another machine, so the ranks need a common key: {KEY_ADVICE}")
+        raise RendezvousError(f"{other} is another machine, so the ranks need a common key: {KEY_ADVICE}")
 
 
 def listen_at(address: str, key: bytes) -> socket.socket:
@@ -98,25 +98,25 @@ def listen_at(address: str, key: bytes) -> socket.socket:
     does on Debian), or to an address that this machine does not have. If there is a key, the socket then
     listens on all addresses.
 
-    Raises BootstrapError if the address cannot be used, or if it is not loopback and there is no key.
+    Raises RendezvousError if the address cannot be used, or if it is not loopback and there is no key.
     """
     if is_unix(address):
         return _listen(address, socket.AF_UNIX, unix_path(address))
     host, port = split_address(address)
-    family, place = _resolve("0.0.0.0" if host == "*" else host, port)
-    if not key and not is_loopback(place[0]):
-        raise BootstrapError(
+    family, sockaddr = _resolve("0.0.0.0" if host == "*" else host, port)
+    if not key and not is_loopback(sockaddr[0]):
+        raise RendezvousError(
             f"{address} can be reached from other machines, so the ranks need a common key: {KEY_ADVICE}"
         )
-    is_name = host not in (place[0], "localhost", "*")
-    if host == "*" or (is_name and key and not _is_reached_at(family, place[0])):
+    is_name = host not in (sockaddr[0], "localhost", "*")
+    if host == "*" or (is_name and key and not _is_own_address(family, sockaddr[0])):
         return listen_everywhere(port)
-    return _listen(address, family, place)
+    return _listen(address, family, sockaddr)
 
 
 def listen_everywhere(port: int = 0) -> socket.socket:
     """Returns a listening socket on all addresses of this machine, IPv4 and IPv6 where both exist."""
-    with contextlib.suppress(BootstrapError):
+    with contextlib.suppress(RendezvousError):
         return _listen(f"[::]:{port}", socket.AF_INET6, ("::", port))
     return _listen(f"0.0.0.0:{port}", socket.AF_INET, ("0.0.0.0", port))
 
@@ -140,43 +140,43 @@ def addresses_of(listening: socket.socket, interfaces: Sequence[str] = ()) -> li
 def resolve_all(host: str, port: int) -> list[tuple[int, tuple[str, int]]]:
     """Resolves a host name to a list of (family, place). Raises socket.gaierror."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [(family, (str(place[0]), int(place[1]))) for family, _, _, _, place in found]
+    return [(family, (str(sockaddr[0]), int(sockaddr[1]))) for family, _, _, _, sockaddr in found]
 
 
-def unknown_host(host: str, error: socket.gaierror) -> BootstrapError:
-    return BootstrapError(f"there is no host {host!r}: {error.strerror}")
+def unknown_host_error(host: str, error: socket.gaierror) -> RendezvousError:
+    return RendezvousError(f"there is no host {host!r}: {error.strerror}")
 
 
 def _resolve(host: str, port: int) -> tuple[int, tuple[str, int]]:
     try:
         return resolve_all(host, port)[0]
     except socket.gaierror as error:
-        raise unknown_host(host, error) from None
+        raise unknown_host_error(host, error) from None
 
 
-def _is_reached_at(family: int, host: str) -> bool:
+def _is_own_address(family: int, host: str) -> bool:
     """Returns whether a numerical address is one of this machine's that others may use."""
-    with socket.socket(family) as trial:
+    with socket.socket(family) as probe:
         try:
-            trial.bind((host, 0))
+            probe.bind((host, 0))
         except OSError:
             return False
     return not is_loopback(host)
 
 
-def _listen(address: str, family: int, place: str | tuple[str, int]) -> socket.socket:
+def _listen(address: str, family: int, sockaddr: str | tuple[str, int]) -> socket.socket:
     try:
         listening = socket.socket(family)
     except OSError as error:
-        raise BootstrapError(f"cannot listen at {address}: {error.strerror}") from None
+        raise RendezvousError(f"cannot listen at {address}: {error.strerror}") from None
     try:
         if family != socket.AF_UNIX:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listening.bind(place)
+        listening.bind(sockaddr)
         listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
-        raise BootstrapError(f"cannot listen at {address}: {error.strerror}") from None
+        raise RendezvousError(f"cannot listen at {address}: {error.strerror}") from None
     return listening

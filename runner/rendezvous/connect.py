@@ -16,17 +16,23 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
-from sirtaki.runner.rendezvous.address import is_unix, resolve_all, split_address, unix_path, unknown_host
-from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, Conversation
+from sirtaki.runner.rendezvous.address import (
+    is_unix,
+    resolve_all,
+    split_address,
+    unix_path,
+    unknown_host_error,
+)
+from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, HandshakeSteps
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
-from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout, HandshakeError, Identity, Role
+from sirtaki.runner.rendezvous.job import HandshakeError, Identity, RendezvousError, RendezvousTimeout, Role
 
 if TYPE_CHECKING:
     from sirtaki.runner.rendezvous.encryption import Connection
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between attempts to reach a peer that is not listening yet
 _ATTEMPT_SECONDS = 5.0  # for all addresses to answer, before they are retried
-_MOST_HANG_UPS = (
+_MAX_CLOSED_ATTEMPTS = (
     3  # attempts that end with a closed connection: a crowded listener closes some (unauthenticated.py)
 )
 _CLOSED = (
@@ -37,37 +43,39 @@ _CLOSED_IN_TLS = (
     "the other side closed the connection during the TLS handshake: see its output, or look for something "
     "between the two hosts that cuts connections"
 )
-_HANG_UP_PAUSE = 0.2  # seconds after such an attempt
+_CLOSED_PAUSE = 0.2  # seconds after such an attempt
 
-Greet = Callable[[socket.socket], Conversation]
+BeginHandshake = Callable[[socket.socket], HandshakeSteps]
 
 
-def connect(addresses: Sequence[str], greet: Greet, deadline: float) -> tuple[Connection, Identity]:
+def connect(
+    addresses: Sequence[str], begin_handshake: BeginHandshake, deadline: float
+) -> tuple[Connection, Identity]:
     """Connects to the first of `addresses` whose handshake succeeds; returns the connection and the peer.
 
-    `greet` begins the handshake on a connected socket, as `handshake.converse` does. An address without a
-    listener, or whose connection queue is full, is retried until the deadline (time.monotonic()). A Unix
-    socket that does not exist is not retried: it exists from the beginning or never.
+    `begin_handshake` begins the handshake on a connected socket, as `handshake_steps` does. An address
+    without a listener, or whose connection queue is full, is retried until the deadline (time.monotonic()). A
+    Unix socket that does not exist is not retried: it exists from the beginning or never.
 
     Raises:
-        BootstrapTimeout: no peer answers in time.
-        BootstrapError: every address that answers is rejected; the text is that of the last rejection.
+        RendezvousTimeout: no peer answers in time.
+        RendezvousError: every address that answers is rejected; the text is that of the last rejection.
     """
-    pause, hang_ups = _FIRST_PAUSE, 0
+    pause, closed_attempts = _FIRST_PAUSE, 0
     while True:
-        with contextlib.closing(_Attempt(addresses, greet)) as attempt:
+        with contextlib.closing(_Attempt(addresses, begin_handshake)) as attempt:
             found = attempt.run(min(deadline, time.monotonic() + _ATTEMPT_SECONDS), deadline)
         if found is not None:
             return found
         if attempt.refusal is not None:
             raise attempt.refusal
-        if attempt.hung_up is not None:
-            hang_ups, pause = hang_ups + 1, _HANG_UP_PAUSE
-            if hang_ups == _MOST_HANG_UPS:
-                raise attempt.hung_up
-        is_hopeless = all(map(is_unix, addresses)) and not attempt.worth_repeating
+        if attempt.closed_early is not None:
+            closed_attempts, pause = closed_attempts + 1, _CLOSED_PAUSE
+            if closed_attempts == _MAX_CLOSED_ATTEMPTS:
+                raise attempt.closed_early
+        is_hopeless = all(map(is_unix, addresses)) and not attempt.is_retryable
         if time.monotonic() + pause >= deadline or is_hopeless:
-            raise BootstrapTimeout(f"nobody answers at {attempt.failures()}")
+            raise RendezvousTimeout(f"nobody answers at {attempt.failures()}")
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -75,11 +83,11 @@ def connect(addresses: Sequence[str], greet: Greet, deadline: float) -> tuple[Co
 class _Attempt:
     """One connection attempt and handshake for each address, all at the same time."""
 
-    def __init__(self, addresses: Sequence[str], greet: Greet) -> None:
-        self.refusal: BootstrapError | None = None  # a peer that answered is not the right one
-        self.hung_up: BootstrapError | None = None  # a peer closed the connection during the handshake
-        self._greet = greet
-        self._busy = False  # a listener's queue of connections is full
+    def __init__(self, addresses: Sequence[str], begin_handshake: BeginHandshake) -> None:
+        self.refusal: RendezvousError | None = None  # a peer that answered is not the right one
+        self.closed_early: RendezvousError | None = None  # a peer closed the connection during the handshake
+        self._begin_handshake = begin_handshake
+        self._is_queue_full = False  # a listener's queue of connections is full
         self._selector = selectors.DefaultSelector()
         self._failures: dict[str, str] = dict.fromkeys(addresses, "no answer")
         self._handshakes: dict[socket.socket, HandshakeConnection] = {}
@@ -88,9 +96,9 @@ class _Attempt:
             self._begin(address)
 
     @property
-    def worth_repeating(self) -> bool:
+    def is_retryable(self) -> bool:
         """Returns whether there is a listener that may answer the next attempt."""
-        return self._busy or self.hung_up is not None
+        return self._is_queue_full or self.closed_early is not None
 
     def run(self, connect_until: float, deadline: float) -> tuple[Connection, Identity] | None:
         """Returns the first connection whose handshake succeeds, owned by the caller, or None.
@@ -102,7 +110,7 @@ class _Attempt:
                 self._start_handshake(self._connected.pop(), deadline)
             now = time.monotonic()
             self._expire(now)
-            waits = [arrival.patience_ends for arrival in self._handshakes.values()]
+            waits = [pending.deadline for pending in self._handshakes.values()]
             if len(self._selector.get_map() or {}) > len(waits) and now < connect_until:
                 waits.append(connect_until)
             if not waits:
@@ -115,7 +123,7 @@ class _Attempt:
                 else:
                     self._selector.unregister(connection)
                     code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                    self._finish(key.data, connection, code)
+                    self._finish_connect(key.data, connection, code)
 
     def failures(self) -> str:
         """Lists each address with the reason why there is no connection to it."""
@@ -134,33 +142,33 @@ class _Attempt:
             return
         host, port = split_address(address)
         try:
-            places = resolve_all(host, port)
+            candidates = resolve_all(host, port)
         except socket.gaierror as error:
             # A pod's name becomes resolvable some time after the pod has started.
             if error.errno == socket.EAI_AGAIN or "KUBERNETES_SERVICE_HOST" in os.environ:
                 self._failures[address] = f"its name is not known yet: {error.strerror}"
                 return
-            raise unknown_host(host, error) from None
-        for family, place in places:
-            self._connect(address, family, place)
+            raise unknown_host_error(host, error) from None
+        for family, sockaddr in candidates:
+            self._connect(address, family, sockaddr)
 
-    def _connect(self, address: str, family: int, place: str | tuple[str, int]) -> None:
+    def _connect(self, address: str, family: int, sockaddr: str | tuple[str, int]) -> None:
         try:
             connection = socket.socket(family)
         except OSError as error:  # no IPv6 here
             self._failures[address] = error.strerror or str(error)
             return
         connection.setblocking(False)
-        code = connection.connect_ex(place)
+        code = connection.connect_ex(sockaddr)
         if code == errno.EINPROGRESS:
             self._selector.register(connection, selectors.EVENT_WRITE, address)
         else:
-            self._finish(address, connection, code)
+            self._finish_connect(address, connection, code)
 
-    def _finish(self, address: str, connection: socket.socket, code: int) -> None:
+    def _finish_connect(self, address: str, connection: socket.socket, code: int) -> None:
         if code:
             # A Unix socket whose queue is full fails with EAGAIN immediately, and is not connected: unix(7).
-            self._busy |= code == errno.EAGAIN
+            self._is_queue_full |= code == errno.EAGAIN
             self._failures[address] = "its queue is full" if code == errno.EAGAIN else os.strerror(code)
             connection.close()
             return
@@ -171,50 +179,50 @@ class _Attempt:
     def _start_handshake(self, connection: socket.socket, deadline: float) -> None:
         try:
             until = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
-            arrival = HandshakeConnection(connection, self._greet(connection), until, Role.CONNECTS)
-        except BootstrapError as error:
+            pending = HandshakeConnection(connection, self._begin_handshake(connection), until, Role.CONNECTS)
+        except RendezvousError as error:
             connection.close()
             self.refusal = error
             return
         except BaseException:
             connection.close()
             raise
-        self._handshakes[connection] = arrival
-        self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, arrival)
+        self._handshakes[connection] = pending
+        self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, pending)
 
     def _serve(
-        self, connection: socket.socket, arrival: HandshakeConnection
+        self, connection: socket.socket, pending: HandshakeConnection
     ) -> tuple[Connection, Identity] | None:
         try:
-            alive = arrival.receive()
-            arrival.recognise()
-            arrival.send()
+            alive = pending.receive()
+            pending.authenticate()
+            pending.send()
         except OSError:
             alive = False
-        except BootstrapError as error:
-            arrival.send_hello_to_refused()
+        except RendezvousError as error:
+            pending.flush_hello()
             self.refusal = error
             self._end(connection)
             return None
-        if arrival.peer is not None and arrival.is_recognised and not arrival.outgoing:
+        if pending.peer is not None and pending.is_established and not pending.outgoing:
             self._selector.unregister(connection)
             connection.setblocking(True)
-            return arrival.connection, arrival.peer
+            return pending.connection, pending.peer
         if not alive:
-            closed = HandshakeError(_CLOSED_IN_TLS if arrival.peer else _CLOSED)
-            if arrival.has_answered:
+            closed = HandshakeError(_CLOSED_IN_TLS if pending.peer else _CLOSED)
+            if pending.has_answered:
                 self.refusal = closed
             else:  # a crowded listener closes before it sends anything
-                self.hung_up = closed
+                self.closed_early = closed
             self._end(connection)
             return None
-        self._selector.modify(connection, arrival.interest, arrival)
+        self._selector.modify(connection, pending.interest, pending)
         return None
 
     def _expire(self, now: float) -> None:
-        for connection, arrival in list(self._handshakes.items()):
-            if arrival.patience_ends <= now:
-                self.refusal = BootstrapTimeout("the other side did not answer in time")
+        for connection, pending in list(self._handshakes.items()):
+            if pending.deadline <= now:
+                self.refusal = RendezvousTimeout("the other side did not answer in time")
                 self._end(connection)
 
     def _end(self, connection: socket.socket) -> None:

@@ -16,20 +16,20 @@ from typing import Any
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import ffi, lib, text
-from sirtaki.runner.rendezvous.job import BootstrapError, HandshakeError
+from sirtaki.runner.rendezvous.job import HandshakeError, RendezvousError
 
 _FINGERPRINT_BYTES = 32
 _library: str | None = None  # the file name of libssl; None: the core's default search
 
 
 class Certificate:
-    """A certificate with its key, and the OpenSSL that uses it. Raises BootstrapError without OpenSSL."""
+    """A certificate with its key, and the OpenSSL that uses it. Raises RendezvousError without OpenSSL."""
 
     def __init__(self) -> None:
         error = ffi.new("srt_error *")
         pointer = lib.srt_tls_create(ffi.NULL if _library is None else _library.encode(), error)
         if pointer == ffi.NULL:
-            raise BootstrapError(f"connections cannot be encrypted: {text(error.text)}")
+            raise RendezvousError(f"connections cannot be encrypted: {text(error.text)}")
         self.pointer: Any = ffi.gc(pointer, lib.srt_tls_destroy)
         fingerprint = ffi.new("uint8_t[]", _FINGERPRINT_BYTES)
         lib.srt_tls_fingerprint(pointer, fingerprint)
@@ -41,7 +41,7 @@ _making = threading.Lock()  # two threads would create two certificates, of whic
 
 
 def own_certificate() -> Certificate:
-    """Returns this process's certificate. Raises BootstrapError, with what to install, without OpenSSL."""
+    """Returns this process's certificate. Raises RendezvousError, with what to install, without OpenSSL."""
     with _making:
         return _make_once()
 
@@ -56,12 +56,12 @@ class TlsConnection:
         error = ffi.new("srt_error *")
         session = lib.srt_tls_open(own.pointer, connection.fileno(), accepts, peer, error)
         if session == ffi.NULL:
-            raise BootstrapError(text(error.text))
+            raise RendezvousError(text(error.text))
         self.socket = connection
         self.is_established = False
         self._session: Any = ffi.gc(session, lib.srt_tls_close)
 
-    def shake_hands(self) -> None:
+    def run_handshake(self) -> None:
         """Continues TLS's handshake, without blocking.
 
         Raises HandshakeError if it fails, ConnectionError if the peer has closed the connection.

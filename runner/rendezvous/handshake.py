@@ -32,14 +32,14 @@ _MAGIC = b"sirtaki\0"
 _HELLO = struct.Struct("!8sHBBiIH16s32s32s32s")
 _PROOF_BYTES = hashlib.sha256().digest_size
 
-Conversation = Generator[tuple[bytes, int], bytes, Identity]
+HandshakeSteps = Generator[tuple[bytes, int], bytes, Identity]
 
 
 def certified(mine: Identity, job: Job, connection: socket.socket) -> Identity:
     """Returns `mine` with this process's certificate if the connection has to be encrypted: any but a Unix
     socket.
 
-    Raises BootstrapError without OpenSSL.
+    Raises RendezvousError without OpenSSL.
     """
     if not job.encrypt or connection.family == socket.AF_UNIX:
         return mine
@@ -50,7 +50,7 @@ def certified(mine: Identity, job: Job, connection: socket.socket) -> Identity:
     return replace(mine, certificate=own_certificate().fingerprint)
 
 
-def converse(job: Job, mine: Identity, kind: LinkKind, role: Role) -> Conversation:
+def handshake_steps(job: Job, mine: Identity, kind: LinkKind, role: Role) -> HandshakeSteps:
     """Runs the handshake without input and output.
 
     Yields the bytes to send, and how many bytes to pass back in; returns the identity that the peer has
@@ -93,19 +93,19 @@ def converse(job: Job, mine: Identity, kind: LinkKind, role: Role) -> Conversati
     return peer
 
 
-def shake_hands(
+def run_handshake(
     connection: socket.socket, job: Job, mine: Identity, kind: LinkKind, role: Role, deadline: float
 ) -> Identity:
     """Runs the handshake on a connected socket and returns the peer's identity.
 
-    Reads no byte beyond the handshake. Raises HandshakeError, or BootstrapTimeout when the deadline passes.
+    Reads no byte beyond the handshake. Raises HandshakeError, or RendezvousTimeout when the deadline passes.
     """
-    conversation = converse(job, mine, kind, role)
+    steps = handshake_steps(job, mine, kind, role)
     try:
-        outgoing, wanted = next(conversation)
+        outgoing, wanted = next(steps)
         while True:
             send_all(connection, outgoing, deadline)
-            outgoing, wanted = conversation.send(receive_exactly(connection, wanted, deadline))
+            outgoing, wanted = steps.send(receive_exactly(connection, wanted, deadline))
     except StopIteration as finished:
         peer: Identity = finished.value
         return peer

@@ -10,8 +10,8 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
-from sirtaki.runner.rendezvous.handshake import Conversation
-from sirtaki.runner.rendezvous.interfaces import plain
+from sirtaki.runner.rendezvous.handshake import HandshakeSteps
+from sirtaki.runner.rendezvous.interfaces import unmapped_address
 from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Role
 
 if TYPE_CHECKING:
@@ -30,31 +30,31 @@ class HandshakeConnection:
     def __init__(
         self,
         connection: socket.socket,
-        conversation: Conversation,
-        patience_ends: float,
+        steps: HandshakeSteps,
+        deadline: float,
         role: Role = Role.ACCEPTS,
     ) -> None:
         connection.setblocking(False)
         self.socket = connection
         self.source, self.origin = _origin(connection)  # counted under this network; for messages
-        self.patience_ends = patience_ends  # time.monotonic(); deadline for the proof
+        self.deadline = deadline  # time.monotonic(); deadline for the proof
         self.peer: Identity | None = None  # the authenticated identity
         self.has_answered = False  # whether its first message has arrived
         self.incoming = bytearray()
         self.outgoing = bytearray()
-        self._conversation = conversation
+        self._steps = steps
         self._role = role
         self._tls: TlsConnection | None = None  # set once both sides have authenticated
-        hello, self._wanted = next(conversation)
+        hello, self._wanted = next(steps)
         self.outgoing += hello
 
     @property
     def connection(self) -> Connection:
-        """Returns the connection for its next user, once `is_recognised`."""
+        """Returns the connection for its next user, once `is_established`."""
         return self._tls or self.socket
 
     @property
-    def is_recognised(self) -> bool:
+    def is_established(self) -> bool:
         """Returns whether the handshake is complete, including TLS's if the connection is encrypted."""
         if self.peer is None:
             return False
@@ -69,11 +69,11 @@ class HandshakeConnection:
     @property
     def has_unread(self) -> bool:
         """Returns whether data has arrived that a selector would not report."""
-        return self.is_recognised and self._tls is not None and self._tls.unread > 0
+        return self.is_established and self._tls is not None and self._tls.unread > 0
 
     def receive(self) -> bool:
         """Reads available data; False at the end of the stream. Raises HandshakeError if TLS's fails."""
-        if self.peer is not None and not self.is_recognised:
+        if self.peer is not None and not self.is_established:
             self._encrypt()
             return True
         wanted = _READ_BYTES if self.peer else self._wanted - len(self.incoming)
@@ -87,7 +87,7 @@ class HandshakeConnection:
     def send(self) -> None:
         """Writes as much as fits. Raises HandshakeError if TLS's fails."""
         self._flush()
-        if self.peer is not None and not self.is_recognised:
+        if self.peer is not None and not self.is_established:
             self._encrypt()
 
     def _flush(self) -> None:
@@ -95,7 +95,7 @@ class HandshakeConnection:
             with contextlib.suppress(BlockingIOError):
                 del self.outgoing[: self.connection.send(self.outgoing)]
 
-    def send_hello_to_refused(self) -> None:
+    def flush_hello(self) -> None:
         """Writes as much as fits before this side closes: the hello tells the peer why it is rejected."""
         with contextlib.suppress(OSError):
             self._flush()
@@ -113,24 +113,24 @@ class HandshakeConnection:
             accepts = self._role is Role.ACCEPTS
             self._tls = TlsConnection(self.socket, own_certificate(), self.peer.certificate, accepts)
         try:
-            self._tls.shake_hands()
+            self._tls.run_handshake()
         except HandshakeError as error:
             raise HandshakeError(f"the connection to {self.peer.name} cannot be encrypted: {error}") from None
 
-    def recognise(self) -> None:
+    def authenticate(self) -> None:
         """Continues the handshake as far as the received bytes allow. Raises HandshakeError."""
         while self.peer is None and len(self.incoming) >= self._wanted:
             answer = bytes(self.incoming[: self._wanted])
             del self.incoming[: self._wanted]
             self.has_answered = True
             try:
-                data, self._wanted = self._conversation.send(answer)
+                data, self._wanted = self._steps.send(answer)
                 self.outgoing += data
             except StopIteration as finished:
                 self.peer = finished.value
 
 
-def is_ours(connection: socket.socket) -> bool:
+def is_trusted_user(connection: socket.socket) -> bool:
     """Returns whether the peer of a Unix socket runs as the same user, or as root."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return _CREDENTIALS.unpack(credentials)[1] in (os.getuid(), 0)
@@ -143,7 +143,7 @@ def _origin(connection: socket.socket) -> tuple[str, str]:
         return "somewhere", "somewhere"
     if not isinstance(name, tuple):
         return "this machine", "this machine"
-    return _network(plain(name[0])), f"{plain(name[0])} port {name[1]}"
+    return _network(unmapped_address(name[0])), f"{unmapped_address(name[0])} port {name[1]}"
 
 
 def _network(address: str) -> str:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from sirtaki.bindings.topology import Peer, Topology
 from sirtaki.runner.rendezvous.address import is_unix, split_address
-from sirtaki.runner.rendezvous.job import BootstrapError
+from sirtaki.runner.rendezvous.job import RendezvousError
 from sirtaki.runner.rendezvous.wire import printable
 
-_MOST_ADDRESSES = 64
+_MAX_ADDRESSES = 64
 # Raised when a value of the wrong type or size is read out of JSON, endless nesting included.
-_NONSENSE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -45,23 +45,30 @@ class RankDescription:
 
 
 def unpack(payload: bytes) -> RankDescription:
-    """Parses the description that an authenticated rank sent; raises BootstrapError if it is malformed."""
+    """Parses the description that an authenticated rank sent; raises RendezvousError if it is malformed."""
     try:
         values = json.loads(payload)
-        settings = {_line(name, 100): _line(value, 200) for name, value in dict(values["settings"]).items()}
+        settings = {
+            _printable_line(name, 100): _printable_line(value, 200)
+            for name, value in dict(values["settings"]).items()
+        }
         listens_at = str(values["listens_at"])
         member = RankDescription(
-            str(values["host"]), _line(values["hostname"], 100), int(values["pid"]), listens_at, settings
+            str(values["host"]),
+            _printable_line(values["hostname"], 100),
+            int(values["pid"]),
+            listens_at,
+            settings,
         )
-    except _NONSENSE:
-        raise BootstrapError("a rank sent a malformed description of itself") from None
+    except _MALFORMED:
+        raise RendezvousError("a rank sent a malformed description of itself") from None
     is_address = is_unix(listens_at) and listens_at.isascii() and listens_at.isprintable()
     if not 0 < member.pid < 1 << 31 or not (listens_at == "" or (is_address and len(listens_at) <= 100)):
-        raise BootstrapError("a rank sent a malformed description of itself")
+        raise RendezvousError("a rank sent a malformed description of itself")
     return member
 
 
-def _line(value: object, limit: int) -> str:
+def _printable_line(value: object, limit: int) -> str:
     return printable(str(value), limit).replace("\n", "?")
 
 
@@ -71,7 +78,7 @@ def host_identity() -> str:
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
-def introduce(listens_at: str, settings: Mapping[str, str]) -> RankDescription:
+def describe_process(listens_at: str, settings: Mapping[str, str]) -> RankDescription:
     """Returns this process's description of itself."""
     return RankDescription(host_identity(), socket.gethostname(), os.getpid(), listens_at, settings)
 
@@ -93,28 +100,28 @@ class Offer:
 
 
 def unpack_offer(payload: bytes) -> Offer:
-    """Parses the offer that an authenticated rank sent; raises BootstrapError if it is malformed."""
+    """Parses the offer that an authenticated rank sent; raises RendezvousError if it is malformed."""
     try:
         values = json.loads(payload)
         addresses = [str(address) for address in list(values["addresses"])]
-        if len(addresses) > _MOST_ADDRESSES:
+        if len(addresses) > _MAX_ADDRESSES:
             raise ValueError
         for address in addresses:
             ipaddress.ip_address(split_address(address)[0])
-        return Offer(addresses, _line(values["no_memory"], 500))
-    except _NONSENSE:
-        raise BootstrapError("a rank sent malformed addresses of itself") from None
+        return Offer(addresses, _printable_line(values["no_memory"], 500))
+    except _MALFORMED:
+        raise RendezvousError("a rank sent malformed addresses of itself") from None
 
 
 def check_agreement(members: Sequence[RankDescription]) -> None:
-    """Raises BootstrapError, with both values, if ranks differ in a setting that must be equal."""
+    """Raises RendezvousError, with both values, if ranks differ in a setting that must be equal."""
     first = members[0]
     for rank, member in enumerate(members):
         for name in sorted(first.settings.keys() | member.settings.keys()):
             ours, theirs = first.settings.get(name), member.settings.get(name)
             if ours != theirs:
                 variable = f"SIRTAKI_{name.upper()}"
-                raise BootstrapError(
+                raise RendezvousError(
                     f"the setting {name} is {ours} on rank 0 and {theirs} on rank {rank}: "
                     f"set {variable} to one value for all ranks"
                 )
@@ -131,8 +138,8 @@ def topology_of(rank: int, members: Sequence[RankDescription]) -> Topology:
     ranks_of = {host: [r for r, member in enumerate(members) if member.host == host] for host in hosts}
     here = members[rank].host
     local_rank = ranks_of[here].index(rank)
-    equals = [host for host in hosts if len(ranks_of[host]) > local_rank]
+    cross_hosts = [host for host in hosts if len(ranks_of[host]) > local_rank]
     peers = [Peer(member.hostname, member.pid, hosts.index(member.host)) for member in members]
     return Topology(
-        rank, len(members), local_rank, len(ranks_of[here]), equals.index(here), len(equals), peers
+        rank, len(members), local_rank, len(ranks_of[here]), cross_hosts.index(here), len(cross_hosts), peers
     )

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 
-from sirtaki.runner.rendezvous.job import BootstrapError
+from sirtaki.runner.rendezvous.job import RendezvousError
 
 VARIABLE = "SIRTAKI_NETWORK_INTERFACES"  # names, separated by commas; none: all
 
@@ -21,7 +21,7 @@ def local_addresses(interfaces: Sequence[str] = ()) -> list[str]:
     """Returns the addresses at which others may reach this machine, IPv4 first; no loopback, none with a
     scope.
 
-    Raises BootstrapError if one of the `interfaces` does not exist.
+    Raises RendezvousError if one of the `interfaces` does not exist.
     """
     import psutil  # not needed while all ranks are on one host
 
@@ -29,16 +29,16 @@ def local_addresses(interfaces: Sequence[str] = ()) -> list[str]:
     states = psutil.net_if_stats()
     for name in interfaces:
         if name not in by_interface:
-            there = ", ".join(sorted(by_interface))
-            raise BootstrapError(
-                f"there is no network interface {name!r} on {socket.gethostname()}: there are {there}"
+            existing = ", ".join(sorted(by_interface))
+            raise RendezvousError(
+                f"there is no network interface {name!r} on {socket.gethostname()}: there are {existing}"
             )
     found = [
         one.address
         for name, addresses in by_interface.items()
         if (not interfaces or name in interfaces) and (name not in states or states[name].isup)
         for one in addresses
-        if one.family in (socket.AF_INET, socket.AF_INET6) and _reaches_far(one.address)
+        if one.family in (socket.AF_INET, socket.AF_INET6) and _is_routable(one.address)
     ]
     return sorted(found, key=lambda address: ":" in address)
 
@@ -47,16 +47,16 @@ def source_towards(connection: socket.socket) -> list[str]:
     """Returns this machine's address on a connection's route; [] if that is loopback, or no network."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return []
-    address = plain(str(connection.getsockname()[0]))
-    return [address] if _reaches_far(address) else []
+    address = unmapped_address(str(connection.getsockname()[0]))
+    return [address] if _is_routable(address) else []
 
 
-def plain(address: str) -> str:
+def unmapped_address(address: str) -> str:
     """Converts an IPv4 address in IPv6 notation to IPv4 notation."""
     mapped = getattr(ipaddress.ip_address(address.split("%")[0]), "ipv4_mapped", None)
     return str(mapped) if mapped else address
 
 
-def _reaches_far(address: str) -> bool:
+def _is_routable(address: str) -> bool:
     number = ipaddress.ip_address(address.split("%")[0])
     return not (number.is_loopback or number.is_link_local or number.is_unspecified)

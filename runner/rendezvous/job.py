@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 RENDEZVOUS_RANK = -1  # the rank number that the rendezvous uses for itself
 
 
-class BootstrapError(RuntimeError):
+class RendezvousError(RuntimeError):
     """The ranks of a job could not reach or authenticate each other.
 
     `culprit` is the rank at fault, if that is known and not the rank that raises.
@@ -19,11 +19,11 @@ class BootstrapError(RuntimeError):
         self.culprit = culprit
 
 
-class BootstrapTimeout(BootstrapError):
+class RendezvousTimeout(RendezvousError):
     """The peer did not connect, or did not answer, in time."""
 
 
-class HandshakeError(BootstrapError):
+class HandshakeError(RendezvousError):
     """The peer is not the expected one."""
 
 
@@ -37,8 +37,8 @@ class Role(enum.IntEnum):
 class LinkKind(enum.IntEnum):
     """The purpose of a connection."""
 
-    STORE = 1  # a rank and the rendezvous
-    RANKS = 2  # two ranks
+    RENDEZVOUS = 1  # a rank and the rendezvous
+    PEERS = 2  # two ranks
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from sirtaki.runner.rendezvous.job import BootstrapError
+from sirtaki.runner.rendezvous.job import RendezvousError
 
 KEY_BYTES = 32
 
@@ -18,26 +18,26 @@ def write_key(path: str, key: bytes | None = None) -> bytes:
 
 
 def read_key(path: str) -> bytes:
-    """Reads the key in the file at `path`. Raises BootstrapError if it is missing or not well protected."""
+    """Reads the key in the file at `path`. Raises RendezvousError if it is missing or not well protected."""
     try:
         with open(path) as file:
             status = os.fstat(file.fileno())
             text = file.read(4 * KEY_BYTES)
     except (OSError, UnicodeDecodeError) as error:
-        raise BootstrapError(f"cannot read the job's key from {path} (SIRTAKI_KEY_FILE): {error}") from None
+        raise RendezvousError(f"cannot read the job's key from {path} (SIRTAKI_KEY_FILE): {error}") from None
     if status.st_uid not in (os.getuid(), 0):
-        raise BootstrapError(
+        raise RendezvousError(
             f"the job's key in {path} belongs to user {status.st_uid}, not to you: "
             "copy it to a file of your own"
         )
     if status.st_mode & 0o077:
-        raise BootstrapError(f"others may read or write the job's key in {path}: run `chmod 600 {path}`")
+        raise RendezvousError(f"others may read or write the job's key in {path}: run `chmod 600 {path}`")
     try:
         key = bytes.fromhex(text)
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:
-        raise BootstrapError(
+        raise RendezvousError(
             f"{path} holds no key: it must be {KEY_BYTES} bytes, written as {2 * KEY_BYTES} hex digits"
         )
     return key

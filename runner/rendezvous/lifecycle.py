@@ -28,14 +28,14 @@ from sirtaki.bindings.gpu import with_packages
 from sirtaki.runner.rendezvous.address import KEY_ADVICE
 from sirtaki.runner.rendezvous.encryption import own_certificate
 from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
-from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout, Identity
+from sirtaki.runner.rendezvous.job import Identity, RendezvousError, RendezvousTimeout
 from sirtaki.runner.rendezvous.messages import RankEvent, describe
 from sirtaki.runner.rendezvous.providers import World, find_world
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient, RendezvousServer
-from sirtaki.runner.rendezvous.world_builder import WorldBuilder, world_of_one
+from sirtaki.runner.rendezvous.world_builder import WorldBuilder, single_rank_context
 
 # Set while this process is a rank: "job:rank:pid". It lets a child that inherits it report whose child it is.
-_MARK = "SIRTAKI_INITIALISED_BY"
+_RANK_VARIABLE = "SIRTAKI_INITIALISED_BY"
 
 
 @dataclass
@@ -54,7 +54,7 @@ class _Rank:
 _rank = _Rank()
 
 
-def check_again(arguments: Mapping[str, Any]) -> None:
+def check_repeated_init(arguments: Mapping[str, Any]) -> None:
     """Checks a repeated init() call by its arguments that are not None.
 
     Raises:
@@ -82,8 +82,8 @@ def _shown(name: str, value: Any) -> str:
     return "..." if name == "key" else repr(value)
 
 
-def remember(arguments: Mapping[str, Any]) -> None:
-    """Stores the arguments of init() for `check_again`."""
+def store_arguments(arguments: Mapping[str, Any]) -> None:
+    """Stores the arguments of init() for `check_repeated_init`."""
     _rank.pid = os.getpid()
     _rank.arguments = {name: value for name, value in arguments.items() if value is not None}
 
@@ -107,17 +107,17 @@ def start(
     where = socket.gethostname()
     try:
         world = find_world(rank, size, address, key, comm)
-        _refuse_children(world)
+        _reject_child_process(world)
         where = f"rank {world.rank} on {where}"
         context = _join(world)
-    except BootstrapTimeout as error:
+    except RendezvousTimeout as error:
         raise DeadlineError(f"{where} could not start: {error}") from None
-    except BootstrapError as error:
+    except RendezvousError as error:
         raise InitializationError(f"{where} could not start: {error}") from None
     default_context.process.context = context
-    context.serve_process()
-    os.environ[_MARK] = f"{world.job.id}:{world.rank}:{os.getpid()}"
-    _watch_the_end()
+    context.set_process_context()
+    os.environ[_RANK_VARIABLE] = f"{world.job.id}:{world.rank}:{os.getpid()}"
+    _install_exit_hooks()
     if _rank.client is not None:
         _rank.client.report("initialised")
     observe.start_timeline_of_environment(context)
@@ -134,8 +134,8 @@ def stop() -> None:
     if context is None:
         return
     default_context.process.was_shut_down = True
-    os.environ.pop(_MARK, None)
-    context.leave_process()
+    os.environ.pop(_RANK_VARIABLE, None)
+    context.clear_process_context()
     context.shutdown()
     _close_client("finished")
 
@@ -147,9 +147,9 @@ def _join(world: World) -> Context:
             sys.stderr.write(f"sirtaki: {sentence}\n")
     config = Config(with_packages(variables.values()))
     if not world.address:
-        return world_of_one(config)
+        return single_rank_context(config)
     if config.get("encrypt") == "1":
-        world = _encrypting(world)
+        world = _with_encryption(world)
     _rank.generation += 1
     _rank.aborted = False
     address = _rendezvous(world)
@@ -158,17 +158,17 @@ def _join(world: World) -> Context:
     try:
         return WorldBuilder(world, _rank.generation, _rank.client, config).run()
     except Exception as error:
-        _close_client("peer_lost" if _rank.client.was_told else "aborted", str(error))
+        _close_client("peer_lost" if _rank.client.failure_reported else "aborted", str(error))
         raise
     except BaseException:
         _close_client("")
         raise
 
 
-def _encrypting(world: World) -> World:
-    """Returns a world with encrypted connections between hosts. Raises BootstrapError if impossible."""
+def _with_encryption(world: World) -> World:
+    """Returns a world with encrypted connections between hosts. Raises RendezvousError if impossible."""
     if not world.job.key:
-        raise BootstrapError(f"encryption needs a common key of all ranks: {KEY_ADVICE}")
+        raise RendezvousError(f"encryption needs a common key of all ranks: {KEY_ADVICE}")
     own_certificate()
     return replace(world, job=replace(world.job, encrypt=True))
 
@@ -182,13 +182,13 @@ def _rendezvous(world: World) -> str:
             _rank.server = None
         if _rank.server is None:
             interfaces = chosen_interfaces()
-            server = RendezvousServer(address, world.job, world.start_timeout, _tell_refusals, interfaces)
+            server = RendezvousServer(address, world.job, world.start_timeout, _print_rejections, interfaces)
             _rank.server = server.start()
         address = _rank.server.address
     return world.announce(address) if world.announce else address
 
 
-def _tell_refusals(event: RankEvent) -> None:
+def _print_rejections(event: RankEvent) -> None:
     if event.kind == "refused":
         sys.stderr.write(f"sirtaki: the rendezvous of rank 0 reports that {describe(event)}\n")
 
@@ -201,17 +201,17 @@ def _close_client(event: str, text: str = "") -> None:
         client.close()
 
 
-def _refuse_children(world: World) -> None:
-    job, _, process = os.environ.get(_MARK, "").partition(":")
+def _reject_child_process(world: World) -> None:
+    job, _, process = os.environ.get(_RANK_VARIABLE, "").partition(":")
     rank, _, pid = process.partition(":")
     if world.address and pid and job == world.job.id and pid != str(os.getpid()):
-        raise BootstrapError(
+        raise RendezvousError(
             f"this process (pid {os.getpid()}) is a worker of rank {rank} (pid {pid}), not a rank of its "
             "own; it ran the training script again: put training under `if __name__ == '__main__':`"
         )
 
 
-def _watch_the_end() -> None:
+def _install_exit_hooks() -> None:
     if sys.excepthook is not _abort_on_exception:
         _rank.previous_hook = sys.excepthook
         sys.excepthook = _abort_on_exception
@@ -228,15 +228,15 @@ def _at_exit() -> None:
 
 
 def _abort_on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    context, is_sirtakis = default_context.process.context, False
+    context, is_from_sirtaki = default_context.process.context, False
     if context is not None and not _rank.aborted:
         reason = _reason(error, trace)
         _rank.aborted = True
         if _rank.client is not None:
             _rank.client.report("peer_lost" if _is_caused_elsewhere(context) else "aborted", reason)
-        is_sirtakis = context.failure is not None
+        is_from_sirtaki = context.failure is not None
         context.abort(reason)
-    user_code.show(error.with_traceback(trace), _rank.previous_hook, is_sirtakis)
+    user_code.show(error.with_traceback(trace), _rank.previous_hook, is_from_sirtaki)
 
 
 def _is_caused_elsewhere(context: Context) -> bool:
@@ -252,7 +252,7 @@ def _is_caused_elsewhere(context: Context) -> bool:
 def _reason(error: BaseException, trace: TracebackType | None) -> str:
     """Returns the reason for other ranks: the exception's last line, and the user's line that raised it."""
     with contextlib.suppress(Exception):
-        what, place = user_code.summary_of(error), user_code.place_of(trace)
+        what, place = user_code.summary_of(error), user_code.location_of(trace)
         return f"{what} ({place})" if place else what
     return type(error).__name__
 

@@ -15,12 +15,12 @@ from sirtaki.bindings.context import Context
 from sirtaki.runner.rendezvous.address import is_unix
 from sirtaki.runner.rendezvous.connect import connect
 from sirtaki.runner.rendezvous.encryption import Connection
-from sirtaki.runner.rendezvous.handshake import Conversation
-from sirtaki.runner.rendezvous.handshake_connection import is_ours
-from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout
+from sirtaki.runner.rendezvous.handshake import HandshakeSteps
+from sirtaki.runner.rendezvous.handshake_connection import is_trusted_user
+from sirtaki.runner.rendezvous.job import RendezvousError, RendezvousTimeout
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
 
-_DIAL_SECONDS = 30.0  # all ranks listen before any connects: a rank that does not answer never will
+_CONNECT_SECONDS = 30.0  # all ranks listen before any connects: a rank that does not answer never will
 
 Connections = dict[LinkKey, Connection]
 
@@ -45,35 +45,35 @@ def connect_all(
     The caller closes them, including those made before an error.
 
     Raises:
-        BootstrapError: a rank is gone, is unreachable, or is not the expected one.
-        BootstrapTimeout: a rank did not arrive in time.
+        RendezvousError: a rank is gone, is unreachable, or is not the expected one.
+        RendezvousTimeout: a rank did not arrive in time.
     """
-    places = [(rank, channel) for rank, endpoint in ranks.items() for channel in range(endpoint.channels)]
-    for rank, channel in sorted(places):
+    keys = [(rank, channel) for rank, endpoint in ranks.items() for channel in range(endpoint.channels)]
+    for rank, channel in sorted(keys):
         if rank < handshakes.mine.rank:
             connections[rank, channel] = _connect(ranks[rank], rank, channel, handshakes)
-    listener.accept(handshakes, {place for place in places if place[0] > handshakes.mine.rank}, connections)
+    listener.accept(handshakes, {key for key in keys if key[0] > handshakes.mine.rank}, connections)
 
 
 def _connect(endpoint: PeerEndpoint, rank: int, channel: int, handshakes: Handshakes) -> Connection:
-    def greet(connection: socket.socket) -> Conversation:
-        if connection.family == socket.AF_UNIX and not is_ours(connection):
-            raise BootstrapError(f"another user's process answers where rank {rank} should be")
-        return handshakes.greet(connection, rank, channel)
+    def begin_handshake(connection: socket.socket) -> HandshakeSteps:
+        if connection.family == socket.AF_UNIX and not is_trusted_user(connection):
+            raise RendezvousError(f"another user's process answers where rank {rank} should be")
+        return handshakes.begin_handshake(connection, rank, channel)
 
-    deadline = min(handshakes.deadline, time.monotonic() + _DIAL_SECONDS)
+    deadline = min(handshakes.deadline, time.monotonic() + _CONNECT_SECONDS)
     try:
-        return connect(endpoint.addresses, greet, deadline)[0]
-    except BootstrapTimeout as error:
+        return connect(endpoint.addresses, begin_handshake, deadline)[0]
+    except RendezvousTimeout as error:
         if all(map(is_unix, endpoint.addresses)):
-            raise BootstrapError(f"{endpoint.name} is gone: {error}", rank) from None
-        raise BootstrapTimeout(
+            raise RendezvousError(f"{endpoint.name} is gone: {error}", rank) from None
+        raise RendezvousTimeout(
             f"{endpoint.name} cannot be reached: {error}. The network between the hosts has to allow every "
             "port: is there a firewall? SIRTAKI_NETWORK_INTERFACES=eth0, for example, selects the network to "
             "use"
         ) from None
     except OSError as error:
-        raise BootstrapError(f"{endpoint.name} is gone: {error.strerror or error}", rank) from None
+        raise RendezvousError(f"{endpoint.name} is gone: {error.strerror or error}", rank) from None
 
 
 def close_all(connections: Connections) -> None:

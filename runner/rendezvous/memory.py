@@ -15,7 +15,7 @@ from typing import Any
 from sirtaki.bindings.context import Config, Context, check
 from sirtaki.bindings.library import ffi, lib, text
 from sirtaki.bindings.topology import SharedMemory
-from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout
+from sirtaki.runner.rendezvous.job import RendezvousError, RendezvousTimeout
 
 
 @dataclass
@@ -36,13 +36,13 @@ class Descriptors:
             setattr(self, name, -1)
 
     def send(self, connection: socket.socket, rank: int) -> None:
-        """Passes the descriptors to a rank. Raises BootstrapError if that rank is gone."""
+        """Passes the descriptors to a rank. Raises RendezvousError if that rank is gone."""
         present = self.present()
         names = " ".join(name for name, _ in present).encode()
         try:
             socket.send_fds(connection, [names.ljust(_NAMES_BYTES)], [number for _, number in present])
         except ConnectionError as error:
-            raise BootstrapError(f"rank {rank} is gone: {error.strerror}", rank) from None
+            raise RendezvousError(f"rank {rank} is gone: {error.strerror}", rank) from None
 
 
 _NAMES_BYTES = 64
@@ -54,14 +54,14 @@ def _receive(connection: socket.socket, rank: int, deadline: float) -> Descripto
     try:
         names, numbers, *_ = socket.recv_fds(connection, _NAMES_BYTES, len(_NAMES), socket.MSG_CMSG_CLOEXEC)
     except TimeoutError:
-        raise BootstrapTimeout(f"rank {rank} did not pass its descriptors in time") from None
+        raise RendezvousTimeout(f"rank {rank} did not pass its descriptors in time") from None
     except OSError as error:
-        raise BootstrapError(f"rank {rank} is gone: {error.strerror}", rank) from None
+        raise RendezvousError(f"rank {rank} is gone: {error.strerror}", rank) from None
     fields = names.decode("ascii", "replace").split()
     if len(fields) != len(numbers) or not set(fields) <= _NAMES or not {"engine", "waiter"} <= set(fields):
         for number in numbers:
             os.close(number)
-        raise BootstrapError(f"rank {rank} is gone, or its descriptors could not be passed", rank)
+        raise RendezvousError(f"rank {rank} is gone, or its descriptors could not be passed", rank)
     return Descriptors(**dict(zip(fields, numbers, strict=True)))
 
 
@@ -114,7 +114,7 @@ class MemoryLinks:
         given = [self.by_rank[r] for r in ranks]
         memory = next((d.memory for d in given if d.memory >= 0), -1)
         if memory < 0:
-            raise BootstrapError("no rank of this host passed the shared memory")
+            raise RendezvousError("no rank of this host passed the shared memory")
         return SharedMemory(
             descriptor=memory,
             address=0,

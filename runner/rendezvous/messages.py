@@ -8,10 +8,10 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from sirtaki.runner.rendezvous.job import BootstrapError
+from sirtaki.runner.rendezvous.job import RendezvousError
 
 # From a rank: the job's size; a round and a payload; an event and its text; the rank at fault and why.
-JOIN, GATHER, REPORT, GIVE_UP = b"J", b"G", b"R", b"F"
+JOIN, GATHER, REPORT, JOIN_FAILED = b"J", b"G", b"R", b"F"
 # To a rank: the session; the payloads of all ranks; the reason for a refusal.
 WELCOME, GATHERED, REFUSED, TIMED_OUT = b"W", b"A", b"X", b"T"
 # To a rank at any time, waiting or not: the rank at fault, and what failed first in this generation.
@@ -52,14 +52,14 @@ def describe(event: RankEvent) -> str:
 
 
 def pack_failure(rank: int, text: str) -> bytes:
-    """Packs a failure; the format is the same in both directions: GIVE_UP and FAILED are one letter."""
+    """Packs a failure; the format is the same in both directions: JOIN_FAILED and FAILED are one letter."""
     return FAILED + NUMBER.pack(rank) + text[:TEXT_LIMIT].encode(errors="replace")
 
 
 def unpack_failure(body: bytes) -> tuple[int, str]:
-    """Returns the rank at fault, and what failed. Raises BootstrapError if these bytes are malformed."""
+    """Returns the rank at fault, and what failed. Raises RendezvousError if these bytes are malformed."""
     if len(body) < NUMBER.size:
-        raise BootstrapError("the rendezvous does not understand this message")
+        raise RendezvousError("the rendezvous does not understand this message")
     return NUMBER.unpack_from(body)[0], body[NUMBER.size :].decode(errors="replace")
 
 
@@ -77,7 +77,7 @@ def pack_payloads(payloads: tuple[bytes, ...]) -> bytes:
 
 
 def unpack_payloads(body: bytes, count: int) -> list[bytes]:
-    """Returns the payloads of `count` ranks. Raises BootstrapError if these bytes are malformed."""
+    """Returns the payloads of `count` ranks. Raises RendezvousError if these bytes are malformed."""
     payloads: list[bytes] = []
     position = 0
     while len(payloads) < count and len(body) - position >= NUMBER.size:
@@ -88,7 +88,7 @@ def unpack_payloads(body: bytes, count: int) -> list[bytes]:
         payloads.append(body[position : position + length])
         position += length
     if len(payloads) != count or position != len(body):
-        raise BootstrapError("the rendezvous sent a malformed answer")
+        raise RendezvousError("the rendezvous sent a malformed answer")
     return payloads
 
 

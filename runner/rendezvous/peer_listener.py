@@ -25,24 +25,24 @@ from sirtaki.runner.rendezvous.address import (
     join_address,
     listen_at,
     listen_everywhere,
-    refuse_without_key,
+    require_key,
     unix_address,
     unix_path,
 )
-from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, Conversation, certified, converse
+from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, HandshakeSteps, certified, handshake_steps
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
 from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
 from sirtaki.runner.rendezvous.job import (
-    BootstrapError,
-    BootstrapTimeout,
     HandshakeError,
     Identity,
     Job,
     LinkKind,
+    RendezvousError,
+    RendezvousTimeout,
     Role,
 )
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.unauthenticated import TOO_SLOW, Complaints, UnauthenticatedConnections
+from sirtaki.runner.rendezvous.unauthenticated import TOO_SLOW, RejectionLog, UnauthenticatedConnections
 
 if TYPE_CHECKING:
     from sirtaki.runner.rendezvous.encryption import Connection
@@ -62,15 +62,15 @@ class Handshakes:
     deadline: float
     rendezvous: RendezvousClient | None = None
 
-    def greet(self, connection: socket.socket, rank: int, channel: int = 0) -> Conversation:
-        """Runs the handshake with the process that answers. Raises BootstrapError unless it is this rank."""
-        refuse_without_key(connection, self.job.key)
+    def begin_handshake(self, connection: socket.socket, rank: int, channel: int = 0) -> HandshakeSteps:
+        """Runs the handshake with the process that answers. Raises RendezvousError unless it is this rank."""
+        require_key(connection, self.job.key)
         mine = certified(replace(self.mine, channel=channel), self.job, connection)
-        peer = yield from converse(self.job, mine, LinkKind.RANKS, Role.CONNECTS)
+        peer = yield from handshake_steps(self.job, mine, LinkKind.PEERS, Role.CONNECTS)
         if peer.rank != rank:
-            raise BootstrapError(f"{peer.name} answers where rank {rank} should be")
+            raise RendezvousError(f"{peer.name} answers where rank {rank} should be")
         if peer.generation != self.mine.generation:
-            raise BootstrapError(
+            raise RendezvousError(
                 f"{peer.name} is at its init number {peer.generation}, but {self.mine.name} at number "
                 f"{self.mine.generation}: every rank has to call init() as often as the others"
             )
@@ -78,65 +78,69 @@ class Handshakes:
 
 
 class PeerListener:
-    """This rank's listening sockets; on TCP only once `open_to_hosts` has been called."""
+    """This rank's listening sockets; on TCP only once `listen_to_hosts` has been called."""
 
     def __init__(self, folder: str = "") -> None:
         """Listens. `folder` is private to the job, if its launcher has made one; it holds the Unix socket."""
         self._selector = selectors.DefaultSelector()
         self._name = "a rank"
         self._unauthenticated: UnauthenticatedConnections[HandshakeConnection] = UnauthenticatedConnections(
-            self._refuse
+            self._reject
         )
-        self._complaints = Complaints(lambda text: print(f"sirtaki: {text}", file=sys.stderr))
+        self._rejection_log = RejectionLog(lambda text: print(f"sirtaki: {text}", file=sys.stderr))
         self.name, local = _listen_locally(folder)
         self._listen(local)
 
-    def open_to_hosts(self, route: list[str], key: bytes) -> list[str]:
+    def listen_to_hosts(self, reachable: list[str], key: bytes) -> list[str]:
         """Starts accepting ranks of other hosts; returns the addresses to try, the most likely ones first.
 
-        `route` are addresses of this machine that are known to be reachable. Raises BootstrapError without a
-        key.
+        `reachable` are addresses of this machine that are known to be reachable. Raises RendezvousError
+        without a key.
         """
         if not key:
-            raise BootstrapError(f"ranks of several hosts need a common key: {KEY_ADVICE}")
+            raise RendezvousError(f"ranks of several hosts need a common key: {KEY_ADVICE}")
         listening = listen_everywhere()
         self._listen(listening)
-        found = addresses_of(listening, chosen_interfaces())
-        likely = [join_address(address, listening.getsockname()[1]) for address in route]
-        return sorted(found, key=lambda address: address not in likely)
+        addresses = addresses_of(listening, chosen_interfaces())
+        preferred = [join_address(address, listening.getsockname()[1]) for address in reachable]
+        return sorted(addresses, key=lambda address: address not in preferred)
 
-    def accept(self, handshakes: Handshakes, wanted: set[LinkKey], found: dict[LinkKey, Connection]) -> None:
-        """Accepts a connection from each of the `wanted`, and adds it to `found`; the caller closes all,
+    def accept(
+        self, handshakes: Handshakes, expected: set[LinkKey], connections: dict[LinkKey, Connection]
+    ) -> None:
+        """Accepts each of the `expected` connections, and adds it to `connections`; the caller closes all,
         even after an error.
 
         Unauthenticated connections are rejected, and never block the others.
 
-        Raises BootstrapTimeout at the deadline of the handshakes, and BootstrapError as soon as a rank has
+        Raises RendezvousTimeout at the deadline of the handshakes, and RendezvousError as soon as a rank has
         failed.
         """
         self._name = handshakes.mine.name
-        with self._watching(handshakes):
-            while missing := wanted - found.keys():
+        with self._polling_rendezvous(handshakes):
+            while missing := expected - connections.keys():
                 left = handshakes.deadline - time.monotonic()
                 if left <= 0:
                     ranks = {rank for rank, _ in missing}
-                    raise BootstrapTimeout(f"no connection came from {_ranks(ranks)} in time", min(ranks))
-                for key, _ in self._selector.select(min(left, self._patience())):
+                    raise RendezvousTimeout(f"no connection came from {_ranks(ranks)} in time", min(ranks))
+                for key, _ in self._selector.select(min(left, self._time_to_next_deadline())):
                     if isinstance(key.data, HandshakeConnection):
-                        self._serve(key.data, handshakes, missing, found)
+                        self._serve(key.data, handshakes, missing, connections)
                     else:
                         key.data(handshakes)
-                self._unauthenticated.lose_patience(time.monotonic(), TOO_SLOW)
+                self._unauthenticated.expire(time.monotonic(), TOO_SLOW)
 
     @contextlib.contextmanager
-    def _watching(self, handshakes: Handshakes) -> Iterator[None]:
+    def _polling_rendezvous(self, handshakes: Handshakes) -> Iterator[None]:
         """Polls the rendezvous within the `with` block: it reports when a rank has failed."""
         rendezvous = handshakes.rendezvous
         if rendezvous is not None:
-            hear = rendezvous.raise_failure
+            raise_failure = rendezvous.raise_failure
             if rendezvous.has_unread:
-                hear(handshakes.deadline)
-            self._selector.register(rendezvous, selectors.EVENT_READ, lambda _: hear(handshakes.deadline))
+                raise_failure(handshakes.deadline)
+            self._selector.register(
+                rendezvous, selectors.EVENT_READ, lambda _: raise_failure(handshakes.deadline)
+            )
         try:
             yield
         finally:
@@ -156,73 +160,73 @@ class PeerListener:
 
     def _listen(self, listening: socket.socket) -> None:
         listening.setblocking(False)
-        self._selector.register(listening, selectors.EVENT_READ, partial(self._take, listening))
+        self._selector.register(listening, selectors.EVENT_READ, partial(self._accept_pending, listening))
 
-    def _take(self, listening: socket.socket, handshakes: Handshakes) -> None:
+    def _accept_pending(self, listening: socket.socket, handshakes: Handshakes) -> None:
         connection = self._unauthenticated.accept(listening)
         if connection is None:
             return
         mine = certified(handshakes.mine, handshakes.job, connection)
-        conversation = converse(handshakes.job, mine, LinkKind.RANKS, Role.ACCEPTS)
-        arrival = HandshakeConnection(connection, conversation, time.monotonic() + HANDSHAKE_SECONDS)
-        self._unauthenticated.add(arrival)
-        self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, arrival)
+        steps = handshake_steps(handshakes.job, mine, LinkKind.PEERS, Role.ACCEPTS)
+        pending = HandshakeConnection(connection, steps, time.monotonic() + HANDSHAKE_SECONDS)
+        self._unauthenticated.add(pending)
+        self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, pending)
 
     def _serve(
         self,
-        arrival: HandshakeConnection,
+        pending: HandshakeConnection,
         handshakes: Handshakes,
         missing: set[LinkKey],
-        found: dict[LinkKey, Connection],
+        connections: dict[LinkKey, Connection],
     ) -> None:
-        if arrival not in self._unauthenticated:  # displaced by a newer connection
+        if pending not in self._unauthenticated:  # displaced by a newer connection
             return None
         try:
-            alive = arrival.receive()
-            arrival.recognise()
-            arrival.send()
+            alive = pending.receive()
+            pending.authenticate()
+            pending.send()
         except HandshakeError as error:
-            arrival.send_hello_to_refused()
-            return self._refuse(arrival, str(error))
+            pending.flush_hello()
+            return self._reject(pending, str(error))
         except OSError:
             alive = False
-        peer = arrival.peer
-        if peer is not None and arrival.is_recognised and not arrival.outgoing:
-            place = (peer.rank, peer.channel)
-            self._forget(arrival)
-            if place in missing and place not in found and peer.generation == handshakes.mine.generation:
-                arrival.socket.setblocking(True)
-                if arrival.socket.family != socket.AF_UNIX:
-                    arrival.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                found[place] = arrival.connection
+        peer = pending.peer
+        if peer is not None and pending.is_established and not pending.outgoing:
+            key = (peer.rank, peer.channel)
+            self._remove(pending)
+            if key in missing and key not in connections and peer.generation == handshakes.mine.generation:
+                pending.socket.setblocking(True)
+                if pending.socket.family != socket.AF_UNIX:
+                    pending.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connections[key] = pending.connection
             else:
-                arrival.socket.close()
+                pending.socket.close()
             return None
         if not alive:  # it had several addresses to choose from, and another connection was faster
-            self._forget(arrival)
-            return arrival.socket.close()
-        self._selector.modify(arrival.socket, arrival.interest, arrival)
+            self._remove(pending)
+            return pending.socket.close()
+        self._selector.modify(pending.socket, pending.interest, pending)
         return None
 
-    def _patience(self) -> float:
+    def _time_to_next_deadline(self) -> float:
         """Returns the seconds until the next connection times out."""
-        ends = self._unauthenticated.patience_ends
+        ends = self._unauthenticated.next_deadline
         return 1.0 if ends is None else max(ends - time.monotonic(), 0)
 
-    def _refuse(self, arrival: HandshakeConnection, reason: str) -> None:
-        self._complaints.add(f"{self._name} refused a connection from {arrival.origin}: {reason}")
-        self._forget(arrival)
-        arrival.socket.close()
+    def _reject(self, pending: HandshakeConnection, reason: str) -> None:
+        self._rejection_log.add(f"{self._name} refused a connection from {pending.origin}: {reason}")
+        self._remove(pending)
+        pending.socket.close()
 
-    def _forget(self, arrival: HandshakeConnection) -> None:
-        self._unauthenticated.discard(arrival)
-        self._selector.unregister(arrival.socket)
+    def _remove(self, pending: HandshakeConnection) -> None:
+        self._unauthenticated.discard(pending)
+        self._selector.unregister(pending.socket)
 
 
 def _listen_locally(folder: str) -> tuple[str, socket.socket]:
     """Returns a new listening Unix socket's address, and it; an abstract one if the folder is gone."""
     name = f"sirtaki-{os.getpid()}-{secrets.token_hex(8)}"
-    with contextlib.suppress(BootstrapError):
+    with contextlib.suppress(RendezvousError):
         address = unix_address(name, folder)
         return address, listen_at(address, b"")
     address = unix_address(name)

@@ -13,11 +13,11 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from sirtaki.runner.rendezvous.address import is_unix, refuse_without_key, split_addresses
+from sirtaki.runner.rendezvous.address import is_unix, require_key, split_addresses
 from sirtaki.runner.rendezvous.connect import connect
-from sirtaki.runner.rendezvous.handshake import Conversation, certified, converse
+from sirtaki.runner.rendezvous.handshake import HandshakeSteps, certified, handshake_steps
 from sirtaki.runner.rendezvous.interfaces import source_towards
-from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout, Identity, Job, LinkKind, Role
+from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
 from sirtaki.runner.rendezvous.messages import (
     FAILED,
     GATHER,
@@ -59,7 +59,7 @@ class RendezvousClient:
         self._rank = rank
         self._start_timeout = start_timeout
         self._round = 0
-        self.was_told = False  # whether the rendezvous has reported that this init() failed
+        self.failure_reported = False  # whether the rendezvous has reported that this init() failed
         self.session = b""  # random, chosen by the rendezvous: separates jobs that share a key and an id
 
     @classmethod
@@ -69,11 +69,11 @@ class RendezvousClient:
         """Connects to one of the addresses, proves that this is rank `mine.rank` of `job`, and joins;
         `start_timeout` is in seconds.
 
-        Raises BootstrapError with the server's reason if it rejects this rank, BootstrapTimeout if no server
-        answers in time.
+        Raises RendezvousError with the server's reason if it rejects this rank, RendezvousTimeout if no
+        server answers in time.
         """
         deadline = time.monotonic() + start_timeout
-        client = cls(_connected(split_addresses(address), job, mine, deadline), job, mine.rank, start_timeout)
+        client = cls(_connect(split_addresses(address), job, mine, deadline), job, mine.rank, start_timeout)
         try:
             client._send(JOIN + NUMBER.pack(job.size), deadline)
             client.session = client._receive(WELCOME, deadline, REQUEST_LIMIT)
@@ -86,8 +86,8 @@ class RendezvousClient:
         """Contributes `payload` (at most 64 KiB) and returns the payloads of all ranks, by rank. Every rank
         must call it.
 
-        Raises BootstrapTimeout, naming the ranks that are missing, `start_timeout` seconds after the first
-        arrived; BootstrapError at once if a rank is gone and so will never arrive.
+        Raises RendezvousTimeout, naming the ranks that are missing, `start_timeout` seconds after the first
+        arrived; RendezvousError at once if a rank is gone and so will never arrive.
         """
         if len(payload) > PAYLOAD_LIMIT:
             raise ValueError(f"a payload has at most {PAYLOAD_LIMIT} bytes, not {len(payload)}")
@@ -97,20 +97,20 @@ class RendezvousClient:
         body = self._receive(GATHERED, deadline, gathered_limit(self._job.size))
         return unpack_payloads(body, self._job.size)
 
-    def give_up(self, text: str, culprit: int) -> BootstrapError | None:
+    def report_failure(self, text: str, culprit: int) -> RendezvousError | None:
         """Reports that this rank cannot join, because of `culprit`: all ranks fail at once.
 
         Returns the first failure in this init(), unless that is this rank's own.
         """
-        if self.was_told:
+        if self.failure_reported:
             return None
         deadline = time.monotonic() + _REPORT_SECONDS
         try:
             self._send(pack_failure(culprit, text), deadline)
             self.raise_failure(deadline)
-        except BootstrapError as error:
-            self.was_told = error.culprit not in (None, self._rank)
-            return error if self.was_told else None
+        except RendezvousError as error:
+            self.failure_reported = error.culprit not in (None, self._rank)
+            return error if self.failure_reported else None
         return None
 
     def raise_failure(self, deadline: float) -> None:
@@ -127,7 +127,7 @@ class RendezvousClient:
             raise ValueError(f"there is no event {event!r}: use one of {', '.join(REPORTS)}")
         try:
             send_frame(self._connection, pack_report(event, text), time.monotonic() + _REPORT_SECONDS)
-        except (OSError, EOFError, BootstrapError):
+        except (OSError, EOFError, RendezvousError):
             return
 
     def close(self) -> None:
@@ -152,32 +152,32 @@ class RendezvousClient:
         try:
             send_frame(self._connection, payload, deadline)
         except EOFError:
-            raise BootstrapError(_GONE) from None
+            raise RendezvousError(_GONE) from None
 
     def _receive(self, wanted: bytes, deadline: float, limit: int) -> bytes:
         try:
             answer = receive_frame(self._connection, deadline, limit)
         except EOFError:
-            raise BootstrapError(_GONE) from None
+            raise RendezvousError(_GONE) from None
         kind, body = answer[:1], answer[1:]
-        self.was_told |= kind in (FAILED, REFUSED, TIMED_OUT)
+        self.failure_reported |= kind in (FAILED, REFUSED, TIMED_OUT)
         if kind == FAILED:
             rank, text = unpack_failure(body)
-            raise BootstrapError(printable(text), rank)
+            raise RendezvousError(printable(text), rank)
         if kind == wanted:
             return body
         text = printable(body.decode(errors="replace"))
-        raise BootstrapTimeout(text) if kind == TIMED_OUT else BootstrapError(text)
+        raise RendezvousTimeout(text) if kind == TIMED_OUT else RendezvousError(text)
 
 
-def _connected(addresses: list[str], job: Job, mine: Identity, deadline: float) -> Connection:
-    def greet(connection: socket.socket) -> Conversation:
-        refuse_without_key(connection, job.key)
-        return converse(job, certified(mine, job, connection), LinkKind.STORE, Role.CONNECTS)
+def _connect(addresses: list[str], job: Job, mine: Identity, deadline: float) -> Connection:
+    def begin_handshake(connection: socket.socket) -> HandshakeSteps:
+        require_key(connection, job.key)
+        return handshake_steps(job, certified(mine, job, connection), LinkKind.RENDEZVOUS, Role.CONNECTS)
 
     try:
-        return connect(addresses, greet, deadline)[0]
-    except BootstrapTimeout as error:
+        return connect(addresses, begin_handshake, deadline)[0]
+    except RendezvousTimeout as error:
         if all(map(is_unix, addresses)):
-            raise BootstrapError(f"the launcher (hvdrun) of this job is gone: {error}") from None
+            raise RendezvousError(f"the launcher (hvdrun) of this job is gone: {error}") from None
         raise

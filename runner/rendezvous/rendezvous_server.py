@@ -14,21 +14,21 @@ from functools import partial
 from typing import cast
 
 from sirtaki.runner.rendezvous.address import addresses_of, listen_at, split_addresses
-from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, Conversation, certified, converse
+from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, HandshakeSteps, certified, handshake_steps
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
 from sirtaki.runner.rendezvous.job import (
     RENDEZVOUS_RANK,
-    BootstrapError,
     HandshakeError,
     Identity,
     Job,
     LinkKind,
+    RendezvousError,
     Role,
 )
 from sirtaki.runner.rendezvous.messages import (
     GATHER,
-    GIVE_UP,
     JOIN,
+    JOIN_FAILED,
     NUMBER,
     PAYLOAD_LIMIT,
     REFUSED,
@@ -45,25 +45,25 @@ from sirtaki.runner.rendezvous.messages import (
     unpack_report,
 )
 from sirtaki.runner.rendezvous.rendezvous_state import Answer, RendezvousState
-from sirtaki.runner.rendezvous.unauthenticated import TOO_SLOW, Complaints, UnauthenticatedConnections
+from sirtaki.runner.rendezvous.unauthenticated import TOO_SLOW, RejectionLog, UnauthenticatedConnections
 from sirtaki.runner.rendezvous.wire import pack_frame, printable, take_frame
 
-_BELL_BYTES = 64 * 1024
+_WAKE_READ_BYTES = 64 * 1024
 
 
 class _Connection(HandshakeConnection):
     """One client."""
 
-    def __init__(self, client: socket.socket, conversation: Conversation, patience_ends: float) -> None:
-        super().__init__(client, conversation, patience_ends)
+    def __init__(self, client: socket.socket, steps: HandshakeSteps, deadline: float) -> None:
+        super().__init__(client, steps, deadline)
         self.joined = False
         self.initialised = False
         self.rounds = 0  # the number of all-gathers that it has taken part in
-        self.last_words = ""  # its report of its own end
+        self.end_report = ""  # its report of its own end
         self.closing = False  # close once everything is sent
 
     def next_message(self) -> bytes | None:
-        return take_frame(self.incoming, REQUEST_LIMIT) if self.is_recognised else None
+        return take_frame(self.incoming, REQUEST_LIMIT) if self.is_established else None
 
 
 class RendezvousServer:
@@ -74,7 +74,7 @@ class RendezvousServer:
 
     It listens from the constructor on, so that a launcher can fork its ranks before there is a thread; the
     thread runs from `start()` to `close()`. `on_event` is called from that thread. An all-gather fails
-    `start_timeout` seconds after its first rank arrived. Raises BootstrapError if it cannot listen at
+    `start_timeout` seconds after its first rank arrived. Raises RendezvousError if it cannot listen at
     `address`.
     """
 
@@ -89,24 +89,26 @@ class RendezvousServer:
         self.job = job
         self._session = os.urandom(16)
         self._on_event = on_event
-        self._rounds = RendezvousState(job.size, start_timeout)
+        self._state = RendezvousState(job.size, start_timeout)
         self._listening = [listen_at(one, job.key) for one in split_addresses(address)]
-        reached_at = [one for listening in self._listening for one in addresses_of(listening, interfaces)]
-        self.address = ",".join(dict.fromkeys(reached_at))
+        reachable = [one for listening in self._listening for one in addresses_of(listening, interfaces)]
+        self.address = ",".join(dict.fromkeys(reachable))
         self._unauthenticated: UnauthenticatedConnections[_Connection] = UnauthenticatedConnections(
-            self._turn_away
+            self._reject
         )  # clients yet to join
-        self._complaints = Complaints(lambda text: on_event(RankEvent("refused", RENDEZVOUS_RANK, 0, text)))
+        self._rejection_log = RejectionLog(
+            lambda text: on_event(RankEvent("refused", RENDEZVOUS_RANK, 0, text))
+        )
         self._ranks: dict[tuple[int, int], _Connection] = {}  # clients that have, by generation and rank
         self._tasks: deque[Callable[[], None]] = deque()  # queued by other threads
-        self._bell, self._bell_rope = socket.socketpair()
-        self._bell.setblocking(False)
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
         self._selector = selectors.DefaultSelector()
         for listening in self._listening:
             listening.setblocking(False)
             self._selector.register(listening, selectors.EVENT_READ, partial(self._accept, listening))
-        self._selector.register(self._bell, selectors.EVENT_READ, self._run_tasks)
-        self._open = True
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ, self._run_tasks)
+        self._running = True
         self._thread = threading.Thread(target=self._serve, name="sirtaki rendezvous", daemon=True)
 
     def start(self) -> RendezvousServer:
@@ -116,12 +118,12 @@ class RendezvousServer:
     def close(self) -> None:
         """Ends the server; ranks that still wait are notified that the rendezvous is gone."""
         if self._thread.is_alive():
-            self._call(self._stop)
+            self._call_soon(self._stop)
             self._thread.join()
         for key in list((self._selector.get_map() or {}).values()):
             cast(socket.socket, key.fileobj).close()
         self._selector.close()
-        self._bell_rope.close()
+        self._wake_sender.close()
 
     def __enter__(self) -> RendezvousServer:
         return self.start()
@@ -131,35 +133,35 @@ class RendezvousServer:
 
     def rank_ended(self, rank: int, reason: str) -> None:
         """Records that a rank takes part in nothing any more, for example: "it has ended (exit code 0)"."""
-        self._call(lambda: self._give(self._rounds.depart(rank, math.inf, reason)))
+        self._call_soon(lambda: self._send_answers(self._state.note_departure(rank, math.inf, reason)))
 
     # All methods below run on the server's thread.
 
-    def _call(self, task: Callable[[], None]) -> None:
+    def _call_soon(self, task: Callable[[], None]) -> None:
         self._tasks.append(task)
-        self._bell_rope.send(b"\0")
+        self._wake_sender.send(b"\0")
 
     def _run_tasks(self) -> None:
-        self._bell.recv(_BELL_BYTES)
+        self._wake_receiver.recv(_WAKE_READ_BYTES)
         while self._tasks:
             self._tasks.popleft()()
 
     def _stop(self) -> None:
-        self._open = False
+        self._running = False
 
     def _serve(self) -> None:
-        while self._open:
+        while self._running:
             for key, events in self._selector.select(self._time_to_next_deadline()):
                 if isinstance(key.data, _Connection):
                     self._serve_client(key.data, events)
                 else:
                     key.data()
             now = time.monotonic()
-            self._give(self._rounds.expire(now))
-            self._unauthenticated.lose_patience(now, TOO_SLOW)
+            self._send_answers(self._state.expire(now))
+            self._unauthenticated.expire(now, TOO_SLOW)
 
     def _time_to_next_deadline(self) -> float | None:
-        moments = (self._unauthenticated.patience_ends, self._rounds.next_deadline())
+        moments = (self._unauthenticated.next_deadline, self._state.next_deadline())
         deadlines = [moment for moment in moments if moment is not None]
         return max(min(deadlines) - time.monotonic(), 0) if deadlines else None
 
@@ -168,8 +170,8 @@ class RendezvousServer:
         if client is None:
             return
         mine = certified(Identity(RENDEZVOUS_RANK), self.job, client)
-        conversation = converse(self.job, mine, LinkKind.STORE, Role.ACCEPTS)
-        connection = _Connection(client, conversation, time.monotonic() + HANDSHAKE_SECONDS)
+        steps = handshake_steps(self.job, mine, LinkKind.RENDEZVOUS, Role.ACCEPTS)
+        connection = _Connection(client, steps, time.monotonic() + HANDSHAKE_SECONDS)
         self._unauthenticated.add(connection)
         self._selector.register(client, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
 
@@ -185,7 +187,7 @@ class RendezvousServer:
                     alive = connection.receive()
                     if len(connection.incoming) == unread:  # an incomplete TLS record
                         break
-                connection.recognise()
+                connection.authenticate()
                 while not connection.closing and (message := connection.next_message()) is not None:
                     self._handle(connection, message)
             if not alive:
@@ -193,8 +195,8 @@ class RendezvousServer:
             else:
                 self._flush(connection)
         except HandshakeError as error:
-            connection.send_hello_to_refused()
-            self._turn_away(connection, str(error))
+            connection.flush_hello()
+            self._reject(connection, str(error))
         except OSError:
             self._drop(connection)
 
@@ -218,25 +220,25 @@ class RendezvousServer:
                 self._gather(connection, NUMBER.unpack_from(body)[0], body[NUMBER.size :])
             elif kind == REPORT and connection.joined:
                 self._note_report(connection, *unpack_report(body))
-            elif kind == GIVE_UP and connection.joined:
+            elif kind == JOIN_FAILED and connection.joined:
                 self._note_failure(connection, *unpack_failure(body))
             else:
-                raise BootstrapError("the rendezvous does not understand this message")
-        except BootstrapError as error:
-            self._refuse(connection, str(error))
+                raise RendezvousError("the rendezvous does not understand this message")
+        except RendezvousError as error:
+            self._send_refusal(connection, str(error))
 
     def _join(self, connection: _Connection, size: int) -> None:
-        rank, generation = _who(connection)
+        rank, generation = _identity_of(connection)
         if size != self.job.size:
-            raise BootstrapError(
+            raise RendezvousError(
                 f"rank {rank} says that the job has {size} ranks, but it has {self.job.size}"
             )
         if not 0 <= rank < size:
-            raise BootstrapError(
+            raise RendezvousError(
                 f"there is no rank {rank} in a job of {size} ranks: they are 0 to {size - 1}"
             )
         if (generation, rank) in self._ranks:
-            raise BootstrapError(
+            raise RendezvousError(
                 f"two processes claim to be rank {rank}: give each process a rank of its own"
             )
         connection.joined = True
@@ -245,45 +247,45 @@ class RendezvousServer:
         connection.outgoing += pack_frame(WELCOME + self._session)
 
     def _gather(self, connection: _Connection, number: int, payload: bytes) -> None:
-        rank, generation = _who(connection)
+        rank, generation = _identity_of(connection)
         if number != connection.rounds:
-            raise BootstrapError(
+            raise RendezvousError(
                 f"two processes claim to be rank {rank}: give each process a rank of its own"
                 if number < connection.rounds
                 else "the rendezvous does not understand this message"
             )
         connection.rounds += 1
-        answers = self._rounds.contribute((generation, number), rank, payload, time.monotonic())
+        answers = self._state.contribute((generation, number), rank, payload, time.monotonic())
         if number == 0:
             self._on_event(RankEvent("arrived", rank, generation))
-        self._give(answers)
+        self._send_answers(answers)
 
     def _note_report(self, connection: _Connection, event: str, text: str) -> None:
         if event not in REPORTS:
-            raise BootstrapError("the rendezvous does not know this event")
-        rank, generation = _who(connection)
+            raise RendezvousError("the rendezvous does not know this event")
+        rank, generation = _identity_of(connection)
         connection.initialised = True
         if event == "finished":
-            connection.last_words = "has finished"
+            connection.end_report = "has finished"
         elif event != "initialised":
-            connection.last_words = f"gave up: {printable(text, 500)}"
+            connection.end_report = f"gave up: {printable(text, 500)}"
         self._on_event(RankEvent(event, rank, generation, printable(text, TEXT_LIMIT)))
 
     def _note_failure(self, connection: _Connection, culprit: int, text: str) -> None:
         """Handles a rank's report that it cannot join; at fault is itself, or a peer that it has lost."""
-        rank, generation = _who(connection)
+        rank, generation = _identity_of(connection)
         text = printable(text, TEXT_LIMIT)
         if not 0 <= culprit < self.job.size:
-            raise BootstrapError(f"there is no rank {culprit} in this job")
+            raise RendezvousError(f"there is no rank {culprit} in this job")
         if culprit == rank:
             text = f"rank {rank} could not link to the others: {text}"
-        if not self._rounds.has_failed(generation):
+        if not self._state.has_failed(generation):
             self._on_event(RankEvent("overdue", culprit, generation, text, (culprit,)))
         self._fail_generation(generation, culprit, text)
 
     def _fail_generation(self, generation: int, culprit: int, text: str) -> None:
         """Notifies all ranks in this init(), whether they wait in an all-gather or for each other."""
-        if not self._rounds.give_up(generation, text):
+        if not self._state.mark_failed(generation, text):
             return
         message = pack_frame(pack_failure(culprit, text))
         for connection in [one for (other, _), one in self._ranks.items() if other == generation]:
@@ -291,7 +293,7 @@ class RendezvousServer:
                 connection.outgoing += message
                 self._flush_or_drop(connection)
 
-    def _give(self, answers: list[Answer]) -> None:
+    def _send_answers(self, answers: list[Answer]) -> None:
         for answer in answers:
             generation = answer.key[0]
             if answer.missing:
@@ -308,18 +310,18 @@ class RendezvousServer:
         except OSError:
             self._drop(connection)
 
-    def _refuse(self, connection: _Connection, reason: str) -> None:
+    def _send_refusal(self, connection: _Connection, reason: str) -> None:
         """Ends the connection of an authenticated peer, and sends it the reason."""
         connection.outgoing += pack_frame(REFUSED + reason.encode())
         connection.closing = True
         self._report_refusal(connection, reason)
 
-    def _turn_away(self, connection: _Connection, reason: str) -> None:
+    def _reject(self, connection: _Connection, reason: str) -> None:
         """Ends a connection without an answer. A client that had to make room may retry: see `connect`."""
         self._drop(connection)
         text = f"{reason} (it came from {connection.origin})"
         if connection.peer is None:
-            self._complaints.add(text)
+            self._rejection_log.add(text)
         else:
             self._report_refusal(connection, text)
 
@@ -334,20 +336,20 @@ class RendezvousServer:
         connection.socket.close()
         self._unauthenticated.discard(connection)
         if connection.joined:
-            rank, generation = _who(connection)
+            rank, generation = _identity_of(connection)
             del self._ranks[generation, rank]
-            if connection.initialised and not connection.last_words:
+            if connection.initialised and not connection.end_report:
                 self._on_event(RankEvent("disconnected", rank, generation))
-            reason = connection.last_words or "has gone (its process ended, or its init failed)"
-            self._give(self._rounds.depart(rank, generation, reason))
+            reason = connection.end_report or "has gone (its process ended, or its init failed)"
+            self._send_answers(self._state.note_departure(rank, generation, reason))
             if not connection.initialised and connection.rounds:
                 self._fail_generation(generation, rank, f"rank {rank} {reason}")
 
 
-def _who(connection: _Connection) -> tuple[int, int]:
+def _identity_of(connection: _Connection) -> tuple[int, int]:
     peer = connection.peer
     if peer is None:
-        raise BootstrapError("it has not authenticated")
+        raise RendezvousError("it has not authenticated")
     return peer.rank, peer.generation
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sirtaki.runner.rendezvous.job import BootstrapError
+from sirtaki.runner.rendezvous.job import RendezvousError
 
 RoundKey = tuple[int, int]
 
@@ -40,67 +40,71 @@ class RendezvousState:
         self._size = size
         self._timeout = timeout
         self._open: dict[RoundKey, _Round] = {}
-        self._gone: dict[int, tuple[float, str]] = {}  # rank: absent up to this generation, and why
+        self._departed: dict[int, tuple[float, str]] = {}  # rank: absent up to this generation, and why
         self._failed: dict[int, str] = {}  # generation: the reason of its failure
 
     def contribute(self, key: RoundKey, rank: int, payload: bytes, now: float) -> list[Answer]:
         """Takes a rank's payload; returns answers if the all-gather is now complete or can no longer
         complete.
 
-        Raises BootstrapError if the rank has already contributed.
+        Raises RendezvousError if the rank has already contributed.
         """
         generation = key[0]
         if generation in self._failed:
             return [Answer(key, (rank,), error=f"the other ranks gave up before: {self._failed[generation]}")]
-        this = self._open.setdefault(key, _Round(now + self._timeout))
-        if rank in this.payloads:
-            raise BootstrapError(
+        current = self._open.setdefault(key, _Round(now + self._timeout))
+        if rank in current.payloads:
+            raise RendezvousError(
                 f"two processes claim to be rank {rank}: give each process a rank of its own"
             )
-        this.payloads[rank] = payload
-        if len(this.payloads) == self._size:
+        current.payloads[rank] = payload
+        if len(current.payloads) == self._size:
             del self._open[key]
             ranks = tuple(range(self._size))
-            return [Answer(key, ranks, tuple(this.payloads[r] for r in ranks))]
-        return self._fail_without_the_gone()
+            return [Answer(key, ranks, tuple(current.payloads[r] for r in ranks))]
+        return self._fail_incomplete()
 
-    def depart(self, rank: int, up_to_generation: float, reason: str) -> list[Answer]:
+    def note_departure(self, rank: int, up_to_generation: float, reason: str) -> list[Answer]:
         """Records that a rank no longer takes part, and answers the ranks that wait for it."""
-        if up_to_generation > self._gone.get(rank, (-1.0, ""))[0]:
-            self._gone[rank] = (up_to_generation, reason)
-        return self._fail_without_the_gone()
+        if up_to_generation > self._departed.get(rank, (-1.0, ""))[0]:
+            self._departed[rank] = (up_to_generation, reason)
+        return self._fail_incomplete()
 
     def has_failed(self, generation: int) -> bool:
         """Returns whether a generation has ended without all ranks."""
         return generation in self._failed
 
-    def give_up(self, generation: int, error: str) -> bool:
+    def mark_failed(self, generation: int, error: str) -> bool:
         """Ends a generation: its all-gathers have failed. Returns False if it had failed before."""
         if generation in self._failed:
             return False
         self._failed[generation] = error
-        self._open = {key: this for key, this in self._open.items() if key[0] != generation}
+        self._open = {key: current for key, current in self._open.items() if key[0] != generation}
         return True
 
     def expire(self, now: float) -> list[Answer]:
         """Answers the ranks that have waited too long."""
-        late = [key for key, this in self._open.items() if this.deadline <= now]
+        late = [key for key, current in self._open.items() if current.deadline <= now]
         return [self._expire(key) for key in late]
 
     def next_deadline(self) -> float | None:
-        return min((this.deadline for this in self._open.values()), default=None)
+        return min((current.deadline for current in self._open.values()), default=None)
 
     def _expire(self, key: RoundKey) -> Answer:
-        error = f"{self._who_is_here(key)} ({self._timeout:g} s after the first)"
+        error = f"{self._describe_arrivals(key)} ({self._timeout:g} s after the first)"
         return self._fail(key, error, self._missing(key), timed_out=True)
 
-    def _fail_without_the_gone(self) -> list[Answer]:
+    def _fail_incomplete(self) -> list[Answer]:
         answers = []
         for key in list(self._open):
-            gone = tuple(rank for rank in self._missing(key) if self._gone.get(rank, (-1.0, ""))[0] >= key[0])
-            if gone:
-                error = f"{self._who_is_here(key)}, but rank {gone[0]} {self._gone[gone[0]][1]}"
-                answers.append(self._fail(key, error, gone))
+            departed = tuple(
+                rank for rank in self._missing(key) if self._departed.get(rank, (-1.0, ""))[0] >= key[0]
+            )
+            if departed:
+                error = (
+                    f"{self._describe_arrivals(key)}, but rank {departed[0]} {self._departed[departed[0]][1]}"
+                )
+                answers.append(self._fail(key, error, departed))
         return answers
 
     def _fail(self, key: RoundKey, error: str, missing: tuple[int, ...], timed_out: bool = False) -> Answer:
@@ -111,10 +115,10 @@ class RendezvousState:
     def _missing(self, key: RoundKey) -> tuple[int, ...]:
         return tuple(rank for rank in range(self._size) if rank not in self._open[key].payloads)
 
-    def _who_is_here(self, key: RoundKey) -> str:
+    def _describe_arrivals(self, key: RoundKey) -> str:
         missing = self._missing(key)
-        here = self._size - len(missing)
-        return f"{here} of {self._size} ranks are here; waiting for {name_ranks(missing)}"
+        arrived = self._size - len(missing)
+        return f"{arrived} of {self._size} ranks are here; waiting for {name_ranks(missing)}"
 
 
 def name_ranks(ranks: tuple[int, ...], limit: int = 8) -> str:

@@ -17,109 +17,111 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS
-from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_ours
+from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_trusted_user
 
 TOO_SLOW = f"it did not authenticate within {HANDSHAKE_SECONDS:g} s"
 LIMIT = 128  # maximum number of connections, further limited by
-_SHARE_OF_FILES = 4  # this part of the files that the process may still open
-_NO_FILES_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_WAIT_FOR_FILES = 0.02  # seconds, when there was no connection to drop
-_LINES_AT_ONCE = 8
-_SECONDS_A_LINE = 10.0  # per line, after those
+_DESCRIPTOR_DIVISOR = 4  # this part of the files that the process may still open
+_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_RETRY_SECONDS = 0.02  # seconds, when there was no connection to drop
+_BURST_LINES = 8
+_SECONDS_PER_LINE = 10.0  # per line, after those
 
-Stranger = TypeVar("Stranger", bound=HandshakeConnection)
+Pending = TypeVar("Pending", bound=HandshakeConnection)
 
 
-def _files_left() -> int:
+def _available_descriptors() -> int:
     """Returns how many more files this process may open."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed == resource.RLIM_INFINITY:
-        return LIMIT * _SHARE_OF_FILES
+        return LIMIT * _DESCRIPTOR_DIVISOR
     return allowed - len(os.listdir("/proc/self/fd"))
 
 
-class UnauthenticatedConnections(Generic[Stranger]):
+class UnauthenticatedConnections(Generic[Pending]):
     """Connections whose handshake is in progress, oldest first.
 
-    `send_away` has to close a connection, with the given reason, and to remove it.
+    `reject` has to close a connection, with the given reason, and to remove it.
     """
 
-    def __init__(self, send_away: Callable[[Stranger, str], None]) -> None:
-        self._send_away = send_away
-        self._all: dict[Stranger, None] = {}
-        self._limit = max(1, min(LIMIT, _files_left() // _SHARE_OF_FILES))
+    def __init__(self, reject: Callable[[Pending, str], None]) -> None:
+        self._reject = reject
+        self._pending: dict[Pending, None] = {}
+        self._limit = max(1, min(LIMIT, _available_descriptors() // _DESCRIPTOR_DIVISOR))
 
     def accept(self, listening: socket.socket) -> socket.socket | None:
         """Returns the next connection after making room for it; None if it has gone, or is another user's."""
         try:
             connection, _ = listening.accept()
         except OSError as error:
-            if error.errno in _NO_FILES_LEFT and not self._make_room("this process has too many files open"):
-                time.sleep(_WAIT_FOR_FILES)
+            if error.errno in _OUT_OF_RESOURCES and not self._make_room(
+                "this process has too many files open"
+            ):
+                time.sleep(_RETRY_SECONDS)
             return None
-        if connection.family == socket.AF_UNIX and not is_ours(connection):
+        if connection.family == socket.AF_UNIX and not is_trusted_user(connection):
             connection.close()
             return None
-        if len(self._all) >= self._limit:
+        if len(self._pending) >= self._limit:
             self._make_room("there were too many unauthenticated connections")
         return connection
 
-    def add(self, stranger: Stranger) -> None:
-        self._all[stranger] = None
+    def add(self, pending: Pending) -> None:
+        self._pending[pending] = None
 
-    def discard(self, stranger: Stranger) -> None:
-        self._all.pop(stranger, None)
+    def discard(self, pending: Pending) -> None:
+        self._pending.pop(pending, None)
 
-    def __contains__(self, stranger: object) -> bool:
-        return stranger in self._all
+    def __contains__(self, pending: object) -> bool:
+        return pending in self._pending
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._pending)
 
-    def __iter__(self) -> Iterator[Stranger]:
-        return iter(list(self._all))
+    def __iter__(self) -> Iterator[Pending]:
+        return iter(list(self._pending))
 
     @property
-    def patience_ends(self) -> float | None:
+    def next_deadline(self) -> float | None:
         """Returns when (time.monotonic()) the oldest connection times out."""
-        return next((stranger.patience_ends for stranger in self._all), None)
+        return next((pending.deadline for pending in self._pending), None)
 
-    def lose_patience(self, now: float, reason: str) -> None:
+    def expire(self, now: float, reason: str) -> None:
         """Drops the connections that have timed out."""
-        for stranger in self:
-            if stranger.patience_ends > now:
+        for pending in self:
+            if pending.deadline > now:
                 return
-            self._send_away(stranger, reason)
+            self._reject(pending, reason)
 
     def _make_room(self, reason: str) -> bool:
         """Drops the oldest connection of the busiest source, so that a crowd from one source does not
         affect the others. Returns False if there was none.
         """
-        if not self._all:
+        if not self._pending:
             return False
-        crowded, _ = Counter(stranger.source for stranger in self._all).most_common(1)[0]
-        self._send_away(next(one for one in self._all if one.source == crowded), reason)
+        busiest, _ = Counter(pending.source for pending in self._pending).most_common(1)[0]
+        self._reject(next(one for one in self._pending if one.source == busiest), reason)
         return True
 
 
-class Complaints:
+class RejectionLog:
     """A rate-limited log of rejected connections: the first few are reported at once, later ones at
     intervals, with the number of those not reported.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
         self._lines = 0
-        self._untold = 0
+        self._suppressed = 0
         self._next = 0.0
 
     def add(self, text: str) -> None:
         now = time.monotonic()
-        if self._lines >= _LINES_AT_ONCE and now < self._next:
-            self._untold += 1
+        if self._lines >= _BURST_LINES and now < self._next:
+            self._suppressed += 1
             return
-        more = f" (and {self._untold} more since the last time)" if self._untold else ""
+        more = f" (and {self._suppressed} more since the last time)" if self._suppressed else ""
         self._lines += 1
-        self._untold = 0
-        self._next = now + _SECONDS_A_LINE
-        self._say(text + more)
+        self._suppressed = 0
+        self._next = now + _SECONDS_PER_LINE
+        self._log(text + more)

@@ -6,7 +6,7 @@ import struct
 import time
 from typing import TYPE_CHECKING
 
-from sirtaki.runner.rendezvous.job import BootstrapTimeout, HandshakeError
+from sirtaki.runner.rendezvous.job import HandshakeError, RendezvousTimeout
 
 if TYPE_CHECKING:
     from sirtaki.runner.rendezvous.encryption import Connection
@@ -15,7 +15,7 @@ _LENGTH = struct.Struct("!I")
 
 
 def send_all(connection: Connection, data: bytes, deadline: float) -> None:
-    """Sends all of `data`; raises BootstrapTimeout at the deadline, EOFError if the peer is gone."""
+    """Sends all of `data`; raises RendezvousTimeout at the deadline, EOFError if the peer is gone."""
     rest = memoryview(data)
     while rest:
         connection.settimeout(_time_left(deadline))
@@ -28,7 +28,7 @@ def send_all(connection: Connection, data: bytes, deadline: float) -> None:
 
 
 def receive_exactly(connection: Connection, count: int, deadline: float) -> bytes:
-    """Receives exactly `count` bytes; raises BootstrapTimeout at the deadline, EOFError at the end of the
+    """Receives exactly `count` bytes; raises RendezvousTimeout at the deadline, EOFError at the end of the
     stream.
     """
     received = bytearray()
@@ -97,5 +97,5 @@ def _time_left(deadline: float) -> float:
     return left
 
 
-def _too_late() -> BootstrapTimeout:
-    return BootstrapTimeout("the other side did not answer in time")
+def _too_late() -> RendezvousTimeout:
+    return RendezvousTimeout("the other side did not answer in time")

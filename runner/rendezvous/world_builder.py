@@ -1,4 +1,4 @@
-"""Turns a rank's position in a world into a running context: introduce, check, connect, start."""
+"""Turns a rank's position in a world into a running context: describe, check, connect, start."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from sirtaki.runner.rendezvous.identity import (
     Offer,
     RankDescription,
     check_agreement,
-    introduce,
+    describe_process,
     ranks_of_host,
     topology_of,
     unpack,
     unpack_offer,
 )
-from sirtaki.runner.rendezvous.job import BootstrapError, Identity, Job
+from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError
 from sirtaki.runner.rendezvous.links import Connections, PeerEndpoint, close_all, connect_all, link_sockets
 from sirtaki.runner.rendezvous.memory import MemoryLinks, create_memory
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, PeerListener
@@ -33,9 +33,9 @@ from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 from sirtaki.runner.rendezvous.wire import printable
 
 
-def world_of_one(config: Config) -> Context:
+def single_rank_context(config: Config) -> Context:
     """Returns a running world of one."""
-    context = Context(topology_of(0, [introduce("", {})]), config)
+    context = Context(topology_of(0, [describe_process("", {})]), config)
     context.start()
     return context
 
@@ -53,21 +53,21 @@ class WorldBuilder:
         """Returns the running context once every rank has its links.
 
         Raises:
-            BootstrapError: ranks contradict each other, or one failed.
-            BootstrapTimeout: a rank did not arrive in time.
+            RendezvousError: ranks contradict each other, or one failed.
+            RendezvousTimeout: a rank did not arrive in time.
         """
-        with PeerListener(self.world.folder) as listener, contextlib.ExitStack() as at_the_end:
-            members = self._introduce(listener.name)
+        with PeerListener(self.world.folder) as listener, contextlib.ExitStack() as cleanup:
+            members = self._exchange_descriptions(listener.name)
             try:
-                context = self._linked(members, listener, at_the_end)
+                context = self._link(members, listener, cleanup)
                 self.client.all_gather(b"")  # no rank starts before all have their links
             except OSError as error:
-                raise self._first_failure(BootstrapError(_in_words(error))) from None
+                raise self._first_failure(RendezvousError(_describe_os_error(error))) from None
             except Exception as error:
                 if (first := self._first_failure(error)) is not error:
                     raise first from None
                 raise
-        program_stack.show_to(context)
+        program_stack.register_stack_source(context)
         context.start()
         return context
 
@@ -78,28 +78,28 @@ class WorldBuilder:
         """
         culprit = getattr(error, "culprit", None)
         text = printable(str(error), 1000) or type(error).__name__
-        return self.client.give_up(text, self.world.rank if culprit is None else culprit) or error
+        return self.client.report_failure(text, self.world.rank if culprit is None else culprit) or error
 
-    def _linked(
-        self, members: Sequence[RankDescription], listener: PeerListener, at_the_end: contextlib.ExitStack
+    def _link(
+        self, members: Sequence[RankDescription], listener: PeerListener, cleanup: contextlib.ExitStack
     ) -> Context:
         world = self.world
         context = Context(topology_of(world.rank, members), self.config)
         if len(members) == 1:
             return context
-        locals_ = ranks_of_host(world.rank, members)
-        memory, no_memory = self._memory(locals_)
-        at_the_end.callback(_close, memory)
-        spans_hosts = len(locals_) < len(members)
-        addresses = self._open_to_hosts(listener) if spans_hosts else []
+        local_ranks = ranks_of_host(world.rank, members)
+        memory, no_memory = self._memory(local_ranks)
+        cleanup.callback(_close, memory)
+        spans_hosts = len(local_ranks) < len(members)
+        addresses = self._listen_to_hosts(listener) if spans_hosts else []
         offers = self._exchange_offers(Offer(addresses, no_memory))
         deadline = time.monotonic() + world.start_timeout
         handshakes = Handshakes(self._job(), Identity(world.rank, self.generation), deadline, self.client)
         connections: Connections = {}
-        at_the_end.callback(close_all, connections)
+        cleanup.callback(close_all, connections)
         connect_all(listener, self._endpoints(members, offers), handshakes, connections)
-        if self._uses_memory(locals_, offers):
-            own_host = {place: one for place, one in connections.items() if place[0] in locals_}
+        if self._uses_memory(local_ranks, offers):
+            own_host = {link_key: one for link_key, one in connections.items() if link_key[0] in local_ranks}
             local = {rank: one for (rank, _), one in own_host.items() if isinstance(one, socket.socket)}
             MemoryLinks(context, local, keeps_sockets=spans_hosts).exchange(memory, deadline)
             if not spans_hosts:
@@ -111,33 +111,33 @@ class WorldBuilder:
         """Returns the job that ranks authenticate for: jobs that share a key and an id differ by session."""
         return replace(self.world.job, id=f"{self.world.job.id}/{self.client.session.hex()}")
 
-    def _open_to_hosts(self, listener: PeerListener) -> list[str]:
-        return listener.open_to_hosts(self.client.own_addresses(), self.world.job.key)
+    def _listen_to_hosts(self, listener: PeerListener) -> list[str]:
+        return listener.listen_to_hosts(self.client.own_addresses(), self.world.job.key)
 
-    def _introduce(self, listens_at: str) -> list[RankDescription]:
+    def _exchange_descriptions(self, listens_at: str) -> list[RankDescription]:
         agreed = {knob.name: self.config.get(knob.name) for knob in knobs() if knob.agreed}
-        mine = introduce(listens_at, agreed)
+        mine = describe_process(listens_at, agreed)
         members = [unpack(payload) for payload in self.client.all_gather(mine.pack())]
         check_agreement(members)
         return members
 
-    def _memory(self, locals_: Sequence[int]) -> tuple[int, str]:
+    def _memory(self, local_ranks: Sequence[int]) -> tuple[int, str]:
         """Creates this host's memory on its lowest rank: (descriptor or -1, why there is none)."""
         transport = self.config.get("transport")
-        if self.world.rank != locals_[0] or len(locals_) == 1 or transport == "socket":
+        if self.world.rank != local_ranks[0] or len(local_ranks) == 1 or transport == "socket":
             return -1, ""
-        number, refusal = create_memory(self.config, len(locals_))
+        descriptor, refusal = create_memory(self.config, len(local_ranks))
         if refusal and transport == "shm":
-            raise BootstrapError(f"transport is shm, but there is no shared memory here: {refusal}")
+            raise RendezvousError(f"transport is shm, but there is no shared memory here: {refusal}")
         if refusal:
             sys.stderr.write(
                 f"sirtaki: no shared memory here ({refusal}); the ranks exchange data over sockets\n"
             )
-        return number, refusal
+        return descriptor, refusal
 
-    def _uses_memory(self, locals_: Sequence[int], offers: Sequence[Offer]) -> bool:
-        refused = offers[locals_[0]].no_memory or self.config.get("transport") == "socket"
-        return len(locals_) > 1 and not refused
+    def _uses_memory(self, local_ranks: Sequence[int], offers: Sequence[Offer]) -> bool:
+        refused = offers[local_ranks[0]].no_memory or self.config.get("transport") == "socket"
+        return len(local_ranks) > 1 and not refused
 
     def _exchange_offers(self, mine: Offer) -> list[Offer]:
         return [unpack_offer(payload) for payload in self.client.all_gather(mine.pack())]
@@ -148,20 +148,20 @@ class WorldBuilder:
         """Returns how this rank reaches each other one."""
         here = members[self.world.rank].host
         channels = int(self.config.get("sockets_per_link"))
-        found = {}
+        endpoints = {}
         for rank, (member, offer) in enumerate(zip(members, offers, strict=True)):
             name = f"rank {rank} (pid {member.pid} on {member.hostname})"
             if member.host == here:
-                found[rank] = PeerEndpoint(name, [member.listens_at])
+                endpoints[rank] = PeerEndpoint(name, [member.listens_at])
             elif not offer.addresses:
-                raise BootstrapError(f"{name} has no network address that other hosts could reach it at")
+                raise RendezvousError(f"{name} has no network address that other hosts could reach it at")
             else:
-                found[rank] = PeerEndpoint(name, list(offer.addresses), channels)
-        del found[self.world.rank]
-        return found
+                endpoints[rank] = PeerEndpoint(name, list(offer.addresses), channels)
+        del endpoints[self.world.rank]
+        return endpoints
 
 
-def _in_words(error: OSError) -> str:
+def _describe_os_error(error: OSError) -> str:
     advice = ": raise the limit with `ulimit -n`" if error.errno == errno.EMFILE else ""
     return f"{error.strerror or error}{advice}"
 

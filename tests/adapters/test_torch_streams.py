@@ -83,7 +83,7 @@ def test_what_is_waited_for_in_another_stream_is_kept_for_it(
     tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[tuple[int, Any]] = []
-    monkeypatch.setattr(device, "used_here", lambda gpu, keep: kept.append((gpu, keep)))
+    monkeypatch.setattr(device, "record_stream", lambda gpu, keep: kept.append((gpu, keep)))
     streams = {}
 
     def body() -> None:

@@ -93,14 +93,14 @@ class FakeTensors:
         self._patch = pytest.MonkeyPatch()
 
     def __enter__(self) -> FakeTensors:
-        for name in ("ordinal", "current_stream", "used_here", "this_stream", "copy_of"):
+        for name in ("ordinal", "current_stream", "record_stream", "this_stream", "copy_of"):
             self._patch.setattr(device, name, getattr(self, name))
         self._patch.setattr(torch.cuda, "device_count", lambda: self._gpus)
         self._patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         enqueue, wait_in_stream = Context.enqueue, Context.wait_in_stream
 
         def lend_first(context: Context, batch: Batch, start: int = 0, count: int | None = None) -> None:
-            self.lend(batch.keep, context.rank % self._gpus)
+            self.lend(batch.keepalive, context.rank % self._gpus)
             enqueue(context, batch, start, count)
 
         def wait_there(context: Context, batch: Batch, stream: int, *which: Any) -> None:
@@ -118,15 +118,15 @@ class FakeTensors:
         self.driver.close()
         assert self.fake.misuse() == ""
 
-    def lend(self, keep: Any, gpu: int) -> None:
+    def lend(self, keepalive: Any, gpu: int) -> None:
         """Tells the fake that the memory of these tensors is on a GPU."""
-        if isinstance(keep, Tensor):
-            memory = keep.untyped_storage()
+        if isinstance(keepalive, Tensor):
+            memory = keepalive.untyped_storage()
             if memory.nbytes():
                 self._lent[memory.data_ptr()] = memory
                 self.fake.lend(memory.data_ptr(), memory.nbytes(), gpu)
-        elif isinstance(keep, tuple | list):
-            for one in keep:
+        elif isinstance(keepalive, tuple | list):
+            for one in keepalive:
                 self.lend(one, gpu)
 
     def ordinal(self, tensor: Tensor) -> int:
@@ -136,7 +136,7 @@ class FakeTensors:
     def current_stream(self, gpu: int) -> int:
         return self.driver.stream(gpu)
 
-    def used_here(self, gpu: int, keep: Any) -> None:
+    def record_stream(self, gpu: int, keepalive: Any) -> None:
         """Does nothing: host memory is not reused as long as a reference to it exists."""
 
     def this_stream(self, gpu: int) -> Any:

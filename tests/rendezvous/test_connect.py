@@ -15,8 +15,8 @@ import pytest
 from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous.connect import connect
-from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, Conversation
-from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout, HandshakeError, Identity
+from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, HandshakeSteps
+from sirtaki.runner.rendezvous.job import HandshakeError, Identity, RendezvousError, RendezvousTimeout
 
 
 @pytest.fixture
@@ -40,13 +40,13 @@ def port(connection: socket.socket) -> str:
     return f"127.0.0.1:{connection.getpeername()[1]}"
 
 
-def greet(connection: socket.socket) -> Conversation:
+def begin_handshake(connection: socket.socket) -> HandshakeSteps:
     """Accepts any peer in a handshake; the returned rank is the peer's port."""
     yield b"", 0
     return Identity(connection.getpeername()[1])
 
 
-def expect_a_byte(connection: socket.socket) -> Conversation:
+def expect_a_byte(connection: socket.socket) -> HandshakeSteps:
     """Accepts any peer that sends a byte, as rank 1."""
     yield b"", 1
     return Identity(1)
@@ -65,16 +65,16 @@ def server(serve: Callable[[socket.socket], None]) -> Iterator[str]:
 
 def test_the_one_that_answers_is_kept(listening: tuple[str, str]) -> None:
     addresses = [free_address(), "192.0.2.1:9", listening[0]]  # a refused address, and an unreachable network
-    connection, peer = connect(addresses, greet, soon())
+    connection, peer = connect(addresses, begin_handshake, soon())
     assert port(connection) == f"127.0.0.1:{peer.rank}" == listening[0]
     connection.close()
 
 
 def test_who_is_not_who_he_should_be_is_left_for_another(listening: tuple[str, str]) -> None:
-    def greet_the_second(connection: socket.socket) -> Conversation:
+    def greet_the_second(connection: socket.socket) -> HandshakeSteps:
         if port(connection) == listening[0]:
             raise HandshakeError("somebody else")
-        return greet(connection)
+        return begin_handshake(connection)
 
     connection, _ = connect(listening, greet_the_second, soon())
     assert port(connection) == listening[1]
@@ -84,7 +84,7 @@ def test_who_is_not_who_he_should_be_is_left_for_another(listening: tuple[str, s
 def test_nobody_is_greeted_again(listening: tuple[str, str]) -> None:
     greeted = []
 
-    def refuse(connection: socket.socket) -> Conversation:
+    def refuse(connection: socket.socket) -> HandshakeSteps:
         greeted.append(port(connection))
         raise HandshakeError("somebody else")
 
@@ -105,27 +105,27 @@ def test_who_comes_late_is_waited_for() -> None:
 
     thread = threading.Thread(target=listen)
     thread.start()
-    connect([address], greet, soon())[0].close()
+    connect([address], begin_handshake, soon())[0].close()
     come.set()
     thread.join()
 
 
 def test_nobody_comes() -> None:
     addresses = [free_address(), free_address()]
-    with pytest.raises(BootstrapTimeout) as caught:
-        connect(addresses, greet, soon(0.2))
+    with pytest.raises(RendezvousTimeout) as caught:
+        connect(addresses, begin_handshake, soon(0.2))
     for address in addresses:
         assert f"{address} (Connection refused)" in str(caught.value)
     begun = time.monotonic()
-    with pytest.raises(BootstrapTimeout, match=r"unix:@sirtaki-nobody \(Connection refused\)"):
-        connect(["unix:@sirtaki-nobody"], greet, soon())
+    with pytest.raises(RendezvousTimeout, match=r"unix:@sirtaki-nobody \(Connection refused\)"):
+        connect(["unix:@sirtaki-nobody"], begin_handshake, soon())
     assert time.monotonic() - begun < FAILSAFE_SECONDS
-    with pytest.raises(BootstrapError, match="there is no host"):
-        connect(["no-such-host.invalid:1"], greet, soon())
+    with pytest.raises(RendezvousError, match="there is no host"):
+        connect(["no-such-host.invalid:1"], begin_handshake, soon())
 
 
 def test_what_a_greeting_raises_comes_out(listening: tuple[str, str]) -> None:
-    def interrupt(connection: socket.socket) -> Conversation:
+    def interrupt(connection: socket.socket) -> HandshakeSteps:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -135,7 +135,7 @@ def test_what_a_greeting_raises_comes_out(listening: tuple[str, str]) -> None:
 def test_a_silent_address_does_not_hold_up_the_others(listening: tuple[str, str]) -> None:
     """The handshakes of all addresses run at the same time, each with seconds of patience."""
 
-    def wait_for_the_first(connection: socket.socket) -> Conversation:
+    def wait_for_the_first(connection: socket.socket) -> HandshakeSteps:
         if port(connection) in (listening[0], listening[1]):
             yield b"hello", 1  # no answer comes
         yield b"", 0
@@ -160,8 +160,8 @@ def test_a_full_queue_is_tried_again_until_there_is_room(tmp_path: Path) -> None
             one = crowd.enter_context(socket.socket(socket.AF_UNIX))
             one.setblocking(False)
             one.connect_ex(path)
-        with pytest.raises(BootstrapTimeout, match="its queue is full"):
-            connect([f"unix:{path}"], greet, soon(0.3))
+        with pytest.raises(RendezvousTimeout, match="its queue is full"):
+            connect([f"unix:{path}"], begin_handshake, soon(0.3))
 
         def make_room() -> None:
             time.sleep(0.3)
@@ -170,7 +170,7 @@ def test_a_full_queue_is_tried_again_until_there_is_room(tmp_path: Path) -> None
 
         thread = threading.Thread(target=make_room)
         thread.start()
-        connection, _ = connect([f"unix:{path}"], greet, soon())
+        connection, _ = connect([f"unix:{path}"], begin_handshake, soon())
         connection.close()
         thread.join()
 
@@ -207,7 +207,7 @@ def test_a_peer_that_is_refused_learns_from_whom() -> None:
     """The peer may read the hello before this side has sent its own."""
     ours = b"who I am"
 
-    def greet_a_stranger(connection: socket.socket) -> Conversation:
+    def greet_a_stranger(connection: socket.socket) -> HandshakeSteps:
         select.select([connection], [], [], FAILSAFE_SECONDS)
         yield ours, 1
         raise HandshakeError("a stranger")

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.rendezvous.handshake import shake_hands
+from sirtaki.runner.rendezvous.handshake import run_handshake
 from sirtaki.runner.rendezvous.job import (
-    BootstrapError,
-    BootstrapTimeout,
     HandshakeError,
     Identity,
     Job,
     LinkKind,
+    RendezvousError,
+    RendezvousTimeout,
     Role,
 )
 from sirtaki.runner.rendezvous.key import read_key, write_key
@@ -41,8 +41,8 @@ def shake(
     def side(own: socket.socket, job: Job, rank: int, role: Role) -> object:
         with own:
             try:
-                return shake_hands(own, job, Identity(rank, 5), LinkKind.RANKS, role, deadline)
-            except BootstrapError as error:
+                return run_handshake(own, job, Identity(rank, 5), LinkKind.PEERS, role, deadline)
+            except RendezvousError as error:
                 return error
 
     def carry(source: socket.socket, target: socket.socket, change: Callable[[bytes], bytes]) -> None:
@@ -104,7 +104,7 @@ def test_nobody_is_taken_for_another_by_echoing_what_he_says() -> None:
     with ThreadPoolExecutor(1) as pool, near:
         pool.submit(echo)
         with pytest.raises(HandshakeError):
-            shake_hands(near, JOB, Identity(0, 1), LinkKind.RANKS, Role.CONNECTS, deadline)
+            run_handshake(near, JOB, Identity(0, 1), LinkKind.PEERS, Role.CONNECTS, deadline)
         near.close()
 
 
@@ -119,8 +119,8 @@ def test_whoever_answers_byte_by_byte_gets_no_more_time() -> None:
 
     with near, far, ThreadPoolExecutor() as pool:
         pool.submit(drip)
-        with pytest.raises(BootstrapTimeout):
-            shake_hands(near, JOB, Identity(0, 1), LinkKind.RANKS, Role.CONNECTS, time.monotonic() + 0.5)
+        with pytest.raises(RendezvousTimeout):
+            run_handshake(near, JOB, Identity(0, 1), LinkKind.PEERS, Role.CONNECTS, time.monotonic() + 0.5)
         near.close()
 
 
@@ -135,12 +135,12 @@ def test_the_key_is_for_its_owner_only(tmp_path: Path) -> None:
         write_key(str(path))  # the existing file might be another user's, or a link
     assert read_key(str(path)) == key
     path.chmod(0o640)
-    with pytest.raises(BootstrapError, match=r"others may read or write the job's key .*chmod 600"):
+    with pytest.raises(RendezvousError, match=r"others may read or write the job's key .*chmod 600"):
         read_key(str(path))
     path.chmod(0o600)
     for text in ("", "abc", "g" * 64, "0" * 62):
         path.write_text(text)
-        with pytest.raises(BootstrapError, match="holds no key"):
+        with pytest.raises(RendezvousError, match="holds no key"):
             read_key(str(path))
-    with pytest.raises(BootstrapError, match="cannot read the job's key"):
+    with pytest.raises(RendezvousError, match="cannot read the job's key"):
         read_key(str(tmp_path / "none"))

@@ -18,10 +18,10 @@ from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous.address import is_abstract, is_loopback, split_address, unix_path
 from sirtaki.runner.rendezvous.connect import connect
-from sirtaki.runner.rendezvous.handshake import converse
-from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_ours
+from sirtaki.runner.rendezvous.handshake import handshake_steps
+from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_trusted_user
 from sirtaki.runner.rendezvous.interfaces import local_addresses
-from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout, Identity, Job, LinkKind, Role
+from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
 
 JOB = Job("job", 4, b"k" * 32, "1.0")
@@ -54,11 +54,11 @@ def accept(
 
 
 def come(addresses: list[str], mine: Handshakes, channel: int = 0) -> socket.socket:
-    return connect(addresses, lambda connection: mine.greet(connection, 0, channel), mine.deadline)[0]
+    return connect(addresses, lambda to: mine.begin_handshake(to, 0, channel), mine.deadline)[0]
 
 
 def test_ranks_come_through_both_doors(listener: PeerListener, pool: ThreadPoolExecutor) -> None:
-    far = listener.open_to_hosts([], JOB.key)
+    far = listener.listen_to_hosts([], JOB.key)
     wanted: set[LinkKey] = {(1, 0), (2, 0), (2, 1)}
     accepted = pool.submit(accept, listener, handshakes(0), wanted)
     came = [
@@ -94,7 +94,7 @@ def test_what_follows_the_handshake_is_left_in_the_socket(
 def test_strangers_are_turned_away_and_nobody_waits_for_them(
     listener: PeerListener, pool: ThreadPoolExecutor, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    far = listener.open_to_hosts([], JOB.key)
+    far = listener.listen_to_hosts([], JOB.key)
     place = split_address(far[0])
     silent = [socket.create_connection(place, FAILSAFE_SECONDS) for _ in range(20)]
     rude = socket.create_connection(place, FAILSAFE_SECONDS)
@@ -102,11 +102,11 @@ def test_strangers_are_turned_away_and_nobody_waits_for_them(
     others = [replace(JOB, key=b"x" * 32), replace(JOB, id="another"), replace(JOB, version="2.0")]
 
     def come_in_vain(job: Job) -> None:
-        with suppress(BootstrapError):
+        with suppress(RendezvousError):
             come(far, handshakes(1, job)).close()
 
     def come_from_another_generation() -> None:
-        with pytest.raises(BootstrapError, match="rank 0 is at its init number 1, but rank 1 at number 2"):
+        with pytest.raises(RendezvousError, match="rank 0 is at its init number 1, but rank 1 at number 2"):
             come(far, handshakes(1, generation=2))
 
     def come_all() -> socket.socket:
@@ -130,7 +130,7 @@ def test_strangers_are_turned_away_and_nobody_waits_for_them(
 
 
 def test_who_does_not_come_is_named(listener: PeerListener) -> None:
-    with pytest.raises(BootstrapTimeout, match="no connection came from ranks 1, 3 in time"):
+    with pytest.raises(RendezvousTimeout, match="no connection came from ranks 1, 3 in time"):
         accept(listener, handshakes(0, seconds=0.2), {(1, 0), (3, 0), (3, 1)})
 
 
@@ -154,17 +154,17 @@ def test_a_crowd_of_strangers(listener: PeerListener, pool: ThreadPoolExecutor) 
 
 
 def test_other_hosts_are_offered_no_loopback(listener: PeerListener) -> None:
-    offered = [split_address(address)[0] for address in listener.open_to_hosts([], JOB.key)]
+    offered = [split_address(address)[0] for address in listener.listen_to_hosts([], JOB.key)]
     if local_addresses():
         assert offered
         assert not any(is_loopback(host) for host in offered)
     route = local_addresses()[-1:]
-    offered = [split_address(address)[0] for address in listener.open_to_hosts(route, JOB.key)]
+    offered = [split_address(address)[0] for address in listener.listen_to_hosts(route, JOB.key)]
     assert offered[:1] == (route or ["127.0.0.1"])
 
 
 def test_interfaces_that_do_not_exist() -> None:
-    with pytest.raises(BootstrapError, match=r"no network interface 'nonsense0' on .*: there are .*lo"):
+    with pytest.raises(RendezvousError, match=r"no network interface 'nonsense0' on .*: there are .*lo"):
         local_addresses(["nonsense0"])
 
 
@@ -190,8 +190,8 @@ def test_without_a_usable_folder_the_socket_has_no_file(folder: str, pool: Threa
 
 def test_what_comes_along_with_the_proof_is_left_in_the_socket() -> None:
     near, far = socket.socketpair()
-    ours = converse(JOB, Identity(0, 1), LinkKind.RANKS, Role.ACCEPTS)
-    theirs = converse(JOB, Identity(1, 1), LinkKind.RANKS, Role.CONNECTS)
+    ours = handshake_steps(JOB, Identity(0, 1), LinkKind.PEERS, Role.ACCEPTS)
+    theirs = handshake_steps(JOB, Identity(1, 1), LinkKind.PEERS, Role.CONNECTS)
     with near, far:
         arrival = HandshakeConnection(near, ours, time.monotonic() + FAILSAFE_SECONDS)
         hello, length = next(theirs)
@@ -199,7 +199,7 @@ def test_what_comes_along_with_the_proof_is_left_in_the_socket() -> None:
         arrival.send()
         for data in (theirs.send(far.recv(length))[0], b""):
             arrival.receive()
-            arrival.recognise()
+            arrival.authenticate()
             far.sendall(data and data + b"for the core")
         assert arrival.peer == Identity(1, 1)
         assert near.recv(100) == b"for the core"
@@ -215,13 +215,13 @@ def test_what_comes_along_with_the_proof_is_left_in_the_socket() -> None:
 def test_whoever_answers_has_to_be_the_rank_that_is_wanted(peer: Identity, words: str) -> None:
     near, far = socket.socketpair()
     with near, far:
-        ours = handshakes(0).greet(near, 1)
-        theirs = converse(JOB, peer, LinkKind.RANKS, Role.ACCEPTS)
+        ours = handshakes(0).begin_handshake(near, 1)
+        theirs = handshake_steps(JOB, peer, LinkKind.PEERS, Role.ACCEPTS)
         hello, _ = next(ours)
         their_hello, _ = next(theirs)
         proof, _ = ours.send(their_hello)
         theirs.send(hello)
-        with pytest.raises(BootstrapError, match=words):
+        with pytest.raises(RendezvousError, match=words):
             ours.send(theirs.send(proof)[0])
 
 
@@ -235,4 +235,4 @@ def test_only_the_same_user_or_root_comes_through_a_unix_socket() -> None:
     with Connection() as connection:
         for user, is_welcome in ((os.getuid(), True), (0, True), (os.getuid() + 4242, False)):
             connection.user = user
-            assert is_ours(connection) == is_welcome
+            assert is_trusted_user(connection) == is_welcome

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sirtaki.runner.rendezvous.job import BootstrapError
+from sirtaki.runner.rendezvous.job import RendezvousError
 from sirtaki.runner.rendezvous.key import read_key, write_key
 from sirtaki.runner.rendezvous.providers import World, find_world
 from sirtaki.runner.rendezvous.providers.slurm import first_node, port_of
@@ -66,7 +66,7 @@ def test_a_key_file_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("os.getuid", lambda: os.stat(file).st_uid + 1)
     if os.stat(file).st_uid == 0:  # a file of root is as trusted as one's own
         os.chown(file, 12345, 0)
-    with pytest.raises(BootstrapError, match=r"belongs to user \d+, not to you"):
+    with pytest.raises(RendezvousError, match=r"belongs to user \d+, not to you"):
         read_key(str(file))
 
 
@@ -80,13 +80,13 @@ def test_three_variables_are_enough(name: str, rank: int) -> None:
 def test_variables_that_make_no_sense() -> None:
     complete = {"SIRTAKI_RANK": "1", "SIRTAKI_SIZE": "2", "SIRTAKI_RENDEZVOUS": "host:1"}
     for missing in complete:
-        with pytest.raises(BootstrapError, match=f"{missing} is not set"):
+        with pytest.raises(RendezvousError, match=f"{missing} is not set"):
             find(**{name: value for name, value in complete.items() if name != missing})
-    with pytest.raises(BootstrapError, match="SIRTAKI_SIZE is 'two', but it has to be a number"):
+    with pytest.raises(RendezvousError, match="SIRTAKI_SIZE is 'two', but it has to be a number"):
         find(**{**complete, "SIRTAKI_SIZE": "two"})
-    with pytest.raises(BootstrapError, match="host:port"):
+    with pytest.raises(RendezvousError, match="host:port"):
         find(**{**complete, "SIRTAKI_RENDEZVOUS": "host"})
-    with pytest.raises(BootstrapError, match="ranks go from 0 to size - 1"):
+    with pytest.raises(RendezvousError, match="ranks go from 0 to size - 1"):
         find(**{**complete, "SIRTAKI_RANK": "2"})
 
 
@@ -136,7 +136,7 @@ def test_the_first_node_of_slurms_list(nodes: str, first: str) -> None:
 
 def test_lists_of_nodes_that_are_none() -> None:
     for nodes in ("", "[1-2]", ",a", "a[1-2"):
-        with pytest.raises(BootstrapError, match="is malformed"):
+        with pytest.raises(RendezvousError, match="is malformed"):
             first_node(nodes)
 
 
@@ -169,9 +169,9 @@ def test_tf_config_of_one_or_of_no_rank() -> None:
 
 @pytest.mark.parametrize("config", ["{", "[]", '{"cluster": 3}', '{"task": {"index": "x"}}'])
 def test_tf_config_that_makes_no_sense(config: str) -> None:
-    with pytest.raises(BootstrapError, match="TF_CONFIG is malformed"):
+    with pytest.raises(RendezvousError, match="TF_CONFIG is malformed"):
         find(TF_CONFIG=config)
-    with pytest.raises(BootstrapError, match="worker 3, which its cluster does not name"):
+    with pytest.raises(RendezvousError, match="worker 3, which its cluster does not name"):
         find(TF_CONFIG=cluster("worker", 3, worker=["a:1", "b:1"]))
 
 
@@ -184,7 +184,7 @@ def test_torchrun_over_hosts_needs_a_key() -> None:
         "MASTER_ADDR": "a",
         "MASTER_PORT": "1",
     }
-    with pytest.raises(BootstrapError, match="SIRTAKI_KEY_FILE=key for every rank"):
+    with pytest.raises(RendezvousError, match="SIRTAKI_KEY_FILE=key for every rank"):
         find_world(environment=over_hosts)
 
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous.address import split_address
-from sirtaki.runner.rendezvous.handshake import shake_hands
-from sirtaki.runner.rendezvous.job import BootstrapError, BootstrapTimeout, Identity, Job, LinkKind, Role
+from sirtaki.runner.rendezvous.handshake import run_handshake
+from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
 from sirtaki.runner.rendezvous.messages import GATHER, GATHERED, NUMBER, PAYLOAD_LIMIT, pack_failure
 from sirtaki.runner.rendezvous.rendezvous_client import RankEvent, RendezvousClient, RendezvousServer
 from sirtaki.runner.rendezvous.wire import pack_frame, receive_frame
@@ -139,17 +139,17 @@ def test_a_report_after_the_server_has_gone_is_harmless(start: Callable[..., Ren
     rendezvous.server.close()
     for _ in range(3):
         client.report("aborted", "too late")
-    with pytest.raises(BootstrapError, match=r"launcher \(hvdrun\), or rank 0, has ended"):
+    with pytest.raises(RendezvousError, match=r"launcher \(hvdrun\), or rank 0, has ended"):
         client.all_gather(b"")
 
 
 def test_ranks_that_do_not_come_are_named_at_the_deadline(start: Callable[..., Rendezvous]) -> None:
     rendezvous = start(start_timeout=0.2)
     waiting = rendezvous.gather(rendezvous.connect(1))
-    with pytest.raises(BootstrapTimeout, match="1 of 3 ranks are here; waiting for ranks 0 and 2"):
+    with pytest.raises(RendezvousTimeout, match="1 of 3 ranks are here; waiting for ranks 0 and 2"):
         waiting.result(FAILSAFE_SECONDS)
     assert rendezvous.wait_for("overdue")[0].missing == (0, 2)
-    with pytest.raises(BootstrapError, match="the other ranks gave up before: 1 of 3 ranks are here"):
+    with pytest.raises(RendezvousError, match="the other ranks gave up before: 1 of 3 ranks are here"):
         rendezvous.connect(0).all_gather(b"")
 
 
@@ -159,7 +159,7 @@ def test_a_rank_that_goes_is_missed_at_once(start: Callable[..., Rendezvous]) ->
     rendezvous.wait_for("arrived")
     rendezvous.connect(2).close()
     with pytest.raises(
-        BootstrapError, match=r"but rank 2 has gone \(its process ended, or its init failed\)"
+        RendezvousError, match=r"but rank 2 has gone \(its process ended, or its init failed\)"
     ):
         waiting.result(FAILSAFE_SECONDS)
     assert rendezvous.works(generation=2)
@@ -172,7 +172,7 @@ def test_the_text_of_an_abort_reaches_those_who_wait(start: Callable[..., Rendez
     leaving = rendezvous.connect(1)
     leaving.report("aborted", "it found no memory")
     leaving.close()
-    with pytest.raises(BootstrapError, match="but rank 1 gave up: it found no memory"):
+    with pytest.raises(RendezvousError, match="but rank 1 gave up: it found no memory"):
         waiting.result(FAILSAFE_SECONDS)
 
 
@@ -187,7 +187,7 @@ def test_a_rank_that_ended_is_missed_whenever_the_others_come(
     if not before:
         rendezvous.wait_for("arrived")
         rendezvous.server.rank_ended(2, "has ended (exit code 0)")
-    with pytest.raises(BootstrapError, match=r"rank 2 has ended \(exit code 0\)"):
+    with pytest.raises(RendezvousError, match=r"rank 2 has ended \(exit code 0\)"):
         waiting.result(FAILSAFE_SECONDS)
 
 
@@ -207,7 +207,7 @@ def test_who_does_not_belong_is_refused_and_the_others_go_on(
     start: Callable[..., Rendezvous], job: Job, rank: int, text: str
 ) -> None:
     rendezvous = start()
-    with pytest.raises(BootstrapError, match=text):
+    with pytest.raises(RendezvousError, match=text):
         rendezvous.connect(rank, job)
     assert rendezvous.wait_for("refused")
     assert rendezvous.works()
@@ -217,7 +217,7 @@ def test_two_processes_with_one_rank_number(start: Callable[..., Rendezvous]) ->
     rendezvous = start()
     for rank in range(2):
         first = rendezvous.connect(rank)
-        with pytest.raises(BootstrapError, match=f"two processes claim to be rank {rank}"):
+        with pytest.raises(RendezvousError, match=f"two processes claim to be rank {rank}"):
             rendezvous.connect(rank)
         first.close()
     assert rendezvous.works(generation=2)
@@ -227,7 +227,7 @@ def test_a_failure_of_a_rank_that_does_not_exist_is_refused(start: Callable[...,
     client = start().connect(1)
     deadline = time.monotonic() + FAILSAFE_SECONDS
     client._send(pack_failure(99, "it was lost"), deadline)
-    with pytest.raises(BootstrapError, match="there is no rank 99 in this job"):
+    with pytest.raises(RendezvousError, match="there is no rank 99 in this job"):
         client._receive(GATHERED, deadline, 1000)
 
 
@@ -236,7 +236,7 @@ def test_a_rank_that_has_given_its_payload_cannot_give_another(start: Callable[.
     deadline = time.monotonic() + FAILSAFE_SECONDS
     for _ in range(2):
         client._send(GATHER + NUMBER.pack(0), deadline)
-    with pytest.raises(BootstrapError, match="two processes claim to be rank 1"):
+    with pytest.raises(RendezvousError, match="two processes claim to be rank 1"):
         client._receive(GATHERED, deadline, 1000)
 
 
@@ -258,7 +258,7 @@ def test_garbage_from_one_who_knows_the_key_ends_only_its_connection(
     rendezvous = start()
     deadline = time.monotonic() + FAILSAFE_SECONDS
     with connect(rendezvous) as client:
-        shake_hands(client, JOB, Identity(0, 1), LinkKind.STORE, Role.CONNECTS, deadline)
+        run_handshake(client, JOB, Identity(0, 1), LinkKind.RENDEZVOUS, Role.CONNECTS, deadline)
         with suppress(OSError):
             client.sendall(garbage)
         assert rendezvous.works()
@@ -268,7 +268,7 @@ def test_a_message_that_is_too_long_is_not_read(start: Callable[..., Rendezvous]
     rendezvous = start()
     deadline = time.monotonic() + FAILSAFE_SECONDS
     with connect(rendezvous) as client:
-        shake_hands(client, JOB, Identity(0, 1), LinkKind.STORE, Role.CONNECTS, deadline)
+        run_handshake(client, JOB, Identity(0, 1), LinkKind.RENDEZVOUS, Role.CONNECTS, deadline)
         client.sendall(b"\xff\xff\xff\xff")
         with pytest.raises(EOFError):
             receive_frame(client, deadline, 10)
@@ -301,30 +301,30 @@ def test_who_never_proves_himself_is_turned_away(
 
 
 def test_nobody_listens() -> None:
-    with pytest.raises(BootstrapError, match=r"launcher \(hvdrun\) of this job is gone"):
+    with pytest.raises(RendezvousError, match=r"launcher \(hvdrun\) of this job is gone"):
         RendezvousClient.connect("unix:@sirtaki-nobody", JOB, Identity(0, 1), FAILSAFE_SECONDS)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(BootstrapTimeout, match=f"nobody answers at {address}"):
+        with pytest.raises(RendezvousTimeout, match=f"nobody answers at {address}"):
             RendezvousClient.connect(address, JOB, Identity(0, 1), 0.2)
 
 
 def test_a_server_that_is_silent_is_given_up_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(BootstrapTimeout, match="did not answer in time"):
+        with pytest.raises(RendezvousTimeout, match="did not answer in time"):
             RendezvousClient.connect(address, JOB, Identity(0, 1), 0.2)
 
 
 def test_where_a_server_may_listen() -> None:
-    with pytest.raises(BootstrapError, match="the ranks need a common key"):
+    with pytest.raises(RendezvousError, match="the ranks need a common key"):
         RendezvousServer("0.0.0.0:0", replace(JOB, key=b""))
     RendezvousServer("127.0.0.1:0", replace(JOB, key=b"")).close()
-    with pytest.raises(BootstrapError, match="there is no host"):
+    with pytest.raises(RendezvousError, match="there is no host"):
         RendezvousServer("no-such-host.invalid:0", JOB)
     first = RendezvousServer("127.0.0.1:0", JOB)
-    with pytest.raises(BootstrapError, match=r"cannot listen at .*: Address already in use"):
+    with pytest.raises(RendezvousError, match=r"cannot listen at .*: Address already in use"):
         RendezvousServer(first.address, JOB)
     first.close()
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sirtaki.runner.rendezvous.job import BootstrapError
+from sirtaki.runner.rendezvous.job import RendezvousError
 from sirtaki.runner.rendezvous.rendezvous_state import Answer, RendezvousState, name_ranks
 
 SIZE = 4
@@ -16,7 +16,7 @@ SIZE = 4
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("give"), st.integers(0, SIZE - 1), st.integers(1, 3), st.integers(0, 1)),
-        st.tuples(st.just("depart"), st.integers(0, SIZE - 1), st.integers(1, 3), st.just(0)),
+        st.tuples(st.just("note_departure"), st.integers(0, SIZE - 1), st.integers(1, 3), st.just(0)),
         st.tuples(st.just("wait"), st.integers(0, 15), st.just(0), st.just(0)),
     ),
     max_size=60,
@@ -43,8 +43,8 @@ def test_everyone_who_gives_is_answered_exactly_once(steps: list[tuple[str, int,
         if what == "give" and (generation, round_number, number) not in given_by:
             given_by.add((generation, round_number, number))
             take(rounds.contribute((generation, round_number), number, b"%d" % number, now))
-        elif what == "depart":
-            take(rounds.depart(number, generation, "has gone"))
+        elif what == "note_departure":
+            take(rounds.note_departure(number, generation, "has gone"))
         elif what == "wait":
             now += number
             take(rounds.expire(now))
@@ -76,7 +76,7 @@ def test_a_failed_start_does_not_spoil_the_next() -> None:
 def test_a_rank_that_gives_twice_is_an_error() -> None:
     rounds = RendezvousState(SIZE, 10.0)
     rounds.contribute((1, 0), 2, b"", 0.0)
-    with pytest.raises(BootstrapError, match="two processes claim to be rank 2"):
+    with pytest.raises(RendezvousError, match="two processes claim to be rank 2"):
         rounds.contribute((1, 0), 2, b"", 0.0)
 
 

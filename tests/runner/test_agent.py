@@ -16,7 +16,7 @@ import pytest
 from launching import FAILSAFE_SECONDS, is_running, wait_until
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.runner.frames import ROOM, START_MARK, Frame, FrameReader, Kind
+from sirtaki.runner.frames import INITIAL_CREDIT, START_MARK, Frame, FrameReader, Kind
 from sirtaki.runner.ssh import SshOptions, ssh_command
 
 KEY = bytes(range(32))
@@ -160,9 +160,9 @@ def test_no_more_output_comes_than_there_is_room_for_but_all_else_does(
     script = "echo $$ > $TMPDIR/pid; exec yes"
     talk.say(ask(), Frame.of_values(Kind.START, values("/bin/sh", "-c", script)))
     received = 0
-    while received < ROOM:
+    while received < INITIAL_CREDIT:
         received += len(talk.next(Kind.STDOUT).payload)
-    assert received == ROOM
+    assert received == INITIAL_CREDIT
     assert sum(len(frame.payload) for frame in talk.until(Kind.ALIVE)) == 0
     talk.say(Frame.of_number(Kind.GRANT, 1, 1000))
     assert sum(len(frame.payload) for frame in talk.until(Kind.ALIVE)) == 1000

@@ -53,12 +53,12 @@ def test_a_start_that_uses_up_memory_is_given_up() -> None:
 def test_memory_is_watched_until_all_ranks_are_there() -> None:
     left = [GIB]
     capacity = Capacity(2, 64, lambda: Memory(24 * GIB, left[0]))
-    assert capacity.meet(time.monotonic() + 60) == ""  # watching has not started
+    assert capacity.poll(time.monotonic() + 60) == ""  # watching has not started
     capacity.watch(60)
-    assert capacity.meet(time.monotonic()) == ""
+    assert capacity.poll(time.monotonic()) == ""
     left[0] = 0
     assert capacity.due is not None
-    assert capacity.meet(capacity.due) != ""
+    assert capacity.poll(capacity.due) != ""
     capacity.note_initialised(0)
     assert capacity.due is not None
     capacity.note_initialised(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sirtaki.bindings.topology import RankPlacement
-from sirtaki.runner.environment import RankEnvironment, arrived, exported
+from sirtaki.runner.environment import RankEnvironment, exported, merge_login
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ def test_what_belongs_to_a_login_or_a_machine_stays(name: str) -> None:
 
 def test_what_was_sent_lies_over_the_logins() -> None:
     login = {"HOME": "/home/there", "LANG": "C", "PATH": "/usr/bin:/opt/there"}
-    assert arrived({"LANG": "de", "PATH": "/venv/bin::/usr/bin"}, login) == {
+    assert merge_login({"LANG": "de", "PATH": "/venv/bin::/usr/bin"}, login) == {
         "HOME": "/home/there",
         "LANG": "de",
         "PATH": "/venv/bin:/usr/bin:/opt/there",
     }
-    assert arrived({}, {}) == {}
+    assert merge_login({}, {}) == {}
 
 
 def test_a_ranks_place_overrules_what_is_there() -> None:

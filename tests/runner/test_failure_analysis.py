@@ -118,8 +118,8 @@ def test_then_the_earliest() -> None:
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_who_only_lost_another_rank_is_never_the_culprit(order: tuple[int, int]) -> None:
-    endings = {0: ended(0, 1), 1: ended(1, 3)}
-    analyzer = inquire(told(0, "peer_lost"), *(endings[rank] for rank in order))
+    statuses = {0: ended(0, 1), 1: ended(1, 3)}
+    analyzer = inquire(told(0, "peer_lost"), *(statuses[rank] for rank in order))
     assert analyzer.failure().rank == 1
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from sirtaki.runner.frames import LIMITS, MOST_BEFORE_MARK, START_MARK, Frame, FrameReader, Kind, WireError
+from sirtaki.runner.frames import LIMITS, MAX_BEFORE_MARK, START_MARK, Frame, FrameReader, Kind, WireError
 
 KINDS = st.sampled_from(list(Kind))
 FRAMES = st.builds(Frame, KINDS, st.integers(-1, 2**31 - 1), st.binary(max_size=200))
@@ -36,7 +36,7 @@ def test_anything_else_is_an_error_or_nothing(data: bytes, step: int) -> None:
 def test_the_login_may_not_print_without_end() -> None:
     reader = FrameReader(START_MARK)
     with pytest.raises(WireError, match="the login there has printed more than 65536 bytes"):
-        read(reader, b"x" * (MOST_BEFORE_MARK + 2), 1000)
+        read(reader, b"x" * (MAX_BEFORE_MARK + 2), 1000)
     assert not reader.started
 
 

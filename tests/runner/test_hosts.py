@@ -11,7 +11,7 @@ from sirtaki.runner.hosts import (
     Host,
     HostAllocation,
     allocate,
-    means_this_host,
+    is_this_host,
     merge_own,
     needed,
     parse_hostfile,
@@ -101,7 +101,7 @@ def test_the_own_machine_has_one_name() -> None:
 
 def test_which_names_mean_this_host() -> None:
     def means(name: str) -> bool:
-        return means_this_host(name, ["me", "me.example.org"], lambda name: name == "10.0.0.1")
+        return is_this_host(name, ["me", "me.example.org"], lambda name: name == "10.0.0.1")
 
     assert all(means(name) for name in ("localhost", "127.0.0.1", "::1", "me", "me.example.org", "10.0.0.1"))
     assert not any(means(name) for name in ("other", "10.0.0.2", "ada@me", "ada@localhost"))

@@ -101,7 +101,7 @@ def test_the_guard_that_replaces_a_killed_one_needs_no_orders(tmp_path: Path) ->
         reaper.watch_directory(sys.argv[1])
         os.kill(reaper.pid, signal.SIGKILL)
         os.waitid(os.P_PID, reaper.pid, os.WEXITED | os.WNOWAIT)
-        reaper._order = lambda _: os._exit(0)
+        reaper._send_order = lambda _: os._exit(0)
         reaper.replace_if_killed()
         os._exit(0)
     """

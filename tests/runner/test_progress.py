@@ -30,7 +30,7 @@ def pass_time(waiting: Progress, clock: Clock, until: float) -> None:
     """Advances the clock to each deadline up to `until`."""
     while waiting.due is not None and waiting.due <= until:
         clock.now = waiting.due
-        waiting.meet(clock.now)
+        waiting.poll(clock.now)
     clock.now = until
 
 

@@ -19,15 +19,15 @@ from sirtaki.runner.rendezvous import encryption
 from sirtaki.runner.rendezvous.address import split_address
 from sirtaki.runner.rendezvous.connect import connect
 from sirtaki.runner.rendezvous.encryption import Certificate, Connection, TlsConnection
-from sirtaki.runner.rendezvous.handshake import converse
-from sirtaki.runner.rendezvous.job import BootstrapError, HandshakeError, Identity, Job, LinkKind, Role
+from sirtaki.runner.rendezvous.handshake import handshake_steps
+from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
 from sirtaki.runner.rendezvous.rendezvous_client import RankEvent, RendezvousClient, RendezvousServer
 
 JOB = Job("job", 2, b"k" * 32, "1.0", encrypt=True)
 PLAIN = replace(JOB, encrypt=False)
 SECRET = b"what nobody else may read " * 100
-HELLO_BYTES = len(next(converse(JOB, Identity(0), LinkKind.STORE, Role.CONNECTS))[0])
+HELLO_BYTES = len(next(handshake_steps(JOB, Identity(0), LinkKind.RENDEZVOUS, Role.CONNECTS))[0])
 PROOF_BYTES = 32
 CERTIFICATE = slice(HELLO_BYTES - 64, HELLO_BYTES - 32)  # its fingerprint, in a hello
 
@@ -52,7 +52,7 @@ class Between:
                 threading.Thread(target=self._run, args=(near, far), daemon=True).start()
 
     def _run(self, near: socket.socket, far: socket.socket) -> None:
-        with near, far, contextlib.suppress(OSError, BootstrapError):
+        with near, far, contextlib.suppress(OSError, RendezvousError):
             self._meet(self, near, far)
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ def terminate_tls(between: Between, near: socket.socket, far: socket.socket) -> 
     while sides and time.monotonic() < deadline:
         for side in list(sides):
             try:
-                side.shake_hands()
+                side.run_handshake()
             except (OSError, HandshakeError):
                 sides.remove(side)
         time.sleep(0.005)
@@ -157,14 +157,14 @@ def accept(listener: PeerListener, job: Job, found: dict[LinkKey, Connection]) -
 
 def come(address: str, job: Job = JOB) -> Connection:
     mine = handshakes(1, job)
-    return connect([address], lambda connection: mine.greet(connection, 0), mine.deadline)[0]
+    return connect([address], lambda connection: mine.begin_handshake(connection, 0), mine.deadline)[0]
 
 
 @pytest.mark.parametrize("job", [PLAIN, JOB], ids=["plain", "encrypted"])
 def test_what_ranks_tell_each_other_is_seen_only_without_encryption(job: Job) -> None:
     found: dict[LinkKey, Connection] = {}
     with PeerListener() as listener, ThreadPoolExecutor(1) as pool:
-        port = split_address(listener.open_to_hosts([], job.key)[0])[1]
+        port = split_address(listener.listen_to_hosts([], job.key)[0])[1]
         between = Between(f"127.0.0.1:{port}", record)
         accepted = pool.submit(accept, listener, job, found)
         theirs = come(between.address, job)
@@ -187,7 +187,7 @@ def test_who_terminates_tls_between_ranks_is_refused_by_both_sides() -> None:
     found: dict[LinkKey, Connection] = {}
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors), PeerListener() as listener, ThreadPoolExecutor(1) as pool:
-        port = split_address(listener.open_to_hosts([], JOB.key)[0])[1]
+        port = split_address(listener.listen_to_hosts([], JOB.key)[0])[1]
         between = Between(f"127.0.0.1:{port}", terminate_tls)
         accepted = pool.submit(accept, listener, JOB, found)
         with pytest.raises(HandshakeError, match="the connection to rank 0 cannot be encrypted"):
@@ -252,6 +252,6 @@ def test_a_connection_waits_no_longer_than_its_timeout() -> None:
 
 def test_without_openssl_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encryption, "_library", "libssl-of-nobody.so")
-    with pytest.raises(BootstrapError, match="apt install libssl3") as caught:
+    with pytest.raises(RendezvousError, match="apt install libssl3") as caught:
         Certificate()
     assert "connections cannot be encrypted: libssl-of-nobody.so was not found" in str(caught.value)

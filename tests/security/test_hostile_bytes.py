@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous.address import split_address
-from sirtaki.runner.rendezvous.handshake import converse, shake_hands
+from sirtaki.runner.rendezvous.handshake import handshake_steps, run_handshake
 from sirtaki.runner.rendezvous.identity import (
     Offer,
     RankDescription,
@@ -24,7 +24,7 @@ from sirtaki.runner.rendezvous.identity import (
     unpack,
     unpack_offer,
 )
-from sirtaki.runner.rendezvous.job import BootstrapError, HandshakeError, Identity, Job, LinkKind, Role
+from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
 from sirtaki.runner.rendezvous.messages import (
     GATHER,
     GATHERED,
@@ -66,12 +66,12 @@ def almost(true: dict[str, Any]) -> st.SearchStrategy[bytes]:
 def test_what_a_rank_says_of_itself(payload: bytes) -> None:
     try:
         member = unpack(payload)
-    except BootstrapError:
+    except RendezvousError:
         return
     shown = [member.hostname, *member.settings, *member.settings.values()]
     assert all(text.isprintable() and len(text) <= 200 for text in shown)
     member.listens_at.encode()
-    with suppress(BootstrapError):
+    with suppress(RendezvousError):
         check_agreement([TRUE_MEMBER, member])
     peer = topology_of(0, [TRUE_MEMBER, member]).peers[1]
     assert 0 < peer.pid < 1 << 31
@@ -84,7 +84,7 @@ def test_what_a_rank_says_of_itself(payload: bytes) -> None:
 def test_what_a_rank_offers(payload: bytes) -> None:
     try:
         offer = unpack_offer(payload)
-    except BootstrapError:
+    except RendezvousError:
         return
     assert len(offer.addresses) <= 64
     assert offer.no_memory.isprintable()
@@ -96,7 +96,7 @@ def test_what_a_rank_offers(payload: bytes) -> None:
 def test_what_the_rendezvous_answers(body: bytes, count: int) -> None:
     try:
         payloads = unpack_payloads(body, count)
-    except BootstrapError:
+    except RendezvousError:
         return
     assert pack_payloads(tuple(payloads)) == GATHERED + body
 
@@ -126,17 +126,17 @@ def test_reports_out_of_any_bytes(body: bytes) -> None:
 
 @given(
     hello=st.binary(min_size=136, max_size=136)
-    | st.just(next(converse(JOB, Identity(1), LinkKind.STORE, Role.ACCEPTS))[0]),
+    | st.just(next(handshake_steps(JOB, Identity(1), LinkKind.RENDEZVOUS, Role.ACCEPTS))[0]),
     proof=st.binary(min_size=32, max_size=32),
     role=st.sampled_from(Role),
 )
 def test_a_handshake_with_any_bytes(hello: bytes, proof: bytes, role: Role) -> None:
-    conversation = converse(JOB, Identity(0), LinkKind.STORE, role)
-    _, wanted = next(conversation)
+    steps = handshake_steps(JOB, Identity(0), LinkKind.RENDEZVOUS, role)
+    _, wanted = next(steps)
 
     def go_on() -> None:
-        conversation.send(hello[:wanted].ljust(wanted, b"\0"))
-        conversation.send(proof)
+        steps.send(hello[:wanted].ljust(wanted, b"\0"))
+        steps.send(proof)
 
     with pytest.raises(HandshakeError) as refused:
         go_on()
@@ -158,7 +158,7 @@ def test_rounds_answer_everybody_once(steps: list[tuple[int, int, int, str]]) ->
         now += 1.0
         answers = rounds.expire(now)
         if what == "d":
-            answers += rounds.depart(rank, generation, "has gone")
+            answers += rounds.note_departure(rank, generation, "has gone")
         elif what == "g" and (generation, number, rank) not in waiting:
             waiting.add((generation, number, rank))
             answers += rounds.contribute((generation, number), rank, b"x", now)
@@ -220,7 +220,7 @@ def test_a_rank_that_says_anything_in_any_order(
     deadline = time.monotonic() + FAILSAFE_SECONDS
     mine = Identity(rank, next(generations))
     with socket.create_connection(split_address(server.address), FAILSAFE_SECONDS) as connection:
-        shake_hands(connection, JOB, mine, LinkKind.STORE, Role.CONNECTS, deadline)
+        run_handshake(connection, JOB, mine, LinkKind.RENDEZVOUS, Role.CONNECTS, deadline)
         with suppress(OSError):
             for message in said:
                 connection.sendall(pack_frame(message))

@@ -14,7 +14,7 @@ from launching import FAILSAFE_SECONDS, HVDRUN
 from sirtaki.bindings.context import Config, Context
 from sirtaki.bindings.library import ffi, lib
 from sirtaki.bindings.topology import SharedMemory
-from sirtaki.runner.rendezvous.identity import introduce, topology_of
+from sirtaki.runner.rendezvous.identity import describe_process, topology_of
 
 LIBRARY = Path(sys.modules["sirtaki.bindings"].__file__ or "").with_name("libsirtaki.so")
 
@@ -25,7 +25,7 @@ def test_memory_that_a_peer_could_shrink_is_refused() -> None:
     size = lib.srt_memory_bytes(config.pointer, 2)
     unsealed = os.memfd_create("unsealed")
     os.ftruncate(unsealed, size)
-    context = Context(topology_of(0, [introduce("", {}), introduce("", {})]), config)
+    context = Context(topology_of(0, [describe_process("", {}), describe_process("", {})]), config)
     bells = [os.eventfd(0) for _ in range(4)]
     memory = SharedMemory(unsealed, 0, 0, [0, 1], bells[:2], bells[2:], [-1, -1], [-1, -1])
     with pytest.raises(ValueError, match="not sealed against shrinking"):

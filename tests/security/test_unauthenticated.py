@@ -20,16 +20,16 @@ import pytest
 from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous import unauthenticated
-from sirtaki.runner.rendezvous.address import listen_at, refuse_without_key, split_address
-from sirtaki.runner.rendezvous.handshake import converse, shake_hands
+from sirtaki.runner.rendezvous.address import listen_at, require_key, split_address
+from sirtaki.runner.rendezvous.handshake import handshake_steps, run_handshake
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
-from sirtaki.runner.rendezvous.job import BootstrapError, HandshakeError, Identity, Job, LinkKind, Role
+from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
 from sirtaki.runner.rendezvous.peer_listener import PeerListener
 from sirtaki.runner.rendezvous.rendezvous_client import RankEvent, RendezvousClient, RendezvousServer
-from sirtaki.runner.rendezvous.unauthenticated import Complaints
+from sirtaki.runner.rendezvous.unauthenticated import RejectionLog
 
 JOB = Job("job", 2, b"k" * 32, "1.0")
-HELLO_BYTES = len(next(converse(JOB, Identity(0), LinkKind.STORE, Role.CONNECTS))[0])
+HELLO_BYTES = len(next(handshake_steps(JOB, Identity(0), LinkKind.RENDEZVOUS, Role.CONNECTS))[0])
 ROLE = struct.Struct("!8sHB").size - 1  # its offset in the hello
 
 
@@ -88,16 +88,16 @@ def read_to_the_end(connection: socket.socket) -> bytes:
     return data
 
 
-def hello_of(job: Job, rank: int = 1, kind: LinkKind = LinkKind.STORE) -> bytes:
-    return next(converse(job, Identity(rank, 1), kind, Role.CONNECTS))[0]
+def hello_of(job: Job, rank: int = 1, kind: LinkKind = LinkKind.RENDEZVOUS) -> bytes:
+    return next(handshake_steps(job, Identity(rank, 1), kind, Role.CONNECTS))[0]
 
 
 def test_a_recorded_handshake_opens_nothing(job: Rendezvous) -> None:
     """The accepting side's nonce is new each time, and the proof covers it."""
     recorded = bytearray()
     with job.visit() as line:
-        conversation = converse(JOB, Identity(1, 1), LinkKind.STORE, Role.CONNECTS)
-        outgoing, wanted = next(conversation)
+        steps = handshake_steps(JOB, Identity(1, 1), LinkKind.RENDEZVOUS, Role.CONNECTS)
+        outgoing, wanted = next(steps)
         with suppress(StopIteration):
             while True:
                 line.sendall(outgoing)
@@ -105,7 +105,7 @@ def test_a_recorded_handshake_opens_nothing(job: Rendezvous) -> None:
                 answer = b""
                 while len(answer) < wanted:
                     answer += line.recv(wanted - len(answer))
-                outgoing, wanted = conversation.send(answer)
+                outgoing, wanted = steps.send(answer)
     assert len(recorded) == HELLO_BYTES + 32
     with job.visit() as thief:
         thief.sendall(recorded)
@@ -137,8 +137,8 @@ def test_a_proof_for_one_connection_does_not_fit_another(job: Rendezvous) -> Non
 
     def be_fooled() -> Exception | None:
         try:
-            shake_hands(ours, JOB, Identity(1, 1), LinkKind.STORE, Role.CONNECTS, deadline)
-        except BootstrapError as error:
+            run_handshake(ours, JOB, Identity(1, 1), LinkKind.RENDEZVOUS, Role.CONNECTS, deadline)
+        except RendezvousError as error:
             return error
         return None
 
@@ -173,7 +173,7 @@ def test_a_proof_that_is_given_back_is_refused() -> None:
     with ThreadPoolExecutor(1) as pool, ours, impostor:
         reflected = pool.submit(reflect)
         with pytest.raises(HandshakeError, match="does not know the key of this job"):
-            shake_hands(ours, JOB, Identity(1, 1), LinkKind.STORE, Role.CONNECTS, deadline)
+            run_handshake(ours, JOB, Identity(1, 1), LinkKind.RENDEZVOUS, Role.CONNECTS, deadline)
         reflected.result(FAILSAFE_SECONDS)
 
 
@@ -182,7 +182,7 @@ def test_a_proof_that_is_given_back_is_refused() -> None:
     [
         (hello_of(replace(JOB, key=b"x" * 32)) + bytes(32), "does not know the key"),
         (hello_of(replace(JOB, id="other")) + bytes(32), "another job"),
-        (hello_of(JOB, kind=LinkKind.RANKS) + bytes(32), "another kind of connection"),
+        (hello_of(JOB, kind=LinkKind.PEERS) + bytes(32), "another kind of connection"),
         (b"sirtaki\0\xff\xff" + bytes(HELLO_BYTES), "version 65535 of sirtaki's protocol"),
         (b"\x80\x04\x95" + bytes(HELLO_BYTES), "not a process of sirtaki"),  # the start of a pickle
         (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" + bytes(HELLO_BYTES), "not a process of sirtaki"),
@@ -214,19 +214,19 @@ def test_a_crowd_is_told_of_in_a_few_lines(job: Rendezvous) -> None:
         for _ in range(3 * unauthenticated.LIMIT):
             crowd.enter_context(job.visit())
         assert job.works()
-    assert 1 <= len(job.refusals()) <= unauthenticated._LINES_AT_ONCE + 1
+    assert 1 <= len(job.refusals()) <= unauthenticated._BURST_LINES + 1
 
 
 def test_what_was_not_told_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    complaints = Complaints(said.append)
+    rejections = RejectionLog(said.append)
     for _ in range(100):
-        complaints.add("again")
-    assert said == ["again"] * unauthenticated._LINES_AT_ONCE
-    monkeypatch.setattr(unauthenticated, "_SECONDS_A_LINE", 0.0)
-    complaints._next = 0.0
-    complaints.add("again")
-    assert said[-1] == f"again (and {100 - unauthenticated._LINES_AT_ONCE} more since the last time)"
+        rejections.add("again")
+    assert said == ["again"] * unauthenticated._BURST_LINES
+    monkeypatch.setattr(unauthenticated, "_SECONDS_PER_LINE", 0.0)
+    rejections._next = 0.0
+    rejections.add("again")
+    assert said[-1] == f"again (and {100 - unauthenticated._BURST_LINES} more since the last time)"
 
 
 class _Visitor:
@@ -239,12 +239,12 @@ class _Visitor:
 def test_a_crowd_from_one_place_displaces_only_itself() -> None:
     sent_away: list[_Visitor] = []
 
-    def send_away(visitor: _Visitor, reason: str) -> None:
+    def reject(visitor: _Visitor, reason: str) -> None:
         sent_away.append(visitor)
         crowd.discard(visitor)
 
     crowd: unauthenticated.UnauthenticatedConnections[_Visitor] = unauthenticated.UnauthenticatedConnections(
-        send_away
+        reject
     )  # type: ignore[type-var]
     honest = [_Visitor("10.0.0.2"), _Visitor("10.0.0.3")]
     for visitor in honest:
@@ -275,9 +275,9 @@ def test_all_addresses_of_an_ipv6_network_count_as_one_source() -> None:
     """A host may use any address of its /64: counted separately, these would allow it to displace ranks."""
 
     def source(address: str) -> str:
-        conversation = converse(JOB, Identity(0), LinkKind.STORE, Role.ACCEPTS)
+        steps = handshake_steps(JOB, Identity(0), LinkKind.RENDEZVOUS, Role.ACCEPTS)
         connection: socket.socket = _Connection(address)  # type: ignore[assignment]
-        return HandshakeConnection(connection, conversation, 0.0).source
+        return HandshakeConnection(connection, steps, 0.0).source
 
     assert source("2001:db8:0:7::1") == source("2001:db8:0:7:ffff:ffff:ffff:ffff")
     assert source("2001:db8:0:7::1") != source("2001:db8:0:8::1")
@@ -335,10 +335,10 @@ def test_where_no_file_is_left_somebody_has_to_go() -> None:
 
 
 def test_without_a_key_nothing_leaves_this_machine() -> None:
-    with pytest.raises(BootstrapError, match="the ranks need a common key"):
+    with pytest.raises(RendezvousError, match="the ranks need a common key"):
         listen_at("0.0.0.0:0", b"")
-    with PeerListener() as reception, pytest.raises(BootstrapError, match="need a common key"):
-        reception.open_to_hosts([], b"")
+    with PeerListener() as reception, pytest.raises(RendezvousError, match="need a common key"):
+        reception.listen_to_hosts([], b"")
 
     class Elsewhere:
         """A connection to another machine."""
@@ -355,8 +355,8 @@ def test_without_a_key_nothing_leaves_this_machine() -> None:
     elsewhere: Callable[[], socket.socket] = Elsewhere  # type: ignore[assignment]
     here: Callable[[], socket.socket] = Here  # type: ignore[assignment]
     with pytest.raises(
-        BootstrapError, match=r"192\.0\.2\.7 is another machine, so the ranks need a common key"
+        RendezvousError, match=r"192\.0\.2\.7 is another machine, so the ranks need a common key"
     ):
-        refuse_without_key(elsewhere(), b"")
-    refuse_without_key(elsewhere(), b"k" * 32)
-    refuse_without_key(here(), b"")
+        require_key(elsewhere(), b"")
+    require_key(elsewhere(), b"k" * 32)
+    require_key(here(), b"")

@@ -12,7 +12,7 @@ from sirtaki.common.hints import hint
 from sirtaki.common.objects import allgather_object
 from sirtaki.keras._private import layers_of
 from sirtaki.keras.broadcasting import broadcast_model
-from sirtaki.keras.callbacks.state import take_back
+from sirtaki.keras.callbacks.state import sync_variables
 from sirtaki.keras.distributed_optimizer import Distributed
 
 
@@ -48,23 +48,23 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             ValueError: on all ranks, if they train different numbers of epochs or batches.
         """
         params = self.params or {}
-        everyone = allgather_object(_Plan(_is_built(self.model), params.get("epochs"), params.get("steps")))
-        _check_plans(everyone)
-        _hint_at_plain(self.model)
-        self._is_due = not all(plan.is_built for plan in everyone)
+        gathered = allgather_object(_Plan(_is_built(self.model), params.get("epochs"), params.get("steps")))
+        _check_plans(gathered)
+        _hint_if_undistributed(self.model)
+        self._is_due = not all(plan.is_built for plan in gathered)
         if not self._is_due:
             broadcast_model(self.model, self._root_rank, local_variables=self._local_variables)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._is_due:
             self._is_due = False
-            take_back(self.model)
+            sync_variables(self.model)
             broadcast_model(self.model, self._root_rank, local_variables=self._local_variables)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         optimizer = _distributed_of(self.model)
         if optimizer is not None:
-            take_back(self.model)
+            sync_variables(self.model)
             optimizer._checks.after_steps(self.model.trainable_variables)
 
 
@@ -76,9 +76,9 @@ class _Plan(NamedTuple):
     steps: int | None
 
 
-def _check_plans(everyone: list[_Plan]) -> None:
-    first = everyone[0]
-    for rank, plan in enumerate(everyone):
+def _check_plans(gathered: list[_Plan]) -> None:
+    first = gathered[0]
+    for rank, plan in enumerate(gathered):
         if None in (*plan, *first) or plan[1:] == first[1:]:
             continue
         raise ValueError(
@@ -88,7 +88,7 @@ def _check_plans(everyone: list[_Plan]) -> None:
         )
 
 
-def _hint_at_plain(model: Any) -> None:
+def _hint_if_undistributed(model: Any) -> None:
     """Warns if each rank trains a model of its own, unless the user's own `train_step` may exchange."""
     if current().size > 1 and current().rank == 0 and _distributed_of(model) is None:
         hint(

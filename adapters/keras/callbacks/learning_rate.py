@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from sirtaki.bindings.default_context import current
-from sirtaki.keras.callbacks.state import take_back
+from sirtaki.keras.callbacks.state import sync_variables
 
 Multiplier = float | Callable[[float], float]
 
@@ -87,7 +87,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         return steps
 
     def _set(self, multiplier: float) -> None:
-        take_back(self.model)
+        sync_variables(self.model)
         optimizer = self.model.optimizer
         before, now = _rate(optimizer), self.initial_lr * multiplier
         if now == before:

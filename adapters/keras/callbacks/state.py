@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def take_back(model: Any) -> None:
+def sync_variables(model: Any) -> None:
     """Stores the current values in a model's variables, so that they can be read and changed between batches.
 
     On the JAX backend Keras passes the values from step to step instead, and does not update the variables.

@@ -18,9 +18,9 @@ from sirtaki.runner.rendezvous.providers import mpi, slurm, tf_config, torchrun
 from sirtaki.runner.rendezvous.providers.world import (
     VERSION,
     World,
-    alone,
     checked_key,
     key_of,
+    single_rank_world,
     start_timeout,
 )
 
@@ -41,7 +41,7 @@ def find_world(
 
     Raises:
         ValueError: the arguments are incomplete or contradict each other.
-        BootstrapError: the environment is incomplete or contradicts itself.
+        RendezvousError: the environment is incomplete or contradicts itself.
     """
     if comm is not None:
         if any(argument is not None for argument in (rank, size, address)):
@@ -53,9 +53,9 @@ def find_world(
         world = provider.find(environment)
         if world is not None:
             return world
-    if advice := variables.lonely(environment):
+    if advice := variables.lone_rank_warning(environment):
         sys.stderr.write(f"sirtaki: {advice}\n")
-    return alone()
+    return single_rank_world()
 
 
 def _explicit(
@@ -72,7 +72,7 @@ def _explicit(
     if not 0 <= rank < size:
         raise ValueError(f"rank is {rank} and size is {size}, but ranks go from 0 to size - 1")
     if size == 1:
-        return alone()
+        return single_rank_world()
     if address is None:
         raise ValueError("init() needs the address of rank 0 as well, for example address='127.0.0.1:29500'")
     split_addresses(address)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 
 from sirtaki.runner.rendezvous.address import split_addresses
-from sirtaki.runner.rendezvous.job import BootstrapError, Job
+from sirtaki.runner.rendezvous.job import Job, RendezvousError
 from sirtaki.runner.rendezvous.key import read_key
 from sirtaki.runner.rendezvous.providers.world import (
     VERSION,
@@ -33,7 +33,7 @@ def find(environment: Mapping[str, str]) -> World | None:
     rank = "SIRTAKI_RANK" if "SIRTAKI_RANK" in environment or _POD not in environment else _POD
     for name in (rank, "SIRTAKI_SIZE", "SIRTAKI_RENDEZVOUS"):
         if name not in environment:
-            raise BootstrapError(
+            raise RendezvousError(
                 f"{name} is not set: start the ranks with hvdrun, or set SIRTAKI_RANK, SIRTAKI_SIZE and "
                 "SIRTAKI_RENDEZVOUS (host:port, where rank 0 listens) for each"
             )
@@ -41,11 +41,11 @@ def find(environment: Mapping[str, str]) -> World | None:
     try:
         address = ",".join(split_addresses(environment["SIRTAKI_RENDEZVOUS"]))
     except ValueError as error:
-        raise BootstrapError(f"SIRTAKI_RENDEZVOUS: {error}") from None
+        raise RendezvousError(f"SIRTAKI_RENDEZVOUS: {error}") from None
     if "SIRTAKI_LAUNCHER" not in environment:
         return served_by_rank_0(number, size, address, "environment", environment)
     if "SIRTAKI_JOB" not in environment:
-        raise BootstrapError("SIRTAKI_JOB is not set, which hvdrun sets: start the ranks with hvdrun")
+        raise RendezvousError("SIRTAKI_JOB is not set, which hvdrun sets: start the ranks with hvdrun")
     key_file = environment.get("SIRTAKI_KEY_FILE", "")
     key = _key_of_launcher(key_file) if key_file else key_of(environment)
     job = Job(environment["SIRTAKI_JOB"], size, key, VERSION)
@@ -58,7 +58,7 @@ def _key_of_launcher(path: str) -> bytes:
     return read_key(path)
 
 
-def lonely(environment: Mapping[str, str]) -> str:
+def lone_rank_warning(environment: Mapping[str, str]) -> str:
     """Returns a warning if this process trains alone although several seem to have started; else ""."""
     if environment.get(_POD, "0") != "0":
         return (

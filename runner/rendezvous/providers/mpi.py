@@ -10,9 +10,9 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from sirtaki.runner.rendezvous.job import BootstrapError, Job
+from sirtaki.runner.rendezvous.job import Job, RendezvousError
 from sirtaki.runner.rendezvous.key import KEY_BYTES
-from sirtaki.runner.rendezvous.providers.world import VERSION, World, alone, key_of, start_timeout
+from sirtaki.runner.rendezvous.providers.world import VERSION, World, key_of, single_rank_world, start_timeout
 
 # Number of processes that a launcher has started: Open MPI's, MPICH's and Intel MPI's, Cray's.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE")
@@ -29,7 +29,7 @@ def find(environment: Mapping[str, str]) -> World | None:
     except ImportError as error:
         if _SLURM in environment:
             return None
-        raise BootstrapError(
+        raise RendezvousError(
             f"mpirun has started {sizes[0]} processes, but mpi4py cannot be imported ({error}): `pip install "
             "mpi4py`, or start them with hvdrun"
         ) from None
@@ -37,7 +37,7 @@ def find(environment: Mapping[str, str]) -> World | None:
     if world.Get_size() == 1:
         if _SLURM in environment:
             return None
-        raise BootstrapError(
+        raise RendezvousError(
             f"mpirun has started {sizes[0]} processes, but each sees only itself: mpi4py uses another MPI "
             f"({MPI.Get_library_version().splitlines()[0]}). Install mpi4py for the MPI of this mpirun, or "
             "use hvdrun"
@@ -65,7 +65,7 @@ def of_communicator(comm: Any, environment: Mapping[str, str]) -> World:
         )
     size: int = comm.Get_size()
     if size == 1:
-        return alone()
+        return single_rank_world()
     rank: int = comm.Get_rank()
     own = (secrets.token_hex(8), key_of(environment) or secrets.token_bytes(KEY_BYTES)) if rank == 0 else None
     name, key = comm.bcast(own, root=0)

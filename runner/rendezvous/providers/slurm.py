@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 
 from sirtaki.runner.rendezvous.address import join_address
-from sirtaki.runner.rendezvous.job import BootstrapError
+from sirtaki.runner.rendezvous.job import RendezvousError
 from sirtaki.runner.rendezvous.providers.world import World, number_in, served_by_rank_0
 
 _FIRST_PORT, _PORTS = 15_000, 15_000  # below the ports that systems assign by themselves
@@ -37,6 +37,6 @@ def first_node(nodes: str) -> str:
     """Returns the first host of a list in Slurm's notation: gpu07 for "gpu[07-09,12],cpu1"."""
     match = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?(?:,|$)", nodes)
     if match is None:
-        raise BootstrapError(f"Slurm's list of nodes is malformed: {nodes!r}")
-    before, number, behind = match.groups(default="")
-    return before + number + behind
+        raise RendezvousError(f"Slurm's list of nodes is malformed: {nodes!r}")
+    prefix, number, suffix = match.groups(default="")
+    return prefix + number + suffix

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from sirtaki.runner.rendezvous.job import BootstrapError
+from sirtaki.runner.rendezvous.job import RendezvousError
 from sirtaki.runner.rendezvous.providers.world import World, served_by_rank_0
 
 _RANKS = ("chief", "master", "worker")
@@ -27,12 +27,12 @@ def find(environment: Mapping[str, str]) -> World | None:
             int(config.get("task", {}).get("index", 0)),
         )
     except (ValueError, TypeError, AttributeError) as error:
-        raise BootstrapError(f"TF_CONFIG is malformed: {error}") from None
+        raise RendezvousError(f"TF_CONFIG is malformed: {error}") from None
     tasks = [(kind, index) for kind in _RANKS for index in range(len(cluster.get(kind, [])))]
     if len(tasks) < 2 or task[0] not in _RANKS:
         return None
     if task not in tasks:
-        raise BootstrapError(
+        raise RendezvousError(
             f"TF_CONFIG says that this is {task[0]} {task[1]}, which its cluster does not name"
         )
     first = str(cluster[tasks[0][0]][0])

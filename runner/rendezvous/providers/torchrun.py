@@ -15,15 +15,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from sirtaki.runner.rendezvous.address import join_address
-from sirtaki.runner.rendezvous.job import BootstrapError, Job
+from sirtaki.runner.rendezvous.job import Job, RendezvousError
 from sirtaki.runner.rendezvous.key import KEY_BYTES
 from sirtaki.runner.rendezvous.providers.world import (
     VERSION,
     World,
-    alone,
     key_of,
     number_in,
     served_by_rank_0,
+    single_rank_world,
     start_timeout,
 )
 
@@ -40,20 +40,20 @@ def find(environment: Mapping[str, str]) -> World | None:
         return None
     rank, size = number_in(environment, "RANK"), number_in(environment, "WORLD_SIZE")
     if size == 1:
-        return alone()
+        return single_rank_world()
     if "TORCHELASTIC_RUN_ID" not in environment:
         address = join_address(environment["MASTER_ADDR"], number_in(environment, "MASTER_PORT"))
         return served_by_rank_0(rank, size, address, "master", environment)
     is_one_host = environment.get("LOCAL_WORLD_SIZE") == environment["WORLD_SIZE"]
     key = key_of(environment)
     if not key and not is_one_host:
-        raise BootstrapError(_KEY_ADVICE)
+        raise RendezvousError(_KEY_ADVICE)
     channel = _Channel(environment)
     if not key:
-        key = bytes.fromhex(channel.tell("key", secrets.token_hex(KEY_BYTES) if rank == 0 else ""))
+        key = bytes.fromhex(channel.broadcast("key", secrets.token_hex(KEY_BYTES) if rank == 0 else ""))
 
     def announce(address: str) -> str:
-        return channel.tell("rendezvous", address)
+        return channel.broadcast("rendezvous", address)
 
     address = f"unix:@sirtaki-{secrets.token_hex(8)}" if is_one_host else "*:0"
     job = Job(channel.name, size, key, VERSION)
@@ -68,24 +68,26 @@ class _Channel:
 
         self._is_first = environment["RANK"] == "0"
         host, port = environment["MASTER_ADDR"], number_in(environment, "MASTER_PORT")
-        patience = datetime.timedelta(seconds=start_timeout(environment))
+        timeout = datetime.timedelta(seconds=start_timeout(environment))
         try:
-            self._store: Any = TCPStore(host, port, is_master=False, timeout=patience)
+            self._store: Any = TCPStore(host, port, is_master=False, timeout=timeout)
             run = f"{environment['TORCHELASTIC_RUN_ID']}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-            turn = self._store.add(
+            generation = self._store.add(
                 f"sirtaki/{run}/turn/{environment['RANK']}", 1
             )  # counts the init() calls of this rank
-            self.name = f"torchrun-{run}.{turn}"
+            self.name = f"torchrun-{run}.{generation}"
         except RuntimeError as error:
-            raise BootstrapError(f"torchrun's store at {host}:{port} does not answer: {error}") from None
+            raise RendezvousError(f"torchrun's store at {host}:{port} does not answer: {error}") from None
 
-    def tell(self, what: str, text: str) -> str:
+    def broadcast(self, label: str, text: str) -> str:
         """Writes a value on rank 0; returns rank 0's value on every rank."""
-        name = f"sirtaki/{self.name}/{what}"
+        name = f"sirtaki/{self.name}/{label}"
         if self._is_first:
             self._store.set(name, text)
             return text
         try:
             return bytes(self._store.get(name)).decode()
         except RuntimeError as error:
-            raise BootstrapError(f"rank 0 has not written its address to torchrun's store: {error}") from None
+            raise RendezvousError(
+                f"rank 0 has not written its address to torchrun's store: {error}"
+            ) from None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.runner.rendezvous.job import BootstrapError, Job
+from sirtaki.runner.rendezvous.job import Job, RendezvousError
 from sirtaki.runner.rendezvous.key import KEY_BYTES, read_key
 
 DEFAULT_START_TIMEOUT = 120.0  # seconds from the first rank's init()
@@ -37,7 +37,7 @@ class World:
     folder: str = ""
 
 
-def alone() -> World:
+def single_rank_world() -> World:
     """Returns a world of one."""
     return World(0, Job("", 1, b"", VERSION))
 
@@ -45,21 +45,21 @@ def alone() -> World:
 def served_by_rank_0(rank: int, size: int, address: str, job: str, environment: Mapping[str, str]) -> World:
     """Returns a world whose rank 0 serves the rendezvous at an address that all ranks know beforehand."""
     if not 0 <= rank < size:
-        raise BootstrapError(f"rank is {rank} and size is {size}, but ranks go from 0 to size - 1")
+        raise RendezvousError(f"rank is {rank} and size is {size}, but ranks go from 0 to size - 1")
     if size == 1:
-        return alone()
+        return single_rank_world()
     described = Job(environment.get("SIRTAKI_JOB", job), size, key_of(environment), VERSION)
     return World(rank, described, address, start_timeout(environment), serves=rank == 0)
 
 
 def number_in(environment: Mapping[str, str], name: str) -> int:
-    """Returns a numeric variable. Raises BootstrapError if it is missing, or not a number."""
+    """Returns a numeric variable. Raises RendezvousError if it is missing, or not a number."""
     try:
         return int(environment[name])
     except KeyError:
-        raise BootstrapError(f"the environment variable {name} is missing") from None
+        raise RendezvousError(f"the environment variable {name} is missing") from None
     except ValueError:
-        raise BootstrapError(f"{name} is {environment[name]!r}, but it has to be a number") from None
+        raise RendezvousError(f"{name} is {environment[name]!r}, but it has to be a number") from None
 
 
 def start_timeout(environment: Mapping[str, str]) -> float:
@@ -68,7 +68,7 @@ def start_timeout(environment: Mapping[str, str]) -> float:
     try:
         return float(value)
     except ValueError:
-        raise BootstrapError(
+        raise RendezvousError(
             f"SIRTAKI_START_TIMEOUT is {value!r}, but it has to be a number of seconds"
         ) from None
 
@@ -81,13 +81,13 @@ def key_of(environment: Mapping[str, str]) -> bytes:
 
 
 def checked_key(key: bytes | str) -> bytes:
-    """Converts a user's key to bytes. Raises BootstrapError if it is not a valid key."""
+    """Converts a user's key to bytes. Raises RendezvousError if it is not a valid key."""
     try:
         secret = bytes.fromhex(key) if isinstance(key, str) else key
     except ValueError:
         secret = b""
     if len(secret) != KEY_BYTES:
-        raise BootstrapError(
+        raise RendezvousError(
             f"the job's key has to be {KEY_BYTES} bytes, or {2 * KEY_BYTES} hexadecimal digits, for example "
             "from python -c 'import secrets; print(secrets.token_hex(32))'"
         )
