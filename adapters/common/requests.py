@@ -7,7 +7,7 @@ until it has ended, and the function that makes its result then.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sirtaki.bindings import request as core
@@ -40,10 +40,6 @@ class CollectiveOptions:
     root: int = 0
     peer: int = 0
     splits: Sequence[int] | None = None
-
-    def derived(self, part: str) -> CollectiveOptions:
-        """Returns the options of an operation that belongs to this one, named after it."""
-        return self if self.name is None else replace(self, name=f"{self.name}.{part}")
 
 
 @dataclass(slots=True)
