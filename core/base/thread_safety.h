@@ -19,7 +19,6 @@
 #define SCOPED_CAPABILITY SIRTAKI_THREAD_SAFETY(scoped_lockable)
 #define GUARDED_BY(lock) SIRTAKI_THREAD_SAFETY(guarded_by(lock))
 #define REQUIRES(...) SIRTAKI_THREAD_SAFETY(requires_capability(__VA_ARGS__))
-#define EXCLUDES(...) SIRTAKI_THREAD_SAFETY(locks_excluded(__VA_ARGS__))
 #define ACQUIRE(...) SIRTAKI_THREAD_SAFETY(acquire_capability(__VA_ARGS__))
 #define TRY_ACQUIRE(...) SIRTAKI_THREAD_SAFETY(try_acquire_capability(__VA_ARGS__))
 #define RELEASE(...) SIRTAKI_THREAD_SAFETY(release_capability(__VA_ARGS__))

@@ -219,12 +219,12 @@ Status Context::wait_on_stream(const Ticket* handles, int32_t count, uintptr_t s
 }
 
 Status Context::poll(Ticket handle) {
-  const auto look = [&] {
-    return read(usable(), [&](CallerState& state) -> Status {
-      const HandleEntry* entry = state.handles.find(handle);
-      if (!entry) return {SRT_INVALID_ARGUMENT, "there is no such handle; was it released?"};
-      return entry->is_finished() ? entry->status : Status(SRT_IN_PROGRESS, "still in flight");
-    });
+  if (forked_) return usable();
+  const auto look = [&]() -> Status {
+    const Access state(state_);
+    const HandleEntry* entry = state->handles.find(handle);
+    if (!entry) return {SRT_INVALID_ARGUMENT, "there is no such handle; was it released?"};
+    return entry->is_finished() ? entry->status : Status(SRT_IN_PROGRESS, "still in flight");
   };
   Status status = look();
   if (status.code() != SRT_IN_PROGRESS) return status;
@@ -233,13 +233,13 @@ Status Context::poll(Ticket handle) {
 }
 
 Status Context::output(Ticket handle, srt_tensor& out) {
-  return read(usable(), [&](CallerState& state) -> Status {
-    const HandleEntry* entry = state.handles.find(handle);
-    if (!entry) return {SRT_INVALID_ARGUMENT, "there is no such handle; was it released?"};
-    if (!entry->is_finished() && !entry->launched) return {SRT_IN_PROGRESS, "still in flight"};
-    out = entry->described;
-    return entry->status;
-  });
+  if (forked_) return usable();
+  const Access state(state_);
+  const HandleEntry* entry = state->handles.find(handle);
+  if (!entry) return {SRT_INVALID_ARGUMENT, "there is no such handle; was it released?"};
+  if (!entry->is_finished() && !entry->launched) return {SRT_IN_PROGRESS, "still in flight"};
+  out = entry->described;
+  return entry->status;
 }
 
 uint32_t Context::result(Ticket handle) {
@@ -287,10 +287,9 @@ const char* Context::error(Ticket handle) {
 }
 
 void Context::release(const Ticket* handles, int32_t count) {
-  read(0, [&](CallerState& state) {
-    for (int32_t i = 0; i < count; ++i) state.handles.release(handles[i]);
-    return 0;
-  });
+  if (forked_) return;
+  const Access state(state_);
+  for (int32_t i = 0; i < count; ++i) state->handles.release(handles[i]);
 }
 
 void Context::abort(std::string reason) {

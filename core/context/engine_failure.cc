@@ -3,8 +3,15 @@
 #include <new>
 
 #include "base/log.h"
+#include "base/text.h"
 
 namespace sirtaki {
+
+std::optional<AbortNotice> failure_of_host(const LocalPeers& peers) {
+  const Abort abort = peers.read_abort();
+  if (!abort.is_there) return std::nullopt;
+  return AbortNotice{{abort.status, printable(abort.text, abort.text.size())}, abort.rank, abort.decision};
+}
 
 EngineFailure::EngineFailure(const EngineFailureParts& parts)
     : parts_(parts), no_memory_{{SRT_OUT_OF_MEMORY, "no memory left"}, parts.own.rank} {}
@@ -18,9 +25,7 @@ AbortNotice EngineFailure::blame(const Status& status) const {
 AbortNotice EngineFailure::agree_with_host(const AbortNotice& notice) const {
   LocalPeers& peers = *parts_.own.local_peers;
   peers.write_abort({true, notice.status.code(), notice.origin, notice.status.text(), notice.decision});
-  const Abort abort = peers.read_abort();
-  if (!abort.is_there) return notice;
-  return {{abort.status, printable(abort.text, abort.text.size())}, abort.rank, abort.decision};
+  return failure_of_host(peers).value_or(notice);
 }
 
 void EngineFailure::fail(const AbortNotice& notice, AbortScope scope, Nanoseconds now) {

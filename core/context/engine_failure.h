@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <optional>
 
 #include "context/caller_state.h"
 #include "context/driver_role.h"
@@ -15,6 +16,9 @@ namespace sirtaki {
 // The ranks to notify of a failure: none if this rank leaves in good order; only its host if all ranks are notified
 // anyway.
 enum class AbortScope { nobody, host, everyone };
+
+// Returns the failure that is published in the host's shared memory; nullopt if there is none.
+std::optional<AbortNotice> failure_of_host(const LocalPeers& peers);
 
 struct EngineFailureParts {
   OwnRank own;

@@ -5,8 +5,8 @@
 namespace sirtaki {
 namespace {
 
-constexpr Nanoseconds between_checks = milliseconds(50);  // of deadlines and local peers, while busy
-constexpr Nanoseconds longest_wait_for_reason = milliseconds(200);     // time to wait for the lost rank's own reason
+constexpr Nanoseconds between_checks = milliseconds(50);            // of deadlines and local peers, while busy
+constexpr Nanoseconds longest_wait_for_reason = milliseconds(200);  // which the lost rank itself may state
 
 }  // namespace
 

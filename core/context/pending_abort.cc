@@ -1,7 +1,5 @@
 #include "context/pending_abort.h"
 
-#include "base/text.h"
-
 namespace sirtaki {
 namespace {
 
@@ -29,10 +27,7 @@ void PendingAbort::look(Nanoseconds now) {
     return failure_.fail({status, own_.rank, negotiation_.negotiator().last_decision()}, AbortScope::everyone, now);
   }
   if (!own_.local_peers || received_) return;
-  const Abort abort = own_.local_peers->read_abort();
-  if (abort.is_there)
-    receive({{abort.status, printable(abort.text, abort.text.size())}, abort.rank, abort.decision},
-            AbortScope::everyone, now);
+  if (auto notice = failure_of_host(*own_.local_peers)) receive(std::move(*notice), AbortScope::everyone, now);
 }
 
 void PendingAbort::receive(AbortNotice notice, AbortScope scope, Nanoseconds now) {
