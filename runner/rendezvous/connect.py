@@ -172,8 +172,6 @@ class _Attempt:
             self._failures[address] = "its queue is full" if code == errno.EAGAIN else os.strerror(code)
             connection.close()
             return
-        if connection.family != socket.AF_UNIX:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connected.append(connection)
 
     def _start_handshake(self, connection: socket.socket, deadline: float) -> None:
@@ -194,21 +192,16 @@ class _Attempt:
         self, connection: socket.socket, pending: HandshakeConnection
     ) -> tuple[Connection, Identity] | None:
         try:
-            alive = pending.receive()
-            pending.authenticate()
-            pending.send()
-        except OSError:
-            alive = False
+            is_open = pending.advance()
         except RendezvousError as error:
             pending.flush_hello()
             self.refusal = error
             self._end(connection)
             return None
-        if pending.peer is not None and pending.is_established and not pending.outgoing:
+        if pending.peer is not None and pending.is_complete:
             self._selector.unregister(connection)
-            connection.setblocking(True)
-            return pending.connection, pending.peer
-        if not alive:
+            return pending.hand_over(), pending.peer
+        if not is_open:
             closed = HandshakeError(_CLOSED_IN_TLS if pending.peer else _CLOSED)
             if pending.has_answered:
                 self.refusal = closed

@@ -7,6 +7,10 @@ import os
 from sirtaki.runner.rendezvous.job import RendezvousError
 
 KEY_BYTES = 32
+KEY_ADVICE = (
+    "write one with `python -c 'import secrets; print(secrets.token_hex(32))' > key && chmod 600 key` and "
+    "set SIRTAKI_KEY_FILE=key for every rank"
+)
 
 
 def write_key(path: str, key: bytes | None = None) -> bytes:

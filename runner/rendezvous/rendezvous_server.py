@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
+from sirtaki.runner.rendezvous import messages
 from sirtaki.runner.rendezvous.address import addresses_of, listen_at, split_addresses
-from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, HandshakeSteps, certified, handshake_steps
+from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, HandshakeSteps, begin_handshake
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
 from sirtaki.runner.rendezvous.job import (
     RENDEZVOUS_RANK,
@@ -25,25 +26,7 @@ from sirtaki.runner.rendezvous.job import (
     RendezvousError,
     Role,
 )
-from sirtaki.runner.rendezvous.messages import (
-    GATHER,
-    JOIN,
-    JOIN_FAILED,
-    NUMBER,
-    PAYLOAD_LIMIT,
-    REFUSED,
-    REPORT,
-    REPORTS,
-    REQUEST_LIMIT,
-    TEXT_LIMIT,
-    TIMED_OUT,
-    WELCOME,
-    RankEvent,
-    pack_failure,
-    pack_payloads,
-    unpack_failure,
-    unpack_report,
-)
+from sirtaki.runner.rendezvous.messages import NUMBER, RankEvent
 from sirtaki.runner.rendezvous.rendezvous_state import Answer, RendezvousState
 from sirtaki.runner.rendezvous.unauthenticated import TOO_SLOW, RejectionLog, UnauthenticatedConnections
 from sirtaki.runner.rendezvous.wire import pack_frame, printable, take_frame
@@ -63,7 +46,7 @@ class _Connection(HandshakeConnection):
         self.closing = False  # close once everything is sent
 
     def next_message(self) -> bytes | None:
-        return take_frame(self.incoming, REQUEST_LIMIT) if self.is_established else None
+        return take_frame(self.incoming, messages.REQUEST_LIMIT) if self.is_established else None
 
 
 class RendezvousServer:
@@ -169,8 +152,8 @@ class RendezvousServer:
         client = self._unauthenticated.accept(listening)
         if client is None:
             return
-        mine = certified(Identity(RENDEZVOUS_RANK), self.job, client)
-        steps = handshake_steps(self.job, mine, LinkKind.RENDEZVOUS, Role.ACCEPTS)
+        mine = Identity(RENDEZVOUS_RANK)
+        steps = begin_handshake(client, self.job, mine, LinkKind.RENDEZVOUS, Role.ACCEPTS)
         connection = _Connection(client, steps, time.monotonic() + HANDSHAKE_SECONDS)
         self._unauthenticated.add(connection)
         self._selector.register(client, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
@@ -210,18 +193,18 @@ class RendezvousServer:
     def _handle(self, connection: _Connection, message: bytes) -> None:
         kind, body = message[:1], message[1:]
         try:
-            if kind == JOIN and not connection.joined and len(body) == NUMBER.size:
+            if kind == messages.JOIN and not connection.joined and len(body) == NUMBER.size:
                 self._join(connection, NUMBER.unpack(body)[0])
             elif (
-                kind == GATHER
+                kind == messages.GATHER
                 and connection.joined
-                and NUMBER.size <= len(body) <= NUMBER.size + PAYLOAD_LIMIT
+                and NUMBER.size <= len(body) <= NUMBER.size + messages.PAYLOAD_LIMIT
             ):
                 self._gather(connection, NUMBER.unpack_from(body)[0], body[NUMBER.size :])
-            elif kind == REPORT and connection.joined:
-                self._note_report(connection, *unpack_report(body))
-            elif kind == JOIN_FAILED and connection.joined:
-                self._note_failure(connection, *unpack_failure(body))
+            elif kind == messages.REPORT and connection.joined:
+                self._note_report(connection, *messages.unpack_report(body))
+            elif kind == messages.JOIN_FAILED and connection.joined:
+                self._note_failure(connection, *messages.unpack_failure(body))
             else:
                 raise RendezvousError("the rendezvous does not understand this message")
         except RendezvousError as error:
@@ -244,7 +227,7 @@ class RendezvousServer:
         connection.joined = True
         self._unauthenticated.discard(connection)
         self._ranks[generation, rank] = connection
-        connection.outgoing += pack_frame(WELCOME + self._session)
+        connection.outgoing += pack_frame(messages.WELCOME + self._session)
 
     def _gather(self, connection: _Connection, number: int, payload: bytes) -> None:
         rank, generation = _identity_of(connection)
@@ -261,7 +244,7 @@ class RendezvousServer:
         self._send_answers(answers)
 
     def _note_report(self, connection: _Connection, event: str, text: str) -> None:
-        if event not in REPORTS:
+        if event not in messages.REPORTS:
             raise RendezvousError("the rendezvous does not know this event")
         rank, generation = _identity_of(connection)
         connection.initialised = True
@@ -269,12 +252,12 @@ class RendezvousServer:
             connection.end_report = "has finished"
         elif event != "initialised":
             connection.end_report = f"gave up: {printable(text, 500)}"
-        self._on_event(RankEvent(event, rank, generation, printable(text, TEXT_LIMIT)))
+        self._on_event(RankEvent(event, rank, generation, printable(text, messages.TEXT_LIMIT)))
 
     def _note_failure(self, connection: _Connection, culprit: int, text: str) -> None:
         """Handles a rank's report that it cannot join; at fault is itself, or a peer that it has lost."""
         rank, generation = _identity_of(connection)
-        text = printable(text, TEXT_LIMIT)
+        text = printable(text, messages.TEXT_LIMIT)
         if not 0 <= culprit < self.job.size:
             raise RendezvousError(f"there is no rank {culprit} in this job")
         if culprit == rank:
@@ -287,11 +270,10 @@ class RendezvousServer:
         """Notifies all ranks in this init(), whether they wait in an all-gather or for each other."""
         if not self._state.mark_failed(generation, text):
             return
-        message = pack_frame(pack_failure(culprit, text))
+        message = messages.pack_failure(culprit, text)
         for connection in [one for (other, _), one in self._ranks.items() if other == generation]:
             if not connection.initialised:
-                connection.outgoing += message
-                self._flush_or_drop(connection)
+                self._send(connection, message)
 
     def _send_answers(self, answers: list[Answer]) -> None:
         for answer in answers:
@@ -301,10 +283,10 @@ class RendezvousServer:
                 self._on_event(RankEvent(kind, answer.missing[0], generation, answer.error, answer.missing))
             for rank in answer.waiting:
                 if connection := self._ranks.get((generation, rank)):
-                    connection.outgoing += pack_frame(_message_of(answer))
-                    self._flush_or_drop(connection)
+                    self._send(connection, _message_of(answer))
 
-    def _flush_or_drop(self, connection: _Connection) -> None:
+    def _send(self, connection: _Connection, message: bytes) -> None:
+        connection.outgoing += pack_frame(message)
         try:
             self._flush(connection)
         except OSError:
@@ -312,7 +294,7 @@ class RendezvousServer:
 
     def _send_refusal(self, connection: _Connection, reason: str) -> None:
         """Ends the connection of an authenticated peer, and sends it the reason."""
-        connection.outgoing += pack_frame(REFUSED + reason.encode())
+        connection.outgoing += pack_frame(messages.REFUSED + reason.encode())
         connection.closing = True
         self._report_refusal(connection, reason)
 
@@ -355,5 +337,5 @@ def _identity_of(connection: _Connection) -> tuple[int, int]:
 
 def _message_of(answer: Answer) -> bytes:
     if answer.error:
-        return (TIMED_OUT if answer.timed_out else REFUSED) + answer.error.encode()
-    return pack_payloads(answer.payloads)
+        return (messages.TIMED_OUT if answer.timed_out else messages.REFUSED) + answer.error.encode()
+    return messages.pack_payloads(answer.payloads)

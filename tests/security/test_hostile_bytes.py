@@ -10,12 +10,13 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from handshakes import run_handshake
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous.address import split_address
-from sirtaki.runner.rendezvous.handshake import handshake_steps, run_handshake
+from sirtaki.runner.rendezvous.handshake import handshake_steps
 from sirtaki.runner.rendezvous.identity import (
     Offer,
     RankDescription,
@@ -37,7 +38,8 @@ from sirtaki.runner.rendezvous.messages import (
     unpack_payloads,
     unpack_report,
 )
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient, RendezvousServer
+from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.rendezvous.rendezvous_state import RendezvousState
 from sirtaki.runner.rendezvous.wire import pack_frame, printable, take_frame
 

@@ -17,15 +17,18 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import pytest
+from handshakes import run_handshake
 from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous import unauthenticated
 from sirtaki.runner.rendezvous.address import listen_at, require_key, split_address
-from sirtaki.runner.rendezvous.handshake import handshake_steps, run_handshake
+from sirtaki.runner.rendezvous.handshake import handshake_steps
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
 from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
+from sirtaki.runner.rendezvous.messages import RankEvent
 from sirtaki.runner.rendezvous.peer_listener import PeerListener
-from sirtaki.runner.rendezvous.rendezvous_client import RankEvent, RendezvousClient, RendezvousServer
+from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.rendezvous.unauthenticated import RejectionLog
 
 JOB = Job("job", 2, b"k" * 32, "1.0")
@@ -261,8 +264,13 @@ def test_a_crowd_from_one_place_displaces_only_itself() -> None:
 class _Connection:
     """The part of a TCP connection from a given address that HandshakeConnection uses."""
 
+    family = socket.AF_INET6
+
     def __init__(self, address: str) -> None:
         self._address = address
+
+    def setsockopt(self, *option: int) -> None:
+        assert option == (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def setblocking(self, blocking: bool) -> None:
         assert not blocking
