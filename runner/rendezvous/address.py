@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Sequence
 
-from sirtaki.runner.rendezvous.interfaces import local_addresses, unmapped_address
+from sirtaki.runner.rendezvous.interfaces import is_own_address, local_addresses, unmapped_address
 from sirtaki.runner.rendezvous.job import RendezvousError
 from sirtaki.runner.rendezvous.key import KEY_ADVICE
 
@@ -106,7 +106,8 @@ def listen_at(address: str, key: bytes) -> socket.socket:
             f"{address} can be reached from other machines, so the ranks need a common key: {KEY_ADVICE}"
         )
     is_name = host not in (sockaddr[0], "localhost", "*")
-    if host == "*" or (is_name and key and not _is_own_address(family, sockaddr[0])):
+    is_reachable = is_own_address(family, (sockaddr[0], 0)) and not is_loopback(sockaddr[0])
+    if host == "*" or (is_name and key and not is_reachable):
         return listen_everywhere(port)
     return _listen(address, family, sockaddr)
 
@@ -149,16 +150,6 @@ def _resolve(host: str, port: int) -> tuple[int, tuple[str, int]]:
         return resolve_all(host, port)[0]
     except socket.gaierror as error:
         raise unknown_host_error(host, error) from None
-
-
-def _is_own_address(family: int, host: str) -> bool:
-    """Returns whether a numerical address is one of this machine's that others may use."""
-    with socket.socket(family) as probe:
-        try:
-            probe.bind((host, 0))
-        except OSError:
-            return False
-    return not is_loopback(host)
 
 
 def _listen(address: str, family: int, sockaddr: str | tuple[str, int]) -> socket.socket:

@@ -8,7 +8,7 @@ import os
 import selectors
 import socket
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from sirtaki.runner.rendezvous.handshake import HandshakeSteps
 from sirtaki.runner.rendezvous.interfaces import unmapped_address
@@ -150,6 +150,13 @@ class HandshakeConnection:
                 self.outgoing += data
             except StopIteration as finished:
                 self.peer = finished.value
+
+
+def close_selector(selector: selectors.BaseSelector) -> None:
+    """Closes a selector, and everything that is registered with it."""
+    for key in list((selector.get_map() or {}).values()):
+        cast(socket.socket, key.fileobj).close()
+    selector.close()
 
 
 def is_trusted_user(connection: socket.socket) -> bool:

@@ -21,6 +21,14 @@ def write_key(path: str, key: bytes | None = None) -> bytes:
     return key
 
 
+def parse_key(text: str) -> bytes:
+    """Converts hexadecimal digits to bytes; b"" if these are none."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return b""
+
+
 def read_key(path: str) -> bytes:
     """Reads the key in the file at `path`. Raises RendezvousError if it is missing or not well protected."""
     try:
@@ -36,10 +44,7 @@ def read_key(path: str) -> bytes:
         )
     if status.st_mode & 0o077:
         raise RendezvousError(f"others may read or write the job's key in {path}: run `chmod 600 {path}`")
-    try:
-        key = bytes.fromhex(text)
-    except ValueError:
-        key = b""
+    key = parse_key(text)
     if len(key) != KEY_BYTES:
         raise RendezvousError(
             f"{path} holds no key: it must be {KEY_BYTES} bytes, written as {2 * KEY_BYTES} hex digits"

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from sirtaki.runner.rendezvous.address import (
     addresses_of,
@@ -29,7 +29,7 @@ from sirtaki.runner.rendezvous.address import (
     unix_path,
 )
 from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, HandshakeSteps, begin_handshake
-from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
+from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, close_selector
 from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
 from sirtaki.runner.rendezvous.job import (
     HandshakeError,
@@ -85,9 +85,7 @@ class PeerListener:
         """Listens. `folder` is private to the job, if its launcher has made one; it holds the Unix socket."""
         self._selector = selectors.DefaultSelector()
         self._name = "a rank"
-        self._unauthenticated: UnauthenticatedConnections[HandshakeConnection] = UnauthenticatedConnections(
-            self._reject
-        )
+        self._unauthenticated = UnauthenticatedConnections[HandshakeConnection](self._reject)
         self._rejection_log = RejectionLog(lambda text: print(f"sirtaki: {text}", file=sys.stderr))
         self.name, local = _listen_locally(folder)
         self._listen(local)
@@ -152,9 +150,7 @@ class PeerListener:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for key in list((self._selector.get_map() or {}).values()):
-            cast(socket.socket, key.fileobj).close()
-        self._selector.close()
+        close_selector(self._selector)
         if not is_abstract(self.name):
             with contextlib.suppress(OSError):
                 os.unlink(unix_path(self.name))

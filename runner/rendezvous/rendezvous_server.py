@@ -11,12 +11,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
 
 from sirtaki.runner.rendezvous import messages
 from sirtaki.runner.rendezvous.address import addresses_of, listen_at, split_addresses
-from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, HandshakeSteps, begin_handshake
-from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
+from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, begin_handshake
+from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, close_selector
 from sirtaki.runner.rendezvous.job import (
     RENDEZVOUS_RANK,
     HandshakeError,
@@ -37,13 +36,11 @@ _WAKE_READ_BYTES = 64 * 1024
 class _Connection(HandshakeConnection):
     """One client."""
 
-    def __init__(self, client: socket.socket, steps: HandshakeSteps, deadline: float) -> None:
-        super().__init__(client, steps, deadline)
-        self.joined = False
-        self.initialised = False
-        self.rounds = 0  # the number of all-gathers that it has taken part in
-        self.end_report = ""  # its report of its own end
-        self.closing = False  # close once everything is sent
+    joined = False
+    initialised = False
+    rounds = 0  # the number of all-gathers that it has taken part in
+    end_report = ""  # its report of its own end
+    closing = False  # close once everything is sent
 
     def next_message(self) -> bytes | None:
         return take_frame(self.incoming, messages.REQUEST_LIMIT) if self.is_established else None
@@ -76,9 +73,7 @@ class RendezvousServer:
         self._listening = [listen_at(one, job.key) for one in split_addresses(address)]
         reachable = [one for listening in self._listening for one in addresses_of(listening, interfaces)]
         self.address = ",".join(dict.fromkeys(reachable))
-        self._unauthenticated: UnauthenticatedConnections[_Connection] = UnauthenticatedConnections(
-            self._reject
-        )  # clients yet to join
+        self._unauthenticated = UnauthenticatedConnections[_Connection](self._reject)  # clients yet to join
         self._rejection_log = RejectionLog(
             lambda text: on_event(RankEvent("refused", RENDEZVOUS_RANK, 0, text))
         )
@@ -103,9 +98,7 @@ class RendezvousServer:
         if self._thread.is_alive():
             self._call_soon(self._stop)
             self._thread.join()
-        for key in list((self._selector.get_map() or {}).values()):
-            cast(socket.socket, key.fileobj).close()
-        self._selector.close()
+        close_selector(self._selector)
         self._wake_sender.close()
 
     def __enter__(self) -> RendezvousServer:
@@ -296,7 +289,7 @@ class RendezvousServer:
         """Ends the connection of an authenticated peer, and sends it the reason."""
         connection.outgoing += pack_frame(messages.REFUSED + reason.encode())
         connection.closing = True
-        self._report_refusal(connection, reason)
+        self._on_event(RankEvent("refused", *_identity_of(connection), reason))
 
     def _reject(self, connection: _Connection, reason: str) -> None:
         """Ends a connection without an answer. A client that had to make room may retry: see `connect`."""
@@ -305,11 +298,7 @@ class RendezvousServer:
         if connection.peer is None:
             self._rejection_log.add(text)
         else:
-            self._report_refusal(connection, text)
-
-    def _report_refusal(self, connection: _Connection, reason: str) -> None:
-        peer = connection.peer or Identity(RENDEZVOUS_RANK)
-        self._on_event(RankEvent("refused", peer.rank, peer.generation, reason))
+            self._on_event(RankEvent("refused", *_identity_of(connection), text))
 
     def _drop(self, connection: _Connection) -> None:
         if connection.socket.fileno() < 0:

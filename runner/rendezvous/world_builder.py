@@ -19,6 +19,7 @@ from sirtaki.runner.rendezvous.identity import (
     RankDescription,
     check_agreement,
     describe_process,
+    pack,
     ranks_of_host,
     topology_of,
     unpack,
@@ -95,7 +96,7 @@ class WorldBuilder:
         if spans_hosts:
             addresses = listener.listen_to_hosts(self.client.own_addresses(), world.job.key)
         mine = Offer(addresses, no_memory)
-        offers = [unpack_offer(payload) for payload in self.client.all_gather(mine.pack())]
+        offers = [unpack_offer(payload) for payload in self.client.all_gather(pack(mine))]
         deadline = time.monotonic() + world.start_timeout
         # Jobs that share a key and an id differ by the rendezvous's session.
         job = replace(world.job, id=f"{world.job.id}/{self.client.session.hex()}")
@@ -115,7 +116,7 @@ class WorldBuilder:
     def _exchange_descriptions(self, listens_at: str) -> list[RankDescription]:
         agreed = {knob.name: self.config.get(knob.name) for knob in knobs() if knob.agreed}
         mine = describe_process(listens_at, agreed)
-        members = [unpack(payload) for payload in self.client.all_gather(mine.pack())]
+        members = [unpack(payload) for payload in self.client.all_gather(pack(mine))]
         check_agreement(members)
         return members
 

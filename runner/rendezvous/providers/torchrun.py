@@ -68,9 +68,8 @@ class _Channel:
         try:
             self._store: Any = TCPStore(host, port, is_master=False, timeout=timeout)
             run = f"{environment['TORCHELASTIC_RUN_ID']}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-            generation = self._store.add(
-                f"sirtaki/{run}/turn/{environment['RANK']}", 1
-            )  # counts the init() calls of this rank
+            # Counts the init() calls of this rank.
+            generation = self._store.add(f"sirtaki/{run}/turn/{environment['RANK']}", 1)
             self.name = f"torchrun-{run}.{generation}"
         except RuntimeError as error:
             raise RendezvousError(f"torchrun's store at {host}:{port} does not answer: {error}") from None
