@@ -49,9 +49,8 @@ class Config:
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         self.pointer: Any = ffi.gc(lib.srt_config_create(), lib.srt_config_destroy)
-        error = ffi.new("srt_error *")
         for name, value in settings.items():
-            check(lib.srt_config_set(self.pointer, name.encode(), value.encode(), error), error)
+            call(lib.srt_config_set, self.pointer, name.encode(), value.encode())
 
     def get(self, name: str) -> str:
         """Returns the value of a setting, as text."""
@@ -80,6 +79,12 @@ def check(status: int, error: Any) -> None:
         raise error_of(status, text(error.text))
 
 
+def call(function: Any, *arguments: Any) -> None:
+    """Calls a function of the core that has an `srt_error` as its last parameter; raises what it reports."""
+    error = ffi.new("srt_error *")
+    check(function(*arguments, error), error)
+
+
 def _shape_of(tensor: Any) -> tuple[int, ...]:
     return tuple(tensor.shape[0 : tensor.dimensions])
 
@@ -106,8 +111,8 @@ class Context:
         described = ffi.new("srt_topology *", {"struct_size": ffi.sizeof("srt_topology"), "peers": peers})
         for field in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
             setattr(described, field, getattr(topology, field))
-        out, error = ffi.new("srt_context **"), ffi.new("srt_error *")
-        check(lib.srt_create(config.pointer, described, out, error), error)
+        out = ffi.new("srt_context **")
+        call(lib.srt_create, config.pointer, described, out)
         self._native = _Native(out[0])
         self._pointer = out[0]
         self._detached = DetachedOperations(out[0])
@@ -115,13 +120,11 @@ class Context:
 
     def link_socket(self, peer: int, descriptor: int) -> None:
         """Passes the core a connected stream socket to a peer. The core takes ownership of the descriptor."""
-        error = ffi.new("srt_error *")
-        check(lib.srt_link_socket(self._pointer, peer, descriptor, error), error)
+        call(lib.srt_link_socket, self._pointer, peer, descriptor)
 
     def link_tls(self, peer: int, descriptor: int, session: Any) -> None:
         """Works like `link_socket`, for a socket with an established TLS session, which it then owns."""
-        error = ffi.new("srt_error *")
-        check(lib.srt_link_tls(self._pointer, peer, descriptor, session, error), error)
+        call(lib.srt_link_tls, self._pointer, peer, descriptor, session)
 
     def link_memory(self, memory: SharedMemory) -> None:
         """Passes the core the shared memory of this host's ranks. The descriptors are duplicated."""
@@ -137,13 +140,11 @@ class Context:
         described.struct_size = ffi.sizeof("srt_memory")
         described.fd, described.address = memory.descriptor, memory.address
         described.slot, described.slot_count = memory.slot, len(memory.ranks)
-        error = ffi.new("srt_error *")
-        check(lib.srt_link_memory(self._pointer, described, error), error)
+        call(lib.srt_link_memory, self._pointer, described)
 
     def start(self) -> None:
         """Starts negotiation. All ranks of the world must call it."""
-        error = ffi.new("srt_error *")
-        check(lib.srt_start(self._pointer, error), error)
+        call(lib.srt_start, self._pointer)
 
     def enqueue(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
         """Queues requests `start` to `start + count` of a batch, all or none.

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from sirtaki.bindings.context import Context, check
+from sirtaki.bindings.context import Context, call
 from sirtaki.bindings.library import ffi, lib
 
 
@@ -100,8 +100,7 @@ def _lateness(late: Any) -> Lateness:
 def start_timeline(context: Context, path: str, mark_decisions: bool) -> None:
     """Starts this rank's timeline: in `path` for rank 0, in `path`.rank<N> for the others."""
     file = path if context.rank == 0 else f"{path}.rank{context.rank}"
-    error = ffi.new("srt_error *")
-    check(lib.srt_timeline_start(context.pointer, os.fsencode(file), mark_decisions, error), error)
+    call(lib.srt_timeline_start, context.pointer, os.fsencode(file), mark_decisions)
 
 
 def stop_timeline(context: Context) -> None:

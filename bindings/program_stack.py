@@ -20,9 +20,8 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.errors import error_of
-from sirtaki.bindings.library import ffi, lib, text
+from sirtaki.bindings.context import Context, call
+from sirtaki.bindings.library import ffi, lib
 
 _OWN_FOLDER = os.fsencode(Path(__file__).parents[1])
 _QUERY_BYTES = 4
@@ -44,14 +43,12 @@ def register_stack_source(context: Context) -> None:
     source = _source()
     if source is None:
         return
-    error, folder = ffi.new("srt_error *"), ffi.new("char[]", _OWN_FOLDER)
+    folder = ffi.new("char[]", _OWN_FOLDER)
     described = ffi.new("srt_stack_source *")
     described.interpreter_fd, described.file_fd = source.query_fd, source.file
     described.signal_number, described.thread = source.signal_number, source.main_thread
     described.own_folder = folder
-    status = lib.srt_watch_stack(context.pointer, described, error)
-    if status != lib.SRT_OK:
-        raise error_of(status, text(error.text))
+    call(lib.srt_watch_stack, context.pointer, described)
 
 
 @cache

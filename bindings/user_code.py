@@ -40,7 +40,7 @@ class CallSite(NamedTuple):
     def __str__(self) -> str:
         """Formats "in step() at train.py:12"."""
         lines = (line for start, end, line in self.code.co_lines() if start <= self.instruction < end)
-        return _format_location(self.code.co_name, self.code.co_filename, next(lines, None))
+        return format_location(self.code.co_name, self.code.co_filename, next(lines, None))
 
 
 def call_site() -> CallSite | None:
@@ -58,10 +58,11 @@ def location_of(trace: TracebackType | None) -> str:
     if not frames:
         return ""
     frame = (own or frames)[-1]
-    return _format_location(frame.name, frame.filename, frame.lineno)
+    return format_location(frame.name, frame.filename, frame.lineno)
 
 
-def _format_location(function: str, file: str, line: int | None) -> str:
+def format_location(function: str, file: str, line: int | None) -> str:
+    """Formats "in load() at train.py:4"; "at train.py:4" for code outside of any function."""
     within = "" if function == "<module>" else f"in {function}() "
     return f"{within}at {os.path.basename(file)}:{line}"
 

@@ -14,6 +14,7 @@ from sirtaki.runner.command import find_program
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.hosts import Host, is_this_host, merge_own, parse_hostfile, parse_hosts
 from sirtaki.runner.options import EXAMPLE, parse
+from sirtaki.runner.rendezvous.interfaces import is_own_address
 
 if TYPE_CHECKING:
     from sirtaki.runner.launch import Settings
@@ -115,7 +116,7 @@ def _hosts(options: argparse.Namespace) -> tuple[list[Host], list[str]]:
     else:
         hosts, notices = parse_hostfile(_read(options.hostfile), str(options.hostfile))
     own_names = (socket.gethostname(), socket.getfqdn())
-    return merge_own(hosts, lambda name: is_this_host(name, own_names, _is_own_address)), notices
+    return merge_own(hosts, lambda name: is_this_host(name, own_names, _is_own_name)), notices
 
 
 def _read(path: Path) -> str:
@@ -125,20 +126,13 @@ def _read(path: Path) -> str:
         raise LaunchError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _is_own_address(name: str) -> bool:
-    """Returns whether a name means an address of this machine: only local addresses can be bound."""
+def _is_own_name(name: str) -> bool:
+    """Returns whether a name means an address of this machine."""
     try:
         found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):  # perhaps a name that only ssh knows
         return False
-    for family, kind, protocol, _, sockaddr in found:
-        try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.bind(sockaddr)
-                return True
-        except OSError:
-            continue
-    return False
+    return any(is_own_address(family, sockaddr) for family, _, _, _, sockaddr in found)
 
 
 def _timeline_of(options: argparse.Namespace) -> Path | None:

@@ -201,7 +201,7 @@ class FailureAnalyzer:
         lost_ranks = [
             status.rank for status in self._statuses.values() if status.lost and status.host == culprit.host
         ]
-        subject = name_ranks(tuple(sorted(lost_ranks)))
+        subject = name_ranks(sorted(lost_ranks))
         return JobFailure(1, f"the host {culprit.host} was lost, and {subject} with it: {culprit.lost}")
 
     def _failure_by_loss(self) -> JobFailure:

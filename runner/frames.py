@@ -16,9 +16,8 @@ from typing import Any
 START_MARK = b"\0sirtaki agent\0\n"
 MAX_BEFORE_MARK = 64 * 1024  # bytes that a login may print
 INITIAL_CREDIT = 256 * 1024  # bytes of ranks' output that an agent may send before hvdrun grants more
-FINAL_CREDIT = (
-    1024 * 1024
-)  # further bytes for each stream of a rank once all ranks have ended: the capacity of a pipe
+# Further bytes for each stream of a rank once all ranks have ended: the capacity of a pipe.
+FINAL_CREDIT = 1024 * 1024
 _MAGIC = b"sirt"
 _HEADER = struct.Struct("!4sBiI")  # magic, kind, rank (or a number), length of the payload
 _NUMBER = struct.Struct("!I")

@@ -11,58 +11,44 @@ from dataclasses import dataclass
 
 from sirtaki.runner.errors import LaunchError
 
-_NO_MPI = "there is no MPI here: leave it out"
-_NO_TUNING = "there is no tuning, as there is little to tune: leave it out; hvdrun --help lists the settings"
 _NO_ELASTIC = "the number of ranks cannot change while a job runs"
-_NO_BINDING = "hvdrun binds no rank to cores: start the command through taskset or numactl"
-_NO_LEVELS = "there are no log levels: --verbose shows more, --log-descriptor -1 silences the ranks' core"
+_NO_TUNING = "there is no tuning, as there is little to tune: leave it out; hvdrun --help lists the settings"
 
-# Options with an alternative. They take values or none; the answer is the reason in either case.
-REFUSED: dict[str, str] = {
-    "--disable-cache": "hvdrun keeps nothing between jobs: leave it out",
-    "--mpi": _NO_MPI,
-    "--jsrun": _NO_MPI,
-    "--mpi-args": _NO_MPI,
-    "--mpi-threads-disable": _NO_MPI,
-    "--tcp": "it is for MPI and NCCL; to keep NCCL off InfiniBand, set NCCL_IB_DISABLE=1",
-    "--cycle-time-ms": "there are no cycles; the closest equivalent is --report-window SECONDS",
-    "--hierarchical-allgather": "all-gathers need no such option: leave it out",
-    "--torus-allreduce": "use --cpu-algorithm hierarchical",
-    "--autotune": _NO_TUNING,
-    "--autotune-log-file": _NO_TUNING,
-    "--autotune-warmup-samples": _NO_TUNING,
-    "--autotune-steps-per-sample": _NO_TUNING,
-    "--autotune-bayes-opt-max-samples": _NO_TUNING,
-    "--autotune-gaussian-process-noise": _NO_TUNING,
-    "--min-np": _NO_ELASTIC,
-    "--min-num-proc": _NO_ELASTIC,
-    "--max-np": _NO_ELASTIC,
-    "--max-num-proc": _NO_ELASTIC,
-    "--slots-per-host": _NO_ELASTIC,
-    "--elastic-timeout": _NO_ELASTIC,
-    "--reset-limit": _NO_ELASTIC,
-    "--blacklist-cooldown-range": _NO_ELASTIC,
-    "--host-discovery-script": f"{_NO_ELASTIC}: name the hosts with --hosts or --hostfile",
-    "--binding-args": _NO_BINDING,
-    "--thread-affinity": _NO_BINDING,
-    "--num-nccl-streams": "all operations on a GPU share one stream",
-    "--gloo-timeout-seconds": "use --start-timeout for the start, --progress-deadline afterwards",
-    "--log-level": _NO_LEVELS,
-    "--log-with-timestamp": _NO_LEVELS,
-    "--log-hide-timestamp": _NO_LEVELS,
-    "-prefix-timestamp": "pipe hvdrun's output through `ts` instead",
-    "--prefix-output-with-timestamp": "pipe hvdrun's output through `ts` instead",
+# Options with an alternative, by the reason. With or without a value, the answer is the reason.
+_REFUSED_FOR: dict[str, Sequence[str]] = {
+    "hvdrun keeps nothing between jobs: leave it out": ("--disable-cache",),
+    "there is no MPI here: leave it out": ("--mpi", "--jsrun", "--mpi-args", "--mpi-threads-disable"),
+    "it is for MPI and NCCL; to keep NCCL off InfiniBand, set NCCL_IB_DISABLE=1": ("--tcp",),
+    "there are no cycles; the closest equivalent is --report-window SECONDS": ("--cycle-time-ms",),
+    "all-gathers need no such option: leave it out": ("--hierarchical-allgather",),
+    "use --cpu-algorithm hierarchical": ("--torus-allreduce",),
+    _NO_TUNING: (
+        *("--autotune", "--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"),
+        *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
+    ),
+    _NO_ELASTIC: (
+        *("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host"),
+        *("--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range"),
+    ),
+    f"{_NO_ELASTIC}: name the hosts with --hosts or --hostfile": ("--host-discovery-script",),
+    "hvdrun binds no rank to cores: start the command through taskset or numactl": (
+        "--binding-args",
+        "--thread-affinity",
+    ),
+    "all operations on a GPU share one stream": ("--num-nccl-streams",),
+    "use --start-timeout for the start, --progress-deadline afterwards": ("--gloo-timeout-seconds",),
+    "there are no log levels: --verbose shows more, --log-descriptor -1 silences the ranks' core": (
+        "--log-level",
+        "--log-with-timestamp",
+        "--log-hide-timestamp",
+    ),
+    "pipe hvdrun's output through `ts` instead": ("-prefix-timestamp", "--prefix-output-with-timestamp"),
 }
+REFUSED = {flag: reason for reason, flags in _REFUSED_FOR.items() for flag in flags}
 # Options that request the behaviour that is always on.
 _ALREADY_SO = (
-    "--gloo",
-    "--no-autotune",
-    "--stall-check",
-    "--no-torus-allreduce",
-    "--no-hierarchical-allgather",
-    "--no-mpi-threads-disable",
-    "--log-without-timestamp",
-    "--no-log-hide-timestamp",
+    *("--gloo", "--no-autotune", "--stall-check", "--no-torus-allreduce", "--no-hierarchical-allgather"),
+    *("--no-mpi-threads-disable", "--log-without-timestamp", "--no-log-hide-timestamp"),
 )
 
 

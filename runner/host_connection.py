@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sirtaki.runner.display import Display
 from sirtaki.runner.errors import LaunchError
@@ -22,13 +23,13 @@ ANSWER_SECONDS = CONNECT_SECONDS + 50.0  # for the login, and for Python to star
 _SHOW_SECONDS = 2.0  # time to show ssh's output before hvdrun ends
 
 
+@dataclass(frozen=True)
 class Connection:
     """The connections to a job's hosts, before any rank has been started."""
 
-    def __init__(self, options: SshOptions, selector: selectors.BaseSelector, display: Display) -> None:
-        self._options = options
-        self._selector = selector
-        self._display = display
+    options: SshOptions
+    selector: selectors.BaseSelector
+    display: Display
 
     def connect(
         self, hosts: Sequence[Host], program: str, wakeup: WakeupPipe, reaper: Reaper
@@ -46,9 +47,9 @@ class Connection:
         question = {"folder": os.getcwd(), "program": os.path.abspath(program)}
         remotes = []
         for name in names:
-            remote = RemoteHost(name, self._options, self._selector, self._display)
-            command = ssh_command(ssh, name, self._options)
-            self._display.detail(f"reaching {name}: {' '.join(command)}")
+            remote = RemoteHost(name, self.options, self.selector, self.display)
+            command = ssh_command(ssh, name, self.options)
+            self.display.detail(f"reaching {name}: {' '.join(command)}")
             try:
                 remote.connect(command, question, reaper)
             except OSError as error:
@@ -59,12 +60,10 @@ class Connection:
 
     def _wait(self, remotes: Sequence[RemoteHost], wakeup: WakeupPipe) -> None:
         names = {index: remote.name for index, remote in enumerate(remotes)}
-        progress = Progress(
-            "hosts have answered", names, self._display.show_progress, self._display.refreshes
-        )
+        progress = Progress("hosts have answered", names, self.display.show_progress, self.display.refreshes)
         progress.begin()
         deadline = time.monotonic() + ANSWER_SECONDS
-        self._selector.register(wakeup, selectors.EVENT_READ, lambda: _handle_wakeup(wakeup))
+        self.selector.register(wakeup, selectors.EVENT_READ, lambda: _handle_wakeup(wakeup))
         wakeup.unblock_signals()
         while awaited := [remote for remote in remotes if remote.answer is None and not remote.failure]:
             now = time.monotonic()
@@ -81,20 +80,20 @@ class Connection:
                 if remote.answer is not None or remote.failure:
                     progress.note(index)
         progress.end()
-        self._selector.unregister(wakeup)
+        self.selector.unregister(wakeup)
         wakeup.block_signals()
         if failures := [remote.failure for remote in remotes if remote.failure]:
             self._flush_output()
             raise LaunchError("\nhvdrun: ".join(failures), 1)
 
     def _iterate(self, timeout: float) -> None:
-        self._display.balance()
-        for key, _ in self._selector.select(timeout):
+        self.display.balance()
+        for key, _ in self.selector.select(timeout):
             key.data()
 
     def _flush_output(self) -> None:
         until = time.monotonic() + _SHOW_SECONDS
-        while not self._display.all_shown and time.monotonic() < until:
+        while not self.display.all_shown and time.monotonic() < until:
             self._iterate(0.1)
 
 

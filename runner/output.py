@@ -136,9 +136,8 @@ class Stream:
 
     def _show(self, line: bytes) -> None:
         if not self._is_trusted:
-            line = (
-                printable(line.decode(errors="replace").rstrip("\r\n"), _LONGEST_UNTRUSTED).encode() + b"\n"
-            )
+            text = line.decode(errors="replace").rstrip("\r\n")
+            line = printable(text, _LONGEST_UNTRUSTED).encode() + b"\n"
         if line.endswith(b"\n"):
             self.tail.append(line[-_TAIL_LINE_BYTES:])
         if self.shown:

@@ -89,7 +89,7 @@ class Process:
             self._reaped = True
 
 
-class RankProcess:
+class RankProcess(Process):
     """A running rank of this host. `stdout` and `stderr` are the descriptors to read its output from."""
 
     def __init__(
@@ -103,7 +103,7 @@ class RankProcess:
         self.stderr, stderr = os.pipe()
         devnull = os.open(os.devnull, os.O_RDONLY)
         try:
-            self._process = Process(command, environment, reaper, (devnull, stdout, stderr))
+            super().__init__(command, environment, reaper, (devnull, stdout, stderr))
         except OSError:
             os.close(self.stdout)
             os.close(self.stderr)
@@ -111,22 +111,13 @@ class RankProcess:
         finally:
             for descriptor in (devnull, stdout, stderr):
                 os.close(descriptor)
-        self.pid = self._process.pid
 
     def check(self) -> ExitStatus | None:
         """Returns how the rank ended, if it has ended since the last call."""
-        if self.exit_status is None and (result := self._process.poll()):
+        if self.exit_status is None and (result := self.poll()):
             self.exit_status = ExitStatus(self.rank, self.pid, *result)
             return self.exit_status
         return None
-
-    def signal(self, number: int) -> None:
-        """Sends a signal to all processes in the rank's process group."""
-        self._process.signal(number)
-
-    def reap(self) -> None:
-        """Reaps the rank, which has ended."""
-        self._process.reap()
 
 
 def _exec(

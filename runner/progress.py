@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+
+from sirtaki.runner.rendezvous.rendezvous_state import join_names
 
 FIRST_REFRESH_SECONDS = 1.0  # a shorter wait needs no line
 FIRST_REPEAT_SECONDS = 5.0
-_MAX_NAMES = 4
 
 
 class Progress:
@@ -64,11 +65,3 @@ class Progress:
         present = len(self._names) - len(self._missing)
         awaited = join_names(self._names[key] for key in sorted(self._missing))
         return f"{present} of {len(self._names)} {self._what}; waiting for {awaited}"
-
-
-def join_names(names: Iterable[str]) -> str:
-    """Formats "a", "a and b", "a, b, c and 5 more"."""
-    named = list(names)
-    if len(named) > _MAX_NAMES:
-        named[_MAX_NAMES - 1 :] = [f"{len(named) - _MAX_NAMES + 1} more"]
-    return named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"

@@ -66,15 +66,19 @@ class Reaper:
 
     def replace_if_killed(self) -> bool:
         """Starts another reaper, with the same orders, if this one has died; returns whether it had."""
-        if self._released or not self._has_exited():
+        if self._released or not self.ended():
             return False
         os.close(self._pipe)
         self._start()
         return True
 
-    def ended(self) -> bool:
-        """Returns whether the reaper has finished its work."""
-        return self._has_exited()
+    def ended(self, options: int = os.WNOHANG) -> bool:
+        """Returns whether the reaper has exited."""
+        if self.pid:
+            ended, status = os.waitpid(self.pid, options)
+            if ended:
+                self.pid, self._was_killed = 0, status != 0
+        return not self.pid
 
     def release(self) -> None:
         """Lets the reaper start its work; the reaper exits afterwards."""
@@ -88,7 +92,7 @@ class Reaper:
     def __exit__(self, *exception: object) -> None:
         """Waits for the reaper, and completes its work in case it was killed."""
         self.release()
-        self._has_exited(options=0)
+        self.ended(options=0)
         if self._was_killed:
             end_groups(self._groups)
         for path in self._directories:
@@ -97,13 +101,6 @@ class Reaper:
     def _send_order(self, text: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # it was killed; its replacement gets all orders
             os.write(self._pipe, os.fsencode(text) + b"\n")
-
-    def _has_exited(self, options: int = os.WNOHANG) -> bool:
-        if self.pid:
-            ended, status = os.waitpid(self.pid, options)
-            if ended:
-                self.pid, self._was_killed = 0, status != 0
-        return not self.pid
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.channel import Channel
@@ -16,6 +16,7 @@ from sirtaki.runner.command import NOT_EXECUTABLE
 from sirtaki.runner.display import STDERR, STDOUT, Display
 from sirtaki.runner.failure_analysis import ExitStatus
 from sirtaki.runner.frames import FINAL_CREDIT, INITIAL_CREDIT, START_MARK, Frame, Kind, WireError
+from sirtaki.runner.post_mortem import PostMortem
 from sirtaki.runner.process import Process
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.wire import printable
@@ -56,20 +57,12 @@ class RemoteRank:
         return is_new
 
 
-class ReportStore(Protocol):
-    """The storage for the files that ranks of other hosts leave behind."""
-
-    def store_report(self, rank: int, content: bytes) -> None: ...
-
-    def append_timeline(self, rank: int, piece: bytes) -> None: ...
-
-
 @dataclass
 class RemoteJob:
     """The receivers of a host's messages once its ranks are to start."""
 
     ranks: Mapping[int, RemoteRank]
-    report_store: ReportStore
+    post_mortem: PostMortem  # stores the files that these ranks leave
     on_start: Callable[[int, int], None]  # arguments: a rank and its pid
     on_exit: Callable[[], None]
 
@@ -93,10 +86,7 @@ class RemoteHost:
         self._options = options
         self._selector = selector
         self._display = display
-        self._ungranted = {
-            STDOUT: 0,
-            STDERR: 0,
-        }  # bytes of output received for which no new room has been granted
+        self._ungranted = {STDOUT: 0, STDERR: 0}  # bytes received for which no new room has been granted
         self._credit = INITIAL_CREDIT
         self._job: RemoteJob | None = None
         self._last_received = time.monotonic()
@@ -208,9 +198,9 @@ class RemoteHost:
             values = frame.values
             self._note_exit(rank, _exit_code(values.get("code")), _exit_code(values.get("killed_by")))
         elif frame.kind == Kind.REPORT:
-            job.report_store.store_report(frame.rank, frame.payload)
+            job.post_mortem.store_report(frame.rank, frame.payload)
         elif frame.kind == Kind.TIMELINE:
-            job.report_store.append_timeline(frame.rank, frame.payload)
+            job.post_mortem.append_timeline(frame.rank, frame.payload)
         else:
             raise WireError(f"{frame.kind.name} is not expected now")
 

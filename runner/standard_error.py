@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 
@@ -32,12 +31,10 @@ def exception_in(lines: Sequence[bytes]) -> str:
 
 def _place(frames: Sequence[re.Match[str]]) -> str:
     try:
-        from sirtaki.bindings.user_code import is_internal
+        from sirtaki.bindings.user_code import format_location, is_internal
     except ImportError:  # the core is not built here
         return ""
     own = [frame for frame in frames if not is_internal(frame["file"])]
     if not own:
         return ""
-    function = own[-1]["function"] or "<module>"
-    where = f"at {os.path.basename(own[-1]['file'])}:{own[-1]['line']}"
-    return where if function == "<module>" else f"in {function}() {where}"
+    return format_location(own[-1]["function"] or "<module>", own[-1]["file"], int(own[-1]["line"]))

@@ -35,8 +35,6 @@ class Stragglers:
         if self.due is None or now < self.due or not running:
             return
         runs = "runs" if len(running) == 1 else "run"
-        self._say(
-            f"{name_ranks(tuple(running))} still {runs}; the others ended {now - self._since:.0f} s ago"
-        )
+        self._say(f"{name_ranks(running)} still {runs}; the others ended {now - self._since:.0f} s ago")
         self._pause *= _FACTOR
         self.due = self._since + self._pause

@@ -7,6 +7,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sirtaki.runner.capacity import Capacity
@@ -46,29 +47,21 @@ class Mailbox:
         return [self._events.popleft() for _ in range(len(self._events))]
 
 
+@dataclass
 class Supervisor:
     """Supervises a job from the start of its ranks to its end."""
 
-    def __init__(
-        self,
-        ranks: Sequence[Rank],
-        hosts: Sequence[RemoteHost],
-        display: Display,
-        selector: selectors.BaseSelector,
-        analyzer: FailureAnalyzer,
-        server: RendezvousServer,
-        post_mortem: PostMortem,
-        progress: Progress,
-    ) -> None:
-        self._ranks = ranks
-        self._hosts = hosts  # the hosts other than this one
-        self._display = display
-        self._selector = selector
-        self._analyzer = analyzer
-        self._server = server
-        self._post_mortem = post_mortem
-        self._progress = progress
-        self._stragglers = Stragglers(display.say)
+    ranks: Sequence[Rank]
+    hosts: Sequence[RemoteHost]  # the hosts other than this one
+    display: Display
+    selector: selectors.BaseSelector
+    analyzer: FailureAnalyzer
+    server: RendezvousServer
+    post_mortem: PostMortem
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self._stragglers = Stragglers(self.display.say)
         self._failure: JobFailure | None = None  # set once it is certain that the job has failed
         self._decide_at: float | None = None
         self._kill_at: float | None = None
@@ -82,72 +75,72 @@ class Supervisor:
 
     def run(self, wakeup: WakeupPipe, mailbox: Mailbox, reaper: Reaper) -> int:
         """Runs the loop; returns hvdrun's exit code when all descendants have ended and all is shown."""
-        self._selector.register(
+        self.selector.register(
             wakeup, selectors.EVENT_READ, lambda: self._handle_wakeup(wakeup, mailbox, reaper)
         )
         wakeup.unblock_signals()
         self._handle_wakeup(wakeup, mailbox, reaper)
-        self._run_until(lambda: all(rank.exit_status for rank in self._ranks))
-        self._server.close()
+        self._run_until(lambda: all(rank.exit_status for rank in self.ranks))
+        self.server.close()
         self._conclude(mailbox)
         self._finish_hosts()
-        for rank in self._ranks:
+        for rank in self.ranks:
             rank.reap()
-        failed = self._failure is not None and self._analyzer.failed
-        summary = self._post_mortem.lines(self._failure.event if self._failure and failed else "")
+        failed = self._failure is not None and self.analyzer.failed
+        summary = self.post_mortem.lines(self._failure.event if self._failure and failed else "")
         reaper.release()
         self._run_until(lambda: reaper.ended() or self._skips_output)
-        for host in self._hosts:
+        for host in self.hosts:
             host.close()
-        self._display.close_streams()
+        self.display.close_streams()
         self._show_result(summary)
-        self._run_until(lambda: self._display.all_shown or self._skips_output)
+        self._run_until(lambda: self.display.all_shown or self._skips_output)
         return self._failure.exit_code if self._failure else 0
 
     def _conclude(self, mailbox: Mailbox) -> None:
         for event in mailbox.drain():
-            self._analyzer.note_event(event)
-        if self._failure is None and self._analyzer.failed:
+            self.analyzer.note_event(event)
+        if self._failure is None and self.analyzer.failed:
             self._failure = self._analyze()
         self._decide_at = self._kill_at = None
-        self._progress.end()
+        self.progress.end()
         self._stragglers.end()
 
     def _finish_hosts(self) -> None:
         """Lets the agents send their ranks' remaining files, and end."""
-        for host in self._hosts:
+        for host in self.hosts:
             host.finish()
-        self._run_until(lambda: all(host.ended for host in self._hosts) or self._skips_output)
-        for host in self._hosts:
+        self._run_until(lambda: all(host.ended for host in self.hosts) or self._skips_output)
+        for host in self.hosts:
             if not (host.done or host.lost or self._skips_output):
-                self._display.say(f"the last output of ranks on {host.name} may be missing: {host.failure}")
+                self.display.say(f"the last output of ranks on {host.name} may be missing: {host.failure}")
 
     def _run_until(self, over: Callable[[], bool]) -> None:
         while not over():
-            self._display.balance()
-            for key, _ in self._selector.select(self._time_to_next_deadline()):
+            self.display.balance()
+            for key, _ in self.selector.select(self._time_to_next_deadline()):
                 key.data()
-            for host in self._hosts:
+            for host in self.hosts:
                 host.poll()
-            if error := self._display.reader_error:
+            if error := self.display.reader_error:
                 self._handle_reader_error(error)
             self._handle_deadlines()
 
     def _all_is_known(self) -> bool:
         """Returns whether the culprit is known, and all survivors have written what they were doing."""
-        return self._analyzer.conclusive and self._post_mortem.has_reports_of(self._analyzer.survivors)
+        return self.analyzer.conclusive and self.post_mortem.has_reports_of(self.analyzer.survivors)
 
     def _analyze(self) -> JobFailure:
-        for rank, report in self._post_mortem.read_reports().items():
-            self._analyzer.note_report(rank, report)
-        return self._analyzer.failure()
+        for rank, report in self.post_mortem.read_reports().items():
+            self.analyzer.note_report(rank, report)
+        return self.analyzer.failure()
 
     def _time_to_next_deadline(self) -> float | None:
-        candidates = [self._decide_at, self._kill_at, self._progress.due, self._stragglers.due]
-        candidates += [host.deadline for host in self._hosts]
+        candidates = [self._decide_at, self._kill_at, self.progress.due, self._stragglers.due]
+        candidates += [host.deadline for host in self.hosts]
         candidates += [self._capacity.due] if self._capacity is not None else []
         deadlines = [moment for moment in candidates if moment is not None]
-        if self._decide_at is not None and self._analyzer.conclusive:
+        if self._decide_at is not None and self.analyzer.conclusive:
             deadlines.append(time.monotonic() + REPORT_POLL_SECONDS)
         return max(min(deadlines) - time.monotonic(), 0) if deadlines else None
 
@@ -157,7 +150,7 @@ class Supervisor:
             self._end(self._analyze(), signal.SIGTERM)
         if self._kill_at is not None and self._kill_at <= now:
             self._kill()
-        self._progress.poll(now)
+        self.progress.poll(now)
         self._stragglers.poll(now, self._running())
         if self._capacity is not None and self._failure is None and (shortage := self._capacity.poll(now)):
             self._end(JobFailure(1, shortage), signal.SIGTERM)
@@ -166,24 +159,24 @@ class Supervisor:
     def _handle_wakeup(self, wakeup: WakeupPipe, mailbox: Mailbox, reaper: Reaper) -> None:
         numbers = wakeup.read()
         if reaper.replace_if_killed():
-            self._display.say("the process that cleans up after this job was killed; another one replaces it")
+            self.display.say("the process that cleans up after this job was killed; another one replaces it")
         for event in mailbox.drain():
-            show = self._display.say if event.kind == "refused" else self._display.detail
+            show = self.display.say if event.kind == "refused" else self.display.detail
             show(f"the rendezvous reports that {describe(event)}")
-            self._analyzer.note_event(event)
+            self.analyzer.note_event(event)
             self._note_arrival(event)
-        for rank in self._ranks:
+        for rank in self.ranks:
             if status := rank.check():
-                self._analyzer.note_exit(status)
-                self._display.detail(f"rank {status.rank} has ended with exit code {status.exit_code}")
+                self.analyzer.note_exit(status)
+                self.display.detail(f"rank {status.rank} has ended with exit code {status.exit_code}")
                 if not status.failed:
                     self._stragglers.note_exit()
-                    self._server.rank_ended(status.rank, self._analyzer.describe_end(status.rank))
-        if self._analyzer.failed and self._failure is None and self._decide_at is None:
+                    self.server.rank_ended(status.rank, self.analyzer.describe_end(status.rank))
+        if self.analyzer.failed and self._failure is None and self._decide_at is None:
             self._decide_at = time.monotonic() + ANALYSIS_SECONDS
-            self._progress.end()
+            self.progress.end()
             self._stragglers.end()
-            for host in self._hosts:
+            for host in self.hosts:
                 host.collect()
         for number in numbers:
             self._handle_signal(number)
@@ -192,11 +185,11 @@ class Supervisor:
         if event.kind == "initialised" and self._capacity is not None:
             self._capacity.note_initialised(event.rank)
         if event.kind == "arrived" and event.generation <= 1:
-            self._progress.begin()
-            self._progress.note(event.rank)
+            self.progress.begin()
+            self.progress.note(event.rank)
 
     def _running(self) -> list[int]:
-        return [rank.rank for rank in self._ranks if not rank.exit_status]
+        return [rank.rank for rank in self.ranks if not rank.exit_status]
 
     def _handle_signal(self, number: int) -> None:
         if number in (signal.SIGINT, signal.SIGTERM):
@@ -211,7 +204,7 @@ class Supervisor:
         running = self._running()
         if not running:
             self._skips_output = True
-            self._display.drop()
+            self.display.drop()
         elif self._failure is not None:
             self._kill()
         elif number == signal.SIGTERM:
@@ -220,8 +213,8 @@ class Supervisor:
                 number,
             )
         else:
-            self._display.say(f"interrupted: ending {_count(running)} (Ctrl-C again kills them at once)")
-            self._display.mute_errors_except(running[0])
+            self.display.say(f"interrupted: ending {_count(running)} (Ctrl-C again kills them at once)")
+            self.display.mute_errors_except(running[0])
             self._end(JobFailure(128 + number, event=INTERRUPTED), number)
 
     def _handle_reader_error(self, error: OSError) -> None:
@@ -243,21 +236,21 @@ class Supervisor:
         self._signal_ranks(signal.SIGKILL)
 
     def _signal_ranks(self, number: int) -> None:
-        self._analyzer.note_signal(number)
-        for rank in self._ranks:
+        self.analyzer.note_signal(number)
+        for rank in self.ranks:
             rank.signal(number)
 
     def _show_result(self, summary: Sequence[str]) -> None:
         failure = self._failure
         reason = ""
         if failure is not None and failure.rank is not None:
-            reason = self._display.show_error_of(failure.rank)
+            reason = self.display.show_error_of(failure.rank)
         for line in summary:
-            self._display.say(line)
-        if failure is None and (notice := self._analyzer.notice):
-            self._display.say(notice)
+            self.display.say(line)
+        if failure is None and (notice := self.analyzer.notice):
+            self.display.say(notice)
         if failure is not None and failure.text:
-            self._display.say(f"{failure.text}{reason and ': '}{reason}")
+            self.display.say(f"{failure.text}{reason and ': '}{reason}")
 
 
 def _count(running: Sequence[int]) -> str:

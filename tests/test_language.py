@@ -21,7 +21,7 @@ RETIRED = {
     "bury": "reap",
     "Complaints": "RejectionLog",
     "is_news": "is_new",
-    "Keeper": "ReportStore",
+    "Keeper": "PostMortem",
     "KnownSets": "ProcessSetTable",
     "let_go": "release, detach or free",
     "lets_go": "release, detach or free",

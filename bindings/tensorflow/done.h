@@ -9,7 +9,7 @@
 namespace sirtaki::tensorflow {
 
 // An owned callback. TensorFlow's C API passes the address of a parameter on its own stack, a std::function<void()>,
-// which is destroyed when the kernel returns, so the function is moved out before. find_c_api() has checked its type.
+// which is destroyed when the kernel returns, so the function is moved out before. CApi has checked its type.
 class Done {
  public:
   explicit Done(TF_AsyncOpKernelDoneCallback* done)

@@ -10,42 +10,36 @@ namespace {
 
 // Gives each output the shape of its input.
 void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
-  KeptStatus outcome;
   const auto count = static_cast<int>(tf().shape_inputs(context));
-  for (int i = 1; i < count && outcome.is_ok(); ++i) {
+  for (int i = 1; i < count && is_ok(status); ++i) {
     const Shape shape;
-    tf().input_shape(context, i, shape.get(), outcome.get());
-    if (outcome.is_ok()) tf().set_output_shape(context, i - 1, shape.get(), outcome.get());
+    tf().input_shape(context, i, shape.get(), status);
+    if (is_ok(status)) tf().set_output_shape(context, i - 1, shape.get(), status);
   }
-  tf().set_status(status, tf().code_of(outcome.get()), tf().text_of(outcome.get()));
 }
 
 // Gives output i the shape of input i + 1, with a first dimension that is unknown until the operation has run.
-void other_rows(TF_ShapeInferenceContext* context, int i, KeptStatus& outcome) {
+void other_rows(TF_ShapeInferenceContext* context, int i, TF_Status* status) {
   const Shape whole;
-  tf().input_shape(context, i + 1, whole.get(), outcome.get());
-  if (!outcome.is_ok()) return;
-  if (!tf().is_rank_known(context, whole.get())) return tf().set_output_shape(context, i, whole.get(), outcome.get());
+  tf().input_shape(context, i + 1, whole.get(), status);
+  if (!is_ok(status)) return;
+  if (!tf().is_rank_known(context, whole.get())) return tf().set_output_shape(context, i, whole.get(), status);
   const Shape checked, row, result, rows(tf().vector_shape(context, static_cast<size_t>(-1)));
-  tf().with_rank_at_least(context, whole.get(), 1, checked.get(), outcome.get());
-  if (outcome.is_ok()) tf().part_of_shape(context, checked.get(), 1, INT64_MAX, row.get(), outcome.get());
-  if (outcome.is_ok()) tf().concatenate_shapes(context, rows.get(), row.get(), result.get(), outcome.get());
-  if (outcome.is_ok()) tf().set_output_shape(context, i, result.get(), outcome.get());
+  tf().with_rank_at_least(context, whole.get(), 1, checked.get(), status);
+  if (is_ok(status)) tf().part_of_shape(context, checked.get(), 1, INT64_MAX, row.get(), status);
+  if (is_ok(status)) tf().concatenate_shapes(context, rows.get(), row.get(), result.get(), status);
+  if (is_ok(status)) tf().set_output_shape(context, i, result.get(), status);
 }
 
 void shapes_of_other_rows(TF_ShapeInferenceContext* context, TF_Status* status) {
-  KeptStatus outcome;
   const auto count = static_cast<int>(tf().shape_inputs(context)) - 1;
-  for (int i = 0; i < count && outcome.is_ok(); ++i) other_rows(context, i, outcome);
-  tf().set_status(status, tf().code_of(outcome.get()), tf().text_of(outcome.get()));
+  for (int i = 0; i < count && is_ok(status); ++i) other_rows(context, i, status);
 }
 
 void shapes_of_alltoall(TF_ShapeInferenceContext* context, TF_Status* status) {
-  KeptStatus outcome;
-  other_rows(context, 0, outcome);
+  other_rows(context, 0, status);
   const Shape received(tf().vector_shape(context, static_cast<size_t>(-1)));
-  if (outcome.is_ok()) tf().set_output_shape(context, 1, received.get(), outcome.get());
-  tf().set_status(status, tf().code_of(outcome.get()), tf().text_of(outcome.get()));
+  if (is_ok(status)) tf().set_output_shape(context, 1, received.get(), status);
 }
 
 void scalar(TF_ShapeInferenceContext* context, TF_Status* status) {
@@ -95,7 +89,7 @@ void add_world(const Operation& operation, CApi::ComputeAsync compute) {
 // Registers the operations. TensorFlow accepts registrations only while it opens a library. If its C API cannot be
 // used, nothing is registered, and Python reports why.
 __attribute__((constructor)) void register_operations() {
-  if (CApi found; !find_c_api(found).empty()) return;
+  if (!tf().is_usable()) return;
   const char* list = "T: list(type) >= 0";
   const std::vector<const char*> reduction = {list, "reduce_op: int", "prescale: string = '1'",
                                               "postscale: string = '1'"};

@@ -22,6 +22,8 @@ class Shape : public std::unique_ptr<TF_ShapeHandle, DeleteShape> {
   explicit Shape(TF_ShapeHandle* shape = tf().new_shape()) : unique_ptr(shape) {}
 };
 
+inline bool is_ok(const TF_Status* status) { return tf().code_of(status) == static_cast<int>(bindings::AbslCode::ok); }
+
 // The status of one or more calls; keeps the first failure.
 class KeptStatus {
  public:
@@ -30,7 +32,7 @@ class KeptStatus {
   KeptStatus(const KeptStatus&) = delete;
   KeptStatus& operator=(const KeptStatus&) = delete;
 
-  bool is_ok() const { return tf().code_of(status_) == static_cast<int>(bindings::AbslCode::ok); }
+  bool is_ok() const { return tensorflow::is_ok(status_); }
   void fail(const bindings::CallStatus& failure) {
     if (is_ok()) tf().set_status(status_, static_cast<int>(bindings::absl_code(failure.code)), failure.text.c_str());
   }

@@ -24,9 +24,13 @@ struct XlaExtension {
 };
 constexpr int32_t xla_metadata_extension = 1;
 
-struct XlaApiVersion {
+// The beginning of most structs.
+struct XlaStruct {
   size_t struct_size;
   XlaExtension* extensions;
+};
+
+struct XlaApiVersion : XlaStruct {
   int32_t major_version, minor_version;
 };
 
@@ -38,9 +42,7 @@ enum class XlaDataType : int32_t {
   // clang-format on
 };
 
-struct XlaBuffer {
-  size_t struct_size;
-  XlaExtension* extensions;
+struct XlaBuffer : XlaStruct {
   XlaDataType dtype;
   void* data;
   int64_t dimensions;
@@ -61,17 +63,13 @@ struct XlaScalar {
 
 enum class XlaStage : int32_t { instantiate = 0, prepare = 1, initialize = 2, execute = 3 };
 
-struct XlaBuffers {  // all of a call's operands, or all of its results
-  size_t struct_size;
-  XlaExtension* extensions;
+struct XlaBuffers : XlaStruct {  // all of a call's operands, or all of its results
   int64_t size;
   int32_t* types;
   void** buffers;  // XlaBuffer*
 };
 
-struct XlaAttributes {
-  size_t struct_size;
-  XlaExtension* extensions;
+struct XlaAttributes : XlaStruct {
   int64_t size;
   XlaAttributeType* types;
   XlaText** names;
@@ -80,9 +78,7 @@ struct XlaAttributes {
 
 struct XlaApi;
 
-struct XlaCallFrame {
-  size_t struct_size;
-  XlaExtension* extensions;
+struct XlaCallFrame : XlaStruct {
   const XlaApi* api;
   XlaExecutionContext* context;
   XlaStage stage;
@@ -104,42 +100,30 @@ struct XlaMetadataExtension {
   XlaMetadata* metadata;
 };
 
-struct XlaErrorCreate {
-  size_t struct_size;
-  XlaExtension* extensions;
+struct XlaErrorCreate : XlaStruct {
   const char* message;
   AbslCode code;
 };
 
-struct XlaFutureCreate {
-  size_t struct_size;
-  XlaExtension* extensions;
+struct XlaFutureCreate : XlaStruct {
   XlaFuture* future;
 };
 
-struct XlaFutureSetAvailable {
-  size_t struct_size;
-  XlaExtension* extensions;
+struct XlaFutureSetAvailable : XlaStruct {
   XlaFuture* future;
 };
 
-struct XlaFutureSetError {
-  size_t struct_size;
-  XlaExtension* extensions;
+struct XlaFutureSetError : XlaStruct {
   XlaFuture* future;
   XlaError* error;
 };
 
-struct XlaStreamGet {
-  size_t struct_size;
-  XlaExtension* extensions;
+struct XlaStreamGet : XlaStruct {
   XlaExecutionContext* context;
   void* stream;
 };
 
-struct XlaApi {
-  size_t struct_size;
-  XlaExtension* extensions;
+struct XlaApi : XlaStruct {
   XlaApiVersion api_version;
   const void* internal_api;
   XlaError* (*create_error)(XlaErrorCreate*);

@@ -52,7 +52,7 @@ uintptr_t allocate(void* user, const srt_tensor* output) {
 
 CallStatus run_on_stream(srt_context* context, const XlaCallFrame& frame, XlaCall call) {
   if (call.requests().empty()) return {};
-  XlaStreamGet stream{sizeof stream, nullptr, frame.context, nullptr};
+  XlaStreamGet stream{{sizeof stream, nullptr}, frame.context, nullptr};
   if (frame.api->get_stream(&stream)) return {SRT_INTERNAL, "XLA did not report the stream of a call"};
   for (size_t i = 0; i < call.requests().size(); ++i) {
     srt_request& request = call.requests()[i];

@@ -7,7 +7,7 @@
 namespace sirtaki::bindings {
 XlaError* to_xla(const XlaApi& api, const CallStatus& status) {
   if (status.is_ok()) return nullptr;
-  XlaErrorCreate error{sizeof error, nullptr, status.text.c_str(), absl_code(status.code)};
+  XlaErrorCreate error{{sizeof error, nullptr}, status.text.c_str(), absl_code(status.code)};
   return api.create_error(&error);
 }
 
@@ -25,7 +25,7 @@ XlaPending::XlaPending(srt_context* context, const XlaApi& api, XlaFuture* futur
 
 CallStatus XlaPending::start(srt_context* context, const XlaApi& api, XlaCall call, XlaFuture*& future) {
   if (call.requests().empty()) return {};
-  XlaFutureCreate made{sizeof made, nullptr, nullptr};
+  XlaFutureCreate made{{sizeof made, nullptr}, nullptr};
   if (api.create_future(&made)) return {SRT_INTERNAL, "XLA could not make a future"};
   future = made.future;
   auto* pending = new XlaPending(context, api, made.future, std::move(call));
@@ -65,10 +65,10 @@ void XlaPending::finish() {
   const std::unique_ptr<XlaPending> self(this);
   srt_release(context_, handles_.data(), static_cast<int32_t>(handles_.size()));
   if (failure_.is_ok()) {
-    XlaFutureSetAvailable available{sizeof available, nullptr, future_};
+    XlaFutureSetAvailable available{{sizeof available, nullptr}, future_};
     api_.set_available(&available);
   } else {
-    XlaFutureSetError failed{sizeof failed, nullptr, future_, to_xla(api_, failure_)};
+    XlaFutureSetError failed{{sizeof failed, nullptr}, future_, to_xla(api_, failure_)};
     api_.set_error(&failed);
   }
 }

@@ -90,14 +90,7 @@ class Reader {
     return count;
   }
 
-  template <typename T>
-  std::vector<T> get_all() {
-    std::vector<T> values;
-    get_all_into(values);
-    return values;
-  }
-
-  // Reads a list like get_all(), but into an existing vector, whose memory is reused.
+  // Reads a list into an existing vector, whose memory is reused.
   template <typename T>
   void get_all_into(std::vector<T>& values) {
     const uint32_t count = get_count(sizeof(T));

@@ -15,10 +15,6 @@
 
 namespace sirtaki {
 
-inline Status nonsense_report(const std::string& what) {
-  return Status(SRT_PROTOCOL, "its report makes no sense here: " + what);
-}
-
 struct Coordinator::State {
   // The coordinator's state of one rank.
   struct Reporter {

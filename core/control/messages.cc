@@ -125,4 +125,9 @@ void encode(const Decision& decision, Bytes& out) { append(decision, out); }
 bool decode(std::span<const uint8_t> bytes, Report& report) { return read(bytes, report); }
 bool decode(std::span<const uint8_t> bytes, Decision& decision) { return read(bytes, decision); }
 
+Status nonsense_report(const std::string& what) { return {SRT_PROTOCOL, "its report makes no sense here: " + what}; }
+Status nonsense_decision(const std::string& what) {
+  return {SRT_PROTOCOL, "the coordinator's decision makes no sense here: " + what};
+}
+
 }  // namespace sirtaki

@@ -109,4 +109,8 @@ void encode(const Decision& decision, Bytes& out);
 bool decode(std::span<const uint8_t> bytes, Report& report);
 bool decode(std::span<const uint8_t> bytes, Decision& decision);
 
+// The errors for a message that is well-formed, but contradicts what its receiver knows.
+Status nonsense_report(const std::string& what);
+Status nonsense_decision(const std::string& what);
+
 }  // namespace sirtaki

@@ -3,10 +3,6 @@
 namespace sirtaki {
 namespace {
 
-Status nonsense(const std::string& what) {
-  return Status(SRT_PROTOCOL, "the coordinator's decision makes no sense here: " + what);
-}
-
 // Returns the total bytes of all members' rows; -1 if they overflow.
 int64_t total_bytes(const Signature& signature, const std::vector<int64_t>& rows) {
   int64_t total = 0;
@@ -60,12 +56,12 @@ NegotiatorOperation* Negotiator::State::operation_of(PlanItem item) const {
 
 Status Negotiator::State::apply_plan(const DecidedPlan& decided, uint64_t number, Outcome& outcome) {
   NegotiatorSet* set = find_set(decided.process_set);
-  if (!set || decided.items.empty()) return nonsense("a plan of an unknown process set, or an empty one");
-  if (number != last_plan + 1) return nonsense("a plan out of order");
+  if (!set || decided.items.empty()) return nonsense_decision("a plan of an unknown process set, or an empty one");
+  if (number != last_plan + 1) return nonsense_decision("a plan out of order");
   last_plan = number;
   if (!set->is_member) return {};
   if (decided.contributors < 1 || decided.contributors > static_cast<int32_t>(set->members.size()))
-    return nonsense("a plan of nobody, or of more ranks than its process set has");
+    return nonsense_decision("a plan of nobody, or of more ranks than its process set has");
   Plan plan;
   plan.number = number;
   plan.process_set = set->number;
@@ -76,7 +72,7 @@ Status Negotiator::State::apply_plan(const DecidedPlan& decided, uint64_t number
   for (size_t i = 0; i < decided.items.size(); ++i) {
     SIRTAKI_TRY(look_up(decided.items[i], *set, plan.tensors[i]));
     if (!can_be_fused(*plan.tensors[0].signature, *plan.tensors[i].signature))
-      return nonsense("a plan of tensors that do not go together");
+      return nonsense_decision("a plan of tensors that do not go together");
   }
   const Signature& first = *plan.tensors[0].signature;
   plan.kind = first.kind;
@@ -93,22 +89,22 @@ Status Negotiator::State::apply_plan(const DecidedPlan& decided, uint64_t number
 // Resolves a plan's item to a tensor.
 Status Negotiator::State::look_up(PlanItem item, const NegotiatorSet& set, PlannedTensor& tensor) const {
   const NegotiatorOperation* operation = operation_of(item);
-  if (!operation || operation->process_set != set.number) return nonsense("a plan with an unknown tensor");
+  if (!operation || operation->process_set != set.number) return nonsense_decision("a plan with an unknown tensor");
   const bool is_new = item & is_response;
   const Response* response = is_new ? &decision.responses[item & ~is_response] : nullptr;
   tensor.signature = is_new ? response->signature : operation->cached;
   tensor.rows = is_new ? response->rows : operation->rows;
   const Signature& signature = *tensor.signature;
-  if (changes_process_sets(signature.kind)) return nonsense("a plan that changes process sets");
+  if (changes_process_sets(signature.kind)) return nonsense_decision("a plan that changes process sets");
   const KindTraits& kind = traits(signature.kind);
-  if (kind.has_root && !has(set.members, signature.root)) return nonsense("a plan whose root is not a member");
+  if (kind.has_root && !has(set.members, signature.root)) return nonsense_decision("a plan whose root is not a member");
   if (kind.is_of_a_pair && (!has(set.members, signature.destination) || signature.root == signature.destination))
-    return nonsense("a send to nobody");
+    return nonsense_decision("a send to nobody");
   if (!is_ragged(signature.kind)) return {};
   const size_t expected = set.members.size() * row_counts_each(signature.kind, set.members.size());
   const bool is_sane =
       tensor.rows.size() == expected && !signature.shape.empty() && total_bytes(signature, tensor.rows) >= 0;
-  return is_sane ? Status() : nonsense("a plan without the rows of each member");
+  return is_sane ? Status() : nonsense_decision("a plan without the rows of each member");
 }
 
 // Takes this rank's own request for a tensor, if it has not joined. The plan must match the request, whose memory is
@@ -119,11 +115,11 @@ Status Negotiator::State::take_part(PlanItem item, const NegotiatorSet& set, Pla
     const Signature& own = *operation.request.signature;
     const bool was_compared = operation.stage == NegotiatorOperation::Stage::reported_by_id && !(item & is_response);
     if (!was_compared && !answers(*tensor.signature, tensor.rows, own, set.members.size(), set.position))
-      return nonsense("a plan with another '" + operation.name + "' than this rank has submitted");
+      return nonsense_decision("a plan with another '" + operation.name + "' than this rank has submitted");
     tensor.ticket = take_ticket(operation);
   } else if (!set.join_ticket || operation.stage != NegotiatorOperation::Stage::idle ||
              !can_join_in(tensor, set, rank)) {
-    return nonsense("a plan with '" + operation.name + "', which this rank has not submitted");
+    return nonsense_decision("a plan with '" + operation.name + "', which this rank has not submitted");
   }
   return {};
 }
@@ -134,12 +130,12 @@ Status Negotiator::State::apply_refusals(Outcome& outcome) {
     Ticket ticket = 0;
     if (refusal.name.empty()) {
       NegotiatorSet* set = find_set(refusal.process_set);
-      if (!set || !set->join_ticket) return nonsense("it refuses a join that this rank has not asked for");
+      if (!set || !set->join_ticket) return nonsense_decision("it refuses a join that this rank has not asked for");
       ticket = std::exchange(set->join_ticket, 0);
     } else {
       NegotiatorOperation* operation = find({refusal.process_set, refusal.kind, refusal.name});
       if (!operation || !operation->is_reported()) {
-        return nonsense("it refuses '" + refusal.name + "', which this rank has not submitted");
+        return nonsense_decision("it refuses '" + refusal.name + "', which this rank has not submitted");
       }
       ticket = take_ticket(*operation);
     }
@@ -154,7 +150,7 @@ Status Negotiator::State::apply_refusals(Outcome& outcome) {
 Status Negotiator::State::apply_cache_changes() {
   for (CacheId id : decision.retired) {
     NegotiatorOperation* operation = cache.find(id);
-    if (!operation) return nonsense("it retires an unknown cache id");
+    if (!operation) return nonsense_decision("it retires an unknown cache id");
     cache.remove(id);
     operation->id = 0;
     operation->cached.reset();
@@ -169,7 +165,7 @@ Status Negotiator::State::apply_cache_changes() {
     Response& response = decision.responses[i];
     if (!response.id) continue;
     NegotiatorOperation& operation = *response_operations[i];
-    if (operation.id || !cache.put(response.id, &operation)) return nonsense("a cache id is in use");
+    if (operation.id || !cache.put(response.id, &operation)) return nonsense_decision("a cache id is in use");
     operation.id = response.id;
     operation.cached = std::move(response.signature);
     operation.rows = std::move(response.rows);
@@ -180,9 +176,9 @@ Status Negotiator::State::apply_cache_changes() {
 Status Negotiator::State::apply_joins(Outcome& outcome) {
   for (const DecidedJoin& join : decision.joins) {
     NegotiatorSet* set = find_set(join.process_set);
-    if (!set) return nonsense("a join of an unknown process set");
+    if (!set) return nonsense_decision("a join of an unknown process set");
     if (!set->is_member) continue;
-    if (!set->join_ticket) return nonsense("a join that this rank has not asked for");
+    if (!set->join_ticket) return nonsense_decision("a join that this rank has not asked for");
     outcome.joins.push_back({set->number, std::exchange(set->join_ticket, 0), join.last_rank});
   }
   return {};
@@ -193,12 +189,12 @@ Status Negotiator::State::apply_set_changes(Outcome& outcome) {
     const bool is_added = !change.members.empty();
     NegotiatorSet* set = find_set(change.process_set);
     if (is_added ? change.process_set <= sets.back()->number : !set || set->number == world_set) {
-      return nonsense("a process set that it adds exists, or one that it removes does not");
+      return nonsense_decision("a process set that it adds exists, or one that it removes does not");
     }
     const auto& members = change.members;
     if (!are_ranks(members) ||
         std::adjacent_find(members.begin(), members.end(), std::greater_equal()) != members.end())
-      return nonsense("a process set of other ranks than there are");
+      return nonsense_decision("a process set of other ranks than there are");
     const Kind kind = is_added ? Kind::add_process_set : Kind::remove_process_set;
     NegotiatorOperation* operation = find({world_set, kind, change.name});
     const Ticket ticket = operation && operation->is_reported() ? take_ticket(*operation) : 0;
@@ -225,7 +221,7 @@ Status Negotiator::State::apply_stalls(Outcome& outcome) {
       if (one.leader != -1) told.push_back(one.leader);
     }
     if (!are_ranks(stall.missing) || !are_ranks(stall.waiting) || !are_ranks(told))
-      return nonsense("ranks that are late, but do not exist");
+      return nonsense_decision("ranks that are late, but do not exist");
     outcome.stalls.push_back(std::move(stall));
   }
   return {};
@@ -252,10 +248,11 @@ void Negotiator::State::remove_set(NegotiatorSet& set, Outcome& outcome) {
 
 Status Negotiator::apply(std::span<const uint8_t> decision, Outcome& outcome) {
   State& state = *state_;
-  if (!decode(decision, state.decision)) return nonsense("its bytes are malformed");
+  if (!decode(decision, state.decision)) return nonsense_decision("its bytes are malformed");
   if (state.decision.number != state.last_decision + 1) {
-    return nonsense(format("number %llu came after number %llu", static_cast<unsigned long long>(state.decision.number),
-                           static_cast<unsigned long long>(state.last_decision)));
+    return nonsense_decision(format("number %llu came after number %llu",
+                                    static_cast<unsigned long long>(state.decision.number),
+                                    static_cast<unsigned long long>(state.last_decision)));
   }
   state.last_decision = state.decision.number;
   SIRTAKI_TRY(state.apply_plans(outcome));
@@ -269,7 +266,7 @@ Status Negotiator::apply(std::span<const uint8_t> decision, Outcome& outcome) {
   outcome.is_asked |= std::find(asked.begin(), asked.end(), state.rank) != asked.end();
   outcome.lateness.insert(outcome.lateness.end(), state.decision.lateness.begin(), state.decision.lateness.end());
   if (state.decision.fatal == SRT_OK) return {};
-  if (!state.are_ranks({state.decision.culprit})) return nonsense("it blames a rank that does not exist");
+  if (!state.are_ranks({state.decision.culprit})) return nonsense_decision("it blames a rank that does not exist");
   outcome.fatal = Status(state.decision.fatal, state.decision.fatal_text);
   outcome.culprit = state.decision.culprit;
   return {};

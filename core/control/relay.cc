@@ -9,8 +9,6 @@ namespace {
 
 constexpr int32_t own_place = 0;  // this rank's place in its subtree: children are higher than their parents
 
-Status nonsense(const std::string& what) { return Status(SRT_PROTOCOL, "its report makes no sense here: " + what); }
-
 }  // namespace
 
 Relay::State::State(const std::vector<int32_t>& subtree, int32_t world_size, RelayRule relay_rule,
@@ -69,7 +67,7 @@ Status Relay::State::hold_by_id(CacheId id, const HeldRequest& request, Nanoseco
     lapsed.emplace_back(id, request);
     return {};
   }
-  if (operation->held.overlaps(request.by)) return nonsense("a request that it cannot make twice");
+  if (operation->held.overlaps(request.by)) return nonsense_report("a request that it cannot make twice");
   hold(*operation, operation->by_id, request, now);
   return {};
 }
@@ -78,7 +76,7 @@ Status Relay::State::hold_by_id(CacheId id, const HeldRequest& request, Nanoseco
 Status Relay::State::hold_in_full(const SignaturePtr& signature, std::span<const RowShare> shares,
                                   const HeldRequest& request, Nanoseconds now) {
   RelayedOperation& operation = find_or_create(*signature);
-  if (operation.held.overlaps(request.by)) return nonsense("a request that it cannot make twice");
+  if (operation.held.overlaps(request.by)) return nonsense_report("a request that it cannot make twice");
   auto alike = std::find_if(operation.in_full.begin(), operation.in_full.end(), [&](const HeldFullRequest& known) {
     return known.signature == signature || are_alike(*known.signature, *signature);
   });
@@ -236,13 +234,13 @@ Relay::Relay(const std::vector<int32_t>& subtree, int32_t world_size, RelayRule 
 Relay::~Relay() = default;
 
 Status Relay::merge(int32_t rank, std::span<const uint8_t> report, Nanoseconds now) {
-  if (!decode(report, state_->report)) return nonsense("its bytes are malformed");
+  if (!decode(report, state_->report)) return nonsense_report("its bytes are malformed");
   return state_->merge_report(rank, now);
 }
 
 Status Relay::merge_aggregate(const RankBits& subtree, std::span<const uint8_t> aggregate, Nanoseconds now) {
   if (!decode(aggregate, subtree, now, state_->aggregate))
-    return nonsense("its bytes are malformed, or speak for ranks that are not its own");
+    return nonsense_report("its bytes are malformed, or speak for ranks that are not its own");
   return state_->merge(now);
 }
 

@@ -4,13 +4,6 @@
 #include "control/relay_state.h"
 
 namespace sirtaki {
-namespace {
-
-Status nonsense(const std::string& what) {
-  return Status(SRT_PROTOCOL, "the coordinator's decision makes no sense here: " + what);
-}
-
-}  // namespace
 
 RankBits Relay::State::places_of(const std::vector<int32_t>& world_ranks) const {
   RankBits found(places);
@@ -66,7 +59,7 @@ void Relay::State::lapse(RelayedOperation& operation, CacheId id) {
 Status Relay::State::pass_cache_changes() {
   for (CacheId id : decision.retired) {
     RelayedOperation* operation = cache.find(id);
-    if (!operation) return nonsense("it retires an unknown cache id");
+    if (!operation) return nonsense_decision("it retires an unknown cache id");
     cache.remove(id);
     operation->id = 0;
     lapse(*operation, id);
@@ -75,7 +68,7 @@ Status Relay::State::pass_cache_changes() {
   for (const Response& response : decision.responses) {
     if (!response.id) continue;
     RelayedOperation& operation = find_or_create(*response.signature);
-    if (operation.id || !cache.put(response.id, &operation)) return nonsense("a cache id is in use");
+    if (operation.id || !cache.put(response.id, &operation)) return nonsense_decision("a cache id is in use");
     operation.id = response.id;
     if (traits(operation.kind).is_of_a_pair)
       operation.pair = places_of({response.signature->root, response.signature->destination});
@@ -89,7 +82,7 @@ Status Relay::State::pass_set_changes() {
   for (const DecidedSetChange& change : decision.set_changes) {
     const bool is_added = !change.members.empty();
     const bool makes_sense = is_added ? change.process_set > sets.back().number : change.process_set != world_set;
-    if (!makes_sense) return nonsense("a process set that it adds exists, or one that it removes does not");
+    if (!makes_sense) return nonsense_decision("a process set that it adds exists, or one that it removes does not");
     if (is_added) sets.push_back({change.process_set, places_of(change.members), RankBits(places)});
     else remove_set(change.process_set);
   }
@@ -111,7 +104,7 @@ void Relay::State::remove_set(int32_t number) {
 
 Status Relay::forward(std::span<const uint8_t> decision) {
   State& state = *state_;
-  if (!decode(decision, state.decision)) return nonsense("its bytes are malformed");
+  if (!decode(decision, state.decision)) return nonsense_decision("its bytes are malformed");
   state.forward_plans();
   state.forward_refusals();
   SIRTAKI_TRY(state.pass_cache_changes());

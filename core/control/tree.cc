@@ -22,12 +22,6 @@ ControlTree::ControlTree(const std::vector<int32_t>& hosts, int32_t fan_out)
   }
 }
 
-bool ControlTree::is_above(int32_t ancestor, int32_t rank) const {
-  int32_t above = parent(rank);
-  while (above > ancestor) above = parent(above);  // parents are lower than their children
-  return above == ancestor;
-}
-
 std::vector<int32_t> ControlTree::subtree(int32_t rank) const {
   std::vector<int32_t> ranks{rank};
   for (size_t i = 0; i < ranks.size(); ++i) {

@@ -19,9 +19,6 @@ class ControlTree {
   int32_t parent(int32_t rank) const { return parents_[static_cast<size_t>(rank)]; }  // -1 for rank 0
   const std::vector<int32_t>& children(int32_t rank) const { return children_[static_cast<size_t>(rank)]; }
 
-  // Returns whether the reports of `rank` pass through `ancestor`. A rank is not above itself.
-  bool is_above(int32_t ancestor, int32_t rank) const;
-
   // Returns the rank and all ranks below it, ascending.
   std::vector<int32_t> subtree(int32_t rank) const;
   RankBits subtree_bits(int32_t rank) const;

@@ -4,15 +4,12 @@
 
 #include <span>
 #include <string>
-#include <vector>
 
 #include "base/status.h"
 #include "control/operation_table.h"
+#include "plan/plan.h"
 
 namespace sirtaki {
-
-// Names of ranks in messages: "rank 2 (pid 71 on hostB)", by rank.
-using RankNames = std::vector<std::string>;
 
 // Returns "rank 0 (pid 70 on hostA), rank 2 (pid 72 on hostA)"; a long list ends with "... and 12 more ranks".
 std::string list_ranks(std::span<const int32_t> ranks, const RankNames& names);

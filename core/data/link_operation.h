@@ -11,9 +11,6 @@
 
 namespace sirtaki {
 
-// Names of ranks in messages: "rank 2 (pid 71 on hostB)".
-using RankNames = std::vector<std::string>;
-
 struct LinkSetting {
   Links& links;
   const Kernels& kernels;

@@ -18,7 +18,6 @@ class Communicator {
   // Begins a communicator of all members, with the id that the first member created. It is usable once poll() reports
   // that the call is over.
   Status begin(const NcclUniqueId& id, size_t members, size_t own);
-  bool has_begun() const { return communicator_ != nullptr; }
 
   // Returns whether the last call is over. Fails if anything has failed, here or at another member.
   Status poll(bool& is_over) const;

@@ -12,6 +12,9 @@
 
 namespace sirtaki {
 
+// Names of ranks in messages: "rank 2 (pid 71 on hostB)", by rank.
+using RankNames = std::vector<std::string>;
+
 struct PlannedTensor {
   SignaturePtr signature;            // ragged kinds: rows are those of the first request at the coordinator
   Ticket ticket = 0;                 // 0: this rank has joined and takes part with neutral elements

@@ -39,9 +39,8 @@ class LocalPeers {
   // Records that frames were written to the ring of a slot.
   void frames_sent(int slot, Nanoseconds now);
 
-  // A doorbell is rung only if the sleeper has not woken up after a short grace period: a caller that returns within
-  // microseconds needs no system call and no second thread.
-  Nanoseconds next_ring() const { return next_ring_; }
+  // Rings the doorbells that are due: those whose sleeper has not woken up after a short grace period. A caller that
+  // returns within microseconds needs no system call and no second thread.
   void ring_due(Nanoseconds now);
   void ring_all() { ring_due(never); }  // rings all pending doorbells whose ranks still sleep
 

@@ -12,16 +12,13 @@ import os
 import socket
 from collections.abc import Sequence
 
-from sirtaki.runner.rendezvous.interfaces import local_addresses, unmapped_address
+from sirtaki.runner.rendezvous.interfaces import is_own_address, local_addresses, unmapped_address
 from sirtaki.runner.rendezvous.job import RendezvousError
+from sirtaki.runner.rendezvous.key import KEY_ADVICE
 
 _UNIX = "unix:"
 _PATH_LIMIT = 100  # bytes; the system allows 107 (unix(7)), and ranks reject longer names from each other
 _BACKLOG = 512
-KEY_ADVICE = (
-    "write one with `python -c 'import secrets; print(secrets.token_hex(32))' > key && chmod 600 key` and "
-    "set SIRTAKI_KEY_FILE=key for every rank"
-)
 
 
 def split_addresses(addresses: str) -> list[str]:
@@ -109,7 +106,8 @@ def listen_at(address: str, key: bytes) -> socket.socket:
             f"{address} can be reached from other machines, so the ranks need a common key: {KEY_ADVICE}"
         )
     is_name = host not in (sockaddr[0], "localhost", "*")
-    if host == "*" or (is_name and key and not _is_own_address(family, sockaddr[0])):
+    is_reachable = is_own_address(family, (sockaddr[0], 0)) and not is_loopback(sockaddr[0])
+    if host == "*" or (is_name and key and not is_reachable):
         return listen_everywhere(port)
     return _listen(address, family, sockaddr)
 
@@ -154,29 +152,10 @@ def _resolve(host: str, port: int) -> tuple[int, tuple[str, int]]:
         raise unknown_host_error(host, error) from None
 
 
-def _is_own_address(family: int, host: str) -> bool:
-    """Returns whether a numerical address is one of this machine's that others may use."""
-    with socket.socket(family) as probe:
-        try:
-            probe.bind((host, 0))
-        except OSError:
-            return False
-    return not is_loopback(host)
-
-
 def _listen(address: str, family: int, sockaddr: str | tuple[str, int]) -> socket.socket:
+    is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     try:
-        listening = socket.socket(family)
+        return socket.create_server(sockaddr, family=family, backlog=_BACKLOG, dualstack_ipv6=is_dual)
     except OSError as error:
-        raise RendezvousError(f"cannot listen at {address}: {error.strerror}") from None
-    try:
-        if family != socket.AF_UNIX:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listening.bind(sockaddr)
-        listening.listen(_BACKLOG)
-    except OSError as error:
-        listening.close()
-        raise RendezvousError(f"cannot listen at {address}: {error.strerror}") from None
-    return listening
+        reason = os.strerror(error.errno) if error.errno else error
+        raise RendezvousError(f"cannot listen at {address}: {reason}") from None

@@ -24,7 +24,7 @@ from sirtaki.runner.rendezvous.address import (
     unknown_host_error,
 )
 from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, HandshakeSteps
-from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
+from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, close_selector
 from sirtaki.runner.rendezvous.job import HandshakeError, Identity, RendezvousError, RendezvousTimeout, Role
 
 if TYPE_CHECKING:
@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between attempts to reach a peer that is not listening yet
 _ATTEMPT_SECONDS = 5.0  # for all addresses to answer, before they are retried
-_MAX_CLOSED_ATTEMPTS = (
-    3  # attempts that end with a closed connection: a crowded listener closes some (unauthenticated.py)
-)
+# Attempts that end with a closed connection: a crowded listener closes some (unauthenticated.py).
+_MAX_CLOSED_ATTEMPTS = 3
 _CLOSED = (
     "the other side closed the connection: its key or its job is another one (compare SIRTAKI_KEY_FILE and "
     "SIRTAKI_JOB on both)"
@@ -130,11 +129,9 @@ class _Attempt:
         return ", ".join(f"{address} ({why})" for address, why in self._failures.items())
 
     def close(self) -> None:
-        for key in list((self._selector.get_map() or {}).values()):
-            cast(socket.socket, key.fileobj).close()
+        close_selector(self._selector)
         for connection in self._connected:
             connection.close()
-        self._selector.close()
 
     def _begin(self, address: str) -> None:
         if is_unix(address):
@@ -172,8 +169,6 @@ class _Attempt:
             self._failures[address] = "its queue is full" if code == errno.EAGAIN else os.strerror(code)
             connection.close()
             return
-        if connection.family != socket.AF_UNIX:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connected.append(connection)
 
     def _start_handshake(self, connection: socket.socket, deadline: float) -> None:
@@ -194,21 +189,16 @@ class _Attempt:
         self, connection: socket.socket, pending: HandshakeConnection
     ) -> tuple[Connection, Identity] | None:
         try:
-            alive = pending.receive()
-            pending.authenticate()
-            pending.send()
-        except OSError:
-            alive = False
+            is_open = pending.advance()
         except RendezvousError as error:
             pending.flush_hello()
             self.refusal = error
             self._end(connection)
             return None
-        if pending.peer is not None and pending.is_established and not pending.outgoing:
+        if pending.peer is not None and pending.is_complete:
             self._selector.unregister(connection)
-            connection.setblocking(True)
-            return pending.connection, pending.peer
-        if not alive:
+            return pending.hand_over(), pending.peer
+        if not is_open:
             closed = HandshakeError(_CLOSED_IN_TLS if pending.peer else _CLOSED)
             if pending.has_answered:
                 self.refusal = closed

@@ -6,8 +6,6 @@ generation, channel, protocol and library version, the fingerprint of the certif
 will be encrypted, and both nonces: it is valid for this connection and this direction only. Only the fixed
 hello is parsed before the proof has been checked. Afterwards both sides exchange length-prefixed frames,
 through TLS where the connection is encrypted (`encryption`).
-
-Every deadline here is a time of `time.monotonic()`, in seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from collections.abc import Generator
 from dataclasses import replace
 
 from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Job, LinkKind, Role
-from sirtaki.runner.rendezvous.wire import printable, receive_exactly, send_all
+from sirtaki.runner.rendezvous.wire import printable
 
 PROTOCOL = 3
 
@@ -35,19 +33,20 @@ _PROOF_BYTES = hashlib.sha256().digest_size
 HandshakeSteps = Generator[tuple[bytes, int], bytes, Identity]
 
 
-def certified(mine: Identity, job: Job, connection: socket.socket) -> Identity:
-    """Returns `mine` with this process's certificate if the connection has to be encrypted: any but a Unix
-    socket.
+def begin_handshake(
+    connection: socket.socket, job: Job, mine: Identity, kind: LinkKind, role: Role
+) -> HandshakeSteps:
+    """Begins the handshake on a connection. Where it has to be encrypted, as any but a Unix socket may have
+    to be, this side identifies itself with its certificate, too.
 
     Raises RendezvousError without OpenSSL.
     """
-    if not job.encrypt or connection.family == socket.AF_UNIX:
-        return mine
-    from sirtaki.runner.rendezvous.encryption import (
-        own_certificate,  # opens the core, which hvdrun otherwise avoids
-    )
+    if job.encrypt and connection.family != socket.AF_UNIX:
+        # Opens the core, which hvdrun otherwise avoids.
+        from sirtaki.runner.rendezvous.encryption import own_certificate
 
-    return replace(mine, certificate=own_certificate().fingerprint)
+        mine = replace(mine, certificate=own_certificate().fingerprint)
+    return handshake_steps(job, mine, kind, role)
 
 
 def handshake_steps(job: Job, mine: Identity, kind: LinkKind, role: Role) -> HandshakeSteps:
@@ -91,29 +90,6 @@ def handshake_steps(job: Job, mine: Identity, kind: LinkKind, role: Role) -> Han
             "to one value for all ranks (with hvdrun: use --encrypt, or do not)"
         )
     return peer
-
-
-def run_handshake(
-    connection: socket.socket, job: Job, mine: Identity, kind: LinkKind, role: Role, deadline: float
-) -> Identity:
-    """Runs the handshake on a connected socket and returns the peer's identity.
-
-    Reads no byte beyond the handshake. Raises HandshakeError, or RendezvousTimeout when the deadline passes.
-    """
-    steps = handshake_steps(job, mine, kind, role)
-    try:
-        outgoing, wanted = next(steps)
-        while True:
-            send_all(connection, outgoing, deadline)
-            outgoing, wanted = steps.send(receive_exactly(connection, wanted, deadline))
-    except StopIteration as finished:
-        peer: Identity = finished.value
-        return peer
-    except EOFError:
-        raise HandshakeError(
-            f"the other side refused {mine.name} and closed the connection: "
-            "its key or its job is another one (compare SIRTAKI_KEY_FILE and SIRTAKI_JOB on both)"
-        ) from None
 
 
 def _checked_hello(

@@ -8,7 +8,7 @@ import os
 import selectors
 import socket
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from sirtaki.runner.rendezvous.handshake import HandshakeSteps
 from sirtaki.runner.rendezvous.interfaces import unmapped_address
@@ -35,6 +35,8 @@ class HandshakeConnection:
         role: Role = Role.ACCEPTS,
     ) -> None:
         connection.setblocking(False)
+        if connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = connection
         self.source, self.origin = _origin(connection)  # counted under this network; for messages
         self.deadline = deadline  # time.monotonic(); deadline for the proof
@@ -71,6 +73,21 @@ class HandshakeConnection:
         """Returns whether data has arrived that a selector would not report."""
         return self.is_established and self._tls is not None and self._tls.unread > 0
 
+    @property
+    def is_complete(self) -> bool:
+        """Returns whether the connection is ready for its next user: established, and all sent."""
+        return self.is_established and not self.outgoing
+
+    def advance(self) -> bool:
+        """Continues the handshake; returns False once the connection is closed. Raises HandshakeError."""
+        try:
+            is_open = self.receive()
+            self.authenticate()
+            self.send()
+        except OSError:
+            return False
+        return is_open
+
     def receive(self) -> bool:
         """Reads available data; False at the end of the stream. Raises HandshakeError if TLS's fails."""
         if self.peer is not None and not self.is_established:
@@ -90,6 +107,11 @@ class HandshakeConnection:
         if self.peer is not None and not self.is_established:
             self._encrypt()
 
+    def hand_over(self) -> Connection:
+        """Returns the connection, which is complete, as a blocking one."""
+        self.socket.setblocking(True)
+        return self.connection
+
     def _flush(self) -> None:
         if self.outgoing:
             with contextlib.suppress(BlockingIOError):
@@ -105,7 +127,7 @@ class HandshakeConnection:
         if self.outgoing or self.peer is None:
             return
         if self._tls is None:
-            from sirtaki.runner.rendezvous.encryption import (  # opens the core: see `certified`
+            from sirtaki.runner.rendezvous.encryption import (  # opens the core: see `begin_handshake`
                 TlsConnection,
                 own_certificate,
             )
@@ -128,6 +150,13 @@ class HandshakeConnection:
                 self.outgoing += data
             except StopIteration as finished:
                 self.peer = finished.value
+
+
+def close_selector(selector: selectors.BaseSelector) -> None:
+    """Closes a selector, and everything that is registered with it."""
+    for key in list((selector.get_map() or {}).values()):
+        cast(socket.socket, key.fileobj).close()
+    selector.close()
 
 
 def is_trusted_user(connection: socket.socket) -> bool:

@@ -40,8 +40,9 @@ class RankDescription:
     listens_at: str
     settings: Mapping[str, str]
 
-    def pack(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+
+def pack(description: RankDescription | Offer) -> bytes:
+    return json.dumps(asdict(description)).encode()
 
 
 def unpack(payload: bytes) -> RankDescription:
@@ -52,20 +53,14 @@ def unpack(payload: bytes) -> RankDescription:
             _printable_line(name, 100): _printable_line(value, 200)
             for name, value in dict(values["settings"]).items()
         }
-        listens_at = str(values["listens_at"])
-        member = RankDescription(
-            str(values["host"]),
-            _printable_line(values["hostname"], 100),
-            int(values["pid"]),
-            listens_at,
-            settings,
-        )
+        pid, listens_at = int(values["pid"]), str(values["listens_at"])
+        is_address = is_unix(listens_at) and listens_at.isascii() and listens_at.isprintable()
+        if not 0 < pid < 1 << 31 or not (listens_at == "" or (is_address and len(listens_at) <= 100)):
+            raise ValueError
+        hostname = _printable_line(values["hostname"], 100)
+        return RankDescription(str(values["host"]), hostname, pid, listens_at, settings)
     except _MALFORMED:
         raise RendezvousError("a rank sent a malformed description of itself") from None
-    is_address = is_unix(listens_at) and listens_at.isascii() and listens_at.isprintable()
-    if not 0 < member.pid < 1 << 31 or not (listens_at == "" or (is_address and len(listens_at) <= 100)):
-        raise RendezvousError("a rank sent a malformed description of itself")
-    return member
 
 
 def _printable_line(value: object, limit: int) -> str:
@@ -94,9 +89,6 @@ class Offer:
 
     addresses: Sequence[str]
     no_memory: str
-
-    def pack(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
 
 
 def unpack_offer(payload: bytes) -> Offer:

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sirtaki.runner.rendezvous.job import RendezvousError
 
@@ -55,6 +56,16 @@ def unmapped_address(address: str) -> str:
     """Converts an IPv4 address in IPv6 notation to IPv4 notation."""
     mapped = getattr(ipaddress.ip_address(address.split("%")[0]), "ipv4_mapped", None)
     return str(mapped) if mapped else address
+
+
+def is_own_address(family: int, sockaddr: Any) -> bool:
+    """Returns whether this machine has an address: no other can be bound. The port in `sockaddr` is 0."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(sockaddr)
+    except OSError:
+        return False
+    return True
 
 
 def _is_routable(address: str) -> bool:

@@ -7,6 +7,10 @@ import os
 from sirtaki.runner.rendezvous.job import RendezvousError
 
 KEY_BYTES = 32
+KEY_ADVICE = (
+    "write one with `python -c 'import secrets; print(secrets.token_hex(32))' > key && chmod 600 key` and "
+    "set SIRTAKI_KEY_FILE=key for every rank"
+)
 
 
 def write_key(path: str, key: bytes | None = None) -> bytes:
@@ -15,6 +19,14 @@ def write_key(path: str, key: bytes | None = None) -> bytes:
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(key.hex() + "\n")
     return key
+
+
+def parse_key(text: str) -> bytes:
+    """Converts hexadecimal digits to bytes; b"" if these are none."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return b""
 
 
 def read_key(path: str) -> bytes:
@@ -32,10 +44,7 @@ def read_key(path: str) -> bytes:
         )
     if status.st_mode & 0o077:
         raise RendezvousError(f"others may read or write the job's key in {path}: run `chmod 600 {path}`")
-    try:
-        key = bytes.fromhex(text)
-    except ValueError:
-        key = b""
+    key = parse_key(text)
     if len(key) != KEY_BYTES:
         raise RendezvousError(
             f"{path} holds no key: it must be {KEY_BYTES} bytes, written as {2 * KEY_BYTES} hex digits"

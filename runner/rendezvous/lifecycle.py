@@ -25,13 +25,14 @@ from sirtaki.bindings.errors import (
     InitializationError,
 )
 from sirtaki.bindings.gpu import with_packages
-from sirtaki.runner.rendezvous.address import KEY_ADVICE
 from sirtaki.runner.rendezvous.encryption import own_certificate
 from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
 from sirtaki.runner.rendezvous.job import Identity, RendezvousError, RendezvousTimeout
+from sirtaki.runner.rendezvous.key import KEY_ADVICE
 from sirtaki.runner.rendezvous.messages import RankEvent, describe
 from sirtaki.runner.rendezvous.providers import World, find_world
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient, RendezvousServer
+from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.rendezvous.world_builder import WorldBuilder, single_rank_context
 
 # Set while this process is a rank: "job:rank:pid". It lets a child that inherits it report whose child it is.

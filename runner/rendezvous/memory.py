@@ -10,7 +10,6 @@ import os
 import socket
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from sirtaki.bindings.context import Config, Context, check
 from sirtaki.bindings.library import ffi, lib, text
@@ -65,9 +64,9 @@ def _receive(connection: socket.socket, rank: int, deadline: float) -> Descripto
     return Descriptors(**dict(zip(fields, numbers, strict=True)))
 
 
-def _create(make: Any, *arguments: Any) -> int:
+def _make_doorbell() -> int:
     error = ffi.new("srt_error *")
-    number = make(*arguments, error)
+    number: int = lib.srt_doorbell_create(error)
     if number < 0:
         check(error[0].status, error)
     return number
@@ -98,7 +97,7 @@ class MemoryLinks:
         rank = self.context.rank
         own = self.by_rank[rank] = Descriptors(memory=os.dup(memory) if memory >= 0 else -1)
         try:
-            own.engine, own.waiter = _create(lib.srt_doorbell_create), _create(lib.srt_doorbell_create)
+            own.engine, own.waiter = _make_doorbell(), _make_doorbell()
             own.process = lib.srt_process_open(ffi.new("srt_error *"))  # if -1, the sockets report its end
             for peer, connection in self.sockets.items():
                 own.send(connection, peer)

@@ -1,6 +1,6 @@
 """The messages between a rank and the rendezvous after the handshake.
 
-Each message is one frame of `handshake`; its first byte is its type.
+Each message is one frame of `wire`; its first byte is its type.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import struct
 from dataclasses import dataclass
 
 from sirtaki.runner.rendezvous.job import RendezvousError
+from sirtaki.runner.rendezvous.wire import pack_frame, take_frame
 
 # From a rank: the job's size; a round and a payload; an event and its text; the rank at fault and why.
 JOIN, GATHER, REPORT, JOIN_FAILED = b"J", b"G", b"R", b"F"
@@ -73,21 +74,16 @@ def unpack_report(body: bytes) -> tuple[str, str]:
 
 
 def pack_payloads(payloads: tuple[bytes, ...]) -> bytes:
-    return GATHERED + b"".join(NUMBER.pack(len(payload)) + payload for payload in payloads)
+    return GATHERED + b"".join(map(pack_frame, payloads))
 
 
 def unpack_payloads(body: bytes, count: int) -> list[bytes]:
     """Returns the payloads of `count` ranks. Raises RendezvousError if these bytes are malformed."""
     payloads: list[bytes] = []
-    position = 0
-    while len(payloads) < count and len(body) - position >= NUMBER.size:
-        (length,) = NUMBER.unpack_from(body, position)
-        position += NUMBER.size
-        if length > len(body) - position:
-            break
-        payloads.append(body[position : position + length])
-        position += length
-    if len(payloads) != count or position != len(body):
+    rest = bytearray(body)
+    while len(payloads) < count and (payload := take_frame(rest, PAYLOAD_LIMIT)) is not None:
+        payloads.append(payload)
+    if len(payloads) != count or rest:
         raise RendezvousError("the rendezvous sent a malformed answer")
     return payloads
 

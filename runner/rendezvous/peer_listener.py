@@ -16,10 +16,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from sirtaki.runner.rendezvous.address import (
-    KEY_ADVICE,
     addresses_of,
     is_abstract,
     join_address,
@@ -29,8 +28,8 @@ from sirtaki.runner.rendezvous.address import (
     unix_address,
     unix_path,
 )
-from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, HandshakeSteps, certified, handshake_steps
-from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
+from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, HandshakeSteps, begin_handshake
+from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, close_selector
 from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
 from sirtaki.runner.rendezvous.job import (
     HandshakeError,
@@ -41,7 +40,9 @@ from sirtaki.runner.rendezvous.job import (
     RendezvousTimeout,
     Role,
 )
+from sirtaki.runner.rendezvous.key import KEY_ADVICE
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+from sirtaki.runner.rendezvous.rendezvous_state import name_ranks
 from sirtaki.runner.rendezvous.unauthenticated import TOO_SLOW, RejectionLog, UnauthenticatedConnections
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ class Handshakes:
     def begin_handshake(self, connection: socket.socket, rank: int, channel: int = 0) -> HandshakeSteps:
         """Runs the handshake with the process that answers. Raises RendezvousError unless it is this rank."""
         require_key(connection, self.job.key)
-        mine = certified(replace(self.mine, channel=channel), self.job, connection)
-        peer = yield from handshake_steps(self.job, mine, LinkKind.PEERS, Role.CONNECTS)
+        mine = replace(self.mine, channel=channel)
+        peer = yield from begin_handshake(connection, self.job, mine, LinkKind.PEERS, Role.CONNECTS)
         if peer.rank != rank:
             raise RendezvousError(f"{peer.name} answers where rank {rank} should be")
         if peer.generation != self.mine.generation:
@@ -84,9 +85,7 @@ class PeerListener:
         """Listens. `folder` is private to the job, if its launcher has made one; it holds the Unix socket."""
         self._selector = selectors.DefaultSelector()
         self._name = "a rank"
-        self._unauthenticated: UnauthenticatedConnections[HandshakeConnection] = UnauthenticatedConnections(
-            self._reject
-        )
+        self._unauthenticated = UnauthenticatedConnections[HandshakeConnection](self._reject)
         self._rejection_log = RejectionLog(lambda text: print(f"sirtaki: {text}", file=sys.stderr))
         self.name, local = _listen_locally(folder)
         self._listen(local)
@@ -121,8 +120,8 @@ class PeerListener:
             while missing := expected - connections.keys():
                 left = handshakes.deadline - time.monotonic()
                 if left <= 0:
-                    ranks = {rank for rank, _ in missing}
-                    raise RendezvousTimeout(f"no connection came from {_ranks(ranks)} in time", min(ranks))
+                    ranks = sorted({rank for rank, _ in missing})
+                    raise RendezvousTimeout(f"no connection came from {name_ranks(ranks)} in time", ranks[0])
                 for key, _ in self._selector.select(min(left, self._time_to_next_deadline())):
                     if isinstance(key.data, HandshakeConnection):
                         self._serve(key.data, handshakes, missing, connections)
@@ -151,9 +150,7 @@ class PeerListener:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for key in list((self._selector.get_map() or {}).values()):
-            cast(socket.socket, key.fileobj).close()
-        self._selector.close()
+        close_selector(self._selector)
         if not is_abstract(self.name):
             with contextlib.suppress(OSError):
                 os.unlink(unix_path(self.name))
@@ -166,8 +163,7 @@ class PeerListener:
         connection = self._unauthenticated.accept(listening)
         if connection is None:
             return
-        mine = certified(handshakes.mine, handshakes.job, connection)
-        steps = handshake_steps(handshakes.job, mine, LinkKind.PEERS, Role.ACCEPTS)
+        steps = begin_handshake(connection, handshakes.job, handshakes.mine, LinkKind.PEERS, Role.ACCEPTS)
         pending = HandshakeConnection(connection, steps, time.monotonic() + HANDSHAKE_SECONDS)
         self._unauthenticated.add(pending)
         self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, pending)
@@ -180,33 +176,25 @@ class PeerListener:
         connections: dict[LinkKey, Connection],
     ) -> None:
         if pending not in self._unauthenticated:  # displaced by a newer connection
-            return None
+            return
         try:
-            alive = pending.receive()
-            pending.authenticate()
-            pending.send()
+            is_open = pending.advance()
         except HandshakeError as error:
             pending.flush_hello()
-            return self._reject(pending, str(error))
-        except OSError:
-            alive = False
+            self._reject(pending, str(error))
+            return
         peer = pending.peer
-        if peer is not None and pending.is_established and not pending.outgoing:
+        if peer is not None and pending.is_complete:
             key = (peer.rank, peer.channel)
-            self._remove(pending)
             if key in missing and key not in connections and peer.generation == handshakes.mine.generation:
-                pending.socket.setblocking(True)
-                if pending.socket.family != socket.AF_UNIX:
-                    pending.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connections[key] = pending.connection
+                self._remove(pending)
+                connections[key] = pending.hand_over()
             else:
-                pending.socket.close()
-            return None
-        if not alive:  # it had several addresses to choose from, and another connection was faster
-            self._remove(pending)
-            return pending.socket.close()
-        self._selector.modify(pending.socket, pending.interest, pending)
-        return None
+                self._close(pending)
+        elif not is_open:  # it had several addresses to choose from, and another connection was faster
+            self._close(pending)
+        else:
+            self._selector.modify(pending.socket, pending.interest, pending)
 
     def _time_to_next_deadline(self) -> float:
         """Returns the seconds until the next connection times out."""
@@ -215,6 +203,9 @@ class PeerListener:
 
     def _reject(self, pending: HandshakeConnection, reason: str) -> None:
         self._rejection_log.add(f"{self._name} refused a connection from {pending.origin}: {reason}")
+        self._close(pending)
+
+    def _close(self, pending: HandshakeConnection) -> None:
         self._remove(pending)
         pending.socket.close()
 
@@ -231,7 +222,3 @@ def _listen_locally(folder: str) -> tuple[str, socket.socket]:
         return address, listen_at(address, b"")
     address = unix_address(name)
     return address, listen_at(address, b"")
-
-
-def _ranks(ranks: set[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, sorted(ranks)))

@@ -13,37 +13,17 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+from sirtaki.runner.rendezvous import messages
 from sirtaki.runner.rendezvous.address import is_unix, require_key, split_addresses
 from sirtaki.runner.rendezvous.connect import connect
-from sirtaki.runner.rendezvous.handshake import HandshakeSteps, certified, handshake_steps
+from sirtaki.runner.rendezvous.handshake import HandshakeSteps, begin_handshake
 from sirtaki.runner.rendezvous.interfaces import source_towards
 from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
-from sirtaki.runner.rendezvous.messages import (
-    FAILED,
-    GATHER,
-    GATHERED,
-    JOIN,
-    NUMBER,
-    PAYLOAD_LIMIT,
-    REFUSED,
-    REPORTS,
-    REQUEST_LIMIT,
-    TIMED_OUT,
-    WELCOME,
-    RankEvent,
-    gathered_limit,
-    pack_failure,
-    pack_report,
-    unpack_failure,
-    unpack_payloads,
-)
-from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+from sirtaki.runner.rendezvous.messages import NUMBER
 from sirtaki.runner.rendezvous.wire import printable, receive_frame, send_frame
 
 if TYPE_CHECKING:
     from sirtaki.runner.rendezvous.encryption import Connection
-
-__all__ = ["PAYLOAD_LIMIT", "REPORTS", "RendezvousClient", "RankEvent", "RendezvousServer"]
 
 _REPORT_SECONDS = 2.0  # a report must never delay a process that is ending
 _SLACK_SECONDS = 10.0  # the server answers at its deadline; a client without an answer then gives up
@@ -75,8 +55,8 @@ class RendezvousClient:
         deadline = time.monotonic() + start_timeout
         client = cls(_connect(split_addresses(address), job, mine, deadline), job, mine.rank, start_timeout)
         try:
-            client._send(JOIN + NUMBER.pack(job.size), deadline)
-            client.session = client._receive(WELCOME, deadline, REQUEST_LIMIT)
+            client._send(messages.JOIN + NUMBER.pack(job.size), deadline)
+            client.session = client._receive(messages.WELCOME, deadline, messages.REQUEST_LIMIT)
         except BaseException:
             client.close()
             raise
@@ -89,13 +69,13 @@ class RendezvousClient:
         Raises RendezvousTimeout, naming the ranks that are missing, `start_timeout` seconds after the first
         arrived; RendezvousError at once if a rank is gone and so will never arrive.
         """
-        if len(payload) > PAYLOAD_LIMIT:
-            raise ValueError(f"a payload has at most {PAYLOAD_LIMIT} bytes, not {len(payload)}")
+        if len(payload) > messages.PAYLOAD_LIMIT:
+            raise ValueError(f"a payload has at most {messages.PAYLOAD_LIMIT} bytes, not {len(payload)}")
         deadline = time.monotonic() + self._start_timeout + _SLACK_SECONDS
-        self._send(GATHER + NUMBER.pack(self._round) + payload, deadline)
+        self._send(messages.GATHER + NUMBER.pack(self._round) + payload, deadline)
         self._round += 1
-        body = self._receive(GATHERED, deadline, gathered_limit(self._job.size))
-        return unpack_payloads(body, self._job.size)
+        body = self._receive(messages.GATHERED, deadline, messages.gathered_limit(self._job.size))
+        return messages.unpack_payloads(body, self._job.size)
 
     def report_failure(self, text: str, culprit: int) -> RendezvousError | None:
         """Reports that this rank cannot join, because of `culprit`: all ranks fail at once.
@@ -106,7 +86,7 @@ class RendezvousClient:
             return None
         deadline = time.monotonic() + _REPORT_SECONDS
         try:
-            self._send(pack_failure(culprit, text), deadline)
+            self._send(messages.pack_failure(culprit, text), deadline)
             self.raise_failure(deadline)
         except RendezvousError as error:
             self.failure_reported = error.culprit not in (None, self._rank)
@@ -115,19 +95,19 @@ class RendezvousClient:
 
     def raise_failure(self, deadline: float) -> None:
         """Raises the failure that the rendezvous reports, or an error that the rendezvous is gone."""
-        self._receive(FAILED, deadline, REQUEST_LIMIT)
+        self._receive(messages.FAILED, deadline, messages.REQUEST_LIMIT)
 
     def report(self, event: str, text: str = "") -> None:
-        """Reports this rank's state to the launcher: an event of REPORTS, with the error's text for a
-        failure.
+        """Reports this rank's state to the launcher: an event of `messages.REPORTS`, with the error's text
+        for a failure.
 
         Always returns within seconds, and raises nothing if the launcher is gone.
         """
-        if event not in REPORTS:
-            raise ValueError(f"there is no event {event!r}: use one of {', '.join(REPORTS)}")
+        if event not in messages.REPORTS:
+            raise ValueError(f"there is no event {event!r}: use one of {', '.join(messages.REPORTS)}")
         try:
-            send_frame(self._connection, pack_report(event, text), time.monotonic() + _REPORT_SECONDS)
-        except (OSError, EOFError, RendezvousError):
+            self._send(messages.pack_report(event, text), time.monotonic() + _REPORT_SECONDS)
+        except (OSError, RendezvousError):
             return
 
     def close(self) -> None:
@@ -160,23 +140,23 @@ class RendezvousClient:
         except EOFError:
             raise RendezvousError(_GONE) from None
         kind, body = answer[:1], answer[1:]
-        self.failure_reported |= kind in (FAILED, REFUSED, TIMED_OUT)
-        if kind == FAILED:
-            rank, text = unpack_failure(body)
+        self.failure_reported |= kind in (messages.FAILED, messages.REFUSED, messages.TIMED_OUT)
+        if kind == messages.FAILED:
+            rank, text = messages.unpack_failure(body)
             raise RendezvousError(printable(text), rank)
         if kind == wanted:
             return body
         text = printable(body.decode(errors="replace"))
-        raise RendezvousTimeout(text) if kind == TIMED_OUT else RendezvousError(text)
+        raise RendezvousTimeout(text) if kind == messages.TIMED_OUT else RendezvousError(text)
 
 
 def _connect(addresses: list[str], job: Job, mine: Identity, deadline: float) -> Connection:
-    def begin_handshake(connection: socket.socket) -> HandshakeSteps:
+    def begin(connection: socket.socket) -> HandshakeSteps:
         require_key(connection, job.key)
-        return handshake_steps(job, certified(mine, job, connection), LinkKind.RENDEZVOUS, Role.CONNECTS)
+        return begin_handshake(connection, job, mine, LinkKind.RENDEZVOUS, Role.CONNECTS)
 
     try:
-        return connect(addresses, begin_handshake, deadline)[0]
+        return connect(addresses, begin, deadline)[0]
     except RendezvousTimeout as error:
         if all(map(is_unix, addresses)):
             raise RendezvousError(f"the launcher (hvdrun) of this job is gone: {error}") from None

@@ -11,11 +11,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
 
+from sirtaki.runner.rendezvous import messages
 from sirtaki.runner.rendezvous.address import addresses_of, listen_at, split_addresses
-from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, HandshakeSteps, certified, handshake_steps
-from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
+from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, begin_handshake
+from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, close_selector
 from sirtaki.runner.rendezvous.job import (
     RENDEZVOUS_RANK,
     HandshakeError,
@@ -25,25 +25,7 @@ from sirtaki.runner.rendezvous.job import (
     RendezvousError,
     Role,
 )
-from sirtaki.runner.rendezvous.messages import (
-    GATHER,
-    JOIN,
-    JOIN_FAILED,
-    NUMBER,
-    PAYLOAD_LIMIT,
-    REFUSED,
-    REPORT,
-    REPORTS,
-    REQUEST_LIMIT,
-    TEXT_LIMIT,
-    TIMED_OUT,
-    WELCOME,
-    RankEvent,
-    pack_failure,
-    pack_payloads,
-    unpack_failure,
-    unpack_report,
-)
+from sirtaki.runner.rendezvous.messages import NUMBER, RankEvent
 from sirtaki.runner.rendezvous.rendezvous_state import Answer, RendezvousState
 from sirtaki.runner.rendezvous.unauthenticated import TOO_SLOW, RejectionLog, UnauthenticatedConnections
 from sirtaki.runner.rendezvous.wire import pack_frame, printable, take_frame
@@ -54,16 +36,14 @@ _WAKE_READ_BYTES = 64 * 1024
 class _Connection(HandshakeConnection):
     """One client."""
 
-    def __init__(self, client: socket.socket, steps: HandshakeSteps, deadline: float) -> None:
-        super().__init__(client, steps, deadline)
-        self.joined = False
-        self.initialised = False
-        self.rounds = 0  # the number of all-gathers that it has taken part in
-        self.end_report = ""  # its report of its own end
-        self.closing = False  # close once everything is sent
+    joined = False
+    initialised = False
+    rounds = 0  # the number of all-gathers that it has taken part in
+    end_report = ""  # its report of its own end
+    closing = False  # close once everything is sent
 
     def next_message(self) -> bytes | None:
-        return take_frame(self.incoming, REQUEST_LIMIT) if self.is_established else None
+        return take_frame(self.incoming, messages.REQUEST_LIMIT) if self.is_established else None
 
 
 class RendezvousServer:
@@ -93,9 +73,7 @@ class RendezvousServer:
         self._listening = [listen_at(one, job.key) for one in split_addresses(address)]
         reachable = [one for listening in self._listening for one in addresses_of(listening, interfaces)]
         self.address = ",".join(dict.fromkeys(reachable))
-        self._unauthenticated: UnauthenticatedConnections[_Connection] = UnauthenticatedConnections(
-            self._reject
-        )  # clients yet to join
+        self._unauthenticated = UnauthenticatedConnections[_Connection](self._reject)  # clients yet to join
         self._rejection_log = RejectionLog(
             lambda text: on_event(RankEvent("refused", RENDEZVOUS_RANK, 0, text))
         )
@@ -120,9 +98,7 @@ class RendezvousServer:
         if self._thread.is_alive():
             self._call_soon(self._stop)
             self._thread.join()
-        for key in list((self._selector.get_map() or {}).values()):
-            cast(socket.socket, key.fileobj).close()
-        self._selector.close()
+        close_selector(self._selector)
         self._wake_sender.close()
 
     def __enter__(self) -> RendezvousServer:
@@ -169,8 +145,8 @@ class RendezvousServer:
         client = self._unauthenticated.accept(listening)
         if client is None:
             return
-        mine = certified(Identity(RENDEZVOUS_RANK), self.job, client)
-        steps = handshake_steps(self.job, mine, LinkKind.RENDEZVOUS, Role.ACCEPTS)
+        mine = Identity(RENDEZVOUS_RANK)
+        steps = begin_handshake(client, self.job, mine, LinkKind.RENDEZVOUS, Role.ACCEPTS)
         connection = _Connection(client, steps, time.monotonic() + HANDSHAKE_SECONDS)
         self._unauthenticated.add(connection)
         self._selector.register(client, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
@@ -210,18 +186,18 @@ class RendezvousServer:
     def _handle(self, connection: _Connection, message: bytes) -> None:
         kind, body = message[:1], message[1:]
         try:
-            if kind == JOIN and not connection.joined and len(body) == NUMBER.size:
+            if kind == messages.JOIN and not connection.joined and len(body) == NUMBER.size:
                 self._join(connection, NUMBER.unpack(body)[0])
             elif (
-                kind == GATHER
+                kind == messages.GATHER
                 and connection.joined
-                and NUMBER.size <= len(body) <= NUMBER.size + PAYLOAD_LIMIT
+                and NUMBER.size <= len(body) <= NUMBER.size + messages.PAYLOAD_LIMIT
             ):
                 self._gather(connection, NUMBER.unpack_from(body)[0], body[NUMBER.size :])
-            elif kind == REPORT and connection.joined:
-                self._note_report(connection, *unpack_report(body))
-            elif kind == JOIN_FAILED and connection.joined:
-                self._note_failure(connection, *unpack_failure(body))
+            elif kind == messages.REPORT and connection.joined:
+                self._note_report(connection, *messages.unpack_report(body))
+            elif kind == messages.JOIN_FAILED and connection.joined:
+                self._note_failure(connection, *messages.unpack_failure(body))
             else:
                 raise RendezvousError("the rendezvous does not understand this message")
         except RendezvousError as error:
@@ -244,7 +220,7 @@ class RendezvousServer:
         connection.joined = True
         self._unauthenticated.discard(connection)
         self._ranks[generation, rank] = connection
-        connection.outgoing += pack_frame(WELCOME + self._session)
+        connection.outgoing += pack_frame(messages.WELCOME + self._session)
 
     def _gather(self, connection: _Connection, number: int, payload: bytes) -> None:
         rank, generation = _identity_of(connection)
@@ -261,7 +237,7 @@ class RendezvousServer:
         self._send_answers(answers)
 
     def _note_report(self, connection: _Connection, event: str, text: str) -> None:
-        if event not in REPORTS:
+        if event not in messages.REPORTS:
             raise RendezvousError("the rendezvous does not know this event")
         rank, generation = _identity_of(connection)
         connection.initialised = True
@@ -269,12 +245,12 @@ class RendezvousServer:
             connection.end_report = "has finished"
         elif event != "initialised":
             connection.end_report = f"gave up: {printable(text, 500)}"
-        self._on_event(RankEvent(event, rank, generation, printable(text, TEXT_LIMIT)))
+        self._on_event(RankEvent(event, rank, generation, printable(text, messages.TEXT_LIMIT)))
 
     def _note_failure(self, connection: _Connection, culprit: int, text: str) -> None:
         """Handles a rank's report that it cannot join; at fault is itself, or a peer that it has lost."""
         rank, generation = _identity_of(connection)
-        text = printable(text, TEXT_LIMIT)
+        text = printable(text, messages.TEXT_LIMIT)
         if not 0 <= culprit < self.job.size:
             raise RendezvousError(f"there is no rank {culprit} in this job")
         if culprit == rank:
@@ -287,11 +263,10 @@ class RendezvousServer:
         """Notifies all ranks in this init(), whether they wait in an all-gather or for each other."""
         if not self._state.mark_failed(generation, text):
             return
-        message = pack_frame(pack_failure(culprit, text))
+        message = messages.pack_failure(culprit, text)
         for connection in [one for (other, _), one in self._ranks.items() if other == generation]:
             if not connection.initialised:
-                connection.outgoing += message
-                self._flush_or_drop(connection)
+                self._send(connection, message)
 
     def _send_answers(self, answers: list[Answer]) -> None:
         for answer in answers:
@@ -301,10 +276,10 @@ class RendezvousServer:
                 self._on_event(RankEvent(kind, answer.missing[0], generation, answer.error, answer.missing))
             for rank in answer.waiting:
                 if connection := self._ranks.get((generation, rank)):
-                    connection.outgoing += pack_frame(_message_of(answer))
-                    self._flush_or_drop(connection)
+                    self._send(connection, _message_of(answer))
 
-    def _flush_or_drop(self, connection: _Connection) -> None:
+    def _send(self, connection: _Connection, message: bytes) -> None:
+        connection.outgoing += pack_frame(message)
         try:
             self._flush(connection)
         except OSError:
@@ -312,9 +287,9 @@ class RendezvousServer:
 
     def _send_refusal(self, connection: _Connection, reason: str) -> None:
         """Ends the connection of an authenticated peer, and sends it the reason."""
-        connection.outgoing += pack_frame(REFUSED + reason.encode())
+        connection.outgoing += pack_frame(messages.REFUSED + reason.encode())
         connection.closing = True
-        self._report_refusal(connection, reason)
+        self._on_event(RankEvent("refused", *_identity_of(connection), reason))
 
     def _reject(self, connection: _Connection, reason: str) -> None:
         """Ends a connection without an answer. A client that had to make room may retry: see `connect`."""
@@ -323,11 +298,7 @@ class RendezvousServer:
         if connection.peer is None:
             self._rejection_log.add(text)
         else:
-            self._report_refusal(connection, text)
-
-    def _report_refusal(self, connection: _Connection, reason: str) -> None:
-        peer = connection.peer or Identity(RENDEZVOUS_RANK)
-        self._on_event(RankEvent("refused", peer.rank, peer.generation, reason))
+            self._on_event(RankEvent("refused", *_identity_of(connection), text))
 
     def _drop(self, connection: _Connection) -> None:
         if connection.socket.fileno() < 0:
@@ -355,5 +326,5 @@ def _identity_of(connection: _Connection) -> tuple[int, int]:
 
 def _message_of(answer: Answer) -> bytes:
     if answer.error:
-        return (TIMED_OUT if answer.timed_out else REFUSED) + answer.error.encode()
-    return pack_payloads(answer.payloads)
+        return (messages.TIMED_OUT if answer.timed_out else messages.REFUSED) + answer.error.encode()
+    return messages.pack_payloads(answer.payloads)

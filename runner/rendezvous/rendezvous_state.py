@@ -6,6 +6,7 @@ This module only decides; `rendezvous_server` communicates. An all-gather is ide
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sirtaki.runner.rendezvous.job import RendezvousError
@@ -121,10 +122,14 @@ class RendezvousState:
         return f"{arrived} of {self._size} ranks are here; waiting for {name_ranks(missing)}"
 
 
-def name_ranks(ranks: tuple[int, ...], limit: int = 8) -> str:
-    """Formats "rank 1", "ranks 1 and 3", "ranks 1, 2, 3 and 60 more"."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > limit:
-        return f"ranks {', '.join(map(str, ranks[: limit - 1]))} and {len(ranks) - limit + 1} more"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Formats "rank 1", "ranks 1 and 3", "ranks 1, 2, 3, 4, 5, 6, 7 and 60 more"."""
+    return f"rank{'s' * (len(ranks) > 1)} {join_names(map(str, ranks), limit=8)}"
+
+
+def join_names(names: Iterable[str], limit: int = 4) -> str:
+    """Formats "a", "a and b", "a, b, c and 5 more"."""
+    named = list(names)
+    if len(named) > limit:
+        named[limit - 1 :] = [f"{len(named) - limit + 1} more"]
+    return named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"

@@ -75,9 +75,6 @@ class UnauthenticatedConnections(Generic[Pending]):
     def __contains__(self, pending: object) -> bool:
         return pending in self._pending
 
-    def __len__(self) -> int:
-        return len(self._pending)
-
     def __iter__(self) -> Iterator[Pending]:
         return iter(list(self._pending))
 

@@ -19,12 +19,13 @@ from sirtaki.runner.rendezvous.identity import (
     RankDescription,
     check_agreement,
     describe_process,
+    pack,
     ranks_of_host,
     topology_of,
     unpack,
     unpack_offer,
 )
-from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError
+from sirtaki.runner.rendezvous.job import Identity, RendezvousError
 from sirtaki.runner.rendezvous.links import Connections, PeerEndpoint, close_all, connect_all, link_sockets
 from sirtaki.runner.rendezvous.memory import MemoryLinks, create_memory
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, PeerListener
@@ -91,10 +92,15 @@ class WorldBuilder:
         memory, no_memory = self._memory(local_ranks)
         cleanup.callback(_close, memory)
         spans_hosts = len(local_ranks) < len(members)
-        addresses = self._listen_to_hosts(listener) if spans_hosts else []
-        offers = self._exchange_offers(Offer(addresses, no_memory))
+        addresses: list[str] = []
+        if spans_hosts:
+            addresses = listener.listen_to_hosts(self.client.own_addresses(), world.job.key)
+        mine = Offer(addresses, no_memory)
+        offers = [unpack_offer(payload) for payload in self.client.all_gather(pack(mine))]
         deadline = time.monotonic() + world.start_timeout
-        handshakes = Handshakes(self._job(), Identity(world.rank, self.generation), deadline, self.client)
+        # Jobs that share a key and an id differ by the rendezvous's session.
+        job = replace(world.job, id=f"{world.job.id}/{self.client.session.hex()}")
+        handshakes = Handshakes(job, Identity(world.rank, self.generation), deadline, self.client)
         connections: Connections = {}
         cleanup.callback(close_all, connections)
         connect_all(listener, self._endpoints(members, offers), handshakes, connections)
@@ -107,17 +113,10 @@ class WorldBuilder:
         link_sockets(context, connections)
         return context
 
-    def _job(self) -> Job:
-        """Returns the job that ranks authenticate for: jobs that share a key and an id differ by session."""
-        return replace(self.world.job, id=f"{self.world.job.id}/{self.client.session.hex()}")
-
-    def _listen_to_hosts(self, listener: PeerListener) -> list[str]:
-        return listener.listen_to_hosts(self.client.own_addresses(), self.world.job.key)
-
     def _exchange_descriptions(self, listens_at: str) -> list[RankDescription]:
         agreed = {knob.name: self.config.get(knob.name) for knob in knobs() if knob.agreed}
         mine = describe_process(listens_at, agreed)
-        members = [unpack(payload) for payload in self.client.all_gather(mine.pack())]
+        members = [unpack(payload) for payload in self.client.all_gather(pack(mine))]
         check_agreement(members)
         return members
 
@@ -138,9 +137,6 @@ class WorldBuilder:
     def _uses_memory(self, local_ranks: Sequence[int], offers: Sequence[Offer]) -> bool:
         refused = offers[local_ranks[0]].no_memory or self.config.get("transport") == "socket"
         return len(local_ranks) > 1 and not refused
-
-    def _exchange_offers(self, mine: Offer) -> list[Offer]:
-        return [unpack_offer(payload) for payload in self.client.all_gather(mine.pack())]
 
     def _endpoints(
         self, members: Sequence[RankDescription], offers: Sequence[Offer]

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from handshakes import run_handshake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.rendezvous.handshake import run_handshake
 from sirtaki.runner.rendezvous.job import (
     HandshakeError,
     Identity,

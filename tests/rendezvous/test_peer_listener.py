@@ -130,7 +130,7 @@ def test_strangers_are_turned_away_and_nobody_waits_for_them(
 
 
 def test_who_does_not_come_is_named(listener: PeerListener) -> None:
-    with pytest.raises(RendezvousTimeout, match="no connection came from ranks 1, 3 in time"):
+    with pytest.raises(RendezvousTimeout, match="no connection came from ranks 1 and 3 in time"):
         accept(listener, handshakes(0, seconds=0.2), {(1, 0), (3, 0), (3, 1)})
 
 

@@ -11,15 +11,23 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from handshakes import run_handshake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous.address import split_address
-from sirtaki.runner.rendezvous.handshake import run_handshake
 from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
-from sirtaki.runner.rendezvous.messages import GATHER, GATHERED, NUMBER, PAYLOAD_LIMIT, pack_failure
-from sirtaki.runner.rendezvous.rendezvous_client import RankEvent, RendezvousClient, RendezvousServer
+from sirtaki.runner.rendezvous.messages import (
+    GATHER,
+    GATHERED,
+    NUMBER,
+    PAYLOAD_LIMIT,
+    RankEvent,
+    pack_failure,
+)
+from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.rendezvous.wire import pack_frame, receive_frame
 
 JOB = Job("job", 3, b"k" * 32, "1.0")

@@ -24,7 +24,7 @@ from sirtaki.runner.rendezvous.providers.world import (
     start_timeout,
 )
 
-__all__ = ["World", "alone", "find_world"]
+__all__ = ["World", "find_world"]
 
 _EXPLICIT_JOB = "explicit"  # the id of a job without a launcher, unless SIRTAKI_JOB gives one
 

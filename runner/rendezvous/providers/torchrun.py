@@ -16,7 +16,7 @@ from typing import Any
 
 from sirtaki.runner.rendezvous.address import join_address
 from sirtaki.runner.rendezvous.job import Job, RendezvousError
-from sirtaki.runner.rendezvous.key import KEY_BYTES
+from sirtaki.runner.rendezvous.key import KEY_ADVICE, KEY_BYTES
 from sirtaki.runner.rendezvous.providers.world import (
     VERSION,
     World,
@@ -25,12 +25,6 @@ from sirtaki.runner.rendezvous.providers.world import (
     served_by_rank_0,
     single_rank_world,
     start_timeout,
-)
-
-_KEY_ADVICE = (
-    "torchrun has started ranks on several hosts, so they need a common key: write one with `python -c "
-    "'import secrets; print(secrets.token_hex(32))' > key && chmod 600 key`, and set SIRTAKI_KEY_FILE=key "
-    "for every rank"
 )
 
 
@@ -47,7 +41,9 @@ def find(environment: Mapping[str, str]) -> World | None:
     is_one_host = environment.get("LOCAL_WORLD_SIZE") == environment["WORLD_SIZE"]
     key = key_of(environment)
     if not key and not is_one_host:
-        raise RendezvousError(_KEY_ADVICE)
+        raise RendezvousError(
+            f"torchrun has started ranks on several hosts, so they need a common key: {KEY_ADVICE}"
+        )
     channel = _Channel(environment)
     if not key:
         key = bytes.fromhex(channel.broadcast("key", secrets.token_hex(KEY_BYTES) if rank == 0 else ""))
@@ -72,9 +68,8 @@ class _Channel:
         try:
             self._store: Any = TCPStore(host, port, is_master=False, timeout=timeout)
             run = f"{environment['TORCHELASTIC_RUN_ID']}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-            generation = self._store.add(
-                f"sirtaki/{run}/turn/{environment['RANK']}", 1
-            )  # counts the init() calls of this rank
+            # Counts the init() calls of this rank.
+            generation = self._store.add(f"sirtaki/{run}/turn/{environment['RANK']}", 1)
             self.name = f"torchrun-{run}.{generation}"
         except RuntimeError as error:
             raise RendezvousError(f"torchrun's store at {host}:{port} does not answer: {error}") from None

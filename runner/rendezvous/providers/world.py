@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.rendezvous.job import Job, RendezvousError
-from sirtaki.runner.rendezvous.key import KEY_BYTES, read_key
+from sirtaki.runner.rendezvous.key import KEY_BYTES, parse_key, read_key
 
 DEFAULT_START_TIMEOUT = 120.0  # seconds from the first rank's init()
 
@@ -82,10 +82,7 @@ def key_of(environment: Mapping[str, str]) -> bytes:
 
 def checked_key(key: bytes | str) -> bytes:
     """Converts a user's key to bytes. Raises RendezvousError if it is not a valid key."""
-    try:
-        secret = bytes.fromhex(key) if isinstance(key, str) else key
-    except ValueError:
-        secret = b""
+    secret = parse_key(key) if isinstance(key, str) else key
     if len(secret) != KEY_BYTES:
         raise RendezvousError(
             f"the job's key has to be {KEY_BYTES} bytes, or {2 * KEY_BYTES} hexadecimal digits, for example "
