@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.request import Batch
-from sirtaki.common import ops
 from sirtaki.common.array_adapter import ArrayAdapter
-from sirtaki.common.ops import Call, Reduction
+from sirtaki.common.ops import Call, Reduction, describe
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 
 _AVERAGE = Reduction()
@@ -71,16 +70,14 @@ def _allreduce(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[
     adapter = prep.adapter
     source = adapter.reducible_view(tensor, call.name)
     result, target = adapter.empty_like(source)
-    ops.describe_reduction(core.ALLREDUCE, prep.batch, source, target, prep.options.reduction, call, index)
+    describe(prep.batch, core.ALLREDUCE, source, target, call, index, how=prep.options.reduction)
     return (source, result), lambda *_: adapter.wrapped(result)
 
 
 def _allreduce_in_place(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
     adapter = prep.adapter
     target = adapter.writable_view(tensor, call.name, True)
-    ops.describe_reduction(
-        core.ALLREDUCE, prep.batch, target, target.pointer, prep.options.reduction, call, index
-    )
+    describe(prep.batch, core.ALLREDUCE, target, target.pointer, call, index, how=prep.options.reduction)
     return target, lambda *_: adapter.written(tensor, target.owner)
 
 
@@ -89,16 +86,14 @@ def _reducescatter(prep: Preparation, tensor: Any, call: Call, index: int) -> tu
     source = adapter.row_major_view(tensor, call.name)
     rows = prep.context.own_rows(call.process_set, source.shape[0]) if source.shape else 0
     result, target = adapter.empty_rows_like(source, rows)
-    ops.describe_reduction(
-        core.REDUCESCATTER, prep.batch, source, target, prep.options.reduction, call, index
-    )
+    describe(prep.batch, core.REDUCESCATTER, source, target, call, index, how=prep.options.reduction)
     return (source, result), lambda *_: adapter.wrapped(result)
 
 
 def _allgather(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
     adapter = prep.adapter
     source = adapter.row_major_view(tensor, call.name)
-    ops.describe_allgather(prep.batch, source, call, index)
+    describe(prep.batch, core.ALLGATHER, source, 0, call, index)
     return source, lambda context, batch: adapter.from_output(context, batch, index)
 
 
@@ -113,7 +108,7 @@ def _alltoall(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[A
 
         return source, finish
     source = prep.adapter.row_major_view(tensor, call.name)
-    ops.describe_alltoall(prep.batch, source, None, call, index)
+    describe(prep.batch, core.ALLTOALL, source, 0, call, index)
     return source, lambda context, batch: prep.adapter.from_output(context, batch, index)
 
 
@@ -121,7 +116,7 @@ def _counted_alltoall(prep: Preparation, tensor: Any, call: Call, index: int) ->
     """Describes an all-to-all whose result is a pair: the rows, and how many came from each rank."""
     adapter = prep.adapter
     source = adapter.row_major_view(tensor, call.name)
-    ops.describe_alltoall(prep.batch, source, prep.options.splits, call, index)
+    describe(prep.batch, core.ALLTOALL, source, 0, call, index, splits=prep.options.splits)
 
     def finish(context: Context, batch: Batch) -> tuple[Any, list[int]]:
         received = context.received_splits(batch, index)
@@ -134,27 +129,29 @@ def _broadcast(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[
     adapter = prep.adapter
     source = adapter.view(tensor, call.name)
     result, target = adapter.empty_like(source)
-    ops.describe_broadcast(prep.batch, source, target, prep.options.root, call, index)
+    describe(prep.batch, core.BROADCAST, source, target, call, index, root=prep.options.root)
     return (source, result), lambda *_: adapter.wrapped(result)
 
 
 def _broadcast_in_place(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
     adapter = prep.adapter
     target = adapter.writable_view(tensor, call.name)
-    ops.describe_broadcast(prep.batch, target, target.pointer, prep.options.root, call, index)
+    describe(prep.batch, core.BROADCAST, target, target.pointer, call, index, root=prep.options.root)
     return target, lambda *_: adapter.written(tensor, target.owner)
 
 
 def _send(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
     source = prep.adapter.view(tensor, call.name)
-    ops.describe_send(prep.batch, source, (prep.context.rank, prep.options.peer), call, index)
+    own, peer = prep.context.rank, prep.options.peer
+    describe(prep.batch, core.SEND, source, source.pointer, call, index, root=own, destination=peer)
     return source, lambda *_: tensor
 
 
 def _receive(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
     adapter = prep.adapter
     target = adapter.writable_view(tensor, call.name)
-    ops.describe_send(prep.batch, target, (prep.options.peer, prep.context.rank), call, index)
+    own, peer = prep.context.rank, prep.options.peer
+    describe(prep.batch, core.SEND, target, target.pointer, call, index, root=peer, destination=own)
     return target, lambda *_: adapter.written(tensor, target.owner)
 
 
