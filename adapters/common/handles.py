@@ -84,7 +84,7 @@ def run(context: Context, operation: Operation[T]) -> T:
 
 
 def run_without_tensors(context: Context, batch: Batch) -> int:
-    """Runs the operation of a batch that moves no data, and returns its number: see `Context.result_number`."""
+    """Runs an operation that moves no data, and returns its number: see `Context.result_number`."""
     batch.set_buffers(0, 0, 0)
     return run(context, Operation(batch, None, Context.result_number))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ContextDecorator, contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -31,7 +31,7 @@ _NEVER = 1 << 62
 _NONE = -1
 
 
-class Nesting:
+class Nesting(ContextDecorator):
     """A context that may be entered several times. `depth` counts the entries that have not been left."""
 
     depth = 0
