@@ -56,7 +56,7 @@ class Reduction(NamedTuple):
     postscale: float = 1.0
 
 
-_NONE = Reduction(core.SUM)  # ignored by collectives that do not combine
+NO_REDUCTION = Reduction(core.SUM)  # ignored by collectives that do not combine
 
 
 def reduction(
@@ -168,7 +168,7 @@ def describe(
     call: Call,
     index: int = 0,
     *,
-    how: Reduction = _NONE,
+    how: Reduction = NO_REDUCTION,
     root: int = 0,
     destination: int = 0,
     splits: Sequence[int] | None = None,

@@ -14,10 +14,8 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.request import Batch
 from sirtaki.common.array_adapter import ArrayAdapter
-from sirtaki.common.ops import Call, Reduction, describe
+from sirtaki.common.ops import NO_REDUCTION, Call, Reduction, describe
 from sirtaki.common.process_sets import ProcessSet, global_process_set
-
-_AVERAGE = Reduction()
 
 
 @dataclass(slots=True)
@@ -35,7 +33,7 @@ class CollectiveOptions:
 
     name: str | None = None
     process_set: ProcessSet = global_process_set
-    reduction: Reduction = _AVERAGE
+    reduction: Reduction = NO_REDUCTION
     root: int = 0
     peer: int = 0
     splits: Sequence[int] | None = None
@@ -66,19 +64,31 @@ class Collective(NamedTuple):
     describe: Describe
 
 
-def _allreduce(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    adapter = prep.adapter
-    source = adapter.reducible_view(tensor, call.name)
-    result, target = adapter.empty_like(source)
-    describe(prep.batch, core.ALLREDUCE, source, target, call, index, how=prep.options.reduction)
-    return (source, result), lambda *_: adapter.wrapped(result)
+def _into_new_array(kind: int) -> Describe:
+    """Describes an all-reduce or a broadcast whose result is a new array like its source."""
+    reduces = kind == core.ALLREDUCE
+
+    def describe_one(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+        adapter, options = prep.adapter, prep.options
+        source = adapter.reducible_view(tensor, call.name) if reduces else adapter.view(tensor, call.name)
+        result, target = adapter.empty_like(source)
+        describe(prep.batch, kind, source, target, call, index, how=options.reduction, root=options.root)
+        return (source, result), lambda *_: adapter.wrapped(result)
+
+    return describe_one
 
 
-def _allreduce_in_place(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    adapter = prep.adapter
-    target = adapter.writable_view(tensor, call.name, True)
-    describe(prep.batch, core.ALLREDUCE, target, target.pointer, call, index, how=prep.options.reduction)
-    return target, lambda *_: adapter.written(tensor, target.owner)
+def _in_place(kind: int) -> Describe:
+    """Describes an all-reduce or a broadcast that overwrites its array."""
+    reduces = kind == core.ALLREDUCE
+
+    def describe_one(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+        adapter, options = prep.adapter, prep.options
+        view = adapter.writable_view(tensor, call.name, reduces)
+        describe(prep.batch, kind, view, view.pointer, call, index, how=options.reduction, root=options.root)
+        return view, lambda *_: adapter.written(tensor, view.owner)
+
+    return describe_one
 
 
 def _reducescatter(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
@@ -125,21 +135,6 @@ def _counted_alltoall(prep: Preparation, tensor: Any, call: Call, index: int) ->
     return source, finish
 
 
-def _broadcast(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    adapter = prep.adapter
-    source = adapter.view(tensor, call.name)
-    result, target = adapter.empty_like(source)
-    describe(prep.batch, core.BROADCAST, source, target, call, index, root=prep.options.root)
-    return (source, result), lambda *_: adapter.wrapped(result)
-
-
-def _broadcast_in_place(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    adapter = prep.adapter
-    target = adapter.writable_view(tensor, call.name)
-    describe(prep.batch, core.BROADCAST, target, target.pointer, call, index, root=prep.options.root)
-    return target, lambda *_: adapter.written(tensor, target.owner)
-
-
 def _send(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
     source = prep.adapter.view(tensor, call.name)
     own, peer = prep.context.rank, prep.options.peer
@@ -155,14 +150,14 @@ def _receive(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[An
     return target, lambda *_: adapter.written(tensor, target.owner)
 
 
-ALLREDUCE = Collective("allreduce", _allreduce)
-ALLREDUCE_IN_PLACE = Collective("allreduce", _allreduce_in_place)
+ALLREDUCE = Collective("allreduce", _into_new_array(core.ALLREDUCE))
+ALLREDUCE_IN_PLACE = Collective("allreduce", _in_place(core.ALLREDUCE))
 REDUCESCATTER = Collective("reducescatter", _reducescatter)
 ALLGATHER = Collective("allgather", _allgather)
 ALLTOALL = Collective("alltoall", _alltoall)
 COUNTED_ALLTOALL = Collective("alltoall", _counted_alltoall)
-BROADCAST = Collective("broadcast", _broadcast)
-BROADCAST_IN_PLACE = Collective("broadcast", _broadcast_in_place)
+BROADCAST = Collective("broadcast", _into_new_array(core.BROADCAST))
+BROADCAST_IN_PLACE = Collective("broadcast", _in_place(core.BROADCAST))
 SEND = Collective("send", _send)
 RECEIVE = Collective("recv", _receive)
 

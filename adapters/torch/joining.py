@@ -19,10 +19,10 @@ def join(
 ) -> int:
     """Signals that this rank has no more data, and waits until all ranks of the set have done so.
 
-    Until then the rank takes part in the others' operations with neutral elements: zeros in sums, infinities
-    in minima and maxima, ones in products, no rows in what is gathered. It cannot be the root of a broadcast,
-    nor send or receive. An average still divides by the number of all ranks, or, with the setting
-    join_average=contributors, by those that have not joined. All ranks of the set must call it in the end.
+    Until then the rank takes part in the others' operations with neutral elements (zeros in sums, infinities
+    in minima and maxima, ones in products, no rows in what is gathered), and can neither be the root of a
+    broadcast, nor send or receive. Averages still divide by the number of all ranks, unless the setting
+    join_average=contributors is on. All ranks of the set must call it in the end.
 
     Steps that the others still take do not change the parameters of a rank that has joined. With `model` and
     `optimizer`, all ranks get those of the rank that joined last. Without them, the ranks have diverged

@@ -20,6 +20,14 @@ void expect_planned_together(World& world) {
   for (int32_t rank : {0, 1}) CHECK_EQUAL(world.plans(rank), "a b");
 }
 
+// Joins both ranks; an open group ends with the second join only.
+void join_one_by_one(World& world) {
+  world.join(1);
+  CHECK(!world.round());
+  world.join(0);
+  CHECK(world.round());
+}
+
 }  // namespace
 
 TEST(a_group_waits_for_all_its_tensors) {
@@ -111,10 +119,7 @@ TEST(a_rank_that_joins_owes_a_refused_group_nothing) {
   submit_both(world, 0);
   world.submit(1, in_group(allreduce("a", {9}), 5, 2));
   CHECK(world.round());
-  world.join(1);
-  CHECK(!world.round());
-  world.join(0);
-  CHECK(world.round());
+  join_one_by_one(world);
   expect_planned_together(world);
 }
 
@@ -139,10 +144,7 @@ TEST(a_joined_rank_counts_in_a_group) {
 TEST(a_group_that_nobody_completes_ends_with_the_join) {
   World world(2);
   world.submit(0, member("a"));
-  world.join(1);
-  CHECK(!world.round());
-  world.join(0);
-  CHECK(world.round());
+  join_one_by_one(world);
   CHECK(contains(world.refusal({0}, SRT_MISMATCH), "'a' belongs to a group"));
   CHECK_EQUAL(world.outcome(0).joins.size(), 1u);
   expect_planned_together(world);

@@ -115,6 +115,10 @@ struct World {
     for (int32_t rank = 0; rank < size(); ++rank) submit(rank, signature);
   }
 
+  void submit_from(std::initializer_list<int32_t> ranks, const Signature& signature) {
+    for (int32_t rank : ranks) submit(rank, signature);
+  }
+
   // Submits a request of its own on each of the first ranks.
   void submit_each(const std::vector<Signature>& by_rank) {
     for (size_t rank = 0; rank < by_rank.size(); ++rank) submit(static_cast<int32_t>(rank), by_rank[rank]);
