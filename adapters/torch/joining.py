@@ -29,18 +29,9 @@ def join(
     unless all had the same number of steps, and the optimizer's next step raises ParametersDifferError.
 
     Args:
-        device: the GPU on which this rank takes part, if the others' tensors are on GPUs; -1: the one that
-            its own tensors have been on.
         model: its parameters and buffers are made equal on all ranks afterwards. On all ranks, or none.
         optimizer: its state is made equal on all ranks afterwards. On all ranks, or none.
-        process_set: the set in which this rank has no more data.
-
-    Returns:
-        The rank that joined last, the same on all ranks.
-
-    Raises:
-        ValueError: this rank does not belong to the set, or has joined it already.
-        PeerLostError: a rank died.
+        device, process_set: as for `sirtaki.numpy.join`, as are the result and the errors.
     """
     last = ops.join(device, process_set=process_set)
     if model is not None:

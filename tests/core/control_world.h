@@ -1,6 +1,7 @@
 // A whole negotiation in one thread: negotiators, a coordinator, and bytes that tests carry between them.
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
