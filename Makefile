@@ -72,7 +72,7 @@ $(STAMPS)/lint: $(STAMPS)/torch $(SOURCES)
 	touch $@
 
 demo: $(STAMPS)/demo
-	$(BIN)/hvdrun -np 2 $(BIN)/python examples/pytorch/digits.py
+	$(BIN)/hvdrun -np 2 $(BIN)/python examples/pytorch_digits.py
 
 test: TIER := not full
 test-full: TIER := full

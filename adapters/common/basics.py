@@ -12,38 +12,12 @@ from sirtaki.bindings.topology import Topology
 from sirtaki.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from sirtaki.common.root import is_root, on_root
 
-__all__ = [
-    "HorovodInternalError",
-    "MismatchError",
-    "ParametersDifferError",
-    "PeerLostError",
-    "init",
-    "shutdown",
-    "is_initialized",
-    "rank",
-    "size",
-    "local_rank",
-    "local_size",
-    "cross_rank",
-    "cross_size",
-    "is_homogeneous",
-    "is_root",
-    "on_root",
-    "ProcessSet",
-    "global_process_set",
-    "add_process_set",
-    "remove_process_set",
-    "mpi_threads_supported",
-    "mpi_enabled",
-    "mpi_built",
-    "gloo_enabled",
-    "gloo_built",
-    "nccl_built",
-    "ddl_built",
-    "ccl_built",
-    "cuda_built",
-    "rocm_built",
-]
+__all__ = ["HorovodInternalError", "MismatchError", "ParametersDifferError", "PeerLostError"]
+__all__ += ["init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size"]
+__all__ += ["cross_rank", "cross_size", "is_homogeneous", "is_root", "on_root"]
+__all__ += ["ProcessSet", "global_process_set", "add_process_set", "remove_process_set"]
+__all__ += ["mpi_threads_supported", "mpi_enabled", "mpi_built", "gloo_enabled", "gloo_built"]
+__all__ += ["nccl_built", "ddl_built", "ccl_built", "cuda_built", "rocm_built"]
 
 
 def init(

@@ -11,8 +11,8 @@ from xxhash import xxh3_64_intdigest
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import dtypes, ffi
-from sirtaki.bindings.request import ABSENT, MAX, Batch
-from sirtaki.common.ops import Call, Reduction, describe_allreduce
+from sirtaki.bindings.request import ABSENT, ALLREDUCE, MAX, Batch
+from sirtaki.common.ops import Call, Reduction, describe
 from sirtaki.common.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
 
 _BYTES = {dtype.code: dtype.size for dtype in dtypes()}
@@ -69,7 +69,7 @@ class Comparison:
         self._values = ffi.new("int64_t[]", 2 * (count + 1))
         address = int(ffi.cast("uintptr_t", self._values))
         view = TensorView(address, (2 * (count + 1),), _INT64, ROW_MAJOR, self._values)
-        describe_allreduce(self._batch, view, address, Reduction(MAX), call)
+        describe(self._batch, ALLREDUCE, view, address, call, how=Reduction(MAX))
 
     def start(self, numbers: Sequence[int], *, is_new: bool = True) -> None:
         """Queues a comparison. If no rank has news, nothing is compared and nothing is sent."""

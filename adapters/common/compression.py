@@ -97,9 +97,7 @@ def compressors(casting: type[CastingCompressor], fp16: Any, bf16: Any) -> type[
 
 
 def compressed(
-    compression: type[Compressor],
-    tensors: Sequence[Any],
-    exchange: Callable[[Sequence[Any]], Sequence[Any]],
+    compression: type[Compressor], tensors: Sequence[Any], exchange: Callable[[Sequence[Any]], Sequence[Any]]
 ) -> list[Any]:
     """Returns the results of an exchange of tensors that is made in a compressor's format."""
     if compression is NoneCompressor:

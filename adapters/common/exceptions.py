@@ -22,22 +22,7 @@ from sirtaki.bindings.errors import (
     UnsupportedError,
 )
 
-__all__ = [
-    "AbortedError",
-    "DeadlineError",
-    "DeviceError",
-    "ForkedError",
-    "HorovodInternalError",
-    "InitializationError",
-    "InternalError",
-    "MismatchError",
-    "NotInitializedError",
-    "OutOfMemoryError",
-    "ParametersDifferError",
-    "PeerFinishedError",
-    "PeerLostError",
-    "ProtocolError",
-    "ShutDownError",
-    "SystemRefusedError",
-    "UnsupportedError",
-]
+__all__ = ["AbortedError", "DeadlineError", "DeviceError", "ForkedError", "HorovodInternalError"]
+__all__ += ["InitializationError", "InternalError", "MismatchError", "NotInitializedError"]
+__all__ += ["OutOfMemoryError", "ParametersDifferError", "PeerFinishedError", "PeerLostError"]
+__all__ += ["ProtocolError", "ShutDownError", "SystemRefusedError", "UnsupportedError"]

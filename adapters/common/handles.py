@@ -83,6 +83,12 @@ def run(context: Context, operation: Operation[T]) -> T:
     return result
 
 
+def run_without_tensors(context: Context, batch: Batch) -> int:
+    """Runs an operation that moves no data, and returns its number: see `Context.result_number`."""
+    batch.set_buffers(0, 0, 0)
+    return run(context, Operation(batch, None, Context.result_number))
+
+
 def start(context: Context, operation: Operation[T]) -> Handle[T]:
     """Queues an operation and returns at once. All ranks must start it."""
     batch = operation.batch

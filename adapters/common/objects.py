@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import HorovodInternalError
@@ -21,10 +22,7 @@ _UNPICKLABLE = (1 << 64) - 1  # sent instead of a size: the root has nothing to 
 
 
 def broadcast_object(
-    obj: Any = None,
-    root_rank: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Sends rank `root_rank`'s object to all ranks. All ranks of the set must call it.
 
@@ -117,13 +115,13 @@ class _ObjectTransport:
     def broadcast(self, data: bytearray, root: int, part: str) -> None:
         """Overwrites the bytes with the root's; all ranks pass the same number of bytes."""
         batch, view = pooled_batch(), _view(data)
-        ops.describe_broadcast(batch, view, view.pointer, root, self._call(part))
+        ops.describe(batch, core.BROADCAST, view, view.pointer, self._call(part), root=root)
         run(self.context, Operation(batch, view, lambda *_: None))
 
     def gather(self, data: bytearray, part: str) -> bytes:
         """Returns all ranks' bytes, concatenated."""
         batch, view = pooled_batch(), _view(data)
-        ops.describe_allgather(batch, view, self._call(part))
+        ops.describe(batch, core.ALLGATHER, view, 0, self._call(part))
         return run(
             self.context, Operation(batch, view, lambda context, batch: bytes(context.output(batch).buffer))
         )

@@ -13,7 +13,7 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.request import Batch
-from sirtaki.common.handles import Operation, pooled_batch, run
+from sirtaki.common.handles import pooled_batch, run_without_tensors
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.tensor import DTYPE_CODES, TensorView
 
@@ -54,6 +54,9 @@ class Reduction(NamedTuple):
     op: int = core.AVERAGE
     prescale: float = 1.0
     postscale: float = 1.0
+
+
+NO_REDUCTION = Reduction(core.SUM)  # ignored by collectives that do not combine
 
 
 def reduction(
@@ -135,11 +138,6 @@ def _suggested_op(value: Any) -> str:
     return f": say op=hvd.{suggestion}" if suggestion else ""
 
 
-def call(context: Context, name: str | None, process_set: ProcessSet) -> Call:
-    """Returns the call of a name over a process set. Raises ValueError if the set is not in use."""
-    return Call(name, process_set.number(context))
-
-
 def numbered_name(context: Context, kind: str, counter: str) -> str:
     """Returns a name for an operation without one: the next number of a counter, which wraps around."""
     return f"unnamed {kind} {context.next_number(counter) % _NAMES_BEFORE_WRAP}"
@@ -162,79 +160,35 @@ def _group_calls(kind: str, name: str, process_set: int, count: int) -> tuple[Ca
     return tuple(Call(f"{name}.{index}", process_set, group) for index in range(count))
 
 
-def describe_allreduce(
-    batch: Batch, source: TensorView, target: int, how: Reduction, call: Call, index: int = 0
+def describe(
+    batch: Batch,
+    kind: int,
+    view: TensorView,
+    target: int,
+    call: Call,
+    index: int = 0,
+    *,
+    how: Reduction = NO_REDUCTION,
+    root: int = 0,
+    destination: int = 0,
+    splits: Sequence[int] | None = None,
 ) -> None:
-    """Makes request `index` an all-reduce of `source` into address `target`, which may be the source's."""
-    describe_reduction(core.ALLREDUCE, batch, source, target, how, call, index)
+    """Makes request `index` a collective of the core's kind `kind`.
 
-
-def describe_reduction(
-    kind: int, batch: Batch, source: TensorView, target: int, how: Reduction, call: Call, index: int = 0
-) -> None:
-    """Makes request `index` a combination of `source` into address `target`.
-
-    Where each rank gets its own rows of the result (see `Context.own_rows`), the source has to be row-major,
-    to have at least one dimension, and must not overlap the target.
+    Args:
+        batch: the batch of the request.
+        kind: core.ALLREDUCE and so on.
+        view: the tensor that is sent. Has to be row-major with at least one dimension, unless the kind is an
+            all-reduce, a broadcast or a send.
+        target: the address of the result, which may be the view's own for these three; 0: the core allocates
+            it (all-gather, all-to-all), and `Context.output` returns it. A receiver overwrites the view.
+        call: the identity of the operation.
+        index: the request.
+        how: the combination, of those that combine.
+        root: the rank of the world that sends: of a broadcast or a send.
+        destination: the rank of the world that receives a send.
+        splits: an all-to-all's rows for each member; None: equal parts.
     """
-    batch.set_request(
-        index,
-        kind,
-        source.dtype,
-        source.shape,
-        name=call.name,
-        process_set=call.process_set,
-        group=call.group,
-        reduce_op=how.op,
-        layout=source.layout,
-        device=source.device,
-        prescale=how.prescale,
-        postscale=how.postscale,
-    )
-    batch.set_buffers(index, source.pointer, target)
-
-
-def describe_broadcast(
-    batch: Batch, source: TensorView, target: int, root: int, call: Call, index: int = 0
-) -> None:
-    """Makes request `index` a broadcast of rank `root`'s source into the address `target` on every rank."""
-    _describe_request(core.BROADCAST, batch, source, call, index, root=root)
-    batch.set_buffers(index, source.pointer, target)
-
-
-def describe_allgather(batch: Batch, source: TensorView, call: Call, index: int = 0) -> None:
-    """Makes request `index` a concatenation along dimension 0, into memory that the core allocates.
-
-    The source has to be row-major, with at least one dimension; take the result with `Context.output`.
-    """
-    _describe_request(core.ALLGATHER, batch, source, call, index)
-    batch.set_buffers(index, source.pointer, 0)
-
-
-def describe_alltoall(
-    batch: Batch, source: TensorView, splits: Sequence[int] | None, call: Call, index: int = 0
-) -> None:
-    """Makes request `index` send each member its rows, into memory that the core allocates there.
-
-    The source has to be row-major, with at least one dimension; `splits` has the rows for each member, None
-    means equal parts. Take the result with `Context.output`, and before it `Context.received_splits`.
-    """
-    _describe_request(core.ALLTOALL, batch, source, call, index, splits=splits)
-    batch.set_buffers(index, source.pointer, 0)
-
-
-def describe_send(batch: Batch, view: TensorView, ranks: tuple[int, int], call: Call, index: int = 0) -> None:
-    """Makes request `index` move a tensor between two ranks of the world, (from, to).
-
-    The sender reads the view, the receiver overwrites it.
-    """
-    _describe_request(core.SEND, batch, view, call, index, root=ranks[0], destination=ranks[1])
-    batch.set_buffers(index, view.pointer, view.pointer)
-
-
-def _describe_request(
-    kind: int, batch: Batch, view: TensorView, call: Call, index: int, **details: Any
-) -> None:
     batch.set_request(
         index,
         kind,
@@ -243,10 +197,16 @@ def _describe_request(
         name=call.name,
         process_set=call.process_set,
         group=call.group,
+        reduce_op=how.op,
+        root=root,
+        destination=destination,
+        splits=splits,
         layout=view.layout,
         device=view.device,
-        **details,
+        prescale=how.prescale,
+        postscale=how.postscale,
     )
+    batch.set_buffers(index, view.pointer, target)
 
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
@@ -259,8 +219,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     context, batch = current(), pooled_batch()
     number = process_set.number(context)
     batch.set_request(0, core.BARRIER, DTYPE_CODES["uint8"], (0,), name=name, process_set=number)
-    batch.set_buffers(0, 0, 0)
-    run(context, Operation(batch, None, lambda *_: None))
+    run_without_tensors(context, batch)
 
 
 def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> int:
@@ -286,8 +245,7 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> i
     context, batch = current(), pooled_batch()
     number = process_set.number(context)
     batch.set_request(0, core.JOIN, DTYPE_CODES["uint8"], (), process_set=number, device=device)
-    batch.set_buffers(0, 0, 0)
-    last = run(context, Operation(batch, None, Context.result_number))
+    last = run_without_tensors(context, batch)
     context.next_number(_JOINS.format(number))
     return last
 

@@ -12,7 +12,7 @@ from typing import Any
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current, find
-from sirtaki.common.handles import Operation, pooled_batch, run
+from sirtaki.common.handles import pooled_batch, run_without_tensors
 
 
 class ProcessSet:
@@ -45,7 +45,11 @@ class ProcessSet:
 
     @property
     def process_set_id(self) -> int | None:
-        return self._number if self._context is not None and self._context is find() else None
+        return self._number if self._is_in_use else None
+
+    @property
+    def _is_in_use(self) -> bool:
+        return self._context is not None and self._context is find()
 
     def number(self, context: Context) -> int:
         """Returns the core's number of the set.
@@ -66,11 +70,11 @@ class ProcessSet:
 
     def size(self) -> int | None:
         """Returns the number of its ranks; None if it has not been added."""
-        return None if self.process_set_id is None else len(self.ranks)
+        return len(self.ranks) if self._is_in_use else None
 
     def included(self) -> bool | None:
         """Returns whether this rank belongs to it; None if it has not been added."""
-        return None if self.process_set_id is None else current().rank in self.ranks
+        return current().rank in self.ranks if self._is_in_use else None
 
     def rank(self) -> int | None:
         """Returns this rank's index among its ranks, from 0; None if it has not been added.
@@ -78,7 +82,7 @@ class ProcessSet:
         Raises:
             ValueError: this rank does not belong to it.
         """
-        if self.process_set_id is None:
+        if not self._is_in_use:
             return None
         ranks, own = self.ranks, current().rank
         if own not in ranks:
@@ -122,6 +126,10 @@ class _AllRanks(ProcessSet):
     def process_set_id(self) -> int | None:
         return 0
 
+    @property
+    def _is_in_use(self) -> bool:
+        return find() is not None
+
     def __reduce__(self) -> Any:
         return "global_process_set"
 
@@ -130,15 +138,6 @@ class _AllRanks(ProcessSet):
 
     def members(self, context: Context) -> list[int]:
         return list(range(context.size))
-
-    def size(self) -> int | None:
-        return None if find() is None else current().size
-
-    def included(self) -> bool | None:
-        return None if find() is None else True
-
-    def rank(self) -> int | None:
-        return None if find() is None else current().rank
 
 
 global_process_set: ProcessSet = _AllRanks()
@@ -164,8 +163,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         raise ValueError(f"{added} is in use already")
     batch = pooled_batch()
     batch.set_process_set_request(0, core.ADD_PROCESS_SET, ranks=added._ranks)
-    batch.set_buffers(0, 0, 0)
-    added._begin(context, run(context, Operation(batch, None, Context.result_number)))
+    added._begin(context, run_without_tensors(context, batch))
     return added
 
 
@@ -186,11 +184,6 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     batch = pooled_batch()
     batch.set_process_set_request(0, core.REMOVE_PROCESS_SET, number=process_set.number(context))
-    batch.set_buffers(0, 0, 0)
-    run(context, Operation(batch, None, _nothing))
+    run_without_tensors(context, batch)
     process_set._end()
     return True
-
-
-def _nothing(*_: Any) -> None:
-    return None

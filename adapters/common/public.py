@@ -9,16 +9,7 @@ from sirtaki.common.basics import *  # noqa: F403
 from sirtaki.common.observing import *  # noqa: F403
 from sirtaki.common.ops import Adasum, Average, Max, Min, Product, Sum
 
-__all__ = [
-    *basics.__all__,
-    *observing.__all__,
-    "Adasum",
-    "Average",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
-]
+__all__ = [*basics.__all__, *observing.__all__, "Adasum", "Average", "Max", "Min", "Product", "Sum"]
 
 
 def lister(names: Sequence[str]) -> Callable[[], list[str]]:

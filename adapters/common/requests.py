@@ -13,12 +13,9 @@ from typing import Any, NamedTuple
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.request import Batch
-from sirtaki.common import ops
 from sirtaki.common.array_adapter import ArrayAdapter
-from sirtaki.common.ops import Call, Reduction
+from sirtaki.common.ops import NO_REDUCTION, Call, Reduction, describe
 from sirtaki.common.process_sets import ProcessSet, global_process_set
-
-_AVERAGE = Reduction()
 
 
 @dataclass(slots=True)
@@ -36,7 +33,7 @@ class CollectiveOptions:
 
     name: str | None = None
     process_set: ProcessSet = global_process_set
-    reduction: Reduction = _AVERAGE
+    reduction: Reduction = NO_REDUCTION
     root: int = 0
     peer: int = 0
     splits: Sequence[int] | None = None
@@ -63,21 +60,31 @@ class Collective(NamedTuple):
     describe: Describe
 
 
-def _allreduce(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    adapter = prep.adapter
-    source = adapter.reducible_view(tensor, call.name)
-    result, target = adapter.empty_like(source)
-    ops.describe_reduction(core.ALLREDUCE, prep.batch, source, target, prep.options.reduction, call, index)
-    return (source, result), lambda *_: adapter.wrapped(result)
+def _into_new_array(kind: int) -> Describe:
+    """Describes an all-reduce or a broadcast whose result is a new array like its source."""
+    reduces = kind == core.ALLREDUCE
+
+    def describe_one(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+        adapter, options = prep.adapter, prep.options
+        source = adapter.reducible_view(tensor, call.name) if reduces else adapter.view(tensor, call.name)
+        result, target = adapter.empty_like(source)
+        describe(prep.batch, kind, source, target, call, index, how=options.reduction, root=options.root)
+        return (source, result), lambda *_: adapter.wrapped(result)
+
+    return describe_one
 
 
-def _allreduce_in_place(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    adapter = prep.adapter
-    target = adapter.writable_view(tensor, call.name, True)
-    ops.describe_reduction(
-        core.ALLREDUCE, prep.batch, target, target.pointer, prep.options.reduction, call, index
-    )
-    return target, lambda *_: adapter.written(tensor, target.owner)
+def _in_place(kind: int) -> Describe:
+    """Describes an all-reduce or a broadcast that overwrites its array."""
+    reduces = kind == core.ALLREDUCE
+
+    def describe_one(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+        adapter, options = prep.adapter, prep.options
+        view = adapter.writable_view(tensor, call.name, reduces)
+        describe(prep.batch, kind, view, view.pointer, call, index, how=options.reduction, root=options.root)
+        return view, lambda *_: adapter.written(tensor, view.owner)
+
+    return describe_one
 
 
 def _reducescatter(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
@@ -85,16 +92,14 @@ def _reducescatter(prep: Preparation, tensor: Any, call: Call, index: int) -> tu
     source = adapter.row_major_view(tensor, call.name)
     rows = prep.context.own_rows(call.process_set, source.shape[0]) if source.shape else 0
     result, target = adapter.empty_rows_like(source, rows)
-    ops.describe_reduction(
-        core.REDUCESCATTER, prep.batch, source, target, prep.options.reduction, call, index
-    )
+    describe(prep.batch, core.REDUCESCATTER, source, target, call, index, how=prep.options.reduction)
     return (source, result), lambda *_: adapter.wrapped(result)
 
 
 def _allgather(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
     adapter = prep.adapter
     source = adapter.row_major_view(tensor, call.name)
-    ops.describe_allgather(prep.batch, source, call, index)
+    describe(prep.batch, core.ALLGATHER, source, 0, call, index)
     return source, lambda context, batch: adapter.from_output(context, batch, index)
 
 
@@ -109,7 +114,7 @@ def _alltoall(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[A
 
         return source, finish
     source = prep.adapter.row_major_view(tensor, call.name)
-    ops.describe_alltoall(prep.batch, source, None, call, index)
+    describe(prep.batch, core.ALLTOALL, source, 0, call, index)
     return source, lambda context, batch: prep.adapter.from_output(context, batch, index)
 
 
@@ -117,7 +122,7 @@ def _counted_alltoall(prep: Preparation, tensor: Any, call: Call, index: int) ->
     """Describes an all-to-all whose result is a pair: the rows, and how many came from each rank."""
     adapter = prep.adapter
     source = adapter.row_major_view(tensor, call.name)
-    ops.describe_alltoall(prep.batch, source, prep.options.splits, call, index)
+    describe(prep.batch, core.ALLTOALL, source, 0, call, index, splits=prep.options.splits)
 
     def finish(context: Context, batch: Batch) -> tuple[Any, list[int]]:
         received = context.received_splits(batch, index)
@@ -126,42 +131,29 @@ def _counted_alltoall(prep: Preparation, tensor: Any, call: Call, index: int) ->
     return source, finish
 
 
-def _broadcast(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    adapter = prep.adapter
-    source = adapter.view(tensor, call.name)
-    result, target = adapter.empty_like(source)
-    ops.describe_broadcast(prep.batch, source, target, prep.options.root, call, index)
-    return (source, result), lambda *_: adapter.wrapped(result)
-
-
-def _broadcast_in_place(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    adapter = prep.adapter
-    target = adapter.writable_view(tensor, call.name)
-    ops.describe_broadcast(prep.batch, target, target.pointer, prep.options.root, call, index)
-    return target, lambda *_: adapter.written(tensor, target.owner)
-
-
 def _send(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
     source = prep.adapter.view(tensor, call.name)
-    ops.describe_send(prep.batch, source, (prep.context.rank, prep.options.peer), call, index)
+    own, peer = prep.context.rank, prep.options.peer
+    describe(prep.batch, core.SEND, source, source.pointer, call, index, root=own, destination=peer)
     return source, lambda *_: tensor
 
 
 def _receive(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
     adapter = prep.adapter
     target = adapter.writable_view(tensor, call.name)
-    ops.describe_send(prep.batch, target, (prep.options.peer, prep.context.rank), call, index)
+    own, peer = prep.context.rank, prep.options.peer
+    describe(prep.batch, core.SEND, target, target.pointer, call, index, root=peer, destination=own)
     return target, lambda *_: adapter.written(tensor, target.owner)
 
 
-ALLREDUCE = Collective("allreduce", _allreduce)
-ALLREDUCE_IN_PLACE = Collective("allreduce", _allreduce_in_place)
+ALLREDUCE = Collective("allreduce", _into_new_array(core.ALLREDUCE))
+ALLREDUCE_IN_PLACE = Collective("allreduce", _in_place(core.ALLREDUCE))
 REDUCESCATTER = Collective("reducescatter", _reducescatter)
 ALLGATHER = Collective("allgather", _allgather)
 ALLTOALL = Collective("alltoall", _alltoall)
 COUNTED_ALLTOALL = Collective("alltoall", _counted_alltoall)
-BROADCAST = Collective("broadcast", _broadcast)
-BROADCAST_IN_PLACE = Collective("broadcast", _broadcast_in_place)
+BROADCAST = Collective("broadcast", _into_new_array(core.BROADCAST))
+BROADCAST_IN_PLACE = Collective("broadcast", _in_place(core.BROADCAST))
 SEND = Collective("send", _send)
 RECEIVE = Collective("recv", _receive)
 

@@ -33,15 +33,7 @@ from sirtaki.jax.compression import Compression, Compressor
 from sirtaki.jax.exchange_options import ExchangeOptions
 from sirtaki.jax.primitives import bind
 
-__all__ = [
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "grouped_allreduce",
-    "reducescatter",
-]
+__all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "grouped_allreduce", "reducescatter"]
 
 
 def allreduce(

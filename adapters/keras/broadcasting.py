@@ -13,9 +13,7 @@ from sirtaki.keras.operations import broadcast
 
 
 def broadcast_variables(
-    variables: Iterable[Any],
-    root_rank: int,
-    process_set: ProcessSet = global_process_set,
+    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
 ) -> None:
     """Copies rank `root_rank`'s values of these variables to all ranks of the set. All of them must call it.
 

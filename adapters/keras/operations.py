@@ -6,22 +6,19 @@ Every rank of the process set has to call the same operations, with the same nam
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from sirtaki import numpy as arrays
+from sirtaki.common.compression import compressed
 from sirtaki.common.ops import Average
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.keras.compression import Compression, Compressor
 
-__all__ = [
-    "allgather",
-    "allreduce",
-    "broadcast",
-    "reducescatter",
-]
+__all__ = ["allgather", "allreduce", "broadcast", "reducescatter"]
 
 
 def allreduce(
@@ -53,24 +50,19 @@ def allreduce(
         MismatchError: ranks disagree about dtype, shape, op or factors.
         PeerLostError: a rank died.
     """
-    small, undo = _compressed(value, compression)
-    result = arrays.allreduce(
-        small,
-        average=average,
-        name=name,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        process_set=process_set,
-    )
-    return _restored(result, undo, compression)
+    given = _array(value)
+
+    def exchange(small: Sequence[Any]) -> list[Any]:
+        factors = prescale_factor, postscale_factor
+        return [arrays.allreduce(_array(small[0]), average, name, op, *factors, process_set)]
+
+    if compression is not Compression.none:
+        given = keras.ops.convert_to_tensor(given)
+    return _array(compressed(compression, [given], exchange)[0])[()]
 
 
 def reducescatter(
-    value: Any,
-    name: str | None = None,
-    op: int = Average,
-    process_set: ProcessSet = global_process_set,
+    value: Any, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Combines a value over all ranks of the set, and gives each its part of the rows. All must call it.
 
@@ -125,18 +117,3 @@ def _array(value: Any) -> Any:
     if isinstance(value, keras.Variable) or keras.ops.is_tensor(value):
         return keras.ops.convert_to_numpy(value)
     return np.asarray(value)
-
-
-def _compressed(value: Any, compression: type[Compressor]) -> tuple[Any, Any]:
-    array = _array(value)
-    if compression is Compression.none:
-        return array, None
-    small, undo = compression.compress(keras.ops.convert_to_tensor(array))
-    return keras.ops.convert_to_numpy(small), undo
-
-
-def _restored(array: Any, undo: Any, compression: type[Compressor]) -> Any:
-    if compression is Compression.none:
-        return array[()]
-    restored = compression.decompress(keras.ops.convert_to_tensor(array), undo)
-    return keras.ops.convert_to_numpy(restored)[()]

@@ -93,10 +93,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
 
 
 def PartialDistributedOptimizer(  # noqa: N802  # Horovod's name
-    optimizer: Any,
-    *args: Any,
-    local_layers: Any | Iterable[Any] | None = None,
-    **kwargs: Any,
+    optimizer: Any, *args: Any, local_layers: Any | Iterable[Any] | None = None, **kwargs: Any
 ) -> Any:
     """Works like `DistributedOptimizer`, with layers whose gradients stay on each rank.
 

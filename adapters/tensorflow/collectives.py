@@ -140,8 +140,7 @@ def reducescatter(
         ValueError, tf.errors.InvalidArgumentError, tf.errors.AbortedError: as for `allreduce`.
     """
     how = reduction(op, None, prescale_factor, postscale_factor)
-    number = set_number(process_set)
-    called = call("reducescatter", name, number)
+    called = call("reducescatter", name, set_number(process_set))
     return _compressed(operations.reducescatter, [tensor], how, compression, called)[0]
 
 
@@ -318,19 +317,16 @@ def _allreduce(
     process_set: ProcessSet,
 ) -> list[Any]:
     number = set_number(process_set)
-    sparse = [i for i, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
-    dense = [i for i in range(len(tensors)) if i not in set(sparse)]
-    results: list[Any] = [None] * len(tensors)
+    sparse = [one for one in tensors if isinstance(one, tf.IndexedSlices)]
+    dense = [one for one in tensors if not isinstance(one, tf.IndexedSlices)]
+    added, reduced = iter(()), iter(())
     if sparse:
         called = call("sparse_allreduce", None if name is None else f"{name}.slices", number)
-        for i, result in zip(sparse, _add_slices([tensors[i] for i in sparse], how, called), strict=True):
-            results[i] = result
+        added = iter(_add_slices(sparse, how, called))
     if dense:
         called = call("allreduce" if len(tensors) == 1 else "grouped_allreduce", name, number)
-        reduced = _compressed(operations.allreduce, [tensors[i] for i in dense], how, compression, called)
-        for i, result in zip(dense, reduced, strict=True):
-            results[i] = result
-    return results
+        reduced = iter(_compressed(operations.allreduce, dense, how, compression, called))
+    return [next(added if isinstance(one, tf.IndexedSlices) else reduced) for one in tensors]
 
 
 def _add_slices(tensors: list[tf.IndexedSlices], how: Reduction, called: Call) -> list[tf.IndexedSlices]:
@@ -351,11 +347,7 @@ def _add_slices(tensors: list[tf.IndexedSlices], how: Reduction, called: Call) -
 
 
 def _compressed(
-    combine: _Combine,
-    tensors: Sequence[Any],
-    how: Reduction,
-    compression: type[Compressor],
-    called: Call,
+    combine: _Combine, tensors: Sequence[Any], how: Reduction, compression: type[Compressor], called: Call
 ) -> list[tf.Tensor]:
     dense = [tf.convert_to_tensor(tensor) for tensor in tensors]
     return compressed(compression, dense, lambda small: combine(small, how, called))

@@ -47,8 +47,6 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     return import_module("sirtaki.keras").DistributedOptimizer(
         optimizer,
         name=name,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=gradient_predivide_factor,

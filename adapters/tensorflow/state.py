@@ -69,10 +69,7 @@ def broadcast_object(
 
 
 def allgather_object(
-    obj: Any,
-    session: None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    obj: Any, session: None = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """Collects an object of every rank of the set, all of which must call it, outside of functions.
 

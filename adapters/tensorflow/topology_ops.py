@@ -12,13 +12,7 @@ from sirtaki.tensorflow.autograph import as_written
 from sirtaki.tensorflow.library import library
 from sirtaki.tensorflow.operations import CPU
 
-__all__ = [
-    "local_rank_op",
-    "local_size_op",
-    "process_set_included_op",
-    "rank_op",
-    "size_op",
-]
+__all__ = ["local_rank_op", "local_size_op", "process_set_included_op", "rank_op", "size_op"]
 
 _RANK, _LOCAL_RANK, _LOCAL_SIZE = 0, 2, 3
 

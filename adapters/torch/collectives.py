@@ -37,34 +37,12 @@ from sirtaki.torch.autograd import (
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.tensors import code_of, from_counts, split_counts
 
-__all__ = [
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "recv",
-    "recv_async",
-    "reducescatter",
-    "reducescatter_async",
-    "send",
-    "send_async",
-]
+__all__ = ["allreduce", "allreduce_", "allreduce_async", "allreduce_async_"]
+__all__ += ["grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_"]
+__all__ += ["reducescatter", "reducescatter_async", "grouped_reducescatter", "grouped_reducescatter_async"]
+__all__ += ["allgather", "allgather_async", "grouped_allgather", "grouped_allgather_async"]
+__all__ += ["alltoall", "alltoall_async", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
+__all__ += ["send", "send_async", "recv", "recv_async"]
 
 allreduce_ = COLLECTIVES.allreduce_
 allreduce_async = COLLECTIVES.allreduce_async

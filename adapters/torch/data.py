@@ -67,7 +67,7 @@ class DistributedSampler(TorchSampler[Any]):
             if self.rank == 0:
                 hint(
                     "a second epoch begins in the same order as the first: call sampler.set_epoch(epoch) "
-                    "before each epoch, or use hvd.DataLoader, which does",
+                    "before each epoch, or use hvd.DataLoader, which does"
                 )
         self._has_iterated = True
         return super().__iter__()

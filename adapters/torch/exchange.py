@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sirtaki.bindings.request import ABSENT, CPU, Batch
-from sirtaki.common.ops import Call, describe_allreduce
+from sirtaki.bindings.request import ABSENT, ALLREDUCE, CPU, Batch
+from sirtaki.common.ops import Call, describe
 from sirtaki.common.round_checks import RoundChecks
 from sirtaki.common.tensor import ROW_MAJOR
 from sirtaki.torch import device
@@ -22,13 +22,7 @@ from sirtaki.torch.compression import NoneCompressor
 from sirtaki.torch.consistency import note_gradients
 from sirtaki.torch.parameters import NamedParameter
 from sirtaki.torch.sparse_gradients import ExchangeOptions, SparseGradients
-from sirtaki.torch.tensors import (
-    CODES,
-    count_write,
-    reducible_view,
-    refuse_shared_gradients,
-    shares_elements,
-)
+from sirtaki.torch.tensors import CODES, count_write, reducible_view, refuse_shared_gradients, shares_elements
 
 _dtype_of = attrgetter("dtype")
 _is_cpu = attrgetter("is_cpu")
@@ -206,7 +200,7 @@ class GradientExchange:
         signature = (view.dtype, tuple(view.shape), view.layout, view.device)
         if signature != self._signatures[index]:
             call = Call(self._names[index], self._set_number, self._groups[index])
-            describe_allreduce(self._described, view, 0, self._how, call, index)
+            describe(self._described, ALLREDUCE, view, 0, call, index, how=self._how)
             self._signatures[index] = signature
             self._order = [-1] * len(self._order)
             parameter = self._parameters[index]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from sirtaki.torch.consistency import round_checks
 from sirtaki.torch.device import warn_if_crowded
 from sirtaki.torch.other_reducers import refuse_other_reducers
 from sirtaki.torch.parameters import all_named, check_groups_of, exchanged, names_of
-from sirtaki.torch.reducer import GradientReducer
+from sirtaki.torch.reducer import GradientReducer, Nesting
 from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.tensors import reducible_view
 from sirtaki.torch.wrapping import Optimizer, Wrapped, wrap
@@ -137,11 +137,11 @@ class _Distributed(Wrapped):
     _settings: _Settings
     _reducer: GradientReducer
     _finalizer: Any
-    _skips: int
+    _skips: Nesting
     _has_stepped: bool
 
     def _adopt(self, settings: _Settings, reducer: GradientReducer) -> None:
-        self._settings, self._reducer, self._skips = settings, reducer, 0
+        self._settings, self._reducer, self._skips = settings, reducer, Nesting()
         self._has_stepped = False
         # A discarded optimizer releases the parameters at once: another may be made for them.
         self._finalizer = weakref.finalize(self, reducer.close)
@@ -162,21 +162,16 @@ class _Distributed(Wrapped):
         """
         self._reducer.finish_round()
 
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
+    def skip_synchronize(self) -> AbstractContextManager[None]:
         """Makes a step() inside use the gradients as they are, whether they have been reduced or not."""
-        self._skips += 1
-        try:
-            yield
-        finally:
-            self._skips -= 1
+        return self._skips
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Keeps the gradients of backward passes inside on this rank.
 
         The next pass outside exchanges the accumulated gradients; step() does if there is none.
         """
-        return self._reducer.no_sync()
+        return self._reducer.no_sync
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets how many backward passes add up on this rank before they are averaged over the ranks."""
@@ -204,14 +199,14 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         refuse_other_reducers(all_named(optimizer, optimizer._settings.names))
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if closure is None:
-        if not optimizer._skips:
+        if not optimizer._skips.depth:
             optimizer._reducer.finish_round()
         return None
 
     def reduced_closure() -> Any:
         optimizer._reducer.stepped()  # each call makes its own gradients
         loss = closure()
-        if not optimizer._skips:
+        if not optimizer._skips.depth:
             optimizer._reducer.finish_round()
         return loss
 

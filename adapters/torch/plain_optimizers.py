@@ -48,7 +48,7 @@ def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         hint(
             f"{_STEPS} steps of {type(optimizer).__name__} without any exchange between the {context.size} "
             "ranks: each rank trains a model of its own. Wrap the optimizer: "
-            "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())",
+            "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())"
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ContextDecorator, contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -29,6 +29,18 @@ from sirtaki.torch.sparse_gradients import ExchangeOptions
 _EARLY_BYTES = 1 << 20  # submitted at once during a pass; submitting less costs more than the overlap saves
 _NEVER = 1 << 62
 _NONE = -1
+
+
+class Nesting(ContextDecorator):
+    """A context that may be entered several times. `depth` counts the entries that have not been left."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
 
 
 class GradientReducer:
@@ -56,7 +68,7 @@ class GradientReducer:
         self._passes: set[int] = set()  # those that have not ended
         self._passes_done = 0  # since the last round
         self._stream = _NONE  # on a GPU: the CUDA stream in which the pass has made its last gradient
-        self._no_sync_depth = 0  # number of enclosing no_sync() contexts
+        self.no_sync = Nesting()  # keeps the gradients of passes inside on this rank
         self._bytes_until_submit = _NEVER  # bytes until gradients are submitted early
         self._may_submit_early = False  # once a whole pass without nested ones has been seen, and it pays off
         self._overlap = Overlap(has_spare_core=_has_spare_core(exchange_options, named))
@@ -72,15 +84,6 @@ class GradientReducer:
         self._claim.release()
         for handle in self._handles + self._guards:
             handle.remove()
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Keeps the gradients of passes inside on this rank."""
-        self._no_sync_depth += 1
-        try:
-            yield
-        finally:
-            self._no_sync_depth -= 1
 
     def finish_round(self) -> None:
         """Ends the round that is due, if any: before a step, after passes that did not end one.
@@ -122,7 +125,7 @@ class GradientReducer:
 
     def _skips_exchange(self) -> bool:
         """Returns whether the gradients of the current pass stay on this rank."""
-        return self._no_sync_depth > 0 or self._passes_done + 1 < self.passes_per_round
+        return self.no_sync.depth > 0 or self._passes_done + 1 < self.passes_per_round
 
     # ---- During a pass ---------------------------------------------------------------------------------
 

@@ -134,10 +134,7 @@ class SparseReduction:
 
 
 def sparse_allreduce_async(
-    tensor: Tensor,
-    name: str | None = None,
-    op: int = Average,
-    process_set: ProcessSet = global_process_set,
+    tensor: Tensor, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set
 ) -> SparseReduction:
     """Works like `sparse_allreduce`, without waiting: calling the result waits, and returns the tensor."""
     if not (
@@ -154,10 +151,7 @@ def sparse_allreduce_async(
 
 
 def sparse_allreduce(
-    tensor: Tensor,
-    name: str | None = None,
-    op: int = Average,
-    process_set: ProcessSet = global_process_set,
+    tensor: Tensor, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set
 ) -> Tensor:
     """Combines a sparse tensor over all ranks of the set. All of them must call it.
 

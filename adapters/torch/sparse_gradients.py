@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.request import ABSENT, MAX, Batch
+from sirtaki.bindings.request import ABSENT, ALLREDUCE, MAX, Batch
 from sirtaki.common import ops
 from sirtaki.common.ops import Reduction
 from sirtaki.torch.autograd import CollectiveScope
@@ -50,10 +50,9 @@ class SparseGradients:
         self._has_sent = False
         self._batch = Batch(1)
         scope = exchange_options.scope.derived("(list of the sparse ones)")
-        call = ops.call(scope.context, scope.name, scope.process_set)
-        ops.describe_allreduce(
-            self._batch, view(self._updates), self._updates.data_ptr(), Reduction(MAX), call
-        )
+        call = ops.Call(scope.name, scope.process_set.number(scope.context))
+        address = self._updates.data_ptr()
+        ops.describe(self._batch, ALLREDUCE, view(self._updates), address, call, how=Reduction(MAX))
 
     @property
     def is_open(self) -> bool:

@@ -13,7 +13,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.common.handles import run
 from sirtaki.common.objects import broadcast_object
-from sirtaki.common.ops import call
+from sirtaki.common.ops import Call
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.requests import BROADCAST_IN_PLACE, CollectiveOptions
 from sirtaki.torch.autograd import COLLECTIVES
@@ -82,7 +82,8 @@ def broadcast_all(
         storage = tensor.untyped_storage().data_ptr()
         sources.append(tensor.detach().clone() if storage in storages else tensor)
         storages.add(storage)
-    calls = [call(context, name, process_set) for name, _ in named]
+    number = process_set.number(context)
+    calls = [Call(name, number) for name, _ in named]
     options = CollectiveOptions(root=root)
     results = run(context, COLLECTIVES.named(context, BROADCAST_IN_PLACE, sources, options, calls))
     for (_, tensor), source, result in zip(named, sources, results, strict=True):

@@ -43,7 +43,7 @@ class Core(Peer):
     def allreduce(self, array: Array) -> Call:
         view, name = _view(array), Named("core.allreduce")
         return self._call(
-            lambda batch: ops.describe_allreduce(batch, view, view.pointer, self._sum, name), array
+            lambda batch: ops.describe(batch, core.ALLREDUCE, view, view.pointer, name, how=self._sum), array
         )
 
     def grouped_allreduce(self, array: Array) -> Call:
@@ -53,35 +53,41 @@ class Core(Peer):
             calls = ops.group_calls(self._context, "allreduce", "core", ops.global_process_set, GROUP_SIZE)
             for index, (part, call) in enumerate(zip(parts, calls, strict=True)):
                 view = _view(part)
-                ops.describe_allreduce(batch, view, view.pointer, self._sum, call, index)
+                ops.describe(batch, core.ALLREDUCE, view, view.pointer, call, index, how=self._sum)
 
         return self._call(describe, parts, GROUP_SIZE)
 
     def broadcast(self, array: Array) -> Call:
         view, name = _view(array), Named("core.broadcast")
-        return self._call(lambda batch: ops.describe_broadcast(batch, view, view.pointer, 0, name), array)
+        return self._call(lambda batch: ops.describe(batch, core.BROADCAST, view, view.pointer, name), array)
 
     def allgather(self, array: Array) -> Call:
-        return self._call(lambda batch: ops.describe_allgather(batch, _view(array), Named("core.allgather")))
+        return self._allocated(core.ALLGATHER, array, "core.allgather")
 
     def reducescatter(self, array: Array) -> Call:
         part, name = np.empty(array.size // self.size, np.float32), Named("core.reducescatter")
         target, kind = _view(part).pointer, core.REDUCESCATTER
         return self._call(
-            lambda batch: ops.describe_reduction(kind, batch, _view(array), target, self._sum, name), part
+            lambda batch: ops.describe(batch, kind, _view(array), target, name, how=self._sum), part
         )
 
     def alltoall(self, array: Array) -> Call:
-        return self._call(
-            lambda batch: ops.describe_alltoall(batch, _view(array), None, Named("core.alltoall"))
-        )
+        return self._allocated(core.ALLTOALL, array, "core.alltoall")
+
+    def _allocated(self, kind: int, array: Array, name: str) -> Call:
+        """Returns the call of a collective whose result the core allocates."""
+        return self._call(lambda batch: ops.describe(batch, kind, _view(array), 0, Named(name)))
 
     def sendrecv(self, array: Array) -> Call:
         received = np.empty_like(array)
 
         def describe(batch: Batch) -> None:
-            ops.describe_send(batch, _view(array), (self.rank, self.next), Named("core.send"), 0)
-            ops.describe_send(batch, _view(received), (self.previous, self.rank), Named("core.send"), 1)
+            ranks = ((array, self.rank, self.next), (received, self.previous, self.rank))
+            for index, (one, source, target) in enumerate(ranks):
+                view, send = _view(one), Named("core.send")
+                ops.describe(
+                    batch, core.SEND, view, view.pointer, send, index, root=source, destination=target
+                )
 
         return self._call(describe, received, 2)
 

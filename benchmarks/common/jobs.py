@@ -76,7 +76,7 @@ def make_key(folder: Path) -> Path:
     return key
 
 
-class Job:
+class Job(contextlib.AbstractContextManager["Job"]):
     """The ranks of one worker module. Used as a context manager, it ends the ranks."""
 
     def __init__(
@@ -105,9 +105,6 @@ class Job:
             except BaseException:
                 self.close()
                 raise
-
-    def __enter__(self) -> Job:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -15,7 +15,7 @@ for package in ("jax", "optax", "flax"):
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).with_name("programs_jax.py")
-DIGITS = ROOT / "examples" / "jax" / "digits.py"
+DIGITS = ROOT / "examples" / "jax_digits.py"
 TWO_DEVICES = "XLA_FLAGS=--xla_force_host_platform_device_count=2"
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("sklearn")
 import sirtaki.keras as hvd  # imports keras
 
 ROOT = Path(__file__).parents[2]
-DIGITS = ROOT / "examples" / "keras" / "digits.py"
+DIGITS = ROOT / "examples" / "keras_digits.py"
 PAGE = ROOT / "docs" / "keras.md"
 RUN_BLOCKS = ROOT / "tests" / "documents" / "run_blocks.py"
 LOAD = """

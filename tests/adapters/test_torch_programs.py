@@ -14,9 +14,9 @@ from process_world import PATIENCE, hvdrun
 pytest.importorskip("torch")
 
 PROGRAMS = Path(__file__).with_name("programs_torch.py")
-EXAMPLES = Path(__file__).parents[2] / "examples" / "pytorch"
-DIGITS = EXAMPLES / "digits.py"
-PARALLEL_LINEAR = EXAMPLES / "parallel_linear.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DIGITS = EXAMPLES / "pytorch_digits.py"
+PARALLEL_LINEAR = EXAMPLES / "pytorch_parallel_linear.py"
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:

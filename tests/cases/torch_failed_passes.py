@@ -81,26 +81,29 @@ def a_pass_that_raises_on_all_ranks(width: int) -> None:
     assert_alike(model, plain)
 
 
-@case(width=[5, 600])
-def a_pass_that_raises_on_one_rank(width: int) -> None:
-    """That rank takes part in the round with the gradients that it has, and then steps like the others."""
+def past_a_failure(width: int, after_pass: Callable[[Any, bool], object]) -> nn.Sequential:
+    """Returns a model after four passes, one of which has raised on one rank.
+
+    Calls `after_pass` after each, with the optimizer and whether the pass has raised.
+    """
     model = network(width=width)
     optimizer = leaving_early(distributed(model))
     for step in range(4):
         optimizer.zero_grad()
-        fails_here(model, step)
-        optimizer.step()
-    assert_same_on_all_ranks(model)
+        after_pass(optimizer, fails_here(model, step))
+    return model
+
+
+@case(width=[5, 600])
+def a_pass_that_raises_on_one_rank(width: int) -> None:
+    """That rank takes part in the round with the gradients that it has, and then steps like the others."""
+    assert_same_on_all_ranks(past_a_failure(width, lambda optimizer, _: optimizer.step()))
 
 
 @case(width=[5, 600])
 def a_pass_that_raises_on_one_rank_and_is_given_up(width: int) -> None:
-    model = network(width=width)
-    optimizer = leaving_early(distributed(model))
-    for step in range(4):
-        optimizer.zero_grad()
-        if fails_here(model, step):
-            optimizer.zero_grad()  # the others wait for this rank's part of the round
+    # The others wait for the part of the round of the rank that clears its gradients.
+    model = past_a_failure(width, lambda optimizer, has_raised: has_raised and optimizer.zero_grad())
     own_loss(model, 9).backward()
     gradients = hvd.allgather_object([parameter.grad.numpy().tobytes() for parameter in model.parameters()])
     assert len({tuple(one) for one in gradients[:-1]}) <= 1

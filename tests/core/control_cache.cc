@@ -92,7 +92,7 @@ TEST(what_is_pending_is_never_evicted) {
   plan_together(world, {"a"});
   world.submit(0, allreduce("a"));
   world.report(0);
-  for (int32_t rank : {0, 1}) world.submit(rank, allreduce("b"));
+  world.submit_from({0, 1}, allreduce("b"));
   CHECK(world.round());
   CHECK_EQUAL(world.plans(1), "b");
   CHECK(world.last_decision.retired.empty());
@@ -194,7 +194,7 @@ TEST(every_rank_caches_what_a_set_agreed_on) {
   world.submit_all(add_set({0, 1}));
   world.round();
   for (int i = 0; i < 2; ++i) {
-    for (int32_t rank : {0, 1}) world.submit(rank, in_set(allreduce("x"), 1));
+    world.submit_from({0, 1}, in_set(allreduce("x"), 1));
     CHECK(world.round());
     CHECK(world.outcome(2).plans.empty());
   }

@@ -13,11 +13,24 @@ void submit_both(World& world, int32_t rank) {
   for (const char* name : {"a", "b"}) world.submit(rank, member(name));
 }
 
+// Runs a round that plans these tensors on both ranks.
+void expect_planned(World& world, const char* plans) {
+  CHECK(world.round());
+  for (int32_t rank : {0, 1}) CHECK_EQUAL(world.plans(rank), plans);
+}
+
 // Submits a group on both ranks, which is planned even if the same names were refused before.
 void expect_planned_together(World& world) {
   for (int32_t rank : {0, 1}) submit_both(world, rank);
+  expect_planned(world, "a b");
+}
+
+// Joins both ranks; an open group ends with the second join only.
+void join_one_by_one(World& world) {
+  world.join(1);
+  CHECK(!world.round());
+  world.join(0);
   CHECK(world.round());
-  for (int32_t rank : {0, 1}) CHECK_EQUAL(world.plans(rank), "a b");
 }
 
 }  // namespace
@@ -30,8 +43,7 @@ TEST(a_group_waits_for_all_its_tensors) {
     world.submit(0, member("b"));
     CHECK(!world.round());
     world.submit(1, member("b"));
-    CHECK(world.round());
-    CHECK_EQUAL(world.plans(0), "a | b");
+    expect_planned(world, "a | b");
   }
 }
 
@@ -41,11 +53,9 @@ TEST(groups_do_not_mix) {
   world.submit_all(member("b", 2, 6));
   CHECK(!world.round());
   world.submit_all(member("c", 2, 6));
-  CHECK(world.round());
-  CHECK_EQUAL(world.plans(0), "b c");
+  expect_planned(world, "b c");
   world.submit_all(member("d", 2, 5));
-  CHECK(world.round());
-  CHECK_EQUAL(world.plans(1), "a d");
+  expect_planned(world, "a d");
 }
 
 TEST(a_group_is_refused_whole) {
@@ -80,8 +90,7 @@ TEST(late_members_of_a_refused_group_are_refused_on_every_rank) {
   CHECK_EQUAL(world.refusal({1}, SRT_MISMATCH), cause);
   CHECK(world.outcome(0).refusals.empty());
   submit_both(world, 1);
-  CHECK(world.round());
-  CHECK_EQUAL(world.plans(1), "a b");
+  expect_planned(world, "a b");
 }
 
 TEST(ranks_that_group_differently_are_told_and_owe_nothing) {
@@ -111,10 +120,7 @@ TEST(a_rank_that_joins_owes_a_refused_group_nothing) {
   submit_both(world, 0);
   world.submit(1, in_group(allreduce("a", {9}), 5, 2));
   CHECK(world.round());
-  world.join(1);
-  CHECK(!world.round());
-  world.join(0);
-  CHECK(world.round());
+  join_one_by_one(world);
   expect_planned_together(world);
 }
 
@@ -124,25 +130,20 @@ TEST(a_group_has_no_more_tensors_than_it_says) {
   CHECK(world.round());
   CHECK(contains(world.refusal({0}, SRT_MISMATCH), "group 5 has 2 tensors already, so 'c'"));
   submit_both(world, 1);
-  CHECK(world.round());
-  CHECK_EQUAL(world.plans(0), "a b");
+  expect_planned(world, "a b");
 }
 
 TEST(a_joined_rank_counts_in_a_group) {
   World world(2);
   world.join(1);
   submit_both(world, 0);
-  CHECK(world.round());
-  CHECK_EQUAL(world.plans(1), "a b");
+  expect_planned(world, "a b");
 }
 
 TEST(a_group_that_nobody_completes_ends_with_the_join) {
   World world(2);
   world.submit(0, member("a"));
-  world.join(1);
-  CHECK(!world.round());
-  world.join(0);
-  CHECK(world.round());
+  join_one_by_one(world);
   CHECK(contains(world.refusal({0}, SRT_MISMATCH), "'a' belongs to a group"));
   CHECK_EQUAL(world.outcome(0).joins.size(), 1u);
   expect_planned_together(world);

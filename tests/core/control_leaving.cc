@@ -34,7 +34,7 @@ TEST(a_joined_rank_takes_part_without_a_ticket) {
   World world(3);
   world.join(1);
   CHECK(!world.round());
-  for (int32_t rank : {0, 2}) world.submit(rank, allreduce("a"));
+  world.submit_from({0, 2}, allreduce("a"));
   CHECK(world.round());
   for (int32_t rank : {0, 1, 2}) {
     REQUIRE(world.outcome(rank).plans.size() == 1);
@@ -141,7 +141,7 @@ TEST(a_rank_that_finished_is_no_error_before_it_is_needed) {
   world.round();
   world.goodbye(1);
   CHECK(!world.round());
-  for (int32_t rank : {0, 2}) world.submit(rank, in_set(allreduce("x"), 1));
+  world.submit_from({0, 2}, in_set(allreduce("x"), 1));
   CHECK(world.round());
   CHECK_EQUAL(world.plans(2), "x");
   CHECK(world.outcome(0).refusals.empty());

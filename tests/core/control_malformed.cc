@@ -124,7 +124,7 @@ TEST(requests_that_can_be_nobodys_are_refused_with_the_name_of_the_rank) {
 
 TEST(a_cached_send_is_not_for_others_to_repeat) {
   World world(3);
-  for (int32_t rank : {0, 1}) world.submit(rank, sending("x", 0, 1));
+  world.submit_from({0, 1}, sending("x", 0, 1));
   CHECK(world.round());
   REQUIRE(world.last_decision.responses.size() == 1);
   Report report;
@@ -137,9 +137,9 @@ TEST(a_cached_send_is_not_for_others_to_repeat) {
 
 TEST(what_a_set_does_is_for_its_members) {
   World world(3);
-  for (int32_t rank : {0, 1, 2}) world.submit(rank, add_set({1, 2}));
+  world.submit_from({0, 1, 2}, add_set({1, 2}));
   CHECK(world.round());
-  for (int32_t rank : {1, 2}) world.submit(rank, in_set(allreduce("x"), 1));
+  world.submit_from({1, 2}, in_set(allreduce("x"), 1));
   CHECK(world.round());
   REQUIRE(world.last_decision.responses.size() == 1);
   Report by_id, in_full, join;

@@ -156,7 +156,7 @@ TEST(plans_of_the_same_decision_precede_a_removal) {
 TEST(no_set_is_added_once_a_rank_has_finished) {
   World world(3);
   world.goodbye(2);
-  for (int32_t rank : {0, 1}) world.submit(rank, add_set({0, 1}));
+  world.submit_from({0, 1}, add_set({0, 1}));
   CHECK(world.round());
   CHECK(!world.refusal({0, 1}, SRT_PEER_FINISHED).empty());
 }

@@ -69,7 +69,7 @@ TEST(absent_ranks_and_rows_of_each_arrive) {
 TEST(nothing_is_held_for_ever) {
   Host host;
   CHECK(host.round(allreduce("a")));
-  for (int32_t rank : {0, 1, 2}) host.submit(rank, allreduce("a"));
+  host.submit_from({0, 1, 2}, allreduce("a"));
   host.report(0);
   for (int32_t rank : {1, 2}) host.below(rank);
   CHECK_EQUAL(host.relay.report_due(), host.now + milliseconds(10));
@@ -91,8 +91,7 @@ TEST(nothing_is_held_for_ever) {
 // The coordinator receives requests late, but learns since when every rank has waited.
 TEST(times_go_up_as_ages) {
   Host host({.stall_report = milliseconds(60)});
-  host.submit(0, allreduce("x"));
-  host.submit(1, allreduce("x"));
+  host.submit_from({0, 1}, allreduce("x"));
   host.below(1);
   host.now += milliseconds(8);
   host.submit(3, allreduce("x"));
@@ -107,7 +106,7 @@ TEST(times_go_up_as_ages) {
 
 TEST(what_waits_is_told_with_the_ranks_that_keep_it_waiting) {
   Host host({.stall_report = milliseconds(100)});
-  for (int32_t rank : {0, 1, 3}) host.submit(rank, allreduce("x"));
+  host.submit_from({0, 1, 3}, allreduce("x"));
   host.report(0);
   for (int32_t rank : {1, 3}) host.below(rank);
   host.now += milliseconds(100);
@@ -175,7 +174,7 @@ TEST(members_of_other_sets_are_not_awaited) {
 TEST(ids_that_are_retired_while_they_are_held_lapse) {
   Host host({.cache_capacity = 1});
   CHECK(host.round(allreduce("a")));
-  for (int32_t rank : {1, 2}) host.submit(rank, allreduce("a"));
+  host.submit_from({1, 2}, allreduce("a"));
   for (int32_t rank : {1, 2}) host.below(rank);
   host.submit_all(allreduce("b"));
   host.report(0);

@@ -49,6 +49,15 @@ std::vector<Disagreement> disagreements() {
   };
 }
 
+// Submits an operation in which two ranks have different values of one field.
+void submit_differing(World& world, int32_t Signature::* field, int32_t first, int32_t second) {
+  Signature signatures[] = {allreduce("x"), allreduce("x")};
+  signatures[0].*field = first;
+  signatures[1].*field = second;
+  world.submit_each({signatures[0], signatures[1]});
+  world.round();
+}
+
 }  // namespace
 
 TEST(disagreements_name_both_values_and_the_ranks) {
@@ -141,27 +150,23 @@ TEST(a_root_outside_the_set_is_refused) {
   World world(3);
   world.submit_all(add_set({0, 1}));
   world.round();
-  for (int32_t rank : {0, 1}) world.submit(rank, in_set(broadcast("x", 2), 1));
+  world.submit_from({0, 1}, in_set(broadcast("x", 2), 1));
   world.round();
   CHECK(contains(world.refusal({0, 1}, SRT_INVALID_ARGUMENT), "from rank 2, which is not a member of process set 1"));
-  for (int32_t rank : {0, 1}) world.submit(rank, in_set(broadcast("x", 1), 1));
+  world.submit_from({0, 1}, in_set(broadcast("x", 1), 1));
   world.round();
   CHECK_EQUAL(world.plans(0), "x");
 }
 
 TEST(the_number_of_a_device_may_differ) {
   World world(2);
-  world.submit_each({changed(allreduce("x"), [](Signature& s) { s.device = 0; }),
-                     changed(allreduce("x"), [](Signature& s) { s.device = 1; })});
-  world.round();
+  submit_differing(world, &Signature::device, 0, 1);
   CHECK_EQUAL(world.plans(0), "x");
 }
 
 TEST(priorities_may_differ_and_the_highest_counts) {
   World world(2);
-  world.submit_each({changed(allreduce("x"), [](Signature& s) { s.priority = 0; }),
-                     changed(allreduce("x"), [](Signature& s) { s.priority = 10; })});
-  world.round();
+  submit_differing(world, &Signature::priority, 0, 10);
   REQUIRE(world.outcome(0).plans.size() == 1);
   CHECK_EQUAL(world.outcome(0).plans[0].tensors[0].signature->priority, 10);
 }

@@ -1,6 +1,7 @@
 // A whole negotiation in one thread: negotiators, a coordinator, and bytes that tests carry between them.
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -113,6 +114,10 @@ struct World {
 
   void submit_all(const Signature& signature) {
     for (int32_t rank = 0; rank < size(); ++rank) submit(rank, signature);
+  }
+
+  void submit_from(std::initializer_list<int32_t> ranks, const Signature& signature) {
+    for (int32_t rank : ranks) submit(rank, signature);
   }
 
   // Submits a request of its own on each of the first ranks.

@@ -103,7 +103,7 @@ class Host:
         subprocess.run([*command, "rate", rate, "burst", "256kb", "latency", "50ms"], check=True)
 
 
-class Network:
+class Network(contextlib.AbstractContextManager["Network"]):
     """Several hosts that reach each other, also by name and over ssh."""
 
     def __init__(self, count: int) -> None:
@@ -117,9 +117,6 @@ class Network:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Network:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,40 +25,41 @@ if hvd.rank() == 0:
 TWO_HOSTS = str([(0, 0), (0, 1)])
 
 
-def start_two(network: Network, *variables: Mapping[str, str]) -> None:
-    """Starts a rank on each of two hosts, with its variables, and expects them to connect."""
-    hosts = network.hosts[:2]
-    ended = finish([host.start(*python(WORLD), **own) for host, own in zip(hosts, variables, strict=True)])
+def expect_two_hosts(started: Sequence[subprocess.Popen[str]]) -> None:
+    """Expects that a rank on each of two hosts has found the other."""
+    ended = finish(started)
     for code, _, errors in ended:
         assert code == 0, errors
     assert ended[0][1].strip() == TWO_HOSTS
 
 
-def test_slurms_variables(network: Network, key_file: Path) -> None:
-    def task(number: int) -> dict[str, str]:
-        return {
-            "SLURM_PROCID": str(number),
-            "SLURM_STEP_NUM_TASKS": "2",
-            "SLURM_JOB_ID": "77",
-            "SLURM_STEP_ID": "0",
-            "SLURM_STEP_NODELIST": ",".join(host.name for host in network.hosts[:2]),
-            "SIRTAKI_KEY_FILE": str(key_file),
-        }
-
-    start_two(network, task(0), task(1))
+def slurm(number: int, network: Network, key_file: Path) -> dict[str, str]:
+    return {
+        "SLURM_PROCID": str(number),
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_JOB_ID": "77",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": ",".join(host.name for host in network.hosts[:2]),
+        "SIRTAKI_KEY_FILE": str(key_file),
+    }
 
 
-def test_an_indexed_job_of_kubernetes(network: Network, key_file: Path) -> None:
-    def pod(index: int) -> dict[str, str]:
-        return {
-            "JOB_COMPLETION_INDEX": str(index),
-            "KUBERNETES_SERVICE_HOST": "10.96.0.1",
-            "SIRTAKI_SIZE": "2",
-            "SIRTAKI_RENDEZVOUS": f"{network.hosts[0].name}:29410",
-            "SIRTAKI_KEY": key_file.read_text(),
-        }
+def indexed_job_of_kubernetes(number: int, network: Network, key_file: Path) -> dict[str, str]:
+    return {
+        "JOB_COMPLETION_INDEX": str(number),
+        "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+        "SIRTAKI_SIZE": "2",
+        "SIRTAKI_RENDEZVOUS": f"{network.hosts[0].name}:29410",
+        "SIRTAKI_KEY": key_file.read_text(),
+    }
 
-    start_two(network, pod(0), pod(1))
+
+@pytest.mark.parametrize("variables", [slurm, indexed_job_of_kubernetes])
+def test_variables(variables: Callable[..., dict[str, str]], network: Network, key_file: Path) -> None:
+    hosts = enumerate(network.hosts[:2])
+    expect_two_hosts(
+        [host.start(*python(WORLD), **variables(number, network, key_file)) for number, host in hosts]
+    )
 
 
 def test_mpirun(network: Network, tmp_path: Path) -> None:
@@ -91,11 +93,9 @@ def test_torchrun(network: Network, key_file: Path, tmp_path: Path) -> None:
         "29420",
     ]
     command = [sys.executable, "-m", "torch.distributed.run", *flags]
-    started = [
-        host.start(*command, "--node-rank", str(number), script, SIRTAKI_KEY_FILE=str(key_file))
-        for number, host in enumerate(hosts)
-    ]
-    ended = finish(started)
-    for code, _, errors in ended:
-        assert code == 0, errors
-    assert ended[0][1].strip() == TWO_HOSTS
+    expect_two_hosts(
+        [
+            host.start(*command, "--node-rank", str(number), script, SIRTAKI_KEY_FILE=str(key_file))
+            for number, host in enumerate(hosts)
+        ]
+    )

@@ -42,7 +42,7 @@ def test_an_example_trains_on_two_hosts(network: Network, framework: str, ranks_
     pytest.importorskip("torch" if framework == "pytorch" else "tensorflow")
     hosts = ",".join(f"{host.name}:{ranks_each}" for host in network.hosts[:2])
     command = ["env", "KERAS_BACKEND=tensorflow", "TF_CPP_MIN_LOG_LEVEL=3", *HVDRUN, "-H", hosts]
-    example = ROOT / "examples" / framework / "digits.py"
+    example = ROOT / "examples" / f"{framework}_digits.py"
     code, output, errors = network.hosts[0].run(*command, sys.executable, example)
     assert code == 0, errors
     last = output.splitlines()[-1]

@@ -28,16 +28,13 @@ def scaled(gradient: Any, factor: float) -> Any:
 
 def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:
     """Works like `Backend.allreduce`. The program defines the gradients, so they are equal on all ranks."""
-    present = [index for index, one in enumerate(gradients) if not one.is_absent]
     reduced = grouped_allreduce(
-        [gradients[index].value for index in present],
+        [one.value for one in gradients if not one.is_absent],
         op=how.op,
         prescale_factor=how.prescale,
         postscale_factor=how.postscale,
         process_set=how.process_set,
         name=name,
     )
-    results: list[Any] = [None] * len(gradients)
-    for index, value in zip(present, reduced, strict=True):
-        results[index] = value
-    return results
+    values = iter(reduced)
+    return [None if one.is_absent else next(values) for one in gradients]

@@ -10,7 +10,7 @@ import torch
 from sirtaki.bindings.default_context import current
 from sirtaki.common.collectives import with_absent
 from sirtaki.common.handles import run
-from sirtaki.common.ops import call, reduction
+from sirtaki.common.ops import Call, reduction
 from sirtaki.common.requests import ALLREDUCE_IN_PLACE, CollectiveOptions
 from sirtaki.keras.backends import Combination, Gradient
 from sirtaki.torch.autograd import COLLECTIVES
@@ -37,7 +37,8 @@ def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> lis
     """Works like `Backend.allreduce`. Each gradient has its own name: ranks may lack different ones."""
     context = current()
     options = CollectiveOptions(reduction=reduction(how.op, None, how.prescale, how.postscale))
-    calls = [call(context, gradient.name, how.process_set) for gradient in gradients]
+    number = how.process_set.number(context)
+    calls = [Call(gradient.name, number) for gradient in gradients]
     tensors = [_writable(gradient.value.detach()) for gradient in gradients]
     operation = COLLECTIVES.named(context, ALLREDUCE_IN_PLACE, tensors, options, calls)
     absent = {index for index, gradient in enumerate(gradients) if gradient.is_absent}

@@ -1,41 +1,20 @@
 """Learns to read handwritten digits, on as many ranks as there are.
 
-    hvdrun -np 2 python examples/pytorch/digits.py
+    hvdrun -np 2 python examples/pytorch_digits.py
 
-`python examples/pytorch/digits.py` works too: that is a world of one. Each takes a GPU if there is one.
+`python examples/pytorch_digits.py` works too: that is a world of one. Each takes a GPU if there is one.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import torch
-from sklearn.datasets import load_digits
+from digits_data import load, options_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sirtaki.torch as hvd
-
-TEST_IMAGES = 360
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--lr", type=float, default=0.002, help="learning rate for one rank")
-    parser.add_argument("--batch-size", type=int, default=32, help="images a rank and step")
-    return parser.parse_args()
-
-
-def load() -> tuple[TensorDataset, TensorDataset]:
-    """1,797 images of 8 x 8 grey values, in the same order on every rank."""
-    pixels, labels = load_digits(return_X_y=True)
-    images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
-    classes = torch.tensor(labels)
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    test, train = order[:TEST_IMAGES], order[TEST_IMAGES:]
-    return TensorDataset(images[train], classes[train]), TensorDataset(images[test], classes[test])
 
 
 def own_device() -> torch.device:
@@ -87,10 +66,12 @@ def accuracy(model: nn.Module, batches: DataLoader) -> float:
 
 
 def main() -> None:
-    options = arguments()
+    options = options_of(__doc__).parse_args()
     hvd.init()
     torch.manual_seed(hvd.rank())
-    train_set, test_set = load()
+    images, test_images, labels, test_labels = (torch.from_numpy(part) for part in load())
+    train_set = TensorDataset(images.view(-1, 1, 8, 8), labels)
+    test_set = TensorDataset(test_images.view(-1, 1, 8, 8), test_labels)
     train_batches = hvd.DataLoader(train_set, options.batch_size, shuffle=True, drop_last=True)
     test_batches = hvd.DataLoader(test_set, 256)
 

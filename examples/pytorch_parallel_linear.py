@@ -1,6 +1,6 @@
 """A pair of linear layers cut over ranks, as in Megatron-LM, on a 2 x 2 grid of process sets.
 
-    hvdrun -np 4 python examples/pytorch/parallel_linear.py
+    hvdrun -np 4 python examples/pytorch_parallel_linear.py
 
 Ranks of a row share the weights (tensor parallel): the first layer is cut by its outputs, the second by its
 inputs, so one all-reduce behind the pair is all they exchange. Ranks of a column have the same part of the

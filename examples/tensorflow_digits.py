@@ -1,44 +1,20 @@
 """Learns to read handwritten digits, on as many ranks as there are, in a loop of its own.
 
-    hvdrun -np 2 python examples/tensorflow/digits.py
+    hvdrun -np 2 python examples/tensorflow_digits.py
 
-`python examples/tensorflow/digits.py` works too: that is a world of one.
+`python examples/tensorflow_digits.py` works too: that is a world of one.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 
 import keras
-import numpy as np
 import tensorflow as tf
-from sklearn.datasets import load_digits
+from digits_data import load, options_of
 
 import sirtaki.tensorflow as hvd
-
-TEST_IMAGES = 360
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--lr", type=float, default=0.002, help="learning rate for one rank")
-    parser.add_argument("--batch-size", type=int, default=32, help="images a rank and step")
-    return parser.parse_args()
-
-
-def load() -> tuple[tf.data.Dataset, tf.data.Dataset]:
-    """1,797 images of 8 x 8 grey values, in the same order on every rank: for training, and for testing."""
-    pixels, labels = load_digits(return_X_y=True)
-    images = pixels.astype(np.float32).reshape(-1, 8, 8, 1) / 16
-    order = np.random.default_rng(0).permutation(len(images))
-    test, train = order[:TEST_IMAGES], order[TEST_IMAGES:]
-    return tuple(
-        tf.data.Dataset.from_tensor_slices((images[part], labels[part].astype(np.int32)))
-        for part in (train, test)
-    )
 
 
 def make_model() -> keras.Model:
@@ -72,15 +48,17 @@ def make_step(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Call
 
 def accuracy(model: keras.Model, batches: tf.data.Dataset) -> tf.Tensor:
     """The share of this rank's test images that are read correctly."""
-    right = [tf.argmax(model(images), 1, tf.int32) == labels for images, labels in batches]
+    right = [tf.argmax(model(images), 1) == labels for images, labels in batches]
     return tf.reduce_mean(tf.cast(tf.concat(right, 0), tf.float32))
 
 
 def main() -> None:
-    options = arguments()
+    options = options_of(__doc__).parse_args()
     hvd.init()
     keras.utils.set_random_seed(hvd.rank())
-    train_set, test_set = load()
+    images, test_images, labels, test_labels = load()
+    train_set = tf.data.Dataset.from_tensor_slices((images, labels))
+    test_set = tf.data.Dataset.from_tensor_slices((test_images, test_labels))
     shuffled = train_set.shuffle(
         len(train_set), seed=0
     )  # alike on all ranks, and in another order each epoch

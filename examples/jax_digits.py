@@ -1,13 +1,12 @@
 """Learns to read handwritten digits with Flax and optax, on as many ranks as there are.
 
-    hvdrun -np 2 python examples/jax/digits.py
+    hvdrun -np 2 python examples/jax_digits.py
 
-`python examples/jax/digits.py` works too: that is a world of one.
+`python examples/jax_digits.py` works too: that is a world of one.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from functools import partial
 from typing import Any
@@ -16,12 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from digits_data import load, options_of
 from flax import linen as nn
-from sklearn.datasets import load_digits
 
 import sirtaki.jax as hvd
-
-TEST_IMAGES = 360
 
 
 class Network(nn.Module):
@@ -31,22 +28,6 @@ class Network(nn.Module):
         x = nn.relu(nn.Conv(64, (3, 3))(x))
         x = nn.max_pool(x, (2, 2), (2, 2)).reshape(len(images), -1)
         return nn.Dense(10)(nn.relu(nn.Dense(128)(x)))
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--lr", type=float, default=0.002, help="learning rate for one rank")
-    parser.add_argument("--batch-size", type=int, default=32, help="images a rank and step")
-    return parser.parse_args()
-
-
-def load() -> tuple[Any, Any]:
-    """1,797 images of 8 x 8 grey values, in the same order on every rank: to learn from, to test with."""
-    pixels, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(labels))
-    images, labels = (pixels.reshape(-1, 8, 8, 1) / 16).astype(np.float32)[order], labels[order]
-    return (images[TEST_IMAGES:], labels[TEST_IMAGES:]), (images[:TEST_IMAGES], labels[:TEST_IMAGES])
 
 
 def own_batches(images: Any, labels: Any, size: int, epoch: int) -> list[tuple[Any, Any]]:
@@ -73,17 +54,17 @@ def accuracy(params: Any, images: Any, labels: Any) -> Any:
 
 
 def main() -> None:
-    options = arguments()
+    options = options_of(__doc__).parse_args()
     hvd.init()
-    train_set, test_set = load()
-    own_test_set = [part[hvd.rank() :: hvd.size()] for part in test_set]
+    images, test_images, labels, test_labels = load()
+    own_test_set = [part[hvd.rank() :: hvd.size()] for part in (test_images, test_labels)]
     optimizer = hvd.DistributedOptimizer(optax.adam(options.lr * hvd.size() ** 0.5))
-    params = Network().init(jax.random.key(hvd.rank()), train_set[0][:1])
+    params = Network().init(jax.random.key(hvd.rank()), images[:1])
     params = hvd.broadcast_parameters(params, root_rank=0)  # all ranks start alike
     state = optimizer.init(params)
     for epoch in range(options.epochs):
         start, losses = time.perf_counter(), []
-        batches = own_batches(*train_set, options.batch_size, epoch)
+        batches = own_batches(images, labels, options.batch_size, epoch)
         for batch in batches:
             params, state, loss = train_step(optimizer, params, state, *batch)
             losses.append(loss)
