@@ -81,8 +81,8 @@ def a_pass_that_raises_on_all_ranks(width: int) -> None:
     assert_alike(model, plain)
 
 
-def past_a_failure(width: int, after_pass: Callable[[Any, bool], object]) -> nn.Sequential:
-    """Returns a model after four passes, one of which has raised on one rank.
+def past_a_failure(width: int, after_pass: Callable[[Any, bool], object]) -> tuple[nn.Sequential, Any]:
+    """Returns a model and its optimizer after four passes, one of which has raised on one rank.
 
     Calls `after_pass` after each, with the optimizer and whether the pass has raised.
     """
@@ -91,20 +91,22 @@ def past_a_failure(width: int, after_pass: Callable[[Any, bool], object]) -> nn.
     for step in range(4):
         optimizer.zero_grad()
         after_pass(optimizer, fails_here(model, step))
-    return model
+    return model, optimizer
 
 
 @case(width=[5, 600])
 def a_pass_that_raises_on_one_rank(width: int) -> None:
     """That rank takes part in the round with the gradients that it has, and then steps like the others."""
-    assert_same_on_all_ranks(past_a_failure(width, lambda optimizer, _: optimizer.step()))
+    model, _ = past_a_failure(width, lambda optimizer, _: optimizer.step())
+    assert_same_on_all_ranks(model)
 
 
 @case(width=[5, 600])
 def a_pass_that_raises_on_one_rank_and_is_given_up(width: int) -> None:
     # The others wait for the part of the round of the rank that clears its gradients.
-    model = past_a_failure(width, lambda optimizer, has_raised: has_raised and optimizer.zero_grad())
+    model, optimizer = past_a_failure(width, lambda one, has_raised: has_raised and one.zero_grad())
     own_loss(model, 9).backward()
+    del optimizer  # without it, nothing would have been exchanged
     gradients = hvd.allgather_object([parameter.grad.numpy().tobytes() for parameter in model.parameters()])
     assert len({tuple(one) for one in gradients[:-1]}) <= 1
 
