@@ -6,6 +6,7 @@ import copy
 import gc
 import io
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -108,8 +109,8 @@ def gradients_are_dropped_at_any_time(to_none: bool) -> None:
     assert_alike(model, plain)
 
 
-@case()
-def several_groups_and_a_late_one() -> None:
+@case(skips=[False, True])
+def several_groups_and_a_late_one(skips: bool) -> None:
     def groups(model: nn.Sequential) -> torch.optim.Optimizer:
         first, second = model[0].parameters(), model[2].parameters()
         return torch.optim.SGD([{"params": first, "lr": 0.2}, {"params": second}], lr=0.1)
@@ -118,12 +119,18 @@ def several_groups_and_a_late_one() -> None:
     optimizer, alone = distributed(model, groups(model)), groups(plain)
     train(model, optimizer, own_loss, steps=2)
     train(plain, alone, whole_loss, steps=2)
-    optimizer.add_param_group({"params": model[4].parameters(), "lr": 0.05})
+    with optimizer.skip_synchronize() if skips else nullcontext():
+        optimizer.add_param_group({"params": model[4].parameters(), "lr": 0.05})
     alone.add_param_group({"params": plain[4].parameters(), "lr": 0.05})
     optimizer.zero_grad()
     alone.zero_grad()
     train(model, optimizer, own_loss, steps=3)
     train(plain, alone, whole_loss, steps=3)
+    optimizer.zero_grad()
+    for own, one in zip(model.parameters(), plain.parameters(), strict=True):  # step() exchanges these
+        own.grad, one.grad = torch.full_like(own, hvd.rank()), torch.full_like(one, (hvd.size() - 1) / 2)
+    optimizer.step()
+    alone.step()
     assert_alike(model, plain)
 
 
