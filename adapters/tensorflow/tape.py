@@ -90,15 +90,14 @@ def DistributedGradientTape(  # noqa: N802  # Horovod's name
     own = type(gradtape)
     tape: Any = object.__new__(type(own.__name__, (_Distributed, own), {}))
     tape.__dict__ = gradtape.__dict__
-    groups = groups or num_groups
     tape._exchange = GradientExchange(
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        groups,
-        process_set,
-        scale_local_gradients,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups or num_groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
     )
     return tape
 
