@@ -106,8 +106,7 @@ def listen_at(address: str, key: bytes) -> socket.socket:
             f"{address} can be reached from other machines, so the ranks need a common key: {KEY_ADVICE}"
         )
     is_name = host not in (sockaddr[0], "localhost", "*")
-    is_reachable = is_own_address(family, (sockaddr[0], 0)) and not is_loopback(sockaddr[0])
-    if host == "*" or (is_name and key and not is_reachable):
+    if host == "*" or (is_name and key and not _is_reachable(family, sockaddr[0])):
         return listen_everywhere(port)
     return _listen(address, family, sockaddr)
 
@@ -150,6 +149,11 @@ def _resolve(host: str, port: int) -> tuple[int, tuple[str, int]]:
         return resolve_all(host, port)[0]
     except socket.gaierror as error:
         raise unknown_host_error(host, error) from None
+
+
+def _is_reachable(family: int, host: str) -> bool:
+    """Returns whether a numerical address is one of this machine's that others may use."""
+    return not is_loopback(host) and is_own_address(family, (host, 0))
 
 
 def _listen(address: str, family: int, sockaddr: str | tuple[str, int]) -> socket.socket:

@@ -28,7 +28,8 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         **options: Any,
     ) -> None:
         """Works like `keras.callbacks.ModelCheckpoint` with `save_best_only=True`."""
-        super().__init__(filepath, monitor, verbose, True, save_weights_only, mode, save_freq, **options)
+        how = {"save_weights_only": save_weights_only, "mode": mode, "save_freq": save_freq}
+        super().__init__(filepath, monitor=monitor, verbose=verbose, save_best_only=True, **how, **options)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if current().rank == 0:
