@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from sirtaki.bindings.detached_operations import DetachedOperations
-from sirtaki.bindings.errors import Failure, error_of
+from sirtaki.bindings.errors import Failure, error_of, status_name
 from sirtaki.bindings.library import ffi, lib, text
 from sirtaki.bindings.request import Batch
+from sirtaki.bindings.survivors import Survivors
 from sirtaki.bindings.topology import SharedMemory, Topology
 
 # Waits are cut into slices, so that Ctrl-C is noticed. It ends the wait, not the operation.
@@ -100,6 +101,7 @@ class Context:
         self.topology = topology
         self.rank, self.size = topology.rank, topology.size
         self.is_shut_down = False
+        self.survivors: Survivors | None = None  # in an elastic job
         self._config = config
         self._numbers: Counter[str] = Counter()
         self._progress_callbacks: deque[Callable[[], bool]] = deque()
@@ -346,9 +348,10 @@ class Context:
     def failure(self) -> Failure | None:
         """Returns why the context is dead; None while it is alive."""
         culprit = ffi.new("int32_t *")
-        if lib.srt_context_failure(self._pointer, culprit) == _OK:
+        status = lib.srt_context_failure(self._pointer, culprit)
+        if status == _OK:
             return None
-        return Failure(culprit[0], text(lib.srt_context_error(self._pointer)))
+        return Failure(culprit[0], text(lib.srt_context_error(self._pointer)), status_name(status))
 
     @property
     def has_missed_peer(self) -> bool:

@@ -80,15 +80,33 @@ class InternalError(HorovodInternalError):
     """A bug in sirtaki itself."""
 
 
+class HostsUpdatedInterrupt(RuntimeError):  # Horovod's name
+    """The membership of an elastic job is about to change: this rank has to leave its world at this commit.
+
+    `hvd.elastic.run` handles it. `skip_sync`: a hint that the state is equal on all ranks.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the ranks of this job are about to change")
+        self.skip_sync = skip_sync
+
+
 for _kind in [one for one in vars().values() if isinstance(one, type) and issubclass(one, Exception)]:
     _kind.__module__ = _PUBLIC_MODULE
 
 
 class Failure(NamedTuple):
-    """The reason why a context is dead. `culprit`: the rank that failed, was lost, or was late first."""
+    """The reason why a context is dead.
+
+    Attributes:
+        culprit: the rank that failed, was lost, or was late first.
+        text: the error's text.
+        kind: the name of its status, a key of `CLASSES`.
+    """
 
     culprit: int
     text: str
+    kind: str
 
 
 # Keys are the names in the core's table of statuses.
@@ -112,7 +130,12 @@ CLASSES: dict[str, type[Exception]] = {
 
 def error_of(status: int, text: str) -> Exception:
     """Returns the exception for a status of the core's that is neither "ok" nor "in progress"."""
+    name = status_name(status)
+    return CLASSES.get(name, InternalError)(text or f"the core gave no text for its status {name!r}")
+
+
+def status_name(status: int) -> str:
+    """Returns the core's name of a status."""
     from sirtaki.bindings.library import statuses
 
-    name = next((kind.name for kind in statuses() if kind.code == status), "internal")
-    return CLASSES.get(name, InternalError)(text or f"the core gave no text for its status {name!r}")
+    return next((kind.name for kind in statuses() if kind.code == status), "internal")

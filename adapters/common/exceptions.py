@@ -8,6 +8,7 @@ from sirtaki.bindings.errors import (
     DeviceError,
     ForkedError,
     HorovodInternalError,
+    HostsUpdatedInterrupt,
     InitializationError,
     InternalError,
     MismatchError,
@@ -23,6 +24,6 @@ from sirtaki.bindings.errors import (
 )
 
 __all__ = ["AbortedError", "DeadlineError", "DeviceError", "ForkedError", "HorovodInternalError"]
-__all__ += ["InitializationError", "InternalError", "MismatchError", "NotInitializedError"]
-__all__ += ["OutOfMemoryError", "ParametersDifferError", "PeerFinishedError", "PeerLostError"]
-__all__ += ["ProtocolError", "ShutDownError", "SystemRefusedError", "UnsupportedError"]
+__all__ += ["HostsUpdatedInterrupt", "InitializationError", "InternalError", "MismatchError"]
+__all__ += ["NotInitializedError", "OutOfMemoryError", "ParametersDifferError", "PeerFinishedError"]
+__all__ += ["PeerLostError", "ProtocolError", "ShutDownError", "SystemRefusedError", "UnsupportedError"]

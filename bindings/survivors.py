@@ -1,0 +1,53 @@
+"""Objects that outlive their world in an elastic job: optimizers, samplers and others that hold a context."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from sirtaki.bindings.context import Context
+
+
+class Survivor(Protocol):
+    """An object that is made in one world and used in the next."""
+
+    def move_to(self, context: Context) -> None:
+        """Continues in another world. All ranks move the same objects, in the same order."""
+
+    def retire(self) -> None:
+        """Ends: it was made by an execution of the training function that has been left."""
+
+
+class Survivors:
+    """The survivors of one process, in the order in which they were made.
+
+    An object that was made before `hvd.elastic.run` moves from world to world. One that the training function
+    has made does not: the function begins anew in each world and makes another, also on ranks that have just
+    joined.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[weakref.ref[Survivor]] = []
+        self._made_inside: list[weakref.ref[Survivor]] = []
+        self._has_begun = False
+
+    def add(self, one: Survivor) -> None:
+        """Adds an object, which is held weakly."""
+        (self._made_inside if self._has_begun else self._kept).append(weakref.ref(one))
+
+    def begin(self) -> None:
+        """Records that `hvd.elastic.run` begins: objects made from now on belong to the training function."""
+        self._has_begun = True
+
+    def move_to(self, context: Context) -> None:
+        """Moves the objects to another world."""
+        context.survivors = self
+        made_inside, self._made_inside = self._made_inside, []
+        for reference in made_inside:
+            if (one := reference()) is not None:
+                one.retire()
+        self._kept = [reference for reference in self._kept if reference() is not None]
+        for reference in list(self._kept):
+            if (one := reference()) is not None:
+                one.move_to(context)
