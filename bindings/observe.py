@@ -30,6 +30,30 @@ class TensorsPerPlan(TypedDict):
     max: int
 
 
+class Change(TypedDict):
+    """A change of the ranks of an elastic job, as this rank has seen it.
+
+    Attributes:
+        generation: the number of the membership that began.
+        size: its number of ranks.
+        rank: this rank there.
+        commit: the commit with which it began.
+        reason: the text that hvdrun has shown.
+        agree_seconds: from this rank's leaving to the new membership.
+        rebuild_seconds: until this rank was linked to all others.
+        state_seconds: until it had the state of the commit.
+    """
+
+    generation: int
+    size: int
+    rank: int
+    commit: int
+    reason: str
+    agree_seconds: float
+    rebuild_seconds: float
+    state_seconds: float
+
+
 class Statistics(TypedDict):
     """The counters of a rank since init().
 
@@ -50,6 +74,7 @@ class Statistics(TypedDict):
             that a rank has to send at least, divided by `moving_seconds`. 0 if nothing has moved.
         lateness: the lateness of each rank, by rank. Equal on all ranks; the coordinator sends it with its
             answers, at most twice a second.
+        changes: the changes of the ranks since this process has joined; empty in a job that is not elastic.
     """
 
     rank: int
@@ -65,6 +90,7 @@ class Statistics(TypedDict):
     moving_seconds: float
     busbw: float
     lateness: list[Lateness]
+    changes: list[Change]
 
 
 def statistics(context: Context) -> Statistics:
@@ -89,7 +115,15 @@ def statistics(context: Context) -> Statistics:
         moving_seconds=counted.moving,
         busbw=counted.bus_bytes / counted.moving / 1e9 if counted.moving else 0.0,
         lateness=[_lateness(late) for late in by_rank],
+        changes=list(context.survivors.changes) if context.survivors else [],
     )
+
+
+def failed_operations(context: Context) -> int:
+    """Returns how many operations have ended with an error since the context was started."""
+    counted = ffi.new("srt_statistics *", {"struct_size": ffi.sizeof("srt_statistics")})
+    lib.srt_stats(context.pointer, counted, ffi.NULL)
+    return int(counted.failed)
 
 
 def _lateness(late: Any) -> Lateness:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from sirtaki.bindings.context import Context
+    from sirtaki.bindings.observe import Change
 
 
 class Survivor(Protocol):
@@ -24,10 +25,11 @@ class Survivors:
 
     An object that was made before `hvd.elastic.run` moves from world to world. One that the training function
     has made does not: the function begins anew in each world and makes another, also on ranks that have just
-    joined.
+    joined. `changes` has the changes of the ranks so far.
     """
 
     def __init__(self) -> None:
+        self.changes: list[Change] = []
         self._kept: list[weakref.ref[Survivor]] = []
         self._made_inside: list[weakref.ref[Survivor]] = []
         self._has_begun = False

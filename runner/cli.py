@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sirtaki.runner.command import find_program
+from sirtaki.runner.elastic_options import is_elastic
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.hosts import Host, is_this_host, merge_own, parse_hostfile, parse_hosts
+from sirtaki.runner.hosts import Host, parse_hostfile, parse_hosts
 from sirtaki.runner.options import EXAMPLE, parse
-from sirtaki.runner.rendezvous.interfaces import is_own_address
+from sirtaki.runner.own_host import with_own_host
 
 if TYPE_CHECKING:
     from sirtaki.runner.launch import Settings
@@ -52,11 +52,20 @@ def _run(arguments: list[str]) -> int:
     _refuse_inside_a_rank()
     if not options.command:
         raise LaunchError(f"there is no command to run: add one, {EXAMPLE}")
+    elastic = None
+    if is_elastic(options):
+        from sirtaki.runner.elastic.settings import elastic_settings
+
+        elastic = elastic_settings(options)
     settings = _settings(options, settings_of_core, _check_environment())
     if options.dry_run:
         from sirtaki.runner.dry_run import show
 
         return show(settings)
+    if elastic is not None:
+        from sirtaki.runner.elastic.job import run_elastic_job
+
+        return run_elastic_job(settings, elastic(settings.hosts))
     from sirtaki.runner.launch import run_job
 
     return run_job(settings)
@@ -115,8 +124,7 @@ def _hosts(options: argparse.Namespace) -> tuple[list[Host], list[str]]:
         hosts = parse_hosts(options.hosts)
     else:
         hosts, notices = parse_hostfile(_read(options.hostfile), str(options.hostfile))
-    own_names = (socket.gethostname(), socket.getfqdn())
-    return merge_own(hosts, lambda name: is_this_host(name, own_names, _is_own_name)), notices
+    return with_own_host(hosts), notices
 
 
 def _read(path: Path) -> str:
@@ -124,15 +132,6 @@ def _read(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError as error:
         raise LaunchError(f"cannot read {path}: {error.strerror}") from None
-
-
-def _is_own_name(name: str) -> bool:
-    """Returns whether a name means an address of this machine."""
-    try:
-        found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
-    except (OSError, UnicodeError):  # perhaps a name that only ssh knows
-        return False
-    return any(is_own_address(family, sockaddr) for family, _, _, _, sockaddr in found)
 
 
 def _timeline_of(options: argparse.Namespace) -> Path | None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from sirtaki.runner.errors import LaunchError
 
-_NO_ELASTIC = "the number of ranks cannot change while a job runs"
 _NO_TUNING = "there is no tuning, as there is little to tune: leave it out; hvdrun --help lists the settings"
 
 # Options with an alternative, by the reason. With or without a value, the answer is the reason.
@@ -26,11 +25,6 @@ _REFUSED_FOR: dict[str, Sequence[str]] = {
         *("--autotune", "--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"),
         *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
     ),
-    _NO_ELASTIC: (
-        *("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host"),
-        *("--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range"),
-    ),
-    f"{_NO_ELASTIC}: name the hosts with --hosts or --hostfile": ("--host-discovery-script",),
     "hvdrun binds no rank to cores: start the command through taskset or numactl": (
         "--binding-args",
         "--thread-affinity",

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from sirtaki.runner.elastic_options import add_elastic_options, unused_option
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.horovod_flags import add_horovod_flags
 
@@ -45,10 +46,11 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
     )
     _add_options(parser)
     _add_options_for_hosts(parser)
+    add_elastic_options(parser, _whole_number, _seconds)
     add_horovod_flags(parser)
     options, unknown = parser.parse_known_args(arguments)
     if not unknown and not options.help and options.config_file is None:
-        return options, {}
+        return _checked(options), {}
     from sirtaki.runner.knobs import add_knobs, knob_environment
 
     knobs = add_knobs(parser)
@@ -60,7 +62,13 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
         from sirtaki.runner.config_file import config_arguments
 
         options = parser.parse_args([*config_arguments(options.config_file), *arguments])
-    return options, knob_environment(options, knobs)
+    return _checked(options), knob_environment(options, knobs)
+
+
+def _checked(options: argparse.Namespace) -> argparse.Namespace:
+    if option := unused_option(options):
+        raise LaunchError(f"{option} is for jobs whose ranks may be lost or join: give --min-np as well")
+    return options
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

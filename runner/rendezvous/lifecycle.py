@@ -12,7 +12,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
@@ -35,6 +35,7 @@ from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.rendezvous.world_builder import WorldBuilder, single_rank_context
 
+WORKER = "SIRTAKI_WORKER"  # the number of this process in an elastic job, which hvdrun sets
 # Set while this process is a rank: "job:rank:pid". It lets a child that inherits it report whose child it is.
 _RANK_VARIABLE = "SIRTAKI_INITIALISED_BY"
 
@@ -105,12 +106,26 @@ def start(
     """
     if default_context.process.context is not None:
         return
+    if WORKER in os.environ:
+        from sirtaki.runner.rendezvous.elastic import process
+
+        process.attach()
+        _install_exit_hooks()
+        return
+    enter(lambda: find_world(rank, size, address, key, comm))
+
+
+def enter(find: Callable[[], World], counts: bool = True) -> Context:
+    """Makes this process a rank of the world that `find` returns, and returns its context. Raises as `start`.
+
+    The world's ranks have to agree on the number of worlds that they have been in, if it `counts`.
+    """
     where = socket.gethostname()
     try:
-        world = find_world(rank, size, address, key, comm)
+        world = find()
         _reject_child_process(world)
         where = f"rank {world.rank} on {where}"
-        context = _join(world)
+        context = _join(world, counts)
     except RendezvousTimeout as error:
         raise DeadlineError(f"{where} could not start: {error}") from None
     except RendezvousError as error:
@@ -122,6 +137,7 @@ def start(
     if _rank.client is not None:
         _rank.client.report("initialised")
     observe.start_timeline_of_environment(context)
+    return context
 
 
 def stop() -> None:
@@ -131,17 +147,23 @@ def stop() -> None:
     """
     if _rank.pid != os.getpid():  # a forked child: the rank keeps running
         return
-    context, default_context.process.context = default_context.process.context, None
+    context = default_context.process.context
     if context is None:
         return
     default_context.process.was_shut_down = True
+    leave(context)
+
+
+def leave(context: Context) -> None:
+    """Completes the operations of a world, unless it has failed, and ends this process's part in it."""
+    default_context.process.context = None
     os.environ.pop(_RANK_VARIABLE, None)
     context.clear_process_context()
     context.shutdown()
     _close_client("finished")
 
 
-def _join(world: World) -> Context:
+def _join(world: World, counts: bool) -> Context:
     variables.check()
     if world.rank == 0 and os.environ.get("SIRTAKI_LAUNCHER") != "hvdrun":  # hvdrun says it itself
         for sentence in variables.unknown():
@@ -151,7 +173,7 @@ def _join(world: World) -> Context:
         return single_rank_context(config)
     if config.get("encrypt") == "1":
         world = _with_encryption(world)
-    _rank.generation += 1
+    _rank.generation = _rank.generation + 1 if counts else 1
     _rank.aborted = False
     address = _rendezvous(world)
     mine = Identity(world.rank, _rank.generation)

@@ -15,6 +15,8 @@ from sirtaki.runner.rendezvous.wire import pack_frame, take_frame
 JOIN, GATHER, REPORT, JOIN_FAILED = b"J", b"G", b"R", b"F"
 # To a rank: the session; the payloads of all ranks; the reason for a refusal.
 WELCOME, GATHERED, REFUSED, TIMED_OUT = b"W", b"A", b"X", b"T"
+# In both directions, on connections of workers: bytes that the rendezvous passes on.
+MESSAGE = b"M"
 # To a rank at any time, waiting or not: the rank at fault, and what failed first in this generation.
 FAILED = b"F"
 

@@ -110,6 +110,17 @@ class RendezvousClient:
         except (OSError, RendezvousError):
             return
 
+    def send_message(self, payload: bytes, deadline: float) -> None:
+        """Sends a message to the process that runs the rendezvous: at most 64 KiB."""
+        self._send(messages.MESSAGE + payload, deadline)
+
+    def receive_message(self, deadline: float) -> bytes:
+        """Returns the next message of the process that runs the rendezvous.
+
+        One thread may receive messages while another sends, if nothing else uses this client.
+        """
+        return self._receive(messages.MESSAGE, deadline, messages.REQUEST_LIMIT)
+
     def close(self) -> None:
         """Closes this process's end; in a forked child the parent's connection stays open."""
         with contextlib.suppress(OSError):  # the program may have closed the descriptor

@@ -53,9 +53,10 @@ class RendezvousServer:
     server listens on all, or of the named `interfaces`.
 
     It listens from the constructor on, so that a launcher can fork its ranks before there is a thread; the
-    thread runs from `start()` to `close()`. `on_event` is called from that thread. An all-gather fails
-    `start_timeout` seconds after its first rank arrived. Raises RendezvousError if it cannot listen at
-    `address`.
+    thread runs from `start()` to `close()`; without `start()`, its owner calls `poll`. `on_event` is called
+    from that thread. An all-gather fails `start_timeout` seconds after its first rank arrived. `on_message`,
+    called from that thread with a rank and bytes, receives what clients send with `send_message`. Raises
+    RendezvousError if it cannot listen at `address`.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class RendezvousServer:
         start_timeout: float = 120.0,
         on_event: Callable[[RankEvent], None] = lambda event: None,
         interfaces: Sequence[str] = (),
+        on_message: Callable[[int, bytes], None] | None = None,
     ) -> None:
         self.job = job
+        self._on_message = on_message
         self._session = os.urandom(16)
         self._on_event = on_event
         self._state = RendezvousState(job.size, start_timeout)
@@ -81,7 +84,7 @@ class RendezvousServer:
         self._tasks: deque[Callable[[], None]] = deque()  # queued by other threads
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.EpollSelector()
         for listening in self._listening:
             listening.setblocking(False)
             self._selector.register(listening, selectors.EVENT_READ, partial(self._accept, listening))
@@ -111,7 +114,15 @@ class RendezvousServer:
         """Records that a rank takes part in nothing any more, for example: "it has ended (exit code 0)"."""
         self._call_soon(lambda: self._send_answers(self._state.note_departure(rank, math.inf, reason)))
 
-    # All methods below run on the server's thread.
+    def send_message(self, rank: int, payload: bytes) -> None:
+        """Sends bytes to a client, as its next message; drops them if it is not connected."""
+        self._call_soon(lambda: self._pass_on(rank, payload))
+
+    # All methods below run on the server's thread, or on that of its owner.
+
+    def _pass_on(self, rank: int, payload: bytes) -> None:
+        if connection := self._ranks.get((0, rank)):
+            self._send(connection, messages.MESSAGE + payload)
 
     def _call_soon(self, task: Callable[[], None]) -> None:
         self._tasks.append(task)
@@ -127,16 +138,27 @@ class RendezvousServer:
 
     def _serve(self) -> None:
         while self._running:
-            for key, events in self._selector.select(self._time_to_next_deadline()):
-                if isinstance(key.data, _Connection):
-                    self._serve_client(key.data, events)
-                else:
-                    key.data()
-            now = time.monotonic()
-            self._send_answers(self._state.expire(now))
-            self._unauthenticated.expire(now, TOO_SLOW)
+            self.poll(self.time_to_next_deadline())
 
-    def _time_to_next_deadline(self) -> float | None:
+    def poll(self, timeout: float | None = 0.0) -> None:
+        """Serves what has happened. An owner without the server's thread calls it when `fileno()` is
+        readable, and at the next deadline.
+        """
+        for key, events in self._selector.select(timeout):
+            if isinstance(key.data, _Connection):
+                self._serve_client(key.data, events)
+            else:
+                key.data()
+        now = time.monotonic()
+        self._send_answers(self._state.expire(now))
+        self._unauthenticated.expire(now, TOO_SLOW)
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable while there is something to serve."""
+        return self._selector.fileno()
+
+    def time_to_next_deadline(self) -> float | None:
+        """Returns the seconds until `poll` has to be called, whatever happens; None if nothing is due."""
         moments = (self._unauthenticated.next_deadline, self._state.next_deadline())
         deadlines = [moment for moment in moments if moment is not None]
         return max(min(deadlines) - time.monotonic(), 0) if deadlines else None
@@ -198,6 +220,8 @@ class RendezvousServer:
                 self._note_report(connection, *messages.unpack_report(body))
             elif kind == messages.JOIN_FAILED and connection.joined:
                 self._note_failure(connection, *messages.unpack_failure(body))
+            elif kind == messages.MESSAGE and connection.joined and self._on_message is not None:
+                self._on_message(_identity_of(connection)[0], body)
             else:
                 raise RendezvousError("the rendezvous does not understand this message")
         except RendezvousError as error:

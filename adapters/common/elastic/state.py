@@ -20,6 +20,9 @@ _OBJECTS = "elastic.objects"  # a reserved name, which separates this exchange f
 class Commits(Protocol):
     """The part of an elastic job that counts commits."""
 
+    def check_operations(self) -> None:
+        """Raises the world's failure if an operation has failed since the last check."""
+
     def count_commit(self) -> None:
         """Counts a commit, whose state has been saved."""
 
@@ -78,6 +81,8 @@ class State:
             HostsUpdatedInterrupt: the ranks are about to change; `hvd.elastic.run` handles it.
             HorovodInternalError: the world has failed; `hvd.elastic.run` handles it if a rank was lost.
         """
+        if self._commits is not None:
+            self._commits.check_operations()
         self.save()
         if self._commits is not None:
             self._commits.count_commit()

@@ -47,13 +47,13 @@ def find(environment: Mapping[str, str]) -> World | None:
     if "SIRTAKI_JOB" not in environment:
         raise RendezvousError("SIRTAKI_JOB is not set, which hvdrun sets: start the ranks with hvdrun")
     key_file = environment.get("SIRTAKI_KEY_FILE", "")
-    key = _key_of_launcher(key_file) if key_file else key_of(environment)
+    key = key_of_launcher(key_file) if key_file else key_of(environment)
     job = Job(environment["SIRTAKI_JOB"], size, key, VERSION)
     return World(number, job, address, start_timeout(environment), folder=os.path.dirname(key_file))
 
 
 @functools.lru_cache(maxsize=1)
-def _key_of_launcher(path: str) -> bytes:
+def key_of_launcher(path: str) -> bytes:
     """Returns hvdrun's key, read once: a system that cleans temporary files may remove it after days."""
     return read_key(path)
 

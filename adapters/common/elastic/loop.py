@@ -1,0 +1,157 @@
+"""Carries a training function through the generations of an elastic job: leave, link, receive, go on.
+
+docs/elastic_protocol.md is the specification.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from sirtaki.bindings import default_context, observe
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.errors import HorovodInternalError, HostsUpdatedInterrupt, MismatchError
+from sirtaki.common.elastic.state import Start, State
+from sirtaki.runner.rendezvous.elastic.messages import Enlist, World
+from sirtaki.runner.rendezvous.elastic.process import WorkerProcess
+from sirtaki.runner.rendezvous.elastic.worker import Worker
+
+_Result = TypeVar("_Result")
+
+# Failures of a world after which the arbiter may form another one: a rank, its host or its link was lost, or
+# a rank has ended with an exception, which the arbiter judges by that rank's end.
+_OF_OTHERS = ("peer_lost", "timeout", "protocol", "aborted")
+
+
+class Commits:
+    """Counts the commits of this worker, for the arbiter; part of a state while the function runs."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._failed = 0  # operations that had failed at the last check
+        self._has_counted = False  # a commit since the last check
+
+    def begin(self) -> None:
+        """Begins a generation, whose context counts from zero."""
+        self._failed, self._has_counted = 0, False
+
+    def check_operations(self) -> None:
+        """Raises the failure of the world if one of this rank's operations has failed since the last check.
+
+        The program may have caught that exception: its state is then no commit.
+        """
+        context = default_context.current()
+        if context.failure is not None and observe.failed_operations(context) > self._failed:
+            _raise_failure(context)
+
+    def count_commit(self) -> None:
+        self._worker.commit += 1
+        self._has_counted = True
+
+    def check(self, state: State) -> None:
+        context = default_context.current()
+        self._failed = observe.failed_operations(context)
+
+        def before_leaving() -> None:
+            if not self._has_counted:
+                state.save()
+                self.count_commit()
+
+        self._worker.check(before_leaving)
+        self._has_counted = False
+        if context.failure is not None:
+            _raise_failure(context)
+
+
+def train(process: WorkerProcess, state: State, function: Callable[[], _Result]) -> _Result:
+    """Runs the function, in as many generations as it takes to return once.
+
+    Raises:
+        WorkerEnded: this worker is not needed any more, or the job has ended.
+        Exception: that of the function, if no other rank has caused it.
+    """
+    worker, commits = process.worker, Commits(process.worker)
+    process.survivors.begin()
+    message = Enlist(0, "new")
+    process.leave()
+    while True:
+        world = _begin(process, state, message)
+        commits.begin()
+        state._commits = commits
+        try:
+            result = function()
+            worker.returned()
+            return result
+        except HostsUpdatedInterrupt:
+            message = Enlist(world.generation, "changed", worker.commit, True)
+        except Exception as error:
+            message = _loss(world, worker, state, error)
+        finally:
+            state._commits = None
+        process.leave()
+
+
+def _begin(process: WorkerProcess, state: State, message: Enlist) -> World:
+    """Takes this worker into the next generation that all of its members can begin, and returns it."""
+    worker = process.worker
+    while True:
+        left = time.monotonic()
+        world = worker.enlist(message)
+        agreed = time.monotonic()
+        is_new = worker.commit < 0
+        if message.reason == "lost" and message.can_restore:
+            state.restore()
+        try:
+            context = process.enter(world)
+            rebuilt = time.monotonic()
+            if not is_new:
+                state.on_reset()
+            is_current = world.rank in world.current
+            state.receive(Start(context, is_current, len(world.current) == len(world.slots)))
+            worker.commit = world.commit
+            worker.received()
+        except Exception as error:
+            message = _loss(world, worker, state, error)
+            process.leave()
+            continue
+        _note(process, world, (left, agreed, rebuilt, time.monotonic()))
+        return world
+
+
+def _loss(world: World, worker: Worker, state: State, error: Exception) -> Enlist:
+    """Returns the report of a world that has failed because of another rank; raises the error otherwise."""
+    context = default_context.process.context
+    commit, can_restore = worker.commit, worker.commit >= 0 and state.can_restore()
+    if context is None:  # it could not link
+        if not isinstance(error, HorovodInternalError):
+            raise error
+        return Enlist(world.generation, "lost", commit, can_restore, -1, "link", str(error))
+    failure = context.failure
+    if failure is None and context.has_missed_peer and worker.counts_differ:
+        raise MismatchError(worker.counts_differ) from error
+    if failure is None or failure.kind not in _OF_OTHERS or failure.culprit == context.rank:
+        raise error
+    return Enlist(world.generation, "lost", commit, can_restore, failure.culprit, failure.kind, failure.text)
+
+
+def _raise_failure(context: Context) -> None:
+    failure = context.failure
+    if failure is not None:
+        raise HorovodInternalError(failure.text)
+
+
+def _note(process: WorkerProcess, world: World, times: tuple[float, float, float, float]) -> None:
+    left, agreed, rebuilt, received = times
+    process.survivors.changes.append(
+        observe.Change(
+            generation=world.generation,
+            size=len(world.slots),
+            rank=world.rank,
+            commit=world.commit,
+            reason=world.text,
+            agree_seconds=agreed - left,
+            rebuild_seconds=rebuilt - agreed,
+            state_seconds=received - rebuilt,
+        )
+    )

@@ -1,0 +1,371 @@
+"""The arbiter of an elastic job: decides who is a rank, when all leave, and whether the job goes on.
+
+It is a state machine without I/O: it is told what happens, with the time, and returns orders.
+docs/elastic_protocol.md is the specification.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from sirtaki.runner.elastic.actions import Action, Close, Finish, Kill, Open, Say, Send, Slot, Start
+from sirtaki.runner.elastic.forming import Unrestorable, form
+from sirtaki.runner.elastic.planned_change import PlannedChange
+from sirtaki.runner.elastic.rules import EXIT, Cooling, Rules
+from sirtaki.runner.elastic.wait import Wait
+from sirtaki.runner.elastic.workers import Status, Worker, Workers
+from sirtaki.runner.rendezvous.elastic.messages import (
+    Counted,
+    Drain,
+    End,
+    Enlist,
+    LeaveAt,
+    Message,
+    Over,
+    Received,
+    Returned,
+)
+
+_MAX_FAILED_LINKS = 10  # generations in a row that end before all members have received
+_LEASE_EXIT = 75  # the exit code of a worker that was cut off
+
+
+class Phase(enum.Enum):
+    """The phase of the current generation."""
+
+    FORMING = "forming"  # workers enlist for the next one
+    LINKING = "linking"  # its members link, and receive the state
+    RUNNING = "running"
+    OVER = "over"  # the job has ended
+
+
+class Arbiter:
+    """The arbiter. Its methods return the orders to carry out, in their order."""
+
+    def __init__(self, rules: Rules, slots: Sequence[Slot]) -> None:
+        self.workers = Workers()
+        self.phase = Phase.FORMING
+        self.generation = 0
+        self.losses = 0
+        self._rules = rules
+        self._slots = list(slots)
+        self._cooling = Cooling(rules.cooldown)
+        self._members: Sequence[Worker] = ()
+        self._is_ending = False  # the training function has returned on a member
+        self._ended_early: Worker | None = None  # with exit code 0, before the first generation
+        self._failed_links = 0
+        self._news: list[str] = []  # since the last generation: for its text
+        self._change = PlannedChange()
+        self._wait = Wait(rules.timeout, rules.patience)
+        self._orders: list[Action] = []
+        self._running_seconds = self._last_time = 0.0
+        self._was_running = False  # at the last event
+
+    # ---- Events ----------------------------------------------------------------------------------------
+
+    def start(self, now: float) -> list[Action]:
+        """Starts the job's first workers."""
+        self._wait.begin(now)
+        self._fill(now, self._rules.start)
+        return self._take_orders()
+
+    def set_slots(self, slots: Sequence[Slot], now: float) -> list[Action]:
+        """Sets the slots that may be used; workers in others are drained."""
+        self._slots = list(slots)
+        for worker in self.workers.living():
+            if worker.slot not in self._slots and not worker.is_draining:
+                self._drain(worker)
+        return self._advance(now)
+
+    def ended(self, number: int, code: int, killed_by: int, why: str, now: float) -> list[Action]:
+        """Takes the end of a worker's process: its exit code, or the signal that killed it; `why` says it."""
+        worker = self.workers[number]
+        before, worker.status = worker.status, Status.ENDED
+        is_lost = bool(killed_by) or code == _LEASE_EXIT or worker.is_given_up
+        if before is Status.ENDED or self.phase is Phase.OVER or (worker.is_draining and not is_lost):
+            pass
+        elif code == 0 and not is_lost:
+            self._note_exit(worker, before)
+        elif is_lost or self._rules.survive == EXIT or (self.generation and worker.first_generation == 0):
+            self._note_loss(worker, before, why, now)
+        else:
+            self._finish(code or 1, f"{worker.name} {why}", worker)
+        return self._advance(now)
+
+    def received(self, number: int, message: Message, now: float) -> list[Action]:
+        """Takes a worker's message. One about another generation than the current one has no effect."""
+        if number not in self.workers or not self.workers[number].is_alive or self.phase is Phase.OVER:
+            return []
+        worker = self.workers[number]
+        if isinstance(message, Drain):
+            self._drain(worker)
+        elif isinstance(message, Enlist):
+            self._enlist(worker, message)
+        elif isinstance(message, Received | Counted | Returned) and message.generation == self.generation:
+            self._note_progress(worker, message)
+        return self._advance(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Does what is due."""
+        return self._advance(now)
+
+    def stop(self) -> list[Action]:
+        """Ends the job at the user's request; `Finish` is up to the caller."""
+        self.phase = Phase.OVER
+        return [Send(one.number, End(1, "the job was ended")) for one in self.workers.living()]
+
+    def summary(self, seconds: float) -> str:
+        """Returns a line about the job, which has taken so many seconds."""
+        share = 100.0 * self._running_seconds / seconds if seconds > 0 else 0.0
+        lost = "1 rank was lost" if self.losses == 1 else f"{self.losses} ranks were lost"
+        joined = sum(one.first_generation > 1 for one in self.workers.all())
+        return (
+            f"{self.generation} generation{'s' * (self.generation != 1)} of ranks, {lost}, {joined} joined; "
+            f"the ranks were training in {share:.1f} % of {seconds:.1f} s"
+        )
+
+    @property
+    def due(self) -> float | None:
+        """Returns when to call `tick` (time.monotonic()); None if nothing is due."""
+        if self.phase is Phase.OVER:
+            return None
+        times = [self._wait.due, self._change.due if self.phase is Phase.RUNNING else None]
+        if self._wants_more():
+            times += [end for slot in self._free_slots() if (end := self._cooling.end(slot))]
+        return min((one for one in times if one is not None), default=None)
+
+    # ---- Messages and ends -----------------------------------------------------------------------------
+
+    def _enlist(self, worker: Worker, message: Enlist) -> None:
+        is_member = worker.status is Status.MEMBER and message.generation == self.generation
+        if not is_member and worker.status is not Status.STARTING:
+            return
+        worker.status, worker.report = Status.ENLISTED, message
+        if self._is_ending and not is_member:
+            self._end_worker(worker, 0, "the training has ended")
+        elif message.kind == "peer_finished" and self._is_ending:
+            self._end_worker(worker, 1, message.text)
+        elif is_member and message.reason == "lost":
+            self._abandon()
+            self._judge(message)
+        elif is_member and self.phase is Phase.RUNNING:
+            self.phase = Phase.FORMING
+
+    def _judge(self, message: Enlist) -> None:
+        """Gives up the rank that a member blames for not doing its part in time, if it lives."""
+        if message.kind == "timeout" and 0 <= message.culprit < len(self._members):
+            culprit = self._members[message.culprit]
+            if culprit.status is Status.MEMBER and not culprit.is_given_up:
+                culprit.is_given_up = True
+                self._orders += [
+                    Say(f"{culprit.name} is given up and killed: {message.text}"),
+                    Kill(culprit.number),
+                ]
+
+    def _note_progress(self, worker: Worker, message: Received | Counted | Returned) -> None:
+        if worker.status is not Status.MEMBER:
+            return
+        if isinstance(message, Received):
+            worker.has_received = True
+            if self.phase is Phase.LINKING and all(one.has_received for one in self._members):
+                self.phase, self._failed_links = Phase.RUNNING, 0
+        elif isinstance(message, Counted):
+            self._orders += self._change.note_count(worker, message.checks, self.generation)
+        else:
+            worker.status = Status.RETURNED
+            self._begin_ending()
+
+    def _note_exit(self, worker: Worker, before: Status) -> None:
+        """Takes a normal end: that of a worker whose function has returned, as a rule."""
+        if before is Status.MEMBER:
+            self._begin_ending()
+        elif self.generation and worker.first_generation == 0:
+            self._orders.append(Say(f"{worker.name} has ended before it could join"))
+        elif self.generation == 0:
+            self._ended_early = worker
+
+    def _note_loss(self, worker: Worker, before: Status, why: str, now: float) -> None:
+        self._cooling.note_loss(worker.slot, now)
+        if before is Status.RETURNED:
+            self._orders.append(Say(f"{worker.name}: {why}, after its training had ended"))
+            return
+        self._orders.append(Say(f"{worker.name} was lost: {why}"))
+        if self.generation and worker.first_generation == 0:
+            return
+        self.losses += 1
+        self._news.append(f"{worker.name} was lost ({why})")
+        limit = self._rules.reset_limit
+        if limit is not None and self.losses > limit:
+            lost = "1 rank was" if self.losses == 1 else f"{self.losses} ranks were"
+            self._finish(1, f"{lost} lost, and --reset-limit allows {limit}; the last: {worker.name}", worker)
+        elif self.generation and not self._candidates() and not self.workers.living(Status.MEMBER):
+            if not self._is_ending:
+                self._finish(1, f"all ranks were lost; the last one is {worker.name}: {why}", worker)
+        elif before is Status.MEMBER:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Ends the current generation: its members enlist again."""
+        if self.phase not in (Phase.LINKING, Phase.RUNNING):
+            return
+        if self.phase is Phase.LINKING and not self._news:
+            self._failed_links += 1
+        self.phase = Phase.FORMING
+        text = "; ".join(self._news) or "a rank could not link to the others"
+        over = Over(self.generation, text)
+        self._orders += [Send(one.number, over) for one in self.workers.living(Status.MEMBER)]
+        self._orders.append(Close())
+        if self._failed_links >= _MAX_FAILED_LINKS:
+            reports = [one.report.text for one in self._members if one.report and one.report.text]
+            why = reports[-1] if reports else text
+            self._finish(1, f"the ranks could not link to each other {self._failed_links} times: {why}")
+
+    def _begin_ending(self) -> None:
+        if self._is_ending:
+            return
+        self._is_ending = True
+        if self._change.is_asked:
+            off = LeaveAt(self.generation, 0)
+            self._orders += [Send(one.number, off) for one in self.workers.living(Status.MEMBER)]
+        for worker in self.workers.living(Status.STARTING, Status.ENLISTED):
+            if worker.first_generation == 0:
+                self._end_worker(worker, 0, "the training has ended")
+
+    def _drain(self, worker: Worker) -> None:
+        worker.is_draining = True
+        self._news.append(f"{worker.name} leaves")
+        if worker.first_generation == 0:
+            self._end_worker(worker, 0, "it is not needed")
+
+    def _end_worker(self, worker: Worker, code: int, text: str) -> None:
+        """Tells a worker to end; one that has not connected yet, and so cannot hear it, is killed."""
+        if worker.status is Status.STARTING:
+            worker.is_given_up = True
+            self._orders.append(Kill(worker.number))
+        else:
+            self._orders.append(Send(worker.number, End(code, text)))
+        worker.status = Status.ENDED
+
+    def _finish(self, code: int, text: str, culprit: Worker | None = None) -> None:
+        if self.phase is not Phase.OVER:
+            self.phase = Phase.OVER
+            self._orders += [Send(one.number, End(code, text)) for one in self.workers.living()]
+            self._orders.append(Finish(code, text, culprit.number if culprit else None))
+
+    # ---- Decisions -------------------------------------------------------------------------------------
+
+    def _advance(self, now: float) -> list[Action]:
+        """Decides what can be decided now, and returns all orders since the last call."""
+        if self._was_running:
+            self._running_seconds += now - self._last_time
+        self._last_time = now
+        if self._ended_early is not None and self.workers.living(Status.ENLISTED):
+            text = "has ended before it called the function of hvd.elastic.run, in which others wait for it"
+            self._finish(1, f"{self._ended_early.name} {text}", self._ended_early)
+        if self.phase is Phase.FORMING:
+            self._try_to_form(now)
+        if self.phase is Phase.RUNNING and not self._is_ending:
+            self._orders += self._change.advance(self.generation, self._members, self._joiners(), now)
+        if self.phase is not Phase.OVER and not self.workers.living() and self._is_done():
+            self._finish(0, "")
+        if self._wants_more():
+            self._fill(now, self._rules.maximum if self.generation else self._rules.start)
+        self._was_running = self.phase is Phase.RUNNING
+        return self._take_orders()
+
+    def _is_done(self) -> bool:
+        """Returns whether a job without workers has ended well: its function has returned, or none began."""
+        return self._is_ending or self.generation == 0
+
+    def _try_to_form(self, now: float) -> None:
+        candidates, awaited = self._candidates(), self.workers.living(Status.MEMBER)
+        if awaited:
+            self._orders += self._wait.for_members(awaited, now)
+            return
+        needs_all = self.generation == 0 and not self._wait.is_too_long(now)
+        wanted = self._rules.start if needs_all else 1 if self._is_ending else self._rules.minimum
+        if not candidates or len(candidates) < wanted:
+            if self.generation and not candidates and not self._is_ending:
+                return
+            orders, failure = self._wait.for_workers(len(candidates), wanted, now)
+            self._orders += orders
+            if failure:
+                self._finish(1, failure)
+            return
+        self._form(candidates)
+        self._wait.end()
+
+    def _form(self, candidates: Sequence[Worker]) -> None:
+        leaving = [one for one in self.workers.living(Status.ENLISTED) if one not in candidates]
+        try:
+            formation = form(candidates, self._rules.maximum)
+        except Unrestorable as error:
+            self._finish(1, str(error))
+            return
+        former = [one for one in self._members if one.is_alive and not one.is_draining]
+        members = formation.members
+        has_changed = {one.number for one in members} == {one.number for one in former}
+        changed = has_changed and all(one.report and one.report.reason == "changed" for one in members)
+        joined = [one for one in members if one.first_generation == 0]
+        if self.generation and joined:
+            self._news.append(f"{len(joined)} {'rank joins' if len(joined) == 1 else 'ranks join'}")
+        text = "; ".join(self._news) or (
+            "the job starts" if not self.generation else "the ranks have linked anew"
+        )
+        self.generation += 1
+        for worker in leaving:
+            if worker.is_draining:
+                self._end_worker(worker, 0, "it has left")
+        for rank, worker in enumerate(members):
+            worker.status, worker.rank, worker.has_received, worker.checks = Status.MEMBER, rank, False, -1
+            worker.first_generation = worker.first_generation or self.generation
+        self._members, self._news, self._change = members, [], PlannedChange()
+        self.phase = Phase.LINKING
+        places = formation.places(self.generation, text, changed)
+        if self.generation > 1:
+            count = f"{len(members)} rank{'s' * (len(members) > 1)}"
+            self._orders.append(Say(f"{count} from commit {formation.commit} on: {text}"))
+        self._orders += [Close(), Open(self.generation, tuple(one.number for one in members), places)]
+
+    def _candidates(self) -> list[Worker]:
+        """Returns the workers that may belong to the next generation. One that drains stays as the source."""
+        enlisted = self.workers.living(Status.ENLISTED)
+        staying = [one for one in enlisted if not one.is_draining]
+        newest = max((one.commit for one in enlisted), default=-1)
+        holders = [one for one in enlisted if one.can_restore and one.commit == newest]
+        if holders and all(one.is_draining for one in holders):
+            staying.append(min(holders, key=lambda one: one.first_generation))
+        return staying
+
+    def _joiners(self) -> list[Worker]:
+        """Returns the workers that can join the current generation, if it has room."""
+        staying = sum(not one.is_draining for one in self._members if one.is_alive)
+        room = self._rules.maximum - staying
+        new = [one for one in self.workers.living(Status.ENLISTED) if not one.is_draining]
+        return new[: max(room, 0)]
+
+    def _wants_more(self) -> bool:
+        """Returns whether workers are to be started where slots are free."""
+        settled = self.phase is Phase.RUNNING or (self.phase is Phase.FORMING and not self._members_live())
+        return settled and not self._is_ending
+
+    def _members_live(self) -> bool:
+        return bool(self.workers.living(Status.MEMBER))
+
+    def _free_slots(self) -> list[Slot]:
+        """Returns the slots without a worker, if there may be more workers."""
+        staying = [one for one in self.workers.living() if not one.is_draining]
+        limit = self._rules.maximum if self.generation else self._rules.start
+        used = self.workers.used_slots()
+        return [one for one in self._slots if one not in used] if len(staying) < limit else []
+
+    def _fill(self, now: float, limit: int) -> None:
+        for slot in self._free_slots():
+            staying = [one for one in self.workers.living() if not one.is_draining]
+            if len(staying) < limit and self._cooling.is_over(slot, now):
+                self._orders.append(Start(self.workers.add(slot, now).number, slot))
+
+    def _take_orders(self) -> list[Action]:
+        orders, self._orders = self._orders, []
+        return orders

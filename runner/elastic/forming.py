@@ -1,0 +1,77 @@
+"""Chooses the members of a generation, their ranks, and the commit with which it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sirtaki.runner.elastic.actions import Slot
+from sirtaki.runner.elastic.workers import Worker
+from sirtaki.runner.rendezvous.elastic.messages import World
+
+
+@dataclass(frozen=True)
+class Formation:
+    """A generation to be.
+
+    Attributes:
+        members: its workers, by rank.
+        commit: the commit with which it begins.
+        current: the ranks that can restore that commit by themselves; rank 0 is one of them.
+    """
+
+    members: Sequence[Worker]
+    commit: int
+    current: Sequence[int]
+
+    def places(self, generation: int, text: str, changed: bool) -> tuple[World, ...]:
+        """Returns the message to each member, without the name and the address of the rendezvous."""
+        slots = [str(one.slot) for one in self.members]
+        return tuple(
+            World(generation, rank, slots, "", "", self.commit, list(self.current), changed, text)
+            for rank in range(len(slots))
+        )
+
+
+class Unrestorable(Exception):  # a verdict on the job
+    """No worker can restore the newest commit; the text says why."""
+
+
+def form(candidates: Sequence[Worker], limit: int) -> Formation:
+    """Returns the generation of at most `limit` of the candidates, of which there is one at least.
+
+    Rank 0 is the oldest of those that can restore the commit. The others follow by host and slot, so that the
+    ranks of a host are contiguous. Candidates that have been members before are preferred to new ones.
+
+    Raises Unrestorable.
+    """
+    chosen = sorted(candidates, key=lambda one: (one.commit < 0, _age(one)))[:limit]
+    commit = _commit(chosen)
+    holders = [one for one in chosen if one.can_restore and one.commit == commit]
+    first = min(holders or chosen, key=_age)
+    members = sorted(chosen, key=lambda one: _order(one, first))
+    current = [rank for rank, one in enumerate(members) if one in holders] if holders else [0]
+    return Formation(members, max(commit, 0), current)
+
+
+def _commit(chosen: Sequence[Worker]) -> int:
+    """Returns the highest commit that a worker can restore; -1 at the start of the job."""
+    newest = max(one.commit for one in chosen)
+    if newest < 0:
+        return -1
+    restorable = max((one.commit for one in chosen if one.can_restore), default=-1)
+    if restorable < newest:
+        owner = next(one for one in chosen if one.commit == newest)
+        raise Unrestorable(
+            f"no rank can return to commit {newest}, the last one of {owner.name}: all ranks that have it "
+            "had begun to change their parameters, and had no copy. A state with copy='always' keeps one"
+        )
+    return restorable
+
+
+def _age(worker: Worker) -> tuple[float, Slot]:
+    return (worker.first_generation or float("inf"), worker.slot)
+
+
+def _order(worker: Worker, first: Worker) -> tuple[bool, bool, Slot]:
+    return (worker is not first, worker.slot.host != first.slot.host, worker.slot)

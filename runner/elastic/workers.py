@@ -1,0 +1,100 @@
+"""The workers of an elastic job, as the arbiter knows them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sirtaki.runner.elastic.actions import Slot
+from sirtaki.runner.rendezvous.elastic.messages import Enlist
+
+
+class Status(enum.Enum):
+    """A worker's part in the job."""
+
+    STARTING = "starting"  # it has not enlisted yet
+    ENLISTED = "enlisted"  # it waits for a generation
+    MEMBER = "member"  # it belongs to the current generation
+    RETURNED = "returned"  # its training function has returned
+    ENDED = "ended"  # its process has ended, or was told to
+
+
+@dataclass
+class Worker:
+    """A worker.
+
+    Attributes:
+        number: never used again.
+        slot: its place, for life.
+        started: when it was started (time.monotonic()).
+        first_generation: the first one that it was a member of; 0 for none.
+        rank: in the current generation, or the last one that it was a member of; -1 for none.
+        report: its last enlistment.
+        checks: its answer to the last question for it; -1 if it has not answered.
+        has_received: whether it has the state of the current generation.
+        is_draining: whether it leaves at the next change.
+        is_given_up: whether it was killed by the arbiter.
+    """
+
+    number: int
+    slot: Slot
+    started: float
+    status: Status = Status.STARTING
+    first_generation: int = 0
+    rank: int = -1
+    report: Enlist | None = None
+    checks: int = -1
+    has_received: bool = False
+    is_draining: bool = False
+    is_given_up: bool = False
+
+    @property
+    def is_alive(self) -> bool:
+        return self.status is not Status.ENDED
+
+    @property
+    def commit(self) -> int:
+        """Returns the number of the last commit that it has reported; -1 for none."""
+        return self.report.commit if self.report is not None else -1
+
+    @property
+    def can_restore(self) -> bool:
+        return self.report is not None and self.report.can_restore and self.commit >= 0
+
+    @property
+    def name(self) -> str:
+        """Formats "rank 2", or "the process in slot localhost:2" for a worker that was never a rank."""
+        return f"rank {self.rank}" if self.rank >= 0 else f"the process in slot {self.slot}"
+
+
+class Workers:
+    """All workers so far, by their numbers."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, Worker] = {}
+
+    def add(self, slot: Slot, now: float) -> Worker:
+        """Returns a new worker."""
+        worker = Worker(len(self._all), slot, now)
+        self._all[worker.number] = worker
+        return worker
+
+    def __getitem__(self, number: int) -> Worker:
+        return self._all[number]
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._all
+
+    def living(self, *statuses: Status) -> list[Worker]:
+        """Returns the workers that have not ended, in the order of their numbers: all, or with a status."""
+        return [one for one in self._iterate() if one.is_alive and (not statuses or one.status in statuses)]
+
+    def all(self) -> list[Worker]:
+        return list(self._iterate())
+
+    def used_slots(self) -> set[Slot]:
+        return {one.slot for one in self._iterate() if one.is_alive}
+
+    def _iterate(self) -> Iterator[Worker]:
+        return iter(self._all.values())

@@ -1,0 +1,170 @@
+"""The messages between a worker and hvdrun's arbiter, on the worker's connection to the rendezvous.
+
+docs/elastic_protocol.md says when each is sent. Each names the generation that it is about.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, get_type_hints
+
+from sirtaki.runner.rendezvous.job import RendezvousError
+from sirtaki.runner.rendezvous.wire import printable
+
+_TEXT_LIMIT = 4000  # characters
+
+
+class Message:
+    """A message; its class is its kind. Fields are numbers, texts, truth values, or lists of these."""
+
+
+@dataclass(frozen=True)
+class Enlist(Message):
+    """A worker is ready for the next generation.
+
+    Attributes:
+        generation: the one that it has left; 0 if it is new.
+        reason: "new"; "changed": it has left at the agreed commit; "lost": its world has failed.
+        commit: the number of its last commit; -1 if it is new.
+        can_restore: whether it can return to that commit by itself.
+        culprit: the rank that its context blames, in the generation that it has left; -1 for none.
+        kind: the kind of the failure, a name of the core's table of statuses.
+        text: the failure.
+    """
+
+    generation: int
+    reason: str
+    commit: int = -1
+    can_restore: bool = False
+    culprit: int = -1
+    kind: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Received(Message):
+    """A worker has linked, and has the state of the generation's commit."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Counted(Message):
+    """An answer to `Change`: the number of checks that a worker has begun. It waits in its next one."""
+
+    generation: int
+    checks: int
+
+
+@dataclass(frozen=True)
+class Returned(Message):
+    """The training function has returned on a worker."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Drain(Message):
+    """A worker was asked to end (SIGTERM): it takes part until the next change."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class World(Message):
+    """A worker is a member of a generation.
+
+    Attributes:
+        generation: its number.
+        rank: of the receiver.
+        slots: the slot of each member, by rank, as "host:index".
+        job, address: the generation's rendezvous; the job's id has the digest of the members in it.
+        commit: the commit with which the generation begins.
+        current: the ranks that can restore that commit by themselves. Rank 0 is one of them.
+        changed: whether all former members have left at one commit, and nobody joins or is lost.
+        text: what has changed, for people.
+    """
+
+    generation: int
+    rank: int
+    slots: list[str]
+    job: str
+    address: str
+    commit: int
+    current: list[int]
+    changed: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Change(Message):
+    """The members are about to change: they are to say how many checks they have counted."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class LeaveAt(Message):
+    """All members leave at this check; 0: none leaves, the change is off."""
+
+    generation: int
+    check: int
+
+
+@dataclass(frozen=True)
+class Over(Message):
+    """A generation has ended: its members enlist again."""
+
+    generation: int
+    text: str
+
+
+@dataclass(frozen=True)
+class End(Message):
+    """A worker ends, with this exit code."""
+
+    code: int
+    text: str
+
+
+FROM_WORKERS = (Enlist, Received, Counted, Returned, Drain)
+TO_WORKERS = (World, Change, LeaveAt, Over, End)
+
+
+def pack(message: Message) -> bytes:
+    """Returns a message as it is sent; long texts are cut."""
+    values: dict[str, Any] = asdict(message)  # type: ignore[call-overload]
+    if "text" in values:
+        values["text"] = values["text"][:_TEXT_LIMIT]
+    return json.dumps({"message": type(message).__name__, **values}).encode()
+
+
+def unpack(payload: bytes, kinds: tuple[type[Message], ...]) -> Message:
+    """Parses a message of one of these kinds, sent by an authenticated peer.
+
+    Raises RendezvousError if it is malformed.
+    """
+    try:
+        values = json.loads(payload)
+        name_of_kind = values.pop("message")
+        kind = next(one for one in kinds if one.__name__ == name_of_kind)
+        types = get_type_hints(kind)
+        names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+        if values.keys() != names:
+            raise ValueError
+        return kind(**{name: _checked(values, name, types[name]) for name in names})
+    except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError):
+        raise RendezvousError("the rendezvous does not understand this message") from None
+
+
+def _checked(values: Mapping[str, Any], name: str, wanted: Any) -> Any:
+    value = values[name]
+    if wanted in (list[int], list[str]):
+        item = int if wanted == list[int] else str
+        if type(value) is not list or any(type(one) is not item for one in value):
+            raise ValueError
+    elif type(value) is not wanted:
+        raise ValueError
+    return printable(value, _TEXT_LIMIT) if wanted is str else value

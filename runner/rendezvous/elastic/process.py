@@ -1,0 +1,125 @@
+"""The life of a worker's process: from `init()` through its generations to its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass, replace
+from types import FrameType
+
+from sirtaki.bindings import default_context, variables
+from sirtaki.bindings.context import Config, Context
+from sirtaki.bindings.errors import InitializationError
+from sirtaki.bindings.gpu import with_packages
+from sirtaki.bindings.survivors import Survivors
+from sirtaki.bindings.topology import RankPlacement
+from sirtaki.runner.rendezvous import lifecycle
+from sirtaki.runner.rendezvous.elastic.messages import World as Place
+from sirtaki.runner.rendezvous.elastic.provisional import ProvisionalContext
+from sirtaki.runner.rendezvous.elastic.worker import Worker
+from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError
+from sirtaki.runner.rendezvous.providers.environment import key_of_launcher
+from sirtaki.runner.rendezvous.providers.world import VERSION, World, number_in
+from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+
+ARBITER = "SIRTAKI_ARBITER"  # the address of the rendezvous between workers and the arbiter
+WORKERS = 1_000_000  # the size of that rendezvous: no job uses more numbers of workers
+_LINK_SECONDS = 10.0  # to link with the other members, which all are there
+_LINK_SECONDS_PER_RANK = 0.1
+
+
+@dataclass
+class WorkerProcess:
+    """This process in an elastic job: its worker, and what it carries from world to world."""
+
+    worker: Worker
+    survivors: Survivors
+    job: Job
+    folder: str
+    has_run: bool = False  # whether `hvd.elastic.run` has been called
+
+    def enter(self, place: Place) -> Context:
+        """Makes this process a rank of a generation, and moves the survivors there. All members call it.
+
+        Raises:
+            InitializationError, DeadlineError: this rank and another could not link.
+        """
+        size = len(place.slots)
+        job = Job(place.job, size, self.job.key, VERSION)
+        seconds = _LINK_SECONDS + _LINK_SECONDS_PER_RANK * size
+        world = World(place.rank, job, place.address, seconds, folder=self.folder)
+        context = lifecycle.enter(lambda: world, counts=False)
+        # A survivor keeps its slot, and so its local rank and its GPU, for life.
+        slot = int(place.slots[place.rank].rpartition(":")[2])
+        context.topology = replace(context.topology, local_rank=slot)
+        self.survivors.move_to(context)
+        return context
+
+    def leave(self) -> None:
+        """Leaves the current world, if any: waits for operations in flight, unless it has failed."""
+        if (context := default_context.process.context) is not None:
+            lifecycle.leave(context)
+
+
+@dataclass
+class _State:
+    process: WorkerProcess | None = None
+
+
+_state = _State()
+
+
+def find() -> WorkerProcess | None:
+    """Returns this process as a worker of an elastic job; None outside of one."""
+    return _state.process
+
+
+def attach() -> None:
+    """Connects this process to the arbiter, and gives it the provisional rank that hvdrun has named.
+
+    Raises InitializationError if the arbiter is gone, or does not accept it.
+    """
+    if _state.process is not None:
+        raise InitializationError(
+            "hvd.shutdown() has ended this rank's part in the job: in a job with --min-np, a process takes "
+            "part once, from hvd.init() to the end of hvd.elastic.run"
+        )
+    try:
+        number = number_in(os.environ, lifecycle.WORKER)
+        key_file = os.environ.get("SIRTAKI_KEY_FILE", "")
+        job = Job(f"{os.environ['SIRTAKI_JOB']}.workers", WORKERS, key_of_launcher(key_file), VERSION)
+        client = RendezvousClient.connect(os.environ[ARBITER], job, Identity(number), _LINK_SECONDS)
+        client.report("initialised")
+    except RendezvousError as error:
+        raise InitializationError(f"this process cannot reach the hvdrun that started it: {error}") from None
+    variables.check()
+    survivors = Survivors()
+    worker = Worker(client, number)
+    _state.process = WorkerProcess(worker, survivors, job, os.path.dirname(key_file))
+    fields = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+    placement = RankPlacement(*(number_in(os.environ, f"SIRTAKI_{name.upper()}") for name in fields))
+    config = Config(with_packages(variables.values()))
+    default_context.process.context = ProvisionalContext(placement, config, survivors)
+    _drain_on_sigterm(worker)
+
+
+def _drain_on_sigterm(worker: Worker) -> None:
+    """Makes SIGTERM ask for a place to leave, unless the program handles it; a second one ends the process.
+
+    When the job ends, hvdrun sends SIGTERM as well, after its message: the process then ends at once.
+    """
+
+    def drain(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if worker.has_ended:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        sys.stderr.write("sirtaki: asked to end (SIGTERM): this rank leaves at the next commit\n")
+        worker.drain()
+
+    try:
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, drain)
+    except ValueError:  # init() was called outside of the main thread
+        return

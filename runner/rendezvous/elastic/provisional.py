@@ -1,0 +1,53 @@
+"""The context of a worker that is not a rank yet: it has a rank and a size, but nobody to talk to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NoReturn
+
+from sirtaki.bindings import user_code
+from sirtaki.bindings.context import Config, Context
+from sirtaki.bindings.errors import NotInitializedError
+from sirtaki.bindings.request import Batch
+from sirtaki.bindings.survivors import Survivors
+from sirtaki.bindings.topology import RankPlacement
+from sirtaki.runner.rendezvous.identity import describe_process, topology_of
+
+
+class ProvisionalContext(Context):
+    """The context between `hvd.init()` and `hvd.elastic.run`; operations raise.
+
+    Its rank and size are those with which hvdrun has started the worker. They serve to make optimizers and
+    samplers, which move to the first world when it exists.
+    """
+
+    def __init__(self, placement: RankPlacement, config: Config, survivors: Survivors) -> None:
+        alone = topology_of(0, [describe_process("", {})])
+        super().__init__(alone, config)
+        self.start()
+        self.topology = replace(
+            alone,
+            rank=placement.rank,
+            size=placement.size,
+            local_rank=placement.local_rank,
+            local_size=placement.local_size,
+            cross_rank=placement.cross_rank,
+            cross_size=placement.cross_size,
+            peers=[alone.peers[0]] * placement.size,
+        )
+        self.rank, self.size = placement.rank, placement.size
+        self.survivors = survivors
+
+    def enqueue(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
+        self._refuse()
+
+    def run(self, batch: Batch) -> None:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        place = user_code.call_site()
+        raise NotInitializedError(
+            f"rank {self.rank} exchanges data outside of hvd.elastic.run{f' ({place})' if place else ''}: in "
+            "a job with --min-np, ranks exist only inside the function that @hvd.elastic.run decorates. Move "
+            "this call into it; the state is sent to all ranks before it starts"
+        )

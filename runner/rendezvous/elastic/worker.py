@@ -1,0 +1,199 @@
+"""This process as a worker: what it has agreed with hvdrun's arbiter, and its waits for the next generation.
+
+docs/elastic_protocol.md is the specification. The connection's thread answers for the program while that
+computes; `check` is the only place where both meet, and it sends nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sirtaki.bindings.errors import HorovodInternalError, HostsUpdatedInterrupt
+from sirtaki.runner.rendezvous.elastic.connection import ArbiterConnection
+from sirtaki.runner.rendezvous.elastic.messages import (
+    Change,
+    Counted,
+    Drain,
+    End,
+    Enlist,
+    LeaveAt,
+    Message,
+    Over,
+    Received,
+    Returned,
+    World,
+)
+from sirtaki.runner.rendezvous.job import RendezvousError
+from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+
+_ANSWER_SECONDS = 60.0  # for the arbiter's answer to the members' counts, which takes milliseconds
+_GONE = "hvdrun, which starts and watches the ranks of this job, is gone"
+
+
+class WorkerEnded(Exception):  # it is no error of the program's
+    """The arbiter has ended this worker: the process exits with `code`."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass
+class _Agreed:
+    """The state that the connection's thread and the program share, under one lock."""
+
+    generation: int = 0  # the one that the program takes part in; 0 for none
+    checks: int = 0  # that the program has begun in this generation
+    must_wait: bool = False  # the next check waits for `leave_at`
+    leave_at: int = 0  # the check at which this worker leaves; 0 for none
+    is_over: str = ""  # why the generation has ended
+    next_world: World | None = None
+    end: End | None = None
+    gone: str = ""  # why there is no connection any more
+
+
+class Worker:
+    """A worker. `commit` is the number of its last commit, -1 before the first generation."""
+
+    def __init__(self, client: RendezvousClient, number: int) -> None:
+        self.number = number
+        self.commit = -1
+        self._agreed = _Agreed()
+        self._changed = threading.Condition()
+        self._on_end: Callable[[], None] | None = None
+        self._connection = ArbiterConnection(client, self._take, self._note_gone)
+        self._connection.start()
+
+    # ---- The program's side ----------------------------------------------------------------------------
+
+    def enlist(self, message: Enlist) -> World:
+        """Asks for a place in the next generation, and waits for it.
+
+        Raises:
+            WorkerEnded: this worker is not needed, or the job has ended.
+            HorovodInternalError: the arbiter is gone.
+        """
+        with self._changed:
+            self._agreed.generation = 0
+            self._agreed.next_world = None
+        self._send(message)
+        with self._changed:
+            while self._agreed.next_world is None:
+                self._raise_if_ended()
+                self._changed.wait()
+            world = self._agreed.next_world
+            end, gone = self._agreed.end, self._agreed.gone
+            self._agreed = _Agreed(world.generation, end=end, gone=gone)
+        return world
+
+    def received(self) -> None:
+        """Reports that this worker has the state of the generation's commit."""
+        self._send(Received(self._agreed.generation))
+
+    def returned(self) -> None:
+        """Reports that the training function has returned."""
+        with self._changed:
+            generation, self._agreed.generation = self._agreed.generation, 0
+        self._send(Returned(generation))
+
+    def drain(self) -> None:
+        """Asks to leave at the next change, because this process was asked to end."""
+        self._send(Drain(self._agreed.generation))
+
+    def check(self, before_leaving: Callable[[], None]) -> None:
+        """Counts a check. If all members leave at this one, calls `before_leaving`.
+
+        Raises:
+            HostsUpdatedInterrupt: this worker leaves its generation here.
+            HorovodInternalError: the arbiter is gone.
+        """
+        agreed = self._agreed
+        with self._changed:
+            agreed.checks += 1
+            if agreed.must_wait:
+                self._wait_for_answer(agreed)
+            leaves = agreed.leave_at == agreed.checks
+        if leaves:
+            before_leaving()
+            raise HostsUpdatedInterrupt()
+
+    @property
+    def counts_differ(self) -> str:
+        """Returns why a member may have left before this one: their numbers of checks differ; "" if not."""
+        agreed = self._agreed
+        if not agreed.leave_at or agreed.checks >= agreed.leave_at:
+            return ""
+        return (
+            f"another rank has called state.commit() or state.check_host_updates() {agreed.leave_at} times, "
+            f"and this one {agreed.checks} times: all ranks have to call them equally often"
+        )
+
+    def _wait_for_answer(self, agreed: _Agreed) -> None:
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while agreed.must_wait and not agreed.is_over and not agreed.end:
+            left = deadline - time.monotonic()
+            if agreed.gone or left <= 0:
+                raise HorovodInternalError(
+                    agreed.gone or f"hvdrun has not answered for {_ANSWER_SECONDS:g} s"
+                )
+            self._changed.wait(left)
+
+    def _raise_if_ended(self) -> None:
+        if self._agreed.end is not None:
+            raise WorkerEnded(self._agreed.end.code, self._agreed.end.text)
+        if self._agreed.gone:
+            raise HorovodInternalError(self._agreed.gone)
+
+    @property
+    def has_ended(self) -> bool:
+        """Returns whether the arbiter has ended this worker."""
+        return self._agreed.end is not None
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Calls `callback`, from the connection's thread, when the arbiter ends this worker."""
+        self._on_end = callback
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._connection.send(message)
+        except (OSError, RendezvousError) as error:
+            with self._changed:
+                self._raise_if_ended()
+            raise HorovodInternalError(f"{_GONE}: {error}") from None
+
+    # ---- The connection's thread -----------------------------------------------------------------------
+
+    def _take(self, message: Message) -> None:
+        answer: Message | None = None
+        with self._changed:
+            agreed = self._agreed
+            if isinstance(message, World):
+                agreed.next_world = message
+            elif isinstance(message, End):
+                agreed.end = message
+            elif isinstance(message, Change | LeaveAt | Over) and message.generation == agreed.generation:
+                answer = self._apply(agreed, message)
+            self._changed.notify_all()
+        if answer is not None:
+            self._connection.send(answer)
+        if isinstance(message, End) and self._on_end is not None:
+            self._on_end()
+
+    def _apply(self, agreed: _Agreed, message: Change | LeaveAt | Over) -> Message | None:
+        """Applies a message about the current generation; returns the answer."""
+        if isinstance(message, Change):
+            agreed.must_wait = True
+            return Counted(agreed.generation, agreed.checks)
+        if isinstance(message, LeaveAt):
+            agreed.must_wait, agreed.leave_at = False, message.check
+        else:
+            agreed.is_over = message.text or "the world has ended"
+        return None
+
+    def _note_gone(self, why: str) -> None:
+        with self._changed:
+            self._agreed.gone = f"{_GONE}: {why}"
+            self._changed.notify_all()
