@@ -45,8 +45,8 @@ class Cooling:
     def note_loss(self, slot: Slot, now: float) -> None:
         losses = self._losses[slot] = self._losses.get(slot, 0) + 1
         shortest, longest = self.cooldown
-        pause = _FIRST_PAUSE if losses == 1 else min(shortest * 2.0 ** (losses - 2), longest)
-        self._until[slot] = now + max(pause, _FIRST_PAUSE)
+        pause = _FIRST_PAUSE if losses == 1 else shortest * 2.0 ** (losses - 2)
+        self._until[slot] = now + min(pause, longest)
 
     def is_over(self, slot: Slot, now: float) -> bool:
         return self._until.get(slot, 0.0) <= now

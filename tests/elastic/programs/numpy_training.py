@@ -1,0 +1,104 @@
+"""Trains `SmallTraining` on ranks that may be lost or join, and dies where a test says so.
+
+With HOLD=STEP:SIZE the training waits at that step until the world has that size.
+
+Usage: numpy_training.py SAMPLES SECONDS [FAULT...]; SECONDS is the pause after a step, and a fault is
+WORKER:PLACE:STEP, where the place may begin with stop-, raise-, exit- or term- instead of a kill.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from small_training import WIDTH, SmallTraining
+
+import sirtaki.numpy as hvd
+
+SAMPLES, SECONDS = int(sys.argv[1]), float(sys.argv[2])
+WORKER = os.environ.get("SIRTAKI_WORKER", "0")
+HOLD_STEP, HOLD_SIZE = map(int, os.environ.get("HOLD", "0:0").split(":"))
+FAULTS = {tuple(fault.split(":")) for fault in sys.argv[3:]}
+
+
+def fail_if_planned(place: str, step: int) -> None:
+    """Carries out a fault that is planned for this worker, at this place and step."""
+    if (WORKER, place, str(step)) in FAULTS:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if (WORKER, f"stop-{place}", str(step)) in FAULTS:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if (WORKER, f"raise-{place}", str(step)) in FAULTS:
+        raise RuntimeError("a planned mistake")
+    if (WORKER, f"exit-{place}", str(step)) in FAULTS:
+        sys.exit(0)
+    if (WORKER, f"term-{place}", str(step)) in FAULTS:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def fail_during_recoveries(state: Any) -> None:
+    """Makes the worker fail while it links, or while it receives the state, in its N-th generation."""
+    from sirtaki.runner.rendezvous.world_builder import WorldBuilder
+
+    counts = {"link": 0, "receive": 0}
+
+    def counted(place: str, function: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            counts[place] += 1
+            fail_if_planned(place, counts[place])
+            return function(*arguments, **options)
+
+        return call
+
+    WorldBuilder._link = counted("link", WorldBuilder._link)  # type: ignore[method-assign]
+    state.receive = counted("receive", state.receive)
+
+
+@hvd.elastic.run
+def train(state: Any, training: SmallTraining) -> None:
+    while (done := sum(state.sizes)) < training.samples:
+        while state.step == HOLD_STEP and hvd.size() < HOLD_SIZE:
+            time.sleep(0.01)
+            state.check_host_updates()
+        fail_if_planned("step", state.step)
+        own = training.gradient(state.w, done + hvd.rank())
+        total = hvd.allreduce(own, op=hvd.Sum, name="gradient")
+        fail_if_planned("exchanged", state.step)
+        count = min(hvd.size(), training.samples - done)
+        state.w = training.step(state.w, total, count)
+        state.sizes = [*state.sizes, count]
+        state.step += 1
+        fail_if_planned("written", state.step)
+        state.commit()
+        fail_if_planned("committed", state.step)
+        time.sleep(SECONDS)
+
+
+def main() -> None:
+    fail_if_planned("import", 0)
+    hvd.init()
+    fail_if_planned("init", 0)
+    state = hvd.elastic.ObjectState(step=0, w=np.zeros(WIDTH, np.float32), sizes=[])
+    fail_during_recoveries(state)
+    train(state, SmallTraining(SAMPLES))
+    fail_if_planned("end", 0)
+    if (WORKER, "slow-end", "0") in FAULTS:
+        time.sleep(1.0)
+    result = {
+        "worker": int(WORKER),
+        "rank": hvd.rank(),
+        "size": hvd.size(),
+        "local_rank": hvd.local_rank(),
+        "w": [float(value) for value in state.w],
+        "sizes": state.sizes,
+        "changes": hvd.stats()["changes"],
+    }
+    print("RESULT " + json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

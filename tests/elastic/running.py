@@ -1,0 +1,65 @@
+"""Runs elastic jobs for tests, and checks their results against a replay."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elastic.programs.small_training import SmallTraining
+
+PROGRAMS = Path(__file__).parent / "programs"
+FAILSAFE_SECONDS = 180.0
+QUICK = ("--blacklist-cooldown-range", "0.1", "0.1")  # replacements start at once
+
+
+@dataclass
+class Ended:
+    """A job that has ended."""
+
+    code: int
+    text: str  # hvdrun's standard output and error
+    results: list[dict[str, Any]]  # one for each worker that has come to the end of the program
+
+
+def command(options: Sequence[str], program: str, arguments: Sequence[str | int | float]) -> list[str]:
+    """Returns the command of a job."""
+    return [
+        *(sys.executable, "-m", "sirtaki.runner", *options),
+        *(sys.executable, str(PROGRAMS / program), *map(str, arguments)),
+    ]
+
+
+def run_job(options: Sequence[str], program: str, *arguments: str | int | float, **environment: str) -> Ended:
+    """Runs a job to its end; fails if that takes minutes."""
+    done = subprocess.run(
+        command(options, program, arguments),
+        env={**os.environ, "SIRTAKI_CPU_ALGORITHM": "direct", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=FAILSAFE_SECONDS,
+    )
+    return Ended(done.returncode, done.stdout, results_in(done.stdout))
+
+
+def results_in(text: str) -> list[dict[str, Any]]:
+    """Returns the results that workers have printed."""
+    marked = [line.partition("RESULT ")[2] for line in text.splitlines() if "RESULT " in line]
+    return [json.loads(line) for line in marked]
+
+
+def check_exact(job: Ended, samples: int, workers: set[int]) -> None:
+    """Checks that these workers have come to the end, with the replay's weights: each sample counts once."""
+    assert job.code == 0, job.text
+    assert {result["worker"] for result in job.results} >= workers, job.text
+    sizes = job.results[0]["sizes"]
+    assert all(result["sizes"] == sizes for result in job.results), job.text
+    assert sum(sizes) == samples
+    expected = SmallTraining(samples).replay(sizes)
+    assert all(result["w"] == expected for result in job.results), job.text

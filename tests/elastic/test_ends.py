@@ -1,0 +1,98 @@
+"""The ends of an elastic job: by a mistake of the program, by its limits, at its user's request."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from elastic.running import FAILSAFE_SECONDS, QUICK, check_exact, command, results_in, run_job
+from launching import wait_until
+
+THREE = ("-np", "3", "--min-np", "1", *QUICK)
+
+
+def test_an_exception_ends_the_job_and_names_its_rank() -> None:
+    job = run_job(THREE, "numpy_training.py", 60, 0.01, "1:raise-step:5")
+    assert job.code == 1
+    assert "rank 1 failed with exit code 1: RuntimeError: a planned mistake" in job.text
+    assert not job.results
+
+
+def test_an_exception_is_survived_if_the_user_says_so() -> None:
+    options = (*THREE, "--elastic-survive", "exit")
+    job = run_job(options, "numpy_training.py", 60, 0.01, "1:raise-step:5")
+    check_exact(job, 60, {0, 2})
+
+
+def test_an_exception_before_the_first_world_ends_the_job() -> None:
+    job = run_job(THREE, "numpy_training.py", 60, 0.01, "1:raise-init:0")
+    assert job.code == 1
+    assert "a planned mistake" in job.text
+
+
+def test_a_rank_that_ends_early_is_named() -> None:
+    job = run_job(THREE, "numpy_training.py", 60, 0.01, "1:exit-init:0")
+    assert job.code == 1
+    assert "has ended before it called the function of hvd.elastic.run" in job.text
+
+
+def test_the_reset_limit_ends_the_job() -> None:
+    options = (*THREE, "--reset-limit", "1")
+    job = run_job(options, "numpy_training.py", 200, 0.02, "1:step:3", "2:step:6")
+    assert job.code == 1
+    assert "--reset-limit allows 1" in job.text
+
+
+def test_too_few_ranks_end_the_job_after_the_timeout() -> None:
+    options = (
+        "-np",
+        "2",
+        "--min-np",
+        "2",
+        "--elastic-timeout",
+        "1",
+        "--blacklist-cooldown-range",
+        "60",
+        "60",
+    )
+    job = run_job(options, "numpy_training.py", 200, 0.01, "1:step:3", "2:import:0")
+    assert job.code == 1
+    assert "2 ranks are needed, and 1 were there after 1 s" in job.text
+
+
+def test_sigterm_lets_a_rank_leave_at_a_commit() -> None:
+    job = run_job(THREE, "numpy_training.py", 300, 0.02, "1:term-step:5")
+    check_exact(job, 300, {0, 2})
+    assert "was lost" not in job.text
+    assert "rank 1 leaves" in job.text
+
+
+def test_a_rank_lost_after_its_training_does_no_harm() -> None:
+    job = run_job(THREE, "numpy_training.py", 40, 0.0, "1:end:0", "0:slow-end:0")
+    assert job.code == 0, job.text
+    assert {result["worker"] for result in job.results} == {0, 2}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_hvdrun_ends_all_ranks(number: signal.Signals, tmp_path: Path) -> None:
+    with open(tmp_path / "output", "w+") as output:
+        job = subprocess.Popen(
+            command(THREE, "numpy_training.py", (100_000, 0.01)), stdout=output, stderr=subprocess.STDOUT
+        )
+        children = Path(f"/proc/{job.pid}/task/{job.pid}/children")
+        wait_until(lambda: len(children.read_text().split()) >= 4, "the ranks have been started")
+        pids = [int(pid) for pid in children.read_text().split()]
+        job.send_signal(number)
+        assert job.wait(FAILSAFE_SECONDS) == 128 + number
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    assert not results_in((tmp_path / "output").read_text())
+
+
+def test_a_job_without_min_np_refuses_to_run_it() -> None:
+    job = run_job(("-np", "2"), "numpy_training.py", 40, 0.0)
+    assert job.code == 1
+    assert "hvd.elastic.run needs a launcher that can replace ranks" in job.text
+    assert "hvdrun -np 4 --min-np 2 python train.py" in job.text
