@@ -1,0 +1,62 @@
+"""Messages between workers and the arbiter: each arrives as it was sent, and nothing malformed is taken."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sirtaki.runner.rendezvous.elastic import messages
+from sirtaki.runner.rendezvous.elastic.messages import FROM_WORKERS, TO_WORKERS, Enlist, World, pack, unpack
+from sirtaki.runner.rendezvous.job import RendezvousError
+
+EXAMPLES = [
+    Enlist(3, "lost", 17, True, 2, "peer_lost", "rank 2 is gone"),
+    messages.Received(3),
+    messages.Counted(3, 9),
+    messages.Returned(3),
+    messages.Drain(0),
+    World(4, 1, ["localhost:0", "localhost:2"], "job.4", "unix:@x", 17, [0], False, "rank 2 was lost"),
+    messages.Change(4),
+    messages.LeaveAt(4, 10),
+    messages.Over(4, "rank 1 was lost"),
+    messages.End(1, "the job was ended"),
+]
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda one: type(one).__name__)
+def test_a_message_arrives_as_it_was_sent(message: messages.Message) -> None:
+    assert unpack(pack(message), (*FROM_WORKERS, *TO_WORKERS)) == message
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda one: type(one).__name__)
+def test_a_message_of_the_other_direction_is_refused(message: messages.Message) -> None:
+    other = TO_WORKERS if isinstance(message, FROM_WORKERS) else FROM_WORKERS
+    with pytest.raises(RendezvousError):
+        unpack(pack(message), other)
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda one: type(one).__name__)
+def test_a_field_of_another_type_or_a_missing_one_is_refused(message: messages.Message) -> None:
+    values = json.loads(pack(message))
+    for name in values:
+        for wrong in (None, 1.5, {}, [None], [[]]):
+            with pytest.raises(RendezvousError):
+                unpack(json.dumps({**values, name: wrong}).encode(), (*FROM_WORKERS, *TO_WORKERS))
+        fewer = {other: value for other, value in values.items() if other != name}
+        with pytest.raises(RendezvousError):
+            unpack(json.dumps(fewer).encode(), (*FROM_WORKERS, *TO_WORKERS))
+
+
+@given(st.binary(max_size=200) | st.text(max_size=50).map(str.encode) | st.just(b"[" * 100_000))
+def test_bytes_that_are_no_message_are_refused(payload: bytes) -> None:
+    with pytest.raises(RendezvousError):
+        unpack(payload, FROM_WORKERS)
+
+
+def test_a_long_text_is_cut() -> None:
+    message = unpack(pack(Enlist(1, "lost", 0, True, 0, "peer_lost", "x" * 100_000)), FROM_WORKERS)
+    assert isinstance(message, Enlist)
+    assert message.text == "x" * 4000
