@@ -7,12 +7,19 @@ from typing import Any
 
 from sirtaki.bindings import gpu
 from sirtaki.bindings.default_context import current, find
-from sirtaki.bindings.errors import HorovodInternalError, MismatchError, ParametersDifferError, PeerLostError
+from sirtaki.bindings.errors import (
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    MismatchError,
+    ParametersDifferError,
+    PeerLostError,
+)
 from sirtaki.bindings.topology import Topology
 from sirtaki.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from sirtaki.common.root import is_root, on_root
 
-__all__ = ["HorovodInternalError", "MismatchError", "ParametersDifferError", "PeerLostError"]
+__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "MismatchError", "ParametersDifferError"]
+__all__ += ["PeerLostError"]
 __all__ += ["init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size"]
 __all__ += ["cross_rank", "cross_size", "is_homogeneous", "is_root", "on_root"]
 __all__ += ["ProcessSet", "global_process_set", "add_process_set", "remove_process_set"]
