@@ -28,3 +28,8 @@ current_node: Callable[[], Any] = _TORCH.symbol("torch._C._current_autograd_node
 current_raw_stream: Callable[[int], int] = (_TORCH.symbol if torch.version.cuda else _TORCH.optional)(
     "torch._C._cuda_getCurrentRawStream"
 )
+
+
+def forget_stages(scaler: torch.amp.GradScaler) -> None:
+    """Makes a scaler regard no optimizer's gradients as unscaled or used, as at the start of a step."""
+    scaler._per_optimizer_states.clear()

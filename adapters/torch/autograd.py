@@ -53,6 +53,11 @@ class CollectiveScope:
         """Returns whether this world has been shut down."""
         return self.context.is_shut_down
 
+    @property
+    def is_alive(self) -> bool:
+        """Returns whether this world can still exchange data."""
+        return not self.has_ended and self.context.failure is None
+
     def check_world(self) -> None:
         """Raises NotInitializedError if this world has ended, unless it had one rank and none follows."""
         if self.has_ended and (self.context.size > 1 or find() not in (None, self.context)):

@@ -78,14 +78,25 @@ def round_checks(
     optimizer: torch.optim.Optimizer,
     *,
     has_same_state: bool = True,
+    checks_data: bool = True,
 ) -> RoundChecks:
-    """Comparisons beside each exchange of this optimizer's gradients, its state included."""
+    """Comparisons beside each exchange of this optimizer's gradients, its state included.
+
+    With `checks_data`, also of the gradients that each rank has computed, which should not be equal.
+    """
     here = scope.derived("check of parameters")
     prefix = f"{scope.name}."
     parameters = [(one.name.removeprefix(prefix), one.parameter) for one in named]
-    return RoundChecks(
-        _scope(here, _BROADCAST_BOTH), TorchOptimizer(here, parameters, optimizer, has_same_state)
-    )
+    kind = RoundChecks if checks_data else _ChecksOfParameters
+    return kind(_scope(here, _BROADCAST_BOTH), TorchOptimizer(here, parameters, optimizer, has_same_state))
+
+
+class _ChecksOfParameters(RoundChecks):
+    """The comparisons without those of gradients."""
+
+    @property
+    def wants_gradients(self) -> bool:
+        return False
 
 
 def note_gradients(checks: RoundChecks, indices: Iterable[int], gradients: Iterable[Tensor | None]) -> None:
@@ -106,7 +117,7 @@ def checksum_of(tensor: Tensor) -> int:
     return checksums.checksum(view(tensor.detach().cpu().contiguous()))
 
 
-def _options_of(optimizer: torch.optim.Optimizer) -> Options:
+def plain_options_of(optimizer: torch.optim.Optimizer) -> Options:
     """Returns the hyper-parameters of each parameter group that are numbers, text, or tuples of these."""
     return [
         {
@@ -217,4 +228,4 @@ class TorchOptimizer(TorchTensors):
 
     def options(self) -> Options:
         optimizer = self._optimizer()
-        return _options_of(optimizer) if optimizer else []
+        return plain_options_of(optimizer) if optimizer else []

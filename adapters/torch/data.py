@@ -9,17 +9,22 @@ from torch.utils import data
 from torch.utils.data import Dataset, IterableDataset
 from torch.utils.data.distributed import DistributedSampler as TorchSampler
 
+from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.common.hints import hint
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.torch.survivor import Survivor
 
 
-class DistributedSampler(TorchSampler[Any]):
+class DistributedSampler(Survivor, TorchSampler[Any]):
     """torch's DistributedSampler, with this rank and the number of ranks filled in.
 
     Each rank gets different samples, and all get equally many: if the samples do not divide evenly, some are
     repeated in an epoch, or, with `drop_last`, left out. Call `set_epoch(epoch)` before each epoch, or all
     epochs have the same order.
+
+    In an elastic job it follows the number of ranks, but an epoch that is in progress when they change begins
+    again: `hvd.elastic.ElasticSampler` distributes the rest of the epoch instead.
 
     Args:
         dataset: any object with a length, the same on all ranks.
@@ -30,8 +35,10 @@ class DistributedSampler(TorchSampler[Any]):
         process_set: the ranks that share the data; this rank has to be one of them.
 
     Raises:
-        NotInitializedError: init() has not been called.
-        ValueError: this rank does not belong to the set.
+        NotInitializedError: init() has not been called; or, when it is used, it was made inside a training
+            function of `hvd.elastic.run` by an execution that has ended.
+        ValueError: this rank does not belong to the set; in an elastic job, a number of ranks, a rank or a
+            process set that is fixed.
     """
 
     def __init__(
@@ -45,7 +52,10 @@ class DistributedSampler(TorchSampler[Any]):
         *,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        count, index = _count_and_index(process_set)
+        context = current()
+        if context.survivors is not None:
+            _check_follows_changes(num_replicas, rank, process_set)
+        count, index = _count_and_index(context, process_set)
         super().__init__(
             dataset,
             count if num_replicas is None else num_replicas,
@@ -55,13 +65,23 @@ class DistributedSampler(TorchSampler[Any]):
             drop_last,
         )
         self._has_iterated = self._has_epoch = False
+        self._register(context)
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the next epoch, which determines its order."""
         self._has_epoch = True
         super().set_epoch(epoch)
 
+    def move_to(self, context: Context) -> None:
+        """Distributes the next epoch over the ranks of another world. `hvd.elastic.run` calls it."""
+        again: TorchSampler[Any] = TorchSampler(
+            self.dataset, context.size, context.rank, drop_last=self.drop_last
+        )
+        self.num_replicas, self.rank = again.num_replicas, again.rank
+        self.num_samples, self.total_size = again.num_samples, again.total_size
+
     def __iter__(self) -> Iterator[Any]:
+        self._check_use()
         if self._has_iterated and self.shuffle and not self._has_epoch:
             self._has_epoch = True  # report this only once
             if self.rank == 0:
@@ -121,9 +141,17 @@ class DataLoader(data.DataLoader[Any]):
         return super().__iter__()
 
 
-def _count_and_index(process_set: ProcessSet) -> tuple[int, int]:
+def _check_follows_changes(num_replicas: int | None, rank: int | None, process_set: ProcessSet) -> None:
+    """Raises ValueError for ranks that would not follow the changes of an elastic job."""
+    if num_replicas is not None or rank is not None or process_set is not global_process_set:
+        raise ValueError(
+            "in an elastic job the ranks change, so a sampler cannot be given num_replicas, rank or a "
+            "process set: leave them out, or use hvd.elastic.ElasticSampler"
+        )
+
+
+def _count_and_index(context: Context, process_set: ProcessSet) -> tuple[int, int]:
     """Returns the number of ranks in the set, and this rank's index among them."""
-    context = current()
     members = process_set.members(context)
     if context.rank not in members:
         raise ValueError(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
+from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.common.groups import Groups
 from sirtaki.common.ops import Adasum, Average, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
@@ -24,6 +25,7 @@ from sirtaki.torch.other_reducers import refuse_other_reducers
 from sirtaki.torch.parameters import all_named, check_groups_of, exchanged, names_of
 from sirtaki.torch.reducer import GradientReducer, Nesting
 from sirtaki.torch.sparse_gradients import ExchangeOptions
+from sirtaki.torch.survivor import Survivor
 from sirtaki.torch.tensors import reducible_view
 from sirtaki.torch.wrapping import Optimizer, Wrapped, wrap
 
@@ -49,6 +51,9 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
 
     The same optimizer is returned: it remains an instance of its own class, with its state, its parameter
     groups and all references to it. In a world of one nothing is exchanged.
+
+    In an elastic job, an optimizer that was made before `hvd.elastic.run` continues when the ranks change;
+    one that the training function has made ends with its execution.
 
     Args:
         optimizer: any torch optimizer over dense parameters, on one GPU or in the memory of the CPU. It may
@@ -77,7 +82,8 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     Raises:
         ValueError: wrong arguments, names that are partial or not unique, a parameter that cannot be
             exchanged, one that torch's DDP or FSDP exchanges as well, or an optimizer that is already
-            distributed; one of a world that has ended may be distributed again.
+            distributed; one of a world that has ended may be distributed again. In an elastic job, op=Adasum
+            or a process set.
         NotInitializedError: init() has not been called.
     """
     if not isinstance(optimizer, Optimizer):
@@ -93,7 +99,10 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     names = names_of(optimizer, named_parameters)
     groups = num_groups if groups is None else groups
     check_groups_of(optimizer, groups)
-    scope = _scope(current(), process_set)
+    context = current()
+    if context.survivors is not None:
+        _check_follows_changes(op, process_set)
+    scope = _scope(context, process_set)
     refuse_other_reducers(all_named(optimizer, names))
     exchange_options = ExchangeOptions(scope, how, compression, sparse_as_dense)
     if op == Adasum:
@@ -106,6 +115,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         distributed.register_step_pre_hook(_before_step),
         distributed.register_step_post_hook(_after_step),
     ]
+    distributed._register(context)
     return distributed
 
 
@@ -117,6 +127,9 @@ class _Settings:
     names: dict[Tensor, str]
     groups: Groups
     passes: int
+    skips: Nesting = field(default_factory=Nesting)
+    no_sync: Nesting = field(default_factory=Nesting)
+    checks_data: bool = True  # whether the ranks' gradients are compared, to find ranks with the same data
 
     def reducer(self, optimizer: Optimizer) -> GradientReducer:
         """Returns a reducer for all parameters of the optimizer; for none if there is no peer."""
@@ -126,22 +139,29 @@ class _Settings:
         views = [reducible_view(parameter, name) for name, parameter, _ in found]
         if any(view.device >= 0 for view in views):
             warn_if_crowded(scope.context.topology)
-        return GradientReducer(
-            self.exchange_options, found, round_checks(scope, found, optimizer), self.passes
-        )
+        checks = round_checks(scope, found, optimizer, checks_data=self.checks_data)
+        reducer = GradientReducer(self.exchange_options, found, checks, self.passes)
+        reducer.no_sync = self.no_sync
+        return reducer
+
+    def move_to(self, context: Context) -> None:
+        """Changes the world for which the next reducer is made."""
+        scope = self.exchange_options.scope
+        self.checks_data = self.checks_data and scope.has_no_peers  # one world's answer counts for all
+        scope = _scope(context, scope.process_set)
+        self.exchange_options = replace(self.exchange_options, scope=scope)
 
 
-class _Distributed(Wrapped):
+class _Distributed(Survivor, Wrapped):
     """The abilities of a distributed optimizer besides its own class. Hooks surround its own step."""
 
     _settings: _Settings
     _reducer: GradientReducer
     _finalizer: Any
-    _skips: Nesting
     _has_stepped: bool
 
     def _adopt(self, settings: _Settings, reducer: GradientReducer) -> None:
-        self._settings, self._reducer, self._skips = settings, reducer, Nesting()
+        self._settings, self._reducer = settings, reducer
         self._has_stepped = False
         # A discarded optimizer releases the parameters at once: another may be made for them.
         self._finalizer = weakref.finalize(self, reducer.close)
@@ -151,27 +171,43 @@ class _Distributed(Wrapped):
     def _exchange_options(self) -> ExchangeOptions:
         return self._settings.exchange_options
 
+    def _make_reducer_again(self) -> None:
+        self._finalizer()
+        self._adopt(self._settings, self._settings.reducer(self))
+
     def _unwrap(self) -> None:
         self._finalizer()
+        self._is_retired = False
         super()._unwrap()
+
+    def move_to(self, context: Context) -> None:
+        """Continues in another world, with nothing in flight. `hvd.elastic.run` calls it."""
+        self._settings.move_to(context)
+        self._make_reducer_again()
+
+    def retire(self) -> None:
+        """Ends the use of this optimizer, and releases its parameters. `hvd.elastic.run` calls it."""
+        self._finalizer()
+        super().retire()
 
     def synchronize(self) -> None:
         """Makes sure that the gradients are reduced. After backward() they are, so a call is optional.
 
         All ranks must call it, or step().
         """
+        self._check_use()
         self._reducer.finish_round()
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
         """Makes a step() inside use the gradients as they are, whether they have been reduced or not."""
-        return self._skips
+        return self._settings.skips
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Keeps the gradients of backward passes inside on this rank.
 
         The next pass outside exchanges the accumulated gradients; step() does if there is none.
         """
-        return self._reducer.no_sync
+        return self._settings.no_sync
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets how many backward passes add up on this rank before they are averaged over the ranks."""
@@ -180,33 +216,45 @@ class _Distributed(Wrapped):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Works like the optimizer's own; may be called at any time."""
+        self._check_use()
         self._reducer.clear()
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Works like the optimizer's own. All ranks must call it, with matching parameters."""
+        self._check_use()
         super().add_param_group(param_group)
         self._reducer.finish_open_round()
-        self._finalizer()
-        self._adopt(self._settings, self._settings.reducer(self))
+        self._make_reducer_again()
+
+
+def drop_round(optimizer: Optimizer) -> None:
+    """Empties the round and the accumulation window of an optimizer, if it is distributed.
+
+    Nothing is sent if its world has ended.
+    """
+    if isinstance(optimizer, _Distributed) and optimizer._exchange_options.scope.is_alive:
+        with suppress(HorovodInternalError):  # the world is ending
+            optimizer._reducer.clear()
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     assert isinstance(optimizer, _Distributed)
+    optimizer._check_use()
     optimizer._exchange_options.scope.check_world()
     if not optimizer._has_stepped:  # a wrapper may have been made since
         optimizer._has_stepped = True
         refuse_other_reducers(all_named(optimizer, optimizer._settings.names))
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if closure is None:
-        if not optimizer._skips.depth:
+        if not optimizer._settings.skips.depth:
             optimizer._reducer.finish_round()
         return None
 
     def reduced_closure() -> Any:
         optimizer._reducer.stepped()  # each call makes its own gradients
         loss = closure()
-        if not optimizer._skips.depth:
+        if not optimizer._settings.skips.depth:
             optimizer._reducer.finish_round()
         return loss
 
@@ -223,6 +271,20 @@ def _scope(context: Context, process_set: ProcessSet) -> CollectiveScope:
     """Returns the scope, with a unique name: two optimizers may have parameters of the same names."""
     number = context.next_number(f"optimizer.{process_set.number(context)}")
     return CollectiveScope(context, f"gradient.{number}" if number else "gradient", process_set)
+
+
+def _check_follows_changes(op: int, process_set: ProcessSet) -> None:
+    """Raises ValueError for an optimizer that could not continue when the ranks of an elastic job change."""
+    if op == Adasum:
+        raise ValueError(
+            "op=Adasum is not available in an elastic job: the ranks exchange after they have changed their "
+            "parameters, so a lost rank would leave no common state; use op=Average"
+        )
+    if process_set is not global_process_set:
+        raise ValueError(
+            "in an elastic job all ranks have to train one model, because the loss of a rank changes process "
+            "sets: leave out process_set"
+        )
 
 
 def _check_passes(passes: int) -> None:

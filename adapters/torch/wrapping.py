@@ -25,7 +25,8 @@ class Wrapped(Optimizer):
         return kind.__new__, (kind,), self.__getstate__()
 
     def _plain_class(self) -> Any:
-        return next(one for one in type(self).__mro__[1:] if not issubclass(one, Wrapped))
+        optimizers = (one for one in type(self).__mro__ if issubclass(one, Optimizer))
+        return next(one for one in optimizers if not issubclass(one, Wrapped))
 
     def _unwrap(self) -> None:
         """Turns it back into the plain optimizer."""

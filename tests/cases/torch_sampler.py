@@ -19,6 +19,8 @@ SAMPLES = 50
 class Place:
     """A rank of some world, for a sampler that only asks for rank and size."""
 
+    survivors = None
+
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
@@ -89,9 +91,9 @@ def an_epoch_that_ends_on_other_ranks() -> None:
     rest = samplers(5, state)
     only_the_fill_comes_twice(dealt(rest), set(range(SAMPLES)) - taken, 5)
     state = rest[0].state_dict()
-    state["processed"][:] = True
+    state["deals"] = [(5, [(0, SAMPLES // 5)], [])]
     assert dealt(samplers(3, state)) == []
-    state["processed"][7] = False
+    state["deals"] = [(5, [], [sample for sample in range(SAMPLES) if sample != 7])]
     assert dealt(samplers(3, state)) == [7, 7, 7]
 
 

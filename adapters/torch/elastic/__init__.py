@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+from sirtaki.common.elastic.decorator import run
+from sirtaki.common.elastic.state import ObjectState, State
+from sirtaki.torch.elastic.handlers import StateHandler
+from sirtaki.torch.elastic.registry import get_handler_registry, set_handler_registry
 from sirtaki.torch.elastic.sampler import ElasticSampler
+from sirtaki.torch.elastic.state import TorchState
 
-__all__ = ["ElasticSampler"]
+__all__ = [
+    "ElasticSampler",
+    "ObjectState",
+    "State",
+    "StateHandler",
+    "TorchState",
+    "get_handler_registry",
+    "run",
+    "set_handler_registry",
+]

@@ -3,22 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import Sampler
 
+from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.torch.collectives import allgather
+from sirtaki.torch.survivor import Survivor
 
 
-class ElasticSampler(Sampler[int]):
+@dataclass
+class _Deal:
+    """A distribution of an epoch's remaining samples over the ranks, and the account of those processed.
+
+    Samples are dealt one by one, in turn: sample number p goes to rank p % size. At the end of the epoch the
+    first samples are dealt again, so that ranks get equally many.
+
+    Attributes:
+        size: the number of ranks.
+        done: what every rank has processed of its share, as disjoint intervals of positions, ascending.
+        samples: indices of samples that were recorded one by one.
+    """
+
+    size: int
+    done: list[tuple[int, int]] = field(default_factory=list)
+    samples: set[int] = field(default_factory=set)
+
+    def share(self, count: int) -> int:
+        """Returns how many of `count` samples each rank gets."""
+        return -(-count // self.size)
+
+    def part_of(self, rank: int, remaining: Tensor) -> Tensor:
+        """Returns a rank's share of these samples."""
+        turns = torch.arange(self.share(len(remaining))) * self.size + rank
+        return remaining[turns % max(len(remaining), 1)]
+
+    def record(self, start: int, end: int) -> None:
+        """Records that each rank has processed positions `start` to `end` of its share."""
+        if start >= end:
+            return
+        joined = [one for one in self.done if one[0] <= end and start <= one[1]]
+        apart = [one for one in self.done if one not in joined]
+        whole = (min([start, *(one[0] for one in joined)]), max([end, *(one[1] for one in joined)]))
+        self.done = sorted([*apart, whole])
+
+    def processed(self, remaining: Tensor) -> Tensor:
+        """Returns which of these samples have been processed, as one bool per sample."""
+        processed = torch.zeros(len(remaining), dtype=torch.bool)
+        for start, end in self.done:
+            processed[start * self.size : end * self.size] = True
+            processed[: max(end * self.size - len(remaining), 0)] = True  # dealt again, to fill the shares
+        if self.samples:
+            processed |= torch.isin(remaining, torch.tensor(sorted(self.samples)))
+        return processed
+
+
+class ElasticSampler(Survivor, Sampler[int]):
     """A sampler that distributes the unprocessed samples of an epoch over the current ranks.
 
-    It is used like `DistributedSampler`, and in addition records the processed samples. After `reset()` or
-    `load_state_dict()`, with more ranks or fewer, the rest of the epoch is redistributed: no sample is
-    repeated, and none is left out. Ranks get equally many, so that all take the same number of steps: if the
-    samples do not divide evenly, some are repeated.
+    It is used like `DistributedSampler`, and in addition records the processed samples. When the number of
+    ranks changes, the rest of the epoch is distributed anew: no sample is repeated, and none is left out.
+    Ranks get equally many, so that all take the same number of steps: if the samples do not divide evenly,
+    up to size - 1 are repeated at the end of the epoch.
+
+    In an elastic job, give it to the state (`TorchState(model, optimizer, sampler=sampler)`): the account of
+    the processed samples then belongs to each commit. It takes the same time for every length of the data
+    set. Without `hvd.elastic.run`, call `reset()` or `load_state_dict()` after a change.
 
     Args:
         dataset: any object with a length, the same on all ranks.
@@ -26,7 +80,8 @@ class ElasticSampler(Sampler[int]):
         seed: determines the orders, together with the epoch; the same on all ranks.
 
     Raises:
-        NotInitializedError: init() has not been called.
+        NotInitializedError: init() has not been called; or, when it is used, it was made inside a training
+            function of `hvd.elastic.run` by an execution that has ended.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -34,43 +89,67 @@ class ElasticSampler(Sampler[int]):
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
-        self._processed = torch.zeros(len(dataset), dtype=torch.bool)
-        self.reset()
+        self._length = len(dataset)
+        context = current()
+        self._rank, self._size = context.rank, context.size
+        self._begin_epoch([])
+        self._register(context)
 
     def set_epoch(self, epoch: int) -> None:
-        """Starts an epoch, with no sample processed. All ranks must call it."""
-        self.epoch = epoch
-        self._processed.zero_()
-        self.reset()
+        """Starts another epoch, with no sample processed. All ranks must call it.
+
+        The epoch that is in progress goes on: a training function that begins again within an epoch may call
+        this first.
+        """
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self._begin_epoch([])
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
         """Records that every rank has processed its batch number `batch_idx` of the current distribution.
 
         All ranks must call it, with batches of one size (the last may be smaller).
         """
-        self._processed[self._dealt[:, batch_idx * batch_size :][:, :batch_size]] = True
+        start = batch_idx * batch_size
+        self._deal.record(start, min(start + batch_size, len(self)))
 
     def record_indices(self, indices: Iterable[int]) -> None:
-        """Records that this rank has processed these samples. `merge()` sends this to the others."""
-        self._processed[torch.as_tensor(list(indices), dtype=torch.int64)] = True
+        """Records that this rank has processed these samples. `merge()` sends this to the others.
+
+        A commit then takes time in proportion to the samples that were recorded in this way.
+        """
+        self._deal.samples.update(int(index) for index in indices)
 
     def merge(self) -> None:
-        """Exchanges the records of all ranks. All ranks must call it.
+        """Exchanges what the ranks have recorded with `record_indices`. All ranks must call it.
 
         Raises:
             PeerLostError: a rank died.
         """
-        mine = self._processed.nonzero().flatten()
-        self._processed[allgather(mine)] = True
+        mine = torch.tensor(sorted(self._deal.samples), dtype=torch.int64)
+        self._deal.samples.update(allgather(mine).tolist())
 
     @property
     def processed_indices(self) -> set[int]:
         """Returns the samples of this epoch that are known to have been processed."""
-        return set(self._processed.nonzero().flatten().tolist())
+        remaining = set(self._after_deal().tolist())
+        return set(range(self._length)) - remaining
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the epoch, and which of its samples have been processed (one bool per sample)."""
-        return {"epoch": self.epoch, "processed": self._processed.clone()}
+        """Returns the epoch, and how far it has come.
+
+        The keys: "epoch"; "length", that of the data set; "deals", which has for each number of ranks on
+        which the epoch has run: that number, the processed intervals of each rank's share as pairs
+        (start, end), and the samples that were recorded one by one.
+        """
+        deals = [*self._past, self._deal]
+        return {
+            "epoch": self.epoch,
+            "length": self._length,
+            "deals": [
+                (one.size, list(one.done), sorted(one.samples)) for one in deals if one.done or one.samples
+            ],
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues where another sampler was, on the current number of ranks.
@@ -80,31 +159,65 @@ class ElasticSampler(Sampler[int]):
         Raises:
             ValueError: the state belongs to a sampler over a dataset of another length.
         """
-        processed = state_dict["processed"]
-        if processed.shape != self._processed.shape:
-            raise ValueError(
-                f"the sampler's state is that of a dataset of {len(processed)} samples, but this one has "
-                f"{len(self._processed)}"
-            )
-        self.epoch = state_dict["epoch"]
-        self._processed.copy_(processed)
+        self._take_account(state_dict)
         self.reset()
 
     def reset(self) -> None:
         """Distributes the unprocessed samples over the current ranks. All ranks must call it."""
+        self._check_use()
         context = current()
-        order = torch.arange(len(self._processed))
-        if self.shuffle:
-            source = torch.Generator().manual_seed(self.seed + self.epoch)
-            order = torch.randperm(len(order), generator=source)
-        rest = order[~self._processed[order]]
-        share = -(-len(rest) // context.size)
-        again = torch.arange(share * context.size) % max(len(rest), 1)
-        self._rank = context.rank
-        self._dealt = rest[again].view(share, context.size).t()  # one row per rank
+        self._deal_to(context.rank, context.size)
+
+    def move_to(self, context: Context) -> None:
+        """Distributes the unprocessed samples over the ranks of another world. `hvd.elastic.run` calls it."""
+        self._deal_to(context.rank, context.size)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._dealt[self._rank].tolist())
+        self._check_use()
+        return iter(self._deal.part_of(self._rank, self._remaining).tolist())
 
     def __len__(self) -> int:
-        return self._dealt.shape[1]
+        return self._deal.share(len(self._remaining))
+
+    # ---- The account -----------------------------------------------------------------------------------
+
+    def _begin_epoch(self, past: list[_Deal]) -> None:
+        """Begins the current epoch behind these deals."""
+        order = torch.arange(self._length)
+        if self.shuffle:
+            source = torch.Generator().manual_seed(self.seed + self.epoch)
+            order = torch.randperm(self._length, generator=source)
+        for one in past:
+            order = order[~one.processed(order)]
+        self._past = past
+        self._remaining = order  # the samples of the current deal, in the order in which they are dealt
+        self._deal = _Deal(self._size)
+
+    def _take_account(self, state_dict: dict[str, Any]) -> None:
+        """Continues where another sampler was, on the previous number of ranks.
+
+        Needs no world: the one in which the sampler was used may have ended.
+        """
+        if state_dict["length"] != self._length:
+            raise ValueError(
+                f"the sampler's state is that of a dataset of {state_dict['length']} samples, but this one "
+                f"has {self._length}"
+            )
+        self.epoch = state_dict["epoch"]
+        deals = state_dict["deals"]
+        self._begin_epoch(
+            [
+                _Deal(size, [(start, end) for start, end in done], set(samples))
+                for size, done, samples in deals
+            ]
+        )
+
+    def _deal_to(self, rank: int, size: int) -> None:
+        """Distributes the unprocessed samples over `size` ranks, of which this is number `rank`."""
+        self._remaining = self._after_deal()
+        if self._deal.done or self._deal.samples:
+            self._past.append(self._deal)
+        self._rank, self._size, self._deal = rank, size, _Deal(size)
+
+    def _after_deal(self) -> Tensor:
+        return self._remaining[~self._deal.processed(self._remaining)]

@@ -1,0 +1,144 @@
+"""The handler of an optimizer: copies what its steps write only when a copy is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sirtaki.torch.adasum import AdasumOptimizer
+from sirtaki.torch.elastic.handlers import ContentHandler, Entries, Names, kind_of
+from sirtaki.torch.nested import Path, copied, placed
+from sirtaki.torch.optimizer import drop_round
+from sirtaki.torch.optimizer_state import options_of, parameters_of, set_options, set_state, state_of
+from sirtaki.torch.wrapping import Optimizer
+
+
+class OptimizerStateHandler(ContentHandler):
+    """A handler of an optimizer: of its parameters, their state, and the options of its groups.
+
+    `save` copies the options only. What a step writes, the parameters and their state, is copied by `copy`.
+    """
+
+    value: Optimizer
+
+    def __init__(self, value: Optimizer) -> None:
+        super().__init__(value)
+        self._copy: Any = None
+        self._copied_parameters: list[Tensor] = []  # those of the copy, in its order
+        self._groups: list[list[Tensor]] = []  # those of the last commit
+        self._versions: list[int] = []
+        self._hook: Any = None
+        self._watched: type | None = None
+
+    def content(self) -> tuple[Any, Any]:
+        return {"parameters": parameters_of(self.value), "state": state_of(self.value)}, options_of(
+            self.value
+        )
+
+    def load(self, replicas: Any, rest: Any) -> None:
+        parameters = parameters_of(self.value)
+        _overwrite(parameters, replicas["parameters"])
+        set_state(self.value, placed(replicas["state"], state_of(self.value)), parameters)
+        set_options(self.value, rest)
+
+    def save(self) -> None:
+        self._saved = copied(options_of(self.value), self._saved)
+        self._groups = [list(group["params"]) for group in self.value.param_groups]
+
+    def restore(self) -> None:
+        """Restores the groups and their options; `restore_copy` restores the rest."""
+        groups = self.value.param_groups
+        del groups[len(self._groups) :]
+        for group, parameters in zip(groups, self._groups, strict=True):
+            group["params"][:] = parameters
+        set_options(self.value, copied(self._saved))
+
+    def note_versions(self) -> None:
+        """Records that the parameters are those of the commit."""
+        self._versions = self._versions_now()
+
+    @property
+    def is_untouched(self) -> bool:
+        """Returns whether no operation of torch has written to the parameters since the commit.
+
+        Steps of fused optimizers, and writes to `parameter.data`, do not show here.
+        """
+        return self._versions == self._versions_now()
+
+    def _versions_now(self) -> list[int]:
+        return [one._version for group in self._groups for one in group]
+
+    @property
+    def exchanges_first(self) -> bool:
+        """Returns whether a step exchanges nothing once it has begun to write."""
+        return not isinstance(self.value, AdasumOptimizer)
+
+    def copy(self) -> None:
+        """Copies what a step writes, to the memory of the last copy where that fits."""
+        replicas, _ = self.content()
+        self._copied_parameters = replicas["parameters"]
+        self._copy = copied(replicas, self._copy)
+
+    def drop_copy(self) -> None:
+        """Frees the memory of the copy."""
+        self._copy, self._copied_parameters = None, []
+
+    def restore_copy(self) -> None:
+        """Returns to the copy. State that did not exist then is removed."""
+        _overwrite(self._copied_parameters, self._copy["parameters"])
+        state = copied(self._copy["state"], state_of(self.value))
+        set_state(self.value, state, self._copied_parameters)
+
+    def watch(self, before_write: Callable[[bool], None]) -> None:
+        """Calls `before_write(has_closure)` in each step, once the gradients have been exchanged.
+
+        Hooks run in the order of their registration, so this one is registered again if the optimizer has
+        become distributed since.
+        """
+        if type(self.value) is self._watched:
+            return
+        self.unwatch()
+
+        def hook(_: Any, args: Any, kwargs: Any) -> None:
+            before_write(kwargs.get("closure", args[1] if len(args) > 1 else None) is not None)
+
+        self._hook, self._watched = self.value.register_step_pre_hook(hook), type(self.value)
+
+    def unwatch(self) -> None:
+        """Ends the calls."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = self._watched = None
+
+    def drop_gradients(self) -> None:
+        drop_round(self.value)
+        for parameter in parameters_of(self.value):
+            parameter.grad = None
+
+    def entries(self, key: str, names: Names) -> Entries:
+        return [
+            (key, type(self.value).__name__),
+            *(
+                (f"{key}.{group}.{place}", names.get(id(one), kind_of(one)))
+                for group, settings in enumerate(self.value.param_groups)
+                for place, one in enumerate(settings["params"])
+            ),
+        ]
+
+    def label(self, key: str, path: Path, names: Names) -> str:
+        part, place, *rest = path
+        parameters = parameters_of(self.value)
+        if not isinstance(place, int) or place >= len(parameters):
+            return super().label(key, path, names)
+        name = names.get(id(parameters[place]), f"{key} parameter {place}")
+        return name if part == "parameters" else f"{name} ({'.'.join(map(str, rest))})"
+
+
+@torch.no_grad()
+def _overwrite(tensors: list[Tensor], values: list[Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        if tensor is not value:
+            tensor.copy_(value)

@@ -1,0 +1,52 @@
+"""The registry of handlers, by the types of the objects that they handle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from sirtaki.torch.elastic.handlers import (
+    GeneratorStateHandler,
+    Handler,
+    ModelStateHandler,
+    SamplerStateHandler,
+    Stateful,
+    StatefulStateHandler,
+)
+from sirtaki.torch.elastic.optimizer_handler import OptimizerStateHandler
+from sirtaki.torch.elastic.sampler import ElasticSampler
+
+Registry = Sequence[tuple[Any, Callable[[Any], Handler]]]
+
+_registry: Registry = [
+    (nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (ElasticSampler, SamplerStateHandler),
+    (torch.Generator, GeneratorStateHandler),
+    (Stateful, StatefulStateHandler),
+]
+
+
+def get_handler_registry() -> Registry:
+    """Returns pairs of a type and the class of its handlers; the first whose type fits counts."""
+    return list(_registry)
+
+
+def set_handler_registry(registry: Registry) -> None:
+    """Replaces the registry. States that exist keep their handlers.
+
+    For example `set_handler_registry([(MyType, MyHandler), *get_handler_registry()])`, where `MyHandler` is a
+    subclass of `StateHandler`.
+    """
+    global _registry
+    _registry = list(registry)
+
+
+def handler_of(value: Any) -> Handler | None:
+    """Returns a handler for an object; None if it is a plain value."""
+    if isinstance(value, type):
+        return None
+    return next((make(value) for kind, make in _registry if isinstance(value, kind)), None)

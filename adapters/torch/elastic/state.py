@@ -1,0 +1,248 @@
+"""The state of an elastic training with torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.default_context import current, using
+from sirtaki.common.elastic.state import ObjectState, Start
+from sirtaki.torch.consistency import plain_options_of
+from sirtaki.torch.elastic.handlers import ContentHandler, Handler, ModelStateHandler, StateHandler
+from sirtaki.torch.elastic.optimizer_handler import OptimizerStateHandler
+from sirtaki.torch.elastic.receiving import Content, Description, are_equal, received
+from sirtaki.torch.elastic.registry import handler_of
+from sirtaki.torch.elastic.writes import Writes
+from sirtaki.torch.nested import Path, tensors_of
+from sirtaki.torch.optimizer_state import parameters_of
+
+_ATTRIBUTES = "(attributes)"  # the key of the plain attributes in the content; no keyword has this name
+_COPY = ("auto", "always")
+_DIRTY = (
+    "this rank cannot return to its last commit: an optimizer has changed the parameters since, and there is "
+    'no copy of them; give the state copy="always", or commit after every step'
+)
+
+
+class TorchState(ObjectState):
+    """The state of an elastic training with torch. Its keywords become attributes.
+
+    For example `TorchState(model, optimizer, sampler=sampler, scheduler=scheduler, epoch=0, batch=0)`.
+    Modules, optimizers, samplers (`ElasticSampler`), random generators, and everything else that has
+    `state_dict()` and `load_state_dict()`, such as schedulers and GradScalers, are restored in place. All
+    other values are copied and sent as they are. An attribute may be assigned again, also to another object.
+
+    Replicated on all ranks: parameters, buffers, optimizer state, all that has a `state_dict()`, and plain
+    values. A random generator stays each rank's own: it is restored, but never sent. After a change of the
+    ranks, gradients are None, and accumulation begins anew.
+
+    **What a commit costs.** Everything except parameters of optimizers and their state is copied at each
+    commit. These are copied with `copy="auto"` only before the first step after a commit, and not at all once
+    the training has committed after every step for a while: the loss of a rank shows in the exchange of
+    gradients, before the optimizer writes. Other forms of training always take that copy: several steps for
+    each commit, operations between a step and its commit, several optimizers, closures, op=Adasum. If a
+    training that commits after every step does one of these for once, the loss of a rank in this very moment
+    costs the commit, and the job ends if no rank has it any more. `copy="always"` takes a copy at each
+    commit.
+
+    **Changes that cannot be seen.** Between a commit and the next step, the program should change parameters
+    and optimizer state only through torch's operations on the parameters themselves, such as
+    `parameter.mul_()` under `torch.no_grad()`: then the commit counts as changed. A write to
+    `parameter.data`, to optimizer state, or by a replayed CUDA graph is not seen, and would become part of
+    the commit. If the program does that, say `copy="always"`.
+
+    Args:
+        model: a module, whose parameters may be on any device. It has to have its shapes already.
+        optimizer: its optimizer, distributed or not.
+        copy: "auto" or "always".
+        kwargs: further objects and values.
+
+    Raises:
+        ValueError: another value for `copy`, or a lazy module.
+    """
+
+    def __init__(
+        self, model: Any = None, optimizer: Any = None, *, copy: str = "auto", **kwargs: Any
+    ) -> None:
+        import cloudpickle  # noqa: F401  # loaded now, and not during the first recovery
+
+        if copy not in _COPY:
+            raise ValueError(f'copy is {copy!r}, but it has to be "auto" or "always"')
+        self._handlers: dict[str, Handler] = {}
+        self._writes = Writes(copies_always=copy == "always")
+        values = {"model": model, "optimizer": optimizer, **kwargs}
+        for name, value in values.items():
+            if (handler := handler_of(value)) is not None:
+                self._handlers[name] = handler
+                super().__setattr__(name, value)
+        super().__init__(**{name: value for name, value in values.items() if name not in self._handlers})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__.get("_handlers", ()):
+            self._replace(name, value)
+        elif name in self.__dict__.get("_saved_state", ()) and (handler := handler_of(value)) is not None:
+            del self._saved_state[name]
+            self._add(name, handler)
+        super().__setattr__(name, value)
+
+    def save(self) -> None:
+        """Saves the state: copies what is small, and the rest only if that is needed."""
+        super().save()
+        self._assign_parameters()
+        for handler in self._handlers.values():
+            handler.save()
+        self._writes.commit(self._optimizers)
+
+    def can_restore(self) -> bool:
+        """Returns whether parameters and optimizer state have not been written since, or were copied."""
+        return self._writes.can_restore
+
+    def restore(self) -> None:
+        """Returns all objects to the last commit, in place, and drops the gradients. Sends nothing.
+
+        Raises:
+            RuntimeError: `can_restore()` is False.
+        """
+        if not self.can_restore():
+            raise RuntimeError(_DIRTY)
+        self._writes.restore()
+        optimizers = self._optimizers
+        for handler in self._handlers.values():
+            if handler not in optimizers:
+                handler.restore()
+        for optimizer in optimizers:  # last, because schedulers may set their options
+            optimizer.restore()
+        super().restore()
+        self._drop_gradients()
+        self._writes.note_restored()
+
+    def sync(self) -> None:
+        """Copies the state of rank 0 to all ranks, and saves it. All ranks call it.
+
+        Raises:
+            ParametersDifferError: the ranks' states have other names, shapes or dtypes.
+            PeerLostError: a rank died; this rank's state is unchanged.
+        """
+        context = current()
+        self._receive(context, is_current=context.rank == 0, all_current=False)
+
+    def receive(self, start: Start) -> None:
+        """Takes the commit's state from rank 0, if any rank lacks it. All ranks call it.
+
+        If all ranks have it, parameters, optimizer state and options are compared, unless the setting
+        check_parameters is 0. If they differ, all ranks get rank 0's state, and rank 0 warns.
+
+        Raises:
+            ParametersDifferError: as for `sync`.
+            PeerLostError: a rank died; this rank's last commit is still intact.
+        """
+        with using(start.context):
+            self._receive(start.context, start.is_current, start.all_current)
+
+    # ---- Objects and their handlers --------------------------------------------------------------------
+
+    @property
+    def _optimizers(self) -> list[OptimizerStateHandler]:
+        return [one for one in self._handlers.values() if isinstance(one, OptimizerStateHandler)]
+
+    @property
+    def _models(self) -> dict[str, ModelStateHandler]:
+        return {key: one for key, one in self._handlers.items() if isinstance(one, ModelStateHandler)}
+
+    def _assign_parameters(self) -> None:
+        """Makes each parameter part of either an optimizer or a model."""
+        of_optimizers = {id(one) for handler in self._optimizers for one in parameters_of(handler.value)}
+        for model in self._models.values():
+            model.elsewhere = of_optimizers
+
+    def _replace(self, name: str, value: Any) -> None:
+        handler = self._handlers[name]
+        if value is handler.value:
+            return
+        other = handler_of(value)
+        if isinstance(handler, StateHandler) and type(other) is type(handler):
+            handler.set_value(value)
+            return
+        if isinstance(handler, OptimizerStateHandler):
+            handler.unwatch()
+        del self._handlers[name]
+        if other is None:
+            self._saved_state[name] = value
+            self._writes.change(self._optimizers)
+        else:
+            self._add(name, other)
+
+    def _add(self, name: str, handler: Handler) -> None:
+        """Adds an object, whose present state becomes part of the last commit."""
+        self._handlers[name] = handler
+        self._assign_parameters()
+        handler.save()
+        self._writes.change(self._optimizers)
+
+    def _drop_gradients(self) -> None:
+        for handler in self._content_handlers.values():
+            handler.drop_gradients()
+
+    # ---- Exchange --------------------------------------------------------------------------------------
+
+    @property
+    def _content_handlers(self) -> dict[str, ContentHandler]:
+        return {key: one for key, one in self._handlers.items() if isinstance(one, ContentHandler)}
+
+    def _receive(self, context: Context, is_current: bool, all_current: bool) -> None:
+        if context.size > 1 and not (all_current and context.setting("check_parameters") == "0"):
+            self._assign_parameters()
+            content = self._content()
+            description = self._description(content)
+            if not are_equal(context, content, description, all_current):
+                content = received(context, content, description, is_current)
+                self._sync_others(all_current)
+                if context.rank != 0:
+                    self._load(content)
+        self._drop_gradients()
+        self.save()
+
+    def _sync_others(self, all_current: bool) -> None:
+        """Syncs the objects of handlers that exchange their objects themselves."""
+        others = [one for one in self._handlers.values() if isinstance(one, StateHandler)]
+        try:
+            for handler in others if not all_current else ():
+                handler.sync()
+        except BaseException:
+            for handler in others:
+                handler.restore()
+            raise
+
+    def _load(self, content: Content) -> None:
+        for key, handler in self._content_handlers.items():
+            if handler.is_replicated:
+                handler.load(content.replicas[key], content.rest[key])
+        self._set(content.rest[_ATTRIBUTES])
+
+    def _content(self) -> Content:
+        contents = {key: one.content() for key, one in self._content_handlers.items() if one.is_replicated}
+        rest: dict[str, Any] = {key: rest for key, (_, rest) in contents.items()}
+        rest[_ATTRIBUTES] = self._values()
+        options = {
+            key: plain_options_of(one.value)
+            for key, one in self._content_handlers.items()
+            if isinstance(one, OptimizerStateHandler)
+        }
+        return Content({key: replicas for key, (replicas, _) in contents.items()}, rest, options)
+
+    def _description(self, content: Content) -> Description:
+        handlers = self._content_handlers
+        names = {
+            id(one): f"{key}.{name}"
+            for key, handler in self._models.items()
+            for name, one in handler.value.named_parameters()
+        }
+        entries = [entry for key, one in handlers.items() for entry in one.entries(key, names)]
+        entries += [(name, "an attribute") for name in self._saved_state]
+
+        def label(path: Path) -> str:
+            key, *rest = path
+            return handlers[key].label(key, tuple(rest), names)
+
+        tensors = tensors_of(content.replicas).values()
+        return Description(entries, label, next((one.device for one in tensors if one.is_cuda), None))

@@ -1,0 +1,239 @@
+"""Measures how long a training stands still when a rank is killed, and when a new one joins.
+
+Usage: python benchmarks/recovery.py [--kills 20] [--optimizer sgd] [--peer-kills 3] [--picture FILE]
+                                      [--json FILE]
+
+A recovery is the time from `kill -9` of a rank, chosen at random, to the end of the survivors' first step in
+the next world, without the time of one step. A join is the longest step around it, without the time of one
+step. Beside it: torchrun with --max-restarts, whose processes all start again, with gloo; its script restores
+nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.harness import Benchmark, Results
+from common.jobs import environment, hvdrun
+from common.measure import median, quantile
+from common.options import Option, number
+from common.report import Target, at_most, show_table
+
+RANKS = 4
+STEADY_STEPS = 4  # in a full world, before the next kill
+LIMIT_SECONDS = 120.0  # for one recovery
+END_STEPS = 1_000_000  # more than a measurement takes: the job is ended by a signal
+POLL_SECONDS = 0.002
+
+
+class Step(NamedTuple):
+    """The end of one rank's step."""
+
+    moment: float
+    process: int
+    generation: int
+    rank: int
+    size: int
+    number: int
+
+
+class Recovery(NamedTuple):
+    """One kill: seconds until the survivors trained again, and what the join of the replacement cost."""
+
+    killed: float
+    seconds: float
+    join: float
+
+
+class Observed:
+    """The steps that a job has noted in its file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def steps(self) -> list[Step]:
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        fields = [line.split() for line in lines]
+        return [Step(float(one[0]), *map(int, one[1:])) for one in fields if len(one) == len(Step._fields)]
+
+    def wait(self, job: subprocess.Popen[bytes], full_since: float) -> list[Step]:
+        """Waits for steady steps of a full world after a moment; returns all steps."""
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while time.monotonic() < deadline and job.poll() is None:
+            steps = self.steps()
+            latest = max((one.generation for one in steps), default=0)
+            counts: dict[int, int] = defaultdict(int)
+            for one in steps:
+                if one.generation == latest and one.size == RANKS and one.moment > full_since:
+                    counts[one.process] += 1
+            if len(counts) == RANKS and min(counts.values()) >= STEADY_STEPS:
+                return steps
+            time.sleep(POLL_SECONDS)
+        raise SystemExit("the job has ended, or the ranks do not train again")
+
+
+def measure(options: Namespace) -> Results:
+    """Runs both jobs. Seconds."""
+    ours = run_job([*hvdrun(RANKS), "--min-np", "1"], "sirtaki", options.optimizer, options.kills)
+    results: Results = {"optimizer": options.optimizer, "sirtaki": ours, "commit": measure_commit(options)}
+    if options.peer_kills:
+        torchrun = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            f"--nproc-per-node={RANKS}",
+            "--standalone",
+        ]
+        torchrun += [f"--max-restarts={options.peer_kills + 1}"]
+        results["torchrun"] = run_job(torchrun, "torchrun", options.optimizer, options.peer_kills)
+    if options.picture:
+        draw(results, options.picture)
+    return results
+
+
+def run_job(launcher: Sequence[str], name: str, optimizer: str, kills: int) -> dict[str, Any]:
+    """Kills ranks of one job, one after the other."""
+    source = random.Random(1)
+    python = [sys.executable] if name == "sirtaki" else []
+    with tempfile.TemporaryDirectory(prefix="sirtaki-benchmark-") as folder:
+        path = Path(folder, "steps")
+        arguments = ["-m", "workers.recovery", name, optimizer, str(END_STEPS), str(path)]
+        with open(Path(folder, "output"), "wb") as output:
+            job = subprocess.Popen(
+                [*launcher, *python, *arguments],
+                env=environment(),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        observed, found = Observed(path), []
+        try:
+            steps = observed.wait(job, 0.0)
+            for _ in range(kills):
+                victim = source.choice(sorted({one.process for one in steps[-RANKS:]}))
+                time.sleep(source.random() * step_seconds(steps))
+                killed = time.monotonic()
+                os.kill(victim, signal.SIGKILL)
+                steps = observed.wait(job, killed)
+                found.append(recovery(steps, killed, victim))
+        finally:
+            job.send_signal(signal.SIGTERM)
+            job.wait(LIMIT_SECONDS)
+    return {"step": step_seconds(steps), "kills": [one._asdict() for one in found]}
+
+
+def step_seconds(steps: Sequence[Step]) -> float:
+    """Returns the median time of a step in a full world."""
+    by_world: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for one in steps:
+        if one.size == RANKS:
+            by_world[one.process, one.generation].append(one.moment)
+    times = [later - earlier for moments in by_world.values() for earlier, later in pairwise(moments)]
+    return median(times)
+
+
+def recovery(steps: Sequence[Step], killed: float, victim: int) -> Recovery:
+    """Returns what a kill has cost, without the time of one step."""
+    usual = step_seconds(steps)
+    last = max(one.generation for one in steps if one.process == victim)
+    first: dict[int, float] = {}
+    survivors = {one.process for one in steps if one.generation == last} - {victim}
+    after = [one for one in steps if one.generation > last and one.moment > killed]
+    for one in after:
+        first.setdefault(one.process, one.moment)
+    back = [moment for process, moment in first.items() if process in survivors] or list(first.values())
+    joins = []
+    for process in survivors:
+        moments = [(one.moment, one.generation) for one in after if one.process == process]
+        joins += [later - earlier for (earlier, one), (later, other) in pairwise(moments) if one != other]
+    return Recovery(killed, max(back) - killed - usual, max(joins, default=usual) - usual)
+
+
+def measure_commit(options: Namespace) -> dict[str, float]:
+    """Returns the time of a step and of a commit, in a job without losses."""
+    with tempfile.TemporaryDirectory(prefix="sirtaki-benchmark-") as folder:
+        path = Path(folder, "steps")
+        command = [*hvdrun(RANKS), "--min-np", "1", sys.executable, "-m", "workers.recovery"]
+        done = subprocess.run(
+            [*command, "sirtaki", options.optimizer, "40", str(path)],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_SECONDS,
+            check=True,
+        )
+        commits = [float(line.split()[-1]) for line in done.stdout.splitlines() if "COMMIT" in line]
+        return {"step": step_seconds(Observed(path).steps()), "commit": median(commits)}
+
+
+def draw(results: Results, path: Path) -> None:
+    """Draws the distribution of the recoveries."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
+    for name, colour in (("sirtaki", "#1f77b4"), ("torchrun", "#d95f02")):
+        if name in results:
+            seconds = [kill["seconds"] for kill in results[name]["kills"]]
+            axes.hist(seconds, bins=[10 ** (-2 + step / 8) for step in range(28)], label=name, color=colour)
+    axes.set_xscale("log")
+    axes.set_xlabel("seconds from kill -9 to the survivors' next step, beyond one step")
+    axes.set_ylabel("kills")
+    axes.legend()
+    figure.savefig(path, dpi=160)
+
+
+def show(results: Results) -> None:
+    rows = []
+    for name in ("sirtaki", "torchrun"):
+        if name in results:
+            seconds = [kill["seconds"] for kill in results[name]["kills"]]
+            joins = [kill["join"] for kill in results[name]["kills"]]
+            join = f"{median(joins):.2f} ({max(joins):.2f})" if name == "sirtaki" else "with the restart"
+            times = f"{median(seconds):.2f}", f"{quantile(seconds, 0.9):.2f}", f"{max(seconds):.2f}"
+            rows.append([name, str(len(seconds)), f"{results[name]['step']:.2f}", *times, join])
+    head = ["launcher", "kills", "step, s", "median, s", "90 %", "worst", "join: median (worst), s"]
+    show_table(f"Recovery of {RANKS} ranks, 25 M parameters, {results['optimizer']}", head, rows)
+    commit = results["commit"]
+    share = commit["commit"] / commit["step"]
+    print(
+        f"\na commit takes {commit['commit'] * 1e3:.2f} ms, {share:.2%} of a step of {commit['step']:.2f} s"
+    )
+
+
+def judge(results: Results) -> list[Target]:
+    seconds = [kill["seconds"] for kill in results["sirtaki"]["kills"]]
+    joins = [kill["join"] for kill in results["sirtaki"]["kills"]]
+    commit = results["commit"]
+    return [
+        at_most("kill -9 to the next step, beyond one step: median", 0.3, median(seconds), "s"),
+        at_most("the same, worst", 1.0, max(seconds), "s"),
+        at_most("join of a cold replacement, worst", 0.6, max(joins), "s"),
+        at_most("commit() every step", 1.0, commit["commit"] / commit["step"] * 100, "% of the step"),
+    ]
+
+
+OPTIONS = [
+    number("--kills", 20, "ranks to kill under hvdrun"),
+    number("--peer-kills", 3, "ranks to kill under torchrun; 0 leaves it out"),
+    Option("--optimizer", choices=["sgd", "adam"], default="sgd", help="100 or 300 MB of state (sgd)"),
+    Option("--picture", type=Path, help="where to draw the distribution"),
+]
+BENCHMARK = Benchmark(__doc__, OPTIONS, measure, show, judge)
+
+if __name__ == "__main__":
+    BENCHMARK.main()

@@ -1,0 +1,141 @@
+"""The account of an epoch's samples, over random schedules of sizes, batches, commits and losses."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from elastic.torch_job import alone, one_thread  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+import sirtaki.torch as hvd  # noqa: E402
+from sirtaki.bindings.default_context import using  # noqa: E402
+
+__all__ = ["alone", "one_thread"]  # fixtures that apply to all tests here
+
+
+def place(rank: int, size: int) -> Any:
+    """Returns a rank of some world, for a sampler, which asks for no more."""
+    return SimpleNamespace(rank=rank, size=size, survivors=None)
+
+
+class Ranks:
+    """The samplers of all ranks, and an account that is kept sample by sample."""
+
+    def __init__(self, length: int, shuffle: bool) -> None:
+        self.length, self.shuffle = length, shuffle
+        self.samplers: list[hvd.elastic.ElasticSampler] = []
+        self.taken: list[int] = []  # in this epoch
+        self.batch = 0  # of this deal
+        self.repeated = 0
+
+    def resize(self, size: int, state: dict[str, Any] | None) -> None:
+        """Moves survivors to another world; newcomers get their account."""
+        del self.samplers[size:]
+        for rank, sampler in enumerate(self.samplers):
+            sampler.move_to(place(rank, size))
+        for rank in range(len(self.samplers), size):
+            with using(place(rank, size)):
+                sampler = hvd.elastic.ElasticSampler(range(self.length), self.shuffle, seed=3)
+                if state is not None:
+                    sampler.load_state_dict(pickle.loads(pickle.dumps(state)))
+            self.samplers.append(sampler)
+        self.batch = 0
+
+    def take(self, batch_size: int) -> None:
+        """Processes the next batch on all ranks."""
+        start = self.batch * batch_size
+        size = len(self.samplers)
+        left = self.length - len(set(self.taken))
+        batches = [list(sampler)[start : start + batch_size] for sampler in self.samplers]
+        assert len({len(one) for one in batches}) == 1
+        new = [sample for one in batches for sample in one]
+        again = len(self.taken) + len(new) - len({*self.taken, *new})
+        assert again < size  # only what fills the last batch
+        assert not again or len(new) - again == min(left, len(new) - again) == left
+        self.taken = [*dict.fromkeys([*self.taken, *new])]
+        for sampler in self.samplers:
+            sampler.record_batch(self.batch, batch_size)
+            assert sampler.processed_indices == set(self.taken)
+        self.batch += 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_no_sample_is_lost_or_repeated(data: st.DataObject) -> None:
+    length = data.draw(st.integers(0, 60), "length")
+    ranks = Ranks(length, data.draw(st.booleans(), "shuffle"))
+    ranks.resize(data.draw(st.integers(1, 5), "size"), None)
+    batch_size = data.draw(st.integers(1, 4), "batch size")
+    state, committed, done = ranks.samplers[0].state_dict(), [], False
+    while not done:
+        action = data.draw(st.sampled_from(["batch"] * 6 + ["commit"] * 3 + ["loss", "change"]))
+        if action == "batch":
+            if ranks.batch * batch_size >= len(ranks.samplers[0]):
+                done = True
+                continue
+            ranks.take(batch_size)
+        elif action == "commit":
+            state, committed = copy.deepcopy(ranks.samplers[0].state_dict()), list(ranks.taken)
+            assert all(sampler.state_dict() == state for sampler in ranks.samplers)
+        else:
+            if action == "loss":  # the rest of the epoch begins at the commit
+                for sampler in ranks.samplers:
+                    sampler._take_account(state)
+                ranks.taken = list(committed)
+            state = ranks.samplers[0].state_dict()
+            committed = list(ranks.taken)
+            ranks.resize(data.draw(st.integers(1, 5), "new size"), state)
+            batch_size = data.draw(st.integers(1, 4), "new batch size")
+    assert sorted(ranks.taken) == list(range(length))
+
+
+def test_the_account_does_not_grow_with_the_data() -> None:
+    def account(length: int) -> dict[str, Any]:
+        sampler = hvd.elastic.ElasticSampler(range(length))
+        for batch in range(50):
+            sampler.record_batch(batch, 4)
+        return sampler.state_dict()
+
+    assert account(100_000)["deals"] == account(1_000)["deals"] == [(1, [(0, 200)], [])]
+
+
+def test_batches_in_any_order() -> None:
+    sampler = hvd.elastic.ElasticSampler(range(20))
+    order = list(sampler)
+    for batch in (3, 0, 1):
+        sampler.record_batch(batch, 3)
+    assert sampler.state_dict()["deals"] == [(1, [(0, 6), (9, 12)], [])]
+    sampler.record_indices([order[7]])
+    sampler.reset()
+    assert list(sampler) == [*order[6:7], *order[8:9], *order[12:]]
+    other = hvd.elastic.ElasticSampler(range(20))
+    other.load_state_dict(sampler.state_dict())
+    assert list(other) == list(sampler)
+
+
+def test_samples_that_fill_the_last_batch_count_as_processed() -> None:
+    with using(place(0, 3)):
+        sampler = hvd.elastic.ElasticSampler(range(4), shuffle=False)
+        sampler.record_batch(1, 1)
+        assert sampler.processed_indices == {3, 0, 1}
+        sampler.reset()
+        assert list(sampler) == [2]
+
+
+def test_an_epoch_goes_on_when_it_is_set_again() -> None:
+    sampler = hvd.elastic.ElasticSampler(range(20))
+    sampler.set_epoch(1)
+    sampler.record_batch(0, 5)
+    sampler.set_epoch(1)
+    sampler.reset()
+    assert len(sampler) == 15
+    sampler.set_epoch(2)
+    assert len(sampler) == 20
