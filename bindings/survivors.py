@@ -35,8 +35,9 @@ class Survivors:
         self._has_begun = False
 
     def add(self, one: Survivor) -> None:
-        """Adds an object, which is held weakly."""
-        (self._made_inside if self._has_begun else self._kept).append(weakref.ref(one))
+        """Adds an object, which is held weakly. One that is there already stays where it is."""
+        if all(reference() is not one for reference in (*self._kept, *self._made_inside)):
+            (self._made_inside if self._has_begun else self._kept).append(weakref.ref(one))
 
     def begin(self) -> None:
         """Records that `hvd.elastic.run` begins: objects made from now on belong to the training function."""
