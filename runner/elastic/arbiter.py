@@ -54,6 +54,7 @@ class Arbiter:
         self._members: Sequence[Worker] = ()
         self._is_ending = False  # the training function has returned on a member
         self._ended_early: Worker | None = None  # with exit code 0, before the first generation
+        self._has_trained = False  # all members of some generation have had the state
         self._failed_links = 0
         self._news: list[str] = []  # since the last generation: for its text
         self._change = PlannedChange()
@@ -66,9 +67,7 @@ class Arbiter:
 
     def start(self, now: float) -> list[Action]:
         """Starts the job's first workers."""
-        self._wait.begin(now)
-        self._fill(now, self._rules.start)
-        return self._take_orders()
+        return self._advance(now)
 
     def set_slots(self, slots: Sequence[Slot], now: float) -> list[Action]:
         """Sets the slots that may be used; workers in others are drained."""
@@ -81,9 +80,9 @@ class Arbiter:
     def ended(self, number: int, code: int, killed_by: int, why: str, now: float) -> list[Action]:
         """Takes the end of a worker's process: its exit code, or the signal that killed it; `why` says it."""
         worker = self.workers[number]
-        before, worker.status = worker.status, Status.ENDED
+        before, worker.status, worker.is_running = worker.status, Status.ENDED, False
         is_lost = bool(killed_by) or code == _LEASE_EXIT or worker.is_given_up
-        if before is Status.ENDED or self.phase is Phase.OVER or (worker.is_draining and not is_lost):
+        if before is Status.ENDED or self.phase is Phase.OVER:
             pass
         elif code == 0 and not is_lost:
             self._note_exit(worker, before)
@@ -168,8 +167,10 @@ class Arbiter:
             return
         if isinstance(message, Received):
             worker.has_received = True
-            if self.phase is Phase.LINKING and all(one.has_received for one in self._members):
-                self.phase, self._failed_links = Phase.RUNNING, 0
+            if all(one.has_received for one in self._members):
+                self._has_trained = True
+                if self.phase is Phase.LINKING:
+                    self.phase, self._failed_links = Phase.RUNNING, 0
         elif isinstance(message, Counted):
             self._orders += self._change.note_count(worker, message.checks, self.generation)
         else:
@@ -199,9 +200,8 @@ class Arbiter:
         if limit is not None and self.losses > limit:
             lost = "1 rank was" if self.losses == 1 else f"{self.losses} ranks were"
             self._finish(1, f"{lost} lost, and --reset-limit allows {limit}; the last: {worker.name}", worker)
-        elif self.generation and not self._candidates() and not self.workers.living(Status.MEMBER):
-            if not self._is_ending:
-                self._finish(1, f"all ranks were lost; the last one is {worker.name}: {why}", worker)
+        elif self.generation and not self._is_ending and not self._has_survivors():
+            self._finish(1, f"all ranks were lost; the last one is {worker.name}: {why}", worker)
         elif before is Status.MEMBER:
             self._abandon()
 
@@ -224,7 +224,7 @@ class Arbiter:
     def _begin_ending(self) -> None:
         if self._is_ending:
             return
-        self._is_ending = True
+        self._is_ending, self._change.due = True, None
         if self._change.is_asked:
             off = LeaveAt(self.generation, 0)
             self._orders += [Send(one.number, off) for one in self.workers.living(Status.MEMBER)]
@@ -233,6 +233,8 @@ class Arbiter:
                 self._end_worker(worker, 0, "the training has ended")
 
     def _drain(self, worker: Worker) -> None:
+        if worker.is_draining:
+            return
         worker.is_draining = True
         self._news.append(f"{worker.name} leaves")
         if worker.first_generation == 0:
@@ -267,27 +269,34 @@ class Arbiter:
             self._try_to_form(now)
         if self.phase is Phase.RUNNING and not self._is_ending:
             self._orders += self._change.advance(self.generation, self._members, self._joiners(), now)
-        if self.phase is not Phase.OVER and not self.workers.living() and self._is_done():
-            self._finish(0, "")
+        if not self.workers.living():
+            self._finish_without_workers()
         if self._wants_more():
             self._fill(now, self._rules.maximum if self.generation else self._rules.start)
         self._was_running = self.phase is Phase.RUNNING
         return self._take_orders()
 
-    def _is_done(self) -> bool:
-        """Returns whether a job without workers has ended well: its function has returned, or none began."""
-        return self._is_ending or self.generation == 0
+    def _finish_without_workers(self) -> None:
+        """Ends a job without workers if its function has returned, or all have ended without calling it."""
+        if self._is_ending or (self._ended_early is not None and not self.losses):
+            self._finish(0, "")
+        elif self._ended_early is not None:
+            self._finish(1, f"{self._ended_early.name} has ended, and another one was lost before it joined")
 
     def _try_to_form(self, now: float) -> None:
-        candidates, awaited = self._candidates(), self.workers.living(Status.MEMBER)
-        if awaited:
+        if awaited := self.workers.living(Status.MEMBER):
             self._orders += self._wait.for_members(awaited, now)
             return
+        if self.generation and not self._has_survivors():
+            self._end_without_state()
+            return
+        candidates = self._candidates()
+        for worker in self.workers.living(Status.ENLISTED):
+            if worker.is_draining and worker not in candidates:
+                self._end_worker(worker, 0, "it has left")
         needs_all = self.generation == 0 and not self._wait.is_too_long(now)
         wanted = self._rules.start if needs_all else 1 if self._is_ending else self._rules.minimum
         if not candidates or len(candidates) < wanted:
-            if self.generation and not candidates and not self._is_ending:
-                return
             orders, failure = self._wait.for_workers(len(candidates), wanted, now)
             self._orders += orders
             if failure:
@@ -296,8 +305,22 @@ class Arbiter:
         self._form(candidates)
         self._wait.end()
 
+    def _has_survivors(self) -> bool:
+        """Returns whether a worker may have the state of the training, which only members have had."""
+        return any(
+            one.status is Status.MEMBER or one.commit >= 0 or not self._has_trained
+            for one in self.workers.living(Status.ENLISTED, Status.MEMBER)
+        )
+
+    def _end_without_state(self) -> None:
+        """Ends a job, or what is left of it, in which no worker has the state of the training."""
+        self._wait.end()
+        if not self._is_ending:
+            self._finish(1, "all ranks that had the state of the training were lost")
+        for worker in self.workers.living(Status.ENLISTED):
+            self._end_worker(worker, 0, "the training has ended")
+
     def _form(self, candidates: Sequence[Worker]) -> None:
-        leaving = [one for one in self.workers.living(Status.ENLISTED) if one not in candidates]
         try:
             formation = form(candidates, self._rules.maximum)
         except Unrestorable as error:
@@ -314,9 +337,6 @@ class Arbiter:
             "the job starts" if not self.generation else "the ranks have linked anew"
         )
         self.generation += 1
-        for worker in leaving:
-            if worker.is_draining:
-                self._end_worker(worker, 0, "it has left")
         for rank, worker in enumerate(members):
             worker.status, worker.rank, worker.has_received, worker.checks = Status.MEMBER, rank, False, -1
             worker.first_generation = worker.first_generation or self.generation
@@ -333,7 +353,8 @@ class Arbiter:
         enlisted = self.workers.living(Status.ENLISTED)
         staying = [one for one in enlisted if not one.is_draining]
         newest = max((one.commit for one in enlisted), default=-1)
-        holders = [one for one in enlisted if one.can_restore and one.commit == newest]
+        owners = [one for one in enlisted if one.commit == newest]
+        holders = [one for one in owners if one.can_restore] or owners
         if holders and all(one.is_draining for one in holders):
             staying.append(min(holders, key=lambda one: one.first_generation))
         return staying
@@ -347,11 +368,10 @@ class Arbiter:
 
     def _wants_more(self) -> bool:
         """Returns whether workers are to be started where slots are free."""
-        settled = self.phase is Phase.RUNNING or (self.phase is Phase.FORMING and not self._members_live())
-        return settled and not self._is_ending
-
-    def _members_live(self) -> bool:
-        return bool(self.workers.living(Status.MEMBER))
+        if self._is_ending or self._ended_early is not None:
+            return False
+        is_forming = self.phase is Phase.FORMING and not self.workers.living(Status.MEMBER)
+        return self.phase is Phase.RUNNING or is_forming
 
     def _free_slots(self) -> list[Slot]:
         """Returns the slots without a worker, if there may be more workers."""

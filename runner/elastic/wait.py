@@ -15,51 +15,49 @@ class Wait:
 
     def __init__(self, timeout: float, patience: float) -> None:
         self._timeout, self._patience = timeout, patience
-        self._since: float | None = None
+        self._subject = ""  # a wait for something else begins anew
+        self._since = 0.0
         self._is_told = False
         self.due: float | None = None  # when the wait has news (time.monotonic())
 
-    def begin(self, now: float) -> None:
-        """Begins the wait, unless it has begun."""
-        if self._since is None:
-            self._since, self._is_told = now, False
-
     def end(self) -> None:
-        self._since = self.due = None
+        self._subject, self.due = "", None
 
     def is_too_long(self, now: float) -> bool:
         """Returns whether enough workers for the start have been awaited for too long."""
-        return self._since is not None and now >= self._since + self._timeout
+        return self._subject == "workers" and now >= self._since + self._timeout
 
     def for_members(self, awaited: Sequence[Worker], now: float) -> list[Action]:
         """Waits for members that live, and have not left their generation; at last, gives them up."""
         names = ", ".join(one.name for one in awaited)
-        if self._is_over(self._patience, now):
-            self.due = None
+        if self._is_over("members", self._patience, now):
             late = [one for one in awaited if not one.is_given_up]
             for one in late:
                 one.is_given_up = True
             what = f"{names} has not noticed for {self._patience:g} s that the ranks change: it is given up"
             return [Say(what), *(Kill(one.number) for one in late)] if late else []
-        return self._tell(f"waiting for {names} to notice that the ranks change", now)
+        return self._tell(f"waiting for {names} to notice that the ranks change", self._patience, now)
 
     def for_workers(self, present: int, wanted: int, now: float) -> tuple[list[Action], str]:
         """Waits for more workers; returns orders, and why the job ends if it has taken too long."""
         ranks = "1 rank is" if wanted == 1 else f"{wanted} ranks are"
-        if self._is_over(self._timeout, now):
+        if self._is_over("workers", self._timeout, now):
             return [], f"{ranks} needed, and {present} were there after {self._timeout:g} s"
-        return self._tell(f"{ranks} needed, and {present} are here: waiting for more", now), ""
+        return self._tell(f"{ranks} needed, and {present} are here: waiting for more", self._timeout, now), ""
 
-    def _is_over(self, limit: float, now: float) -> bool:
-        """Begins the wait if it has not begun; returns whether it has taken longer than `limit` seconds."""
-        self.begin(now)
-        started = now if self._since is None else self._since
-        self.due = started + (limit if self._is_told else min(_TELL_SECONDS, limit))
-        return now >= started + limit
+    def _is_over(self, subject: str, limit: float, now: float) -> bool:
+        """Begins the wait if it has not begun; returns whether it has taken `limit` seconds."""
+        if self._subject != subject:
+            self._subject, self._since, self._is_told = subject, now, False
+            self.due = now + min(_TELL_SECONDS, limit)
+        if now < self._since + limit:
+            return False
+        self.due = None
+        return True
 
-    def _tell(self, text: str, now: float) -> list[Action]:
+    def _tell(self, text: str, limit: float, now: float) -> list[Action]:
         """Returns the order to show for what is waited, once, when it is due."""
-        if self._is_told or self.due is None or now < self.due:
+        if self._is_told or now < self._since + _TELL_SECONDS:
             return []
-        self._is_told = True
+        self._is_told, self.due = True, self._since + limit
         return [Say(text)]

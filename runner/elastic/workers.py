@@ -35,6 +35,7 @@ class Worker:
         has_received: whether it has the state of the current generation.
         is_draining: whether it leaves at the next change.
         is_given_up: whether it was killed by the arbiter.
+        is_running: whether its process still runs, perhaps after it was told to end.
     """
 
     number: int
@@ -48,6 +49,7 @@ class Worker:
     has_received: bool = False
     is_draining: bool = False
     is_given_up: bool = False
+    is_running: bool = True
 
     @property
     def is_alive(self) -> bool:
@@ -94,7 +96,8 @@ class Workers:
         return list(self._iterate())
 
     def used_slots(self) -> set[Slot]:
-        return {one.slot for one in self._iterate() if one.is_alive}
+        """Returns the slots in which a process runs, also one that was told to end."""
+        return {one.slot for one in self._iterate() if one.is_running}
 
     def _iterate(self) -> Iterator[Worker]:
         return iter(self._all.values())
