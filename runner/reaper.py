@@ -17,7 +17,8 @@ import time
 from collections.abc import Sequence
 
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
-_GROUP, _DIRECTORY = "group ", "directory "  # orders: a group to end, a directory to remove
+# Orders: a group to end, one that has ended since, a directory to remove.
+_GROUP, _ENDED, _DIRECTORY = "group ", "ended ", "directory "
 _POLL_SECONDS = 0.02  # no event announces that a process group has become empty
 
 
@@ -58,6 +59,12 @@ class Reaper:
     def note_group(self, group: int) -> None:
         """Remembers a group that its first process has registered with the reaper."""
         self._groups.append(group)
+
+    def forget_group(self, group: int) -> None:
+        """Forgets a group that has ended: its number may be used again."""
+        with contextlib.suppress(ValueError):
+            self._groups.remove(group)
+        self._send_order(_ENDED + str(group))
 
     def watch_directory(self, path: str) -> None:
         """Registers a directory that the reaper will remove with its contents."""
@@ -108,10 +115,22 @@ def main() -> None:
     os.chdir("/")
     received = os.fsdecode(sys.stdin.buffer.read()).split("\n")  # returns when the last writer is gone
     orders = [*sys.argv[1:], *received]
-    end_groups([int(order.removeprefix(_GROUP)) for order in orders if order.startswith(_GROUP)])
+    end_groups(groups_in(orders))
     for order in orders:
         if order.startswith(_DIRECTORY):
             remove_directory(order.removeprefix(_DIRECTORY))
+
+
+def groups_in(orders: Sequence[str]) -> list[int]:
+    """Returns the groups to end: a number that has been used again is in the orders again."""
+    found: dict[str, None] = {}
+    for order in orders:
+        kind, _, number = order.partition(" ")
+        if f"{kind} " == _GROUP:
+            found[number] = None
+        elif f"{kind} " == _ENDED:
+            found.pop(number, None)
+    return [int(number) for number in found]
 
 
 def end_groups(groups: Sequence[int]) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sirtaki.common.handles import Handle, poll, synchronize
 from sirtaki.common.objects import allgather_object, broadcast_object
 from sirtaki.common.ops import barrier
 from sirtaki.common.public import *  # noqa: F403
 from sirtaki.common.public import __all__ as _shared
 from sirtaki.common.public import lister as _lister
-from sirtaki.torch import elastic, plain_optimizers
+from sirtaki.common.public import loader as _loader
+from sirtaki.torch import plain_optimizers
 from sirtaki.torch.collectives import *  # noqa: F403
 from sirtaki.torch.collectives import __all__ as _collectives
 from sirtaki.torch.compression import Compression
@@ -19,6 +22,9 @@ from sirtaki.torch.optimizer import DistributedOptimizer
 from sirtaki.torch.sparse import sparse_allreduce, sparse_allreduce_async
 from sirtaki.torch.state import broadcast_optimizer_state, broadcast_parameters
 from sirtaki.torch.sync_batch_norm import SyncBatchNorm
+
+if TYPE_CHECKING:
+    from sirtaki.torch import elastic
 
 plain_optimizers.register_hook()
 
@@ -46,3 +52,4 @@ __all__ = [
 ]
 
 __dir__ = _lister(__all__)
+__getattr__ = _loader(__name__)

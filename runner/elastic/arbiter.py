@@ -13,6 +13,7 @@ from sirtaki.runner.elastic.actions import Action, Close, Finish, Kill, Open, Sa
 from sirtaki.runner.elastic.forming import Unrestorable, form
 from sirtaki.runner.elastic.planned_change import PlannedChange
 from sirtaki.runner.elastic.rules import EXIT, Cooling, Rules
+from sirtaki.runner.elastic.summary import Account
 from sirtaki.runner.elastic.wait import Wait
 from sirtaki.runner.elastic.workers import Status, Worker, Workers
 from sirtaki.runner.rendezvous.elastic.messages import (
@@ -28,7 +29,7 @@ from sirtaki.runner.rendezvous.elastic.messages import (
 )
 
 _MAX_FAILED_LINKS = 10  # generations in a row that end before all members have received
-_LEASE_EXIT = 75  # the exit code of a worker that was cut off
+_MAX_RESTARTS = 10  # from checkpoints, so that a training that kills all its ranks ends at last
 
 
 class Phase(enum.Enum):
@@ -60,8 +61,9 @@ class Arbiter:
         self._change = PlannedChange()
         self._wait = Wait(rules.timeout, rules.patience)
         self._orders: list[Action] = []
-        self._running_seconds = self._last_time = 0.0
-        self._was_running = False  # at the last event
+        self.account = Account()
+        self._restarts = 0  # from a checkpoint, after the loss of all ranks
+        self._late_failure: tuple[str, Worker] | None = None  # of a worker whose function had returned
 
     # ---- Events ----------------------------------------------------------------------------------------
 
@@ -73,15 +75,18 @@ class Arbiter:
         """Sets the slots that may be used; workers in others are drained."""
         self._slots = list(slots)
         for worker in self.workers.living():
-            if worker.slot not in self._slots and not worker.is_draining:
+            had_slot, worker.has_slot = worker.has_slot, worker.slot in self._slots
+            if not worker.has_slot:
                 self._drain(worker)
+            elif not had_slot and not worker.was_asked:
+                worker.is_draining = False
         return self._advance(now)
 
     def ended(self, number: int, code: int, killed_by: int, why: str, now: float) -> list[Action]:
         """Takes the end of a worker's process: its exit code, or the signal that killed it; `why` says it."""
         worker = self.workers[number]
         before, worker.status, worker.is_running = worker.status, Status.ENDED, False
-        is_lost = bool(killed_by) or code == _LEASE_EXIT or worker.is_given_up
+        is_lost = bool(killed_by) or worker.is_given_up
         if before is Status.ENDED or self.phase is Phase.OVER:
             pass
         elif code == 0 and not is_lost:
@@ -98,6 +103,7 @@ class Arbiter:
             return []
         worker = self.workers[number]
         if isinstance(message, Drain):
+            worker.was_asked = True
             self._drain(worker)
         elif isinstance(message, Enlist):
             self._enlist(worker, message)
@@ -113,16 +119,6 @@ class Arbiter:
         """Ends the job at the user's request; `Finish` is up to the caller."""
         self.phase = Phase.OVER
         return [Send(one.number, End(1, "the job was ended")) for one in self.workers.living()]
-
-    def summary(self, seconds: float) -> str:
-        """Returns a line about the job, which has taken so many seconds."""
-        share = 100.0 * self._running_seconds / seconds if seconds > 0 else 0.0
-        lost = "1 rank was lost" if self.losses == 1 else f"{self.losses} ranks were lost"
-        joined = sum(one.first_generation > 1 for one in self.workers.all())
-        return (
-            f"{self.generation} generation{'s' * (self.generation != 1)} of ranks, {lost}, {joined} joined; "
-            f"the ranks were training in {share:.1f} % of {seconds:.1f} s"
-        )
 
     @property
     def due(self) -> float | None:
@@ -143,8 +139,6 @@ class Arbiter:
         worker.status, worker.report = Status.ENLISTED, message
         if self._is_ending and not is_member:
             self._end_worker(worker, 0, "the training has ended")
-        elif message.kind == "peer_finished" and self._is_ending:
-            self._end_worker(worker, 1, message.text)
         elif is_member and message.reason == "lost":
             self._abandon()
             self._judge(message)
@@ -172,7 +166,7 @@ class Arbiter:
                 if self.phase is Phase.LINKING:
                     self.phase, self._failed_links = Phase.RUNNING, 0
         elif isinstance(message, Counted):
-            self._orders += self._change.note_count(worker, message.checks, self.generation)
+            self._orders += self._change.note_count(worker, message)
         else:
             worker.status = Status.RETURNED
             self._begin_ending()
@@ -189,7 +183,7 @@ class Arbiter:
     def _note_loss(self, worker: Worker, before: Status, why: str, now: float) -> None:
         self._cooling.note_loss(worker.slot, now)
         if before is Status.RETURNED:
-            self._orders.append(Say(f"{worker.name}: {why}, after its training had ended"))
+            self._late_failure = f"{worker.name} was lost after its training had ended: {why}", worker
             return
         self._orders.append(Say(f"{worker.name} was lost: {why}"))
         if self.generation and worker.first_generation == 0:
@@ -201,7 +195,7 @@ class Arbiter:
             lost = "1 rank was" if self.losses == 1 else f"{self.losses} ranks were"
             self._finish(1, f"{lost} lost, and --reset-limit allows {limit}; the last: {worker.name}", worker)
         elif self.generation and not self._is_ending and not self._has_survivors():
-            self._finish(1, f"all ranks were lost; the last one is {worker.name}: {why}", worker)
+            self._lose_all(f"all ranks were lost; the last one is {worker.name}: {why}", worker)
         elif before is Status.MEMBER:
             self._abandon()
 
@@ -259,9 +253,6 @@ class Arbiter:
 
     def _advance(self, now: float) -> list[Action]:
         """Decides what can be decided now, and returns all orders since the last call."""
-        if self._was_running:
-            self._running_seconds += now - self._last_time
-        self._last_time = now
         if self._ended_early is not None and self.workers.living(Status.ENLISTED):
             text = "has ended before it called the function of hvd.elastic.run, in which others wait for it"
             self._finish(1, f"{self._ended_early.name} {text}", self._ended_early)
@@ -273,12 +264,14 @@ class Arbiter:
             self._finish_without_workers()
         if self._wants_more():
             self._fill(now, self._rules.maximum if self.generation else self._rules.start)
-        self._was_running = self.phase is Phase.RUNNING
+        self.account.note(self.phase is Phase.RUNNING, now)
         return self._take_orders()
 
     def _finish_without_workers(self) -> None:
         """Ends a job without workers if its function has returned, or all have ended without calling it."""
-        if self._is_ending or (self._ended_early is not None and not self.losses):
+        if self._late_failure is not None:
+            self._finish(1, *self._late_failure)
+        elif self._is_ending or (self._ended_early is not None and not self.losses):
             self._finish(0, "")
         elif self._ended_early is not None:
             self._finish(1, f"{self._ended_early.name} has ended, and another one was lost before it joined")
@@ -287,14 +280,14 @@ class Arbiter:
         if awaited := self.workers.living(Status.MEMBER):
             self._orders += self._wait.for_members(awaited, now)
             return
-        if self.generation and not self._has_survivors():
+        if self._has_trained and not self._has_survivors():
             self._end_without_state()
             return
         candidates = self._candidates()
         for worker in self.workers.living(Status.ENLISTED):
             if worker.is_draining and worker not in candidates:
                 self._end_worker(worker, 0, "it has left")
-        needs_all = self.generation == 0 and not self._wait.is_too_long(now)
+        needs_all = not self._has_trained and not self._is_ending and not self._wait.is_too_long(now)
         wanted = self._rules.start if needs_all else 1 if self._is_ending else self._rules.minimum
         if not candidates or len(candidates) < wanted:
             orders, failure = self._wait.for_workers(len(candidates), wanted, now)
@@ -316,9 +309,20 @@ class Arbiter:
         """Ends a job, or what is left of it, in which no worker has the state of the training."""
         self._wait.end()
         if not self._is_ending:
-            self._finish(1, "all ranks that had the state of the training were lost")
+            self._lose_all("all ranks that had the state of the training were lost")
+            return
         for worker in self.workers.living(Status.ENLISTED):
             self._end_worker(worker, 0, "the training has ended")
+
+    def _lose_all(self, text: str, last: Worker | None = None) -> None:
+        """Ends a job that has lost its state; or lets new workers start it again, from a checkpoint."""
+        reports = [one.report for one in self._members if one.report is not None]
+        if self._restarts == _MAX_RESTARTS or not any(report.has_checkpoints for report in reports):
+            self._finish(1, text, last)
+            return
+        self._restarts += 1
+        self._has_trained, self.phase = False, Phase.FORMING
+        self._orders += [Say("all ranks were lost: new ones start from the newest checkpoint"), Close()]
 
     def _form(self, candidates: Sequence[Worker]) -> None:
         try:

@@ -5,6 +5,8 @@ A failure or nonsense at the first run ends the job; later, such an answer chang
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import tempfile
@@ -34,6 +36,8 @@ class Discovery:
         self._say = say
         self._process: subprocess.Popen[bytes] | None = None
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as this
+        self._runs = False  # a run has been started, and its answer not been taken
+        self._cannot_run = ""
         self._started = 0.0
         self._complaint = ""  # shown once
         self.due: float | None = None if script is None else 0.0  # when to call `poll` (time.monotonic())
@@ -51,7 +55,7 @@ class Discovery:
         """Yields the slots if a run has ended well; starts the next run when it is due."""
         if self.due is None or now < self.due:
             return
-        if self._process is None:
+        if not self._runs:
             self._start(now)
         elif (answer := self._answer(now)) is None:
             self.due = now + _POLL_SECONDS
@@ -67,31 +71,30 @@ class Discovery:
         """Ends a run in progress."""
         self.due = None
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            _kill(self._process)
         self._output.close()
 
     def _start(self, now: float) -> None:
         self._output.seek(0)
         self._output.truncate()
+        self._runs = True
         try:
             self._process = subprocess.Popen(
                 [str(self._script)], stdin=subprocess.DEVNULL, stdout=self._output, start_new_session=True
             )
         except OSError as error:
-            self._say(f"cannot run the host discovery script: {error.strerror}")
+            self._cannot_run = f"cannot be run: {error.strerror}"
         self._started, self.due = now, now + _POLL_SECONDS
 
     def _answer(self, now: float) -> Sequence[Slot] | str | None:
         """Returns the slots, or why there are none; None while the script runs."""
         process = self._process
         if process is None:
-            return "cannot be run"
+            return self._ended(now, self._cannot_run)
         if (code := process.poll()) is None:
             if now < self._started + _LIMIT_SECONDS:
                 return None
-            process.kill()
-            process.wait()
+            _kill(process)
             return self._ended(now, f"has not ended within {_LIMIT_SECONDS:g} s")
         if code:
             what = (
@@ -103,7 +106,7 @@ class Discovery:
         return self._ended(now, self._parse(text))
 
     def _ended(self, now: float, answer: Sequence[Slot] | str) -> Sequence[Slot] | str:
-        self._process = None
+        self._process, self._runs = None, False
         self.due = now + _PAUSE_SECONDS
         return answer
 
@@ -115,3 +118,10 @@ class Discovery:
             return slots_of(with_own_host(parse_hosts(",".join(lines))), self._slots_per_host)
         except LaunchError as error:
             return f"has printed something that cannot be used: {printable(str(error), 300)}"
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kills the script, and all processes that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -28,14 +28,15 @@ from sirtaki.runner.launch import Settings
 from sirtaki.runner.process import RankProcess
 from sirtaki.runner.rank_start import REPORTS, describe_start_failure
 from sirtaki.runner.reaper import Reaper
-from sirtaki.runner.rendezvous.elastic.messages import Message
+from sirtaki.runner.rendezvous.elastic.messages import End, Message
 from sirtaki.runner.rendezvous.elastic.process import ARBITER
-from sirtaki.runner.rendezvous.job import Job
+from sirtaki.runner.rendezvous.job import Job, RendezvousError
 from sirtaki.runner.rendezvous.key import write_key
 from sirtaki.runner.rendezvous.lifecycle import WORKER
 from sirtaki.runner.signals import WakeupPipe, stop_this_process
 
 _KILL_SECONDS = 5.0  # between the request to end and SIGKILL
+_END_SECONDS = 30.0  # for a worker that was told to end, and may have files to write
 _READER_GONE = 141  # a shell's exit code for a program killed by SIGPIPE
 
 
@@ -64,6 +65,7 @@ class ElasticJob:
         self._size = elastic.rules.start
         self._processes: dict[int, RankProcess] = {}  # by worker number
         self._running: set[int] = set()
+        self._ends: dict[int, float] = {}  # when to kill workers that were told to end
         self._result: Finish | None = None
         self._kill_at: float | None = None
         self._signal_to_send: int | None = None
@@ -104,12 +106,15 @@ class ElasticJob:
         if (due := self._arbiter.due) is not None and due <= now:
             self._carry_out(self._arbiter.tick(now))
         if self._kill_at is not None and self._kill_at <= now:
-            self._kill_at = None
+            self._kill_at = now + _KILL_SECONDS
             self._signal(signal.SIGKILL)
+        for worker in [one for one, due in self._ends.items() if due <= now]:
+            del self._ends[worker]
+            self._processes[worker].signal(signal.SIGKILL)
         if error := self._display.reader_error:
             is_closed = isinstance(error, BrokenPipeError)
             text = "" if is_closed else f"cannot write to standard output: {error.strerror}"
-            self._end(Finish(_READER_GONE if is_closed else 1, text), signal.SIGTERM)
+            self._stop(Finish(_READER_GONE if is_closed else 1, text), signal.SIGTERM)
         self._serve()  # sends what the orders have queued
         if self._signal_to_send is not None:
             self._signal(self._signal_to_send)
@@ -124,7 +129,7 @@ class ElasticJob:
 
     def _time_to_next_deadline(self) -> float | None:
         now = time.monotonic()
-        moments = [self._arbiter.due, self._kill_at, self._discovery.due]
+        moments = [self._arbiter.due, self._kill_at, self._discovery.due, *self._ends.values()]
         times = [one - now for one in moments if one is not None]
         times += [
             one for server in self._post.servers() if (one := server.time_to_next_deadline()) is not None
@@ -146,7 +151,11 @@ class ElasticJob:
     def _note_end(self, status: ExitStatus) -> None:
         number = next(one for one in self._running if self._processes[one].pid == status.pid)
         self._running.discard(number)
-        self._processes[number].reap()
+        self._ends.pop(number, None)
+        if status.failed:
+            self._processes[number].signal(signal.SIGKILL)  # its children may hold a GPU
+            self._processes[number].reap()
+            self._reaper.forget_group(status.pid)
         why = f"failed with exit code {status.code}" if status.code else "ended"
         if status.killed_by:
             why = f"killed by signal {status.killed_by} ({signal_name(status.killed_by)})"
@@ -168,16 +177,24 @@ class ElasticJob:
                 self._display.say(order.text)
             elif isinstance(order, Send):
                 self._post.send(order.worker, order.message)
+                if isinstance(order.message, End):
+                    self._ends[order.worker] = time.monotonic() + _END_SECONDS
             elif isinstance(order, Open):
-                self._post.open(order)
+                self._open(order)
             elif isinstance(order, Close):
                 self._post.close_generation()
-            elif isinstance(order, Start):
+            elif isinstance(order, Start) and self._result is None:
                 self._start(order)
             elif isinstance(order, Kill) and order.worker in self._running:
                 self._processes[order.worker].signal(signal.SIGKILL)
             elif isinstance(order, Finish):
                 self._end(order, signal.SIGTERM)
+
+    def _open(self, order: Open) -> None:
+        try:
+            self._post.open(order)
+        except RendezvousError as error:
+            self._stop(Finish(1, f"the ranks cannot meet: {error}"), signal.SIGTERM)
 
     def _start(self, order: Start) -> None:
         command, environment = self._settings.command, self._environment(order)
@@ -215,17 +232,27 @@ class ElasticJob:
         elif number in (signal.SIGCONT, signal.SIGHUP):
             self._signal(number)
         elif number in (signal.SIGINT, signal.SIGTERM):
-            if self._kill_at is not None or not self._running:
-                self._skips_output = not self._running
-                self._signal(signal.SIGKILL)
-                return
-            text = "terminated (SIGTERM): ending all ranks"
-            if number == signal.SIGINT:
-                self._display.say("interrupted: ending all ranks (Ctrl-C again kills them at once)")
-                self._display.mute_errors_except(min(self._processes[one].rank for one in self._running))
-                text = ""
-            self._carry_out(self._arbiter.stop())
-            self._end(Finish(128 + number, text), number)
+            self._terminate(number)
+
+    def _terminate(self, number: int) -> None:
+        if self._kill_at is not None:
+            self._signal(signal.SIGKILL)
+            return
+        if self._arbiter.phase is Phase.OVER and not self._running:
+            self._skips_output = True
+            return
+        text = "terminated (SIGTERM): ending all ranks"
+        if number == signal.SIGINT:
+            self._display.say("interrupted: ending all ranks (Ctrl-C again kills them at once)")
+            shown = [self._processes[one].rank for one in self._running]
+            self._display.mute_errors_except(min(shown, default=0))
+            text = ""
+        self._stop(Finish(128 + number, text), number)
+
+    def _stop(self, result: Finish, number: int) -> None:
+        """Ends the job although the arbiter has not decided that."""
+        self._carry_out(self._arbiter.stop())
+        self._end(result, number)
 
     def _end(self, result: Finish, number: int) -> None:
         """Ends the job: asks all workers to end, and kills those that do not."""
@@ -243,6 +270,8 @@ class ElasticJob:
     def _conclude(self) -> int:
         self._post.close()
         self._discovery.close()
+        for process in self._processes.values():
+            process.reap()
         self._reaper.release()
         while not self._reaper.ended() and not self._skips_output:
             self._selector.select(0.02)
@@ -253,7 +282,9 @@ class ElasticJob:
         if result.culprit is not None and result.culprit in self._processes:
             reason = self._display.show_error_of(self._processes[result.culprit].rank)
         if self._arbiter.generation > 1 or self._arbiter.losses:
-            self._display.say(self._arbiter.summary(time.monotonic() - self._started))
+            seconds, arbiter = time.monotonic() - self._started, self._arbiter
+            account, workers = arbiter.account, arbiter.workers.all()
+            self._display.say(account.summary(arbiter.generation, arbiter.losses, workers, seconds))
         if result.text:
             self._display.say(f"{result.text}{reason and ': '}{reason}")
         while not self._display.all_shown and not self._skips_output:

@@ -10,9 +10,12 @@ from collections.abc import Sequence
 
 from sirtaki.runner.elastic.actions import Action, Send
 from sirtaki.runner.elastic.workers import Status, Worker
-from sirtaki.runner.rendezvous.elastic.messages import Change, LeaveAt
+from sirtaki.runner.rendezvous.elastic.messages import Change, Counted, LeaveAt
 
 _SETTLE_SECONDS = 0.5  # after the first new worker: others that were started with it join in the same change
+_ANSWER_SECONDS = (
+    30.0  # a member whose program holds Python's lock for longer delays the change, and nothing else
+)
 
 
 class PlannedChange:
@@ -20,15 +23,25 @@ class PlannedChange:
 
     def __init__(self) -> None:
         self.is_asked = False
-        self.due: float | None = None  # when to ask (time.monotonic())
+        self.due: float | None = None  # when to ask, or to ask again (time.monotonic())
+        self._question = 0
+        self._is_agreed = False
         self._members: Sequence[Worker] = ()
 
     def advance(
         self, generation: int, members: Sequence[Worker], joiners: Sequence[Worker], now: float
     ) -> list[Action]:
-        """Asks the members if a worker can join, or wants to leave. Returns the orders."""
-        if self.is_asked:
+        """Asks the members if a worker can join, or wants to leave. Returns the orders.
+
+        If not all have answered for a while, those that wait in a check go on, and all are asked again.
+        """
+        if self._is_agreed:
             return []
+        if self.is_asked:
+            if self.due is None or now < self.due:
+                return []
+            self.is_asked, self.due = False, now + _ANSWER_SECONDS
+            return [Send(one.number, LeaveAt(generation, 0)) for one in members]
         present = [one for one in members if one.status is Status.MEMBER]
         stays = bool(joiners) or any(not one.is_draining for one in present)
         leaves = stays and any(one.is_draining for one in present)
@@ -36,18 +49,22 @@ class PlannedChange:
             self.due = None
             return []
         if self.due is None:
-            self.due = now + _SETTLE_SECONDS
-        if self.due > now and not leaves:
+            self.due = now if leaves else now + _SETTLE_SECONDS
+        if self.due > now and not (leaves and self._question == 0):
             return []
-        self.is_asked, self.due, self._members = True, None, members
+        self.is_asked, self.due, self._members = True, now + _ANSWER_SECONDS, members
+        self._question += 1
         for one in members:
             one.checks = -1
-        return [Send(one.number, Change(generation)) for one in members]
+        return [Send(one.number, Change(generation, self._question)) for one in members]
 
-    def note_count(self, worker: Worker, checks: int, generation: int) -> list[Action]:
+    def note_count(self, worker: Worker, answer: Counted) -> list[Action]:
         """Takes a member's answer; returns the orders once all have answered."""
-        worker.checks = checks
-        if not self.is_asked or any(one.checks < 0 for one in self._members):
+        if not self.is_asked or answer.question != self._question:
             return []
-        leave_at = LeaveAt(generation, 1 + max(one.checks for one in self._members))
+        worker.checks = answer.checks
+        if any(one.checks < 0 for one in self._members):
+            return []
+        self._is_agreed, self.due = True, None
+        leave_at = LeaveAt(answer.generation, 1 + max(one.checks for one in self._members))
         return [Send(one.number, leave_at) for one in self._members]

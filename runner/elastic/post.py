@@ -6,7 +6,6 @@ thread forks safely.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -87,8 +86,11 @@ class Post:
         return ",".join(dict.fromkeys([unix_address(name, self._folder), unix_address(name)]))
 
     def _receive(self, worker: int, payload: bytes) -> None:
-        with contextlib.suppress(RendezvousError):
-            self._on_message(worker, unpack(payload, FROM_WORKERS))
+        try:
+            message = unpack(payload, FROM_WORKERS)
+        except RendezvousError:  # no worker of this version has sent it
+            return
+        self._on_message(worker, message)
 
     def _note(self, event: RankEvent) -> None:
         if event.kind == "refused":

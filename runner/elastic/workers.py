@@ -34,6 +34,8 @@ class Worker:
         checks: its answer to the last question for it; -1 if it has not answered.
         has_received: whether it has the state of the current generation.
         is_draining: whether it leaves at the next change.
+        was_asked: whether its process was asked to end (SIGTERM).
+        has_slot: whether its slot may still be used.
         is_given_up: whether it was killed by the arbiter.
         is_running: whether its process still runs, perhaps after it was told to end.
     """
@@ -48,6 +50,8 @@ class Worker:
     checks: int = -1
     has_received: bool = False
     is_draining: bool = False
+    was_asked: bool = False
+    has_slot: bool = True
     is_given_up: bool = False
     is_running: bool = True
 

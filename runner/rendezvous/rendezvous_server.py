@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import selectors
@@ -84,6 +85,7 @@ class RendezvousServer:
         self._tasks: deque[Callable[[], None]] = deque()  # queued by other threads
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
         self._selector = selectors.EpollSelector()
         for listening in self._listening:
             listening.setblocking(False)
@@ -126,7 +128,8 @@ class RendezvousServer:
 
     def _call_soon(self, task: Callable[[], None]) -> None:
         self._tasks.append(task)
-        self._wake_sender.send(b"\0")
+        with contextlib.suppress(BlockingIOError):  # enough wake-ups are pending
+            self._wake_sender.send(b"\0")
 
     def _run_tasks(self) -> None:
         self._wake_receiver.recv(_WAKE_READ_BYTES)

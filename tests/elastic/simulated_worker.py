@@ -208,7 +208,7 @@ class SimulatedWorker:
         elif isinstance(message, Change | LeaveAt | Over) and message.generation == self.generation:
             if isinstance(message, Change):
                 self.must_wait = True
-                self.send(Counted(self.generation, self.checks))
+                self.send(Counted(self.generation, message.question, self.checks))
             elif isinstance(message, LeaveAt):
                 self.must_wait, self.leave_at = False, message.check
                 self.release()

@@ -13,6 +13,7 @@ from elastic.simulated_worker import At, SimulatedWorker
 from sirtaki.runner.elastic.actions import Action, Close, Finish, Kill, Open, Send, Slot, Start
 from sirtaki.runner.elastic.arbiter import Arbiter
 from sirtaki.runner.elastic.rules import EXIT, LOST, Rules
+from sirtaki.runner.elastic.workers import Status
 from sirtaki.runner.rendezvous.elastic.messages import End, Message
 
 EXCHANGE_SECONDS = 60.0  # an exchange's limit, after which a rank that is late is blamed
@@ -132,7 +133,9 @@ class Simulation:
             status = self.arbiter.workers[worker.number]
             is_newcomer = self.arbiter.generation > 0 and not status.first_generation
             is_judged = worker.number not in self.told_to_end and not status.is_given_up
-            if code and is_judged and self.rules.survive == LOST and not is_newcomer:
+            is_fatal = code and self.rules.survive == LOST and not is_newcomer
+            was_done = (code or killed_by) and status.status is Status.RETURNED
+            if is_judged and (is_fatal or was_done):
                 self.failures.append(worker)
             self.carry_out(self.arbiter.ended(worker.number, code, killed_by, "ended", self.now))
             self.maybe_inject()

@@ -113,8 +113,8 @@ def test_a_lost_worker_is_replaced_and_joins_by_a_planned_change() -> None:
     assert job.ticks(11.0) == [Start(2, job.slots[1])]
     assert job.enlists_new(2) == []
     assert job.arbiter.due == 11.5
-    assert job.ticks(11.5) == [Send(0, Change(2))]
-    assert job.receives(0, Counted(2, 7)) == [Send(0, LeaveAt(2, 8))]
+    assert job.ticks(11.5) == [Send(0, Change(2, 1))]
+    assert job.receives(0, Counted(2, 1, 7)) == [Send(0, LeaveAt(2, 8))]
     orders = job.leaves(0, "changed", 9)
     rest = {"generation": 3, "text": "1 rank joins"}
     places = (place(0, 9, [0], [0, 1], **rest), place(1, 9, [0], [0, 1], **rest))
@@ -124,10 +124,10 @@ def test_a_lost_worker_is_replaced_and_joins_by_a_planned_change() -> None:
 def test_all_leave_after_the_highest_count() -> None:
     job = Job(start=3, slots=4).trains()
     job.enlists_new(3)
-    assert job.ticks(0.5) == [Send(one, Change(1)) for one in range(3)]
-    assert job.receives(1, Counted(1, 4)) == []
-    assert job.receives(0, Counted(1, 6)) == []
-    assert job.receives(2, Counted(1, 5)) == [Send(one, LeaveAt(1, 7)) for one in range(3)]
+    assert job.ticks(0.5) == [Send(one, Change(1, 1)) for one in range(3)]
+    assert job.receives(1, Counted(1, 1, 4)) == []
+    assert job.receives(0, Counted(1, 1, 6)) == []
+    assert job.receives(2, Counted(1, 1, 5)) == [Send(one, LeaveAt(1, 7)) for one in range(3)]
 
 
 def test_a_slot_cools_down_longer_with_each_loss() -> None:
@@ -158,7 +158,7 @@ def test_a_new_rank_that_never_received_the_state_does_not_start_anew() -> None:
     job = Job(start=1, slots=2).trains()
     job.enlists_new(1)
     job.ticks(0.5)
-    job.receives(0, Counted(1, 0))
+    job.receives(0, Counted(1, 1, 0))
     assert opened(job.leaves(0, "changed", 6)).members == (0, 1)
     job.loses(0)  # while both link
     orders = job.leaves(1, "lost", -1, False)
@@ -240,9 +240,9 @@ def test_ranks_that_cannot_link_end_the_job_at_last() -> None:
 
 def test_a_drained_rank_leaves_at_a_change_and_keeps_its_slot_until_its_process_has_ended() -> None:
     job = Job(start=2, slots=2).trains()
-    assert job.receives(1, Drain(1)) == [Send(0, Change(1)), Send(1, Change(1))]
-    job.receives(0, Counted(1, 3))
-    assert job.receives(1, Counted(1, 3)) == [Send(0, LeaveAt(1, 4)), Send(1, LeaveAt(1, 4))]
+    assert job.receives(1, Drain(1)) == [Send(0, Change(1, 1)), Send(1, Change(1, 1))]
+    job.receives(0, Counted(1, 1, 3))
+    assert job.receives(1, Counted(1, 1, 3)) == [Send(0, LeaveAt(1, 4)), Send(1, LeaveAt(1, 4))]
     job.leaves(0, "changed", 4)
     orders = job.leaves(1, "changed", 4)
     assert orders[0] == Send(1, End(0, "it has left"))
@@ -264,11 +264,11 @@ def test_a_drained_rank_makes_room_if_the_others_are_too_few() -> None:
 def test_the_only_source_stays_for_one_more_generation() -> None:
     job = Job(start=1, slots=2).trains()
     assert job.receives(0, Drain(1)) == []  # nobody else has the state
-    assert job.enlists_new(1) == [Send(0, Change(1))]
-    job.receives(0, Counted(1, 2))
+    assert job.enlists_new(1) == [Send(0, Change(1, 1))]
+    job.receives(0, Counted(1, 1, 2))
     assert opened(job.leaves(0, "changed", 5)).members == (0, 1)
     orders = job.receives_all(0, 1)
-    assert orders == [Send(0, Change(2)), Send(1, Change(2))]
+    assert orders == [Send(0, Change(2, 1)), Send(1, Change(2, 1))]
     job.leaves(1, "changed", 6)
     orders = job.leaves(0, "changed", 6)
     assert orders[0] == Send(0, End(0, "it has left"))
@@ -306,7 +306,7 @@ def test_a_return_calls_a_change_off() -> None:
     job = Job(start=2, slots=3).trains()
     job.enlists_new(2)
     job.ticks(0.5)
-    job.receives(0, Counted(1, 8))
+    job.receives(0, Counted(1, 1, 8))
     off = LeaveAt(1, 0)
     assert job.receives(1, Returned(1)) == [Send(0, off), Send(2, End(0, "the training has ended"))]
 

@@ -70,10 +70,52 @@ def test_sigterm_lets_a_rank_leave_at_a_commit() -> None:
     assert "rank 1 leaves" in job.text
 
 
-def test_a_rank_lost_after_its_training_does_no_harm() -> None:
+def test_a_rank_lost_after_its_training_fails_the_job_once_the_others_have_ended() -> None:
     job = run_job(THREE, "numpy_training.py", 40, 0.0, "1:end:0", "0:slow-end:0")
-    assert job.code == 0, job.text
+    assert job.code == 1
+    assert "rank 1 was lost after its training had ended: killed by signal 9 (SIGKILL)" in job.text
     assert {result["worker"] for result in job.results} == {0, 2}
+
+
+def test_a_child_process_of_a_rank_can_be_terminated() -> None:
+    job = run_job(THREE, "numpy_training.py", 60, 0.01, "1:child-step:5")
+    check_exact(job, 60, {0, 1, 2})
+    assert "asked to end" not in job.text
+
+
+def test_hvdrun_can_be_interrupted_while_no_rank_runs(tmp_path: Path) -> None:
+    script = tmp_path / "discover.sh"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o700)
+    options = ("-np", "1", "--min-np", "1", "--host-discovery-script", str(script))
+    with open(tmp_path / "output", "w+") as output:
+        job = subprocess.Popen(
+            command(options, "numpy_training.py", (100, 0.01)), stdout=output, stderr=subprocess.STDOUT
+        )
+        wait_until(lambda: "waiting for more" in (tmp_path / "output").read_text(), "it waits for a slot")
+        job.send_signal(signal.SIGINT)
+        assert job.wait(FAILSAFE_SECONDS) == 130
+
+
+def test_a_reader_that_leaves_ends_the_job_at_once() -> None:
+    job = subprocess.Popen(
+        command(
+            THREE,
+            "numpy_training.py",
+            (100_000, 0.001),
+        ),
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TALK": "1"},
+    )
+    assert job.stdout is not None
+    assert job.stdout.readline()
+    job.stdout.close()
+    assert job.wait(FAILSAFE_SECONDS) == 141
+
+
+def test_a_failure_that_the_program_swallows_is_no_commit() -> None:
+    job = run_job(THREE, "numpy_training.py", 60, 0.01, "1:step:5", SWALLOW="1")
+    check_exact(job, 60, {0, 2})
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

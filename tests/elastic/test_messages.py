@@ -13,13 +13,13 @@ from sirtaki.runner.rendezvous.elastic.messages import FROM_WORKERS, TO_WORKERS,
 from sirtaki.runner.rendezvous.job import RendezvousError
 
 EXAMPLES = [
-    Enlist(3, "lost", 17, True, 2, "peer_lost", "rank 2 is gone"),
+    Enlist(3, "lost", 17, True, 2, "peer_lost", "rank 2 is gone", True),
     messages.Received(3),
-    messages.Counted(3, 9),
+    messages.Counted(3, 1, 9),
     messages.Returned(3),
     messages.Drain(0),
     World(4, 1, ["localhost:0", "localhost:2"], "job.4", "unix:@x", 17, [0], False, "rank 2 was lost"),
-    messages.Change(4),
+    messages.Change(4, 1),
     messages.LeaveAt(4, 10),
     messages.Over(4, "rank 1 was lost"),
     messages.End(1, "the job was ended"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from sirtaki.bindings import default_context, observe
@@ -27,8 +28,9 @@ _OF_OTHERS = ("peer_lost", "timeout", "protocol", "aborted")
 class Commits:
     """Counts the commits of this worker, for the arbiter; part of a state while the function runs."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, state: State) -> None:
         self._worker = worker
+        self._state = state
         self._failed = 0  # operations that had failed at the last check
         self._has_counted = False  # a commit since the last check
 
@@ -48,8 +50,12 @@ class Commits:
     def count_commit(self) -> None:
         self._worker.commit += 1
         self._has_counted = True
+        checkpoints, commit = self._state._checkpoints, self._worker.commit
+        if checkpoints is not None and checkpoints.is_due(commit) and default_context.current().rank == 0:
+            checkpoints.write(commit, self._state.checkpoint())
 
     def check(self, state: State) -> None:
+        self.check_operations()
         context = default_context.current()
         self._failed = observe.failed_operations(context)
 
@@ -71,9 +77,9 @@ def train(process: WorkerProcess, state: State, function: Callable[[], _Result])
         WorkerEnded: this worker is not needed any more, or the job has ended.
         Exception: that of the function, if no other rank has caused it.
     """
-    worker, commits = process.worker, Commits(process.worker)
+    worker, commits = process.worker, Commits(process.worker, state)
     process.survivors.begin()
-    message = Enlist(0, "new")
+    message = Enlist(0, "new", has_checkpoints=state._checkpoints is not None)
     process.leave()
     while True:
         world = _begin(process, state, message)
@@ -81,10 +87,12 @@ def train(process: WorkerProcess, state: State, function: Callable[[], _Result])
         state._commits = commits
         try:
             result = function()
+            if state._checkpoints is not None:
+                state._checkpoints.wait()
             worker.returned()
             return result
         except HostsUpdatedInterrupt:
-            message = Enlist(world.generation, "changed", worker.commit, True)
+            message = _report(world, worker, state, "changed")
         except Exception as error:
             message = _loss(world, worker, state, error)
         finally:
@@ -108,6 +116,8 @@ def _begin(process: WorkerProcess, state: State, message: Enlist) -> World:
             if not is_new:
                 state.on_reset()
             is_current = world.rank in world.current
+            if is_new and world.rank == 0:  # and so are all ranks
+                _load_checkpoint(state)
             state.receive(Start(context, is_current, len(world.current) == len(world.slots)))
             worker.commit = world.commit
             worker.received()
@@ -119,20 +129,34 @@ def _begin(process: WorkerProcess, state: State, message: Enlist) -> World:
         return world
 
 
+def _load_checkpoint(state: State) -> None:
+    content = state._checkpoints.newest() if state._checkpoints is not None else None
+    if content is not None:
+        state.load_checkpoint(content)
+
+
 def _loss(world: World, worker: Worker, state: State, error: Exception) -> Enlist:
     """Returns the report of a world that has failed because of another rank; raises the error otherwise."""
+    report = _report(world, worker, state, "lost")
     context = default_context.process.context
-    commit, can_restore = worker.commit, worker.commit >= 0 and state.can_restore()
     if context is None:  # it could not link
         if not isinstance(error, HorovodInternalError):
             raise error
-        return Enlist(world.generation, "lost", commit, can_restore, -1, "link", str(error))
+        return replace(report, kind="link", text=str(error))
     failure = context.failure
+    if failure is None and worker.is_over:
+        return replace(report, kind="over", text=str(error))
     if failure is None and context.has_missed_peer and worker.counts_differ:
         raise MismatchError(worker.counts_differ) from error
     if failure is None or failure.kind not in _OF_OTHERS or failure.culprit == context.rank:
         raise error
-    return Enlist(world.generation, "lost", commit, can_restore, failure.culprit, failure.kind, failure.text)
+    return replace(report, culprit=failure.culprit, kind=failure.kind, text=failure.text)
+
+
+def _report(world: World, worker: Worker, state: State, reason: str) -> Enlist:
+    """Returns this worker's report that it has left a generation."""
+    can_restore, has_checkpoints = worker.commit >= 0 and state.can_restore(), state._checkpoints is not None
+    return Enlist(world.generation, reason, worker.commit, can_restore, has_checkpoints=has_checkpoints)
 
 
 def _raise_failure(context: Context) -> None:

@@ -7,11 +7,13 @@ training. After a loss, the ranks that survive return to the newest commit that 
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sirtaki.bindings.context import Context
+from sirtaki.common.elastic.checkpoints import Checkpoints
 from sirtaki.common.objects import broadcast_object
 
 _OBJECTS = "elastic.objects"  # a reserved name, which separates this exchange from the user's operations
@@ -55,6 +57,7 @@ class State:
         """Creates the state. The arguments are Horovod's; they are accepted and ignored."""
         self._reset_callbacks: list[Callable[[], Any]] = []
         self._commits: Commits | None = None  # set while `hvd.elastic.run` uses this state
+        self._checkpoints: Checkpoints | None = None
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Adds functions that survivors call after each change of the ranks, before the state is synced.
@@ -68,6 +71,22 @@ class State:
         self.reset()
         for callback in self._reset_callbacks:
             callback()
+
+    def keep_checkpoints(self, folder: str | os.PathLike[str], every: int = 100) -> None:
+        """Writes checkpoints, for the case that all ranks are lost. All ranks call it, before the training.
+
+        Rank 0 writes them in the background, at commits. `hvd.elastic.run` starts from the newest one in the
+        folder, if there is one; delete it to start from the beginning. It is unpickled, so nobody else may be
+        able to write there.
+
+        Args:
+            folder: all ranks have to see the same one.
+            every: commits between two checkpoints; one that is not finished in time delays the next.
+
+        Raises:
+            ValueError: `every` is not positive.
+        """
+        self._checkpoints = Checkpoints(folder, every)
 
     def on_hosts_updated(self, timestamp: Any, result: Any) -> None:
         """Does nothing: hvdrun tells the ranks itself when to leave. Part of Horovod's contract."""
@@ -113,6 +132,17 @@ class State:
 
     # ---- How hvd.elastic.run uses it -------------------------------------------------------------------
 
+    def checkpoint(self) -> Any:
+        """Returns the last commit's state: values that can be pickled, and share no memory with the training.
+
+        Called after `save`, on rank 0.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no checkpoint(), so it cannot keep checkpoints")
+
+    def load_checkpoint(self, content: Any) -> None:
+        """Sets the state to what `checkpoint` has returned, in another process. Called on rank 0."""
+        raise NotImplementedError(f"{type(self).__name__} has no load_checkpoint()")
+
     def can_restore(self) -> bool:
         """Returns whether this rank can return to its last commit by itself, without another rank's state."""
         return True
@@ -156,6 +186,12 @@ class ObjectState(State):
             PeerLostError: a rank died.
         """
         self._take(broadcast_object(self._values(), 0, _OBJECTS))
+
+    def checkpoint(self) -> Any:
+        return copy.deepcopy(self._saved_state)
+
+    def load_checkpoint(self, content: Any) -> None:
+        self._take(content)
 
     def _values(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._saved_state}

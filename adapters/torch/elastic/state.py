@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current, using
+from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.common.elastic.state import ObjectState, Start
 from sirtaki.torch.consistency import plain_options_of
-from sirtaki.torch.elastic.handlers import ContentHandler, Handler, ModelStateHandler, StateHandler
+from sirtaki.torch.elastic.handlers import (
+    ContentHandler,
+    Handler,
+    ModelStateHandler,
+    StateHandler,
+    kind_of,
+)
 from sirtaki.torch.elastic.optimizer_handler import OptimizerStateHandler
 from sirtaki.torch.elastic.receiving import Content, Description, are_equal, received
 from sirtaki.torch.elastic.registry import handler_of
 from sirtaki.torch.elastic.writes import Writes
-from sirtaki.torch.nested import Path, tensors_of
+from sirtaki.torch.nested import Path, copied, mapped, tensors_of
 from sirtaki.torch.optimizer_state import parameters_of
 
 _ATTRIBUTES = "(attributes)"  # the key of the plain attributes in the content; no keyword has this name
@@ -139,6 +148,30 @@ class TorchState(ObjectState):
         with using(start.context):
             self._receive(start.context, start.is_current, start.all_current)
 
+    def checkpoint(self) -> Any:
+        """Returns copies of everything that is replicated, on the devices where it is."""
+        content = self._content()
+        return copied((content.replicas, content.rest))
+
+    def load_checkpoint(self, content: Any) -> None:
+        """Loads what `checkpoint` has returned, in place.
+
+        Raises:
+            HorovodInternalError: it was made of other objects.
+        """
+        own = self._content()
+        gpu = next((one.device for one in tensors_of(own.replicas).values() if one.is_cuda), None)
+        replicas, rest = mapped(content, lambda _, leaf: _moved(leaf, gpu))
+        theirs, ours = _kinds(replicas, rest), _kinds(own.replicas, own.rest)
+        if differing := sorted(name for name in theirs.keys() | ours if theirs.get(name) != ours.get(name)):
+            raise HorovodInternalError(
+                f"the checkpoint was made of other objects than this state: {differing[0]!r} is "
+                f"{theirs.get(differing[0], 'missing')} there, and {ours.get(differing[0], 'missing')} here. "
+                "Delete the checkpoints, or train with the same model"
+            )
+        self._load(Content(replicas, rest, {}))
+        self.save()
+
     # ---- Objects and their handlers --------------------------------------------------------------------
 
     @property
@@ -246,3 +279,14 @@ class TorchState(ObjectState):
 
         tensors = tensors_of(content.replicas).values()
         return Description(entries, label, next((one.device for one in tensors if one.is_cuda), None))
+
+
+def _kinds(replicas: Any, rest: Any) -> dict[str, str]:
+    """Describes objects, attributes and parameters; an optimizer's state may come into being later."""
+    found = dict.fromkeys(rest, "an object") | dict.fromkeys(rest[_ATTRIBUTES], "an attribute")
+    tensors = {path: one for path, one in tensors_of(replicas).items() if "state" not in path}
+    return found | {".".join(map(str, path)): kind_of(one) for path, one in tensors.items()}
+
+
+def _moved(leaf: Any, gpu: torch.device | None) -> Any:
+    return leaf.to(gpu) if isinstance(leaf, torch.Tensor) and leaf.is_cuda and gpu is not None else leaf

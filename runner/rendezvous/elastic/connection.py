@@ -39,6 +39,10 @@ class ArbiterConnection:
         with self._sending:
             self._client.send_message(pack(message), time.monotonic() + _PATIENCE)
 
+    def close(self) -> None:
+        """Closes this process's end."""
+        self._client.close()
+
     def _read(self) -> None:
         try:
             while True:

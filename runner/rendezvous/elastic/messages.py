@@ -32,6 +32,7 @@ class Enlist(Message):
         culprit: the rank that its context blames, in the generation that it has left; -1 for none.
         kind: the kind of the failure, a name of the core's table of statuses.
         text: the failure.
+        has_checkpoints: whether new workers could start from a checkpoint if all are lost.
     """
 
     generation: int
@@ -41,6 +42,7 @@ class Enlist(Message):
     culprit: int = -1
     kind: str = ""
     text: str = ""
+    has_checkpoints: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,10 @@ class Received(Message):
 
 @dataclass(frozen=True)
 class Counted(Message):
-    """An answer to `Change`: the number of checks that a worker has begun. It waits in its next one."""
+    """An answer to this `Change`: the number of checks that a worker has begun. It waits in its next one."""
 
     generation: int
+    question: int
     checks: int
 
 
@@ -100,9 +103,13 @@ class World(Message):
 
 @dataclass(frozen=True)
 class Change(Message):
-    """The members are about to change: they are to say how many checks they have counted."""
+    """The members are about to change: they are to say how many checks they have counted.
+
+    `question` numbers the changes of a generation that the arbiter has asked for.
+    """
 
     generation: int
+    question: int
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 from dataclasses import dataclass, replace
-from types import FrameType
 
 from sirtaki.bindings import default_context, variables
 from sirtaki.bindings.context import Config, Context
@@ -15,6 +12,7 @@ from sirtaki.bindings.gpu import with_packages
 from sirtaki.bindings.survivors import Survivors
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.rendezvous import lifecycle
+from sirtaki.runner.rendezvous.elastic.draining import drain_on_sigterm
 from sirtaki.runner.rendezvous.elastic.messages import World as Place
 from sirtaki.runner.rendezvous.elastic.provisional import ProvisionalContext
 from sirtaki.runner.rendezvous.elastic.worker import Worker
@@ -101,25 +99,14 @@ def attach() -> None:
     placement = RankPlacement(*(number_in(os.environ, f"SIRTAKI_{name.upper()}") for name in fields))
     config = Config(with_packages(variables.values()))
     default_context.process.context = ProvisionalContext(placement, config, survivors)
-    _drain_on_sigterm(worker)
+    drain_on_sigterm(worker)
 
 
-def _drain_on_sigterm(worker: Worker) -> None:
-    """Makes SIGTERM ask for a place to leave, unless the program handles it; a second one ends the process.
+def _after_fork() -> None:
+    """Makes a forked child no worker: its parent is."""
+    if _state.process is not None:
+        _state.process.worker.close()
+        _state.process = None
 
-    When the job ends, hvdrun sends SIGTERM as well, after its message: the process then ends at once.
-    """
 
-    def drain(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if worker.has_ended:
-            os.kill(os.getpid(), signal.SIGTERM)
-            return
-        sys.stderr.write("sirtaki: asked to end (SIGTERM): this rank leaves at the next commit\n")
-        worker.drain()
-
-    try:
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, drain)
-    except ValueError:  # init() was called outside of the main thread
-        return
+os.register_at_fork(after_in_child=_after_fork)

@@ -63,7 +63,7 @@ class Worker:
         self.commit = -1
         self._agreed = _Agreed()
         self._changed = threading.Condition()
-        self._on_end: Callable[[], None] | None = None
+        self._on_end: Callable[[End], None] | None = None
         self._connection = ArbiterConnection(client, self._take, self._note_gone)
         self._connection.start()
 
@@ -77,7 +77,7 @@ class Worker:
             HorovodInternalError: the arbiter is gone.
         """
         with self._changed:
-            self._agreed.generation = 0
+            self._agreed.generation, self._agreed.is_over = 0, ""
             self._agreed.next_world = None
         self._send(message)
         with self._changed:
@@ -85,8 +85,8 @@ class Worker:
                 self._raise_if_ended()
                 self._changed.wait()
             world = self._agreed.next_world
-            end, gone = self._agreed.end, self._agreed.gone
-            self._agreed = _Agreed(world.generation, end=end, gone=gone)
+            before = self._agreed
+            self._agreed = _Agreed(world.generation, is_over=before.is_over, end=before.end, gone=before.gone)
         return world
 
     def received(self) -> None:
@@ -115,10 +115,17 @@ class Worker:
             agreed.checks += 1
             if agreed.must_wait:
                 self._wait_for_answer(agreed)
+            if agreed.is_over:
+                raise HorovodInternalError(agreed.is_over)
             leaves = agreed.leave_at == agreed.checks
         if leaves:
             before_leaving()
             raise HostsUpdatedInterrupt()
+
+    @property
+    def is_over(self) -> bool:
+        """Returns whether the arbiter has ended this worker's generation."""
+        return bool(self._agreed.is_over)
 
     @property
     def counts_differ(self) -> str:
@@ -148,13 +155,17 @@ class Worker:
             raise HorovodInternalError(self._agreed.gone)
 
     @property
-    def has_ended(self) -> bool:
-        """Returns whether the arbiter has ended this worker."""
-        return self._agreed.end is not None
+    def end(self) -> End | None:
+        """Returns the arbiter's message that ends this worker; None while it has none."""
+        return self._agreed.end
 
-    def on_end(self, callback: Callable[[], None]) -> None:
+    def on_end(self, callback: Callable[[End], None]) -> None:
         """Calls `callback`, from the connection's thread, when the arbiter ends this worker."""
         self._on_end = callback
+
+    def close(self) -> None:
+        """Closes this process's end of the connection; in a forked child the parent's stays open."""
+        self._connection.close()
 
     def _send(self, message: Message) -> None:
         try:
@@ -176,17 +187,19 @@ class Worker:
                 agreed.end = message
             elif isinstance(message, Change | LeaveAt | Over) and message.generation == agreed.generation:
                 answer = self._apply(agreed, message)
+            elif isinstance(message, Over) and agreed.next_world is not None:
+                agreed.is_over = message.text  # before the program has taken its place there
             self._changed.notify_all()
         if answer is not None:
             self._connection.send(answer)
         if isinstance(message, End) and self._on_end is not None:
-            self._on_end()
+            self._on_end(message)
 
     def _apply(self, agreed: _Agreed, message: Change | LeaveAt | Over) -> Message | None:
         """Applies a message about the current generation; returns the answer."""
         if isinstance(message, Change):
             agreed.must_wait = True
-            return Counted(agreed.generation, agreed.checks)
+            return Counted(agreed.generation, message.question, agreed.checks)
         if isinstance(message, LeaveAt):
             agreed.must_wait, agreed.leave_at = False, message.check
         else:

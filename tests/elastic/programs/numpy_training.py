@@ -9,6 +9,7 @@ WORKER:PLACE:STEP, where the place may begin with stop-, raise-, exit- or term- 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ import sirtaki.numpy as hvd
 
 SAMPLES, SECONDS = int(sys.argv[1]), float(sys.argv[2])
 WORKER = os.environ.get("SIRTAKI_WORKER", "0")
+STARTS: list[int] = []  # the steps at which this process has begun
 HOLD_STEP, HOLD_SIZE = map(int, os.environ.get("HOLD", "0:0").split(":"))
 FAULTS = {tuple(fault.split(":")) for fault in sys.argv[3:]}
 
@@ -38,6 +40,11 @@ def fail_if_planned(place: str, step: int) -> None:
         sys.exit(0)
     if (WORKER, f"term-{place}", str(step)) in FAULTS:
         os.kill(os.getpid(), signal.SIGTERM)
+    if (WORKER, f"child-{place}", str(step)) in FAULTS:
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+        child.start()
+        child.terminate()
+        child.join()
 
 
 def fail_during_recoveries(state: Any) -> None:
@@ -60,13 +67,19 @@ def fail_during_recoveries(state: Any) -> None:
 
 @hvd.elastic.run
 def train(state: Any, training: SmallTraining) -> None:
+    STARTS.append(state.step)
     while (done := sum(state.sizes)) < training.samples:
         while state.step == HOLD_STEP and hvd.size() < HOLD_SIZE:
             time.sleep(0.01)
             state.check_host_updates()
         fail_if_planned("step", state.step)
         own = training.gradient(state.w, done + hvd.rank())
-        total = hvd.allreduce(own, op=hvd.Sum, name="gradient")
+        try:
+            total = hvd.allreduce(own, op=hvd.Sum, name="gradient")
+        except hvd.HorovodInternalError:
+            if "SWALLOW" not in os.environ:
+                raise
+            total = own  # wrong, and must not become a commit
         fail_if_planned("exchanged", state.step)
         count = min(hvd.size(), training.samples - done)
         state.w = training.step(state.w, total, count)
@@ -75,6 +88,8 @@ def train(state: Any, training: SmallTraining) -> None:
         fail_if_planned("written", state.step)
         state.commit()
         fail_if_planned("committed", state.step)
+        if "TALK" in os.environ:
+            print("step", state.step, flush=True)
         time.sleep(SECONDS)
 
 
@@ -84,6 +99,8 @@ def main() -> None:
     fail_if_planned("init", 0)
     state = hvd.elastic.ObjectState(step=0, w=np.zeros(WIDTH, np.float32), sizes=[])
     fail_during_recoveries(state)
+    if "CHECKPOINTS" in os.environ:
+        state.keep_checkpoints(os.environ["CHECKPOINTS"], every=int(os.environ["EVERY"]))
     train(state, SmallTraining(SAMPLES))
     fail_if_planned("end", 0)
     if (WORKER, "slow-end", "0") in FAULTS:
@@ -95,6 +112,7 @@ def main() -> None:
         "local_rank": hvd.local_rank(),
         "w": [float(value) for value in state.w],
         "sizes": state.sizes,
+        "started_at": STARTS[0],
         "changes": hvd.stats()["changes"],
     }
     print("RESULT " + json.dumps(result), flush=True)

@@ -1,0 +1,114 @@
+"""Checkpoints of an elastic training, for the case that all ranks are lost.
+
+Rank 0 writes them in the background. A file is complete or not there: it gets its name when all is on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import re
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from sirtaki.bindings.errors import HorovodInternalError
+
+_PATTERN = re.compile(r"(\d+)\.checkpoint")
+_FORMAT = 1
+_KEPT = 2  # the newest, and the one before it
+
+
+class Checkpoints:
+    """The checkpoints in one folder. Only rank 0 writes; the others must be able to read them."""
+
+    def __init__(self, folder: str | os.PathLike[str], every: int) -> None:
+        """Names the folder, which is made with the first checkpoint. `every`: commits between two of them.
+
+        Raises:
+            ValueError: `every` is not positive.
+        """
+        if every <= 0:
+            raise ValueError(f"every is {every}, but it has to be a positive number of commits")
+        self._folder = Path(folder).absolute()
+        self._every = every
+        self._written = 0  # the number of the commit that was written last
+        self._writer: threading.Thread | None = None
+
+    def is_due(self, commit: int) -> bool:
+        """Returns whether a commit should be written, and no other one is still being written."""
+        is_busy = self._writer is not None and self._writer.is_alive()
+        return commit - self._written >= self._every and not is_busy
+
+    def write(self, commit: int, content: Any) -> None:
+        """Starts to write a commit. `content` belongs to the writer from now on."""
+        self._written = commit
+        self._writer = threading.Thread(target=self._write, args=(content,), name="sirtaki checkpoint")
+        self._writer.start()
+
+    def wait(self) -> None:
+        """Waits until a checkpoint that is being written is complete."""
+        if self._writer is not None:
+            self._writer.join()
+
+    def newest(self) -> Any:
+        """Returns the content of the newest checkpoint; None if there is none.
+
+        The file is unpickled, which may run code: nobody else may be able to write it.
+
+        Raises:
+            HorovodInternalError: it cannot be read, or belongs to another user.
+        """
+        found = self._files()
+        if not found:
+            return None
+        _, path = found[-1]
+        try:
+            with open(path, "rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
+                    raise HorovodInternalError(
+                        f"the checkpoint {path} may have been written by another user: run `chmod go-w` on a "
+                        "copy of your own"
+                    )
+                form, content = pickle.load(file)
+        except (OSError, EOFError, pickle.UnpicklingError, ValueError, TypeError) as error:
+            raise HorovodInternalError(f"the checkpoint {path} cannot be read: {error}") from None
+        if form != _FORMAT:
+            raise HorovodInternalError(
+                f"the checkpoint {path} has format {form}, and this sirtaki reads {_FORMAT}"
+            )
+        return content
+
+    def _write(self, content: Any) -> None:
+        import cloudpickle
+
+        number = 1 + max((number for number, _ in self._files()), default=0)
+        path = self._folder / f"{number}.checkpoint"
+        temporary = path.with_suffix(".new")
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                cloudpickle.dump((_FORMAT, content), file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            for _, old in self._files()[:-_KEPT]:
+                old.unlink(missing_ok=True)
+        except Exception as error:  # the training goes on without it
+            sys.stderr.write(f"sirtaki: the checkpoint {path} could not be written: {error}\n")
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+    def _files(self) -> list[tuple[int, Path]]:
+        """Returns the complete checkpoints, the newest last."""
+        try:
+            names = os.listdir(self._folder)
+        except OSError:
+            return []
+        found = [
+            (int(match[1]), self._folder / name) for name in names if (match := _PATTERN.fullmatch(name))
+        ]
+        return sorted(found)

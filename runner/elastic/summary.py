@@ -1,0 +1,31 @@
+"""The account of an elastic job: how long its ranks were training, and the line that says so at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sirtaki.runner.elastic.workers import Worker
+
+
+class Account:
+    """The time in which the ranks were training: between the start of a generation and its end."""
+
+    def __init__(self) -> None:
+        self._training = 0.0
+        self._was_training = False
+        self._last = 0.0
+
+    def note(self, is_training: bool, now: float) -> None:
+        """Notes whether the ranks are training from now on."""
+        if self._was_training:
+            self._training += now - self._last
+        self._was_training, self._last = is_training, now
+
+    def summary(self, generations: int, losses: int, workers: Sequence[Worker], seconds: float) -> str:
+        """Returns a line about a job that has taken so many seconds."""
+        share = 100.0 * self._training / seconds if seconds > 0 else 0.0
+        lost = "1 rank was lost" if losses == 1 else f"{losses} ranks were lost"
+        joined = sum(one.first_generation > 1 for one in workers)
+        count = "1 generation" if generations == 1 else f"{generations} generations"
+        times = f"they were training in {share:.1f} % of {seconds:.1f} s"
+        return f"{count} of ranks, {lost}, {joined} joined; {times}"

@@ -1,0 +1,170 @@
+"""Programs with JAX whose ranks change, as changing.py runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sirtaki.jax as hvd
+
+jax.config.update("jax_enable_x64", True)
+
+STEPS, ROWS = 3, 4  # in each world; per rank
+
+
+def parameters() -> Any:
+    return {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
+
+
+def loss(params: Any, x: Any, y: Any) -> Any:
+    return ((jnp.tanh(x @ params["w"] + params["b"]) - y) ** 2).mean()
+
+
+def batch(step: int, rank: int) -> tuple[Any, Any]:
+    numbers = np.random.default_rng((step, rank))
+    return numbers.normal(size=(ROWS, 3)), numbers.normal(size=(ROWS, 2))
+
+
+def whole_batch(step: int, size: int) -> tuple[Any, Any]:
+    parts = [batch(step, rank) for rank in range(size)]
+    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+
+
+def trained_alone(sizes: Sequence[int]) -> Any:
+    params, optimizer = parameters(), optax.adam(0.05)
+    state = optimizer.init(params)
+    for step in range(STEPS * len(sizes)):
+        gradients = jax.grad(loss)(params, *whole_batch(step, sizes[step // STEPS]))
+        updates, state = optimizer.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), found, expected)
+
+
+class Jit:
+    """A step that is compiled once, to which the state is donated."""
+
+    is_compiled = True
+    optimizer: Any
+
+    def __init__(self) -> None:
+        self.optimizer = hvd.DistributedOptimizer(optax.adam(0.05))
+        params = parameters()
+        self.state = hvd.elastic.JaxState(params=params, optimizer=self.optimizer.init(params), step=0)
+        self.traced = 0
+        self.step = jax.jit(self._step, donate_argnums=(0, 1)) if self.is_compiled else self._step
+
+    def _step(self, params: Any, state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+        self.traced += 1
+        updates, state = self.optimizer.update(jax.grad(loss)(params, x, y), state, params)
+        return optax.apply_updates(params, updates), state
+
+    def take_step(self) -> None:
+        state = self.state
+        x, y = batch(state.step, hvd.rank())
+        state.params, state.optimizer = self.step(state.params, state.optimizer, x, y)
+
+    def in_world(self, number: int, sizes: Sequence[int]) -> None:
+        state = self.state
+        for _ in range(STEPS):
+            self.take_step()
+            state.step += 1
+            state.commit()
+        assert_close(state.params, trained_alone(sizes))
+        assert not self.is_compiled or self.traced == 1
+        self.take_step()  # is not committed
+        state.restore()
+        assert_close(state.params, trained_alone(sizes))
+        assert int(state.optimizer[0].count) == state.step == STEPS * len(sizes)
+
+
+class Eager(Jit):
+    is_compiled = False
+
+
+class Gradients(Jit):
+    """Reduced gradients of a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizer, self.gradients = optax.adam(0.05), hvd.grad(loss)
+
+    def _step(self, params: Any, state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+        self.traced += 1
+        updates, state = self.optimizer.update(self.gradients(params, x, y), state, params)
+        return optax.apply_updates(params, updates), state
+
+
+class Constants:
+    """Programs with numbers of their world are traced again: shapes, ranks, and what the program asks for."""
+
+    state = None
+
+    def __init__(self) -> None:
+        self.gathered = jax.jit(lambda x: hvd.allgather(x))
+        self.scattered = jax.jit(lambda x: hvd.reducescatter(x, op=hvd.Sum))
+        self.facts = jax.jit(lambda x: x + 10 * hvd.rank() + hvd.size())
+        self.keyed = jax.jit(lambda key: jax.random.key_data(hvd.rank_key(key)))
+        self.derived = jax.jit(jax.grad(lambda x: (hvd.broadcast(x, 0) * 2.0).sum()))
+
+    def in_world(self, number: int, sizes: Sequence[int]) -> None:
+        rank, size = hvd.rank(), hvd.size()
+        for _ in range(2):
+            assert self.gathered(jnp.array([rank])).tolist() == list(range(size))
+            assert self.scattered(jnp.ones(6)).tolist() == [size] * (6 // size)
+            assert int(self.facts(jnp.zeros((), jnp.int32))) == 10 * rank + size
+            key = jax.random.key(3)
+            mine = jax.random.key_data(jax.random.fold_in(key, rank)).tolist()
+            assert self.keyed(key).tolist() == mine
+            assert float(self.derived(jnp.asarray(1.0))) == (0.0 if rank else 2.0 * size)
+
+
+class FailedExchange:
+    """After a failed exchange donated arrays are gone; the last commit is not."""
+
+    def __init__(self) -> None:
+        self.state = hvd.elastic.JaxState(params=jnp.ones(4), step=0)
+
+    def in_world(self, number: int, sizes: Sequence[int]) -> None:
+        @partial(jax.jit, donate_argnums=0)
+        def step(params: Any, other: Any) -> Any:
+            return params + hvd.allreduce(other, name="of different shapes").sum()
+
+        def step_and_commit() -> None:
+            self.state.params = step(self.state.params, jnp.ones(2 + hvd.rank()))
+            self.state.commit()
+
+        for _ in range(2):
+            with pytest.raises(jax.errors.JaxRuntimeError, match="of different shapes"):
+                step_and_commit()
+            assert self.state.can_restore()
+            self.state.step = 7
+            self.state.restore()
+            assert self.state.params.tolist() == [1.0] * 4
+            assert self.state.step == 0
+
+
+class Refusals:
+    """Objects on some of the ranks."""
+
+    state = None
+
+    def in_world(self, number: int, sizes: Sequence[int]) -> None:
+        some = hvd.ProcessSet([0])
+        for make in (
+            lambda: hvd.DistributedOptimizer(optax.sgd(0.1), process_set=some),
+            lambda: hvd.grad(loss, process_set=some),
+            lambda: hvd.value_and_grad(loss, process_set=some),
+        ):
+            with pytest.raises(ValueError, match="leave process_set out"):
+                make()

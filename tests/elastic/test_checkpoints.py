@@ -1,0 +1,117 @@
+"""Checkpoints: complete or not there, refused if others may have written them, and read by the next ranks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from elastic.running import QUICK, check_exact, run_job
+
+import sirtaki.numpy as hvd
+from sirtaki.bindings.errors import HorovodInternalError
+from sirtaki.common.elastic.checkpoints import Checkpoints
+from sirtaki.common.elastic.state import State
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_newest_of_two_checkpoints_is_read(tmp_path: Path) -> None:
+    writer = Checkpoints(tmp_path / "there", 10)
+    for number in range(4):
+        writer.write(10 * number, {"number": number})
+        writer.wait()
+    assert names(tmp_path / "there") == ["3.checkpoint", "4.checkpoint"]
+    assert Checkpoints(tmp_path / "there", 1).newest() == {"number": 3}
+
+
+def test_there_is_none_in_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "nowhere", 1).newest() is None
+
+
+def test_a_commit_is_due_when_enough_have_passed(tmp_path: Path) -> None:
+    writer = Checkpoints(tmp_path, 3)
+    due = []
+    for commit in range(8):
+        if writer.is_due(commit):
+            due.append(commit)
+            writer.write(commit, 0)
+            writer.wait()
+    assert due == [3, 6]
+
+
+def test_a_checkpoint_that_is_not_complete_is_not_read(tmp_path: Path) -> None:
+    writer = Checkpoints(tmp_path, 1)
+    writer.write(1, "whole")
+    writer.wait()
+    (tmp_path / "2.new").write_bytes(b"half")
+    assert writer.newest() == "whole"
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04nonsense", b"text"])
+def test_a_damaged_checkpoint_is_an_error_that_names_it(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "1.checkpoint").write_bytes(content)
+    (tmp_path / "1.checkpoint").chmod(0o600)
+    with pytest.raises(HorovodInternalError, match=r"1\.checkpoint cannot be read"):
+        Checkpoints(tmp_path, 1).newest()
+
+
+def test_a_checkpoint_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    writer = Checkpoints(tmp_path, 1)
+    writer.write(1, "content")
+    writer.wait()
+    os.chmod(tmp_path / "1.checkpoint", 0o666)
+    with pytest.raises(HorovodInternalError, match="may have been written by another user"):
+        writer.newest()
+
+
+def test_a_failure_to_write_is_told_and_harmless(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    writer = Checkpoints(tmp_path / "file" / "folder", 1)
+    (tmp_path / "file").write_text("not a folder")
+    writer.write(1, "content")
+    writer.wait()
+    assert "could not be written" in capfd.readouterr().err
+
+
+def test_a_state_of_ones_own_needs_two_methods(tmp_path: Path) -> None:
+    class Own(State):
+        def save(self) -> None: ...
+
+    with pytest.raises(NotImplementedError, match="Own has no checkpoint"):
+        Own().checkpoint()
+
+
+def test_an_object_state_comes_back_from_its_checkpoint(tmp_path: Path) -> None:
+    state = hvd.elastic.ObjectState(step=3, w=np.arange(4.0))
+    writer = Checkpoints(tmp_path, 1)
+    writer.write(1, state.checkpoint())
+    writer.wait()
+    other = hvd.elastic.ObjectState(step=0, w=np.zeros(4))
+    other.load_checkpoint(writer.newest())
+    assert other.step == 3
+    assert list(other.w) == [0.0, 1.0, 2.0, 3.0]
+    other.restore()
+    assert other.step == 3
+
+
+THREE = ("-np", "3", "--min-np", "1", *QUICK)
+
+
+def test_a_job_that_has_lost_all_ranks_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    faults = [f"{victim}:step:40" for victim in range(3)]
+    job = run_job(THREE, "numpy_training.py", 200, 0.005, *faults, CHECKPOINTS=str(tmp_path), EVERY="5")
+    check_exact(job, 200, {3, 4, 5})
+    assert "all ranks were lost: new ones start from the newest checkpoint" in job.text
+    assert all(result["started_at"] >= 30 for result in job.results)
+
+
+def test_a_second_job_starts_from_the_checkpoint_of_the_first(tmp_path: Path) -> None:
+    variables = {"CHECKPOINTS": str(tmp_path), "EVERY": "1"}
+    first = run_job(THREE, "numpy_training.py", 60, 0.01, "1:raise-step:12", **variables)
+    assert first.code == 1
+    second = run_job(THREE, "numpy_training.py", 60, 0.0, **variables)
+    check_exact(second, 60, {0, 1, 2})
+    assert all(result["started_at"] >= 8 for result in second.results)

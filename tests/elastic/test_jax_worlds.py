@@ -1,0 +1,29 @@
+"""JAX's programs in one world after another: one rank, two, one, three."""
+
+from __future__ import annotations
+
+import pytest
+from elastic.changing import run
+
+for package in ("jax", "optax"):
+    pytest.importorskip(package)
+
+PROGRAMS = ("Jit", "Eager", "Gradients", "Refusals")
+
+
+def test_one_rank_two_one_three() -> None:
+    run("programs_jax", PROGRAMS)
+
+
+def test_numbers_of_the_world_are_no_constants() -> None:
+    run("programs_jax", ("Constants",))
+
+
+@pytest.mark.full
+def test_the_loss_of_rank_0() -> None:
+    run("programs_jax", PROGRAMS, ("ABC", "BC", "CD"))
+    run("programs_jax", ("Constants",), ("ABC", "BC", "CD"))
+
+
+def test_a_failed_exchange_leaves_the_commit_intact() -> None:
+    run("programs_jax", ("FailedExchange",), ("AB",))

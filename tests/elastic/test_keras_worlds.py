@@ -1,0 +1,36 @@
+"""Keras' objects in one world after another, on each backend: one rank, two, one, three."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from elastic.changing import run
+from tiers import full_unless
+
+if importlib.util.find_spec("keras") is None:  # not imported here: that would fix its backend
+    pytest.skip("there is no keras here", allow_module_level=True)
+
+PROGRAMS = ("Fit", "EagerFit", "LocalLayer", "SeveralOptimizers", "WarmUp", "ConvertedBatches", "Refusals")
+EPOCHS = ("Interrupted", "ShuffledBatches", "SkippedBatches", "GroupedFit")
+
+
+BACKENDS = [
+    pytest.param(one, marks=full_unless(one == "tensorflow")) for one in ("tensorflow", "torch", "jax")
+]
+
+
+@pytest.mark.parametrize("programs", [PROGRAMS, EPOCHS], ids=["steps", "epochs"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_rank_two_one_three(backend: str, programs: tuple[str, ...]) -> None:
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"there is no {backend} here")
+    run("programs_keras", programs, KERAS_BACKEND=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_rank_is_lost_in_fit(backend: str) -> None:
+    """On JAX the arrays of the failed step have been donated, so they are gone."""
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"there is no {backend} here")
+    run("programs_keras", ("LostRank",), ("ABC", "BC"), KERAS_BACKEND=backend)
