@@ -1,0 +1,42 @@
+"""Lost ranks in a training with torch: the result is that of one process with the same samples."""
+
+from __future__ import annotations
+
+import pytest
+from elastic.running import QUICK, Ended, run_job
+
+pytest.importorskip("torch")
+
+SAMPLES = 90
+THREE = ("-np", "3", "--min-np", "1", *QUICK)
+
+
+def check(job: Ended, workers: set[int]) -> None:
+    """Checks that these workers have come to the end, equal to the replay, with each sample processed."""
+    assert job.code == 0, job.text
+    assert {result["worker"] for result in job.results} >= workers, job.text
+    for result in job.results:
+        assert result["difference"] < 1e-9
+        assert set(result["samples"]) == set(range(SAMPLES))
+        repeated = len(result["samples"]) - SAMPLES
+        assert repeated < max(result["sizes"])  # the last step of an epoch is filled up
+
+
+@pytest.mark.parametrize("place", ["step", "exchanged", "written"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_is_lost_in_a_training_with_torch(place: str, victim: int) -> None:
+    job = run_job(THREE, "torch_training.py", SAMPLES, f"{victim}:{place}:9")
+    check(job, {0, 1, 2} - {victim})
+    assert f"rank {victim} was lost" in job.text
+
+
+def test_two_ranks_are_lost_one_after_the_other_and_others_join() -> None:
+    job = run_job(THREE, "torch_training.py", SAMPLES, "1:written:3", "0:step:6", HOLD="12:3")
+    check(job, {2})
+    assert all(result["size"] == 3 for result in job.results)
+
+
+def test_nothing_is_lost_without_a_loss() -> None:
+    job = run_job(THREE, "torch_training.py", SAMPLES)
+    check(job, {0, 1, 2})
+    assert all(len(result["samples"]) == SAMPLES for result in job.results)
