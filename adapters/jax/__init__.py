@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sirtaki.common.objects import allgather_object, broadcast_object
 from sirtaki.common.ops import join
 from sirtaki.common.public import *  # noqa: F403
 from sirtaki.common.public import __all__ as _shared
 from sirtaki.common.public import lister as _lister
+from sirtaki.common.public import loader as _loader
 from sirtaki.jax.collectives import *  # noqa: F403
 from sirtaki.jax.collectives import __all__ as _collectives
 from sirtaki.jax.compression import Compression
 from sirtaki.jax.consistency import check_parameters
 from sirtaki.jax.optimizer import DistributedOptimizer, grad, value_and_grad
 from sirtaki.jax.parameters import broadcast_parameters, rank_key
+from sirtaki.jax.topology import *  # noqa: F403
+
+if TYPE_CHECKING:
+    from sirtaki.jax import elastic
 
 __all__ = [
     *_shared,
     *_collectives,
     "Compression",
     "DistributedOptimizer",
+    "elastic",
     "value_and_grad",
     "grad",
     "join",
@@ -30,3 +38,4 @@ __all__ = [
 ]
 
 __dir__ = _lister(__all__)
+__getattr__ = _loader(__name__)

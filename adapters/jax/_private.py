@@ -14,3 +14,9 @@ _JAX = Framework("jax", jax.__version__, "0.5.3, 0.7.2 and 0.10.2")
 LOWERED_EVENT: str = _JAX.symbol("jax._src.dispatch.JAXPR_TO_MLIR_MODULE_EVENT")
 # MLIR's Python bindings, to change a lowered program.
 ir: Any = _JAX.symbol("jaxlib.mlir.ir")
+
+
+def weakly_typed(array: Any) -> Any:
+    """Returns an array whose dtype gives way to others in promotions, as that of a number does."""
+    convert = _JAX.symbol("jax._src.lax.lax._convert_element_type")
+    return convert(array, array.dtype, weak_type=True)

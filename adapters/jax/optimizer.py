@@ -15,6 +15,7 @@ from sirtaki.jax.collectives import allreduce
 from sirtaki.jax.compression import Compression, Compressor
 from sirtaki.jax.consistency import BROADCAST, around
 from sirtaki.numpy.consistency import EagerChecks
+from sirtaki.numpy.worlds import require_all_ranks
 
 
 class AccumulatingState(NamedTuple):
@@ -62,7 +63,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
 
     Raises:
         TypeError: `optimizer` is not a transformation of optax.
-        ValueError: backward_passes_per_step is less than 1.
+        ValueError: backward_passes_per_step is less than 1, or a process set in an elastic job.
     """
     import optax  # imported late, because only this needs it
 
@@ -75,6 +76,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
         raise ValueError(
             f"backward_passes_per_step is {backward_passes_per_step}, but it has to be 1 at least"
         )
+    require_all_ranks(process_set)
     inner = optax.with_extra_args_support(optimizer)
 
     checks = EagerChecks(f"check of {name}", BROADCAST)
@@ -131,7 +133,11 @@ def value_and_grad(
     Args:
         fun, argnums, has_aux, options: as for jax.value_and_grad.
         name, compression, op, process_set: as for `DistributedOptimizer`.
+
+    Raises:
+        ValueError: a process set in an elastic job.
     """
+    require_all_ranks(process_set)
     local = jax.value_and_grad(fun, argnums, has_aux, **options)
 
     @wraps(fun)

@@ -12,6 +12,7 @@ from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.jax.collectives import _run
 from sirtaki.jax.consistency import is_array, is_key
 from sirtaki.jax.exchange_options import ExchangeOptions
+from sirtaki.jax.programs import note_size
 
 
 def broadcast_parameters(
@@ -50,4 +51,5 @@ def rank_key(key: Any) -> Any:
 
     Nothing is sent. Raises NotInitializedError (a ValueError) before init().
     """
+    note_size(key)
     return jax.random.fold_in(key, current().rank)

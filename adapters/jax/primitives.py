@@ -14,6 +14,7 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.default_context import current
 from sirtaki.jax import eager, lowering, target
 from sirtaki.jax.exchange_options import KINDS, ExchangeOptions, dtype_code, result_shape
+from sirtaki.jax.programs import note_size
 
 _LINEAR_OPS = (core.SUM, core.AVERAGE)
 
@@ -24,6 +25,8 @@ def bind(options: ExchangeOptions, arrays: Sequence[Any]) -> list[Any]:
 
 
 def _shapes(*avals: Any, options: ExchangeOptions) -> list[Any]:
+    if options.members or options.process_set:  # shapes depend on it; sets are numbered anew in each world
+        note_size()
     shaped = []
     for aval, name in zip(avals, options.names, strict=True):
         dtype_code(aval.dtype, name)
@@ -54,6 +57,7 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, options: ExchangeOptio
     places = [place for place, cotangent in enumerate(cotangents) if type(cotangent) is not ad.Zero]
     sent = bind(_transposed(options).of(places), [cotangents[place] for place in places])
     if options.kind == core.BROADCAST:
+        note_size()
         is_root = current().rank == options.root  # a factor, so that all ranks' programs have the same steps
         sent = [jnp.asarray(is_root, cotangent.dtype) * cotangent for cotangent in sent]
     moved = dict(zip(places, sent, strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sirtaki.keras.version import check as _check
 
 _check()
@@ -11,6 +13,7 @@ from sirtaki.common.ops import barrier, join  # noqa: E402
 from sirtaki.common.public import *  # noqa: E402, F403
 from sirtaki.common.public import __all__ as _shared  # noqa: E402
 from sirtaki.common.public import lister as _lister  # noqa: E402
+from sirtaki.common.public import loader as _loader  # noqa: E402
 from sirtaki.keras import callbacks  # noqa: E402
 from sirtaki.keras.broadcasting import broadcast_model, broadcast_variables  # noqa: E402
 from sirtaki.keras.compression import Compression  # noqa: E402
@@ -23,6 +26,9 @@ from sirtaki.keras.progress import verbose  # noqa: E402
 from sirtaki.keras.saving import load_model  # noqa: E402
 from sirtaki.keras.sharding import shard, shard_arrays  # noqa: E402
 
+if TYPE_CHECKING:
+    from sirtaki.keras import elastic
+
 __all__ = [
     *_shared,
     *_operations,
@@ -30,6 +36,7 @@ __all__ = [
     "DistributedOptimizer",
     "PartialDistributedOptimizer",
     "callbacks",
+    "elastic",
     "barrier",
     "join",
     "broadcast_variables",
@@ -45,3 +52,4 @@ __all__ = [
 ]
 
 __dir__ = _lister(__all__)
+__getattr__ = _loader(__name__)

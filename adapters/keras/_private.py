@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,37 @@ def layers_of(model: Any) -> Sequence[Any]:
 def trainable_variables_of(optimizer: Any) -> Sequence[Any]:
     """Returns the variables that an optimizer was built for."""
     return _KERAS.attribute(optimizer, "_trainable_variables")
+
+
+def accumulators_of(optimizer: Any) -> Sequence[Any]:
+    """Returns the variables in which an optimizer adds up this rank's gradients of several passes."""
+    return getattr(optimizer, "_accumulated_gradients", ())  # only an optimizer that accumulates has them
+
+
+def discard_jax_state(model: Any) -> None:
+    """Makes Keras on JAX forget the values of the last step, which a failed step has taken away from it."""
+    if getattr(model, "_jax_state", None) is not None:
+        model._jax_state = None
+
+
+def keep_order_of(kind: type[Any]) -> None:
+    """Makes `fit` read datasets of this class in their order, whatever its argument `shuffle`.
+
+    A version of Keras in which that cannot be done may shuffle them.
+    """
+    adapter = _KERAS.optional("keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter")
+    if adapter is None or getattr(adapter.__init__, "is_patched", False):
+        return
+    plain = adapter.__init__
+
+    @functools.wraps(plain)
+    def initialise(self: Any, x: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(x, kind) and "shuffle" in kwargs:
+            kwargs["shuffle"] = False
+        plain(self, x, *args, **kwargs)
+
+    initialise.is_patched = True  # type: ignore[attr-defined]
+    adapter.__init__ = initialise
 
 
 def inputs_of(dataset: Any) -> Sequence[Any]:

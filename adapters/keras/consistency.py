@@ -16,6 +16,7 @@ from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.keras.gradient_reducer import Exchange, stable_path
 from sirtaki.numpy import consistency
 from sirtaki.numpy.consistency import EagerChecks, Subject
+from sirtaki.numpy.worlds import is_elastic
 
 _BROADCAST = (
     "hvd.broadcast_model(model, root_rank=0), or fit with hvd.callbacks.BroadcastGlobalVariablesCallback(0),"
@@ -74,7 +75,9 @@ class OptimizerChecks:
         members = process_set.members(current())
         if len(members) == 1 or current().rank not in members:
             return
-        if not self._exchange.has_reduced and _steps_of(self._optimizer()) != self._first_step:
+        has_stepped = _steps_of(self._optimizer()) != self._first_step
+        # In an elastic job a rank that joins has the steps of others.
+        if has_stepped and not self._exchange.has_reduced and not is_elastic():
             raise ValueError(
                 "steps were taken that exchanged nothing between the ranks: the model's training step had "
                 "been compiled before DistributedOptimizer was called. Call "

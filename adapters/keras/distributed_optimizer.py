@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 
+from sirtaki.bindings.default_context import find
+from sirtaki.bindings.errors import HostsUpdatedInterrupt
 from sirtaki.keras._private import trainable_variables_of
 from sirtaki.keras.consistency import OptimizerChecks
 from sirtaki.keras.gradient_reducer import Exchange
@@ -56,12 +59,14 @@ class Distributed(keras.optimizers.Optimizer):
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Works like the optimizer's own, which `fit` calls at its end; checks that the variables are equal
-        then.
+        then. When a rank leaves its world in an elastic job, the training goes on, and nothing is final.
 
         Raises:
             ParametersDifferError: they are not.
             ValueError: the steps have exchanged nothing.
         """
+        if _is_leaving():
+            return
         super().finalize_variable_values(var_list)
         self._checks.after_steps(var_list)
 
@@ -73,6 +78,14 @@ class Distributed(keras.optimizers.Optimizer):
     def from_config(cls, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Returns a plain optimizer of this configuration: the distribution is not part of it."""
         return cls._plain.from_config(config, *args, **kwargs)
+
+
+def _is_leaving() -> bool:
+    """Returns whether `fit` ends because the ranks change; on JAX it ends its optimizer even then."""
+    context = find()
+    if context is None or context.survivors is None:
+        return False
+    return context.failure is not None or isinstance(sys.exc_info()[1], HostsUpdatedInterrupt)
 
 
 def make_distributed(optimizer: Any, exchange: Exchange) -> Any:

@@ -10,12 +10,16 @@ from typing import Any
 
 import keras
 
+from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.common.groups import Groups, partitioned
 from sirtaki.common.ops import Average, Max, Sum, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet
 from sirtaki.keras.backends import Backend, Combination, Gradient
 from sirtaki.keras.compression import Compressor, NoneCompressor
+from sirtaki.numpy.worlds import is_elastic, require_all_ranks, reserve_number
+
+KIND = "keras.optimizer.{}"  # the name of the counter of a process set's optimizers
 
 
 @dataclass
@@ -49,6 +53,7 @@ class Exchange:
         sparse_as_dense: whether sparse gradients are exchanged as dense ones.
         factor: multiplies the combined gradients; Keras averages accumulated passes instead of adding them.
         local: the gradients that are not exchanged.
+        number: its number among the optimizers that have been made in one world.
         has_reduced: whether gradients have been reduced, or a step that reduces them has been compiled.
     """
 
@@ -60,9 +65,18 @@ class Exchange:
     sparse_as_dense: bool = False
     factor: float = 1.0
     local: LocalVariables = field(default_factory=LocalVariables)
+    number: int = 0
     has_reduced: bool = field(default=False, init=False)
     _is_done: bool = field(default=False, init=False)
     _postponed: list[Any] = field(default_factory=list, init=False)
+
+    def move_to(self, context: Context) -> None:
+        """Continues in another world, under the same names: steps that have been compiled contain them."""
+        number = self.how.process_set.number(context)
+        reserve_number(context, KIND.format(number), self.number)
+
+    def retire(self) -> None:
+        """Does nothing: another optimizer of this name does not meet this one."""
 
     @property
     def is_done(self) -> bool:
@@ -100,8 +114,9 @@ class Exchange:
         self.has_reduced = True
         results = list(gradients)
         members = self.how.process_set.members(current())
-        if current().rank in members and len(members) > 1:
+        if current().rank in members and (len(members) > 1 or is_elastic()):
             self._reduce_among(len(members), results, variables)
+            results = self.backend.joined(results) if is_elastic() else results
         if self.factor != 1.0:
             results = [None if one is None else self.backend.scaled(one, self.factor) for one in results]
         return results
@@ -114,7 +129,7 @@ class Exchange:
             if id(variable) not in own:
                 exchanged.append(index)
             elif self.local.scale and results[index] is not None:
-                results[index] = self.backend.scaled(results[index], 1.0 / ranks)
+                results[index] = self.backend.divided(results[index], ranks)
         # Values that Keras stores unchanged, such as the maxima of 8-bit floats, have no sum.
         stored = [index for index in exchanged if id(variables[index]) in overwriting]
         if stored:
@@ -167,9 +182,11 @@ def stable_path(variable: Any) -> str:
 def combination(op: int, predivide: float, process_set: ProcessSet) -> Combination:
     """Returns how gradients are combined; `predivide` divides before an average, and multiplies after it.
 
-    Raises ValueError for an operation or a factor that gradients cannot be combined with.
+    Raises ValueError for an operation or a factor that gradients cannot be combined with, or, in an elastic
+    job, a process set.
     """
     if op not in (Average, Sum):
         raise ValueError("op has to be Average or Sum: gradients of Keras can be combined in these ways only")
     how = gradient_reduction(op, predivide)
+    require_all_ranks(process_set)
     return Combination(op, how.prescale, how.postscale, process_set)

@@ -14,8 +14,9 @@ from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.keras import backends
 from sirtaki.keras.compression import Compression, Compressor
 from sirtaki.keras.distributed_optimizer import Distributed, make_distributed
-from sirtaki.keras.gradient_reducer import Exchange, LocalVariables, combination
+from sirtaki.keras.gradient_reducer import KIND, Exchange, LocalVariables, combination
 from sirtaki.keras.loss_scale import patch_loss_scale_optimizer
+from sirtaki.numpy.worlds import add_survivor
 
 _GROUP_RULES = GroupRules("variable", ", but it has to be 0 (all together) or the number of groups")
 
@@ -43,7 +44,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     (`optimizer.apply`, `apply_gradients`), before Keras clips them or checks whether they are finite: the
     ranks together do what one process with all their batches would. The same optimizer is returned: it
     remains an instance of its own class, with its state, and it is saved as the plain one. In a world of one
-    nothing is exchanged.
+    nothing is exchanged. In an elastic job it continues when the ranks change.
 
     Args:
         optimizer: any optimizer of Keras 3, also a LossScaleOptimizer.
@@ -69,7 +70,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
 
     Raises:
         ValueError: wrong arguments, an object that is not an optimizer of Keras 3, or one that is already
-            distributed.
+            distributed; a process set in an elastic job.
         UnsupportedError: Keras runs on a backend other than TensorFlow, torch or JAX.
         NotInitializedError: init() has not been called.
     """
@@ -77,7 +78,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     combined = combination(op, gradient_predivide_factor, process_set)
     groups = num_groups if groups is None else groups
     check_groups(groups, _GROUP_RULES)
-    number = current().next_number(f"keras.optimizer.{process_set.number(current())}")
+    number = current().next_number(KIND.format(process_set.number(current())))
     exchange = Exchange(
         backends.find(),
         name or (f"gradient.{number}" if number else "gradient"),
@@ -87,7 +88,9 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         sparse_as_dense,
         _accumulate(optimizer, backward_passes_per_step, average_aggregated_gradients),
         LocalVariables(scale_local_gradients),
+        number,
     )
+    add_survivor(exchange)
     patch_loss_scale_optimizer()
     return make_distributed(optimizer, exchange)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
 
 from sirtaki.bindings.default_context import current
 from sirtaki.keras._private import functions_of, inputs_of
-
-Uneven = Literal["pad", "drop", "keep"]
+from sirtaki.keras.shares import Deal, Share, Uneven
+from sirtaki.numpy.worlds import is_elastic
 
 
 def shard(dataset: Any, *, shuffle: bool = True, seed: int = 0, buffer_size: int = 10_000) -> Any:
@@ -73,6 +73,10 @@ def shard_arrays(
             and validation, where ranks need not have the same number of batches; in training a rank could
             wait.
 
+    In an elastic job, give the dataset to the state, as `hvd.elastic.KerasState(model, data=dataset)`: an
+    epoch in which the ranks change then continues with the samples that are left. `fit` reads the batches in
+    their order there, also without shuffle=False.
+
     Returns:
         A keras.utils.PyDataset, which works with every backend.
 
@@ -80,85 +84,46 @@ def shard_arrays(
         ValueError: arrays of different lengths, fewer samples than ranks, or an unknown `uneven`.
         NotInitializedError: init() has not been called.
     """
-    return _ShardOfSamples((x, y, sample_weight), batch_size, _ShardSampler(shuffle, seed, uneven))
+    return _ShardOfSamples(
+        (x, y, sample_weight), lambda count: Deal(count, "samples", batch_size, shuffle, seed, uneven)
+    )
 
 
-class _ShardSampler:
-    """A distribution of the numbers from 0 to `count` - 1 over the ranks, new in each epoch."""
-
-    def __init__(self, shuffle: bool, seed: int, uneven: Uneven) -> None:
-        if uneven not in ("pad", "drop", "keep"):
-            raise ValueError(f"uneven is {uneven!r}, but it has to be 'pad', 'drop' or 'keep'")
-        context = current()
-        self._rank, self._size = context.rank, context.size
-        self._shuffle, self._seed, self._uneven = shuffle, seed, uneven
-
-    def check(self, count: int, what: str) -> None:
-        """Raises ValueError if there are not enough for each rank."""
-        if count < self._size:
-            raise ValueError(f"there are {count} {what} for {self._size} ranks: each needs at least one")
-
-    def indices(self, count: int, epoch: int) -> Any:
-        """Returns this rank's numbers."""
-        order = np.arange(count)
-        if self._shuffle:
-            np.random.default_rng((self._seed, epoch)).shuffle(order)
-        if self._uneven == "pad":
-            order = np.concatenate([order, order[: -count % self._size]])
-        elif self._uneven == "drop":
-            order = order[: count - count % self._size]
-        return order[self._rank :: self._size]
-
-
-class _ShardOfSamples(keras.utils.PyDataset):
+class _ShardOfSamples(Share):
     """Batches of this rank's samples."""
 
-    def __init__(self, parts: Sequence[Any], batch_size: int, sampler: _ShardSampler) -> None:
-        super().__init__()
+    def __init__(self, parts: Sequence[Any], deal: Callable[[int], Deal]) -> None:
         self._parts = [_mapped(part, np.asarray) for part in parts]
         lengths = {len(array) for part in self._parts for array in _arrays(part)}
         if len(lengths) != 1:
             raise ValueError(f"the arrays have {sorted(lengths)} samples, but they have to have as many")
-        self._count = lengths.pop()
-        self._batch_size, self._sampler, self._epoch = batch_size, sampler, 0
-        sampler.check(self._count, "samples")
-        self._own = sampler.indices(self._count, 0)
-
-    def __len__(self) -> int:
-        return -(-len(self._own) // self._batch_size)
+        super().__init__(deal(lengths.pop()))
 
     def __getitem__(self, index: int) -> Any:
-        rows = self._own[index * self._batch_size : (index + 1) * self._batch_size]
+        rows = self._units(index)
         x, y, weight = (_mapped(part, lambda array: array[rows]) for part in self._parts)
         if weight is not None:
             return x, y, weight
         return (x,) if y is None else (x, y)
 
-    def on_epoch_end(self) -> None:
-        self._epoch += 1
-        self._own = self._sampler.indices(self._count, self._epoch)
 
-
-class _ShardOfBatches(keras.utils.PyDataset):
+class _ShardOfBatches(Share):
     """This rank's batches of another dataset."""
 
     def __init__(self, dataset: Any, shuffle: bool, seed: int) -> None:
-        super().__init__()
-        self._dataset, self._epoch = dataset, 0
-        self._sampler = _ShardSampler(shuffle, seed, "drop")
-        self._sampler.check(len(dataset), "batches")
-        self._own = self._sampler.indices(len(dataset), 0)
-
-    def __len__(self) -> int:
-        return len(self._own)
+        super().__init__(Deal(len(dataset), "batches", 1, shuffle, seed, "drop"))
+        self._dataset = dataset
 
     def __getitem__(self, index: int) -> Any:
-        return self._dataset[int(self._own[index])]
+        return self._dataset[int(self._units(index)[0])]
 
     def on_epoch_end(self) -> None:
         self._dataset.on_epoch_end()
-        self._epoch += 1
-        self._own = self._sampler.indices(len(self._dataset), self._epoch)
+        super().on_epoch_end()
+
+    def finish_epoch(self) -> None:
+        self._deal.resize(len(self._dataset))
+        super().finish_epoch()
 
 
 def _refuse_other_orders(dataset: Any) -> None:
@@ -206,10 +171,12 @@ def _shard_of_elements(dataset: Any) -> Any:
     """Selects elements rank, rank + size, ... of a tf.data.Dataset, equally many on all ranks."""
     context = current()
     size, rank = context.size, context.rank
-    if size == 1:
-        return dataset
     tensorflow = sys.modules["tensorflow"]
     count = int(dataset.cardinality())
+    if is_elastic():
+        return _shard_in_any_world(dataset, count)
+    if size == 1:
+        return dataset
     if count == tensorflow.data.INFINITE_CARDINALITY:
         return dataset.shard(size, rank)
     if count >= 0:
@@ -222,3 +189,30 @@ def _shard_of_elements(dataset: Any) -> Any:
         return window.skip(rank).take(1)
 
     return dataset.window(size, drop_remainder=True).flat_map(own)  # of unknown length: full rounds only
+
+
+def _shard_in_any_world(dataset: Any, count: int) -> Any:
+    """Selects the elements of this rank in the world in which the dataset is iterated over.
+
+    Its cardinality is unknown, because it depends on the number of ranks then.
+    """
+    from sirtaki.tensorflow.topology_ops import rank_op, size_op  # only with data of TensorFlow
+
+    tensorflow = sys.modules["tensorflow"]
+    if 0 <= count < current().size:
+        raise ValueError(f"there are {count} elements for {current().size} ranks: each needs at least one")
+
+    def own(_: Any) -> Any:
+        size, rank = (tensorflow.cast(one, tensorflow.int64) for one in (size_op(), rank_op()))
+        if count == tensorflow.data.INFINITE_CARDINALITY:
+            return dataset.shard(size, rank)
+        if count >= 0:
+            return dataset.shard(size, rank).take(count // size)
+
+        def turn(*parts: Any) -> Any:
+            window = tensorflow.data.Dataset.zip(parts[0] if len(parts) == 1 else parts)
+            return window.skip(rank).take(1)
+
+        return dataset.window(size, drop_remainder=True).flat_map(turn)
+
+    return tensorflow.data.Dataset.range(1).flat_map(own)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sirtaki.common.handles import Handle, poll, synchronize
 from sirtaki.common.objects import allgather_object, broadcast_object
 from sirtaki.common.ops import barrier, join
 from sirtaki.common.public import *  # noqa: F403
 from sirtaki.common.public import __all__ as _shared
 from sirtaki.common.public import lister as _lister
+from sirtaki.common.public import loader as _loader
 from sirtaki.numpy.collectives import *  # noqa: F403
 from sirtaki.numpy.collectives import __all__ as _collectives
+
+if TYPE_CHECKING:
+    from sirtaki.numpy import elastic
 
 __all__ = [
     *_shared,
     *_collectives,
     "Handle",
+    "elastic",
     "barrier",
     "join",
     "poll",
@@ -24,3 +31,4 @@ __all__ = [
 ]
 
 __dir__ = _lister(__all__)
+__getattr__ = _loader(__name__)

@@ -20,6 +20,7 @@ from sirtaki.common.process_sets import ProcessSet
 from sirtaki.common.round_checks import RoundChecks
 from sirtaki.numpy.arrays import row_major_view
 from sirtaki.numpy.collectives import allreduce
+from sirtaki.numpy.worlds import add_survivor
 
 _PLAIN = (str, bool, type(None), Real)
 Named = Iterable[tuple[str, Any]]
@@ -124,8 +125,18 @@ class EagerChecks:
         """
         self._name, self._remedy, self._first_check = name, remedy, first_check
         self._context: Context | None = None
+        add_survivor(self)
         self._arrays: Arrays
-        self._checks: RoundChecks
+        self._checks: RoundChecks | None = None
+
+    def move_to(self, context: Context) -> None:
+        """Begins again in another world."""
+        self.retire()
+
+    def retire(self) -> None:
+        """Drops the world of the comparisons so far."""
+        self._context = None
+        self._checks = None
 
     @contextmanager
     def around(
@@ -146,23 +157,24 @@ class EagerChecks:
         if len(members) == 1 or context.rank not in members:
             yield
             return
-        self._begin(context, process_set, subject)
-        if self._checks.wants_gradients:
+        checks = self._begin(context, process_set, subject)
+        if checks.wants_gradients:
             for index, gradient in enumerate(gradients()):
                 if gradient is not None and np.any(np.asarray(gradient)):
-                    self._checks.note_gradient(index, checksum_of(np.asarray(gradient)))
-        self._checks.start()
+                    checks.note_gradient(index, checksum_of(np.asarray(gradient)))
+        checks.start()
         try:
             yield
-            self._checks.finish()
+            checks.finish()
         except BaseException:
-            self._checks.discard()
+            checks.discard()
             raise
-        self._checks.report()
+        checks.report()
 
-    def _begin(self, context: Context, process_set: ProcessSet, subject: Subject) -> None:
-        if self._context is not context:
+    def _begin(self, context: Context, process_set: ProcessSet, subject: Subject) -> RoundChecks:
+        if self._checks is None or self._context is not context:
             scope = Scope(context, process_set, self._name, self._remedy)
             self._context, self._arrays = context, Arrays(scope, subject)
             self._checks = RoundChecks(scope, self._arrays, self._first_check)
         self._arrays.subject = subject
+        return self._checks

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from typing import Any as _Any
 
 from sirtaki.common.public import *  # noqa: F403
 from sirtaki.common.public import __all__ as _shared
 from sirtaki.common.public import lister as _lister
+from sirtaki.common.public import loader as _loader
 from sirtaki.tensorflow.accumulation import GradientAccumulator
 from sirtaki.tensorflow.collectives import *  # noqa: F403
 from sirtaki.tensorflow.collectives import __all__ as _collectives
@@ -17,20 +19,24 @@ from sirtaki.tensorflow.optimizer import DistributedOptimizer
 from sirtaki.tensorflow.state import allgather_object, broadcast_object, broadcast_variables
 from sirtaki.tensorflow.synchronization import barrier, join
 from sirtaki.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from sirtaki.tensorflow.topology import *  # noqa: F403
 from sirtaki.tensorflow.topology_ops import *  # noqa: F403
 from sirtaki.tensorflow.topology_ops import __all__ as _topology_ops
 from sirtaki.tensorflow.xla import enable_xla
+
+if TYPE_CHECKING:
+    from sirtaki.tensorflow import elastic
 
 _library()
 
 
 def __getattr__(name: str) -> _Any:
-    """Imports the parts that need Keras on first use, because Keras takes seconds to import."""
+    """Imports some parts on first use: one needs Keras, which takes seconds to import."""
     if name == "SyncBatchNormalization":
         from sirtaki.tensorflow.sync_batch_norm import SyncBatchNormalization
 
         return SyncBatchNormalization
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _loader(__name__)(name)
 
 
 __all__ = [
@@ -44,6 +50,7 @@ __all__ = [
     "GradientAccumulator",
     "SyncBatchNormalization",  # noqa: F405  # __getattr__ makes it
     "barrier",
+    "elastic",
     "enable_xla",
     "join",
     "broadcast_variables",

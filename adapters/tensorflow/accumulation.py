@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from sirtaki.bindings.context import Context
+from sirtaki.numpy.worlds import add_survivor
 from sirtaki.tensorflow.exchange import GradientExchange
 
 
@@ -18,7 +20,8 @@ class GradientAccumulator:
         gradients = tape.gradient(loss, variables)  # of a plain tf.GradientTape
         accumulator.add(gradients, lambda sums: optimizer.apply_gradients(zip(sums, variables)))
 
-    Works eagerly and in one tf.function. All ranks must make the same passes.
+    Works eagerly and in one tf.function. All ranks must make the same passes. When the ranks of an elastic
+    job change, it starts again with the first pass.
     """
 
     def __init__(self, passes: int, average_aggregated_gradients: bool = False, **exchange: Any) -> None:
@@ -40,6 +43,7 @@ class GradientAccumulator:
         self._exchange = GradientExchange(sparse_as_dense=True, is_checked=False, **exchange)
         self._count: Any = None
         self._sums: list[Any] = []
+        add_survivor(self)
 
     def add(self, gradients: Sequence[Any], apply: Callable[[list[Any]], Any]) -> tf.Tensor:
         """Adds gradients; with those of the last pass, calls `apply` with the combined sums, and starts
@@ -67,11 +71,22 @@ class GradientAccumulator:
         tf.cond(is_due, lambda: self._apply(apply), lambda: tf.constant(False))
         return is_due
 
-    def _apply(self, apply: Callable[[list[Any]], Any]) -> tf.Tensor:
-        sums = [None if one is None else one / tf.cast(self._divisor, one.dtype) for one in self._sums]
-        apply(self._exchange.reduce(sums, self._sums))
+    def move_to(self, context: Context) -> None:
+        """Drops the gradients of passes that were made in another world."""
+        if self._count is not None:
+            self._reset()
+
+    def retire(self) -> None:
+        """Does nothing: an accumulator that is dropped has no effect on others."""
+
+    def _reset(self) -> None:
         for total in self._sums:
             if total is not None:
                 total.assign(tf.zeros_like(total))
         self._count.assign(0)
+
+    def _apply(self, apply: Callable[[list[Any]], Any]) -> tf.Tensor:
+        sums = [None if one is None else one / tf.cast(self._divisor, one.dtype) for one in self._sums]
+        apply(self._exchange.reduce(sums, self._sums))
+        self._reset()
         return tf.constant(True)

@@ -13,6 +13,7 @@ from sirtaki.bindings.default_context import current
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.numpy import consistency
 from sirtaki.numpy.consistency import EagerChecks, Subject
+from sirtaki.numpy.worlds import add_survivor
 
 _BROADCAST = "hvd.broadcast_variables(model.variables, root_rank=0)"
 
@@ -58,7 +59,16 @@ class _AllSeries:
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        add_survivor(self)
         self._found: dict[tuple[int, ...], _Series] = {}
+
+    def move_to(self, context: Context) -> None:
+        """Ends: it belongs to the world that ends."""
+        self.retire()
+
+    def retire(self) -> None:
+        """Ends; another world gets series of its own."""
+        _current_series.clear()
 
     def find(self, process_set: int, variables: Sequence[Any]) -> _Series:
         key = (process_set, *map(id, variables))

@@ -11,6 +11,7 @@ import tensorflow as tf
 from sirtaki.common.groups import GroupRules, Groups, check_groups, partitioned
 from sirtaki.common.ops import Average, Reduction, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.numpy.worlds import is_elastic, require_all_ranks
 from sirtaki.tensorflow.collectives import grouped_allreduce
 from sirtaki.tensorflow.compression import Compression, Compressor
 from sirtaki.tensorflow.consistency import reduce_checked
@@ -42,6 +43,7 @@ class GradientExchange:
     def __post_init__(self) -> None:
         self._how = gradient_reduction(self.op, self.gradient_predivide_factor)
         check_groups(self.groups, _GROUP_RULES)
+        require_all_ranks(self.process_set)
 
     def keep_local(self, source: Any) -> None:
         """Excludes the gradients of this source from the exchange."""
@@ -74,7 +76,7 @@ class GradientExchange:
         for chosen in self._buckets(which, results, sources):
             for i, result in zip(chosen, self._combined([results[i] for i in chosen]), strict=True):
                 results[i] = result
-        return results
+        return joined(results) if is_elastic() else results
 
     def _own(self, gradient: Any, source: Any) -> Any:
         """Returns the gradient to exchange for a source; for a local one, its result."""
@@ -115,3 +117,16 @@ class GradientExchange:
                 buckets.append([])
                 filled = 0
         return [bucket for bucket in buckets if bucket]
+
+
+def joined(results: list[Any]) -> list[Any]:
+    """Returns results of a function's operations that are available only once all operations have succeeded.
+
+    So a step whose second exchange fails has not yet assigned what the first one has returned.
+    """
+    if tf.executing_eagerly():
+        return results
+    which = [i for i, result in enumerate(results) if result is not None]
+    for i, result in zip(which, tf.tuple([results[i] for i in which]) if which else [], strict=True):
+        results[i] = result
+    return results

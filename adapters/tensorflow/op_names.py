@@ -18,6 +18,7 @@ import tensorflow as tf
 from sirtaki.bindings.default_context import current
 from sirtaki.common.ops import numbered_name
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.numpy.worlds import is_elastic
 from sirtaki.tensorflow._private import BODY_GRAPHS
 
 # The number of times that each name has been requested in a graph.
@@ -28,9 +29,16 @@ def set_number(process_set: ProcessSet) -> int:
     """Returns the core's number of a process set. That of all ranks needs no init() yet.
 
     Raises:
-        ValueError: the set is not in use.
+        ValueError: the set is not in use; or a function of an elastic job is being traced.
     """
-    return 0 if process_set is global_process_set else process_set.number(current())
+    if process_set is global_process_set:
+        return 0
+    if is_elastic() and not tf.executing_eagerly():
+        raise ValueError(
+            "in an elastic job a function of TensorFlow cannot use a process set: it would keep the set's "
+            "number, which another set may have when the ranks have changed"
+        )
+    return process_set.number(current())
 
 
 def label(kind: str, name: str | None, process_set: int) -> tf.Tensor:

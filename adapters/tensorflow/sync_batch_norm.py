@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from sirtaki.common.ops import Sum
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.numpy.worlds import require_all_ranks
 from sirtaki.tensorflow._private import require_moments
 from sirtaki.tensorflow.collectives import allreduce
 
@@ -35,7 +36,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
             options: those of keras.layers.BatchNormalization.
 
         Raises:
-            ValueError: fused is not False, or Keras does not run on TensorFlow.
+            ValueError: fused is not False, Keras does not run on TensorFlow, or a process set in an elastic
+                job.
         """
         if fused is not False:
             raise ValueError("SyncBatchNormalization cannot be fused; leave `fused` out")
@@ -44,6 +46,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
                 f"this SyncBatchNormalization is for Keras on TensorFlow, and Keras runs on "
                 f"{keras.backend.backend()}; set KERAS_BACKEND=tensorflow before Keras is imported"
             )
+        require_all_ranks(process_set)
         super().__init__(**options)
         self.process_set = process_set
 

@@ -227,6 +227,16 @@ def test_an_array_that_differs_is_repaired_and_reported(all_current: bool) -> No
     assert "by up to 0.5" in text
 
 
+def test_nothing_is_compared_without_the_setting() -> None:
+    def body() -> None:
+        state = Held({"a": np.array([float(hvd.rank())])})
+        receive(state, is_current=True, all_current=True)
+        assert state.arrays["a"].tolist() == [float(hvd.rank())]
+
+    with world(2, check_parameters="0") as made:
+        made.run(body)
+
+
 def test_a_value_that_is_no_number_is_repaired() -> None:
     def body() -> None:
         state = Held({"a": np.array([1.0, np.nan if hvd.rank() else 2.0])})
@@ -304,6 +314,25 @@ def test_a_failure_in_the_middle_leaves_the_last_commit_intact(
         assert state.epoch == rank
 
     on_ranks(3, body)
+
+
+def test_a_checkpoint_is_loaded_by_another_process() -> None:
+    import cloudpickle
+
+    state = Held(values(1) | {"seed": np.array([1])}, epoch=3, account=Account())
+    content = state.checkpoint()
+    expected = cloudpickle.dumps(content)
+    state.arrays["normal"][:] = 0.0
+    state.save()
+    assert cloudpickle.dumps(content) == expected  # later commits do not change it
+    other = Held(values(2) | {"seed": np.array([2])}, epoch=0, account=Account())
+    other.load_checkpoint(cloudpickle.loads(expected))
+    other.restore()
+    assert_equal(other.arrays, values(1) | {"seed": np.array([2])})
+    assert other.epoch == 3
+    wrong = Held(values(2) | {"scalar": np.zeros(2)}, epoch=0, account=Account())
+    with pytest.raises(ParametersDifferError, match="'scalar'"):
+        wrong.load_checkpoint(cloudpickle.loads(expected))
 
 
 def test_large_arrays_are_sent_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,3 +191,16 @@ def test_gradients_of_several_passes_stay_on_the_rank() -> None:
         assert int(state.optimizer.passes) == 1
 
     on_ranks(2, body)
+
+
+@pytest.mark.parametrize("donated", [True, False])
+def test_a_checkpoint_is_loaded_by_another_process(donated: bool) -> None:
+    import cloudpickle
+
+    state = JaxState(donated, params=tree(3), epoch=3)
+    pickled = cloudpickle.dumps(state.checkpoint())
+    other = JaxState(donated, params=tree(0), epoch=0)
+    other.load_checkpoint(cloudpickle.loads(pickled))
+    other.restore()
+    assert_same(other.params, tree(3))
+    assert other.epoch == 3

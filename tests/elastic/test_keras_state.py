@@ -270,8 +270,9 @@ def test_the_rest_of_an_epoch_is_dealt_to_any_number_of_ranks(sizes: tuple[int, 
             if state:
                 data.load_state_dict(state)
             last = len(data) if is_last else data.skipped + steps
-            mine = [int(one) for index in range(data.skipped, last) for one in data[index][0]]
-            assert len(data[0][0]) == batch_size  # batches that are skipped can be read
+            batches = [data[index][0] for index in range(last)]
+            assert len(batches[0]) == batch_size  # also a batch that is skipped
+            mine = [int(one) for batch in batches[data.skipped :] for one in batch]
             data.record(last)
             return mine, data.state_dict()
 

@@ -12,7 +12,7 @@ if importlib.util.find_spec("keras") is None:  # not imported here: that would f
     pytest.skip("there is no keras here", allow_module_level=True)
 
 PROGRAMS = ("Fit", "EagerFit", "LocalLayer", "SeveralOptimizers", "WarmUp", "ConvertedBatches", "Refusals")
-EPOCHS = ("Interrupted", "ShuffledBatches", "SkippedBatches", "GroupedFit")
+EPOCHS = ("Interrupted", "OrderOfBatches", "SkippedBatches", "GroupedFit")
 
 
 BACKENDS = [

@@ -45,6 +45,10 @@ class Combination(NamedTuple):
 class Backend(Protocol):
     """The interface of each module of this package."""
 
+    def array(self, tensor: Any) -> Any:
+        """Returns a tensor's values as an array of numpy, without a copy if that is possible."""
+        ...
+
     def is_sparse(self, gradient: Any) -> bool:
         """Returns whether it is not a tensor, but rows of one that can be exchanged as they are."""
         ...
@@ -55,6 +59,17 @@ class Backend(Protocol):
 
     def scaled(self, gradient: Any, factor: float) -> Any:
         """Returns a gradient, sparse or not, multiplied by a number."""
+        ...
+
+    def divided(self, gradient: Any, ranks: int) -> Any:
+        """Returns a gradient, sparse or not, divided by the number of ranks.
+
+        In a step that is compiled in an elastic job, that is their number when the step runs.
+        """
+        ...
+
+    def joined(self, gradients: list[Any]) -> list[Any]:
+        """Returns the results of several exchanges so that none is available before all have succeeded."""
         ...
 
     def allreduce(self, name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:

@@ -6,9 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from sirtaki.jax import grouped_allreduce
+from sirtaki.jax.programs import note_size
 from sirtaki.keras.backends import Combination, Gradient
+
+
+def array(tensor: Any) -> Any:
+    """Works like `Backend.array`. Waits for the tensor."""
+    return np.asarray(tensor)
 
 
 def is_sparse(gradient: Any) -> bool:
@@ -24,6 +31,17 @@ def is_eager(gradients: Sequence[Any]) -> bool:
 def scaled(gradient: Any, factor: float) -> Any:
     """Works like `Backend.scaled`."""
     return gradient * factor
+
+
+def divided(gradient: Any, ranks: int) -> Any:
+    """Works like `Backend.divided`."""
+    note_size(gradient)
+    return gradient / ranks
+
+
+def joined(gradients: list[Any]) -> list[Any]:
+    """Works like `Backend.joined`: a program whose exchange fails has no results."""
+    return gradients
 
 
 def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sirtaki.keras.backends import Combination, Gradient
-from sirtaki.tensorflow import grouped_allreduce
+from sirtaki.numpy.worlds import is_elastic
+from sirtaki.tensorflow import exchange, grouped_allreduce, size_op
+
+
+def array(tensor: Any) -> Any:
+    """Works like `Backend.array`."""
+    return np.asarray(tf.convert_to_tensor(tensor))  # np.asarray() of a variable would be a copy
 
 
 def is_sparse(gradient: Any) -> bool:
@@ -21,11 +28,23 @@ def is_eager(gradients: Sequence[Any]) -> bool:
     return tf.executing_eagerly()
 
 
-def scaled(gradient: Any, factor: float) -> Any:
+def scaled(gradient: Any, factor: Any) -> Any:
     """Works like `Backend.scaled`."""
     if is_sparse(gradient):
         return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
     return gradient * factor
+
+
+def divided(gradient: Any, ranks: int) -> Any:
+    """Works like `Backend.divided`."""
+    if not is_elastic() or tf.executing_eagerly():
+        return scaled(gradient, 1.0 / ranks)
+    return scaled(gradient, 1.0 / tf.cast(size_op(), gradient.dtype))
+
+
+def joined(gradients: list[Any]) -> list[Any]:
+    """Works like `Backend.joined`."""
+    return exchange.joined(gradients)
 
 
 def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import torch
 
 from sirtaki.bindings.default_context import current
@@ -15,6 +16,13 @@ from sirtaki.common.requests import ALLREDUCE_IN_PLACE, CollectiveOptions
 from sirtaki.keras.backends import Combination, Gradient
 from sirtaki.torch.autograd import COLLECTIVES
 from sirtaki.torch.tensors import shares_elements
+
+
+def array(tensor: Any) -> Any:
+    """Works like `Backend.array`."""
+    if tensor.dtype == torch.bfloat16 or tensor.device.type != "cpu":
+        return keras.ops.convert_to_numpy(tensor)
+    return tensor.detach().numpy()
 
 
 def is_sparse(gradient: Any) -> bool:
@@ -30,6 +38,16 @@ def is_eager(gradients: Sequence[Any]) -> bool:
 def scaled(gradient: Any, factor: float) -> Any:
     """Works like `Backend.scaled`."""
     return gradient * factor
+
+
+def divided(gradient: Any, ranks: int) -> Any:
+    """Works like `Backend.divided`. No step is compiled."""
+    return gradient / ranks
+
+
+def joined(gradients: list[Any]) -> list[Any]:
+    """Works like `Backend.joined`: an exchange that fails has raised before."""
+    return gradients
 
 
 @torch.compiler.disable

@@ -53,13 +53,18 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         _hint_if_undistributed(self.model)
         self._is_due = not all(plan.is_built for plan in gathered)
         if not self._is_due:
-            broadcast_model(self.model, self._root_rank, local_variables=self._local_variables)
+            self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._is_due:
             self._is_due = False
             sync_variables(self.model)
-            broadcast_model(self.model, self._root_rank, local_variables=self._local_variables)
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        """Broadcasts from the given rank; in an elastic job from rank 0, which has the training's state."""
+        root = self._root_rank if current().survivors is None else 0
+        broadcast_model(self.model, root, local_variables=self._local_variables)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         optimizer = _distributed_of(self.model)

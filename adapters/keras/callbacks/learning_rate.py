@@ -103,7 +103,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate in even steps, batch by batch, from `initial_lr` / size to `initial_lr`.
 
     Many ranks together process a large batch, and a learning rate that suits it is too large for the first
-    epochs.
+    epochs. In an elastic job the present number of ranks counts, and `fit(initial_epoch=state.epoch, ...)`
+    continues the warm-up instead of beginning it again.
     """
 
     def __init__(
@@ -126,9 +127,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             ValueError: `initial_lr` is None.
             NotInitializedError: init() has not been called.
         """
-        size = current().size
+        current()  # raises before init(), not in the first batch
 
         def multiplier(epoch: float) -> float:
+            size = current().size  # in an elastic job it may change
             passed = min(epoch + 1.0 / self._steps(), warmup_epochs)
             return (1.0 + passed * (size - 1) / warmup_epochs) / size
 

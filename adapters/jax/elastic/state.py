@@ -1,0 +1,244 @@
+"""The state of an elastic training with JAX: trees of arrays, and attributes."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sirtaki.jax._private import weakly_typed
+from sirtaki.jax.consistency import is_array, is_key
+from sirtaki.jax.optimizer import AccumulatingState
+from sirtaki.numpy.elastic import ArraysState
+from sirtaki.numpy.elastic.entries import Entry, Kind
+
+
+class JaxState(ArraysState):
+    """The state of trees of arrays (parameters, an optimizer's state), and attributes. A commit keeps it.
+
+        state = hvd.elastic.JaxState(params=params, optimizer=optimizer.init(params), epoch=0)
+
+    Arrays and numbers of an attribute with an array of JAX are equal on all ranks, and checked after each
+    change of the ranks. So are keys of jax.random: `hvd.rank_key(state.key)` makes a rank's own of one.
+    Leaves of other types, such as functions, stay each rank's own, and so do gradients that
+    `DistributedOptimizer` adds up over several passes. Other attributes are copied and sent as objects.
+
+    A restored or received array has the dtype, the weak type, and the device or sharding that it had.
+    """
+
+    def __init__(self, donated: bool = True, own: Collection[str] = (), **kwargs: Any) -> None:
+        """Creates the state, and saves it.
+
+        Args:
+            donated: whether programs get the arrays as donated arguments, which takes them away from the
+                state. If False, a commit keeps the arrays themselves; otherwise it copies them to the host.
+            own: the attributes that are each rank's own: saved and restored, but never sent or compared.
+            kwargs: attributes.
+
+        Raises:
+            ValueError: a name in `own` is not that of an attribute.
+            UnsupportedError: an array of a dtype that cannot be sent.
+        """
+        unknown = sorted(set(own) - set(kwargs))
+        if unknown:
+            raise ValueError(f"own names {unknown[0]!r}, which is not an attribute of this state")
+        self._donated, self._own = donated, frozenset(own)
+        self._kept: dict[str, Any] = {}  # the trees of the last commit, unless they are copied
+        super().__init__(**kwargs)
+
+    def save(self) -> None:
+        """Waits until the arrays are computed, and keeps them.
+
+        If one cannot be computed, the last commit is intact.
+        """
+        if self._donated:
+            super().save()
+            return
+        trees = {tree.attribute: getattr(self, tree.attribute) for tree in self._trees()}
+        jax.block_until_ready(trees)
+        entries, values = self._entries(), copy.deepcopy(self._values())
+        self._saved_entries, self._saved_details = entries, self._details(entries)
+        self._kept, self._saved_state, self._is_saved = trees, values, True
+
+    def can_restore(self) -> bool:
+        """Returns whether the last commit is complete: nobody has donated its arrays, if it has no copies."""
+        leaves = jax.tree_util.tree_leaves(self._kept)
+        return super().can_restore() and not any(
+            leaf.is_deleted() for leaf in leaves if isinstance(leaf, jax.Array)
+        )
+
+    def restore(self) -> None:
+        """Sets arrays and attributes to their values at the last commit.
+
+        Raises:
+            RuntimeError: there is no complete copy, or an array has been donated in spite of donated=False.
+        """
+        if not self.can_restore() and self._is_saved:
+            raise RuntimeError(
+                "arrays of the last commit have been donated to a program, so they are gone: leave "
+                "donated=False out, or do not donate the arrays of the state"
+            )
+        if self._donated:
+            super().restore()
+            return
+        self._set(self._kept | copy.deepcopy(self._saved_state))
+
+    def _values(self) -> dict[str, Any]:
+        in_trees = {tree.attribute for tree in self._trees()}
+        return {name: value for name, value in super()._values().items() if name not in in_trees}
+
+    def _trees(self) -> list[_Tree]:
+        flattened = {name: jax.tree_util.tree_flatten(getattr(self, name)) for name in self._names}
+        return [
+            _Tree(name, structure, leaves)
+            for name, (leaves, structure) in flattened.items()
+            if any(isinstance(leaf, jax.Array) for leaf in leaves)
+        ]
+
+    def _entries(self) -> list[Entry]:
+        entries = []
+        for tree in self._trees():
+            sums = _sums_of(getattr(self, tree.attribute))
+            paths = jax.tree_util.tree_flatten_with_path(getattr(self, tree.attribute))[0]
+            for index, (path, leaf) in enumerate(paths):
+                if not is_array(leaf):
+                    continue
+                shape, dtype = _description(leaf)
+                name = f"{tree.attribute}{jax.tree_util.keystr(path)}"
+                place = _Place(tree, index, _Template.of(leaf), id(leaf) in sums)
+                is_own = place.is_sum or tree.attribute in self._own
+                entries.append(Entry(name, shape, dtype, Kind.OWN if is_own else Kind.EQUAL, place))
+                tree.leaves[index] = None  # memory is not held by a description
+        return entries
+
+    def _read(self, entries: Sequence[Entry]) -> list[Any]:
+        return _arrays(entries, {tree.attribute: tree.leaves for tree in self._trees()})
+
+    def _saved_arrays(self, entries: Sequence[Entry]) -> list[Any]:
+        if self._donated:
+            return super()._saved_arrays(entries)
+        return _arrays(entries, {name: jax.tree_util.tree_leaves(tree) for name, tree in self._kept.items()})
+
+    def _details(self, entries: Sequence[Entry]) -> frozenset[str]:
+        """Returns the names of weakly typed arrays, which a step may have made others than at the start."""
+        return frozenset(entry.name for entry in entries if entry.target.template.is_weak)
+
+    def _clear_own(self) -> None:
+        sums = [entry for entry in self._entries() if entry.target.is_sum]
+        self._write(sums, (np.zeros(one.shape, one.dtype) for one in sums), self._details(sums))
+
+    def _write(self, entries: Sequence[Entry], arrays: Iterable[Any], details: frozenset[str]) -> None:
+        by_tree: defaultdict[str, dict[int, Any]] = defaultdict(dict)
+        trees = {entry.target.tree.attribute: entry.target.tree for entry in entries}
+        for entry, array in zip(entries, arrays, strict=True):
+            place = entry.target
+            by_tree[place.tree.attribute][place.position] = place.template.made(array, entry.name in details)
+        for name, made in by_tree.items():
+            tree = trees[name]
+            leaves = list(tree.leaves)
+            if any(leaf is None and index not in made for index, leaf in enumerate(leaves)):
+                leaves = jax.tree_util.tree_leaves(getattr(self, name))
+            for index, leaf in made.items():
+                leaves[index] = leaf
+            setattr(self, name, tree.structure.unflatten(leaves))
+
+
+def _arrays(entries: Sequence[Entry], leaves_of: dict[str, list[Any]]) -> list[Any]:
+    """Returns the arrays for entries, from the leaves of each attribute; waits until they are computed."""
+    leaves = [leaves_of[entry.target.tree.attribute][entry.target.position] for entry in entries]
+    leaves = [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in leaves]
+    jax.block_until_ready(leaves)
+    return [np.asarray(leaf) for leaf in leaves]
+
+
+def _sums_of(tree: Any) -> set[int]:
+    """Returns the `id()` of each leaf in which gradients of several passes are added up."""
+    numbers: set[int] = set()
+    for node in jax.tree_util.tree_leaves(tree, is_leaf=lambda one: isinstance(one, AccumulatingState)):
+        if isinstance(node, AccumulatingState):
+            numbers |= {id(leaf) for leaf in jax.tree_util.tree_leaves(node.total)} | _sums_of(node.inner)
+    return numbers
+
+
+class _Tree(NamedTuple):
+    """An attribute that is a tree of arrays.
+
+    Attributes:
+        attribute: its name.
+        structure: without the leaves.
+        leaves: in their order; None in place of those that are described by entries.
+    """
+
+    attribute: str
+    structure: Any
+    leaves: list[Any]
+
+
+@dataclass(frozen=True)
+class _Template:
+    """The properties of a leaf besides its values.
+
+    Attributes:
+        kind: its type; jax.Array for all arrays of JAX.
+        is_weak: whether its dtype gives way to others.
+        sharding: the device or devices that it has been put on; None if it was not put anywhere.
+        key: the implementation of random numbers whose keys it has; None for other arrays.
+    """
+
+    kind: type[Any]
+    is_weak: bool = False
+    sharding: Any = None
+    key: Any = None
+
+    @classmethod
+    def of(cls, leaf: Any) -> _Template:
+        """Returns the template of an array or number, which may have been donated."""
+        if not isinstance(leaf, jax.Array):
+            return cls(type(leaf))
+        sharding = leaf.sharding if getattr(leaf, "committed", True) else None
+        if is_key(leaf):
+            return cls(jax.Array, False, sharding, jax.random.key_impl(leaf))
+        return cls(jax.Array, leaf.weak_type, sharding)
+
+    def made(self, array: Any, is_weak: bool) -> Any:
+        """Returns a leaf with these values. May keep the array's memory."""
+        if self.kind is not jax.Array:
+            if issubclass(self.kind, np.ndarray):
+                return array
+            return array[()] if issubclass(self.kind, np.generic) else self.kind(array.item())
+        made: Any = jnp.asarray(array)
+        if self.key is not None:
+            made = jax.random.wrap_key_data(made, impl=self.key)
+        elif is_weak:
+            made = weakly_typed(made)
+        return made if self.sharding is None else jax.device_put(made, self.sharding)
+
+
+class _Place(NamedTuple):
+    """The leaf that an entry stands for.
+
+    Attributes:
+        tree, position: where it is.
+        template: its properties.
+        is_sum: whether it is the sum of this rank's gradients since the last step.
+    """
+
+    tree: _Tree
+    position: int
+    template: _Template
+    is_sum: bool
+
+
+def _description(leaf: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Returns the shape and dtype of a leaf's array; the leaf may have been donated."""
+    if is_key(leaf):
+        leaf = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+    elif not isinstance(leaf, jax.Array):
+        leaf = np.asarray(leaf)
+    return tuple(leaf.shape), np.dtype(leaf.dtype)

@@ -1,0 +1,48 @@
+"""Compiled programs in an elastic job: those that depend on the number of ranks are traced again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.default_context import current
+
+
+class _Programs:
+    """The programs of this process that have been traced with a rank or a number of ranks as a constant."""
+
+    def __init__(self) -> None:
+        self._context: Context | None = None  # the world in which such a program has been traced
+
+    def note(self) -> None:
+        """Records that one is being traced."""
+        context = current()
+        if context.survivors is not None and context is not self._context:
+            self._context = context
+            context.survivors.add(self)
+
+    def move_to(self, context: Context) -> None:
+        """Makes JAX trace and compile all programs again."""
+        self.retire()
+
+    def retire(self) -> None:
+        """Makes JAX trace and compile all programs again: functions outlive the training function's calls."""
+        if self._context is not None:
+            self._context = None
+            jax.clear_caches()
+
+
+_programs = _Programs()
+
+
+def note_size(operand: Any = None) -> None:
+    """Records that the present rank, or number of ranks, becomes a constant of the program being traced.
+
+    Does nothing outside of programs: `operand` is an array that would be traced; None: it is found out.
+    """
+    traced = jnp.zeros(()) if operand is None else operand
+    if isinstance(traced, jax.core.Tracer):
+        _programs.note()

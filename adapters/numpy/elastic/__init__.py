@@ -1,0 +1,9 @@
+"""Elastic training with arrays: the states, and the base of states whose arrays are kept as copies."""
+
+from __future__ import annotations
+
+from sirtaki.common.elastic.decorator import run
+from sirtaki.common.elastic.state import ObjectState, State
+from sirtaki.numpy.elastic.arrays_state import ArraysState
+
+__all__ = ["ArraysState", "ObjectState", "State", "run"]

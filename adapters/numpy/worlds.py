@@ -1,0 +1,39 @@
+"""The rules for objects that are used in several worlds of an elastic job, for every library of arrays."""
+
+from __future__ import annotations
+
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.default_context import find
+from sirtaki.bindings.survivors import Survivor
+from sirtaki.common.process_sets import ProcessSet, global_process_set
+
+
+def is_elastic() -> bool:
+    """Returns whether the ranks of this job may change. Worlds of one rank then exchange, too."""
+    context = find()
+    return context is not None and context.survivors is not None
+
+
+def add_survivor(one: Survivor) -> None:
+    """Registers an object that has to act when the ranks change; does nothing in other jobs."""
+    context = find()
+    if context is not None and context.survivors is not None:
+        context.survivors.add(one)
+
+
+def require_all_ranks(process_set: ProcessSet) -> None:
+    """Raises ValueError if an object of an elastic job is to work on some of the ranks only."""
+    if process_set is not global_process_set and is_elastic():
+        raise ValueError(
+            "in an elastic job gradients and statistics are those of all ranks, because ranks come and go: "
+            "leave process_set out"
+        )
+
+
+def reserve_number(context: Context, kind: str, number: int) -> None:
+    """Makes sure that objects of a kind which a world creates get higher numbers than this one.
+
+    An object keeps its number, and so its names, from world to world: compiled programs contain them.
+    """
+    while context.count_of(kind) <= number:
+        context.next_number(kind)

@@ -1,0 +1,65 @@
+"""The state of an elastic training with TensorFlow's variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sirtaki.numpy.elastic import ArraysState
+from sirtaki.numpy.elastic.entries import Entry, Kind
+
+
+class TensorFlowState(ArraysState):
+    """The state of variables, and attributes. A commit copies it.
+
+    Trainable variables are equal on all ranks, and checked after each change of the ranks. The others are
+    sent to ranks that need a state, and are otherwise each rank's own.
+    """
+
+    def __init__(self, variables: Iterable[Any] | None = None, session: None = None, **kwargs: Any) -> None:
+        """Creates the state, and saves it.
+
+        Args:
+            variables: of TensorFlow's or Keras', in the same order on all ranks; with those of the optimizer,
+                which therefore has to be built.
+            session: None: only TensorFlow 1 has sessions.
+            kwargs: attributes, such as `epoch=0, batch=0`.
+
+        Raises:
+            ValueError: no variables, an object that is not one, or a session.
+        """
+        if session is not None or not tf.executing_eagerly():
+            raise ValueError("TensorFlowState needs eager execution: sessions of TensorFlow 1 are not served")
+        if variables is None:
+            raise ValueError(
+                "TensorFlowState needs the variables, because TensorFlow 2 has no list of all of them: "
+                "TensorFlowState([*model.variables, *optimizer.variables], epoch=0)"
+            )
+        self.variables = list(variables)
+        wrong = next((one for one in self.variables if not hasattr(one, "assign")), None)
+        if wrong is not None:
+            raise ValueError(f"TensorFlowState takes variables, not {type(wrong).__name__}")
+        super().__init__(**kwargs)
+
+    def _entries(self) -> list[Entry]:
+        return [
+            Entry(
+                f"{place}: {getattr(one, 'path', None) or one.name.partition(':')[0]}",
+                tuple(one.shape),
+                np.dtype(tf.as_dtype(one.dtype).as_numpy_dtype),
+                Kind.EQUAL if one.trainable else Kind.SENT,
+                one,
+            )
+            for place, one in enumerate(self.variables)
+        ]
+
+    def _read(self, entries: Sequence[Entry]) -> list[Any]:
+        # A tensor shares its memory with the array; np.asarray() of a variable would be a copy.
+        return [np.asarray(tf.convert_to_tensor(entry.target)) for entry in entries]
+
+    def _write(self, entries: Sequence[Entry], arrays: Iterable[Any], details: Any) -> None:
+        for entry, array in zip(entries, arrays, strict=True):
+            entry.target.assign(array)
