@@ -9,7 +9,6 @@ from typing import Any
 import keras
 
 from sirtaki.bindings.default_context import find
-from sirtaki.bindings.errors import HostsUpdatedInterrupt
 from sirtaki.keras._private import trainable_variables_of
 from sirtaki.keras.consistency import OptimizerChecks
 from sirtaki.keras.gradient_reducer import Exchange
@@ -81,11 +80,14 @@ class Distributed(keras.optimizers.Optimizer):
 
 
 def _is_leaving() -> bool:
-    """Returns whether `fit` ends because the ranks change; on JAX it ends its optimizer even then."""
+    """Returns whether `fit` ends by an exception in an elastic job, for example because the ranks change.
+
+    On JAX it ends its optimizer even then.
+    """
     context = find()
     if context is None or context.survivors is None:
         return False
-    return context.failure is not None or isinstance(sys.exc_info()[1], HostsUpdatedInterrupt)
+    return context.failure is not None or sys.exc_info()[1] is not None
 
 
 def make_distributed(optimizer: Any, exchange: Exchange) -> Any:

@@ -27,8 +27,9 @@ class Formation:
     def places(self, generation: int, text: str, changed: bool) -> tuple[World, ...]:
         """Returns the message to each member, without the name and the address of the rendezvous."""
         slots = [str(one.slot) for one in self.members]
+        joined = sum(one.first_generation in (0, generation) for one in self.members)
         return tuple(
-            World(generation, rank, slots, "", "", self.commit, list(self.current), changed, text)
+            World(generation, rank, slots, "", "", self.commit, list(self.current), joined, changed, text)
             for rank in range(len(slots))
         )
 

@@ -82,6 +82,8 @@ def finish(orders: Sequence[Action]) -> Finish:
 
 
 def place(rank: int, commit: int, current: list[int], slots: list[int], **rest: Any) -> World:
-    values = {"generation": 1, "changed": False, "text": "the job starts", **rest}
+    values = {"generation": 1, "joined": 0, "changed": False, "text": "the job starts", **rest}
+    if values["generation"] == 1:
+        values["joined"] = len(slots)
     names = [f"localhost:{one}" for one in slots]
     return World(rank=rank, slots=names, job="", address="", commit=commit, current=current, **values)

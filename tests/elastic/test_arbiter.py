@@ -116,7 +116,7 @@ def test_a_lost_worker_is_replaced_and_joins_by_a_planned_change() -> None:
     assert job.ticks(11.5) == [Send(0, Change(2, 1))]
     assert job.receives(0, Counted(2, 1, 7)) == [Send(0, LeaveAt(2, 8))]
     orders = job.leaves(0, "changed", 9)
-    rest = {"generation": 3, "text": "1 rank joins"}
+    rest = {"generation": 3, "joined": 1, "text": "1 rank joins"}
     places = (place(0, 9, [0], [0, 1], **rest), place(1, 9, [0], [0, 1], **rest))
     assert orders == [Close(), Open(3, (0, 2), places)]
 

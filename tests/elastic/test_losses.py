@@ -71,3 +71,16 @@ def test_no_loss_costs_nothing_but_the_summary_is_silent() -> None:
     check_exact(job, 40, {0, 1, 2, 3})
     assert "of ranks, " not in job.text
     assert all(len(result["changes"]) == 1 for result in job.results)
+
+
+def test_reset_callbacks_may_exchange_while_nobody_joins() -> None:
+    options = ("-np", "3", "--min-np", "1", "--blacklist-cooldown-range", "60", "60")
+    job = run_job(options, "numpy_training.py", 60, 0.0, "1:step:5", RESET="1")
+    check_exact(job, 60, {0, 2})
+
+
+def test_reset_callbacks_that_exchange_are_refused_when_a_rank_joins() -> None:
+    job = run_job(FOUR, "numpy_training.py", 60, 0.0, "1:step:5", HOLD="8:4", RESET="1")
+    assert job.code == 1
+    assert "ranks that have just joined do not call reset callbacks" in job.text
+    assert "in <lambda>() at numpy_training.py" in job.text

@@ -18,7 +18,7 @@ EXAMPLES = [
     messages.Counted(3, 1, 9),
     messages.Returned(3),
     messages.Drain(0),
-    World(4, 1, ["localhost:0", "localhost:2"], "job.4", "unix:@x", 17, [0], False, "rank 2 was lost"),
+    World(4, 1, ["localhost:0", "localhost:2"], "job.4", "unix:@x", 17, [0], 1, False, "rank 2 was lost"),
     messages.Change(4, 1),
     messages.LeaveAt(4, 10),
     messages.Over(4, "rank 1 was lost"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TypeVar
 
@@ -16,10 +17,15 @@ from sirtaki.bindings.errors import HorovodInternalError, HostsUpdatedInterrupt,
 from sirtaki.common.elastic.state import Start, State
 from sirtaki.runner.rendezvous.elastic.messages import Enlist, World
 from sirtaki.runner.rendezvous.elastic.process import WorkerProcess
+from sirtaki.runner.rendezvous.elastic.provisional import closed
 from sirtaki.runner.rendezvous.elastic.worker import Worker
 
 _Result = TypeVar("_Result")
 
+_NEWCOMERS = (
+    "ranks that have just joined do not call reset callbacks: exchange nothing in them, and begin the "
+    "function with it instead"
+)
 # Failures of a world after which the arbiter may form another one: a rank, its host or its link was lost, or
 # a rank has ended with an exception, which the arbiter judges by that rank's end.
 _OF_OTHERS = ("peer_lost", "timeout", "protocol", "aborted")
@@ -114,7 +120,8 @@ def _begin(process: WorkerProcess, state: State, message: Enlist) -> World:
             context = process.enter(world)
             rebuilt = time.monotonic()
             if not is_new:
-                state.on_reset()
+                with closed(context, _NEWCOMERS) if world.joined else nullcontext():
+                    state.on_reset()
             is_current = world.rank in world.current
             if is_new and world.rank == 0:  # and so are all ranks
                 _load_checkpoint(state)

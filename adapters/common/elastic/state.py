@@ -62,7 +62,8 @@ class State:
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Adds functions that survivors call after each change of the ranks, before the state is synced.
 
-        They may adapt what depends on `hvd.size()`, such as a learning rate. New ranks do not call them.
+        They may adapt what depends on `hvd.size()`, such as a learning rate. New ranks do not call them, so
+        they must not exchange anything.
         """
         self._reset_callbacks.extend(callbacks)
 

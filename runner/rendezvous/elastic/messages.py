@@ -86,6 +86,7 @@ class World(Message):
         job, address: the generation's rendezvous; the job's id has the digest of the members in it.
         commit: the commit with which the generation begins.
         current: the ranks that can restore that commit by themselves. Rank 0 is one of them.
+        joined: the number of ranks that are new.
         changed: whether all former members have left at one commit, and nobody joins or is lost.
         text: what has changed, for people.
     """
@@ -97,6 +98,7 @@ class World(Message):
     address: str
     commit: int
     current: list[int]
+    joined: int
     changed: bool
     text: str
 

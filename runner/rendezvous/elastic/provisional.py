@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import NoReturn
+from types import FrameType
+from typing import Any, NoReturn
 
 from sirtaki.bindings import user_code
 from sirtaki.bindings.context import Config, Context
@@ -45,9 +49,32 @@ class ProvisionalContext(Context):
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        place = user_code.call_site()
         raise NotInitializedError(
-            f"rank {self.rank} exchanges data outside of hvd.elastic.run{f' ({place})' if place else ''}: in "
-            "a job with --min-np, ranks exist only inside the function that @hvd.elastic.run decorates. Move "
-            "this call into it; the state is sent to all ranks before it starts"
+            f"rank {self.rank} exchanges data outside of hvd.elastic.run{_place()}: in a job with --min-np, "
+            "ranks exist only inside the function that @hvd.elastic.run decorates. Move this call into it; "
+            "the state is sent to all ranks before it starts"
         )
+
+
+@contextmanager
+def closed(context: Context, why: str) -> Iterator[None]:
+    """Refuses all exchanges inside, with this reason: other ranks would not take part."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise NotInitializedError(f"rank {context.rank} exchanges data{_place()}, but {why}")
+
+    context.clear_process_context()
+    context.enqueue = context.run = refuse  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del context.enqueue, context.run
+        context.set_process_context()
+
+
+def _place() -> str:
+    """Returns the user's innermost line, in parentheses; "" if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and user_code.is_internal(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f" ({user_code.CallSite(frame.f_code, frame.f_lasti)})" if frame is not None else ""

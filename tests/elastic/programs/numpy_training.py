@@ -99,6 +99,8 @@ def main() -> None:
     fail_if_planned("init", 0)
     state = hvd.elastic.ObjectState(step=0, w=np.zeros(WIDTH, np.float32), sizes=[])
     fail_during_recoveries(state)
+    if "RESET" in os.environ:
+        state.register_reset_callbacks([lambda: hvd.allreduce(np.ones(1), name="reset")])
     if "CHECKPOINTS" in os.environ:
         state.keep_checkpoints(os.environ["CHECKPOINTS"], every=int(os.environ["EVERY"]))
     train(state, SmallTraining(SAMPLES))
