@@ -87,8 +87,11 @@ class HostsUpdatedInterrupt(RuntimeError):  # Horovod's name
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
-        super().__init__("the ranks of this job are about to change")
+        super().__init__(skip_sync)
         self.skip_sync = skip_sync
+
+    def __str__(self) -> str:
+        return "the ranks of this job are about to change"
 
 
 for _kind in [one for one in vars().values() if isinstance(one, type) and issubclass(one, Exception)]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 HVDRUN = (sys.executable, "-m", "sirtaki.runner")
@@ -36,6 +38,16 @@ def init(generation=1):
 
 {}
 """
+
+
+@contextlib.contextmanager
+def default_signals() -> Iterator[None]:
+    """Sets default handlers inside."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGQUIT)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def script_writer(path: Path, template: str) -> Callable[[str], str]:

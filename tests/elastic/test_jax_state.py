@@ -142,7 +142,9 @@ def test_a_weak_type_is_that_of_rank_0() -> None:
     """A step may have made a strong type of it, which a new rank's array does not have yet."""
 
     def body() -> None:
-        rate = jnp.asarray(0.5) if hvd.rank() else jnp.asarray(0.25, jnp.float32)
+        rate = jnp.asarray(0.5)
+        if hvd.rank() == 0:
+            rate = jnp.asarray(0.25, rate.dtype)
         state = JaxState(rate=rate)
         receive(state, is_current=hvd.rank() == 0)
         assert not state.rate.weak_type

@@ -11,17 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import FAILSAFE_SECONDS, HVDRUN, RANK_SCRIPT, script_writer
+from launching import FAILSAFE_SECONDS, HVDRUN, RANK_SCRIPT, default_signals, script_writer
 
 
 @pytest.fixture(autouse=True, scope="package")
 def heeded_signals() -> Iterator[None]:
     """Sets default handlers: hvdrun respects nohup and background jobs, which tests must not inherit."""
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGQUIT)}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with default_signals():
+        yield
 
 
 @pytest.fixture
