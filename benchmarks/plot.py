@@ -1,9 +1,10 @@
-"""Draws the results of the benchmarks: docs/allreduce.png and docs/train_step.png.
+"""Draws the results of the benchmarks: docs/allreduce.png, docs/train_step.png and docs/recovery.png.
 
     python benchmarks/targets.py --longer --json build/figures.json
     python benchmarks/plot.py build/figures.json [--folder docs]
 
-The file may also come from allreduce.py or train_step.py, for one of the pictures. matplotlib is required.
+The file may also come from allreduce.py, train_step.py or recovery.py, for one of the pictures. matplotlib is
+required.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ BARS = {
     "prototype": ("prototype", "#999999"),
     "sirtaki": ("sirtaki", "#1f5fbf"),
 }
+RECOVERIES = {"sirtaki": "#1f5fbf", "torchrun": "#c8761c"}
 FOLDER = Option("--folder", type=Path, default=Path(__file__).parents[1] / "docs", help="where to (docs)")
 SIZE, DOTS_PER_INCH = (8.0, 4.2), 144
 
@@ -48,8 +50,10 @@ def main() -> None:
         written.append(draw_allreduce(allreduce, measured["machine"], options.folder / "allreduce.png"))
     if "models" in steps:
         written.append(draw_steps(steps["models"], measured["machine"], options.folder / "train_step.png"))
+    if "commit" in measured:
+        written.append(draw_recoveries(measured, measured["machine"], options.folder / "recovery.png"))
     if not written:
-        sys.exit(f"{options.file} holds neither an all-reduce nor training steps")
+        sys.exit(f"{options.file} holds no all-reduce, no training steps and no recoveries")
     print("wrote", *written)
 
 
@@ -91,6 +95,23 @@ def draw_steps(models: list[dict[str, Any]], machine: dict[str, Any], path: Path
     axes.set_xlabel("added to a step without exchange, %; thin lines: 95 % interval")
     axes.legend(frameon=False, loc="lower right")
     axes.set_title("What exchanging gradients costs, 2 ranks, one thread each", loc="left")
+    return finish(figure, machine, path)
+
+
+def draw_recoveries(measured: dict[str, Any], machine: dict[str, Any], path: Path) -> Path:
+    """Draws how many recoveries took how long, on a logarithmic scale of seconds."""
+    figure, axes = pyplot.subplots(figsize=SIZE)
+    edges = [10 ** (-1.5 + place / 12) for place in range(37)]  # from 0.03 to 30 s
+    for name, color in RECOVERIES.items():
+        if name in measured:
+            seconds = [max(kill["seconds"], edges[0]) for kill in measured[name]["kills"]]
+            axes.hist(seconds, bins=edges, label=f"{name}, {len(seconds)} kills", color=color)
+    axes.set_xscale("log")
+    axes.set_xticks([0.03, 0.1, 0.3, 1, 3, 10, 30], ["0.03", "0.1", "0.3", "1", "3", "10", "30"])
+    axes.set_xlabel("seconds from kill -9 of a rank to the next step of the others, beyond one step")
+    axes.set_ylabel("kills")
+    axes.legend(frameon=False)
+    axes.set_title("Recovery of 4 ranks, 25 M parameters", loc="left")
     return finish(figure, machine, path)
 
 

@@ -1,7 +1,6 @@
 """Measures how long a training stands still when a rank is killed, and when a new one joins.
 
-Usage: python benchmarks/recovery.py [--kills 20] [--optimizer sgd] [--peer-kills 3] [--picture FILE]
-                                      [--json FILE]
+Usage: python benchmarks/recovery.py [--kills 20] [--optimizer sgd] [--peer-kills 3] [--json FILE]
 
 A recovery is the time from `kill -9` of a rank, chosen at random, to the end of the survivors' first step in
 the next world, without the time of one step. A join is the longest step around it, without the time of one
@@ -98,8 +97,6 @@ def measure(options: Namespace) -> Results:
         ]
         torchrun += [f"--max-restarts={options.peer_kills + 1}"]
         results["torchrun"] = run_job(torchrun, "torchrun", options.optimizer, options.peer_kills)
-    if options.picture:
-        draw(results, options.picture)
     return results
 
 
@@ -178,25 +175,6 @@ def measure_commit(options: Namespace) -> dict[str, float]:
         return {"step": step_seconds(Observed(path).steps()), "commit": median(commits)}
 
 
-def draw(results: Results, path: Path) -> None:
-    """Draws the distribution of the recoveries."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
-    for name, colour in (("sirtaki", "#1f77b4"), ("torchrun", "#d95f02")):
-        if name in results:
-            seconds = [kill["seconds"] for kill in results[name]["kills"]]
-            axes.hist(seconds, bins=[10 ** (-2 + step / 8) for step in range(28)], label=name, color=colour)
-    axes.set_xscale("log")
-    axes.set_xlabel("seconds from kill -9 to the survivors' next step, beyond one step")
-    axes.set_ylabel("kills")
-    axes.legend()
-    figure.savefig(path, dpi=160)
-
-
 def show(results: Results) -> None:
     rows = []
     for name in ("sirtaki", "torchrun"):
@@ -231,7 +209,6 @@ OPTIONS = [
     number("--kills", 20, "ranks to kill under hvdrun"),
     number("--peer-kills", 3, "ranks to kill under torchrun; 0 leaves it out"),
     Option("--optimizer", choices=["sgd", "adam"], default="sgd", help="100 or 300 MB of state (sgd)"),
-    Option("--picture", type=Path, help="where to draw the distribution"),
 ]
 BENCHMARK = Benchmark(__doc__, OPTIONS, measure, show, judge)
 

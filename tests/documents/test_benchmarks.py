@@ -110,6 +110,17 @@ def test_checks_of_parameters_are_measured_beside_steps_without(tmp_path: Path) 
 
 
 @pytest.mark.full
+def test_recoveries_are_measured_beside_torchrun(tmp_path: Path) -> None:
+    path = tmp_path / "recovery.json"
+    run("recovery.py", "--kills", "1", "--peer-kills", "1", "--json", path)
+    measured = json.loads(path.read_text())
+    for launcher in ("sirtaki", "torchrun"):
+        assert len(measured[launcher]["kills"]) == 1
+        assert measured[launcher]["step"] > 0
+    assert measured["commit"]["commit"] > 0
+
+
+@pytest.mark.full
 def test_functions_of_tensorflow_are_measured_beside_its_own_strategy(tmp_path: Path) -> None:
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed")

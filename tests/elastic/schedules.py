@@ -64,7 +64,9 @@ def run_schedule(seed: int) -> None:
             job.kill()
         output.seek(0)
         text = output.read()
+    killed_late = "was lost after its training had ended" in text  # the job then fails, with exact results
     try:
-        check_exact(Ended(job.returncode, text, results_in(text)), SAMPLES, {spared})
+        assert job.returncode == int(killed_late), text
+        check_exact(Ended(0, text, results_in(text)), SAMPLES, {spared})
     except AssertionError as error:
         raise AssertionError(f"schedule {seed}: {error}") from None
