@@ -103,7 +103,7 @@ def draw_recoveries(measured: dict[str, Any], machine: dict[str, Any], path: Pat
     figure, axes = pyplot.subplots(figsize=SIZE)
     edges = [10 ** (-1.5 + place / 12) for place in range(37)]  # from 0.03 to 30 s
     for name, color in RECOVERIES.items():
-        if name in measured:
+        if name in measured and measured[name]["kills"]:
             seconds = [max(kill["seconds"], edges[0]) for kill in measured[name]["kills"]]
             axes.hist(seconds, bins=edges, label=f"{name}, {len(seconds)} kills", color=color)
     axes.set_xscale("log")

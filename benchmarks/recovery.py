@@ -32,7 +32,7 @@ from common.report import Target, at_most, show_table
 
 RANKS = 4
 STEADY_STEPS = 4  # in a full world, before the next kill
-LIMIT_SECONDS = 120.0  # for one recovery
+LIMIT_SECONDS = 60.0  # for one recovery
 END_STEPS = 1_000_000  # more than a measurement takes: the job is ended by a signal
 POLL_SECONDS = 0.002
 
@@ -54,6 +54,10 @@ class Recovery(NamedTuple):
     killed: float
     seconds: float
     join: float
+
+
+class StandstillError(RuntimeError):
+    """The ranks do not train again."""
 
 
 class Observed:
@@ -80,12 +84,13 @@ class Observed:
             if len(counts) == RANKS and min(counts.values()) >= STEADY_STEPS:
                 return steps
             time.sleep(POLL_SECONDS)
-        raise SystemExit("the job has ended, or the ranks do not train again")
+        raise StandstillError("the job has ended, or its ranks do not train again")
 
 
 def measure(options: Namespace) -> Results:
     """Runs both jobs. Seconds."""
-    ours = run_job([*hvdrun(RANKS), "--min-np", "1"], "sirtaki", options.optimizer, options.kills)
+    elastic = ["--min-np", "1", "--blacklist-cooldown-range", "1", "1"]  # replacements start at once
+    ours = run_job([*hvdrun(RANKS), *elastic], "sirtaki", options.optimizer, options.kills)
     results: Results = {"optimizer": options.optimizer, "sirtaki": ours, "commit": measure_commit(options)}
     if options.peer_kills:
         torchrun = [
@@ -115,7 +120,7 @@ def run_job(launcher: Sequence[str], name: str, optimizer: str, kills: int) -> d
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        observed, found = Observed(path), []
+        observed, found, failure = Observed(path), [], ""
         try:
             steps = observed.wait(job, 0.0)
             for _ in range(kills):
@@ -125,10 +130,14 @@ def run_job(launcher: Sequence[str], name: str, optimizer: str, kills: int) -> d
                 os.kill(victim, signal.SIGKILL)
                 steps = observed.wait(job, killed)
                 found.append(recovery(steps, killed, victim))
+        except StandstillError as error:
+            if name == "sirtaki":
+                raise
+            failure = str(error)
         finally:
             job.send_signal(signal.SIGTERM)
             job.wait(LIMIT_SECONDS)
-    return {"step": step_seconds(steps), "kills": [one._asdict() for one in found]}
+    return {"step": step_seconds(steps), "kills": [one._asdict() for one in found], "failure": failure}
 
 
 def step_seconds(steps: Sequence[Step]) -> float:
@@ -178,7 +187,9 @@ def measure_commit(options: Namespace) -> dict[str, float]:
 def show(results: Results) -> None:
     rows = []
     for name in ("sirtaki", "torchrun"):
-        if name in results:
+        if name in results and results[name]["failure"]:
+            print(f"{name}, after {len(results[name]['kills'])} recoveries: {results[name]['failure']}")
+        if name in results and results[name]["kills"]:
             seconds = [kill["seconds"] for kill in results[name]["kills"]]
             joins = [kill["join"] for kill in results[name]["kills"]]
             join = f"{median(joins):.2f} ({max(joins):.2f})" if name == "sirtaki" else "with the restart"

@@ -114,9 +114,9 @@ def test_recoveries_are_measured_beside_torchrun(tmp_path: Path) -> None:
     path = tmp_path / "recovery.json"
     run("recovery.py", "--kills", "1", "--peer-kills", "1", "--json", path)
     measured = json.loads(path.read_text())
-    for launcher in ("sirtaki", "torchrun"):
-        assert len(measured[launcher]["kills"]) == 1
-        assert measured[launcher]["step"] > 0
+    assert len(measured["sirtaki"]["kills"]) == 1
+    assert len(measured["torchrun"]["kills"]) == 1 or measured["torchrun"]["failure"]
+    assert all(measured[launcher]["step"] > 0 for launcher in ("sirtaki", "torchrun"))
     assert measured["commit"]["commit"] > 0
 
 
