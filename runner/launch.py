@@ -11,7 +11,7 @@ import socket
 import stat
 import struct
 import termios
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -66,11 +66,19 @@ class Settings:
 
 def run_job(settings: Settings) -> int:
     """Runs a job to its end and returns hvdrun's exit code. Raises LaunchError if it cannot start."""
+    return with_reaper(lambda wakeup, reaper: _Launch(settings, wakeup, reaper).run())
+
+
+def with_reaper(run: Callable[[WakeupPipe, Reaper], int]) -> int:
+    """Returns the result of `run`, during which signals are blocked until it unblocks them.
+
+    Afterwards the reaper has ended everything that was started. Raises LaunchError if there is no /proc.
+    """
     if not os.path.exists("/proc/self/stat"):
         raise LaunchError("sirtaki needs the file system /proc, which is not mounted here", 1)
     with contextlib.closing(WakeupPipe()) as wakeup, Reaper() as reaper:
         wakeup.block_signals()
-        return _Launch(settings, wakeup, reaper).run()
+        return run(wakeup, reaper)
 
 
 class _Launch:
@@ -95,7 +103,7 @@ class _Launch:
         folder = Path(make_job_directory(self._reaper))
         key_file = str(folder / "key")
         encrypt = _encrypts({**os.environ, **settings.additions})
-        job = Job(secrets.token_hex(8), len(placements), _write_key(key_file), VERSION, encrypt)
+        job = Job(secrets.token_hex(8), len(placements), write_job_key(key_file), VERSION, encrypt)
         server = self._make_server(job, str(folder), several_hosts=bool(remotes))
         post_mortem = self._make_post_mortem(len(placements), folder, bool(remotes))
         self._analyzer = FailureAnalyzer(settings.start_timeout, runs_python(settings.command))
@@ -239,7 +247,8 @@ class _Launch:
         return Progress("ranks are here", names, self._display.show_progress, self._display.refreshes)
 
 
-def _write_key(path: str) -> bytes:
+def write_job_key(path: str) -> bytes:
+    """Writes a new key to a file, and returns it. Raises LaunchError."""
     try:
         return write_key(path)
     except OSError as error:

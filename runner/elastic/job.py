@@ -21,23 +21,20 @@ from sirtaki.runner.elastic.discovery import Discovery
 from sirtaki.runner.elastic.post import Post
 from sirtaki.runner.elastic.settings import ElasticSettings
 from sirtaki.runner.environment import RankEnvironment, thread_counts
-from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import ExitStatus, signal_name
 from sirtaki.runner.job_directory import make_job_directory
-from sirtaki.runner.launch import Settings
+from sirtaki.runner.launch import Settings, with_reaper, write_job_key
 from sirtaki.runner.process import RankProcess
 from sirtaki.runner.rank_start import REPORTS, describe_start_failure
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.elastic.messages import End, Message
 from sirtaki.runner.rendezvous.elastic.process import ARBITER
 from sirtaki.runner.rendezvous.job import Job, RendezvousError
-from sirtaki.runner.rendezvous.key import write_key
 from sirtaki.runner.rendezvous.lifecycle import WORKER
 from sirtaki.runner.signals import WakeupPipe, stop_this_process
+from sirtaki.runner.supervisor import KILL_SECONDS, READER_GONE
 
-_KILL_SECONDS = 5.0  # between the request to end and SIGKILL
 _END_SECONDS = 30.0  # for a worker that was told to end, and may have files to write
-_READER_GONE = 141  # a shell's exit code for a program killed by SIGPIPE
 
 
 class ElasticJob:
@@ -53,7 +50,7 @@ class ElasticJob:
         self._display = Display(self._selector, settings.verbose)
         folder = make_job_directory(reaper)
         self._key_file = os.path.join(folder, "key")
-        job = Job(secrets.token_hex(8), 1, write_key(self._key_file), VERSION)
+        job = Job(secrets.token_hex(8), 1, write_job_key(self._key_file), VERSION)
         self._job, self._folder = job, Path(folder)
         self._post = Post(job, folder, self._receive, self._display.say)
         self._discovery = Discovery(elastic.script, elastic.slots_per_host, self._display.say)
@@ -106,7 +103,7 @@ class ElasticJob:
         if (due := self._arbiter.due) is not None and due <= now:
             self._carry_out(self._arbiter.tick(now))
         if self._kill_at is not None and self._kill_at <= now:
-            self._kill_at = now + _KILL_SECONDS
+            self._kill_at = now + KILL_SECONDS
             self._signal(signal.SIGKILL)
         for worker in [one for one, due in self._ends.items() if due <= now]:
             del self._ends[worker]
@@ -114,7 +111,7 @@ class ElasticJob:
         if error := self._display.reader_error:
             is_closed = isinstance(error, BrokenPipeError)
             text = "" if is_closed else f"cannot write to standard output: {error.strerror}"
-            self._stop(Finish(_READER_GONE if is_closed else 1, text), signal.SIGTERM)
+            self._stop(Finish(READER_GONE if is_closed else 1, text), signal.SIGTERM)
         self._serve()  # sends what the orders have queued
         if self._signal_to_send is not None:
             self._signal(self._signal_to_send)
@@ -259,7 +256,7 @@ class ElasticJob:
         if self._result is not None:
             return
         self._result = result
-        self._kill_at = time.monotonic() + _KILL_SECONDS
+        self._kill_at = time.monotonic() + KILL_SECONDS
         if result.code:
             self._signal_to_send = number  # after the message with the reason
 
@@ -295,12 +292,4 @@ class ElasticJob:
 
 def run_elastic_job(settings: Settings, elastic: ElasticSettings) -> int:
     """Runs an elastic job to its end; returns hvdrun's exit code. Raises LaunchError if it cannot start."""
-    if not os.path.exists("/proc/self/stat"):
-        raise LaunchError("sirtaki needs the file system /proc, which is not mounted here", 1)
-    wakeup = WakeupPipe()
-    try:
-        with Reaper() as reaper:
-            wakeup.block_signals()
-            return ElasticJob(settings, elastic, wakeup, reaper).run()
-    finally:
-        wakeup.close()
+    return with_reaper(lambda wakeup, reaper: ElasticJob(settings, elastic, wakeup, reaper).run())
