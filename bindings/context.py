@@ -7,11 +7,12 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from sirtaki.bindings.detached_operations import DetachedOperations
 from sirtaki.bindings.errors import Failure, error_of, status_name
 from sirtaki.bindings.library import ffi, lib, text
+from sirtaki.bindings.outputs import DeviceOutput, Output
 from sirtaki.bindings.request import Batch
 from sirtaki.bindings.survivors import Survivors
 from sirtaki.bindings.topology import SharedMemory, Topology
@@ -26,23 +27,6 @@ _IN_PROGRESS: int = lib.SRT_IN_PROGRESS
 _UNTOUCHED: int = lib.SRT_RESULT_UNTOUCHED
 _srt_enqueue, _srt_run, _srt_wait = lib.srt_enqueue, lib.srt_run, lib.srt_wait
 _srt_poll, _srt_release = lib.srt_poll, lib.srt_release
-
-
-class Output(NamedTuple):
-    """A result that the core allocated. The buffer owns it: the memory lives as long as the buffer does."""
-
-    buffer: Any
-    dtype: int
-    shape: tuple[int, ...]
-
-
-class DeviceOutput(NamedTuple):
-    """A result that the core allocated on a GPU. The core owns its memory until the request is released."""
-
-    address: int
-    bytes: int
-    dtype: int
-    shape: tuple[int, ...]
 
 
 class Config:
@@ -102,6 +86,7 @@ class Context:
         self.rank, self.size = topology.rank, topology.size
         self.is_shut_down = False
         self.survivors: Survivors | None = None  # in an elastic job
+        self.refused_batches = 0  # number that could not be queued
         self._config = config
         self._numbers: Counter[str] = Counter()
         self._progress_callbacks: deque[Callable[[], bool]] = deque()
@@ -157,10 +142,10 @@ class Context:
             self._detached.sweep()
         number = batch.count - start if count is None else count
         batch.context = self
-        check(
-            _srt_enqueue(self._pointer, batch.requests + start, number, batch.handles + start, batch.error),
-            batch.error,
-        )
+        requests, handles = batch.requests + start, batch.handles + start
+        status = _srt_enqueue(self._pointer, requests, number, handles, batch.error)
+        if status != _OK:
+            self._reject(status, batch)
 
     def run(self, batch: Batch) -> None:
         """Queues a whole batch and waits for it. Afterwards, `release` it or take its outputs."""
@@ -171,8 +156,12 @@ class Context:
         if status == _OK:
             return
         if not batch.handles[0]:
-            raise error_of(status, text(batch.error.text))
+            self._reject(status, batch)
         self.wait(batch)
+
+    def _reject(self, status: int, batch: Batch) -> NoReturn:
+        self.refused_batches += 1
+        raise error_of(status, text(batch.error.text))
 
     def wait(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
         """Waits until requests `start` to `start + count` have ended; raises the error of the first failed

@@ -124,8 +124,10 @@ def ended_operations(context: Context) -> int:
 
 
 def failed_operations(context: Context) -> int:
-    """Returns how many operations have ended with an error since the context was started."""
-    return int(_counted(context, ffi.NULL).failed)
+    """Returns how many operations have ended with an error, or could not be queued, since the context was
+    started; those that could not be queued together count once.
+    """
+    return int(_counted(context, ffi.NULL).failed) + context.refused_batches
 
 
 def _counted(context: Context, by_rank: Any) -> Any:

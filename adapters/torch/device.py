@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sirtaki.bindings.context import DeviceOutput
 from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.bindings.outputs import DeviceOutput
 from sirtaki.bindings.topology import Topology
 from sirtaki.torch import _private
 

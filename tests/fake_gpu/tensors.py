@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from fake_gpu import FOLDER, FakeGpu
-from sirtaki.bindings.context import Context, DeviceOutput
+from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import find
+from sirtaki.bindings.outputs import DeviceOutput
 from sirtaki.bindings.request import Batch
 from sirtaki.torch import device
 
