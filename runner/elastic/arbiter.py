@@ -53,6 +53,7 @@ class Arbiter:
         self._slots = list(slots)
         self._cooling = Cooling(rules.cooldown)
         self._members: Sequence[Worker] = ()
+        self._initial = 0  # the size of the first generation
         self._is_ending = False  # the training function has returned on a member
         self._ended_early: Worker | None = None  # with exit code 0, before the first generation
         self._has_trained = False  # all members of some generation have had the state
@@ -346,7 +347,8 @@ class Arbiter:
             worker.first_generation = worker.first_generation or self.generation
         self._members, self._news, self._change = members, [], PlannedChange()
         self.phase = Phase.LINKING
-        places = formation.places(self.generation, text, changed)
+        self._initial = self._initial or len(members)
+        places = formation.places(self.generation, self._initial, text, changed)
         if self.generation > 1:
             count = f"{len(members)} rank{'s' * (len(members) > 1)}"
             self._orders.append(Say(f"{count} from commit {formation.commit} on: {text}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sirtaki.runner.elastic.actions import Slot
 from sirtaki.runner.elastic.workers import Worker
@@ -24,14 +24,23 @@ class Formation:
     commit: int
     current: Sequence[int]
 
-    def places(self, generation: int, text: str, changed: bool) -> tuple[World, ...]:
+    def places(self, generation: int, initial: int, text: str, changed: bool) -> tuple[World, ...]:
         """Returns the message to each member, without the name and the address of the rendezvous."""
-        slots = [str(one.slot) for one in self.members]
-        joined = sum(one.first_generation in (0, generation) for one in self.members)
-        return tuple(
-            World(generation, rank, slots, "", "", self.commit, list(self.current), joined, changed, text)
-            for rank in range(len(slots))
+        first = World(
+            generation=generation,
+            rank=0,
+            slots=[str(one.slot) for one in self.members],
+            workers=[one.number for one in self.members],
+            initial=initial,
+            job="",
+            address="",
+            commit=self.commit,
+            current=list(self.current),
+            joined=sum(one.first_generation in (0, generation) for one in self.members),
+            changed=changed,
+            text=text,
         )
+        return tuple(replace(first, rank=rank) for rank in range(len(self.members)))
 
 
 class Unrestorable(Exception):  # a verdict on the job

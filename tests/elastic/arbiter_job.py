@@ -82,7 +82,9 @@ def finish(orders: Sequence[Action]) -> Finish:
 
 
 def place(rank: int, commit: int, current: list[int], slots: list[int], **rest: Any) -> World:
+    """Returns a member's place in a world of one host, whose workers are `workers`, or else numbered as slots."""
     values = {"generation": 1, "joined": 0, "changed": False, "text": "the job starts", **rest}
+    values = {"workers": slots, "initial": len(slots), **values}
     if values["generation"] == 1:
         values["joined"] = len(slots)
     names = [f"localhost:{one}" for one in slots]

@@ -99,7 +99,7 @@ def test_survivors_of_a_loss_go_on_from_the_newest_commit() -> None:
     assert job.loses(1) == [Send(0, over), Send(2, over), Close()]
     assert job.leaves(0, "lost", 4) == []
     orders = job.leaves(2, "lost", 5)  # it has counted the commit that rank 0 has not
-    rest = {"generation": 2, "text": over.text}
+    rest = {"generation": 2, "initial": 3, "text": over.text}
     places = (place(0, 5, [0], [2, 0], **rest), place(1, 5, [0], [2, 0], **rest))
     assert orders == [Close(), Open(2, (2, 0), places)]
 
@@ -116,7 +116,7 @@ def test_a_lost_worker_is_replaced_and_joins_by_a_planned_change() -> None:
     assert job.ticks(11.5) == [Send(0, Change(2, 1))]
     assert job.receives(0, Counted(2, 1, 7)) == [Send(0, LeaveAt(2, 8))]
     orders = job.leaves(0, "changed", 9)
-    rest = {"generation": 3, "joined": 1, "text": "1 rank joins"}
+    rest = {"generation": 3, "workers": [0, 2], "joined": 1, "text": "1 rank joins"}
     places = (place(0, 9, [0], [0, 1], **rest), place(1, 9, [0], [0, 1], **rest))
     assert orders == [Close(), Open(3, (0, 2), places)]
 

@@ -83,6 +83,8 @@ class World(Message):
         generation: its number.
         rank: of the receiver.
         slots: the slot of each member, by rank, as "host:index".
+        workers: the number of each member, by rank.
+        initial: the number of ranks of the first generation.
         job, address: the generation's rendezvous; the job's id has the digest of the members in it.
         commit: the commit with which the generation begins.
         current: the ranks that can restore that commit by themselves. Rank 0 is one of them.
@@ -94,6 +96,8 @@ class World(Message):
     generation: int
     rank: int
     slots: list[str]
+    workers: list[int]
+    initial: int
     job: str
     address: str
     commit: int
