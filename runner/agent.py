@@ -23,6 +23,8 @@ from sirtaki.runner.channel import Channel
 from sirtaki.runner.cores import count_gpus, usable_cores
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.frames import FINAL_CREDIT, INITIAL_CREDIT, START_MARK, Frame, Kind, WireError
+from sirtaki.runner.lease import AgentLease, lease_clock
+from sirtaki.runner.process import RankProcess
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.signals import WakeupPipe
 
@@ -49,17 +51,25 @@ class Agent:
         self._collecting = False
         self._remaining_files: Iterator[Frame] | None = None  # set once all ranks have ended
         self._finished = False
+        self._leaves = False  # it was asked to end, and has told hvdrun
         reading, writing = _take_standard_streams()
         self._channel = Channel(reading, writing, selector, self._receive)
-        self._last_alive = time.monotonic()
+        self._lease = AgentLease(0.0, 0.0)
+        self._next_alive = time.monotonic() + ALIVE_SECONDS
 
     def run(self) -> int:
         """Runs the agent; returns its exit code when nothing is left behind, or when hvdrun is gone."""
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._handle_wakeup)
         self._wakeup.unblock_signals()
         self._channel.send_bytes(START_MARK)
-        while not self._finished and not self._channel.ended:
+        while not self._finished and not self._channel.ended and not self._lease.is_over(lease_clock()):
             self._iterate(self._poll_timeout())
+        if self._job is not None and self._lease.is_over(lease_clock()):
+            self._job.kill()
+            print(
+                "sirtaki's agent: nothing was heard from hvdrun: the ranks here were ended", file=sys.stderr
+            )
+            return 1
         while self._channel.backlog and not self._channel.ended:
             self._iterate(ALIVE_SECONDS)
         if self._channel.error:
@@ -73,12 +83,15 @@ class Agent:
         if self._collecting:
             self._send_reports()
         self._finish_step()
-        if time.monotonic() - self._last_alive >= ALIVE_SECONDS:
-            self._last_alive = time.monotonic()
-            self._channel.send(Frame(Kind.ALIVE))
+        now = time.monotonic()
+        if now >= self._next_alive:
+            self._next_alive = now + min(ALIVE_SECONDS, self._lease.interval)
+            self._channel.send(Frame.of_number(Kind.ALIVE, 0, self._lease.ask(lease_clock())))
 
     def _poll_timeout(self) -> float:
-        return _COLLECT_SECONDS if self._collecting else ALIVE_SECONDS
+        if self._collecting:
+            return _COLLECT_SECONDS
+        return max(self._next_alive - time.monotonic(), 0.0)
 
     def _receive(self, frame: Frame) -> None:
         if frame.kind == Kind.ASK:
@@ -86,7 +99,11 @@ class Agent:
         elif frame.kind == Kind.START and self._job is None:
             self._start(frame)
         elif frame.kind == Kind.SIGNAL and self._job is not None:
-            self._job.signal(frame.rank, frame.number)
+            self._signal(self._job, frame)
+        elif frame.kind == Kind.LAUNCH and self._job is not None:
+            self._launch(self._job, frame)
+        elif frame.kind == Kind.LEASE:
+            self._lease.renew(frame.number)
         elif frame.kind == Kind.GRANT and frame.rank in self._credit:
             self._credit[frame.rank] = min(self._credit[frame.rank] + frame.number, INITIAL_CREDIT)
         elif frame.kind == Kind.COLLECT:
@@ -116,9 +133,32 @@ class Agent:
         finally:
             self._wakeup.unblock_signals()
         for rank in self._job.running:
-            for number, descriptor in ((1, rank.stdout), (2, rank.stderr)):
-                os.set_blocking(descriptor, False)
-                self._streams[descriptor] = rank.rank, number
+            self._read_from(rank)
+        self._lease = AgentLease(self._job.lease_seconds, lease_clock())
+        self._next_alive = 0.0
+
+    def _launch(self, job: AgentJob, frame: Frame) -> None:
+        self._wakeup.block_signals()
+        try:
+            rank = job.launch(frame.rank, frame.values, self._channel.send)
+        except (LaunchError, KeyError, TypeError, ValueError) as error:
+            raise WireError(f"a rank cannot be started: {error}") from None
+        finally:
+            self._wakeup.unblock_signals()
+        if rank is not None:
+            self._read_from(rank)
+
+    def _read_from(self, rank: RankProcess) -> None:
+        for number, descriptor in ((1, rank.stdout), (2, rank.stderr)):
+            os.set_blocking(descriptor, False)
+            self._streams[descriptor] = rank.rank, number
+
+    def _signal(self, job: AgentJob, frame: Frame) -> None:
+        job.signal(frame.rank, frame.number)
+        if frame.number == signal.SIGTSTP:
+            self._lease.suspend()
+        elif frame.number == signal.SIGCONT:
+            self._lease.resume(lease_clock())
 
     def _handle_wakeup(self) -> None:
         numbers = self._wakeup.read()
@@ -127,7 +167,15 @@ class Agent:
             for status in self._job.poll():
                 values = {"code": status.code, "killed_by": status.killed_by}
                 self._channel.send(Frame.of_values(Kind.ENDED, values, status.rank))
-        if any(number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) for number in numbers):
+        if (
+            signal.SIGTERM in numbers
+            and self._job is not None
+            and self._job.comes_and_goes
+            and not self._leaves
+        ):
+            self._leaves = True
+            self._channel.send(Frame(Kind.LEAVING))
+        elif any(number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) for number in numbers):
             self._finished = True
 
     def _balance(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,10 @@ class AgentJob:
     def __init__(self, values: Mapping[str, Any], cores: int, reaper: Reaper) -> None:
         """Raises LaunchError, or KeyError, TypeError or ValueError if the values are malformed."""
         self._reaper = reaper
-        self._capacity = Capacity(len(values["placements"]), cores)
+        self.comes_and_goes = "slots" in values  # its ranks are started one by one, and replaced
+        count = int(values["slots"]) if self.comes_and_goes else len(values["placements"])
+        self.lease_seconds = float(values.get("lease", 0.0))
+        self._capacity = Capacity(count, cores)
         if not values.get("oversubscribe"):
             self._capacity.check()
         self._folder = Path(make_job_directory(reaper))
@@ -37,7 +41,7 @@ class AgentJob:
         self._base = merge_login({str(k): str(v) for k, v in values["environment"].items()}, os.environ)
         key_file = self._folder / "key"
         write_key(str(key_file), bytes.fromhex(values["key"]))
-        additions = thread_counts(len(self._placements), cores, self._base)
+        additions = thread_counts(count, cores, self._base)
         additions |= {str(k): str(v) for k, v in values["additions"].items()}
         additions.setdefault(REPORTS, str(self._folder))
         self._reports = Path(additions[REPORTS])
@@ -56,28 +60,58 @@ class AgentJob:
     def start(self, send: Callable[[Frame], None]) -> None:
         """Starts all ranks, and reports the process of each, or why it could not be started."""
         for placement in self._placements:
-            environment = self._environment.of(placement, self._base)
             if shortage := self._capacity.shortage(len(self.running)):
                 raise LaunchError(shortage)
-            try:
-                rank = RankProcess(placement.rank, self._command, environment, self._reaper)
-            except OSError as error:
-                text = describe_start_failure(placement.rank, self._command, error)
-                send(Frame(Kind.REFUSED, placement.rank, text.encode(errors="replace")))
-                continue
-            self.running.append(rank)
-            send(Frame.of_number(Kind.STARTED, placement.rank, rank.pid))
+            self._start(placement.rank, self._environment.of(placement, self._base), send)
+
+    def launch(
+        self, rank: int, values: Mapping[str, Any], send: Callable[[Frame], None]
+    ) -> RankProcess | None:
+        """Starts one more rank, whose additions to the environment come with it; None if that fails.
+
+        Raises KeyError, TypeError or ValueError if the values are malformed.
+        """
+        placement = RankPlacement(*map(int, values["placement"]))
+        additions = {str(k): str(v) for k, v in values["additions"].items()}
+        environment = {**self._environment.of(placement, self._base), **additions}
+        return self._start(rank, environment, send)
+
+    def _start(
+        self, rank: int, environment: Mapping[str, str], send: Callable[[Frame], None]
+    ) -> RankProcess | None:
+        try:
+            process = RankProcess(rank, self._command, environment, self._reaper)
+        except OSError as error:
+            text = describe_start_failure(rank, self._command, error)
+            send(Frame(Kind.REFUSED, rank, text.encode(errors="replace")))
+            return None
+        self.running.append(process)
+        send(Frame.of_number(Kind.STARTED, rank, process.pid))
+        return process
 
     def poll(self) -> Iterator[ExitStatus]:
         """Yields how ranks have ended since the last call."""
         for rank in self.running:
             if status := rank.check():
+                if self.comes_and_goes and status.failed:
+                    self._clear(rank)
                 yield status
+
+    def _clear(self, rank: RankProcess) -> None:
+        """Ends what a rank has left behind: its children may hold a GPU, which its successor needs."""
+        rank.signal(signal.SIGKILL)
+        rank.reap()
+        self._reaper.forget_group(rank.pid)
 
     def signal(self, rank: int, number: int) -> None:
         for one in self.running:
-            if one.rank == rank:
+            if one.rank == rank and one.exit_status is None:
                 one.signal(number)
+
+    def kill(self) -> None:
+        """Kills all ranks."""
+        for one in self.running:
+            one.signal(signal.SIGKILL)
 
     def reap(self) -> None:
         for rank in self.running:

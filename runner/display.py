@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import selectors
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.output import Pipe, Sink, Stream
 from sirtaki.runner.rendezvous.wire import printable
 from sirtaki.runner.standard_error import exception_in, without_log_lines
+
+if TYPE_CHECKING:  # slow to import, and needed on terminals only
+    from rich.console import Console
 
 STDOUT, STDERR = 1, 2
 _LONGEST_TEXT = 8000  # characters
@@ -32,7 +36,6 @@ class Display:
         if not os.path.sameopenfile(STDOUT, STDERR):  # if both are one file, one sink keeps lines whole
             self._stderr = Sink(STDERR, selector)
         self._sinks = {STDOUT: self._stdout, STDERR: self._stderr}
-        self._colours: dict[Sink, list[bytes]] = {}
         self._streams: dict[tuple[int, int], Stream] = {}  # by rank and stream number
         self._open: set[Pipe] = set()
         self._reading: set[Pipe] = set()
@@ -42,11 +45,15 @@ class Display:
 
         Raises LaunchError if that cannot be written.
         """
-        self._colours = {sink: _rank_colours(size, sink.is_terminal) for sink in self._sinks.values()}
         for rank in range(size):
-            files = _open_files(folder, rank, size)
-            for number, sink in self._sinks.items():
-                self._streams[rank, number] = Stream(self._colours[sink][rank], sink, files.get(number))
+            self.add(rank, str(rank), folder, size)
+
+    def add(self, rank: int, label: str, folder: Path | None, size: int) -> None:
+        """Prepares for one of `size` ranks, whose lines begin with "[label] ". Raises as `expect`."""
+        files = _open_files(folder, rank, size)
+        for number, sink in self._sinks.items():
+            prefix = _prefix(label, rank, sink.is_terminal)
+            self._streams[rank, number] = Stream(prefix, sink, files.get(number))
 
     def read_rank(self, rank: int, stdout: int, stderr: int) -> None:
         """Shows the data from these descriptors as the output of `rank`, and closes them at their end."""
@@ -60,6 +67,13 @@ class Display:
         self._open.add(Pipe(stderr, stream))
         self.balance()
         return stream
+
+    def read_available(self, stream: Stream) -> None:
+        """Shows what can be read for a stream now: the process that has written it has ended."""
+        for pipe in [one for one in self._open if one.stream is stream]:
+            for _ in range(_MAX_FINAL_READS):
+                if not pipe.read():
+                    break
 
     def take(self, rank: int, number: int, data: bytes) -> None:
         """Shows data that a rank has written to its standard output or error on another host."""
@@ -80,17 +94,18 @@ class Display:
         if self._verbose:
             self.say(text)
 
-    def show_error_of(self, rank: int) -> str:
+    def show_error_of(self, rank: int, name: str = "") -> str:
         """Returns a line with the exception of the traceback at the end of a rank's standard error. If
-        there is none, shows the last lines again and returns "".
+        there is none, shows the last lines again and returns "". `name`: that of the rank, if it has another.
         """
-        lines = without_log_lines(self._streams[rank, STDERR].tail)
+        stream = self._streams[rank, STDERR]
+        lines = without_log_lines(stream.tail)
         if exception := exception_in(lines):
             return exception
         if lines:
-            self.say(f"the last lines that rank {rank} wrote to its standard error:")
+            self.say(f"the last lines that {name or f'rank {rank}'} wrote to its standard error:")
         for line in lines:
-            self._stderr.write_line(self._colours[self._stderr][rank], line)
+            self._stderr.write_line(stream.prefix, line)
         return ""
 
     def mute_errors_except(self, rank: int) -> None:
@@ -156,18 +171,22 @@ class Display:
         pipe.close()
 
 
-def _rank_colours(size: int, is_terminal: bool) -> list[bytes]:
-    """Returns the prefix of each rank's lines: "[0] ", in a colour of its own if the terminal has colours."""
-    prefixes = [f"[{rank}]" for rank in range(size)]
+def _prefix(label: str, rank: int, is_terminal: bool) -> bytes:
+    """Returns the prefix of a rank's lines: "[0] ", in a colour of its own if the terminal has colours."""
+    prefix = f"[{label}]"
     if is_terminal:
-        from rich.console import Console
+        console = _console()
+        with console.capture() as capture:
+            console.print(prefix, style=_COLOURS[rank % len(_COLOURS)], markup=False, end="")
+        prefix = capture.get()
+    return f"{prefix} ".encode()
 
-        console = Console(force_terminal=True, highlight=False)
-        for rank, prefix in enumerate(prefixes):
-            with console.capture() as capture:
-                console.print(prefix, style=_COLOURS[rank % len(_COLOURS)], markup=False, end="")
-            prefixes[rank] = capture.get()
-    return [f"{prefix} ".encode() for prefix in prefixes]
+
+@functools.cache
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(force_terminal=True, highlight=False)
 
 
 def _open_files(folder: Path | None, rank: int, size: int) -> dict[int, BinaryIO]:

@@ -54,6 +54,11 @@ def add_elastic_options(
         help=f"{elastic}: pause in seconds before a slot that has lost ranks is used again (1 60)",
     )
     add(
+        "--elastic-failure-domain",
+        choices=("rank", "host"),
+        help=f"{elastic}: a lost rank costs only itself, or, as with Horovod, all ranks of its host (rank)",
+    )
+    add(
         "--elastic-survive",
         choices=("lost", "exit"),
         help=f"{elastic}: survive lost ranks only, or, as Horovod, any that ends with an error (lost)",
@@ -73,6 +78,7 @@ def unused_option(options: argparse.Namespace) -> str:
         "reset_limit",
         "blacklist_cooldown_range",
         "elastic_survive",
+        "elastic_failure_domain",
         "slots_per_host",
     )
     given = [f"--{name.replace('_', '-')}" for name in others if names[name] is not None]

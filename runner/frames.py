@@ -33,6 +33,8 @@ class Kind(enum.IntEnum):
     GRANT = 4  # a number: how many more bytes of the ranks' output may be sent; `rank` is the stream, 1 or 2
     COLLECT = 5  # the job has failed: send ranks' failure reports as soon as they exist
     FINISH = 6  # all ranks have ended: send their remaining files, and end
+    LAUNCH = 7  # JSON: starts one more rank, in a job whose ranks come and go; `rank` is its place there
+    LEASE = 8  # a number: the ALIVE whose sender may let its ranks run on
     # From the agent
     ANSWER = 20  # JSON: the version, this host, and what is missing here
     STARTED = 21  # a number: the pid of `rank`
@@ -42,11 +44,18 @@ class Kind(enum.IntEnum):
     ENDED = 25  # JSON: how `rank` ended
     REPORT = 26  # the failure report of `rank`
     TIMELINE = 27  # a piece of the timeline of `rank`
-    ALIVE = 28  # empty; lets the peer notice a lost connection
+    ALIVE = 28  # a number, greater each time; lets hvdrun notice a lost connection, and asks for a LEASE
     DONE = 29  # the agent has left nothing behind
+    LEAVING = 30  # the agent was asked to end (SIGTERM): its ranks leave at the next commit
 
 
-LIMITS = {Kind.START: 16 << 20, Kind.ASK: 1 << 20, Kind.ANSWER: 1 << 20, Kind.REPORT: 4 << 20}
+LIMITS = {
+    Kind.START: 16 << 20,
+    Kind.ASK: 1 << 20,
+    Kind.LAUNCH: 1 << 20,
+    Kind.ANSWER: 1 << 20,
+    Kind.REPORT: 4 << 20,
+}
 _SHORT = 64 * 1024 + 64
 
 

@@ -38,25 +38,27 @@ class Connection:
         names = [host.name for host in hosts if not is_own_host(host.name)]
         if not names:
             return []
+        remotes = [self.begin(name, program, reaper) for name in names]
+        self._wait(remotes, wakeup)
+        return remotes
+
+    def begin(self, name: str, program: str, reaper: Reaper) -> RemoteHost:
+        """Queries a host, and returns at once. Raises LaunchError if ssh cannot be started."""
         ssh = shutil.which("ssh")
         if ssh is None:
             raise LaunchError(
-                f"ranks on {names[0]} are started over ssh, but there is no ssh on the PATH here: "
+                f"ranks on {name} are started over ssh, but there is no ssh on the PATH here: "
                 "install OpenSSH's client (on Debian: apt install openssh-client)"
             )
         question = {"folder": os.getcwd(), "program": os.path.abspath(program)}
-        remotes = []
-        for name in names:
-            remote = RemoteHost(name, self.options, self.selector, self.display)
-            command = ssh_command(ssh, name, self.options)
-            self.display.detail(f"reaching {name}: {' '.join(command)}")
-            try:
-                remote.connect(command, question, reaper)
-            except OSError as error:
-                raise LaunchError(f"cannot start {ssh}: {error.strerror}", 126) from None
-            remotes.append(remote)
-        self._wait(remotes, wakeup)
-        return remotes
+        remote = RemoteHost(name, self.options, self.selector, self.display)
+        command = ssh_command(ssh, name, self.options)
+        self.display.detail(f"reaching {name}: {' '.join(command)}")
+        try:
+            remote.connect(command, question, reaper)
+        except OSError as error:
+            raise LaunchError(f"cannot start {ssh}: {error.strerror}", 126) from None
+        return remote
 
     def _wait(self, remotes: Sequence[RemoteHost], wakeup: WakeupPipe) -> None:
         names = {index: remote.name for index, remote in enumerate(remotes)}
@@ -69,10 +71,7 @@ class Connection:
             now = time.monotonic()
             progress.poll(now)
             for remote in awaited if deadline <= now else ():
-                remote.give_up(
-                    f"{remote.name} has not answered in {ANSWER_SECONDS:g} s: is the login there slow? "
-                    f"Try `ssh {remote.name} true`"
-                )
+                remote.give_up_waiting(ANSWER_SECONDS)
             self._iterate(max(min(deadline, progress.due or deadline) - now, 0))
             for remote in remotes:
                 remote.poll()

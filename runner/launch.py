@@ -102,7 +102,7 @@ class _Launch:
         display.expect(len(placements), settings.output_folder)
         folder = Path(make_job_directory(self._reaper))
         key_file = str(folder / "key")
-        encrypt = _encrypts({**os.environ, **settings.additions})
+        encrypt = encrypts({**os.environ, **settings.additions})
         job = Job(secrets.token_hex(8), len(placements), write_job_key(key_file), VERSION, encrypt)
         server = self._make_server(job, str(folder), several_hosts=bool(remotes))
         post_mortem = self._make_post_mortem(len(placements), folder, bool(remotes))
@@ -115,7 +115,8 @@ class _Launch:
         for remote in remotes:
             for allocation in (one for one in allocations if one.host.name == remote.name):
                 own = [placements[rank] for rank in allocation.ranks]
-                values = self._start_values(job, server.address, own)
+                values = start_values(settings, job, server.address)
+                values["placements"] = [astuple(placement) for placement in own]
                 ranks |= self._start_remote(remote, values, allocation.ranks, post_mortem)
         server.start()
         if _loses_input():
@@ -152,7 +153,7 @@ class _Launch:
         name = f"sirtaki-{job.id}"
         address = ",".join(dict.fromkeys([unix_address(name, folder), unix_address(name)]))
         if several_hosts:
-            address += ",[::]:0" if socket.has_dualstack_ipv6() else ",0.0.0.0:0"
+            address += f",{network_address()}"
         settings = self._settings
         try:
             if several_hosts and job.encrypt:
@@ -164,11 +165,12 @@ class _Launch:
             )
         except RendezvousError as error:
             raise LaunchError(str(error), 1) from None
-        if several_hosts and not addresses_for_others(server.address):
-            server.close()
-            raise LaunchError(
-                "this machine has only loopback addresses, at which other hosts cannot reach it", 1
-            )
+        if several_hosts:
+            try:
+                check_reachable(server.address)
+            except LaunchError:
+                server.close()
+                raise
         return server
 
     def _environment_of(
@@ -193,24 +195,6 @@ class _Launch:
             self._display.read_rank(rank.rank, rank.stdout, rank.stderr)
             self._note_start("", rank.rank, rank.pid)
         return {rank.rank: rank for rank in started}
-
-    def _start_values(self, job: Job, rendezvous: str, placements: Sequence[RankPlacement]) -> dict[str, Any]:
-        """Returns everything that an agent needs to start its ranks: the input of `AgentJob`."""
-        settings = self._settings
-        additions = dict(settings.additions)
-        if folder := os.environ.get(REPORTS):
-            additions.setdefault(REPORTS, folder)
-        return {
-            "job": job.id,
-            "key": job.key.hex(),
-            "rendezvous": addresses_for_others(rendezvous),
-            "start_timeout": settings.start_timeout,
-            "command": [os.path.abspath(settings.command[0]), *settings.command[1:]],
-            "environment": exported(os.environ),
-            "additions": additions,
-            "placements": [astuple(placement) for placement in placements],
-            "oversubscribe": settings.oversubscribe,
-        }
 
     def _start_remote(
         self, remote: RemoteHost, values: dict[str, Any], host_ranks: range, post_mortem: PostMortem
@@ -247,6 +231,34 @@ class _Launch:
         return Progress("ranks are here", names, self._display.show_progress, self._display.refreshes)
 
 
+def start_values(settings: Settings, job: Job, rendezvous: str) -> dict[str, Any]:
+    """Returns what an agent needs to start ranks: the input of `AgentJob`, but for their placements."""
+    additions = dict(settings.additions)
+    if folder := os.environ.get(REPORTS):
+        additions.setdefault(REPORTS, folder)
+    return {
+        "job": job.id,
+        "key": job.key.hex(),
+        "rendezvous": addresses_for_others(rendezvous),
+        "start_timeout": settings.start_timeout,
+        "command": [os.path.abspath(settings.command[0]), *settings.command[1:]],
+        "environment": exported(os.environ),
+        "additions": additions,
+        "oversubscribe": settings.oversubscribe,
+    }
+
+
+def network_address() -> str:
+    """Returns the address of a server that listens on all of this machine's interfaces."""
+    return "[::]:0" if socket.has_dualstack_ipv6() else "0.0.0.0:0"
+
+
+def check_reachable(rendezvous: str) -> None:
+    """Raises LaunchError if other hosts cannot reach any of these addresses."""
+    if not addresses_for_others(rendezvous):
+        raise LaunchError("this machine has only loopback addresses, at which other hosts cannot reach it", 1)
+
+
 def write_job_key(path: str) -> bytes:
     """Writes a new key to a file, and returns it. Raises LaunchError."""
     try:
@@ -255,7 +267,7 @@ def write_job_key(path: str) -> bytes:
         raise LaunchError(f"cannot write the job's key to {path}: {error.strerror}", 1) from None
 
 
-def _encrypts(environment: Mapping[str, str]) -> bool:
+def encrypts(environment: Mapping[str, str]) -> bool:
     """Returns whether the ranks encrypt connections between hosts, according to their variables."""
     names = ("SIRTAKI_ENCRYPT", "HOROVOD_ENCRYPT")
     return next((environment[name] for name in names if name in environment), "0") == "1"

@@ -98,7 +98,7 @@ class Stream:
         self.file = file
         self.shown = True
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
-        self._prefix = prefix
+        self.prefix = prefix
         self._partial_line = b""
 
     def take(self, data: bytes) -> None:
@@ -141,7 +141,7 @@ class Stream:
         if line.endswith(b"\n"):
             self.tail.append(line[-_TAIL_LINE_BYTES:])
         if self.shown:
-            self.sink.write_line(self._prefix, line)
+            self.sink.write_line(self.prefix, line)
 
 
 class Pipe:

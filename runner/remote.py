@@ -6,7 +6,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from sirtaki.runner.command import NOT_EXECUTABLE
 from sirtaki.runner.display import STDERR, STDOUT, Display
 from sirtaki.runner.failure_analysis import ExitStatus
 from sirtaki.runner.frames import FINAL_CREDIT, INITIAL_CREDIT, START_MARK, Frame, Kind, WireError
+from sirtaki.runner.lease import HostLease, lease_clock
 from sirtaki.runner.post_mortem import PostMortem
 from sirtaki.runner.process import Process
 from sirtaki.runner.reaper import Reaper
@@ -61,10 +62,11 @@ class RemoteRank:
 class RemoteJob:
     """The receivers of a host's messages once its ranks are to start."""
 
-    ranks: Mapping[int, RemoteRank]
-    post_mortem: PostMortem  # stores the files that these ranks leave
+    ranks: MutableMapping[int, RemoteRank]
+    post_mortem: PostMortem | None  # stores the files that these ranks leave
     on_start: Callable[[int, int], None]  # arguments: a rank and its pid
     on_exit: Callable[[], None]
+    lease: HostLease | None = None  # of a job that goes on without a lost host
 
 
 class RemoteHost:
@@ -82,6 +84,7 @@ class RemoteHost:
         self.failure = ""
         self.done = False  # whether the agent has reported that nothing is left behind
         self.lost = False  # the connection broke while ranks were running
+        self.leaves = False  # its agent was asked to end (SIGTERM)
         self.ended = False
         self._options = options
         self._selector = selector
@@ -110,6 +113,18 @@ class RemoteHost:
         self._job = job
         self.send(Frame.of_values(Kind.START, values))
 
+    def launch(self, rank: RemoteRank, values: Mapping[str, Any]) -> None:
+        """Has the agent start one more rank, in the place of one that has ended, if there was one."""
+        assert self._job is not None
+        self._job.ranks[rank.rank] = rank
+        self.send(Frame.of_values(Kind.LAUNCH, values, rank.rank))
+
+    def renew_lease(self) -> None:
+        """Begins a new lease: hvdrun itself was stopped, and so were the ranks."""
+        self._last_received = time.monotonic()
+        if self._job is not None and self._job.lease is not None:
+            self._job.lease.grant(lease_clock())
+
     def send(self, frame: Frame) -> None:
         if not self.ended:
             self._channel.send(frame)
@@ -127,9 +142,9 @@ class RemoteHost:
         """Checks whether the connection has ended; grants the agent more output, if it can be shown."""
         if self.ended:
             return
-        is_silent = self.answer is not None and self._last_received + SILENCE_SECONDS <= time.monotonic()
+        is_silent = self.answer is not None and self._deadline <= time.monotonic()
         if is_silent and not self._channel.read():  # hvdrun itself may have been stopped for a while
-            self.give_up(f"its agent has sent nothing for {SILENCE_SECONDS:g} s")
+            self.give_up(f"its agent has sent nothing for {time.monotonic() - self._last_received:.0f} s")
         if result := self._ssh.poll():
             self._channel.read_rest()
             self._end(*result)
@@ -143,12 +158,33 @@ class RemoteHost:
     @property
     def deadline(self) -> float | None:
         """Returns when to check whether the agent has sent anything."""
-        return None if self.ended else self._last_received + SILENCE_SECONDS
+        return None if self.ended else self._deadline
+
+    @property
+    def _deadline(self) -> float:
+        lease = self._job.lease if self._job is not None else None
+        silence = self._last_received + SILENCE_SECONDS
+        return silence if lease is None else min(silence, time.monotonic() + lease.end - lease_clock())
 
     def give_up(self, reason: str) -> None:
         """Ends the connection; the agent will notice, and end its ranks."""
         self.failure = self.failure or reason
         self._ssh.signal(signal.SIGKILL)
+
+    def mute(self) -> None:
+        """Shows nothing that ssh says: it has said the same before."""
+        self._errors.shown = False
+
+    def give_up_waiting(self, seconds: float) -> None:
+        """Ends the connection, because there was no answer for that long."""
+        text = f"{self.name} has not answered in {seconds:g} s: is the login there slow? "
+        self.give_up(f"{text}Try `ssh {self.name} true`")
+
+    @property
+    def lease_left(self) -> float:
+        """Returns for how many seconds ranks may still run there, if nothing is heard from it."""
+        lease = self._job.lease if self._job is not None else None
+        return max(lease.end - lease_clock(), 0.0) if lease is not None else 0.0
 
     def close(self) -> None:
         """Closes the connection."""
@@ -164,11 +200,18 @@ class RemoteHost:
             self.done = True
             self._channel.close_writing()
         elif frame.kind == Kind.ALIVE:
-            return
+            self._renew(frame.number)
+        elif frame.kind == Kind.LEAVING:
+            self.leaves = True
         elif self._job is None or frame.rank not in self._job.ranks:
             raise WireError(f"{frame.kind.name} of rank {frame.rank} is not expected")
         else:
             self._take(frame, self._job, self._job.ranks[frame.rank])
+
+    def _renew(self, number: int) -> None:
+        if self._job is not None and self._job.lease is not None:
+            self._job.lease.grant(lease_clock())
+            self.send(Frame.of_number(Kind.LEASE, 0, number))
 
     def _take_answer(self, frame: Frame) -> None:
         answer = frame.values
@@ -197,9 +240,9 @@ class RemoteHost:
         elif frame.kind == Kind.ENDED:
             values = frame.values
             self._note_exit(rank, _exit_code(values.get("code")), _exit_code(values.get("killed_by")))
-        elif frame.kind == Kind.REPORT:
+        elif frame.kind == Kind.REPORT and job.post_mortem is not None:
             job.post_mortem.store_report(frame.rank, frame.payload)
-        elif frame.kind == Kind.TIMELINE:
+        elif frame.kind == Kind.TIMELINE and job.post_mortem is not None:
             job.post_mortem.append_timeline(frame.rank, frame.payload)
         else:
             raise WireError(f"{frame.kind.name} is not expected now")
@@ -226,6 +269,7 @@ class RemoteHost:
             return f"{self.name}: {self._channel.error}: {advice}"
         if killed_by:
             return f"the ssh process for {self.name} was killed by signal {killed_by}"
+        self._display.read_available(self._errors)
         said = [line.decode(errors="replace") for line in self._errors.tail]
         if code == 0 or not said:
             said += self._channel.reader.before_mark.decode(errors="replace").splitlines()

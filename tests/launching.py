@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -98,3 +99,24 @@ def read_terminal(descriptor: int) -> bytes:
         if not part:
             return data
         data += part
+
+
+def stand_in_for_ssh(folder: Path, environment: dict[str, str]) -> Callable[..., Path]:
+    """Puts a stand-in for ssh on the PATH of this environment.
+
+    Returns a function that sets the behaviour of each host, as `runner/ssh_stand_in.py` says, and returns
+    the folder with their home folders, named after them.
+    """
+    (folder / "bin").mkdir(parents=True)
+    program = folder / "bin" / "ssh"
+    stand_in = Path(__file__).parent / "runner" / "ssh_stand_in.py"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {stand_in} "$@"\n')
+    program.chmod(0o755)
+    environment["PATH"] = f"{folder / 'bin'}:{environment.get('PATH', os.defpath)}"
+    environment["SSH_STAND_IN"] = str(folder / "hosts.json")
+
+    def write(**behaviours: object) -> Path:
+        (folder / "hosts.json").write_text(json.dumps(behaviours))
+        return folder
+
+    return write

@@ -17,6 +17,12 @@ class Slot:
     def __str__(self) -> str:
         return f"{self.host}:{self.index}"
 
+    @classmethod
+    def of(cls, text: str) -> Slot:
+        """Returns the slot that `str` has written."""
+        host, _, index = text.rpartition(":")
+        return cls(host, int(index))
+
 
 class Action:
     """An order."""
@@ -56,6 +62,11 @@ class Open(Action):
     generation: int
     members: tuple[int, ...]  # worker numbers, by rank
     places: tuple[World, ...]
+
+    @property
+    def slots(self) -> list[Slot]:
+        """Returns the slots of the members, by rank."""
+        return [Slot.of(text) for text in self.places[0].slots]
 
 
 @dataclass(frozen=True)

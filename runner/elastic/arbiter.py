@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from sirtaki.runner.elastic.actions import Action, Close, Finish, Kill, Open, Say, Send, Slot, Start
 from sirtaki.runner.elastic.forming import Unrestorable, form
 from sirtaki.runner.elastic.planned_change import PlannedChange
-from sirtaki.runner.elastic.rules import EXIT, Cooling, Rules
+from sirtaki.runner.elastic.rules import EXIT, HOST, Rules
+from sirtaki.runner.elastic.slots import Slots
 from sirtaki.runner.elastic.summary import Account
 from sirtaki.runner.elastic.wait import Wait
 from sirtaki.runner.elastic.workers import Status, Worker, Workers
@@ -50,8 +51,7 @@ class Arbiter:
         self.generation = 0
         self.losses = 0
         self._rules = rules
-        self._slots = list(slots)
-        self._cooling = Cooling(rules.cooldown)
+        self._slots = Slots(slots, rules.cooldown)
         self._members: Sequence[Worker] = ()
         self._initial = 0  # the size of the first generation
         self._is_ending = False  # the training function has returned on a member
@@ -68,13 +68,9 @@ class Arbiter:
 
     # ---- Events ----------------------------------------------------------------------------------------
 
-    def start(self, now: float) -> list[Action]:
-        """Starts the job's first workers."""
-        return self._advance(now)
-
     def set_slots(self, slots: Sequence[Slot], now: float) -> list[Action]:
         """Sets the slots that may be used; workers in others are drained."""
-        self._slots = list(slots)
+        self._slots.replace(slots)
         for worker in self.workers.living():
             had_slot, worker.has_slot = worker.has_slot, worker.slot in self._slots
             if not worker.has_slot:
@@ -83,9 +79,16 @@ class Arbiter:
                 worker.is_draining = False
         return self._advance(now)
 
-    def ended(self, number: int, code: int, killed_by: int, why: str, now: float) -> list[Action]:
-        """Takes the end of a worker's process: its exit code, or the signal that killed it; `why` says it."""
+    def ended(
+        self, number: int, code: int, killed_by: int, why: str, now: float, keeps_slot: bool = True
+    ) -> list[Action]:
+        """Takes the end of a worker's process: its exit code, or the signal that killed it; `why` says it.
+
+        `keeps_slot`: whether another worker may be started in its slot.
+        """
         worker = self.workers[number]
+        if not keeps_slot:
+            self._slots.remove(worker.slot)
         before, worker.status, worker.is_running = worker.status, Status.ENDED, False
         is_lost = bool(killed_by) or worker.is_given_up
         if before is Status.ENDED or self.phase is Phase.OVER:
@@ -113,7 +116,7 @@ class Arbiter:
         return self._advance(now)
 
     def tick(self, now: float) -> list[Action]:
-        """Does what is due."""
+        """Does what is due; starts the first workers."""
         return self._advance(now)
 
     def stop(self) -> list[Action]:
@@ -127,8 +130,8 @@ class Arbiter:
         if self.phase is Phase.OVER:
             return None
         times = [self._wait.due, self._change.due if self.phase is Phase.RUNNING else None]
-        if self._wants_more():
-            times += [end for slot in self._free_slots() if (end := self._cooling.end(slot))]
+        if self._wants_more() and self._has_room():
+            times.append(self._slots.due(self.workers.used_slots()))
         return min((one for one in times if one is not None), default=None)
 
     # ---- Messages and ends -----------------------------------------------------------------------------
@@ -182,7 +185,9 @@ class Arbiter:
             self._ended_early = worker
 
     def _note_loss(self, worker: Worker, before: Status, why: str, now: float) -> None:
-        self._cooling.note_loss(worker.slot, now)
+        self._slots.note_loss(worker.slot, now)
+        if self._rules.domain == HOST:
+            self._give_up_host(worker.slot.host)
         if before is Status.RETURNED:
             self._late_failure = f"{worker.name} was lost after its training had ended: {why}", worker
             return
@@ -199,6 +204,12 @@ class Arbiter:
             self._lose_all(f"all ranks were lost; the last one is {worker.name}: {why}", worker)
         elif before is Status.MEMBER:
             self._abandon()
+
+    def _give_up_host(self, host: str) -> None:
+        for worker in self.workers.living():
+            if worker.slot.host == host and not worker.is_given_up:
+                worker.is_given_up = True
+                self._orders.append(Kill(worker.number))
 
     def _abandon(self) -> None:
         """Ends the current generation: its members enlist again."""
@@ -261,15 +272,17 @@ class Arbiter:
             self._try_to_form(now)
         if self.phase is Phase.RUNNING and not self._is_ending:
             self._orders += self._change.advance(self.generation, self._members, self._joiners(), now)
-        if not self.workers.living():
-            self._finish_without_workers()
+        self._finish_without_workers()
         if self._wants_more():
-            self._fill(now, self._rules.maximum if self.generation else self._rules.start)
+            self._fill(now)
         self.account.note(self.phase is Phase.RUNNING, now)
-        return self._take_orders()
+        orders, self._orders = self._orders, []
+        return orders
 
     def _finish_without_workers(self) -> None:
         """Ends a job without workers if its function has returned, or all have ended without calling it."""
+        if self.workers.living():
+            return
         if self._late_failure is not None:
             self._finish(1, *self._late_failure)
         elif self._is_ending or (self._ended_early is not None and not self.losses):
@@ -331,10 +344,7 @@ class Arbiter:
         except Unrestorable as error:
             self._finish(1, str(error))
             return
-        former = [one for one in self._members if one.is_alive and not one.is_draining]
         members = formation.members
-        has_changed = {one.number for one in members} == {one.number for one in former}
-        changed = has_changed and all(one.report and one.report.reason == "changed" for one in members)
         joined = [one for one in members if one.first_generation == 0]
         if self.generation and joined:
             self._news.append(f"{len(joined)} {'rank joins' if len(joined) == 1 else 'ranks join'}")
@@ -348,7 +358,7 @@ class Arbiter:
         self._members, self._news, self._change = members, [], PlannedChange()
         self.phase = Phase.LINKING
         self._initial = self._initial or len(members)
-        places = formation.places(self.generation, self._initial, text, changed)
+        places = formation.places(self.generation, self._initial, text)
         if self.generation > 1:
             count = f"{len(members)} rank{'s' * (len(members) > 1)}"
             self._orders.append(Say(f"{count} from commit {formation.commit} on: {text}"))
@@ -379,19 +389,12 @@ class Arbiter:
         is_forming = self.phase is Phase.FORMING and not self.workers.living(Status.MEMBER)
         return self.phase is Phase.RUNNING or is_forming
 
-    def _free_slots(self) -> list[Slot]:
-        """Returns the slots without a worker, if there may be more workers."""
-        staying = [one for one in self.workers.living() if not one.is_draining]
-        limit = self._rules.maximum if self.generation else self._rules.start
-        used = self.workers.used_slots()
-        return [one for one in self._slots if one not in used] if len(staying) < limit else []
+    def _has_room(self) -> bool:
+        """Returns whether there may be more workers."""
+        staying = sum(not one.is_draining for one in self.workers.living())
+        return staying < (self._rules.maximum if self.generation else self._rules.start)
 
-    def _fill(self, now: float, limit: int) -> None:
-        for slot in self._free_slots():
-            staying = [one for one in self.workers.living() if not one.is_draining]
-            if len(staying) < limit and self._cooling.is_over(slot, now):
+    def _fill(self, now: float) -> None:
+        for slot in self._slots.startable(self.workers.used_slots(), now):
+            if self._has_room():
                 self._orders.append(Start(self.workers.add(slot, now).number, slot))
-
-    def _take_orders(self) -> list[Action]:
-        orders, self._orders = self._orders, []
-        return orders

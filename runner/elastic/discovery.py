@@ -30,9 +30,9 @@ _LONGEST_OUTPUT = 1 << 20  # bytes
 class Discovery:
     """The script of a job, if it has one. `say` shows a line, when an answer cannot be used."""
 
-    def __init__(self, script: Path | None, slots_per_host: int, say: Callable[[str], None]) -> None:
+    def __init__(self, script: Path | None, slots_per_host: int | None, say: Callable[[str], None]) -> None:
         self._script = script
-        self._slots_per_host = slots_per_host
+        self._slots_per_host = slots_per_host or 1
         self._say = say
         self._process: subprocess.Popen[bytes] | None = None
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as this

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sirtaki.runner.elastic.actions import Slot
 from sirtaki.runner.elastic.workers import Worker
 from sirtaki.runner.rendezvous.elastic.messages import World
 
@@ -24,7 +23,7 @@ class Formation:
     commit: int
     current: Sequence[int]
 
-    def places(self, generation: int, initial: int, text: str, changed: bool) -> tuple[World, ...]:
+    def places(self, generation: int, initial: int, text: str) -> tuple[World, ...]:
         """Returns the message to each member, without the name and the address of the rendezvous."""
         first = World(
             generation=generation,
@@ -37,7 +36,6 @@ class Formation:
             commit=self.commit,
             current=list(self.current),
             joined=sum(one.first_generation in (0, generation) for one in self.members),
-            changed=changed,
             text=text,
         )
         return tuple(replace(first, rank=rank) for rank in range(len(self.members)))
@@ -51,15 +49,20 @@ def form(candidates: Sequence[Worker], limit: int) -> Formation:
     """Returns the generation of at most `limit` of the candidates, of which there is one at least.
 
     Rank 0 is the oldest of those that can restore the commit. The others follow by host and slot, so that the
-    ranks of a host are contiguous. Candidates that have been members before are preferred to new ones.
+    ranks of a host are contiguous; hosts that were used earlier come first. Candidates that have been members
+    before are preferred to new ones.
 
-    Raises Unrestorable.
+    Raises Unrestorable: no candidate can restore the newest commit.
     """
     chosen = sorted(candidates, key=lambda one: (one.commit < 0, _age(one)))[:limit]
     commit = _commit(chosen)
     holders = [one for one in chosen if one.can_restore and one.commit == commit]
     first = min(holders or chosen, key=_age)
-    members = sorted(chosen, key=lambda one: _order(one, first))
+    oldest = {one.slot.host: one.number for one in sorted(chosen, key=lambda one: -one.number)}
+    members = sorted(
+        chosen,
+        key=lambda one: (one is not first, one.slot.host != first.slot.host, oldest[one.slot.host], one.slot),
+    )
     current = [rank for rank, one in enumerate(members) if one in holders] if holders else [0]
     return Formation(members, max(commit, 0), current)
 
@@ -79,9 +82,5 @@ def _commit(chosen: Sequence[Worker]) -> int:
     return restorable
 
 
-def _age(worker: Worker) -> tuple[float, Slot]:
-    return (worker.first_generation or float("inf"), worker.slot)
-
-
-def _order(worker: Worker, first: Worker) -> tuple[bool, bool, Slot]:
-    return (worker is not first, worker.slot.host != first.slot.host, worker.slot)
+def _age(worker: Worker) -> tuple[float, int]:
+    return (worker.first_generation or float("inf"), worker.number)

@@ -1,4 +1,4 @@
-"""An elastic job on this host: the main loop that carries out the arbiter's orders."""
+"""An elastic job: the main loop that carries out the arbiter's orders."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import secrets
 import selectors
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.capacity import Capacity
 from sirtaki.runner.cores import usable_cores
 from sirtaki.runner.display import Display
 from sirtaki.runner.elastic.actions import Action, Close, Finish, Kill, Open, Say, Send, Slot, Start
 from sirtaki.runner.elastic.arbiter import Arbiter, Phase
 from sirtaki.runner.elastic.discovery import Discovery
+from sirtaki.runner.elastic.host_start import HostStart
+from sirtaki.runner.elastic.other_hosts import OtherHosts
 from sirtaki.runner.elastic.post import Post
-from sirtaki.runner.elastic.settings import ElasticSettings
-from sirtaki.runner.environment import RankEnvironment, thread_counts
+from sirtaki.runner.elastic.processes import CannotStart, Processes
+from sirtaki.runner.elastic.settings import ElasticSettings, slots_of
+from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import ExitStatus, signal_name
+from sirtaki.runner.host_connection import Connection
+from sirtaki.runner.hosts import is_own_host
 from sirtaki.runner.job_directory import make_job_directory
-from sirtaki.runner.launch import Settings, with_reaper, write_job_key
-from sirtaki.runner.process import RankProcess
-from sirtaki.runner.rank_start import REPORTS, describe_start_failure
+from sirtaki.runner.launch import Settings, encrypts, with_reaper, write_job_key
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.elastic.messages import End, Message
-from sirtaki.runner.rendezvous.elastic.process import ARBITER
 from sirtaki.runner.rendezvous.job import Job, RendezvousError
-from sirtaki.runner.rendezvous.lifecycle import WORKER
 from sirtaki.runner.signals import WakeupPipe, stop_this_process
 from sirtaki.runner.supervisor import KILL_SECONDS, READER_GONE
 
@@ -43,25 +43,29 @@ class ElasticJob:
     def __init__(
         self, settings: Settings, elastic: ElasticSettings, wakeup: WakeupPipe, reaper: Reaper
     ) -> None:
-        self._settings = settings
+        self._settings, self._elastic = settings, elastic
         self._wakeup = wakeup
         self._reaper = reaper
         self._selector = selectors.PollSelector()  # epoll refuses regular files
-        self._display = Display(self._selector, settings.verbose)
+        self._display = display = Display(self._selector, settings.verbose)
         folder = make_job_directory(reaper)
-        self._key_file = os.path.join(folder, "key")
-        job = Job(secrets.token_hex(8), 1, write_job_key(self._key_file), VERSION)
-        self._job, self._folder = job, Path(folder)
-        self._post = Post(job, folder, self._receive, self._display.say)
-        self._discovery = Discovery(elastic.script, elastic.slots_per_host, self._display.say)
-        self._most = max(elastic.rules.maximum, len(elastic.slots))
-        self._slots: Sequence[Slot] = elastic.slots
-        if elastic.script:
-            self._slots = self._discovery.first()[: self._most]
-        self._arbiter = Arbiter(elastic.rules, self._slots)
-        self._size = elastic.rules.start
-        self._processes: dict[int, RankProcess] = {}  # by worker number
-        self._running: set[int] = set()
+        key_file = os.path.join(folder, "key")
+        encrypt = encrypts({**os.environ, **settings.additions})
+        job = Job(secrets.token_hex(8), 1, write_job_key(key_file), VERSION, encrypt)
+        self._post = Post(job, folder, settings.interfaces, self._receive, display.say)
+        connection = Connection(settings.ssh, self._selector, display)
+        self._start_of_hosts = HostStart(
+            settings, job, self._post, connection, wakeup, reaper, lambda *at: self._processes.note_pid(*at)
+        )
+        self._hosts = OtherHosts(
+            self._start_of_hosts.begin, self._start_of_hosts.prepare, display.say, elastic.rules.cooldown
+        )
+        self._processes = Processes(
+            settings, job.id, key_file, elastic.rules.start, self._post, display, reaper
+        )
+        self._discovery = Discovery(elastic.script, elastic.slots_per_host, display.say)
+        self._slots: Sequence[Slot] = ()
+        self._arbiter = Arbiter(elastic.rules, ())
         self._ends: dict[int, float] = {}  # when to kill workers that were told to end
         self._result: Finish | None = None
         self._kill_at: float | None = None
@@ -73,16 +77,35 @@ class ElasticJob:
         """Runs the job to its end; returns hvdrun's exit code. Raises LaunchError if it cannot start."""
         for notice in self._settings.notices:
             self._display.say(notice)
-        capacity = Capacity(self._size, usable_cores())
-        if not self._settings.oversubscribe:
-            capacity.check()
-        self._display.expect(self._most, self._settings.output_folder)
+        slots = self._find_slots()
+        own = sum(is_own_host(slot.host) for slot in slots)
+        if own and not self._settings.oversubscribe:
+            Capacity(min(own, self._elastic.rules.start), usable_cores()).check()
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._handle_wakeup)
         self._wakeup.unblock_signals()
-        self._carry_out(self._arbiter.start(time.monotonic()))
-        while self._running or self._arbiter.phase is not Phase.OVER:
+        self._set_slots(slots)
+        while self._processes.running or self._arbiter.phase is not Phase.OVER:
             self._iterate()
         return self._conclude()
+
+    def _find_slots(self) -> Sequence[Slot]:
+        """Returns the slots with which the job begins. Raises LaunchError if there are too few.
+
+        Hosts that the user has named have to be there; those of a script may come later.
+        """
+        elastic = self._elastic
+        if elastic.script:
+            slots = self._discovery.first()
+            self._hosts.want(slots)
+            return slots
+        per_host = elastic.slots_per_host
+        hosts = [replace(host, slots=host.slots or per_host) for host in elastic.hosts]
+        remotes, hosts = self._start_of_hosts.connect(hosts)
+        slots, start = slots_of(hosts), elastic.rules.start
+        if len(slots) < start:
+            raise LaunchError(f"{start} ranks need {start} slots, but there are {len(slots)}")
+        self._hosts.adopt(remotes, slots)
+        return slots
 
     # ---- The loop --------------------------------------------------------------------------------------
 
@@ -100,6 +123,8 @@ class ElasticJob:
         now = time.monotonic()
         for slots in self._discovery.poll(now):
             self._set_slots(slots)
+        if self._hosts.poll(now):
+            self._update_slots()
         if (due := self._arbiter.due) is not None and due <= now:
             self._carry_out(self._arbiter.tick(now))
         if self._kill_at is not None and self._kill_at <= now:
@@ -107,7 +132,7 @@ class ElasticJob:
             self._signal(signal.SIGKILL)
         for worker in [one for one, due in self._ends.items() if due <= now]:
             del self._ends[worker]
-            self._processes[worker].signal(signal.SIGKILL)
+            self._processes.signal(signal.SIGKILL, worker)
         if error := self._display.reader_error:
             is_closed = isinstance(error, BrokenPipeError)
             text = "" if is_closed else f"cannot write to standard output: {error.strerror}"
@@ -123,10 +148,13 @@ class ElasticJob:
         for server in self._post.servers():
             if server in self._post.servers():
                 server.poll()
+        if self._processes.awaits_messages:
+            self._note_ends()
 
     def _time_to_next_deadline(self) -> float | None:
         now = time.monotonic()
-        moments = [self._arbiter.due, self._kill_at, self._discovery.due, *self._ends.values()]
+        parts = (self._arbiter, self._discovery, self._hosts, self._processes)
+        moments = [self._kill_at, *self._ends.values(), *(part.due for part in parts)]
         times = [one - now for one in moments if one is not None]
         times += [
             one for server in self._post.servers() if (one := server.time_to_next_deadline()) is not None
@@ -137,34 +165,31 @@ class ElasticJob:
         numbers = self._wakeup.read()
         if self._reaper.replace_if_killed():
             self._display.say("the process that cleans up after this job was killed; another one replaces it")
-        ended = [status for number in sorted(self._running) if (status := self._processes[number].check())]
-        if ended:
-            self._serve()  # a worker's last message precedes its end
-        for status in ended:
-            self._note_end(status)
+        self._serve()  # a worker's last message precedes its end
+        self._note_ends()
         for number in numbers:
             self._handle_signal(number)
 
-    def _note_end(self, status: ExitStatus) -> None:
-        number = next(one for one in self._running if self._processes[one].pid == status.pid)
-        self._running.discard(number)
-        self._ends.pop(number, None)
-        if status.failed:
-            self._processes[number].signal(signal.SIGKILL)  # its children may hold a GPU
-            self._processes[number].reap()
-            self._reaper.forget_group(status.pid)
-        why = f"failed with exit code {status.code}" if status.code else "ended"
-        if status.killed_by:
-            why = f"killed by signal {status.killed_by} ({signal_name(status.killed_by)})"
-        now = time.monotonic()
-        self._carry_out(self._arbiter.ended(number, status.code, status.killed_by, why, now))
+    def _note_ends(self) -> None:
+        for worker, status in list(self._processes.ended(time.monotonic())):
+            self._ends.pop(worker, None)
+            killed_by = signal.SIGKILL if status.lost else status.killed_by
+            slot, why, now = self._arbiter.workers[worker].slot, _describe(status), time.monotonic()
+            keeps_slot = self._hosts.takes_workers(slot)
+            self._carry_out(self._arbiter.ended(worker, status.code, killed_by, why, now, keeps_slot))
 
     def _receive(self, worker: int, message: Message) -> None:
         self._carry_out(self._arbiter.received(worker, message, time.monotonic()))
 
     def _set_slots(self, slots: Sequence[Slot]) -> None:
-        self._slots = slots[: self._most]
-        self._carry_out(self._arbiter.set_slots(self._slots, time.monotonic()))
+        self._slots = slots
+        self._processes.know(slots)
+        self._hosts.want(slots)
+        self._update_slots()
+
+    def _update_slots(self) -> None:
+        usable = self._hosts.usable(self._slots, self._processes.running)
+        self._carry_out(self._arbiter.set_slots(usable, time.monotonic()))
 
     # ---- Orders ----------------------------------------------------------------------------------------
 
@@ -182,8 +207,8 @@ class ElasticJob:
                 self._post.close_generation()
             elif isinstance(order, Start) and self._result is None:
                 self._start(order)
-            elif isinstance(order, Kill) and order.worker in self._running:
-                self._processes[order.worker].signal(signal.SIGKILL)
+            elif isinstance(order, Kill):
+                self._processes.signal(signal.SIGKILL, order.worker)
             elif isinstance(order, Finish):
                 self._end(order, signal.SIGTERM)
 
@@ -194,31 +219,13 @@ class ElasticJob:
             self._stop(Finish(1, f"the ranks cannot meet: {error}"), signal.SIGTERM)
 
     def _start(self, order: Start) -> None:
-        command, environment = self._settings.command, self._environment(order)
+        host = self._hosts.ready(order.slot.host)
         try:
-            process = RankProcess(order.slot.index, command, environment, self._reaper)
-        except OSError as error:
-            text = describe_start_failure(order.slot.index, command, error)
-            self._carry_out(self._arbiter.ended(order.worker, 126, 0, text, time.monotonic()))
-            return
-        self._processes[order.worker] = process
-        self._running.add(order.worker)
-        self._display.read_rank(order.slot.index, process.stdout, process.stderr)
-        self._display.detail(f"the worker in slot {order.slot} is pid {process.pid}")
-
-    def _environment(self, order: Start) -> Mapping[str, str]:
-        """Returns a worker's environment. Its rank and size are provisional, until a world exists."""
-        settings, size = self._settings, self._size
-        threads = thread_counts(min(size, len(self._slots)), usable_cores(), os.environ)
-        additions = {**threads, **settings.additions}
-        additions.setdefault(REPORTS, os.environ.get(REPORTS, str(self._folder)))
-        additions |= {WORKER: str(order.worker), ARBITER: self._post.address, "HOROVOD_ELASTIC": "1"}
-        rank = min(order.slot.index, size - 1)
-        placement = RankPlacement(rank, size, order.slot.index, size, 0, 1)
-        environment = RankEnvironment(
-            self._job.id, self._post.address, self._key_file, settings.start_timeout, additions
-        )
-        return environment.of(placement, os.environ)
+            if host is None and not is_own_host(order.slot.host):
+                raise CannotStart(f"{order.slot.host} was lost")
+            self._processes.start(order.worker, order.slot, host)
+        except CannotStart as error:
+            self._carry_out(self._arbiter.ended(order.worker, 126, 0, str(error), time.monotonic()))
 
     # ---- The end ---------------------------------------------------------------------------------------
 
@@ -226,6 +233,7 @@ class ElasticJob:
         if number == signal.SIGTSTP:
             self._signal(number)
             stop_this_process()
+            self._hosts.renew_leases()
         elif number in (signal.SIGCONT, signal.SIGHUP):
             self._signal(number)
         elif number in (signal.SIGINT, signal.SIGTERM):
@@ -235,13 +243,13 @@ class ElasticJob:
         if self._kill_at is not None:
             self._signal(signal.SIGKILL)
             return
-        if self._arbiter.phase is Phase.OVER and not self._running:
+        if self._arbiter.phase is Phase.OVER and not self._processes.running:
             self._skips_output = True
             return
         text = "terminated (SIGTERM): ending all ranks"
         if number == signal.SIGINT:
             self._display.say("interrupted: ending all ranks (Ctrl-C again kills them at once)")
-            shown = [self._processes[one].rank for one in self._running]
+            shown = [self._processes.lane(one) or 0 for one in self._processes.running]
             self._display.mute_errors_except(min(shown, default=0))
             text = ""
         self._stop(Finish(128 + number, text), number)
@@ -261,14 +269,13 @@ class ElasticJob:
             self._signal_to_send = number  # after the message with the reason
 
     def _signal(self, number: int) -> None:
-        for worker in self._running:
-            self._processes[worker].signal(number)
+        self._processes.signal(number)
 
     def _conclude(self) -> int:
-        self._post.close()
         self._discovery.close()
-        for process in self._processes.values():
-            process.reap()
+        self._finish_hosts()
+        self._post.close()
+        self._processes.reap()
         self._reaper.release()
         while not self._reaper.ended() and not self._skips_output:
             self._selector.select(0.02)
@@ -276,8 +283,8 @@ class ElasticJob:
         self._display.close_streams()
         result = self._result or Finish(0)
         reason = ""
-        if result.culprit is not None and result.culprit in self._processes:
-            reason = self._display.show_error_of(self._processes[result.culprit].rank)
+        if result.culprit is not None and (lane := self._processes.lane(result.culprit)) is not None:
+            reason = self._display.show_error_of(lane, self._arbiter.workers[result.culprit].name)
         if self._arbiter.generation > 1 or self._arbiter.losses:
             seconds, arbiter = time.monotonic() - self._started, self._arbiter
             account, workers = arbiter.account, arbiter.workers.all()
@@ -288,6 +295,24 @@ class ElasticJob:
             for key, _ in self._selector.select():
                 key.data()
         return result.code
+
+    def _finish_hosts(self) -> None:
+        """Lets the agents send the last output, and end."""
+        self._hosts.finish()
+        while not self._hosts.have_ended() and not self._skips_output:
+            self._display.balance()
+            for key, _ in self._selector.select(0.1):
+                key.data()
+        self._hosts.close()
+
+
+def _describe(status: ExitStatus) -> str:
+    """Describes the end of a worker's process."""
+    if status.lost:
+        return f"its host {status.host} was lost: {status.lost}"
+    if status.killed_by:
+        return f"killed by signal {status.killed_by} ({signal_name(status.killed_by)})"
+    return f"failed with exit code {status.code}" if status.code else "ended"
 
 
 def run_elastic_job(settings: Settings, elastic: ElasticSettings) -> int:

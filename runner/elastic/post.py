@@ -1,16 +1,19 @@
-"""The connections of an elastic job: one rendezvous with all workers, and one for each generation.
+"""The connections of an elastic job: rendezvous with all workers, and one for each generation.
 
 They are served by the caller's main loop: hvdrun starts workers while the job runs, and a process with one
-thread forks safely.
+thread forks safely. Workers of this host connect over Unix sockets. The others need TCP, at which nothing
+listens before there is another host.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from sirtaki.runner.elastic.actions import Open
+from sirtaki.runner.elastic.actions import Open, Slot
+from sirtaki.runner.hosts import is_own_host
+from sirtaki.runner.launch import addresses_for_others, check_reachable, network_address
 from sirtaki.runner.rendezvous.address import unix_address
 from sirtaki.runner.rendezvous.elastic.messages import FROM_WORKERS, Message, pack, unpack
 from sirtaki.runner.rendezvous.elastic.process import WORKERS
@@ -28,42 +31,58 @@ class Post:
         self,
         job: Job,
         folder: str,
+        interfaces: Sequence[str],
         on_message: Callable[[int, Message], None],
         on_refusal: Callable[[str], None],
     ) -> None:
-        """Opens the rendezvous with the workers. Raises RendezvousError if that is impossible."""
+        """Opens the rendezvous with this host's workers. Raises RendezvousError if that is impossible."""
         self._job = job
         self._folder = folder
+        self._interfaces = interfaces
         self._on_message = on_message
         self._on_refusal = on_refusal
-        own = replace(job, id=f"{job.id}.workers", size=WORKERS)
-        self._workers = RendezvousServer(
-            self._addresses(own.id), own, _START_SECONDS, self._note, on_message=self._receive
-        )
+        self._workers: list[RendezvousServer] = []
         self._generation: RendezvousServer | None = None
+        self._address_for_others = ""
+        self.address = self._listen(self._unix_addresses(self._workers_job.id))  # for workers of this host
 
-    @property
-    def address(self) -> str:
-        """Returns the address of the rendezvous with the workers."""
-        return self._workers.address
+    def address_for_others(self) -> str:
+        """Returns the address for workers of other hosts; opens it when it is first needed.
+
+        Raises RendezvousError, or LaunchError, if other hosts cannot reach this one.
+        """
+        if not self._address_for_others:
+            if self._job.encrypt:
+                from sirtaki.runner.rendezvous.encryption import own_certificate  # opens the core
+
+                own_certificate()
+            address = self._listen(network_address())
+            check_reachable(address)
+            self._address_for_others = addresses_for_others(address)
+        return self._address_for_others
 
     def send(self, worker: int, message: Message) -> None:
         """Sends a message to a worker; nothing happens if it is not connected."""
-        self._workers.send_message(worker, pack(message))
+        for server in self._workers:
+            server.send_message(worker, pack(message))
+
+    def is_connected(self, worker: int) -> bool:
+        """Returns whether a worker is connected: its kernel has not ended its connection."""
+        return any(server.is_connected(worker) for server in self._workers)
 
     def open(self, order: Open) -> None:
-        """Opens the rendezvous of a generation, and sends its members their places."""
+        """Opens the rendezvous of a generation, and tells its members. Raises RendezvousError."""
         self.close_generation()
-        members = ",".join(
-            f"{worker}@{slot}" for worker, slot in zip(order.members, order.places[0].slots, strict=True)
-        )
+        slots = order.slots
+        members = ",".join(f"{worker}@{slot}" for worker, slot in zip(order.members, slots, strict=True))
         digest = hashlib.sha256(f"{order.generation}:{members}".encode()).hexdigest()[:32]
-        name, address = f"{self._job.id}.{order.generation}.{digest}", ""
+        name, server = f"{self._job.id}.{order.generation}.{digest}", None
         if len(order.members) > 1:
-            job = replace(self._job, id=name, size=len(order.members))
-            self._generation = RendezvousServer(self._addresses(name), job, _START_SECONDS, self._note)
-            address = self._generation.address
-        for worker, place in zip(order.members, order.places, strict=True):
+            server = self._generation = self._open_generation(name, slots)
+        for worker, slot, place in zip(order.members, slots, order.places, strict=True):
+            address = "" if server is None else server.address
+            if not is_own_host(slot.host):
+                address = addresses_for_others(address)
             self.send(worker, replace(place, job=name, address=address))
 
     def close_generation(self) -> None:
@@ -74,13 +93,33 @@ class Post:
 
     def servers(self) -> list[RendezvousServer]:
         """Returns what has to be polled."""
-        return [one for one in (self._workers, self._generation) if one is not None]
+        return [*self._workers, *([self._generation] if self._generation is not None else [])]
 
     def close(self) -> None:
         self.close_generation()
-        self._workers.close()
+        while self._workers:
+            self._workers.pop().close()
 
-    def _addresses(self, job: str) -> str:
+    @property
+    def _workers_job(self) -> Job:
+        return replace(self._job, id=f"{self._job.id}.workers", size=WORKERS)
+
+    def _listen(self, address: str) -> str:
+        """Opens a rendezvous with workers; returns its address."""
+        server = RendezvousServer(
+            address, self._workers_job, _START_SECONDS, self._note, self._interfaces, self._receive
+        )
+        self._workers.append(server)
+        return server.address
+
+    def _open_generation(self, name: str, slots: Sequence[Slot]) -> RendezvousServer:
+        addresses = self._unix_addresses(name)
+        if any(not is_own_host(slot.host) for slot in slots):
+            addresses += f",{network_address()}"
+        job = replace(self._job, id=name, size=len(slots))
+        return RendezvousServer(addresses, job, _START_SECONDS, self._note, self._interfaces)
+
+    def _unix_addresses(self, job: str) -> str:
         """Returns a Unix socket in the job's folder, and an abstract one in case that folder is removed."""
         name = f"sirtaki-{hashlib.sha256(job.encode()).hexdigest()[:24]}"
         return ",".join(dict.fromkeys([unix_address(name, self._folder), unix_address(name)]))

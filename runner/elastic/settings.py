@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sirtaki.runner.elastic.actions import Slot
-from sirtaki.runner.elastic.rules import LOST, Rules
+from sirtaki.runner.elastic.rules import LOST, RANK, Rules
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.hosts import Host, is_own_host
+from sirtaki.runner.hosts import Host
 
 _TIMEOUT, _COOLDOWN = 600.0, (1.0, 60.0)  # seconds; docs/elastic.md
 
 
 @dataclass(frozen=True)
 class ElasticSettings:
-    """The settings that other jobs lack. `slots` are empty if a `script` finds them."""
+    """The settings that other jobs lack. `hosts` are empty if a `script` finds them."""
 
     rules: Rules
-    slots: Sequence[Slot]
+    hosts: Sequence[Host]
     script: Path | None
-    slots_per_host: int
+    slots_per_host: int | None
 
 
 def elastic_settings(options: argparse.Namespace) -> Callable[[Sequence[Host]], ElasticSettings]:
@@ -55,27 +55,20 @@ def elastic_settings(options: argparse.Namespace) -> Callable[[Sequence[Host]], 
         options.reset_limit,
         (cooldown[0], cooldown[1]),
         options.elastic_survive or LOST,
+        options.elastic_failure_domain or RANK,
     )
     path = script and _checked(script)
-    per_host = options.slots_per_host or 1
 
     def settings(hosts: Sequence[Host]) -> ElasticSettings:
         named = options.hosts is not None or options.hostfile is not None
-        slots = [] if path else slots_of(hosts if named else [Host("localhost", maximum)], per_host)
-        if slots and len(slots) < start:
-            raise LaunchError(f"{start} ranks need {start} slots, but there are {len(slots)}")
-        return ElasticSettings(rules, slots, path, per_host)
+        given = hosts if named else [Host("localhost", maximum)]
+        return ElasticSettings(rules, [] if path else given, path, options.slots_per_host)
 
     return settings
 
 
-def slots_of(hosts: Sequence[Host], per_host: int) -> list[Slot]:
-    """Returns the slots of hosts, of which only this one can be used. Raises LaunchError for another one."""
-    for host in hosts:
-        if not is_own_host(host.name):
-            raise LaunchError(
-                f"{host.name} is another host: ranks of a job with --min-np run on hvdrun's own host so far"
-            )
+def slots_of(hosts: Sequence[Host], per_host: int = 1) -> list[Slot]:
+    """Returns the slots of hosts; one without a number has `per_host`."""
     return [Slot(host.name, index) for host in hosts for index in range(host.slots or per_host)]
 
 

@@ -120,6 +120,10 @@ class RendezvousServer:
         """Sends bytes to a client, as its next message; drops them if it is not connected."""
         self._call_soon(lambda: self._pass_on(rank, payload))
 
+    def is_connected(self, rank: int) -> bool:
+        """Returns whether a client has joined and is connected. For servers without a thread only."""
+        return (0, rank) in self._ranks
+
     # All methods below run on the server's thread, or on that of its owner.
 
     def _pass_on(self, rank: int, payload: bytes) -> None:

@@ -20,7 +20,7 @@ class Job:
         self.arbiter = Arbiter(Rules(start=start, **given), self.slots)
         self.now = 0.0
         self.said: list[str] = []
-        self.started = self._kept(self.arbiter.start(0.0))
+        self.started = self._kept(self.arbiter.tick(0.0))
 
     def at(self, now: float) -> Job:
         self.now = now
@@ -82,8 +82,8 @@ def finish(orders: Sequence[Action]) -> Finish:
 
 
 def place(rank: int, commit: int, current: list[int], slots: list[int], **rest: Any) -> World:
-    """Returns a member's place in a world of one host, whose workers are `workers`, or else numbered as slots."""
-    values = {"generation": 1, "joined": 0, "changed": False, "text": "the job starts", **rest}
+    """Returns a member's place in a world of one host, with workers numbered as their slots, or as given."""
+    values = {"generation": 1, "joined": 0, "text": "the job starts", **rest}
     values = {"workers": slots, "initial": len(slots), **values}
     if values["generation"] == 1:
         values["joined"] = len(slots)

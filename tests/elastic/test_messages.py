@@ -29,7 +29,6 @@ EXAMPLES = [
         17,
         [0],
         1,
-        False,
         "rank 2 was lost",
     ),
     messages.Change(4, 1),

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import FAILSAFE_SECONDS, HVDRUN, RANK_SCRIPT, default_signals, script_writer
+from launching import (
+    FAILSAFE_SECONDS,
+    HVDRUN,
+    RANK_SCRIPT,
+    default_signals,
+    script_writer,
+    stand_in_for_ssh,
+)
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -81,18 +86,4 @@ def hosts(tmp_path: Path, environment: dict[str, str]) -> Callable[..., Path]:
 
     Returns the folder with the hosts' home folders, named after the hosts.
     """
-    folder = tmp_path / "hosts"
-    (folder / "bin").mkdir(parents=True)
-    stand_in = folder / "bin" / "ssh"
-    stand_in.write_text(
-        f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("ssh_stand_in.py")} "$@"\n'
-    )
-    stand_in.chmod(0o755)
-    environment["PATH"] = f"{folder / 'bin'}:{environment.get('PATH', os.defpath)}"
-    environment["SSH_STAND_IN"] = str(folder / "hosts.json")
-
-    def write(**behaviours: object) -> Path:
-        (folder / "hosts.json").write_text(json.dumps(behaviours))
-        return folder
-
-    return write
+    return stand_in_for_ssh(tmp_path / "hosts", environment)

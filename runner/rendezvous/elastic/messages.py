@@ -89,7 +89,6 @@ class World(Message):
         commit: the commit with which the generation begins.
         current: the ranks that can restore that commit by themselves. Rank 0 is one of them.
         joined: the number of ranks that are new.
-        changed: whether all former members have left at one commit, and nobody joins or is lost.
         text: what has changed, for people.
     """
 
@@ -103,7 +102,6 @@ class World(Message):
     commit: int
     current: list[int]
     joined: int
-    changed: bool
     text: str
 
 

@@ -1,0 +1,186 @@
+"""The hosts of an elastic job other than hvdrun's own: reached when they are named, and again when lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sirtaki.runner.elastic.actions import Slot
+from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.host_connection import ANSWER_SECONDS
+from sirtaki.runner.hosts import is_own_host
+from sirtaki.runner.remote import RemoteHost
+
+_STABLE_SECONDS = 60.0  # a host that was usable for that long begins anew with the shortest pause
+_PROBE_SECONDS = 0.2  # between checks of hosts that are being reached
+
+
+@dataclass
+class _Host:
+    """A host.
+
+    Attributes:
+        slots: the number that was named; 0 if it is not named any more.
+        remote: its connection; None between two attempts.
+        is_ready: whether workers can be started there.
+        due: when to give the attempt up, or to begin the next one (time.monotonic()).
+        ready_since: when it became ready.
+        leaves: whether its agent was asked to end.
+        failures: attempts and losses in a row.
+        complaint: the last failure that was shown.
+    """
+
+    name: str
+    slots: int = 0
+    remote: RemoteHost | None = None
+    is_ready: bool = False
+    due: float = 0.0
+    ready_since: float = 0.0
+    leaves: bool = False
+    failures: int = 0
+    complaint: str = ""
+
+
+@dataclass
+class OtherHosts:
+    """The hosts.
+
+    Attributes:
+        begin: queries a host; returns at once. Raises LaunchError.
+        start: prepares a host that has answered for this number of workers. Raises LaunchError.
+        say: shows a line.
+        cooldown: the shortest and the longest pause between two attempts, in seconds.
+    """
+
+    begin: Callable[[str], RemoteHost]
+    start: Callable[[RemoteHost, int], None]
+    say: Callable[[str], None]
+    cooldown: tuple[float, float]
+    _hosts: dict[str, _Host] = field(default_factory=dict)
+
+    def adopt(self, remotes: Sequence[RemoteHost], slots: Sequence[Slot]) -> None:
+        """Takes hosts that have answered already. Raises LaunchError."""
+        self.want(slots)
+        for remote in remotes:
+            host = self._hosts[remote.name]
+            host.remote = remote
+            self._use(host, remote, time.monotonic())
+
+    def want(self, slots: Sequence[Slot]) -> None:
+        """Sets the slots of the job: hosts that are new are reached with the next `poll`."""
+        counts: dict[str, int] = {}
+        for slot in slots:
+            if not is_own_host(slot.host):
+                counts[slot.host] = counts.get(slot.host, 0) + 1
+        for host in self._hosts.values():
+            host.slots = counts.pop(host.name, 0)
+        self._hosts |= {name: _Host(name, count) for name, count in counts.items()}
+
+    def usable(self, slots: Sequence[Slot], used: Mapping[int, Slot]) -> list[Slot]:
+        """Returns the usable slots, and those of lost hosts in which a worker may still run."""
+        taken = [slot for slot in used.values() if not self._leaves(slot)]
+        return [slot for slot in slots if slot in taken or self.takes_workers(slot)]
+
+    def takes_workers(self, slot: Slot) -> bool:
+        """Returns whether a worker can be started in a slot, if it is free."""
+        return is_own_host(slot.host) or (self._hosts[slot.host].is_ready and not self._leaves(slot))
+
+    def ready(self, name: str) -> RemoteHost | None:
+        """Returns the connection to a host on which workers can be started; None if it is not ready."""
+        host = self._hosts.get(name)
+        return host.remote if host is not None and host.is_ready else None
+
+    def poll(self, now: float) -> bool:
+        """Goes on with all hosts; returns whether those that are usable have changed."""
+        changes = [self._go_on(host, now) for host in self._hosts.values()]
+        return any(changes)
+
+    @property
+    def due(self) -> float | None:
+        """Returns when to call `poll`, whatever happens (time.monotonic())."""
+        moments = [host.due for host in self._hosts.values() if host.slots and not host.is_ready]
+        moments += [due for remote in self._remotes() if (due := remote.deadline) is not None]
+        return min(moments, default=None)
+
+    def renew_leases(self) -> None:
+        """Begins new leases: hvdrun and all ranks were stopped."""
+        for remote in self._remotes():
+            remote.renew_lease()
+
+    def finish(self) -> None:
+        """Lets the agents send the last output, and end; all workers have ended."""
+        for host in self._hosts.values():
+            if host.remote is not None:
+                host.remote.finish() if host.is_ready else host.remote.give_up("the job has ended")
+
+    def have_ended(self) -> bool:
+        for remote in self._remotes():
+            remote.poll()
+        return all(remote.ended for remote in self._remotes())
+
+    def close(self) -> None:
+        for remote in self._remotes():
+            remote.close()
+
+    def _leaves(self, slot: Slot) -> bool:
+        return not is_own_host(slot.host) and self._hosts[slot.host].leaves
+
+    def _go_on(self, host: _Host, now: float) -> bool:
+        """Returns whether the host has become usable, or ceased to be so."""
+        if host.remote is None:
+            if host.slots and host.due <= now:
+                self._begin(host, now)
+            return False
+        host.remote.poll()
+        if host.remote.ended or (host.remote.failure and not host.is_ready):
+            return self._lose(host, host.remote, now)
+        if not host.is_ready and host.remote.answer is not None:
+            try:
+                self._use(host, host.remote, now)
+            except LaunchError as error:
+                host.remote.give_up(str(error))
+            return host.is_ready
+        if not host.is_ready and host.due <= now:
+            host.remote.give_up_waiting(ANSWER_SECONDS)
+        has_news, host.leaves = host.remote.leaves and not host.leaves, host.remote.leaves
+        if has_news:
+            self.say(f"{host.name} was asked to end: its ranks leave at the next commit")
+        return has_news
+
+    def _begin(self, host: _Host, now: float) -> None:
+        host.due = now + ANSWER_SECONDS
+        try:
+            host.remote = self.begin(host.name)
+            if host.complaint:
+                host.remote.mute()
+        except LaunchError as error:
+            self._pause(host, str(error), now)
+
+    def _use(self, host: _Host, remote: RemoteHost, now: float) -> None:
+        self.start(remote, host.slots)
+        host.is_ready, host.ready_since, host.complaint = True, now, ""
+
+    def _lose(self, host: _Host, remote: RemoteHost, now: float) -> bool:
+        was_ready, host.is_ready, host.remote = host.is_ready, False, None
+        host.leaves = False
+        remote.close()
+        failure = f"{host.name} was lost: {remote.failure}" if was_ready else remote.failure
+        if was_ready and now >= host.ready_since + _STABLE_SECONDS:
+            host.failures = 0
+        if host.slots and not remote.leaves:
+            self._pause(host, failure, now)
+        else:
+            host.due = now + self.cooldown[1]
+        return was_ready
+
+    def _pause(self, host: _Host, failure: str, now: float) -> None:
+        host.failures += 1
+        pause = min(self.cooldown[0] * 2.0 ** (host.failures - 1), self.cooldown[1])
+        host.due = now + pause
+        if failure != host.complaint:
+            host.complaint = failure
+            self.say(f"{failure}; the next attempt to use it is in {pause:g} s")
+
+    def _remotes(self) -> list[RemoteHost]:
+        return [host.remote for host in self._hosts.values() if host.remote is not None]

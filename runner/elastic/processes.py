@@ -1,0 +1,166 @@
+"""The processes of an elastic job's workers, on this host and on others."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+
+from sirtaki.bindings.topology import RankPlacement
+from sirtaki.runner.cores import usable_cores
+from sirtaki.runner.display import Display
+from sirtaki.runner.elastic.actions import Slot
+from sirtaki.runner.elastic.post import Post
+from sirtaki.runner.environment import RankEnvironment, thread_counts
+from sirtaki.runner.failure_analysis import ExitStatus
+from sirtaki.runner.hosts import is_own_host
+from sirtaki.runner.launch import Settings
+from sirtaki.runner.process import Rank, RankProcess
+from sirtaki.runner.rank_start import REPORTS, describe_start_failure
+from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.remote import RemoteHost, RemoteRank
+from sirtaki.runner.rendezvous.elastic.process import ARBITER
+from sirtaki.runner.rendezvous.lifecycle import WORKER
+
+_LAST_MESSAGE_SECONDS = 1.0  # for the last message of a worker elsewhere, which comes by another connection
+
+
+class CannotStart(Exception):  # the arbiter decides about it
+    """A worker cannot be started; the text says why."""
+
+
+@dataclass
+class _Ended:
+    """The end of a worker's process that the arbiter does not know yet."""
+
+    status: ExitStatus
+    until: float  # when it is told at the latest (time.monotonic())
+
+
+@dataclass
+class Processes:
+    """The processes, by the numbers of their workers.
+
+    Each slot has a lane: the number under which its output is shown, and by which agents know it.
+
+    Attributes:
+        settings, job, key_file: those of the job; `job` is its name.
+        size: the number of ranks with which it starts.
+    """
+
+    settings: Settings
+    job: str
+    key_file: str
+    size: int
+    post: Post
+    display: Display
+    reaper: Reaper
+    running: dict[int, Slot] = field(default_factory=dict)
+    _lanes: dict[Slot, int] = field(default_factory=dict)
+    _all: dict[int, Rank] = field(default_factory=dict)
+    _ended: dict[int, _Ended] = field(default_factory=dict)
+    _hosts: dict[int, RemoteHost] = field(default_factory=dict)  # of workers elsewhere
+
+    def know(self, slots: Sequence[Slot]) -> None:
+        """Prepares for the output of these slots. Raises LaunchError if it cannot be kept."""
+        for slot in slots:
+            if slot not in self._lanes:
+                lane = self._lanes[slot] = len(self._lanes)
+                label = str(slot.index) if is_own_host(slot.host) else str(slot)
+                self.display.add(lane, label, self.settings.output_folder, max(len(slots), lane + 1))
+
+    def start(self, worker: int, slot: Slot, host: RemoteHost | None) -> None:
+        """Starts a worker, on another host if that is given. Raises CannotStart."""
+        own = {WORKER: str(worker), "HOROVOD_ELASTIC": "1"}
+        if host is None:
+            self._start_here(worker, slot, own | {ARBITER: self.post.address})
+        else:
+            self._start_there(worker, slot, own | {ARBITER: self.post.address_for_others()}, host)
+        self.running[worker] = slot
+
+    def ended(self, now: float) -> Iterator[tuple[int, ExitStatus]]:
+        """Yields the workers that have ended, each after its last message if that can be known."""
+        for worker in list(self.running):
+            if worker not in self._ended and (status := self._all[worker].check()):
+                self._ended[worker] = _Ended(status, now + self._patience(worker, status))
+        for worker, end in list(self._ended.items()):
+            if end.until <= now or not self.post.is_connected(worker):
+                del self._ended[worker]
+                del self.running[worker]
+                if end.status.failed and worker not in self._hosts:
+                    self._clear(self._all[worker], end.status.pid)
+                yield worker, end.status
+
+    @property
+    def awaits_messages(self) -> bool:
+        """Returns whether an end is kept back."""
+        return bool(self._ended)
+
+    @property
+    def due(self) -> float | None:
+        """Returns when to call `ended`, whatever happens (time.monotonic())."""
+        return min((end.until for end in self._ended.values()), default=None)
+
+    def signal(self, number: int, worker: int | None = None) -> None:
+        """Sends a signal to a worker, or to all that run."""
+        for one in self.running if worker is None else [worker]:
+            if one in self.running:
+                self._all[one].signal(number)
+
+    def lane(self, worker: int) -> int | None:
+        """Returns the lane of a worker; None if it was never started."""
+        process = self._all.get(worker)
+        return process.rank if process is not None else None
+
+    def note_pid(self, lane: int, pid: int) -> None:
+        """Records the process that runs in a lane."""
+        slot = next(slot for slot, one in self._lanes.items() if one == lane)
+        self.display.detail(f"the worker in slot {slot} is pid {pid}")
+
+    def reap(self) -> None:
+        for process in self._all.values():
+            process.reap()
+
+    def _patience(self, worker: int, status: ExitStatus) -> float:
+        """Returns for how many seconds an end may be kept back, while the worker seems to be connected."""
+        if worker not in self._hosts:
+            return 0.0  # its messages have been read
+        return self._hosts[worker].lease_left if status.lost else _LAST_MESSAGE_SECONDS
+
+    def _clear(self, process: Rank, pid: int) -> None:
+        """Ends what a worker has left behind: its children may hold a GPU."""
+        process.signal(signal.SIGKILL)
+        process.reap()
+        self.reaper.forget_group(pid)
+
+    def _start_here(self, worker: int, slot: Slot, own: Mapping[str, str]) -> None:
+        command, settings = self.settings.command, self.settings
+        slots_here = sum(is_own_host(one.host) for one in self._lanes)
+        threads = thread_counts(min(self.size, slots_here), usable_cores(), os.environ)
+        additions = {**threads, **settings.additions}
+        additions.setdefault(REPORTS, os.environ.get(REPORTS, str(Path(self.key_file).parent)))
+        environment = RankEnvironment(
+            self.job, self.post.address, self.key_file, settings.start_timeout, {**additions, **own}
+        )
+        lane = self._lanes[slot]
+        try:
+            process = RankProcess(
+                lane, command, environment.of(self._placement(slot), os.environ), self.reaper
+            )
+        except OSError as error:
+            raise CannotStart(describe_start_failure(lane, command, error)) from None
+        self._all[worker] = process
+        self.display.read_rank(lane, process.stdout, process.stderr)
+        self.note_pid(lane, process.pid)
+
+    def _start_there(self, worker: int, slot: Slot, own: Mapping[str, str], host: RemoteHost) -> None:
+        rank = RemoteRank(self._lanes[slot], host)
+        host.launch(rank, {"placement": astuple(self._placement(slot)), "additions": dict(own)})
+        self._all[worker], self._hosts[worker] = rank, host
+
+    def _placement(self, slot: Slot) -> RankPlacement:
+        """Returns a worker's place until a world exists."""
+        rank = min(self._lanes[slot], self.size - 1)
+        return RankPlacement(rank, self.size, slot.index, self.size, 0, 1)

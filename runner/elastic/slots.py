@@ -1,0 +1,50 @@
+"""The slots of an elastic job: which may be used, and the pauses of those that lose their workers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from sirtaki.runner.elastic.actions import Slot
+
+_FIRST_PAUSE = 1.0  # seconds: a replacement imports its modules on the cores on which the others recover
+
+
+class Slots:
+    """The slots that may be used, in the order of preference.
+
+    A slot pauses after a loss: `cooldown` is the shortest and the longest pause in seconds, from its second
+    loss on; it doubles with each one.
+    """
+
+    def __init__(self, slots: Sequence[Slot], cooldown: tuple[float, float]) -> None:
+        self._slots = list(slots)
+        self._cooldown = cooldown
+        self._losses: dict[Slot, int] = {}
+        self._until: dict[Slot, float] = {}
+
+    def __contains__(self, slot: Slot) -> bool:
+        return slot in self._slots
+
+    def replace(self, slots: Sequence[Slot]) -> None:
+        self._slots = list(slots)
+
+    def remove(self, slot: Slot) -> None:
+        """Removes a slot; nothing happens if it is not there."""
+        self._slots = [one for one in self._slots if one != slot]
+
+    def note_loss(self, slot: Slot, now: float) -> None:
+        losses = self._losses[slot] = self._losses.get(slot, 0) + 1
+        shortest, longest = self._cooldown
+        pause = _FIRST_PAUSE if losses == 1 else shortest * 2.0 ** (losses - 2)
+        self._until[slot] = now + min(pause, longest)
+
+    def startable(self, used: Collection[Slot], now: float) -> Iterator[Slot]:
+        """Yields the free slots that do not pause."""
+        return (one for one in self._free(used) if self._until.get(one, 0.0) <= now)
+
+    def due(self, used: Collection[Slot]) -> float | None:
+        """Returns when the next pause of a free slot ends (time.monotonic())."""
+        return min((self._until[one] for one in self._free(used) if one in self._until), default=None)
+
+    def _free(self, used: Collection[Slot]) -> list[Slot]:
+        return [one for one in self._slots if one not in used]

@@ -1,0 +1,224 @@
+"""Elastic jobs on several hosts, over a stand-in for ssh: ranks and hosts are lost, join and leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from elastic.running import FAILSAFE_SECONDS, QUICK, Ended, check_exact, command, results_in, run_job
+from launching import stand_in_for_ssh, wait_until
+
+Hosts = Callable[..., Path]
+TWO = ("-np", "4", "--min-np", "1", "-H", "localhost:2,hostB:2", *QUICK)
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    return {"SIRTAKI_CPU_ALGORITHM": "direct", "PATH": os.environ["PATH"]}
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, environment: dict[str, str]) -> Hosts:
+    return stand_in_for_ssh(tmp_path / "hosts", environment)
+
+
+class Job:
+    """A job that a test disturbs while it runs."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._lines: list[str] = []
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self._lines.extend(self._process.stdout)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._lines)
+
+    def says(self, text: str) -> None:
+        """Waits until the job has shown this text."""
+        wait_until(lambda: text in self.text or self._process.poll() is not None, f"the job says: {text}")
+        assert text in self.text, self.text
+
+    def end(self) -> Ended:
+        code = self._process.wait(FAILSAFE_SECONDS)
+        self._thread.join()
+        return Ended(code, self.text, results_in(self.text))
+
+
+@pytest.fixture
+def start(environment: dict[str, str]) -> Iterator[Callable[..., Job]]:
+    started: list[tuple[subprocess.Popen[str], Job]] = []
+
+    def call(options: tuple[str, ...], *arguments: str | int | float, **more: str) -> Job:
+        process = subprocess.Popen(
+            command(options, "numpy_training.py", arguments),
+            env={**os.environ, **environment, **more},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append((process, Job(process)))
+        return started[-1][1]
+
+    yield call
+    for process, job in started:
+        process.kill()
+        job.end()
+
+
+def ssh_of(folder: Path, host: str) -> int:
+    """Returns the process of the connection to a host."""
+    return int((folder / host / "ssh.pid").read_text())
+
+
+def agent_of(folder: Path, host: str) -> int:
+    """Returns the agent on a host: a descendant of the connection that no other process has started."""
+    listed = subprocess.run(
+        ["pgrep", "--parent", str(ssh_of(folder, host))], capture_output=True, text=True, check=True
+    )
+    return int(listed.stdout.split()[0])
+
+
+@pytest.mark.parametrize("place", ["step", "exchanged", "written"])
+def test_a_rank_of_another_host_is_lost_and_replaced(
+    place: str, hosts: Hosts, environment: dict[str, str]
+) -> None:
+    hosts(hostB={})
+    job = run_job(TWO, "numpy_training.py", 200, 0.0, f"3:{place}:5", HOLD="8:4", **environment)
+    check_exact(job, 200, {0, 1, 2, 4})
+    assert "rank 3 was lost: killed by signal 9 (SIGKILL)" in job.text
+    replacement = next(result for result in job.results if result["worker"] == 4)
+    assert replacement["local_rank"] == 1
+
+
+def test_rank_0_is_lost_while_another_host_lives(hosts: Hosts, environment: dict[str, str]) -> None:
+    hosts(hostB={})
+    job = run_job(TWO, "numpy_training.py", 100, 0.0, "0:step:5", "1:written:7", **environment)
+    check_exact(job, 100, {2, 3})
+
+
+def test_each_line_of_another_host_names_its_slot(hosts: Hosts, environment: dict[str, str]) -> None:
+    hosts(hostB={})
+    job = run_job(TWO, "numpy_training.py", 40, 0.0, TALK="1", **environment)
+    check_exact(job, 40, {0, 1, 2, 3})
+    for label in ("[0]", "[1]", "[hostB:0]", "[hostB:1]"):
+        assert f"{label} step 10" in job.text
+
+
+def test_a_lost_host_costs_its_ranks_and_is_used_again(hosts: Hosts, start: Callable[..., Job]) -> None:
+    folder = hosts(hostB={})
+    job = start(TWO, 100, 0.05, HOLD="15:4", TALK="1")
+    job.says("[hostB:1] step 5")
+    os.kill(ssh_of(folder, "hostB"), signal.SIGKILL)
+    job.says("hostB was lost: the ssh process for it was killed by signal 9")
+    ended = job.end()
+    check_exact(ended, 100, {0, 1, 4, 5})
+    assert "2 ranks from commit" in ended.text
+    assert "2 ranks join" in ended.text
+
+
+def test_a_lost_agent_is_a_lost_host(hosts: Hosts, start: Callable[..., Job]) -> None:
+    folder = hosts(hostB={})
+    job = start(TWO, 100, 0.05, TALK="1")
+    job.says("[hostB:1] step 5")
+    os.kill(agent_of(folder, "hostB"), signal.SIGKILL)
+    ended = job.end()
+    check_exact(ended, 100, {0, 1})
+    assert "hostB was lost" in ended.text
+
+
+def test_a_silent_host_is_given_up_when_its_lease_ends(hosts: Hosts, start: Callable[..., Job]) -> None:
+    """Stops the connection, as a network does that delivers nothing: the ranks there reach the others."""
+    folder = hosts(hostB={})
+    job = start(TWO, 400, 0.05, TALK="1", SIRTAKI_HEARTBEAT="2")
+    job.says("[hostB:1] step 5")
+    connection, agent = ssh_of(folder, "hostB"), agent_of(folder, "hostB")
+    os.kill(connection, signal.SIGSTOP)
+    job.says("hostB was lost: its agent has sent nothing for 2 s")
+    wait_until(lambda: not Path(f"/proc/{agent}").exists(), "the agent there has ended its ranks, and itself")
+    check_exact(job.end(), 400, {0, 1})
+
+
+def test_an_agent_that_is_asked_to_end_costs_nothing(hosts: Hosts, start: Callable[..., Job]) -> None:
+    folder = hosts(hostB={})
+    job = start(TWO, 100, 0.05, TALK="1")
+    job.says("[hostB:1] step 5")
+    os.kill(agent_of(folder, "hostB"), signal.SIGTERM)
+    ended = job.end()
+    check_exact(ended, 100, {0, 1})
+    assert "hostB was asked to end: its ranks leave at the next commit" in ended.text
+    assert "0 ranks were lost" in ended.text
+
+
+def discovery(folder: Path, *names: str) -> tuple[str, ...]:
+    """Returns the options for a script that names these hosts; tests overwrite its answer, in `answer`."""
+    (folder / "answer").write_text("\n".join(names))
+    script = folder / "discover.sh"
+    script.write_text(f"#!/bin/sh\nexec cat {folder / 'answer'}\n")
+    script.chmod(0o755)
+    options = ("-np", "2", "--min-np", "1", "--max-np", "4", "--host-discovery-script", str(script))
+    return (*options, *QUICK)
+
+
+def test_a_host_that_the_script_names_joins_and_leaves(
+    hosts: Hosts, start: Callable[..., Job], tmp_path: Path
+) -> None:
+    hosts(hostB={})
+    job = start(discovery(tmp_path, "localhost:2"), 300, 0.05, TALK="1", HOLD="5:4")
+    job.says("[0] step 5")
+    (tmp_path / "answer").write_text("localhost:2\nhostB:2\n")
+    job.says("[hostB:1] step 10")
+    (tmp_path / "answer").write_text("localhost:2\n")
+    ended = job.end()
+    check_exact(ended, 300, {0, 1})
+    assert "2 ranks join" in ended.text
+    assert "rank 2 leaves; rank 3 leaves" in ended.text
+    assert "0 ranks were lost" in ended.text
+
+
+def test_a_host_that_cannot_be_reached_is_told_once(
+    hosts: Hosts, start: Callable[..., Job], tmp_path: Path
+) -> None:
+    hosts(hostB={})
+    job = start(discovery(tmp_path, "localhost:2", "nowhere:2"), 200, 0.05, TALK="1")
+    ended = job.end()
+    check_exact(ended, 200, {0, 1})
+    assert ended.text.count("there is no host called nowhere") == 1, ended.text
+    assert ended.text.count("[nowhere] ssh: Could not resolve hostname") == 1
+    assert "the next attempt to use it is in" in ended.text
+
+
+def test_a_job_without_ranks_here(hosts: Hosts, environment: dict[str, str]) -> None:
+    hosts(hostB={}, hostC={})
+    options = ("-np", "2", "--min-np", "1", "-H", "hostB:1,hostC:1", *QUICK)
+    job = run_job(options, "numpy_training.py", 60, 0.0, "0:step:5", **environment)
+    check_exact(job, 60, {1})
+
+
+def test_named_hosts_have_to_be_there(hosts: Hosts, environment: dict[str, str]) -> None:
+    hosts(hostB={})
+    options = ("-np", "2", "--min-np", "1", "-H", "localhost:1,nowhere:1")
+    job = run_job(options, "numpy_training.py", 60, 0.0, **environment)
+    assert job.code == 1
+    assert "there is no host called nowhere: check the name" in job.text
+
+
+def test_a_worker_ends_with_the_agent_of_its_host(hosts: Hosts, start: Callable[..., Job]) -> None:
+    """Ends hvdrun: nothing may be left on any host."""
+    folder = hosts(hostB={})
+    job = start(TWO, 10_000, 0.05, TALK="1")
+    job.says("[hostB:1] step 5")
+    agent = agent_of(folder, "hostB")
+    job._process.send_signal(signal.SIGINT)
+    assert job.end().code == 130
+    assert not Path(f"/proc/{agent}").exists()
