@@ -81,6 +81,8 @@ class Context:
     Every method may be called from any thread. The exceptions are those of sirtaki.bindings.errors.
     """
 
+    is_provisional = False  # whether the ranks do not exist yet: between init() and hvd.elastic.run
+
     def __init__(self, topology: Topology, config: Config) -> None:
         self.topology = topology
         self.rank, self.size = topology.rank, topology.size

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from sirtaki.bindings.context import Context, call
+from sirtaki.bindings.elastic_timeline import ElasticTimeline
 from sirtaki.bindings.library import ffi, lib
 
 
@@ -38,10 +39,15 @@ class Change(TypedDict):
         size: its number of ranks.
         rank: this rank there.
         commit: the commit with which it began.
-        reason: the text that hvdrun has shown.
-        agree_seconds: from this rank's leaving to the new membership.
+        reason: the text that hvdrun has shown: who was lost, and why.
+        lost: the ranks of this process's previous membership that do not belong to the new one.
+        joined: the ranks of the new membership that did not belong to that one.
+        agree_seconds: from this rank's leaving to the new membership. If further ranks were lost meanwhile,
+            to the last one of several.
         rebuild_seconds: until this rank was linked to all others.
         state_seconds: until it had the state of the commit.
+        first_step_seconds: until the training function's first `commit()` or `check_host_updates()`; None
+            before that.
     """
 
     generation: int
@@ -49,9 +55,12 @@ class Change(TypedDict):
     rank: int
     commit: int
     reason: str
+    lost: list[int]
+    joined: list[int]
     agree_seconds: float
     rebuild_seconds: float
     state_seconds: float
+    first_step_seconds: float | None
 
 
 class Statistics(TypedDict):
@@ -114,7 +123,7 @@ def statistics(context: Context) -> Statistics:
         moving_seconds=counted.moving,
         busbw=counted.bus_bytes / counted.moving / 1e9 if counted.moving else 0.0,
         lateness=[_lateness(late) for late in by_rank],
-        changes=list(context.survivors.changes) if context.survivors else [],
+        changes=[change.copy() for change in context.survivors.changes] if context.survivors else [],
     )
 
 
@@ -142,13 +151,26 @@ def _lateness(late: Any) -> Lateness:
 
 
 def start_timeline(context: Context, path: str, mark_decisions: bool) -> None:
-    """Starts this rank's timeline: in `path` for rank 0, in `path`.rank<N> for the others."""
+    """Starts this rank's timeline: in `path` for rank 0, in `path`.rank<N> for the others.
+
+    In an elastic job it goes on in the following worlds: see sirtaki.bindings.elastic_timeline.
+    """
+    survivors = context.survivors
+    if survivors is not None and (context.is_provisional or survivors.membership is not None):
+        timeline = survivors.timeline
+        if timeline is None or (timeline.path, timeline.mark_decisions) != (path, mark_decisions):
+            stop_timeline(context)
+            timeline = survivors.timeline = ElasticTimeline(path, mark_decisions)
+        timeline.enter(context)
+        return
     file = path if context.rank == 0 else f"{path}.rank{context.rank}"
     call(lib.srt_timeline_start, context.pointer, os.fsencode(file), mark_decisions)
 
 
 def stop_timeline(context: Context) -> None:
     """Completes the timeline file; does nothing if none is being written."""
+    if context.survivors is not None and context.survivors.timeline is not None:
+        context.survivors.timeline.leave()
     lib.srt_timeline_stop(context.pointer)
 
 
@@ -156,7 +178,10 @@ def start_timeline_of_environment(context: Context, environment: Mapping[str, st
     """Starts the timeline that SIRTAKI_TIMELINE (or HOROVOD_TIMELINE) requests.
 
     "DYNAMIC", Horovod's value for "not before start_timeline", requests nothing: that call always works here.
+    A worker of an elastic job starts it before its first world, and not in each.
     """
+    if "SIRTAKI_WORKER" in environment and not context.is_provisional:
+        return
 
     def look_up(name: str) -> str:
         return environment.get(f"SIRTAKI_{name}") or environment.get(f"HOROVOD_{name}") or ""

@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from sirtaki.bindings.context import Context
+    from sirtaki.bindings.elastic_timeline import ElasticTimeline
     from sirtaki.bindings.observe import Change
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The members of a generation.
+
+    Attributes:
+        generation: its number.
+        workers: the number of each member's process, by rank: a process has the same one for life.
+        initial: the number of members of the first generation.
+    """
+
+    generation: int
+    workers: Sequence[int]
+    initial: int
 
 
 class Survivor(Protocol):
@@ -25,11 +43,24 @@ class Survivors:
 
     An object that was made before `hvd.elastic.run` moves from world to world. One that the training function
     has made does not: the function begins anew in each world and makes another, also on ranks that have just
-    joined. `changes` has the changes of the ranks so far.
+    joined.
+
+    Attributes:
+        changes: the changes of the ranks so far.
+        membership: that of the present world; None before the first one.
+        process_sets: those that were added before `hvd.elastic.run`, equal on all ranks.
+        timeline: goes on from world to world; None if none has been started.
+        averages_over_initial: whether averages of gradients divide by the size of the first generation.
+        has_averaged_early: whether a program that averages gradients has been traced before the first world.
     """
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
+        self.membership: Membership | None = None
+        self.process_sets: list[Any] = []
+        self.timeline: ElasticTimeline | None = None
+        self.averages_over_initial = False
+        self.has_averaged_early = False
         self._kept: list[weakref.ref[Survivor]] = []
         self._made_inside: list[weakref.ref[Survivor]] = []
         self._has_begun = False

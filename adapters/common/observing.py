@@ -30,6 +30,10 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     file: rank 0 `file_path`, the others `file_path` with ".rank1" and so on. A timeline in progress is
     completed first. `hvdrun --timeline-filename` does this from the start, and merges the files.
 
+    In an elastic job the timeline goes on when the ranks change: each process writes a file for each of its
+    generations, `file_path`.worker<W>.generation<G>, and one for the changes of the ranks,
+    `file_path`.worker<W>.changes. The training function may call this again each time it begins.
+
     Args:
         file_path: the file to create or overwrite.
         mark_cycles: also mark when this rank received a Decision of the coordinator.

@@ -32,6 +32,7 @@ from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.jax.compression import Compression, Compressor
 from sirtaki.jax.exchange_options import ExchangeOptions
 from sirtaki.jax.primitives import bind
+from sirtaki.jax.programs import note_size
 
 __all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "grouped_allreduce", "reducescatter"]
 
@@ -214,6 +215,8 @@ def _over(process_set: ProcessSet, options: ExchangeOptions) -> ExchangeOptions:
     if options.name is not None and not options.name.isprintable():
         raise ValueError(f"the name {options.name!r} has characters that cannot be printed; choose another")
     number = process_set.number(context)
+    if process_set is not global_process_set:  # it has another number in another world
+        note_size()
     depends = options.kind in (core.ALLGATHER, core.REDUCESCATTER, core.ALLTOALL)
     return options._replace(process_set=number, members=len(process_set.members(context)) if depends else 0)
 

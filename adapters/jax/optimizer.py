@@ -9,7 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sirtaki.common.ops import Average
+from sirtaki.bindings import request as core
+from sirtaki.bindings.default_context import current
+from sirtaki.common.averaging import fixed_divisor, gradient_sum
+from sirtaki.common.ops import Average, Sum, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.jax.collectives import allreduce
 from sirtaki.jax.compression import Compression, Compressor
@@ -83,13 +86,23 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
 
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         with around(checks, process_set, gradients, {"params": params, "state": state}):
-            reduced = allreduce(gradients, name=name, compression=compression, op=op, process_set=process_set)
+            reduced = _combined(gradients, name, compression, op, process_set)
         return inner.update(reduced, state, params, **extra)
 
     distributed = optax.GradientTransformationExtraArgs(inner.init, update)
     if backward_passes_per_step == 1:
         return distributed
     return _accumulating(distributed, backward_passes_per_step)
+
+
+def _combined(
+    gradients: Any, name: str | None, compression: type[Compressor], op: int, process_set: ProcessSet
+) -> Any:
+    """Returns the gradients, combined over the ranks; in an elastic job divided as the state says."""
+    how = gradient_sum(reduction(op, None), fixed_divisor(current()))
+    if how.op == core.SUM and op == Average:
+        return allreduce(gradients, name=name, compression=compression, op=Sum, prescale_factor=how.prescale)
+    return allreduce(gradients, name=name, compression=compression, op=op, process_set=process_set)
 
 
 def _accumulating(optimizer: Any, passes: int) -> Any:
@@ -143,7 +156,7 @@ def value_and_grad(
     @wraps(fun)
     def reduced(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         value, gradients = local(*args, **kwargs)
-        return value, allreduce(gradients, name=name, compression=compression, op=op, process_set=process_set)
+        return value, _combined(gradients, name, compression, op, process_set)
 
     return reduced
 

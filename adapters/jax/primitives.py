@@ -25,7 +25,7 @@ def bind(options: ExchangeOptions, arrays: Sequence[Any]) -> list[Any]:
 
 
 def _shapes(*avals: Any, options: ExchangeOptions) -> list[Any]:
-    if options.members or options.process_set:  # shapes depend on it; sets are numbered anew in each world
+    if options.members:  # shapes depend on it
         note_size()
     shaped = []
     for aval, name in zip(avals, options.names, strict=True):

@@ -12,6 +12,7 @@ import keras
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
+from sirtaki.common.averaging import fixed_divisor
 from sirtaki.common.groups import Groups, partitioned
 from sirtaki.common.ops import Average, Max, Sum, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet
@@ -123,22 +124,33 @@ class Exchange:
 
     def _reduce_among(self, ranks: int, results: list[Any], variables: Sequence[Any]) -> None:
         own = self.local.numbers()
+        divisor = fixed_divisor(current()) if self.how.op == Average else None
         overwriting = {id(one) for one in variables if getattr(one, "overwrite_with_gradient", False)}
         exchanged: list[int] = []
         for index, variable in enumerate(variables):
             if id(variable) not in own:
                 exchanged.append(index)
             elif self.local.scale and results[index] is not None:
-                results[index] = self.backend.divided(results[index], ranks)
+                local = results[index]
+                if divisor is None:
+                    results[index] = self.backend.divided(local, ranks)
+                else:
+                    results[index] = self.backend.scaled(local, 1.0 / divisor)
         # Values that Keras stores unchanged, such as the maxima of 8-bit floats, have no sum.
         stored = [index for index in exchanged if id(variables[index]) in overwriting]
         if stored:
             how = Combination(Max, process_set=self.how.process_set)
             self._reduce_group("stored", stored, results, variables, how, NoneCompressor)
         exchanged = [index for index in exchanged if id(variables[index]) not in overwriting]
+        how = self.how
+        if divisor is not None:
+            how = how._replace(op=Sum)
+            for index in exchanged:
+                if results[index] is not None:
+                    results[index] = self.backend.scaled(results[index], 1.0 / divisor)
         parts = partitioned(exchanged, self.groups, lambda index: variables[index])
         for place, group in enumerate(parts):
-            self._reduce_group(str(place), group, results, variables, self.how, self.compression)
+            self._reduce_group(str(place), group, results, variables, how, self.compression)
 
     def _reduce_group(
         self,

@@ -25,8 +25,8 @@ def require_all_ranks(process_set: ProcessSet) -> None:
     """Raises ValueError if an object of an elastic job is to work on some of the ranks only."""
     if process_set is not global_process_set and is_elastic():
         raise ValueError(
-            "in an elastic job gradients and statistics are those of all ranks, because ranks come and go: "
-            "leave process_set out"
+            "in an elastic job gradients and statistics are those of all ranks, because a rank that joins "
+            "gets the state of another: leave process_set out"
         )
 
 

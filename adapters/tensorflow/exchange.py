@@ -8,8 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from sirtaki.bindings.default_context import find
+from sirtaki.common.averaging import fixed_divisor
 from sirtaki.common.groups import GroupRules, Groups, check_groups, partitioned
-from sirtaki.common.ops import Average, Reduction, gradient_reduction
+from sirtaki.common.ops import Average, Reduction, Sum, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.numpy.worlds import is_elastic, require_all_ranks
 from sirtaki.tensorflow.collectives import grouped_allreduce
@@ -57,7 +59,9 @@ class GradientExchange:
         """
         if self.process_set.included() is False:
             return list(gradients)
-        results = [self._own(gradient, source) for gradient, source in zip(gradients, sources, strict=True)]
+        context = find()
+        divisor = fixed_divisor(context) if context is not None and self.op == Average else None
+        results = [self._own(one, source, divisor) for one, source in zip(gradients, sources, strict=True)]
         exchanged = [
             i
             for i, gradient in enumerate(gradients)
@@ -65,35 +69,43 @@ class GradientExchange:
         ]
         shared = [i for i in exchanged if self.is_checked and hasattr(sources[i], "assign")]
         return reduce_checked(
-            lambda: self._exchange(exchanged, results, sources),
+            lambda: self._exchange(exchanged, results, sources, self.op if divisor is None else Sum),
             [results[i] for i in shared],
             [sources[i] for i in shared],
             self.process_set,
         )
 
-    def _exchange(self, which: list[int], results: list[Any], sources: Sequence[Any]) -> list[Any]:
+    def _exchange(self, which: list[int], results: list[Any], sources: Sequence[Any], op: int) -> list[Any]:
         """Returns the results, with those of these indices combined."""
         for chosen in self._buckets(which, results, sources):
-            for i, result in zip(chosen, self._combined([results[i] for i in chosen]), strict=True):
+            for i, result in zip(chosen, self._combined([results[i] for i in chosen], op), strict=True):
                 results[i] = result
         return joined(results) if is_elastic() else results
 
-    def _own(self, gradient: Any, source: Any) -> Any:
-        """Returns the gradient to exchange for a source; for a local one, its result."""
+    def _own(self, gradient: Any, source: Any, divisor: int | None) -> Any:
+        """Returns the gradient to exchange for a source; for a local one, its result.
+
+        An average that divides by a fixed number is a sum of gradients that have been divided.
+        """
         if gradient is None:
             return None
         if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
             gradient = tf.convert_to_tensor(gradient)
-        if id(source) not in self._local or not self.scale_local_gradients:
+        is_local = id(source) in self._local
+        if is_local and not self.scale_local_gradients:
+            return gradient
+        if divisor is not None:
+            return _divided(gradient, divisor)
+        if not is_local:
             return gradient
         count = tf.size(members(set_number(self.process_set)))
         return gradient / tf.cast(count, gradient.dtype)
 
-    def _combined(self, gradients: list[Any]) -> list[Any]:
+    def _combined(self, gradients: list[Any], op: int) -> list[Any]:
         return grouped_allreduce(
             gradients,
             compression=self.compression,
-            op=self.op,
+            op=op,
             prescale_factor=self._how.prescale,
             postscale_factor=self._how.postscale,
             process_set=self.process_set,
@@ -117,6 +129,13 @@ class GradientExchange:
                 buckets.append([])
                 filled = 0
         return [bucket for bucket in buckets if bucket]
+
+
+def _divided(gradient: Any, divisor: int) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values / tf.cast(divisor, gradient.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(divisor, gradient.dtype)
 
 
 def joined(results: list[Any]) -> list[Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import HorovodInternalError
+from sirtaki.common.averaging import fixed_divisor, gradient_sum
 from sirtaki.common.groups import Groups
 from sirtaki.common.ops import Adasum, Average, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
@@ -133,14 +134,16 @@ class _Settings:
 
     def reducer(self, optimizer: Optimizer) -> GradientReducer:
         """Returns a reducer for all parameters of the optimizer; for none if there is no peer."""
-        scope = self.exchange_options.scope
-        prefix = f"{scope.name}."
-        found = [] if scope.has_no_peers else exchanged(optimizer, self.names, self.groups, prefix)
+        scope, how = self.exchange_options.scope, self.exchange_options.how
+        is_real = not scope.context.is_provisional
+        reduced = gradient_sum(how, fixed_divisor(scope.context)) if is_real else how
+        prefix, is_alone = f"{scope.name}.", scope.has_no_peers and reduced == how
+        found = [] if is_alone else exchanged(optimizer, self.names, self.groups, prefix)
         views = [reducible_view(parameter, name) for name, parameter, _ in found]
         if any(view.device >= 0 for view in views):
             warn_if_crowded(scope.context.topology)
         checks = round_checks(scope, found, optimizer, checks_data=self.checks_data)
-        reducer = GradientReducer(self.exchange_options, found, checks, self.passes)
+        reducer = GradientReducer(replace(self.exchange_options, how=reduced), found, checks, self.passes)
         reducer.no_sync = self.no_sync
         return reducer
 
@@ -282,8 +285,8 @@ def _check_follows_changes(op: int, process_set: ProcessSet) -> None:
         )
     if process_set is not global_process_set:
         raise ValueError(
-            "in an elastic job all ranks have to train one model, because the loss of a rank changes process "
-            "sets: leave out process_set"
+            "in an elastic job all ranks have to train one model, because a rank that joins gets the state "
+            "of another: leave out process_set"
         )
 
 

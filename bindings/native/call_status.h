@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 
 #include "sirtaki.h"
@@ -16,8 +17,17 @@ struct CallStatus {
   bool is_ok() const { return code == SRT_OK; }
 };
 
-constexpr const char* not_initialised =
-    "sirtaki is not initialised in this process: call init() in every rank, before anything else";
+// Returns the failure of a call without a process's context. A worker of an elastic job, to which hvdrun has given a
+// number, has none between init() and hvd.elastic.run either.
+inline CallStatus not_initialised() {
+  if (std::getenv("SIRTAKI_WORKER"))
+    return {
+        SRT_SHUT_DOWN,
+        "this rank exchanges data outside of hvd.elastic.run: in a job with --min-np, ranks exist only inside the "
+        "function that @hvd.elastic.run decorates. Move this call into it; the state is sent to all ranks before it "
+        "starts"};
+  return {SRT_SHUT_DOWN, "sirtaki is not initialised in this process: call init() in every rank, before anything else"};
+}
 
 enum class AbslCode : int32_t {
   ok = 0,

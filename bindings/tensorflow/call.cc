@@ -43,7 +43,7 @@ void Call::start(const Kernel& kernel, TF_OpKernelContext* where, TF_AsyncOpKern
 bool Call::queue() {
   const bindings::ProcessContext context;
   if (context.get()) return queue_in(context.get());
-  status_.fail({SRT_SHUT_DOWN, bindings::not_initialised});
+  status_.fail(bindings::not_initialised());
   return false;
 }
 

@@ -23,7 +23,7 @@ void answer(TF_OpKernelContext* where, TF_AsyncOpKernelDoneCallback* callback,
   {
     const bindings::ProcessContext context;
     if (context.get()) numbers = ask(context.get(), outcome);
-    else outcome.fail({SRT_SHUT_DOWN, bindings::not_initialised});
+    else outcome.fail(bindings::not_initialised());
   }
   const auto count = static_cast<int64_t>(numbers.size());
   const size_t bytes = numbers.size() * sizeof(int32_t);

@@ -30,7 +30,7 @@ CallStatus execute(XlaCallFrame& frame, bool on_gpu) {
   XlaCall call;
   if (CallStatus status = XlaCall::read(frame, call); !status.is_ok()) return status;
   const ProcessContext context;
-  if (!context.get()) return {SRT_SHUT_DOWN, not_initialised};
+  if (!context.get()) return not_initialised();
   if (CallStatus status = check_members(context.get(), call); !status.is_ok()) return status;
   if (on_gpu) return run_on_stream(context.get(), frame, std::move(call));
   return XlaPending::start(context.get(), *frame.api, std::move(call), frame.future);

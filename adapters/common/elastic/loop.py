@@ -5,7 +5,6 @@ docs/elastic_protocol.md is the specification.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,6 +13,8 @@ from typing import TypeVar
 from sirtaki.bindings import default_context, observe
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import HorovodInternalError, HostsUpdatedInterrupt, MismatchError
+from sirtaki.common.elastic.changes import ChangeClock
+from sirtaki.common.elastic.process_sets import FollowingSets
 from sirtaki.common.elastic.state import Start, State
 from sirtaki.runner.rendezvous.elastic.messages import Enlist, World
 from sirtaki.runner.rendezvous.elastic.process import WorkerProcess
@@ -39,10 +40,12 @@ class Commits:
         self._state = state
         self._failed = 0  # operations that had failed at the last check
         self._has_counted = False  # a commit since the last check
+        self._change: ChangeClock | None = None  # the generation's, until its first check
 
-    def begin(self) -> None:
+    def begin(self, change: ChangeClock) -> None:
         """Begins a generation, whose context counts from zero."""
         self._failed, self._has_counted = 0, False
+        self._change = change
 
     def check_operations(self) -> None:
         """Raises the failure of the world if one of this rank's operations has failed since the last check.
@@ -62,6 +65,9 @@ class Commits:
 
     def check(self, state: State) -> None:
         self.check_operations()
+        if self._change is not None:
+            self._change.end_first_step()
+            self._change = None
         context = default_context.current()
         self._failed = observe.failed_operations(context)
 
@@ -85,11 +91,13 @@ def train(process: WorkerProcess, state: State, function: Callable[[], _Result])
     """
     worker, commits = process.worker, Commits(process.worker, state)
     process.survivors.begin()
+    _choose_average(process, state)
+    sets = FollowingSets(process.survivors)
     message = Enlist(0, "new", has_checkpoints=state._checkpoints is not None)
     process.leave()
     while True:
-        world = _begin(process, state, message)
-        commits.begin()
+        world, change = _begin(process, state, sets, message)
+        commits.begin(change)
         state._commits = commits
         try:
             result = function()
@@ -106,34 +114,52 @@ def train(process: WorkerProcess, state: State, function: Callable[[], _Result])
         process.leave()
 
 
-def _begin(process: WorkerProcess, state: State, message: Enlist) -> World:
-    """Takes this worker into the next generation that all of its members can begin, and returns it."""
+def _begin(
+    process: WorkerProcess, state: State, sets: FollowingSets, message: Enlist
+) -> tuple[World, ChangeClock]:
+    """Takes this worker into the next generation that all of its members can begin, and returns that."""
     worker = process.worker
+    change = ChangeClock(process.survivors)
     while True:
-        left = time.monotonic()
         world = worker.enlist(message)
-        agreed = time.monotonic()
+        change.end_phase()
         is_new = worker.commit < 0
+        all_current = len(world.current) == len(world.slots)
         if message.reason == "lost" and message.can_restore:
             state.restore()
         try:
             context = process.enter(world)
-            rebuilt = time.monotonic()
+            sets.move_to(context, is_new=is_new, all_know=all_current)
+            process.survivors.move_to(context)
+            change.end_phase()
             if not is_new:
                 with closed(context, _NEWCOMERS) if world.joined else nullcontext():
                     state.on_reset()
             is_current = world.rank in world.current
             if is_new and world.rank == 0:  # and so are all ranks
                 _load_checkpoint(state)
-            state.receive(Start(context, is_current, len(world.current) == len(world.slots)))
+            state.receive(Start(context, is_current, all_current))
+            change.end_phase()
             worker.commit = world.commit
             worker.received()
         except Exception as error:
             message = _loss(world, worker, state, error)
             process.leave()
+            change.begin_again()
             continue
-        _note(process, world, (left, agreed, rebuilt, time.monotonic()))
-        return world
+        change.record(context, world)
+        return world, change
+
+
+def _choose_average(process: WorkerProcess, state: State) -> None:
+    """Applies `State.average_over`. Raises ValueError if it comes too late."""
+    survivors = process.survivors
+    survivors.averages_over_initial = state._averages_over_initial
+    if survivors.averages_over_initial and survivors.has_averaged_early:
+        raise ValueError(
+            "a program that averages gradients was traced before hvd.elastic.run, when the number of ranks "
+            'at the start was unknown: with state.average_over("initial"), trace it in the training function'
+        )
 
 
 def _load_checkpoint(state: State) -> None:
@@ -170,19 +196,3 @@ def _raise_failure(context: Context) -> None:
     failure = context.failure
     if failure is not None:
         raise HorovodInternalError(failure.text)
-
-
-def _note(process: WorkerProcess, world: World, times: tuple[float, float, float, float]) -> None:
-    left, agreed, rebuilt, received = times
-    process.survivors.changes.append(
-        observe.Change(
-            generation=world.generation,
-            size=len(world.slots),
-            rank=world.rank,
-            commit=world.commit,
-            reason=world.text,
-            agree_seconds=agreed - left,
-            rebuild_seconds=rebuilt - agreed,
-            state_seconds=received - rebuilt,
-        )
-    )

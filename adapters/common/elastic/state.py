@@ -58,6 +58,7 @@ class State:
         self._reset_callbacks: list[Callable[[], Any]] = []
         self._commits: Commits | None = None  # set while `hvd.elastic.run` uses this state
         self._checkpoints: Checkpoints | None = None
+        self._averages_over_initial = False
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Adds functions that survivors call after each change of the ranks, before the state is synced.
@@ -88,6 +89,24 @@ class State:
             ValueError: `every` is not positive.
         """
         self._checkpoints = Checkpoints(folder, every)
+
+    def average_over(self, ranks: str) -> None:
+        """Chooses the divisor of averages of gradients. All ranks call it, before the training.
+
+        This concerns the gradients of optimizers, tapes and functions that exchange them with op=Average. An
+        `allreduce` of other values always divides by the number of ranks that take part.
+
+        Args:
+            ranks: "live", the default: the present number of ranks. "initial": the number of ranks of the
+                first generation, so that the weight of each sample stays the same when ranks are lost or
+                join.
+
+        Raises:
+            ValueError: another text.
+        """
+        if ranks not in ("live", "initial"):
+            raise ValueError(f'average_over takes "live" or "initial", not {ranks!r}')
+        self._averages_over_initial = ranks == "initial"
 
     def on_hosts_updated(self, timestamp: Any, result: Any) -> None:
         """Does nothing: hvdrun tells the ranks itself when to leave. Part of Horovod's contract."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from sirtaki.bindings import default_context, variables
+from sirtaki.bindings import default_context, observe, variables
 from sirtaki.bindings.context import Config, Context
 from sirtaki.bindings.errors import InitializationError
 from sirtaki.bindings.gpu import with_packages
-from sirtaki.bindings.survivors import Survivors
+from sirtaki.bindings.survivors import Membership, Survivors
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.rendezvous import lifecycle
 from sirtaki.runner.rendezvous.elastic.draining import drain_on_sigterm
@@ -38,7 +38,7 @@ class WorkerProcess:
     has_run: bool = False  # whether `hvd.elastic.run` has been called
 
     def enter(self, place: Place) -> Context:
-        """Makes this process a rank of a generation, and moves the survivors there. All members call it.
+        """Makes this process a rank of a generation; its survivors have yet to move. All members call it.
 
         Raises:
             InitializationError, DeadlineError: this rank and another could not link.
@@ -51,7 +51,10 @@ class WorkerProcess:
         # A survivor keeps its slot, and so its local rank and its GPU, for life.
         slot = int(place.slots[place.rank].rpartition(":")[2])
         context.topology = replace(context.topology, local_rank=slot)
-        self.survivors.move_to(context)
+        context.survivors = self.survivors
+        self.survivors.membership = Membership(place.generation, place.workers, place.initial)
+        if (timeline := self.survivors.timeline) is not None and timeline.is_running:
+            timeline.enter(context)
         return context
 
     def leave(self) -> None:
@@ -98,7 +101,8 @@ def attach() -> None:
     fields = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
     placement = RankPlacement(*(number_in(os.environ, f"SIRTAKI_{name.upper()}") for name in fields))
     config = Config(with_packages(variables.values()))
-    default_context.process.context = ProvisionalContext(placement, config, survivors)
+    default_context.process.context = context = ProvisionalContext(placement, config, survivors)
+    observe.start_timeline_of_environment(context)
     drain_on_sigterm(worker)
 
 

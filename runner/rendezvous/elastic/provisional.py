@@ -25,6 +25,8 @@ class ProvisionalContext(Context):
     samplers, which move to the first world when it exists.
     """
 
+    is_provisional = True
+
     def __init__(self, placement: RankPlacement, config: Config, survivors: Survivors) -> None:
         alone = topology_of(0, [describe_process("", {})])
         super().__init__(alone, config)

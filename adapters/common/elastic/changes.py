@@ -1,0 +1,70 @@
+"""Records the changes of the ranks: in `hvd.stats()`, in the timeline, and beside the failure reports."""
+
+from __future__ import annotations
+
+import time
+
+from sirtaki.bindings import observe
+from sirtaki.bindings.change_records import write_changes
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.survivors import Survivors
+from sirtaki.runner.rendezvous.elastic.messages import World
+
+_PHASES = ("AGREE", "REBUILD", "STATE")
+
+
+class ChangeClock:
+    """Measures one change of the ranks as this rank goes through it, and records it at its end."""
+
+    def __init__(self, survivors: Survivors) -> None:
+        """Begins: this rank leaves its world."""
+        self._survivors = survivors
+        self._before = survivors.membership
+        self._moments = [time.monotonic_ns()]
+        self._record: observe.Change | None = None
+        self._context: Context | None = None
+
+    def begin_again(self) -> None:
+        """Begins the phases again, because the ranks have changed in the middle; the first one goes on."""
+        del self._moments[1:]
+
+    def end_phase(self) -> None:
+        """Ends one of the phases: agree, rebuild, state."""
+        self._moments.append(time.monotonic_ns())
+
+    def record(self, context: Context, world: World) -> None:
+        """Records the change, whose phases have ended."""
+        before, workers = self._before, world.workers
+        agree, rebuild, state = (
+            (end - begin) / 1e9 for begin, end in zip(self._moments, self._moments[1:], strict=False)
+        )
+        gone = [rank for rank, one in enumerate(before.workers) if one not in workers] if before else []
+        joined = [rank for rank, one in enumerate(workers) if before and one not in before.workers]
+        self._record = observe.Change(
+            generation=world.generation,
+            size=len(workers),
+            rank=world.rank,
+            commit=world.commit,
+            reason=world.text,
+            lost=gone,
+            joined=joined,
+            agree_seconds=agree,
+            rebuild_seconds=rebuild,
+            state_seconds=state,
+            first_step_seconds=None,
+        )
+        self._context = context
+        self._survivors.changes.append(self._record)
+        write_changes(context, self._survivors.changes)
+        if (timeline := self._survivors.timeline) is not None:
+            timeline.add_change(self._record, _PHASES, self._moments)
+
+    def end_first_step(self) -> None:
+        """Adds the time until the first check of the new generation."""
+        if self._record is not None and self._context is not None:
+            self.end_phase()
+            begin, end = self._moments[-2:]
+            self._record["first_step_seconds"] = (end - begin) / 1e9
+            write_changes(self._context, self._survivors.changes)
+            if (timeline := self._survivors.timeline) is not None:
+                timeline.add_slice("FIRST STEP", begin, end)
