@@ -91,7 +91,7 @@ class Agent:
     def _poll_timeout(self) -> float:
         if self._collecting:
             return _COLLECT_SECONDS
-        return max(self._next_alive - time.monotonic(), 0.0)
+        return min(max(self._next_alive - time.monotonic(), 0.0), self._lease.seconds_left(lease_clock()))
 
     def _receive(self, frame: Frame) -> None:
         if frame.kind == Kind.ASK:

@@ -36,10 +36,15 @@ class AgentLease:
         """Returns the seconds between two questions."""
         return self._seconds / RENEWALS
 
+    def seconds_left(self, now: float) -> float:
+        """Returns the seconds until its end; infinite while the clock is stopped."""
+        return math.inf if self._is_suspended else max(self._end - now, 0.0)
+
     def ask(self, now: float) -> int:
         """Returns the number of a new question."""
         self._count = (self._count + 1) % (1 << 32)
-        self._questions.append((self._count, now))
+        if self._seconds < math.inf:
+            self._questions.append((self._count, now))
         return self._count
 
     def renew(self, number: int) -> None:

@@ -113,9 +113,13 @@ class Stream:
         if len(self._partial_line) > _LONGEST_LINE:
             self._show_partial_line()
 
-    def close(self) -> None:
+    def end_line(self) -> None:
+        """Shows an unfinished line: its process has ended, and another one may follow."""
         if self._partial_line:
             self._show_partial_line()
+
+    def close(self) -> None:
+        self.end_line()
         if self.file is not None:
             self.file.close()
 
@@ -163,4 +167,4 @@ class Pipe:
 
     def close(self) -> None:
         os.close(self.descriptor)
-        self.stream.close()
+        self.stream.end_line()

@@ -84,6 +84,7 @@ class RemoteHost:
         self.failure = ""
         self.done = False  # whether the agent has reported that nothing is left behind
         self.lost = False  # the connection broke while ranks were running
+        self.accepted = False  # its agent has begun the job
         self.leaves = False  # its agent was asked to end (SIGTERM)
         self.ended = False
         self._options = options
@@ -100,6 +101,7 @@ class RemoteHost:
         ours_out, theirs_out = os.pipe()
         ours_err, theirs_err = os.pipe()
         try:
+            self._reaper = reaper
             self._ssh = Process(command, os.environ, reaper, (theirs_in, theirs_out, theirs_err))
         finally:
             for descriptor in (theirs_in, theirs_out, theirs_err):
@@ -184,13 +186,14 @@ class RemoteHost:
     def lease_left(self) -> float:
         """Returns for how many seconds ranks may still run there, if nothing is heard from it."""
         lease = self._job.lease if self._job is not None else None
-        return max(lease.end - lease_clock(), 0.0) if lease is not None else 0.0
+        return min(max(lease.end - lease_clock(), 0.0), SILENCE_SECONDS) if lease is not None else 0.0
 
     def close(self) -> None:
         """Closes the connection."""
         self._channel.close()
         self._ssh.signal(signal.SIGKILL)
         self._ssh.reap()
+        self._reaper.forget_group(self._ssh.pid)
 
     def _receive(self, frame: Frame) -> None:
         self._last_received = time.monotonic()
@@ -210,6 +213,7 @@ class RemoteHost:
 
     def _renew(self, number: int) -> None:
         if self._job is not None and self._job.lease is not None:
+            self.accepted = True
             self._job.lease.grant(lease_clock())
             self.send(Frame.of_number(Kind.LEASE, 0, number))
 

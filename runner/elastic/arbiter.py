@@ -186,7 +186,7 @@ class Arbiter:
 
     def _note_loss(self, worker: Worker, before: Status, why: str, now: float) -> None:
         self._slots.note_loss(worker.slot, now)
-        if self._rules.domain == HOST:
+        if self._rules.domain == HOST and worker.first_generation and before is not Status.RETURNED:
             self._give_up_host(worker.slot.host)
         if before is Status.RETURNED:
             self._late_failure = f"{worker.name} was lost after its training had ended: {why}", worker
@@ -206,7 +206,7 @@ class Arbiter:
             self._abandon()
 
     def _give_up_host(self, host: str) -> None:
-        for worker in self.workers.living():
+        for worker in self.workers.living(Status.STARTING, Status.ENLISTED, Status.MEMBER):
             if worker.slot.host == host and not worker.is_given_up:
                 worker.is_given_up = True
                 self._orders.append(Kill(worker.number))

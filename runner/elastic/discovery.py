@@ -40,6 +40,7 @@ class Discovery:
         self._cannot_run = ""
         self._started = 0.0
         self._complaint = ""  # shown once
+        self._text, self._slots = "", list[Slot]()  # the last answer that could be used
         self.due: float | None = None if script is None else 0.0  # when to call `poll` (time.monotonic())
 
     def first(self) -> Sequence[Slot]:
@@ -111,13 +112,17 @@ class Discovery:
         return answer
 
     def _parse(self, text: str) -> Sequence[Slot] | str:
+        if text == self._text:
+            return self._slots  # without a look-up of names, which may take seconds
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         if not lines:
             return []
         try:
-            return slots_of(with_own_host(parse_hosts(",".join(lines))), self._slots_per_host)
+            self._slots = slots_of(with_own_host(parse_hosts(",".join(lines))), self._slots_per_host)
         except LaunchError as error:
             return f"has printed something that cannot be used: {printable(str(error), 300)}"
+        self._text = text
+        return self._slots
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

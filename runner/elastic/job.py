@@ -240,11 +240,11 @@ class ElasticJob:
             self._terminate(number)
 
     def _terminate(self, number: int) -> None:
-        if self._kill_at is not None:
-            self._signal(signal.SIGKILL)
-            return
         if self._arbiter.phase is Phase.OVER and not self._processes.running:
             self._skips_output = True
+            return
+        if self._kill_at is not None:
+            self._signal(signal.SIGKILL)
             return
         text = "terminated (SIGTERM): ending all ranks"
         if number == signal.SIGINT:

@@ -13,7 +13,7 @@ from sirtaki.runner.hosts import is_own_host
 from sirtaki.runner.remote import RemoteHost
 
 _STABLE_SECONDS = 60.0  # a host that was usable for that long begins anew with the shortest pause
-_PROBE_SECONDS = 0.2  # between checks of hosts that are being reached
+_MOST_DOUBLINGS = 60  # of a pause: 2 to this power is beyond any limit, and a float
 
 
 @dataclass
@@ -23,7 +23,8 @@ class _Host:
     Attributes:
         slots: the number that was named; 0 if it is not named any more.
         remote: its connection; None between two attempts.
-        is_ready: whether workers can be started there.
+        is_prepared: whether its agent was told to begin the job.
+        is_ready: whether that has begun it, so that workers can be started there.
         due: when to give the attempt up, or to begin the next one (time.monotonic()).
         ready_since: when it became ready.
         leaves: whether its agent was asked to end.
@@ -34,6 +35,7 @@ class _Host:
     name: str
     slots: int = 0
     remote: RemoteHost | None = None
+    is_prepared: bool = False
     is_ready: bool = False
     due: float = 0.0
     ready_since: float = 0.0
@@ -135,14 +137,18 @@ class OtherHosts:
         host.remote.poll()
         if host.remote.ended or (host.remote.failure and not host.is_ready):
             return self._lose(host, host.remote, now)
-        if not host.is_ready and host.remote.answer is not None:
+        if not host.is_prepared and host.remote.answer is not None and host.slots:
             try:
                 self._use(host, host.remote, now)
             except LaunchError as error:
                 host.remote.give_up(str(error))
-            return host.is_ready
+        if not host.is_ready and host.remote.accepted:
+            host.is_ready, host.ready_since, host.complaint = True, now, ""
+            return True
         if not host.is_ready and host.due <= now:
             host.remote.give_up_waiting(ANSWER_SECONDS)
+        if not host.is_prepared and not host.slots:  # it is not named any more
+            host.remote.give_up("it is not needed")
         has_news, host.leaves = host.remote.leaves and not host.leaves, host.remote.leaves
         if has_news:
             self.say(f"{host.name} was asked to end: its ranks leave at the next commit")
@@ -159,13 +165,13 @@ class OtherHosts:
 
     def _use(self, host: _Host, remote: RemoteHost, now: float) -> None:
         self.start(remote, host.slots)
-        host.is_ready, host.ready_since, host.complaint = True, now, ""
+        host.is_prepared, host.due = True, now + ANSWER_SECONDS
 
     def _lose(self, host: _Host, remote: RemoteHost, now: float) -> bool:
-        was_ready, host.is_ready, host.remote = host.is_ready, False, None
-        host.leaves = False
+        was_ready, was_prepared, host.remote = host.is_ready, host.is_prepared, None
+        host.is_prepared = host.is_ready = host.leaves = False
         remote.close()
-        failure = f"{host.name} was lost: {remote.failure}" if was_ready else remote.failure
+        failure = f"{host.name} was lost: {remote.failure}" if was_prepared else remote.failure
         if was_ready and now >= host.ready_since + _STABLE_SECONDS:
             host.failures = 0
         if host.slots and not remote.leaves:
@@ -176,7 +182,7 @@ class OtherHosts:
 
     def _pause(self, host: _Host, failure: str, now: float) -> None:
         host.failures += 1
-        pause = min(self.cooldown[0] * 2.0 ** (host.failures - 1), self.cooldown[1])
+        pause = min(self.cooldown[0] * 2.0 ** min(host.failures - 1, _MOST_DOUBLINGS), self.cooldown[1])
         host.due = now + pause
         if failure != host.complaint:
             host.complaint = failure

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sirtaki.runner.elastic.actions import Open, Slot
+from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.hosts import is_own_host
 from sirtaki.runner.launch import addresses_for_others, check_reachable, network_address
 from sirtaki.runner.rendezvous.address import unix_address
@@ -57,7 +58,11 @@ class Post:
 
                 own_certificate()
             address = self._listen(network_address())
-            check_reachable(address)
+            try:
+                check_reachable(address)
+            except LaunchError:
+                self._workers.pop().close()
+                raise
             self._address_for_others = addresses_for_others(address)
         return self._address_for_others
 

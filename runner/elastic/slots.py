@@ -8,6 +8,8 @@ from sirtaki.runner.elastic.actions import Slot
 
 _FIRST_PAUSE = 1.0  # seconds: a replacement imports its modules on the cores on which the others recover
 
+_MOST_DOUBLINGS = 60  # of a pause: 2 to this power is beyond any limit, and a float
+
 
 class Slots:
     """The slots that may be used, in the order of preference.
@@ -35,7 +37,7 @@ class Slots:
     def note_loss(self, slot: Slot, now: float) -> None:
         losses = self._losses[slot] = self._losses.get(slot, 0) + 1
         shortest, longest = self._cooldown
-        pause = _FIRST_PAUSE if losses == 1 else shortest * 2.0 ** (losses - 2)
+        pause = _FIRST_PAUSE if losses == 1 else shortest * 2.0 ** min(losses - 2, _MOST_DOUBLINGS)
         self._until[slot] = now + min(pause, longest)
 
     def startable(self, used: Collection[Slot], now: float) -> Iterator[Slot]:

@@ -27,7 +27,7 @@ from sirtaki.bindings.errors import (
 from sirtaki.bindings.gpu import with_packages
 from sirtaki.runner.rendezvous.encryption import own_certificate
 from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
-from sirtaki.runner.rendezvous.job import Identity, RendezvousError, RendezvousTimeout
+from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError, RendezvousTimeout
 from sirtaki.runner.rendezvous.key import KEY_ADVICE
 from sirtaki.runner.rendezvous.messages import RankEvent, describe
 from sirtaki.runner.rendezvous.providers import World, find_world
@@ -172,7 +172,7 @@ def _join(world: World, counts: bool) -> Context:
     if not world.address:
         return single_rank_context(config)
     if config.get("encrypt") == "1":
-        world = _with_encryption(world)
+        world = replace(world, job=encrypted(world.job))
     _rank.generation = _rank.generation + 1 if counts else 1
     _rank.aborted = False
     address = _rendezvous(world)
@@ -188,12 +188,12 @@ def _join(world: World, counts: bool) -> Context:
         raise
 
 
-def _with_encryption(world: World) -> World:
-    """Returns a world with encrypted connections between hosts. Raises RendezvousError if impossible."""
-    if not world.job.key:
+def encrypted(job: Job) -> Job:
+    """Returns a job with encrypted connections between hosts. Raises RendezvousError if impossible."""
+    if not job.key:
         raise RendezvousError(f"encryption needs a common key of all ranks: {KEY_ADVICE}")
     own_certificate()
-    return replace(world, job=replace(world.job, encrypt=True))
+    return replace(job, encrypt=True)
 
 
 def _rendezvous(world: World) -> str:

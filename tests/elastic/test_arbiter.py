@@ -8,8 +8,9 @@ import pytest
 from elastic.arbiter_job import Job, finish, opened, place
 from elastic.simulation import Simulation
 
-from sirtaki.runner.elastic.actions import Close, Finish, Kill, Open, Send, Start
+from sirtaki.runner.elastic.actions import Close, Finish, Kill, Open, Send, Slot, Start
 from sirtaki.runner.elastic.rules import EXIT
+from sirtaki.runner.elastic.slots import Slots
 from sirtaki.runner.rendezvous.elastic.messages import (
     Change,
     Counted,
@@ -334,3 +335,19 @@ def test_a_rank_that_fails_after_its_return_ends_the_job() -> None:
     job.receives(0, Returned(1))
     job.receives(1, Returned(1))
     assert finish(job.sees_exit(0, 5)) == Finish(5, "rank 0 failed with exit code 5", 0)
+
+
+def test_a_lost_rank_costs_its_whole_host_if_the_user_says_so() -> None:
+    job = Job(start=3, slots=3, domain="host").trains()
+    over = Over(1, "rank 1 was lost (killed by signal 9)")
+    orders = job.loses(1)
+    assert [one for one in orders if isinstance(one, Kill)] == [Kill(0), Kill(2)]
+    assert Send(0, over) in orders
+
+
+def test_pauses_stay_within_their_limit_however_many_losses_there_are() -> None:
+    slot = Slot("localhost", 0)
+    slots = Slots([slot], (1.0, 60.0))
+    for _ in range(2000):
+        slots.note_loss(slot, 100.0)
+    assert slots.due(()) == 160.0

@@ -222,3 +222,28 @@ def test_a_worker_ends_with_the_agent_of_its_host(hosts: Hosts, start: Callable[
     job._process.send_signal(signal.SIGINT)
     assert job.end().code == 130
     assert not Path(f"/proc/{agent}").exists()
+
+
+def test_the_output_of_a_slot_goes_on_with_its_next_worker(
+    hosts: Hosts, environment: dict[str, str], tmp_path: Path
+) -> None:
+    hosts(hostB={})
+    options = (*TWO, "--output-filename", str(tmp_path / "out"))
+    job = run_job(
+        options, "numpy_training.py", 200, 0.0, "1:step:5", "3:step:5", HOLD="8:4", TALK="1", **environment
+    )
+    check_exact(job, 200, {0, 2, 4, 5})
+    for lane in (1, 3):
+        kept = (tmp_path / "out" / f"rank.{lane}" / "stdout").read_text().splitlines()
+        assert kept[0] == "step 1"
+        assert kept[-1].startswith("RESULT ")
+
+
+def test_an_agent_that_refuses_its_ranks_costs_no_rank(hosts: Hosts, environment: dict[str, str]) -> None:
+    """Names more slots than the host can have ranks."""
+    hosts(hostB={})
+    options = ("-np", "3", "--min-np", "2", "-H", "localhost:2,hostB:9000", *QUICK)
+    job = run_job((*options, "--elastic-timeout", "3"), "numpy_training.py", 60, 0.0, **environment)
+    check_exact(job, 60, {0, 1})
+    assert "hostB was lost: hvdrun's agent there ended with exit code 1" in job.text
+    assert "0 ranks were lost" in job.text or "ranks were lost" not in job.text

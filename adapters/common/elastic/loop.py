@@ -177,7 +177,8 @@ def _loss(world: World, worker: Worker, state: State, error: Exception) -> Enlis
             raise error
         return replace(report, kind="link", text=str(error))
     failure = context.failure
-    if failure is None and worker.is_over:
+    was_broken_off = failure is None or (failure.kind == "aborted" and failure.culprit == context.rank)
+    if worker.is_over and was_broken_off:
         return replace(report, kind="over", text=str(error))
     if failure is None and context.has_missed_peer and worker.counts_differ:
         raise MismatchError(worker.counts_differ) from error

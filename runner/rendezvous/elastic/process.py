@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass, replace
 
 from sirtaki.bindings import default_context, observe, variables
@@ -25,6 +26,7 @@ ARBITER = "SIRTAKI_ARBITER"  # the address of the rendezvous between workers and
 WORKERS = 1_000_000  # the size of that rendezvous: no job uses more numbers of workers
 _LINK_SECONDS = 10.0  # to link with the other members, which all are there
 _LINK_SECONDS_PER_RANK = 0.1
+_NOTICE_SECONDS = 0.3  # for links to fail by themselves
 
 
 @dataclass
@@ -57,6 +59,22 @@ class WorkerProcess:
             timeline.enter(context)
         return context
 
+    def break_off(self, text: str) -> None:
+        """Makes the operations of the current world fail soon: a rank that cannot be reached was lost.
+
+        A rank that was killed has made them fail by then, with a text of their own. A host that is cut off is
+        noticed on its links later than by hvdrun.
+        """
+        context = default_context.process.context
+
+        def abort() -> None:
+            if context is not None and not context.is_shut_down and context.failure is None:
+                context.abort(text)
+
+        timer = threading.Timer(_NOTICE_SECONDS, abort)
+        timer.daemon = True
+        timer.start()
+
     def leave(self) -> None:
         """Leaves the current world, if any: waits for operations in flight, unless it has failed."""
         if (context := default_context.process.context) is not None:
@@ -86,21 +104,24 @@ def attach() -> None:
             "hvd.shutdown() has ended this rank's part in the job: in a job with --min-np, a process takes "
             "part once, from hvd.init() to the end of hvd.elastic.run"
         )
+    variables.check()
+    config = Config(with_packages(variables.values()))
     try:
         number = number_in(os.environ, lifecycle.WORKER)
         key_file = os.environ.get("SIRTAKI_KEY_FILE", "")
         job = Job(f"{os.environ['SIRTAKI_JOB']}.workers", WORKERS, key_of_launcher(key_file), VERSION)
+        if config.get("encrypt") == "1":
+            job = lifecycle.encrypted(job)
         client = RendezvousClient.connect(os.environ[ARBITER], job, Identity(number), _LINK_SECONDS)
         client.report("initialised")
     except RendezvousError as error:
         raise InitializationError(f"this process cannot reach the hvdrun that started it: {error}") from None
-    variables.check()
     survivors = Survivors()
     worker = Worker(client, number)
     _state.process = WorkerProcess(worker, survivors, job, os.path.dirname(key_file))
+    worker.on_over(_state.process.break_off)
     fields = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
     placement = RankPlacement(*(number_in(os.environ, f"SIRTAKI_{name.upper()}") for name in fields))
-    config = Config(with_packages(variables.values()))
     default_context.process.context = context = ProvisionalContext(placement, config, survivors)
     observe.start_timeline_of_environment(context)
     drain_on_sigterm(worker)

@@ -64,6 +64,7 @@ class Worker:
         self._agreed = _Agreed()
         self._changed = threading.Condition()
         self._on_end: Callable[[End], None] | None = None
+        self._on_over: Callable[[str], None] | None = None
         self._connection = ArbiterConnection(client, self._take, self._note_gone)
         self._connection.start()
 
@@ -163,6 +164,10 @@ class Worker:
         """Calls `callback`, from the connection's thread, when the arbiter ends this worker."""
         self._on_end = callback
 
+    def on_over(self, callback: Callable[[str], None]) -> None:
+        """Calls `callback`, from the connection's thread, when the arbiter ends the current generation."""
+        self._on_over = callback
+
     def close(self) -> None:
         """Closes this process's end of the connection; in a forked child the parent's stays open."""
         self._connection.close()
@@ -194,6 +199,8 @@ class Worker:
             self._connection.send(answer)
         if isinstance(message, End) and self._on_end is not None:
             self._on_end(message)
+        if isinstance(message, Over) and self._on_over is not None and agreed.is_over:
+            self._on_over(message.text)
 
     def _apply(self, agreed: _Agreed, message: Change | LeaveAt | Over) -> Message | None:
         """Applies a message about the current generation; returns the answer."""

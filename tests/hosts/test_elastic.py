@@ -1,0 +1,94 @@
+"""Elastic jobs on real hosts, with the real ssh: a host is cut off, and encryption."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from elastic.running import PROGRAMS, Ended, check_exact, results_in
+from launching import wait_until
+
+from .network import Host, Network, finish
+
+pytestmark = pytest.mark.full
+
+HEARTBEAT = 3.0  # seconds
+PROMISED = HEARTBEAT + 1.0
+FAILSAFE = 30.0  # a machine with other work takes its time
+
+
+class Job:
+    """A job whose hvdrun runs on the first host. Its output goes to a file, which a test reads meanwhile."""
+
+    def __init__(
+        self, network: Network, folder: Path, *options: str, samples: int, **environment: str
+    ) -> None:
+        self._file = folder / "output"
+        words = [sys.executable, "-m", "sirtaki.runner", "--min-np", "1", *options]
+        words += [sys.executable, str(PROGRAMS / "numpy_training.py"), str(samples), "0.02"]
+        script = folder / "job.sh"
+        quoted = " ".join(f"'{word}'" for word in words)
+        script.write_text(f"exec {quoted} >'{self._file}' 2>&1\n")
+        settings = {"SIRTAKI_CPU_ALGORITHM": "direct", "SIRTAKI_HEARTBEAT": f"{HEARTBEAT:g}", "TALK": "1"}
+        self._process = network.hosts[0].start("sh", script, **settings, **environment)
+
+    @property
+    def text(self) -> str:
+        return self._file.read_text() if self._file.exists() else ""
+
+    def says(self, text: str) -> None:
+        wait_until(lambda: text in self.text or self._process.poll() is not None, f"the job says: {text}")
+        assert text in self.text, self.text
+
+    def steps(self, label: str) -> int:
+        """Returns how many steps a slot has done."""
+        return self.text.count(f"[{label}] step")
+
+    def end(self) -> Ended:
+        ((code, _, _),) = finish([self._process])
+        return Ended(code, self.text, results_in(self.text))
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., Job]:
+    return lambda network, *options, **rest: Job(network, tmp_path, *options, **rest)
+
+
+def ranks_on(host: Host) -> list[int]:
+    """Returns the processes of a host that run the training."""
+    found = []
+    for pid in host.processes():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:  # it has just ended
+            continue
+        if words[1:2] == [os.fsencode(PROGRAMS / "numpy_training.py")]:
+            found.append(pid)
+    return found
+
+
+def test_survivors_go_on_when_a_host_is_cut_off(fragile: Network, start: Callable[..., Job]) -> None:
+    job = start(fragile, "-np", "4", "-H", "hosta:2,hostb:2", samples=3000)
+    job.says("[hostb:1] step 20")
+    assert len(ranks_on(fragile.hosts[1])) == 2
+    cut = time.monotonic()
+    fragile.hosts[1].cut()
+    job.says("hostb was lost: its agent has sent nothing for 3 s")
+    assert not ranks_on(fragile.hosts[1]), "ranks run on a host whose lease has ended"
+    job.says("2 ranks from commit")
+    before = job.steps("0")
+    wait_until(lambda: job.steps("0") > before, "the survivors train")
+    seconds = time.monotonic() - cut
+    assert seconds < FAILSAFE, f"{seconds:.1f} s where {PROMISED:g} s are promised"
+    ended = job.end()
+    check_exact(ended, 3000, {0, 1})
+    print(f"survivors trained {seconds:.2f} s after the cut, with a heartbeat of {HEARTBEAT:g} s")
+
+
+def test_encryption_between_the_hosts_of_an_elastic_job(network: Network, start: Callable[..., Job]) -> None:
+    job = start(network, "-np", "3", "--encrypt", "-H", "hosta:1,hostb:2", samples=60)
+    check_exact(job.end(), 60, {0, 1, 2})
