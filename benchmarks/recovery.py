@@ -1,17 +1,20 @@
 """Measures how long a training stands still when a rank is killed, and when a new one joins.
 
-Usage: python benchmarks/recovery.py [--kills 20] [--optimizer sgd] [--peer-kills 3] [--json FILE]
+Usage: python benchmarks/recovery.py [--kills 20] [--spare-kills 10] [--optimizer sgd] [--peer-kills 3]
+           [--json FILE]
 
 A recovery is the time from `kill -9` of a rank, chosen at random, to the end of the survivors' first step in
 the next world, without the time of one step. A join is the longest step around it, without the time of one
-step. Beside it: torchrun with --max-restarts, whose processes all start again, with gloo; its script restores
-nothing.
+step. In a second job, a spare takes the place of each lost rank; its time is that from the kill to the end of
+the first step in a world of full size, without the time of one step. Beside it: torchrun with --max-restarts,
+whose processes all start again, with gloo; its script restores nothing.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +38,7 @@ STEADY_STEPS = 4  # in a full world, before the next kill
 LIMIT_SECONDS = 60.0  # for one recovery
 END_STEPS = 1_000_000  # more than a measurement takes: the job is ended by a signal
 POLL_SECONDS = 0.002
+SPARE_WAITS = re.compile(rb"hvdrun: spare \d+ waits")  # with --verbose
 
 
 class Step(NamedTuple):
@@ -49,11 +53,14 @@ class Step(NamedTuple):
 
 
 class Recovery(NamedTuple):
-    """One kill: seconds until the survivors trained again, and what the join of the replacement cost."""
+    """One kill: seconds until the survivors trained again, what the join of the replacement cost, and seconds
+    until all ranks of a full world had trained.
+    """
 
     killed: float
     seconds: float
     join: float
+    full: float
 
 
 class StandstillError(RuntimeError):
@@ -92,6 +99,11 @@ def measure(options: Namespace) -> Results:
     elastic = ["--min-np", "1", "--blacklist-cooldown-range", "1", "1"]  # replacements start at once
     ours = run_job([*hvdrun(RANKS), *elastic], "sirtaki", options.optimizer, options.kills)
     results: Results = {"optimizer": options.optimizer, "sirtaki": ours, "commit": measure_commit(options)}
+    if options.spare_kills:
+        spares = ["--min-np", "1", "--spares", "1", "--verbose", "--blacklist-cooldown-range", "0.01", "0.01"]
+        results["spares"] = run_job(
+            [*hvdrun(RANKS), *spares], "sirtaki", options.optimizer, options.spare_kills, with_spares=True
+        )
     if options.peer_kills:
         torchrun = [
             sys.executable,
@@ -105,8 +117,10 @@ def measure(options: Namespace) -> Results:
     return results
 
 
-def run_job(launcher: Sequence[str], name: str, optimizer: str, kills: int) -> dict[str, Any]:
-    """Kills ranks of one job, one after the other."""
+def run_job(
+    launcher: Sequence[str], name: str, optimizer: str, kills: int, with_spares: bool = False
+) -> dict[str, Any]:
+    """Kills ranks of one job, one after the other; `with_spares`: when a spare waits."""
     source = random.Random(1)
     python = [sys.executable] if name == "sirtaki" else []
     with tempfile.TemporaryDirectory(prefix="sirtaki-benchmark-") as folder:
@@ -123,7 +137,10 @@ def run_job(launcher: Sequence[str], name: str, optimizer: str, kills: int) -> d
         observed, found, failure = Observed(path), [], ""
         try:
             steps = observed.wait(job, 0.0)
-            for _ in range(kills):
+            for kill in range(kills):
+                if with_spares:
+                    wait_for_spare(job, Path(folder, "output"), kill + 1)
+                    steps = observed.wait(job, time.monotonic())
                 victim = source.choice(sorted({one.process for one in steps[-RANKS:]}))
                 time.sleep(source.random() * step_seconds(steps))
                 killed = time.monotonic()
@@ -138,6 +155,15 @@ def run_job(launcher: Sequence[str], name: str, optimizer: str, kills: int) -> d
             job.send_signal(signal.SIGTERM)
             job.wait(LIMIT_SECONDS)
     return {"step": step_seconds(steps), "kills": [one._asdict() for one in found], "failure": failure}
+
+
+def wait_for_spare(job: subprocess.Popen[bytes], output: Path, number: int) -> None:
+    """Waits until so many spares have imported their modules."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while len(SPARE_WAITS.findall(output.read_bytes())) < number:
+        if time.monotonic() > deadline or job.poll() is not None:
+            raise StandstillError("the job has ended, or it has no spare")
+        time.sleep(POLL_SECONDS)
 
 
 def step_seconds(steps: Sequence[Step]) -> float:
@@ -164,7 +190,17 @@ def recovery(steps: Sequence[Step], killed: float, victim: int) -> Recovery:
     for process in survivors:
         moments = [(one.moment, one.generation) for one in after if one.process == process]
         joins += [later - earlier for (earlier, one), (later, other) in pairwise(moments) if one != other]
-    return Recovery(killed, max(back) - killed - usual, max(joins, default=usual) - usual)
+    full = min(one.generation for one in after if one.size == RANKS)
+    trained: dict[int, float] = {}
+    for one in after:
+        if one.generation == full:
+            trained.setdefault(one.process, one.moment)
+    return Recovery(
+        killed,
+        max(back) - killed - usual,
+        max(joins, default=usual) - usual,
+        max(trained.values()) - killed - usual,
+    )
 
 
 def measure_commit(options: Namespace) -> dict[str, float]:
@@ -197,6 +233,13 @@ def show(results: Results) -> None:
             rows.append([name, str(len(seconds)), f"{results[name]['step']:.2f}", *times, join])
     head = ["launcher", "kills", "step, s", "median, s", "90 %", "worst", "join: median (worst), s"]
     show_table(f"Recovery of {RANKS} ranks, 25 M parameters, {results['optimizer']}", head, rows)
+    if "spares" in results:
+        kills = results["spares"]["kills"]
+        full, alone = [kill["full"] for kill in kills], [kill["seconds"] for kill in kills]
+        print(
+            f"\nwith a spare, {len(full)} kills: a step of all {RANKS} ranks after {median(full):.2f} s "
+            f"(worst {max(full):.2f} s), of the survivors after {median(alone):.2f} s ({max(alone):.2f} s)"
+        )
     commit = results["commit"]
     share = commit["commit"] / commit["step"]
     print(
@@ -208,16 +251,23 @@ def judge(results: Results) -> list[Target]:
     seconds = [kill["seconds"] for kill in results["sirtaki"]["kills"]]
     joins = [kill["join"] for kill in results["sirtaki"]["kills"]]
     commit = results["commit"]
+    spares = results.get("spares", {"kills": []})["kills"]
     return [
         at_most("kill -9 to the next step, beyond one step: median", 0.3, median(seconds), "s"),
         at_most("the same, worst", 1.0, max(seconds), "s"),
         at_most("join of a cold replacement, worst", 0.6, max(joins), "s"),
         at_most("commit() every step", 1.0, commit["commit"] / commit["step"] * 100, "% of the step"),
+        *(
+            at_most(f"a spare takes the place: {name}", 1.0, of([kill["full"] for kill in spares]), "s")
+            for name, of in (("median", median), ("worst", max))
+            if spares
+        ),
     ]
 
 
 OPTIONS = [
     number("--kills", 20, "ranks to kill under hvdrun"),
+    number("--spare-kills", 10, "ranks to kill whose places spares take; 0 leaves that out"),
     number("--peer-kills", 3, "ranks to kill under torchrun; 0 leaves it out"),
     Option("--optimizer", choices=["sgd", "adam"], default="sgd", help="100 or 300 MB of state (sgd)"),
 ]

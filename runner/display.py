@@ -61,6 +61,21 @@ class Display:
             self._open.add(Pipe(descriptor, self._streams[rank, number]))
         self.balance()
 
+    def read_spare(self, stdout: int, stderr: int) -> None:
+        """Shows the data from these descriptors as the output of a spare, on hvdrun's standard error."""
+        for descriptor in (stdout, stderr):
+            self._open.add(Pipe(descriptor, Stream(b"[spare] ", self._stderr)))
+        self.balance()
+
+    def move_spare(self, lane: int, stdout: int, stderr: int) -> None:
+        """Shows the data from these descriptors, of a spare so far, as the output of a rank from now on."""
+        for number, descriptor in ((STDOUT, stdout), (STDERR, stderr)):
+            for pipe in self._open:
+                if pipe.descriptor == descriptor:
+                    pipe.stream.close()
+                    pipe.stream = self._streams[lane, number]
+        self.balance()
+
     def read_host(self, name: str, stderr: int) -> Stream:
         """Shows the data from this descriptor as the output of the connection to a host."""
         stream = Stream(f"[{name}] ".encode(), self._stderr, is_trusted=False)

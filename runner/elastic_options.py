@@ -1,4 +1,7 @@
-"""The options of hvdrun that make a job elastic. Their names are Horovod's, except --elastic-survive."""
+"""The options of hvdrun that make a job elastic.
+
+Their names are Horovod's, except --elastic-survive, --spares and --spares-run-script.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +66,24 @@ def add_elastic_options(
         choices=("lost", "exit"),
         help=f"{elastic}: survive lost ranks only, or, as Horovod, any that ends with an error (lost)",
     )
+    _add_spares(add, whole_number, elastic)
+
+
+def _add_spares(
+    add: Callable[..., argparse.Action], whole_number: Callable[[str], int], elastic: str
+) -> None:
+    add(
+        "--spares",
+        metavar="N",
+        type=whole_number,
+        help=f"{elastic}: processes with modules loaded that take the places of ranks lost on this host (0)",
+    )
+    add(
+        "--spares-run-script",
+        action="store_true",
+        default=None,
+        help="with --spares: they also run the program, up to hvd.init()",
+    )
 
 
 def is_elastic(options: argparse.Namespace) -> bool:
@@ -80,6 +101,8 @@ def unused_option(options: argparse.Namespace) -> str:
         "elastic_survive",
         "elastic_failure_domain",
         "slots_per_host",
+        "spares",
+        "spares_run_script",
     )
     given = [f"--{name.replace('_', '-')}" for name in others if names[name] is not None]
     return "" if is_elastic(options) or not given else given[0]

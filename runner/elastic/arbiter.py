@@ -7,7 +7,7 @@ docs/elastic_protocol.md is the specification.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from sirtaki.runner.elastic.actions import Action, Close, Finish, Kill, Open, Say, Send, Slot, Start
 from sirtaki.runner.elastic.forming import Unrestorable, form
@@ -45,13 +45,13 @@ class Phase(enum.Enum):
 class Arbiter:
     """The arbiter. Its methods return the orders to carry out, in their order."""
 
-    def __init__(self, rules: Rules, slots: Sequence[Slot]) -> None:
+    def __init__(self, rules: Rules, slots: Sequence[Slot], spares: Container[str] = ()) -> None:
         self.workers = Workers()
         self.phase = Phase.FORMING
         self.generation = 0
         self.losses = 0
         self._rules = rules
-        self._slots = Slots(slots, rules.cooldown)
+        self._slots = Slots(slots, rules.cooldown, spares)
         self._members: Sequence[Worker] = ()
         self._initial = 0  # the size of the first generation
         self._is_ending = False  # the training function has returned on a member
@@ -271,7 +271,8 @@ class Arbiter:
         if self.phase is Phase.FORMING:
             self._try_to_form(now)
         if self.phase is Phase.RUNNING and not self._is_ending:
-            self._orders += self._change.advance(self.generation, self._members, self._joiners(), now)
+            joiners, awaits_more = self._joiners(), bool(self.workers.living(Status.STARTING))
+            self._orders += self._change.advance(self.generation, self._members, joiners, now, awaits_more)
         self._finish_without_workers()
         if self._wants_more():
             self._fill(now)
@@ -378,9 +379,8 @@ class Arbiter:
     def _joiners(self) -> list[Worker]:
         """Returns the workers that can join the current generation, if it has room."""
         staying = sum(not one.is_draining for one in self._members if one.is_alive)
-        room = self._rules.maximum - staying
-        new = [one for one in self.workers.living(Status.ENLISTED) if not one.is_draining]
-        return new[: max(room, 0)]
+        room = max(self._rules.maximum - staying, 0)
+        return [one for one in self.workers.living(Status.ENLISTED) if not one.is_draining][:room]
 
     def _wants_more(self) -> bool:
         """Returns whether workers are to be started where slots are free."""

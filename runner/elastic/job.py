@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.capacity import Capacity
@@ -18,10 +19,13 @@ from sirtaki.runner.elastic.actions import Action, Close, Finish, Kill, Open, Sa
 from sirtaki.runner.elastic.arbiter import Arbiter, Phase
 from sirtaki.runner.elastic.discovery import Discovery
 from sirtaki.runner.elastic.host_start import HostStart
+from sirtaki.runner.elastic.job_spares import JobSpares
 from sirtaki.runner.elastic.other_hosts import OtherHosts
 from sirtaki.runner.elastic.post import Post
 from sirtaki.runner.elastic.processes import CannotStart, Processes
 from sirtaki.runner.elastic.settings import ElasticSettings, slots_of
+from sirtaki.runner.elastic.spare_command import check_spare_command
+from sirtaki.runner.elastic.spare_process import SpareProcess
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import ExitStatus, signal_name
 from sirtaki.runner.host_connection import Connection
@@ -49,6 +53,7 @@ class ElasticJob:
         self._selector = selectors.PollSelector()  # epoll refuses regular files
         self._display = display = Display(self._selector, settings.verbose)
         folder = make_job_directory(reaper)
+        self._folder = Path(folder)
         key_file = os.path.join(folder, "key")
         encrypt = encrypts({**os.environ, **settings.additions})
         job = Job(secrets.token_hex(8), 1, write_job_key(key_file), VERSION, encrypt)
@@ -60,12 +65,15 @@ class ElasticJob:
         self._hosts = OtherHosts(
             self._start_of_hosts.begin, self._start_of_hosts.prepare, display.say, elastic.rules.cooldown
         )
+        self._spares = JobSpares(
+            elastic.spares, self._start_spare, self._folder, self._selector, display, reaper
+        )
         self._processes = Processes(
-            settings, job.id, key_file, elastic.rules.start, self._post, display, reaper
+            settings, job.id, key_file, elastic.rules.start, self._post, display, reaper, self._spares
         )
         self._discovery = Discovery(elastic.script, elastic.slots_per_host, display.say)
         self._slots: Sequence[Slot] = ()
-        self._arbiter = Arbiter(elastic.rules, ())
+        self._arbiter = Arbiter(elastic.rules, (), self._spares)
         self._ends: dict[int, float] = {}  # when to kill workers that were told to end
         self._result: Finish | None = None
         self._kill_at: float | None = None
@@ -138,6 +146,8 @@ class ElasticJob:
             text = "" if is_closed else f"cannot write to standard output: {error.strerror}"
             self._stop(Finish(READER_GONE if is_closed else 1, text), signal.SIGTERM)
         self._serve()  # sends what the orders have queued
+        # Messages may have begun or ended the training: it is the last thing before the loop waits.
+        self._spares.advance(self._own_hosts(), self._arbiter.phase is Phase.RUNNING, time.monotonic())
         if self._signal_to_send is not None:
             self._signal(self._signal_to_send)
             self._signal(signal.SIGCONT)  # a stopped process does not handle signals
@@ -153,7 +163,7 @@ class ElasticJob:
 
     def _time_to_next_deadline(self) -> float | None:
         now = time.monotonic()
-        parts = (self._arbiter, self._discovery, self._hosts, self._processes)
+        parts = (self._arbiter, self._discovery, self._hosts, self._processes, self._spares)
         moments = [self._kill_at, *self._ends.values(), *(part.due for part in parts)]
         times = [one - now for one in moments if one is not None]
         times += [
@@ -165,6 +175,7 @@ class ElasticJob:
         numbers = self._wakeup.read()
         if self._reaper.replace_if_killed():
             self._display.say("the process that cleans up after this job was killed; another one replaces it")
+        self._spares.check(time.monotonic())
         self._serve()  # a worker's last message precedes its end
         self._note_ends()
         for number in numbers:
@@ -227,6 +238,16 @@ class ElasticJob:
         except CannotStart as error:
             self._carry_out(self._arbiter.ended(order.worker, 126, 0, str(error), time.monotonic()))
 
+    def _own_hosts(self) -> list[str]:
+        """Returns the names of this host in the slots."""
+        return [slot.host for slot in self._slots if is_own_host(slot.host)]
+
+    def _start_spare(self) -> SpareProcess:
+        """Starts a spare. Raises OSError and LaunchError."""
+        slot = next(slot for slot in self._slots if is_own_host(slot.host))
+        environment, command = self._processes.environment(-1, slot), self._settings.command
+        return SpareProcess(command, environment, self._folder, self._elastic.spares_run_script, self._reaper)
+
     # ---- The end ---------------------------------------------------------------------------------------
 
     def _handle_signal(self, number: int) -> None:
@@ -265,6 +286,7 @@ class ElasticJob:
             return
         self._result = result
         self._kill_at = time.monotonic() + KILL_SECONDS
+        self._spares.end()
         if result.code:
             self._signal_to_send = number  # after the message with the reason
 
@@ -276,6 +298,7 @@ class ElasticJob:
         self._finish_hosts()
         self._post.close()
         self._processes.reap()
+        self._spares.reap()
         self._reaper.release()
         while not self._reaper.ended() and not self._skips_output:
             self._selector.select(0.02)
@@ -317,4 +340,6 @@ def _describe(status: ExitStatus) -> str:
 
 def run_elastic_job(settings: Settings, elastic: ElasticSettings) -> int:
     """Runs an elastic job to its end; returns hvdrun's exit code. Raises LaunchError if it cannot start."""
+    if elastic.spares:
+        check_spare_command(settings.command)
     return with_reaper(lambda wakeup, reaper: ElasticJob(settings, elastic, wakeup, reaper).run())

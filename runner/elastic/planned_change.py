@@ -29,9 +29,16 @@ class PlannedChange:
         self._members: Sequence[Worker] = ()
 
     def advance(
-        self, generation: int, members: Sequence[Worker], joiners: Sequence[Worker], now: float
+        self,
+        generation: int,
+        members: Sequence[Worker],
+        joiners: Sequence[Worker],
+        now: float,
+        awaits_more: bool = True,
     ) -> list[Action]:
         """Asks the members if a worker can join, or wants to leave. Returns the orders.
+
+        `awaits_more`: other workers are starting, which may join in the same change.
 
         If not all have answered for a while, those that wait in a check go on, and all are asked again.
         """
@@ -49,8 +56,9 @@ class PlannedChange:
             self.due = None
             return []
         if self.due is None:
-            self.due = now if leaves else now + _SETTLE_SECONDS
-        if self.due > now and not (leaves and self._question == 0):
+            self.due = now + _SETTLE_SECONDS
+        is_complete = leaves or not awaits_more
+        if self.due > now and not (is_complete and self._question == 0):
             return []
         self.is_asked, self.due, self._members = True, now + _ANSWER_SECONDS, members
         self._question += 1

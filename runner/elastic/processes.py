@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.cores import usable_cores
 from sirtaki.runner.display import Display
 from sirtaki.runner.elastic.actions import Slot
+from sirtaki.runner.elastic.job_spares import JobSpares
 from sirtaki.runner.elastic.post import Post
 from sirtaki.runner.environment import RankEnvironment, thread_counts
 from sirtaki.runner.failure_analysis import ExitStatus
@@ -21,6 +23,7 @@ from sirtaki.runner.process import Rank, RankProcess
 from sirtaki.runner.rank_start import REPORTS, describe_start_failure
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.remote import RemoteHost, RemoteRank
+from sirtaki.runner.rendezvous.elastic.loaded_modules import SPARES
 from sirtaki.runner.rendezvous.elastic.process import ARBITER
 from sirtaki.runner.rendezvous.lifecycle import WORKER
 
@@ -48,6 +51,7 @@ class Processes:
     Attributes:
         settings, job, key_file: those of the job; `job` is its name.
         size: the number of ranks with which it starts.
+        spares: processes that take the places of workers lost on this host.
     """
 
     settings: Settings
@@ -57,6 +61,7 @@ class Processes:
     post: Post
     display: Display
     reaper: Reaper
+    spares: JobSpares
     running: dict[int, Slot] = field(default_factory=dict)
     _lanes: dict[Slot, int] = field(default_factory=dict)
     _all: dict[int, Rank] = field(default_factory=dict)
@@ -73,12 +78,27 @@ class Processes:
 
     def start(self, worker: int, slot: Slot, host: RemoteHost | None) -> None:
         """Starts a worker, on another host if that is given. Raises CannotStart."""
-        own = {WORKER: str(worker), "HOROVOD_ELASTIC": "1"}
         if host is None:
-            self._start_here(worker, slot, own | {ARBITER: self.post.address})
+            self._start_here(worker, slot)
         else:
-            self._start_there(worker, slot, own | {ARBITER: self.post.address_for_others()}, host)
+            own = {WORKER: str(worker), "HOROVOD_ELASTIC": "1", ARBITER: self.post.address_for_others()}
+            self._start_there(worker, slot, own, host)
         self.running[worker] = slot
+
+    def environment(self, worker: int, slot: Slot) -> Mapping[str, str]:
+        """Returns the environment of a worker on this host."""
+        settings = self.settings
+        slots_here = sum(is_own_host(one.host) for one in self._lanes)
+        threads = thread_counts(min(self.size, slots_here), usable_cores(), os.environ)
+        additions = {**threads, **settings.additions}
+        additions.setdefault(REPORTS, os.environ.get(REPORTS, str(Path(self.key_file).parent)))
+        additions |= {WORKER: str(worker), "HOROVOD_ELASTIC": "1", ARBITER: self.post.address}
+        if self.spares.wanted:
+            additions[SPARES] = "1"
+        environment = RankEnvironment(
+            self.job, self.post.address, self.key_file, settings.start_timeout, additions
+        )
+        return environment.of(self._placement(slot), os.environ)
 
     def ended(self, now: float) -> Iterator[tuple[int, ExitStatus]]:
         """Yields the workers that have ended, each after its last message if that can be known."""
@@ -135,24 +155,17 @@ class Processes:
         process.reap()
         self.reaper.forget_group(pid)
 
-    def _start_here(self, worker: int, slot: Slot, own: Mapping[str, str]) -> None:
-        command, settings = self.settings.command, self.settings
-        slots_here = sum(is_own_host(one.host) for one in self._lanes)
-        threads = thread_counts(min(self.size, slots_here), usable_cores(), os.environ)
-        additions = {**threads, **settings.additions}
-        additions.setdefault(REPORTS, os.environ.get(REPORTS, str(Path(self.key_file).parent)))
-        environment = RankEnvironment(
-            self.job, self.post.address, self.key_file, settings.start_timeout, {**additions, **own}
-        )
-        lane = self._lanes[slot]
-        try:
-            process = RankProcess(
-                lane, command, environment.of(self._placement(slot), os.environ), self.reaper
-            )
-        except OSError as error:
-            raise CannotStart(describe_start_failure(lane, command, error)) from None
+    def _start_here(self, worker: int, slot: Slot) -> None:
+        lane, environment = self._lanes[slot], self.environment(worker, slot)
+        process = self.spares.take(slot.host, lane, environment, time.monotonic())
+        if process is None:
+            command = self.settings.command
+            try:
+                process = RankProcess(lane, command, environment, self.reaper)
+            except OSError as error:
+                raise CannotStart(describe_start_failure(lane, command, error)) from None
+            self.display.read_rank(lane, process.stdout, process.stderr)
         self._all[worker] = process
-        self.display.read_rank(lane, process.stdout, process.stderr)
         self.note_pid(lane, process.pid)
 
     def _start_there(self, worker: int, slot: Slot, own: Mapping[str, str], host: RemoteHost) -> None:

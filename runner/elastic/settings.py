@@ -24,6 +24,8 @@ class ElasticSettings:
     hosts: Sequence[Host]
     script: Path | None
     slots_per_host: int | None
+    spares: int = 0
+    spares_run_script: bool = False
 
 
 def elastic_settings(options: argparse.Namespace) -> Callable[[Sequence[Host]], ElasticSettings]:
@@ -57,12 +59,15 @@ def elastic_settings(options: argparse.Namespace) -> Callable[[Sequence[Host]], 
         options.elastic_survive or LOST,
         options.elastic_failure_domain or RANK,
     )
+    if options.spares_run_script and not options.spares:
+        raise LaunchError("--spares-run-script says how far spares go: give their number with --spares")
     path = script and _checked(script)
+    spares, run_script = options.spares or 0, bool(options.spares_run_script)
 
     def settings(hosts: Sequence[Host]) -> ElasticSettings:
         named = options.hosts is not None or options.hostfile is not None
         given = hosts if named else [Host("localhost", maximum)]
-        return ElasticSettings(rules, [] if path else given, path, options.slots_per_host)
+        return ElasticSettings(rules, [] if path else given, path, options.slots_per_host, spares, run_script)
 
     return settings
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 
 from sirtaki.runner.elastic.actions import Slot
 
@@ -15,12 +15,16 @@ class Slots:
     """The slots that may be used, in the order of preference.
 
     A slot pauses after a loss: `cooldown` is the shortest and the longest pause in seconds, from its second
-    loss on; it doubles with each one.
+    loss on; it doubles with each one. On the hosts in `spares`, a process waits that can replace a lost one
+    at once.
     """
 
-    def __init__(self, slots: Sequence[Slot], cooldown: tuple[float, float]) -> None:
+    def __init__(
+        self, slots: Sequence[Slot], cooldown: tuple[float, float], spares: Container[str] = ()
+    ) -> None:
         self._slots = list(slots)
         self._cooldown = cooldown
+        self._spares = spares
         self._losses: dict[Slot, int] = {}
         self._until: dict[Slot, float] = {}
 
@@ -37,7 +41,9 @@ class Slots:
     def note_loss(self, slot: Slot, now: float) -> None:
         losses = self._losses[slot] = self._losses.get(slot, 0) + 1
         shortest, longest = self._cooldown
-        pause = _FIRST_PAUSE if losses == 1 else shortest * 2.0 ** min(losses - 2, _MOST_DOUBLINGS)
+        pause = shortest * 2.0 ** min(losses - 2, _MOST_DOUBLINGS)
+        if losses == 1:
+            pause = 0.0 if slot.host in self._spares else _FIRST_PAUSE
         self._until[slot] = now + min(pause, longest)
 
     def startable(self, used: Collection[Slot], now: float) -> Iterator[Slot]:

@@ -112,9 +112,7 @@ def test_a_lost_worker_is_replaced_and_joins_by_a_planned_change() -> None:
     assert job.receives_all(0) == []
     assert job.arbiter.due == 11.0
     assert job.ticks(11.0) == [Start(2, job.slots[1])]
-    assert job.enlists_new(2) == []
-    assert job.arbiter.due == 11.5
-    assert job.ticks(11.5) == [Send(0, Change(2, 1))]
+    assert job.enlists_new(2) == [Send(0, Change(2, 1))]
     assert job.receives(0, Counted(2, 1, 7)) == [Send(0, LeaveAt(2, 8))]
     orders = job.leaves(0, "changed", 9)
     rest = {"generation": 3, "workers": [0, 2], "joined": 1, "text": "1 rank joins"}
@@ -124,11 +122,23 @@ def test_a_lost_worker_is_replaced_and_joins_by_a_planned_change() -> None:
 
 def test_all_leave_after_the_highest_count() -> None:
     job = Job(start=3, slots=4).trains()
-    job.enlists_new(3)
-    assert job.ticks(0.5) == [Send(one, Change(1, 1)) for one in range(3)]
+    assert job.enlists_new(3) == [Send(one, Change(1, 1)) for one in range(3)]
     assert job.receives(1, Counted(1, 1, 4)) == []
     assert job.receives(0, Counted(1, 1, 6)) == []
     assert job.receives(2, Counted(1, 1, 5)) == [Send(one, LeaveAt(1, 7)) for one in range(3)]
+
+
+def test_workers_that_are_starting_are_awaited_for_a_moment() -> None:
+    job = Job(start=1, slots=3).trains()
+    assert job.enlists_new(1) == []
+    assert job.arbiter.due == 0.5
+    assert job.ticks(0.5) == [Send(0, Change(1, 1))]
+
+
+def test_a_change_waits_no_longer_than_for_the_last_worker_that_is_starting() -> None:
+    job = Job(start=1, slots=3).trains()
+    assert job.enlists_new(1) == []
+    assert job.enlists_new(2) == [Send(0, Change(1, 1))]
 
 
 def test_a_slot_cools_down_longer_with_each_loss() -> None:
@@ -294,12 +304,12 @@ def test_a_drained_rank_with_the_newest_commit_is_not_passed_over() -> None:
 
 
 def test_the_job_ends_well_when_all_have_returned_and_ended() -> None:
-    job = Job(start=2, slots=3).trains()
-    job.enlists_new(2)
-    assert job.receives(0, Returned(1)) == [Send(2, End(0, "the training has ended"))]
+    job = Job(start=2, slots=4).trains()
+    job.enlists_new(2)  # and worker 3 is starting
+    assert job.receives(0, Returned(1)) == [Send(2, End(0, "the training has ended")), Kill(3)]
     assert job.arbiter.due is None  # the change that was to come is off
     assert job.receives(1, Returned(1)) == []
-    assert [job.sees_exit(one) for one in (0, 2)] == [[], []]
+    assert [job.sees_exit(one) for one in (0, 2, 3)] == [[], [], []]
     assert job.sees_exit(1) == [Finish(0, "")]
 
 

@@ -5,6 +5,7 @@ docs/elastic_protocol.md is the specification.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,6 +17,7 @@ from sirtaki.bindings.errors import HorovodInternalError, HostsUpdatedInterrupt,
 from sirtaki.common.elastic.changes import ChangeClock
 from sirtaki.common.elastic.process_sets import FollowingSets
 from sirtaki.common.elastic.state import Start, State
+from sirtaki.runner.rendezvous.elastic.loaded_modules import SPARES, write_list
 from sirtaki.runner.rendezvous.elastic.messages import Enlist, World
 from sirtaki.runner.rendezvous.elastic.process import WorkerProcess
 from sirtaki.runner.rendezvous.elastic.provisional import closed
@@ -35,12 +37,14 @@ _OF_OTHERS = ("peer_lost", "timeout", "protocol", "aborted")
 class Commits:
     """Counts the commits of this worker, for the arbiter; part of a state while the function runs."""
 
-    def __init__(self, worker: Worker, state: State) -> None:
-        self._worker = worker
+    def __init__(self, process: WorkerProcess, state: State) -> None:
+        self._worker = process.worker
         self._state = state
         self._failed = 0  # operations that had failed at the last check
         self._has_counted = False  # a commit since the last check
         self._change: ChangeClock | None = None  # the generation's, until its first check
+        self._folder = process.folder
+        self._writes_modules = SPARES in os.environ  # after the first step, which may import some
 
     def begin(self, change: ChangeClock) -> None:
         """Begins a generation, whose context counts from zero."""
@@ -59,6 +63,9 @@ class Commits:
     def count_commit(self) -> None:
         self._worker.commit += 1
         self._has_counted = True
+        if self._writes_modules:
+            self._writes_modules = False
+            write_list(self._folder)
         checkpoints, commit = self._state._checkpoints, self._worker.commit
         if checkpoints is not None and checkpoints.is_due(commit) and default_context.current().rank == 0:
             checkpoints.write(commit, self._state.checkpoint())
@@ -89,7 +96,7 @@ def train(process: WorkerProcess, state: State, function: Callable[[], _Result])
         WorkerEnded: this worker is not needed any more, or the job has ended.
         Exception: that of the function, if no other rank has caused it.
     """
-    worker, commits = process.worker, Commits(process.worker, state)
+    worker, commits = process.worker, Commits(process, state)
     process.survivors.begin()
     _choose_average(process, state)
     sets = FollowingSets(process.survivors)

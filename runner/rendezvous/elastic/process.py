@@ -16,6 +16,7 @@ from sirtaki.runner.rendezvous import lifecycle
 from sirtaki.runner.rendezvous.elastic.draining import drain_on_sigterm
 from sirtaki.runner.rendezvous.elastic.messages import World as Place
 from sirtaki.runner.rendezvous.elastic.provisional import ProvisionalContext
+from sirtaki.runner.rendezvous.elastic.spare import wait_for_place
 from sirtaki.runner.rendezvous.elastic.worker import Worker
 from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError
 from sirtaki.runner.rendezvous.providers.environment import key_of_launcher
@@ -104,6 +105,7 @@ def attach() -> None:
             "hvd.shutdown() has ended this rank's part in the job: in a job with --min-np, a process takes "
             "part once, from hvd.init() to the end of hvd.elastic.run"
         )
+    wait_for_place()
     variables.check()
     config = Config(with_packages(variables.values()))
     try:

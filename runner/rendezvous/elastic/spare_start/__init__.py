@@ -1,0 +1,1 @@
+"""The folder that a spare has first on its PYTHONPATH, for its module `sitecustomize` alone."""

@@ -1,0 +1,288 @@
+"""Spares: processes that have imported their modules, and take the places of lost ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from elastic.running import FAILSAFE_SECONDS, QUICK, Ended, command, results_in, run_job
+from launching import is_running, wait_until
+
+from sirtaki.runner.elastic.actions import Slot
+from sirtaki.runner.elastic.slots import Slots
+from sirtaki.runner.elastic.spare_command import why_no_spare
+from sirtaki.runner.elastic.spares import REPLENISH_SECONDS, SparePool
+from sirtaki.runner.rendezvous.elastic import loaded_modules, spare
+
+TWO = ("-np", "2", "--min-np", "1", "--verbose", "--spares", "1", *QUICK)
+MODES = pytest.mark.parametrize("mode", [(), ("--spares-run-script",)])
+
+
+class Running:
+    """A job of spare_training.py that runs, with its output so far."""
+
+    def __init__(self, job: subprocess.Popen[bytes], folder: Path) -> None:
+        self.job = job
+        self.folder = folder
+
+    @property
+    def text(self) -> str:
+        return (self.folder / "output").read_text()
+
+    def wait_for(self, text: str) -> None:
+        wait_until(lambda: text in self.text or self.job.poll() is not None, text)
+        assert text in self.text, self.text
+
+    def workers(self) -> list[int]:
+        """Returns the pids of the workers in slot 1, the oldest first."""
+        return [int(pid) for pid in re.findall(r"the worker in slot localhost:1 is pid (\d+)", self.text)]
+
+    def spares(self) -> list[int]:
+        return [int(pid) for pid in re.findall(r"spare \d+ is pid (\d+)", self.text)]
+
+    def end(self) -> Ended:
+        """Lets the training end."""
+        (self.folder / "end").touch()
+        code = self.job.wait(FAILSAFE_SECONDS)
+        return Ended(code, self.text, results_in(self.text))
+
+    def ran(self) -> set[int]:
+        """Returns the pids of the processes that have run the program."""
+        return {int(path.name.partition("-")[2]) for path in self.folder.glob("ran-*")}
+
+
+@contextmanager
+def running(folder: Path, options: Sequence[str] = TWO) -> Iterator[Running]:
+    """Starts a job, and ends it at the latest when the test has ended."""
+    with open(folder / "output", "wb") as output:
+        job = subprocess.Popen(
+            command(options, "spare_training.py", (str(folder),)), stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        yield Running(job, folder)
+    finally:
+        job.terminate()
+        job.wait(FAILSAFE_SECONDS)
+
+
+# ---- Jobs ----------------------------------------------------------------------------------------------
+
+
+@MODES
+def test_a_spare_takes_the_place_of_a_killed_rank(mode: tuple[str, ...], tmp_path: Path) -> None:
+    with running(tmp_path, (*TWO, *mode)) as job:
+        job.wait_for("spare 0 waits")
+        os.kill(job.workers()[0], signal.SIGKILL)
+        job.wait_for("2 ranks from commit")
+        ended = job.end()
+    assert ended.code == 0, ended.text
+    assert job.workers()[1] == job.spares()[0]
+    # The program has also pickled an object of a class of its own, which __main__ defines in a spare too.
+    results = {result["pid"]: result for result in ended.results}
+    assert results[job.spares()[0]]["worker"] == "2"
+    assert len(results) == 2
+    assert len({result["steps"] for result in ended.results}) == 1
+    assert "[1] RESULT" in ended.text
+
+
+def test_a_spare_that_waits_at_the_end_runs_nothing_of_the_program(tmp_path: Path) -> None:
+    with running(tmp_path) as job:
+        job.wait_for("spare 0 waits")
+        ended = job.end()
+    assert ended.code == 0, ended.text
+    assert job.ran() == {result["pid"] for result in ended.results}
+    assert len(ended.results) == 2
+    assert not is_running(job.spares()[0])
+    assert "a spare on" not in ended.text  # it was told to end, which is no failure
+
+
+def test_a_spare_that_runs_the_script_goes_no_further_than_init(tmp_path: Path) -> None:
+    with running(tmp_path, (*TWO, "--spares-run-script")) as job:
+        job.wait_for("spare 0 waits")
+        ended = job.end()
+    assert ended.code == 0, ended.text
+    assert job.spares()[0] in job.ran()
+    assert job.spares()[0] not in {result["pid"] for result in ended.results}
+    assert not is_running(job.spares()[0])
+
+
+def test_a_spare_that_fails_is_replaced_and_the_ranks_go_on(tmp_path: Path) -> None:
+    with running(tmp_path) as job:
+        job.wait_for("spare 0 waits")
+        os.kill(job.spares()[0], signal.SIGKILL)
+        job.wait_for("spare 1 waits")
+        ended = job.end()
+    assert ended.code == 0, ended.text
+    assert "a spare on localhost was killed by signal 9 (SIGKILL); another one starts in 1 s" in ended.text
+    assert "was lost" not in ended.text
+    assert len(ended.results) == 2
+
+
+def test_a_killed_hvdrun_leaves_no_spare_behind(tmp_path: Path) -> None:
+    with running(tmp_path) as job:
+        job.wait_for("spare 0 waits")
+        pids = [*job.ran(), *job.spares()]
+        assert len(pids) == 3
+        job.job.kill()
+        wait_until(lambda: not any(is_running(pid) for pid in pids), "all processes have ended")
+    assert job.job.returncode == -signal.SIGKILL
+
+
+def test_a_command_that_is_not_python_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sirtaki.runner", "-np", "1", "--min-np", "1", "--spares", "1", "/bin/true"],
+        capture_output=True,
+        text=True,
+        timeout=FAILSAFE_SECONDS,
+    )
+    assert done.returncode == 2
+    assert "--spares needs a command that Python runs, but 'true' is not Python" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("-np", "2", "--spares", "1"), "--spares"),
+        (("-np", "2", "--min-np", "1", "--spares-run-script"), "give their number with --spares"),
+    ],
+)
+def test_options_without_the_one_that_they_need_are_refused(options: tuple[str, ...], sentence: str) -> None:
+    job = run_job(options, "numpy_training.py", 10, 0.0)
+    assert job.code != 0
+    assert sentence in job.text
+    assert not job.results
+
+
+def test_a_spare_may_get_its_place_while_it_still_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    monkeypatch.setenv("PLACE", "old")
+    orders = spare.Orders(json.loads(spare.instructions(theirs.detach(), "", False)))
+    ours.sendall(b'{"PLACE": "new"}\n')
+    ours.close()
+    orders.report_ready(3, 0.5)  # nobody listens any more
+    orders.wait()
+    assert os.environ["PLACE"] == "new"
+
+
+# ---- The pool ------------------------------------------------------------------------------------------
+
+
+def test_spares_start_only_while_the_ranks_train_and_are_spread_over_hosts() -> None:
+    pool = SparePool(3)
+    assert pool.advance(["a", "b"], False, 0.0) == ([], [])
+    started, _ = pool.advance(["a", "b"], True, 0.0)
+    assert [spare.host for spare in started] == ["a", "b", "a"]
+    assert pool.advance(["a", "b"], True, 1.0) == ([], [])
+
+
+def test_the_oldest_waiting_spare_of_the_host_is_taken_and_replaced_after_a_pause() -> None:
+    pool = SparePool(2)
+    pool.advance(["a"], True, 0.0)
+    assert not pool.has_ready("a")
+    pool.note_ready(1, 1.0)
+    assert pool.has_ready("a")
+    assert not pool.has_ready("b")
+    assert pool.take("b", 2.0) is None
+    assert pool.take("a", 2.0) == 1  # 0 still imports
+    assert pool.take("a", 2.0) == 0
+    assert pool.take("a", 2.0) is None
+    assert pool.advance(["a"], True, 2.5) == ([], [])
+    assert pool.due == 2.0 + REPLENISH_SECONDS
+    started, _ = pool.advance(["a"], True, 2.0 + REPLENISH_SECONDS)
+    assert [spare.number for spare in started] == [2, 3]
+
+
+def test_spares_of_a_host_that_leaves_are_ended() -> None:
+    pool = SparePool(1)
+    pool.advance(["a"], True, 0.0)
+    started, gone = pool.advance(["b"], True, 1.0)
+    assert [spare.host for spare in gone] == ["a"]
+    assert [spare.host for spare in started] == ["b"]
+    assert pool.note_end(gone[0].number, "has ended", 2.0) == ""
+
+
+def test_pauses_grow_with_failures_until_a_host_gets_no_more_spares() -> None:
+    pool, now = SparePool(1), 0.0
+    texts = []
+    for _ in range(10):
+        ((started,), _) = pool.advance(["a"], True, now)
+        texts.append(pool.note_end(started.number, "has failed", now))
+        assert pool.advance(["a"], True, now) == ([], [])
+        now = pool.due or now + 1000.0
+    assert texts[:2] == [
+        "a spare on a has failed; another one starts in 1 s",
+        "a spare on a has failed; another one starts in 2 s",
+    ]
+    assert texts[-1] == "a spare on a has failed: the last one there, because 10 have failed"
+    assert pool.due is None
+    assert pool.advance(["a"], True, now + 1000.0) == ([], [])
+
+
+def test_the_first_pause_of_a_slot_is_left_out_where_a_spare_waits() -> None:
+    slots = [Slot("a", 0), Slot("b", 0)]
+    pausing = Slots(slots, (2.0, 60.0), {"a"})
+    for slot in slots:
+        pausing.note_loss(slot, 10.0)
+    assert list(pausing.startable((), 10.0)) == [Slot("a", 0)]
+    pausing.note_loss(Slot("a", 0), 11.0)  # the second one pauses as ever
+    assert list(pausing.startable((), 12.9)) == [Slot("b", 0)]
+    assert list(pausing.startable((), 13.0)) == slots
+
+
+# ---- Commands and modules ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["/usr/bin/python3", "train.py", "-S"], ""),
+        (["/usr/bin/python3.12", "-u", "-m", "package.train"], ""),
+        (["/usr/bin/python", "-X", "dev", "-W", "error", "train.py"], ""),
+        (["/usr/bin/python", "-Wignore", "-c", "pass"], ""),
+        (["/usr/bin/python", "-I", "train.py"], "Python's option -I ignores PYTHONPATH"),
+        (["/usr/bin/python", "-uE", "train.py"], "Python's option -E ignores PYTHONPATH"),
+        (["/usr/bin/python", "-S", "train.py"], "Python's option -S leaves out the module site"),
+        (["/usr/bin/python", "-i", "train.py"], "Python's option -i waits for input after the program"),
+        (["/usr/bin/python", "-V"], "'python -V' runs no program"),
+        (["/usr/bin/python", "-u"], "it names no program"),
+        (["/usr/bin/bash", "train.sh"], "'bash' is not Python"),
+    ],
+)
+def test_commands_that_can_be_spares(arguments: list[str], reason: str) -> None:
+    assert why_no_spare(arguments) == reason
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        ("#!/usr/bin/python3", ""),
+        ("#!/usr/bin/env python3", ""),
+        ("#!/usr/bin/python3 -I", "Python's option -I ignores PYTHONPATH"),
+        ("#!/bin/sh", "'train' is not Python"),
+        ("\x7fELF", "'train' is not Python"),
+    ],
+)
+def test_scripts_are_judged_by_their_first_line(first: str, reason: str, tmp_path: Path) -> None:
+    script = tmp_path / "train"
+    script.write_text(f"{first}\n")
+    assert why_no_spare([str(script)]) == reason
+
+
+def test_the_list_has_installed_modules_and_none_of_the_program(tmp_path: Path) -> None:
+    names = loaded_modules.installed_modules(sys.modules)
+    assert {"json", "numpy", "sirtaki.runner.elastic.spares"} <= set(names)
+    assert not {"__main__", "launching", "elastic.running"} & set(names)
+    loaded_modules.write_list(str(tmp_path))
+    path = loaded_modules.list_path(str(tmp_path))
+    assert set(names) <= set(loaded_modules.read_list(path))
+    loaded_modules.remove_from_list(path, "numpy")
+    assert "numpy" not in loaded_modules.read_list(path)
