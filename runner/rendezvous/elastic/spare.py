@@ -150,10 +150,8 @@ def preload(names: Sequence[str]) -> int:
     for name in names:
         if name in sys.modules:
             continue
-        try:
+        with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(name)
-        except (Exception, SystemExit):
-            continue
         if _has_opened_gpu():
             raise GpuOpenedError(name)
     return sum(name in sys.modules for name in names)
