@@ -21,7 +21,7 @@ from pathlib import Path
 
 _HEAD_LINES = 16  # a rank writes the difference of its clocks within these lines
 _ONE_HOST_NS = 20_000_000  # tolerated difference of two ranks of one host that have read the same two clocks
-_TIME = re.compile(rb'"ts":([0-9]+)\.([0-9]{3})')  # microseconds
+_TIME = re.compile(rb'"ts": ?([0-9]+)\.([0-9]{3})')  # microseconds, as the core writes them
 
 
 def merge_timelines(path: Path) -> int:

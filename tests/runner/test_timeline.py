@@ -113,7 +113,7 @@ def test_times_of_other_hosts_are_moved_to_the_first_ones_clock(tmp_path: Path) 
         [(5_000_000_000, "7.250"), (5_000_000_900, "8.000"), (1_000_000_001, "4000009.001")]
     ):
         head = f'{{"ph":"M","name":"clock","pid":{rank},"args":{{"wall_minus_monotonic_ns":{clock}}}}}'
-        text = f'[\n{head},\n{{"ph":"i","name":"\\"ts\\":1.000","pid":{rank},"ts":{time}}}\n]\n'
+        text = f'[\n{head},\n{{"ph":"i","name":"\\"ts\\":1.000","pid": {rank}, "ts": {time}}}\n]\n'
         (path.with_name(f"t.json.rank{rank}") if rank else path).write_text(text)
     assert merge_timelines(path) == 3
     events = [event for event in json.loads(path.read_text()) if event["ph"] == "i"]
