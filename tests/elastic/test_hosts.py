@@ -82,11 +82,10 @@ def ssh_of(folder: Path, host: str) -> int:
 
 
 def agent_of(folder: Path, host: str) -> int:
-    """Returns the agent on a host: a descendant of the connection that no other process has started."""
-    listed = subprocess.run(
-        ["pgrep", "--parent", str(ssh_of(folder, host))], capture_output=True, text=True, check=True
-    )
-    return int(listed.stdout.split()[0])
+    """Returns the agent on a host: the first process that the connection has started."""
+    connection = ssh_of(folder, host)
+    children = Path(f"/proc/{connection}/task/{connection}/children").read_text()
+    return int(children.split()[0])
 
 
 @pytest.mark.parametrize("place", ["step", "exchanged", "written"])
