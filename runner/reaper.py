@@ -64,7 +64,8 @@ class Reaper:
         """Forgets a group that has ended: its number may be used again."""
         with contextlib.suppress(ValueError):
             self._groups.remove(group)
-        self._send_order(_ENDED + str(group))
+        if not self._released:  # it has its orders, and ends what is left of them
+            self._send_order(_ENDED + str(group))
 
     def watch_directory(self, path: str) -> None:
         """Registers a directory that the reaper will remove with its contents."""
