@@ -2,7 +2,7 @@
 
 Each generation has a file of its own, because ranks are numbered anew: PATH.worker2.generation5, in which the
 core writes the operations. PATH.worker2.changes has the changes of the ranks, in the same format and on the
-same clock. No process writes to another one's files. `python -m sirtaki.runner.timeline PATH` merges them.
+same clock. No process writes to another one's files.
 """
 
 from __future__ import annotations

@@ -94,14 +94,8 @@ class AgentJob:
         for rank in self.running:
             if status := rank.check():
                 if self.comes_and_goes and status.failed:
-                    self._clear(rank)
+                    rank.clear()
                 yield status
-
-    def _clear(self, rank: RankProcess) -> None:
-        """Ends what a rank has left behind: its children may hold a GPU, which its successor needs."""
-        rank.signal(signal.SIGKILL)
-        rank.reap()
-        self._reaper.forget_group(rank.pid)
 
     def signal(self, rank: int, number: int) -> None:
         for one in self.running:

@@ -85,10 +85,9 @@ class Display:
 
     def read_available(self, stream: Stream) -> None:
         """Shows what can be read for a stream now: the process that has written it has ended."""
-        for pipe in [one for one in self._open if one.stream is stream]:
-            for _ in range(_MAX_FINAL_READS):
-                if not pipe.read():
-                    break
+        for pipe in self._open:
+            if pipe.stream is stream:
+                _read_rest(pipe)
 
     def take(self, rank: int, number: int, data: bytes) -> None:
         """Shows data that a rank has written to its standard output or error on another host."""
@@ -149,9 +148,7 @@ class Display:
     def close_streams(self) -> None:
         """Shows the data that is still available, and closes the streams without waiting for more."""
         for pipe in list(self._open):
-            for _ in range(_MAX_FINAL_READS):
-                if not pipe.read():
-                    break
+            _read_rest(pipe)
             self._close(pipe)
         for stream in self._streams.values():
             stream.close()
@@ -184,6 +181,13 @@ class Display:
             self._reading.discard(pipe)
             self._selector.unregister(pipe.descriptor)
         pipe.close()
+
+
+def _read_rest(pipe: Pipe) -> None:
+    """Shows what can be read now, without waiting for more."""
+    for _ in range(_MAX_FINAL_READS):
+        if not pipe.read():
+            break
 
 
 def _prefix(label: str, rank: int, is_terminal: bool) -> bytes:

@@ -34,6 +34,9 @@ class Rank(Protocol):
     def reap(self) -> None:
         """Reaps the rank, which has ended."""
 
+    def clear(self) -> None:
+        """Reaps the rank, and ends what it has left behind."""
+
 
 class Process:
     """A running process, which leads its own group.
@@ -53,6 +56,7 @@ class Process:
         `command` begins with the path of the program, from which Python finds the environment it belongs to.
         """
         self._reaped = False
+        self._reaper = reaper
         failure, report_failure = os.pipe()
         parent = os.getpid()
         self.pid = os.fork()
@@ -87,6 +91,16 @@ class Process:
         if not self._reaped:
             os.waitpid(self.pid, 0)
             self._reaped = True
+
+    def clear(self) -> None:
+        """Kills what is left of the process's group, and forgets it: its number may be used again.
+
+        Children of a rank may hold a GPU, which its successor needs.
+        """
+        if not self._reaped:
+            self.signal(signal.SIGKILL)
+            self.reap()
+            self._reaper.forget_group(self.pid)
 
 
 class RankProcess(Process):

@@ -51,6 +51,9 @@ class RemoteRank:
     def reap(self) -> None:
         """Does nothing: the agent reaps the rank."""
 
+    def clear(self) -> None:
+        """Does nothing: the agent does it."""
+
     def note(self, status: ExitStatus) -> bool:
         """Records how the rank ended; returns False if it was already known."""
         is_new = self._noted is None
@@ -101,7 +104,6 @@ class RemoteHost:
         ours_out, theirs_out = os.pipe()
         ours_err, theirs_err = os.pipe()
         try:
-            self._reaper = reaper
             self._ssh = Process(command, os.environ, reaper, (theirs_in, theirs_out, theirs_err))
         finally:
             for descriptor in (theirs_in, theirs_out, theirs_err):
@@ -191,9 +193,7 @@ class RemoteHost:
     def close(self) -> None:
         """Closes the connection."""
         self._channel.close()
-        self._ssh.signal(signal.SIGKILL)
-        self._ssh.reap()
-        self._reaper.forget_group(self._ssh.pid)
+        self._ssh.clear()
 
     def _receive(self, frame: Frame) -> None:
         self._last_received = time.monotonic()

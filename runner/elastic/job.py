@@ -65,9 +65,7 @@ class ElasticJob:
         self._hosts = OtherHosts(
             self._start_of_hosts.begin, self._start_of_hosts.prepare, display.say, elastic.rules.cooldown
         )
-        self._spares = JobSpares(
-            elastic.spares, self._start_spare, self._folder, self._selector, display, reaper
-        )
+        self._spares = JobSpares(elastic.spares, self._start_spare, self._folder, self._selector, display)
         self._processes = Processes(
             settings, job.id, key_file, elastic.rules.start, self._post, display, reaper, self._spares
         )

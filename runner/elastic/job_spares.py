@@ -16,7 +16,6 @@ from sirtaki.runner.elastic.spares import SparePool
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import ExitStatus, signal_name
 from sirtaki.runner.process import RankProcess
-from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.elastic.loaded_modules import list_path
 
 _LIST_SECONDS = 0.5  # between looks for the list of modules, which a rank writes after its first commit
@@ -47,7 +46,6 @@ class JobSpares:
         folder: Path,
         selector: selectors.BaseSelector,
         display: SpareDisplay,
-        reaper: Reaper,
     ) -> None:
         self.wanted = wanted
         self._pool = SparePool(wanted)
@@ -55,7 +53,6 @@ class JobSpares:
         self._list = list_path(str(folder))
         self._selector = selector
         self._display = display
-        self._reaper = reaper
         self._processes: dict[int, SpareProcess] = {}  # those that wait, by their numbers
         self._dismissed: list[SpareProcess] = []
         self._look_at: float | None = None  # when to look for the list again
@@ -155,10 +152,8 @@ class JobSpares:
         self._say(self._pool.note_end(number, why, now))
         del self._processes[number]
         self._unregister(process)
-        process.signal(signal.SIGKILL)  # its children
+        process.clear()
         process.close()
-        process.reap()
-        self._reaper.forget_group(process.pid)
 
     def _dismiss(self, process: SpareProcess) -> None:
         self._unregister(process)

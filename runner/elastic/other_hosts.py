@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sirtaki.runner.elastic.actions import Slot
+from sirtaki.runner.elastic.pauses import doubled
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.host_connection import ANSWER_SECONDS
 from sirtaki.runner.hosts import is_own_host
 from sirtaki.runner.remote import RemoteHost
 
 _STABLE_SECONDS = 60.0  # a host that was usable for that long begins anew with the shortest pause
-_MOST_DOUBLINGS = 60  # of a pause: 2 to this power is beyond any limit, and a float
 
 
 @dataclass
@@ -182,7 +182,7 @@ class OtherHosts:
 
     def _pause(self, host: _Host, failure: str, now: float) -> None:
         host.failures += 1
-        pause = min(self.cooldown[0] * 2.0 ** min(host.failures - 1, _MOST_DOUBLINGS), self.cooldown[1])
+        pause = doubled(*self.cooldown, times=host.failures - 1)
         host.due = now + pause
         if failure != host.complaint:
             host.complaint = failure

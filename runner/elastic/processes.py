@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
@@ -109,8 +108,8 @@ class Processes:
             if end.until <= now or not self.post.is_connected(worker):
                 del self._ended[worker]
                 del self.running[worker]
-                if end.status.failed and worker not in self._hosts:
-                    self._clear(self._all[worker], end.status.pid)
+                if end.status.failed:
+                    self._all[worker].clear()
                 yield worker, end.status
 
     @property
@@ -148,12 +147,6 @@ class Processes:
         if worker not in self._hosts:
             return 0.0  # its messages have been read
         return self._hosts[worker].lease_left if status.lost else _LAST_MESSAGE_SECONDS
-
-    def _clear(self, process: Rank, pid: int) -> None:
-        """Ends what a worker has left behind: its children may hold a GPU."""
-        process.signal(signal.SIGKILL)
-        process.reap()
-        self.reaper.forget_group(pid)
 
     def _start_here(self, worker: int, slot: Slot) -> None:
         lane, environment = self._lanes[slot], self.environment(worker, slot)

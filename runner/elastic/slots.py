@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterator, Sequence
 
 from sirtaki.runner.elastic.actions import Slot
+from sirtaki.runner.elastic.pauses import doubled
 
 _FIRST_PAUSE = 1.0  # seconds: a replacement imports its modules on the cores on which the others recover
-
-_MOST_DOUBLINGS = 60  # of a pause: 2 to this power is beyond any limit, and a float
 
 
 class Slots:
@@ -40,11 +39,10 @@ class Slots:
 
     def note_loss(self, slot: Slot, now: float) -> None:
         losses = self._losses[slot] = self._losses.get(slot, 0) + 1
-        shortest, longest = self._cooldown
-        pause = shortest * 2.0 ** min(losses - 2, _MOST_DOUBLINGS)
+        pause = doubled(*self._cooldown, times=losses - 2)
         if losses == 1:
-            pause = 0.0 if slot.host in self._spares else _FIRST_PAUSE
-        self._until[slot] = now + min(pause, longest)
+            pause = 0.0 if slot.host in self._spares else min(_FIRST_PAUSE, self._cooldown[1])
+        self._until[slot] = now + pause
 
     def startable(self, used: Collection[Slot], now: float) -> Iterator[Slot]:
         """Yields the free slots that do not pause."""

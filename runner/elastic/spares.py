@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sirtaki.runner.elastic.pauses import doubled
+
 REPLENISH_SECONDS = 1.0  # after one has taken a place: the ranks recover on the same cores
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds before a host's next spare, after one has failed
 _MOST_FAILURES = 10  # of a host's spares, in a row
@@ -34,7 +36,7 @@ class _HostFailures:
     def note(self, now: float) -> float:
         """Notes one more; returns the pause in seconds."""
         self.count += 1
-        pause = min(_SHORTEST_PAUSE * 2.0 ** (self.count - 1), _LONGEST_PAUSE)
+        pause = doubled(_SHORTEST_PAUSE, _LONGEST_PAUSE, self.count - 1)
         self.until = now + pause
         return pause
 

@@ -126,13 +126,19 @@ def test_a_lost_host_costs_its_ranks_and_is_used_again(hosts: Hosts, start: Call
     assert "2 ranks join" in ended.text
 
 
-def test_a_lost_agent_is_a_lost_host(hosts: Hosts, start: Callable[..., Job]) -> None:
+def job_without_agent(number: int, hosts: Hosts, start: Callable[..., Job]) -> Ended:
+    """Returns a job that has gone on after its second host's agent got this signal."""
     folder = hosts(hostB={})
     job = start(TWO, 100, 0.05, TALK="1")
     job.says("[hostB:1] step 5")
-    os.kill(agent_of(folder, "hostB"), signal.SIGKILL)
+    os.kill(agent_of(folder, "hostB"), number)
     ended = job.end()
     check_exact(ended, 100, {0, 1})
+    return ended
+
+
+def test_a_lost_agent_is_a_lost_host(hosts: Hosts, start: Callable[..., Job]) -> None:
+    ended = job_without_agent(signal.SIGKILL, hosts, start)
     assert "hostB was lost" in ended.text
 
 
@@ -149,12 +155,7 @@ def test_a_silent_host_is_given_up_when_its_lease_ends(hosts: Hosts, start: Call
 
 
 def test_an_agent_that_is_asked_to_end_costs_nothing(hosts: Hosts, start: Callable[..., Job]) -> None:
-    folder = hosts(hostB={})
-    job = start(TWO, 100, 0.05, TALK="1")
-    job.says("[hostB:1] step 5")
-    os.kill(agent_of(folder, "hostB"), signal.SIGTERM)
-    ended = job.end()
-    check_exact(ended, 100, {0, 1})
+    ended = job_without_agent(signal.SIGTERM, hosts, start)
     assert "hostB was asked to end: its ranks leave at the next commit" in ended.text
     assert "0 ranks were lost" in ended.text
 
