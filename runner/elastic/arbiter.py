@@ -6,12 +6,13 @@ docs/elastic_protocol.md is the specification.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Container, Sequence
 
 from sirtaki.runner.elastic.actions import Action, Close, Finish, Kill, Open, Say, Send, Slot, Start
-from sirtaki.runner.elastic.forming import Unrestorable, form
+from sirtaki.runner.elastic.forming import Unrestorable, choose_candidates, form
+from sirtaki.runner.elastic.phase import Phase
 from sirtaki.runner.elastic.planned_change import PlannedChange
+from sirtaki.runner.elastic.reachability import Reachability
 from sirtaki.runner.elastic.rules import EXIT, HOST, Rules
 from sirtaki.runner.elastic.slots import Slots
 from sirtaki.runner.elastic.summary import Account
@@ -22,24 +23,17 @@ from sirtaki.runner.rendezvous.elastic.messages import (
     Drain,
     End,
     Enlist,
+    Fence,
     LeaveAt,
     Message,
     Over,
     Received,
     Returned,
+    Standing,
 )
 
 _MAX_FAILED_LINKS = 10  # generations in a row that end before all members have received
 _MAX_RESTARTS = 10  # from checkpoints, so that a training that kills all its ranks ends at last
-
-
-class Phase(enum.Enum):
-    """The phase of the current generation."""
-
-    FORMING = "forming"  # workers enlist for the next one
-    LINKING = "linking"  # its members link, and receive the state
-    RUNNING = "running"
-    OVER = "over"  # the job has ended
 
 
 class Arbiter:
@@ -61,6 +55,7 @@ class Arbiter:
         self._news: list[str] = []  # since the last generation: for its text
         self._change = PlannedChange()
         self._wait = Wait(rules.timeout, rules.patience)
+        self._reach = Reachability()
         self._orders: list[Action] = []
         self.account = Account()
         self._restarts = 0  # from a checkpoint, after the loss of all ranks
@@ -111,6 +106,9 @@ class Arbiter:
             self._drain(worker)
         elif isinstance(message, Enlist):
             self._enlist(worker, message)
+        elif isinstance(message, Fence):
+            is_rank = worker.status is not Status.STARTING and not worker.is_given_up
+            self._orders.append(Send(number, Standing(message.generation, message.question, is_rank)))
         elif isinstance(message, Received | Counted | Returned) and message.generation == self.generation:
             self._note_progress(worker, message)
         return self._advance(now)
@@ -144,6 +142,7 @@ class Arbiter:
         if self._is_ending and not is_member:
             self._end_worker(worker, 0, "the training has ended")
         elif is_member and message.reason == "lost":
+            self._reach.note_failure(self.generation, worker, self._members)
             self._abandon()
             self._judge(message)
         elif is_member and self.phase is Phase.RUNNING:
@@ -169,6 +168,7 @@ class Arbiter:
                 self._has_trained = True
                 if self.phase is Phase.LINKING:
                     self.phase, self._failed_links = Phase.RUNNING, 0
+                    self._reach.note_links(self._members)
         elif isinstance(message, Counted):
             self._orders += self._change.note_count(worker, message)
         else:
@@ -200,7 +200,7 @@ class Arbiter:
         if limit is not None and self.losses > limit:
             lost = "1 rank was" if self.losses == 1 else f"{self.losses} ranks were"
             self._finish(1, f"{lost} lost, and --reset-limit allows {limit}; the last: {worker.name}", worker)
-        elif self.generation and not self._is_ending and not self._has_survivors():
+        elif self.generation and not self._is_ending and not self.workers.may_have_state(self._has_trained):
             self._lose_all(f"all ranks were lost; the last one is {worker.name}: {why}", worker)
         elif before is Status.MEMBER:
             self._abandon()
@@ -295,16 +295,19 @@ class Arbiter:
         if awaited := self.workers.living(Status.MEMBER):
             self._orders += self._wait.for_members(awaited, now)
             return
-        if self._has_trained and not self._has_survivors():
+        if self._has_trained and not self.workers.may_have_state(True):
             self._end_without_state()
             return
-        candidates = self._candidates()
-        for worker in self.workers.living(Status.ENLISTED):
+        enlisted = self.workers.living(Status.ENLISTED)
+        candidates = choose_candidates(enlisted)
+        for worker in enlisted:
             if worker.is_draining and worker not in candidates:
                 self._end_worker(worker, 0, "it has left")
         needs_all = not self._has_trained and not self._is_ending and not self._wait.is_too_long(now)
         wanted = self._rules.start if needs_all else 1 if self._is_ending else self._rules.minimum
+        candidates = self._without_separated(candidates, wanted, now)
         if not candidates or len(candidates) < wanted:
+            self._slots.resume_hosts()  # one that was left out may be the only way to go on
             orders, failure = self._wait.for_workers(len(candidates), wanted, now)
             self._orders += orders
             if failure:
@@ -312,13 +315,6 @@ class Arbiter:
             return
         self._form(candidates)
         self._wait.end()
-
-    def _has_survivors(self) -> bool:
-        """Returns whether a worker may have the state of the training, which only members have had."""
-        return any(
-            one.status is Status.MEMBER or one.commit >= 0 or not self._has_trained
-            for one in self.workers.living(Status.ENLISTED, Status.MEMBER)
-        )
 
     def _end_without_state(self) -> None:
         """Ends a job, or what is left of it, in which no worker has the state of the training."""
@@ -365,15 +361,19 @@ class Arbiter:
             self._orders.append(Say(f"{count} from commit {formation.commit} on: {text}"))
         self._orders += [Close(), Open(self.generation, tuple(one.number for one in members), places)]
 
-    def _candidates(self) -> list[Worker]:
-        """Returns the workers that may belong to the next generation. One that drains stays as the source."""
-        enlisted = self.workers.living(Status.ENLISTED)
-        staying = [one for one in enlisted if not one.is_draining]
-        newest = max((one.commit for one in enlisted), default=-1)
-        owners = [one for one in enlisted if one.commit == newest]
-        holders = [one for one in owners if one.can_restore] or owners
-        if holders and all(one.is_draining for one in holders):
-            staying.append(min(holders, key=lambda one: one.first_generation))
+    def _without_separated(self, candidates: list[Worker], wanted: int, now: float) -> list[Worker]:
+        """Leaves out the hosts without which the others reach each other, if enough workers are left."""
+        separated = self._reach.separated(candidates)
+        staying = [one for one in candidates if one.slot.host not in separated]
+        if len(staying) < max(wanted, 1):
+            return candidates
+        for host, other in separated.items():
+            self._slots.pause_host(host, now + self._reach.leave_out(host))
+            text = f"{host} is left out: it and {other} do not reach each other, although hvdrun reaches both"
+            self._news.append(text)
+            for worker in self.workers.living(Status.STARTING, Status.ENLISTED):
+                if worker.slot.host == host:
+                    self._end_worker(worker, 0, text)
         return staying
 
     def _joiners(self) -> list[Worker]:

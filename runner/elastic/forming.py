@@ -45,6 +45,17 @@ class Unrestorable(Exception):  # a verdict on the job
     """No worker can restore the newest commit; the text says why."""
 
 
+def choose_candidates(enlisted: Sequence[Worker]) -> list[Worker]:
+    """Returns the workers that may belong to the next generation. One that drains may stay as the source."""
+    staying = [one for one in enlisted if not one.is_draining]
+    newest = max((one.commit for one in enlisted), default=-1)
+    owners = [one for one in enlisted if one.commit == newest]
+    holders = [one for one in owners if one.can_restore] or owners
+    if holders and all(one.is_draining for one in holders):
+        staying.append(min(holders, key=lambda one: one.first_generation))
+    return staying
+
+
 def form(candidates: Sequence[Worker], limit: int) -> Formation:
     """Returns the generation of at most `limit` of the candidates, of which there is one at least.
 

@@ -26,6 +26,7 @@ class Slots:
         self._spares = spares
         self._losses: dict[Slot, int] = {}
         self._until: dict[Slot, float] = {}
+        self._hosts_until: dict[str, float] = {}
 
     def __contains__(self, slot: Slot) -> bool:
         return slot in self._slots
@@ -44,13 +45,25 @@ class Slots:
             pause = 0.0 if slot.host in self._spares else min(_FIRST_PAUSE, self._cooldown[1])
         self._until[slot] = now + pause
 
+    def pause_host(self, host: str, until: float) -> None:
+        """Pauses all slots of a host (time.monotonic())."""
+        self._hosts_until[host] = until
+
+    def resume_hosts(self) -> None:
+        """Ends the pauses of hosts."""
+        self._hosts_until.clear()
+
     def startable(self, used: Collection[Slot], now: float) -> Iterator[Slot]:
         """Yields the free slots that do not pause."""
-        return (one for one in self._free(used) if self._until.get(one, 0.0) <= now)
+        return (one for one in self._free(used) if self._paused_until(one) <= now)
 
     def due(self, used: Collection[Slot]) -> float | None:
         """Returns when the next pause of a free slot ends (time.monotonic())."""
-        return min((self._until[one] for one in self._free(used) if one in self._until), default=None)
+        return min(filter(None, map(self._paused_until, self._free(used))), default=None)
+
+    def _paused_until(self, slot: Slot) -> float:
+        """Returns when a slot's pause ends, or has ended; 0 if it had none."""
+        return max(self._until.get(slot, 0.0), self._hosts_until.get(slot.host, 0.0))
 
     def _free(self, used: Collection[Slot]) -> list[Slot]:
         return [one for one in self._slots if one not in used]

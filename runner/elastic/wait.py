@@ -43,7 +43,9 @@ class Wait:
         ranks = "1 rank is" if wanted == 1 else f"{wanted} ranks are"
         if self._is_over("workers", self._timeout, now):
             return [], f"{ranks} needed, and {present} were there after {self._timeout:g} s"
-        return self._tell(f"{ranks} needed, and {present} are here: waiting for more", self._timeout, now), ""
+        limit = f"up to {self._timeout:g} s (--elastic-timeout)"
+        here = f"{present} {'is' if present == 1 else 'are'} here"
+        return self._tell(f"{ranks} needed, and {here}: waiting for more, {limit}", self._timeout, now), ""
 
     def _is_over(self, subject: str, limit: float, now: float) -> bool:
         """Begins the wait if it has not begun; returns whether it has taken `limit` seconds."""

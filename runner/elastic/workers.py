@@ -99,6 +99,13 @@ class Workers:
     def all(self) -> list[Worker]:
         return list(self._iterate())
 
+    def may_have_state(self, has_trained: bool) -> bool:
+        """Returns whether a worker may have the state of the training, which only members have had."""
+        return any(
+            one.status is Status.MEMBER or one.commit >= 0 or not has_trained
+            for one in self.living(Status.ENLISTED, Status.MEMBER)
+        )
+
     def used_slots(self) -> set[Slot]:
         """Returns the slots in which a process runs, also one that was told to end."""
         return {one.slot for one in self._iterate() if one.is_running}

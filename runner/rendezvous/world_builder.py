@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sirtaki.bindings import program_stack
 from sirtaki.bindings.context import Config, Context
@@ -49,6 +49,7 @@ class WorldBuilder:
     generation: int
     client: RendezvousClient
     config: Config
+    _other_hosts: dict[int, list[str]] = field(default_factory=dict)  # addresses of one rank of each
 
     def run(self) -> Context:
         """Returns the running context once every rank has its links.
@@ -62,10 +63,12 @@ class WorldBuilder:
             try:
                 context = self._link(members, listener, cleanup)
                 self.client.all_gather(b"")  # no rank starts before all have their links
-            except OSError as error:
-                raise self._first_failure(RendezvousError(_describe_os_error(error))) from None
             except Exception as error:
-                if (first := self._first_failure(error)) is not error:
+                shown = RendezvousError(_describe_os_error(error)) if isinstance(error, OSError) else error
+                first = self._first_failure(shown)
+                if self.world.on_no_link is not None and self._other_hosts:
+                    self.world.on_no_link(self._other_hosts)
+                if first is not error:
                     raise first from None
                 raise
         program_stack.register_stack_source(context)
@@ -145,6 +148,7 @@ class WorldBuilder:
         here = members[self.world.rank].host
         channels = int(self.config.get("sockets_per_link"))
         endpoints = {}
+        by_host: dict[str, int] = {}  # the last rank of each other host
         for rank, (member, offer) in enumerate(zip(members, offers, strict=True)):
             name = f"rank {rank} (pid {member.pid} on {member.hostname})"
             if member.host == here:
@@ -153,7 +157,9 @@ class WorldBuilder:
                 raise RendezvousError(f"{name} has no network address that other hosts could reach it at")
             else:
                 endpoints[rank] = PeerEndpoint(name, list(offer.addresses), channels)
+                by_host[member.host] = rank
         del endpoints[self.world.rank]
+        self._other_hosts = {rank: endpoints[rank].addresses for rank in by_host.values()}
         return endpoints
 
 

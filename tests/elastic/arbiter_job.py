@@ -12,11 +12,15 @@ from sirtaki.runner.rendezvous.elastic.messages import Enlist, Message, Received
 
 
 class Job:
-    """A job whose clock stands still but for `at` and `ticks`. Its methods return the orders, without Say."""
+    """A job whose clock stands still but for `at` and `ticks`. Its methods return the orders, without Say.
 
-    def __init__(self, start: int = 2, slots: int = 2, **rules: Any) -> None:
-        self.slots = [Slot("localhost", index) for index in range(slots)]
-        given = {"minimum": 1, "maximum": slots, **rules}
+    `slots` are the slots, or their number on this host.
+    """
+
+    def __init__(self, start: int = 2, slots: int | Sequence[Slot] = 2, **rules: Any) -> None:
+        own = [Slot("localhost", index) for index in range(slots)] if isinstance(slots, int) else slots
+        self.slots = list(own)
+        given = {"minimum": 1, "maximum": len(self.slots), **rules}
         self.arbiter = Arbiter(Rules(start=start, **given), self.slots)
         self.now = 0.0
         self.said: list[str] = []

@@ -7,6 +7,8 @@ of steps; each has one exchange among all members, and a check: `commit()`, or `
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sirtaki.runner.elastic.actions import Slot
@@ -93,13 +95,14 @@ class SimulatedWorker:
             self.after(self.job.pause(1.0), "end", 0)
         self.send(message)
 
-    def leave(self, reason: str, kind: str = "", text: str = "") -> None:
+    def leave(self, reason: str, kind: str = "", text: str = "", unreachable: Sequence[int] = ()) -> None:
         """Leaves its generation; the others notice the loss of its links."""
         generation, culprit = self.generation, self.failure[1]
         assert reason == "lost" or self.can_restore
         if reason == "lost":
             self.job.note_gone(self, "peer_lost")
-        self.enlist(Enlist(generation, reason, self.commit, self.can_restore, culprit, kind, text))
+        report = Enlist(generation, reason, self.commit, self.can_restore, culprit, kind, text)
+        self.enlist(replace(report, unreachable=list(unreachable)))
 
     # ---- A generation ----------------------------------------------------------------------------------
 
@@ -116,8 +119,8 @@ class SimulatedWorker:
         self.after(10.0, "fail_link")  # its limit
         self.job.link(self)
 
-    def fail_link(self) -> None:
-        self.leave("lost", "link", "it could not link")
+    def fail_link(self, unreachable: Sequence[int] = ()) -> None:
+        self.leave("lost", "link", "it could not link", unreachable)
 
     def receive(self, step: int) -> None:
         """Takes the state of the generation's commit."""

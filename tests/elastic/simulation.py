@@ -18,7 +18,7 @@ from sirtaki.runner.rendezvous.elastic.messages import End, Message
 
 EXCHANGE_SECONDS = 60.0  # an exchange's limit, after which a rank that is late is blamed
 _MOST_EVENTS = 100_000
-_FAULTS = ("kill", "kill", "kill", "kill two", "drain", "slots", "exit 1", "exit 0", "stuck")
+_FAULTS = ("kill", "kill", "kill", "kill two", "drain", "slots", "exit 1", "exit 0", "stuck", "cut", "heal")
 
 
 @dataclass
@@ -48,9 +48,11 @@ class Simulation:
             reset_limit=chance.choice([None, None, None, 0, 2]),
             survive=chance.choice([LOST, LOST, EXIT]),
         )
+        hosts = chance.choice([["a"], ["a"], ["a", "b"], ["a", "b", "c"]])
         self.all_slots = [
-            Slot("localhost", index) for index in range(self.rules.maximum + chance.randint(0, 1))
+            Slot(chance.choice(hosts), index) for index in range(self.rules.maximum + chance.randint(0, 1))
         ]
+        self.cuts: set[frozenset[str]] = set()  # pairs of hosts that do not reach each other
         self.slots = self.all_slots[: chance.randint(start, len(self.all_slots))]
         self.faults_left = chance.choice([0, 1, 2, 4, 10, 20])
         self.fault_rate = chance.choice([0.01, 0.05, 0.2, 0.5])
@@ -183,6 +185,11 @@ class Simulation:
             kind = next(iter(group.gone.values()))
             worker.after(self.pause(5.0), "fail", kind, group.members.index(next(iter(group.gone))))
         elif all(self.workers[number].generation == worker.generation for number in group.members):
+            unreachable = {number: self.unreachable(number, group.members) for number in group.members}
+            if any(unreachable.values()):
+                for number in group.members:
+                    self.workers[number].after(10.0 + self.pause(2.0), "fail_link", unreachable[number])
+                return
             fails = self.random.random() < self.link_failures
             self.failed_links += fails
             step = self.workers[group.members[0]].step
@@ -192,6 +199,27 @@ class Simulation:
                     one.after(self.pause(5.0), "fail_link")
                 else:
                     one.after(self.pause(3.0), "receive", step)
+
+    def unreachable(self, number: int, members: Sequence[int]) -> list[int]:
+        """Returns the ranks that a worker does not reach, one for each host."""
+        here, slots = self.workers[number].slot.host, [self.workers[one].slot for one in members]
+        ranks = {slot.host: rank for rank, slot in enumerate(slots)}
+        return [rank for host, rank in ranks.items() if frozenset((here, host)) in self.cuts]
+
+    def cut(self) -> None:
+        """Cuts two hosts from each other; the ranks agree on one of them that they blame."""
+        hosts = sorted({slot.host for slot in self.all_slots})
+        if len(hosts) < 2:
+            return
+        self.cuts.add(frozenset(self.random.sample(hosts, 2)))
+        for generation, group in self.groups.items():
+            linked = [one for one in group.members if self.workers[one].generation == generation]
+            if blamed := [one for one in linked if self.unreachable(one, linked)]:
+                culprit = self.random.choice(blamed)
+                group.gone[culprit] = "peer_lost"
+                for one in linked:
+                    failing = self._failing(self.workers[one], generation, "peer_lost", culprit)
+                    self.after(self.random.random() * 2.0, failing)
 
     def note_gone(self, worker: SimulatedWorker, kind: str) -> None:
         """Tells the members that one of them is gone; `kind` is their failure, if there is one."""
@@ -247,6 +275,10 @@ class Simulation:
             slots = self.random.sample(self.all_slots, count)
             self.after(self.pause(1.0), lambda: self.change_slots(slots))
             return
+        if kind == "cut":
+            self.cut()
+        elif kind == "heal":
+            self.cuts.clear()
         for worker in self.random.sample(alive, min(len(alive), 2 if kind == "kill two" else 1)):
             if kind.startswith("kill"):
                 worker.end(0, 9)
@@ -307,7 +339,7 @@ class Simulation:
         elif "all ranks" in result.text:
             assert all(one.commit < 0 or one.number in self.told_to_end for one in live)
         elif "could not link" in result.text:
-            assert self.failed_links >= 1
+            assert self.failed_links or self.cuts
         elif "no rank can return" in result.text:
             assert not self.keeps_copies
             owners = [one for one in live if one.commit == max(other.commit for other in live)]

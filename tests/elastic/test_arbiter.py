@@ -51,7 +51,7 @@ def test_the_start_goes_on_with_the_minimum_after_the_timeout() -> None:
     job = Job(start=2, slots=2, timeout=30.0)
     job.enlists_new(0)
     assert job.ticks(10.0) == []
-    assert job.said == ["2 ranks are needed, and 1 are here: waiting for more"]
+    assert job.said == ["2 ranks are needed, and 1 is here: waiting for more, up to 30 s (--elastic-timeout)"]
     assert job.arbiter.due == 30.0
     assert opened(job.ticks(30.0)).members == (0,)
 

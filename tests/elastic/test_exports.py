@@ -35,7 +35,7 @@ def test_states_and_callbacks(package: str) -> None:
     pytest.importorskip(package.partition(".")[0])
     elastic: Any = import_module(f"sirtaki.{package}").elastic
     assert elastic.run is run
-    assert {"ObjectState", "State", "run", *NAMES[package]} == set(elastic.__all__)
+    assert {"ObjectState", "State", "fence", "run", *NAMES[package]} == set(elastic.__all__)
     for name, expected in NAMES[package].items():
         parameters = list(inspect.signature(getattr(elastic, name)).parameters)
         assert parameters[: len(expected.split())] == expected.split()

@@ -13,11 +13,12 @@ from sirtaki.runner.rendezvous.elastic.messages import FROM_WORKERS, TO_WORKERS,
 from sirtaki.runner.rendezvous.job import RendezvousError
 
 EXAMPLES = [
-    Enlist(3, "lost", 17, True, 2, "peer_lost", "rank 2 is gone", True),
+    Enlist(3, "lost", 17, True, 2, "peer_lost", "rank 2 is gone", True, [2, 4]),
     messages.Received(3),
     messages.Counted(3, 1, 9),
     messages.Returned(3),
     messages.Drain(0),
+    messages.Fence(3, 1),
     World(
         4,
         1,
@@ -34,6 +35,7 @@ EXAMPLES = [
     messages.Change(4, 1),
     messages.LeaveAt(4, 10),
     messages.Over(4, "rank 1 was lost"),
+    messages.Standing(3, 1, False),
     messages.End(1, "the job was ended"),
 ]
 

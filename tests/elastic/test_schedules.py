@@ -1,4 +1,4 @@
-"""Random schedules of losses. SIRTAKI_ELASTIC_SCHEDULES sets how many."""
+"""Random schedules of losses and joins. SIRTAKI_ELASTIC_SCHEDULES sets how many."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ COUNT = int(os.environ.get("SIRTAKI_ELASTIC_SCHEDULES", "24"))
 FIRST = int(os.environ.get("SIRTAKI_ELASTIC_FIRST_SCHEDULE", "1"))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, 3])
 def test_a_random_schedule_ends_exactly(seed: int) -> None:
     run_schedule(seed)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(FIRST + 2, FIRST + COUNT))
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
 def test_each_random_schedule_ends_exactly(seed: int) -> None:
     run_schedule(seed)

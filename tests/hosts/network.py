@@ -97,6 +97,10 @@ class Host:
         """Cuts the network link: nothing is refused, nothing arrives."""
         _ip("link", "set", self.interface, "down", within=self.namespace)
 
+    def cut_from(self, other: Host) -> None:
+        """Cuts this host and another one from each other, and from nobody else."""
+        _ip("route", "add", "blackhole", other.address, within=self.namespace)
+
     def limit(self, rate: str) -> None:
         """Limits the host's sending rate, written as for tc: "1gbit"."""
         command = ["tc", "-n", self.namespace, "qdisc", "replace", "dev", self.interface, "root", "tbf"]

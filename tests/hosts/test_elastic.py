@@ -89,6 +89,23 @@ def test_survivors_go_on_when_a_host_is_cut_off(fragile: Network, start: Callabl
     print(f"survivors trained {seconds:.2f} s after the cut, with a heartbeat of {HEARTBEAT:g} s")
 
 
+def test_two_hosts_that_do_not_reach_each_other_cost_one_of_them(
+    start: Callable[..., Job],
+) -> None:
+    with Network(3) as network:
+        job = start(network, "-np", "4", "-H", "hosta:2,hostb:1,hostc:1", samples=2000)
+        job.says("[hostc:0] step 20")
+        cut = time.monotonic()
+        network.hosts[1].cut_from(network.hosts[2])
+        text = "hostc is left out: it and hostb do not reach each other, although hvdrun reaches both"
+        job.says("3 ranks from commit")
+        assert text in job.text
+        before = job.steps("0")
+        wait_until(lambda: job.steps("0") > before, "the others train")
+        print(f"the others trained {time.monotonic() - cut:.1f} s after the cut")
+        check_exact(job.end(), 2000, {0, 1, 2})
+
+
 def test_encryption_between_the_hosts_of_an_elastic_job(network: Network, start: Callable[..., Job]) -> None:
     job = start(network, "-np", "3", "--encrypt", "-H", "hosta:1,hostb:2", samples=60)
     check_exact(job.end(), 60, {0, 1, 2})

@@ -11,6 +11,7 @@ import pickle
 import re
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,14 @@ _KEPT = 2  # the newest, and the one before it
 class Checkpoints:
     """The checkpoints in one folder. Only rank 0 writes; the others must be able to read them."""
 
-    def __init__(self, folder: str | os.PathLike[str], every: int) -> None:
-        """Names the folder, which is made with the first checkpoint. `every`: commits between two of them.
+    def __init__(
+        self, folder: str | os.PathLike[str], every: int, fence: Callable[[], None] = lambda: None
+    ) -> None:
+        """Names the folder, which is made with the first checkpoint.
+
+        Args:
+            every: commits between two checkpoints.
+            fence: raises an exception if this process may not write any more.
 
         Raises:
             ValueError: `every` is not positive.
@@ -34,6 +41,7 @@ class Checkpoints:
             raise ValueError(f"every is {every}, but it has to be a positive number of commits")
         self._folder = Path(folder).absolute()
         self._every = every
+        self._fence = fence
         self._written = 0  # the number of the commit that was written last
         self._writer: threading.Thread | None = None
 
@@ -94,6 +102,7 @@ class Checkpoints:
                 cloudpickle.dump((_FORMAT, content), file)
                 file.flush()
                 os.fsync(file.fileno())
+            self._fence()
             temporary.replace(path)
             for _, old in self._files()[:-_KEPT]:
                 old.unlink(missing_ok=True)

@@ -115,7 +115,7 @@ def train(process: WorkerProcess, state: State, function: Callable[[], _Result])
         except HostsUpdatedInterrupt:
             message = _report(world, worker, state, "changed")
         except Exception as error:
-            message = _loss(world, worker, state, error)
+            message = _loss(process, world, state, error)
         finally:
             state._commits = None
         process.leave()
@@ -150,7 +150,7 @@ def _begin(
             worker.commit = world.commit
             worker.received()
         except Exception as error:
-            message = _loss(world, worker, state, error)
+            message = _loss(process, world, state, error)
             process.leave()
             change.begin_again()
             continue
@@ -175,21 +175,23 @@ def _load_checkpoint(state: State) -> None:
         state.load_checkpoint(content)
 
 
-def _loss(world: World, worker: Worker, state: State, error: Exception) -> Enlist:
+def _loss(process: WorkerProcess, world: World, state: State, error: Exception) -> Enlist:
     """Returns the report of a world that has failed because of another rank; raises the error otherwise."""
+    worker = process.worker
     report = _report(world, worker, state, "lost")
     context = default_context.process.context
     if context is None:  # it could not link
         if not isinstance(error, HorovodInternalError):
             raise error
-        return replace(report, kind="link", text=str(error))
+        return replace(report, kind="link", text=str(error), unreachable=process.unreachable)
     failure = context.failure
-    was_broken_off = failure is None or (failure.kind == "aborted" and failure.culprit == context.rank)
-    if worker.is_over and was_broken_off:
+    is_own = failure is not None and failure.kind == "aborted" and failure.culprit == context.rank
+    if worker.is_over and (failure is None or is_own):
         return replace(report, kind="over", text=str(error))
     if failure is None and context.has_missed_peer and worker.counts_differ:
         raise MismatchError(worker.counts_differ) from error
-    if failure is None or failure.kind not in _OF_OTHERS or failure.culprit == context.rank:
+    # Others may blame this rank for a lost link, or for a deadline: it lives, and the arbiter judges.
+    if failure is None or failure.kind not in _OF_OTHERS or is_own:
         raise error
     return replace(report, culprit=failure.culprit, kind=failure.kind, text=failure.text)
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from sirtaki.bindings.context import Context
 from sirtaki.common.elastic.checkpoints import Checkpoints
+from sirtaki.common.elastic.fencing import fence
 from sirtaki.common.objects import broadcast_object
 
 _OBJECTS = "elastic.objects"  # a reserved name, which separates this exchange from the user's operations
@@ -88,7 +89,7 @@ class State:
         Raises:
             ValueError: `every` is not positive.
         """
-        self._checkpoints = Checkpoints(folder, every)
+        self._checkpoints = Checkpoints(folder, every, fence)
 
     def average_over(self, ranks: str) -> None:
         """Chooses the divisor of averages of gradients. All ranks call it, before the training.

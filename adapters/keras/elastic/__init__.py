@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sirtaki.common.elastic.decorator import run
+from sirtaki.common.elastic.fencing import fence
 from sirtaki.common.elastic.state import ObjectState, State
 from sirtaki.keras.elastic.callbacks import (
     CommitStateCallback,
@@ -19,5 +20,6 @@ __all__ = [
     "TensorFlowKerasState",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",
+    "fence",
     "run",
 ]

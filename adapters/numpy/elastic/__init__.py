@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sirtaki.common.elastic.decorator import run
+from sirtaki.common.elastic.fencing import fence
 from sirtaki.common.elastic.state import ObjectState, State
 from sirtaki.numpy.elastic.arrays_state import ArraysState
 
-__all__ = ["ArraysState", "ObjectState", "State", "run"]
+__all__ = ["ArraysState", "ObjectState", "State", "fence", "run"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any as _Any
 
 from sirtaki.common.elastic.decorator import run
+from sirtaki.common.elastic.fencing import fence
 from sirtaki.common.elastic.state import ObjectState, State
 from sirtaki.tensorflow.elastic.state import TensorFlowState
 
@@ -23,5 +24,6 @@ __all__ = [
     "State",
     "TensorFlowKerasState",  # __getattr__ makes it
     "TensorFlowState",
+    "fence",
     "run",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sirtaki.common.elastic.decorator import run
+from sirtaki.common.elastic.fencing import fence
 from sirtaki.common.elastic.state import ObjectState, State
 from sirtaki.torch.elastic.handlers import StateHandler
 from sirtaki.torch.elastic.registry import get_handler_registry, set_handler_registry
@@ -15,6 +16,7 @@ __all__ = [
     "State",
     "StateHandler",
     "TorchState",
+    "fence",
     "get_handler_registry",
     "run",
     "set_handler_registry",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, get_type_hints
 
 from sirtaki.runner.rendezvous.job import RendezvousError
@@ -33,6 +33,7 @@ class Enlist(Message):
         kind: the kind of the failure, a name of the core's table of statuses.
         text: the failure.
         has_checkpoints: whether new workers could start from a checkpoint if all are lost.
+        unreachable: ranks on other hosts that it could not reach when it tried to link, one for each host.
     """
 
     generation: int
@@ -43,6 +44,7 @@ class Enlist(Message):
     kind: str = ""
     text: str = ""
     has_checkpoints: bool = False
+    unreachable: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,14 @@ class Drain(Message):
     """A worker was asked to end (SIGTERM): it takes part until the next change."""
 
     generation: int
+
+
+@dataclass(frozen=True)
+class Fence(Message):
+    """A worker asks whether it still is a rank of the job. `question` numbers its questions."""
+
+    generation: int
+    question: int
 
 
 @dataclass(frozen=True)
@@ -133,6 +143,15 @@ class Over(Message):
 
 
 @dataclass(frozen=True)
+class Standing(Message):
+    """An answer to this `Fence`: whether the worker still is a rank, or has returned as one."""
+
+    generation: int
+    question: int
+    is_rank: bool
+
+
+@dataclass(frozen=True)
 class End(Message):
     """A worker ends, with this exit code."""
 
@@ -140,8 +159,8 @@ class End(Message):
     text: str
 
 
-FROM_WORKERS = (Enlist, Received, Counted, Returned, Drain)
-TO_WORKERS = (World, Change, LeaveAt, Over, End)
+FROM_WORKERS = (Enlist, Received, Counted, Returned, Drain, Fence)
+TO_WORKERS = (World, Change, LeaveAt, Over, Standing, End)
 
 
 def pack(message: Message) -> bytes:
@@ -162,7 +181,7 @@ def unpack(payload: bytes, kinds: tuple[type[Message], ...]) -> Message:
         name_of_kind = values.pop("message")
         kind = next(one for one in kinds if one.__name__ == name_of_kind)
         types = get_type_hints(kind)
-        names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+        names = {one.name for one in fields(kind)}  # type: ignore[arg-type]
         if values.keys() != names:
             raise ValueError
         return kind(**{name: _checked(values, name, types[name]) for name in names})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from sirtaki.bindings import default_context, observe, variables
 from sirtaki.bindings.context import Config, Context
@@ -21,6 +22,7 @@ from sirtaki.runner.rendezvous.elastic.worker import Worker
 from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError
 from sirtaki.runner.rendezvous.providers.environment import key_of_launcher
 from sirtaki.runner.rendezvous.providers.world import VERSION, World, number_in
+from sirtaki.runner.rendezvous.reach import find_unreachable
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 
 ARBITER = "SIRTAKI_ARBITER"  # the address of the rendezvous between workers and the arbiter
@@ -39,6 +41,7 @@ class WorkerProcess:
     job: Job
     folder: str
     has_run: bool = False  # whether `hvd.elastic.run` has been called
+    unreachable: list[int] = field(default_factory=list)  # ranks of the world that it could not enter
 
     def enter(self, place: Place) -> Context:
         """Makes this process a rank of a generation; its survivors have yet to move. All members call it.
@@ -49,7 +52,14 @@ class WorkerProcess:
         size = len(place.slots)
         job = Job(place.job, size, self.job.key, VERSION)
         seconds = _LINK_SECONDS + _LINK_SECONDS_PER_RANK * size
-        world = World(place.rank, job, place.address, seconds, folder=self.folder)
+        self.unreachable = []
+
+        def note_unreachable(addresses: Mapping[int, Sequence[str]]) -> None:
+            self.unreachable = find_unreachable(addresses)
+
+        world = World(
+            place.rank, job, place.address, seconds, folder=self.folder, on_no_link=note_unreachable
+        )
         context = lifecycle.enter(lambda: world, counts=False)
         # A survivor keeps its slot, and so its local rank and its GPU, for life.
         slot = int(place.slots[place.rank].rpartition(":")[2])

@@ -6,6 +6,7 @@ computes; `check` is the only place where both meet, and it sends nothing.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -19,17 +20,20 @@ from sirtaki.runner.rendezvous.elastic.messages import (
     Drain,
     End,
     Enlist,
+    Fence,
     LeaveAt,
     Message,
     Over,
     Received,
     Returned,
+    Standing,
     World,
 )
 from sirtaki.runner.rendezvous.job import RendezvousError
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 
 _ANSWER_SECONDS = 60.0  # for the arbiter's answer to the members' counts, which takes milliseconds
+_NO_ANSWER = f"hvdrun has not answered for {_ANSWER_SECONDS:g} s"
 _GONE = "hvdrun, which starts and watches the ranks of this job, is gone"
 
 
@@ -53,6 +57,7 @@ class _Agreed:
     next_world: World | None = None
     end: End | None = None
     gone: str = ""  # why there is no connection any more
+    standing: Standing | None = None  # the last answer to `fence`
 
 
 class Worker:
@@ -63,6 +68,7 @@ class Worker:
         self.commit = -1
         self._agreed = _Agreed()
         self._changed = threading.Condition()
+        self._fences = itertools.count()
         self._on_end: Callable[[End], None] | None = None
         self._on_over: Callable[[str], None] | None = None
         self._connection = ArbiterConnection(client, self._take, self._note_gone)
@@ -87,7 +93,13 @@ class Worker:
                 self._changed.wait()
             world = self._agreed.next_world
             before = self._agreed
-            self._agreed = _Agreed(world.generation, is_over=before.is_over, end=before.end, gone=before.gone)
+            self._agreed = _Agreed(
+                world.generation,
+                is_over=before.is_over,
+                end=before.end,
+                gone=before.gone,
+                standing=before.standing,
+            )
         return world
 
     def received(self) -> None:
@@ -103,6 +115,26 @@ class Worker:
     def drain(self) -> None:
         """Asks to leave at the next change, because this process was asked to end."""
         self._send(Drain(self._agreed.generation))
+
+    def fence(self) -> None:
+        """Returns if the arbiter says that this worker still is a rank; any thread may ask.
+
+        Raises:
+            HorovodInternalError: it is none any more, or hvdrun has not answered.
+        """
+        question = next(self._fences)
+        self._send(Fence(self._agreed.generation, question))
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        with self._changed:
+            while (answer := self._agreed.standing) is None or answer.question < question:
+                self._raise_if_ended()
+                if (left := deadline - time.monotonic()) <= 0:
+                    raise HorovodInternalError(_NO_ANSWER)
+                self._changed.wait(left)
+        if not answer.is_rank:
+            raise HorovodInternalError(
+                "this process is no rank of the job any more: hvdrun has given it up, and others go on"
+            )
 
     def check(self, before_leaving: Callable[[], None]) -> None:
         """Counts a check. If all members leave at this one, calls `before_leaving`.
@@ -144,9 +176,7 @@ class Worker:
         while agreed.must_wait and not agreed.is_over and not agreed.end:
             left = deadline - time.monotonic()
             if agreed.gone or left <= 0:
-                raise HorovodInternalError(
-                    agreed.gone or f"hvdrun has not answered for {_ANSWER_SECONDS:g} s"
-                )
+                raise HorovodInternalError(agreed.gone or _NO_ANSWER)
             self._changed.wait(left)
 
     def _raise_if_ended(self) -> None:
@@ -190,6 +220,8 @@ class Worker:
                 agreed.next_world = message
             elif isinstance(message, End):
                 agreed.end = message
+            elif isinstance(message, Standing):
+                agreed.standing = message
             elif isinstance(message, Change | LeaveAt | Over) and message.generation == agreed.generation:
                 answer = self._apply(agreed, message)
             elif isinstance(message, Over) and agreed.next_world is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sirtaki.bindings._version import VERSION
@@ -26,6 +26,8 @@ class World:
         announce: where a launcher has a channel of its own, all ranks call this: the serving rank with its
             address; it returns that address to the others.
         folder: a folder on this host, private to the job, if its launcher has made one; else "".
+        on_no_link: if this rank cannot link to the others, it is called with the addresses of one rank of
+            each other host, by rank.
     """
 
     rank: int
@@ -35,6 +37,7 @@ class World:
     serves: bool = False
     announce: Callable[[str], str] | None = None
     folder: str = ""
+    on_no_link: Callable[[Mapping[int, Sequence[str]]], None] | None = None
 
 
 def single_rank_world() -> World:

@@ -85,6 +85,8 @@ def train(state: Any, training: SmallTraining) -> None:
         state.w = training.step(state.w, total, count)
         state.sizes = [*state.sizes, count]
         state.step += 1
+        if "FENCE" in os.environ:
+            hvd.elastic.fence()
         fail_if_planned("written", state.step)
         state.commit()
         fail_if_planned("committed", state.step)
@@ -105,6 +107,8 @@ def main() -> None:
         state.keep_checkpoints(os.environ["CHECKPOINTS"], every=int(os.environ["EVERY"]))
     train(state, SmallTraining(SAMPLES))
     fail_if_planned("end", 0)
+    if "FENCE" in os.environ:
+        hvd.elastic.fence()
     if (WORKER, "slow-end", "0") in FAULTS:
         time.sleep(1.0)
     result = {

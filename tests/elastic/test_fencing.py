@@ -1,0 +1,97 @@
+"""`hvd.elastic.fence`: a rank may go on to write, a process that was given up may not."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+
+import pytest
+from elastic.arbiter_job import Job as ArbitersJob
+from elastic.running import QUICK, check_exact, run_job
+
+import sirtaki.numpy as hvd
+from sirtaki.bindings.errors import HorovodInternalError
+from sirtaki.runner.elastic.actions import Kill, Send
+from sirtaki.runner.rendezvous.elastic import worker as workers
+from sirtaki.runner.rendezvous.elastic.messages import FROM_WORKERS, Fence, Standing, pack, unpack
+from sirtaki.runner.rendezvous.job import Identity, Job
+from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+
+Answer = Callable[[Fence], Standing | None]
+
+
+@pytest.fixture
+def worker_of() -> Iterator[Callable[[Answer], workers.Worker]]:
+    """Yields a function that returns a worker, whose questions this answer gets."""
+    servers: list[RendezvousServer] = []
+
+    def make(answer: Answer) -> workers.Worker:
+        job = Job(f"fencing.{secrets.token_hex(4)}", 8, b"k" * 32, "1")
+
+        def take(number: int, payload: bytes) -> None:
+            message = unpack(payload, FROM_WORKERS)
+            assert isinstance(message, Fence)
+            if (standing := answer(message)) is not None:
+                server.send_message(number, pack(standing))
+
+        server = RendezvousServer(f"unix:@{job.id}", job, on_message=take).start()
+        servers.append(server)
+        return workers.Worker(RendezvousClient.connect(server.address, job, Identity(3), 30.0), 3)
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+def test_each_question_gets_its_own_answer(worker_of: Callable[[Answer], workers.Worker]) -> None:
+    asked: list[int] = []
+
+    def answer(message: Fence) -> Standing:
+        asked.append(message.question)
+        return Standing(message.generation, message.question, len(asked) < 3)
+
+    worker = worker_of(answer)
+    worker.fence()
+    worker.fence()
+    with pytest.raises(HorovodInternalError, match="no rank of the job any more"):
+        worker.fence()
+    assert asked == [0, 1, 2]
+
+
+def test_a_late_answer_to_another_question_does_not_count(
+    worker_of: Callable[[Answer], workers.Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_ANSWER_SECONDS", 0.2)
+    worker = worker_of(lambda message: Standing(1, message.question - 1, True))
+    with pytest.raises(HorovodInternalError, match="hvdrun has not answered"):
+        worker.fence()
+
+
+def test_without_hvdrun_nobody_writes(worker_of: Callable[[Answer], workers.Worker]) -> None:
+    worker = worker_of(lambda _: None)
+    worker.close()
+    with pytest.raises(HorovodInternalError, match="is gone"):
+        worker.fence()
+
+
+def test_the_arbiter_refuses_a_rank_that_it_has_given_up() -> None:
+    job = ArbitersJob(start=3, slots=3).trains()
+    assert job.receives(1, Fence(1, 7)) == [Send(1, Standing(1, 7, True))]
+    text = "rank 1 is late"
+    orders = job.leaves(0, "lost", 2, kind="timeout", culprit=1, text=text)
+    assert Kill(1) in orders
+    assert job.receives(1, Fence(1, 8)) == [Send(1, Standing(1, 8, False))]
+    assert job.receives(0, Fence(1, 0)) == [Send(0, Standing(1, 0, True))]  # it has left, and is not given up
+
+
+def test_ranks_ask_at_each_step_and_at_the_end() -> None:
+    options = ("-np", "3", "--min-np", "1", *QUICK)
+    job = run_job(options, "numpy_training.py", 60, 0.01, "1:step:4", HOLD="8:3", FENCE="1")
+    check_exact(job, 60, {0, 2, 3})
+
+
+def test_one_process_alone_is_never_fenced() -> None:
+    hvd.init()
+    hvd.elastic.fence()
+    hvd.shutdown()
