@@ -85,7 +85,8 @@ class ElasticTimeline:
 
     def _head(self) -> list[str]:
         described = {
-            "process_name": {"name": f"worker {self._worker}"},
+            "process_name": {"name": f"worker {self._worker}: changes of the ranks"},
+            "process_sort_index": {"sort_index": self._worker},
             "thread_name": {"name": "Changes of the ranks"},
             "clock": {"wall_minus_monotonic_ns": time.time_ns() - time.monotonic_ns()},
         }

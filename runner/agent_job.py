@@ -19,6 +19,7 @@ from sirtaki.runner.process import RankProcess
 from sirtaki.runner.rank_start import REPORTS, TIMELINE, describe_start_failure
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.key import write_key
+from sirtaki.runner.timeline_files import elastic_parts, rank_file
 
 _PIECE_BYTES = 64 * 1024
 
@@ -36,6 +37,7 @@ class AgentJob:
         if not values.get("oversubscribe"):
             self._capacity.check()
         self._folder = Path(make_job_directory(reaper))
+        self._timeline = self._folder / "timeline"
         self._command = [str(one) for one in values["command"]]
         self._placements = [RankPlacement(*map(int, placement)) for placement in values["placements"]]
         self._base = merge_login({str(k): str(v) for k, v in values["environment"].items()}, os.environ)
@@ -46,7 +48,7 @@ class AgentJob:
         additions.setdefault(REPORTS, str(self._folder))
         self._reports = Path(additions[REPORTS])
         if TIMELINE in additions:
-            additions[TIMELINE] = str(self._folder / "timeline")
+            additions[TIMELINE] = str(self._timeline)
         self._environment = RankEnvironment(
             str(values["job"]),
             str(values["rendezvous"]),
@@ -127,8 +129,15 @@ class AgentJob:
     def timelines(self) -> Iterator[Frame]:
         """Yields the timelines of all ranks, in pieces."""
         for placement in self._placements:
-            name = "timeline" if placement.rank == 0 else f"timeline.rank{placement.rank}"
-            if (self._folder / name).is_file():
-                with open(self._folder / name, "rb") as opened:
-                    while piece := opened.read(_PIECE_BYTES):
-                        yield Frame(Kind.TIMELINE, placement.rank, piece)
+            for piece in _pieces(rank_file(self._timeline, placement.rank)):
+                yield Frame(Kind.TIMELINE, placement.rank, piece)
+        for part in elastic_parts(self._timeline):
+            for piece in _pieces(part.file(self._timeline)):
+                yield Frame.of_piece(Kind.WORKER_TIMELINE, part.worker, part.generation, piece)
+
+
+def _pieces(file: Path) -> Iterator[bytes]:
+    if file.is_file():
+        with open(file, "rb") as opened:
+            while piece := opened.read(_PIECE_BYTES):
+                yield piece

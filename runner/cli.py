@@ -86,9 +86,11 @@ def _settings(
     hosts, notices = _hosts(options)
     path, warning = find_program(options.command, options.size or len(hosts), os.environ)
 
+    from sirtaki.runner.job_timeline import JobTimeline
     from sirtaki.runner.launch import Settings
     from sirtaki.runner.ssh import SshOptions
 
+    timeline = _timeline_of(options)
     interfaces = [name.strip() for text in options.network_interfaces for name in text.split(",")]
     identity = options.ssh_identity_file and options.ssh_identity_file.absolute()
     return Settings(
@@ -103,7 +105,7 @@ def _settings(
             **_timeline_environment(options),
             **({"SIRTAKI_NETWORK_INTERFACES": ",".join(interfaces)} if interfaces else {}),
         },
-        timeline=_timeline_of(options),
+        timeline=JobTimeline(timeline) if timeline is not None else None,
         notices=tuple(filter(None, (*notices, warning, *warnings))),
         ssh=SshOptions(options.ssh_port, identity, options.verbose),
         interfaces=tuple(interfaces),

@@ -23,6 +23,7 @@ _HEADER = struct.Struct("!4sBiI")  # magic, kind, rank (or a number), length of 
 _NUMBER = struct.Struct("!I")
 
 
+@enum.unique
 class Kind(enum.IntEnum):
     """The kind of a frame. `rank` in its header is the rank that it is about, if any."""
 
@@ -47,6 +48,7 @@ class Kind(enum.IntEnum):
     ALIVE = 28  # a number, greater each time; lets hvdrun notice a lost connection, and asks for a LEASE
     DONE = 29  # the agent has left nothing behind
     LEAVING = 30  # the agent was asked to end (SIGTERM): its ranks leave at the next commit
+    WORKER_TIMELINE = 31  # a generation (0: the changes) and a piece of its timeline; `rank` is the worker
 
 
 LIMITS = {
@@ -80,6 +82,10 @@ class Frame:
         return cls(kind, rank, _NUMBER.pack(number))
 
     @classmethod
+    def of_piece(cls, kind: Kind, rank: int, number: int, piece: bytes) -> Frame:
+        return cls(kind, rank, _NUMBER.pack(number) + piece)
+
+    @classmethod
     def of_values(cls, kind: Kind, values: Mapping[str, Any], rank: int = -1) -> Frame:
         return cls(kind, rank, json.dumps(values).encode())
 
@@ -89,6 +95,13 @@ class Frame:
         if len(self.payload) != _NUMBER.size:
             raise WireError(f"{self.kind.name} must contain a number")
         return int(_NUMBER.unpack(self.payload)[0])
+
+    @property
+    def numbered(self) -> tuple[int, bytes]:
+        """Returns the number at the beginning of the payload, and the rest. Raises WireError without one."""
+        if len(self.payload) < _NUMBER.size:
+            raise WireError(f"{self.kind.name} must begin with a number")
+        return int(_NUMBER.unpack_from(self.payload)[0]), self.payload[_NUMBER.size :]
 
     @property
     def values(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import FailureAnalyzer
 from sirtaki.runner.hosts import Host, HostAllocation, allocate, is_own_host, needed, placements_of
 from sirtaki.runner.job_directory import make_job_directory
+from sirtaki.runner.job_timeline import JobTimeline
 from sirtaki.runner.post_mortem import PostMortem
 from sirtaki.runner.process import Rank
 from sirtaki.runner.progress import Progress
@@ -40,7 +41,6 @@ from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.signals import WakeupPipe
 from sirtaki.runner.ssh import SshOptions
 from sirtaki.runner.supervisor import Mailbox, Supervisor
-from sirtaki.runner.timeline import remove_timelines
 
 if TYPE_CHECKING:  # not needed on a single host
     from sirtaki.runner.remote import RemoteHost
@@ -57,7 +57,7 @@ class Settings:
     output_folder: Path | None = None
     verbose: bool = False
     additions: Mapping[str, str] = field(default_factory=dict)  # to the ranks' environment
-    timeline: Path | None = None  # the merged timeline of all ranks
+    timeline: JobTimeline | None = None  # of all ranks
     notices: tuple[str, ...] = ()  # shown before anything else
     ssh: SshOptions = field(default_factory=SshOptions)
     interfaces: tuple[str, ...] = ()  # the only ones that ranks use to reach each other; () for all
@@ -204,9 +204,8 @@ class _Launch:
         ranks = {rank: RemoteRank(rank, remote) for rank in host_ranks}
         for rank in ranks:
             self._analyzer.note_start(rank, 0, remote.name)
-        remote.start(
-            values, RemoteJob(ranks, post_mortem, partial(self._note_start, remote.name), self._wakeup.wake)
-        )
+        on_start, timeline = partial(self._note_start, remote.name), self._settings.timeline
+        remote.start(values, RemoteJob(ranks, post_mortem, on_start, self._wakeup.wake, timeline))
         return dict(ranks)
 
     def _note_start(self, host: str, rank: int, pid: int) -> None:
@@ -219,7 +218,7 @@ class _Launch:
         folder = self._settings.additions.get(REPORTS) or os.environ.get(REPORTS)
         timeline = self._settings.timeline
         if timeline is not None:
-            remove_timelines(timeline)
+            timeline.prepare()
         return PostMortem(size, Path(folder or job_folder).absolute(), bool(folder), timeline, several_hosts)
 
     def _progress(self, allocations: Sequence[HostAllocation]) -> Progress:

@@ -13,7 +13,7 @@ from typing import Any
 
 from sirtaki.runner.failure_analysis import name_rank
 from sirtaki.runner.frames import LIMITS, Kind
-from sirtaki.runner.timeline import merge_timelines
+from sirtaki.runner.job_timeline import JobTimeline
 
 _MAX_LINES = 8
 # Raised when a malformed report is read: wrong types, endless nesting, or numbers out of bounds.
@@ -31,7 +31,7 @@ class PostMortem:
     size: int
     reports: Path
     keeps_reports: bool = False
-    timeline: Path | None = None
+    timeline: JobTimeline | None = None
     names_hosts: bool = False
 
     def store_report(self, rank: int, content: bytes) -> None:
@@ -41,13 +41,6 @@ class PostMortem:
             if not file.exists():  # hosts may share the folder
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(content)
-
-    def append_timeline(self, rank: int, piece: bytes) -> None:
-        """Stores a piece of the timeline of a rank on another host."""
-        if self.timeline is not None:
-            file = self.timeline.with_name(f"{self.timeline.name}.rank{rank}") if rank else self.timeline
-            with contextlib.suppress(OSError), open(file, "ab") as opened:  # merging will report it
-                opened.write(piece)
 
     def has_reports_of(self, ranks: Iterable[int]) -> bool:
         """Returns whether all these ranks have written their reports."""
@@ -64,18 +57,8 @@ class PostMortem:
         """
         lines = self._describe_activity(event) if event else []
         if self.timeline is not None:
-            lines.append(self._merge(self.timeline))
+            lines.append(self.timeline.merge())
         return lines
-
-    def _merge(self, timeline: Path) -> str:
-        try:
-            count = merge_timelines(timeline)
-        except OSError as error:
-            return f"the timelines of the ranks could not be merged: {error}"
-        if not count:
-            return f"there is no timeline in {timeline}: no rank has called hvd.init()"
-        ranks = "1 rank" if count == 1 else f"{count} ranks"
-        return f"the timeline of {ranks} is in {timeline}; https://ui.perfetto.dev shows it"
 
     def _describe_activity(self, event: str) -> list[str]:
         lines = [line for report in self.read_reports().values() if (line := self._describe_safely(report))]

@@ -16,12 +16,14 @@ from sirtaki.runner.command import NOT_EXECUTABLE
 from sirtaki.runner.display import STDERR, STDOUT, Display
 from sirtaki.runner.failure_analysis import ExitStatus
 from sirtaki.runner.frames import FINAL_CREDIT, INITIAL_CREDIT, START_MARK, Frame, Kind, WireError
+from sirtaki.runner.job_timeline import JobTimeline
 from sirtaki.runner.lease import HostLease, lease_clock
 from sirtaki.runner.post_mortem import PostMortem
 from sirtaki.runner.process import Process
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.wire import printable
 from sirtaki.runner.ssh import SshOptions, explain
+from sirtaki.runner.timeline_files import Part
 
 SILENCE_SECONDS = 60.0  # an agent sends ALIVE more often than this
 
@@ -69,6 +71,7 @@ class RemoteJob:
     post_mortem: PostMortem | None  # stores the files that these ranks leave
     on_start: Callable[[int, int], None]  # arguments: a rank and its pid
     on_exit: Callable[[], None]
+    timeline: JobTimeline | None = None
     lease: HostLease | None = None  # of a job that goes on without a lost host
 
 
@@ -206,6 +209,8 @@ class RemoteHost:
             self._renew(frame.number)
         elif frame.kind == Kind.LEAVING:
             self.leaves = True
+        elif frame.kind == Kind.WORKER_TIMELINE and self._job is not None:
+            self._store_part(frame, self._job)
         elif self._job is None or frame.rank not in self._job.ranks:
             raise WireError(f"{frame.kind.name} of rank {frame.rank} is not expected")
         else:
@@ -246,10 +251,16 @@ class RemoteHost:
             self._note_exit(rank, _exit_code(values.get("code")), _exit_code(values.get("killed_by")))
         elif frame.kind == Kind.REPORT and job.post_mortem is not None:
             job.post_mortem.store_report(frame.rank, frame.payload)
-        elif frame.kind == Kind.TIMELINE and job.post_mortem is not None:
-            job.post_mortem.append_timeline(frame.rank, frame.payload)
+        elif frame.kind == Kind.TIMELINE and job.lease is None and job.timeline is not None:
+            job.timeline.append(frame.rank, frame.payload)
         else:
             raise WireError(f"{frame.kind.name} is not expected now")
+
+    def _store_part(self, frame: Frame, job: RemoteJob) -> None:
+        generation, piece = frame.numbered
+        if job.lease is None or job.timeline is None or frame.rank < 0:
+            raise WireError(f"{frame.kind.name} of worker {frame.rank} is not expected")
+        job.timeline.append_part(Part(frame.rank, generation), piece)
 
     def _note_exit(self, rank: RemoteRank, code: int, killed_by: int, lost: str = "") -> bool:
         is_new = rank.note(ExitStatus(rank.rank, rank.pid, code, killed_by, self.name, lost))

@@ -1,13 +1,13 @@
-"""Merges the timelines of all ranks: FILE is rank 0's and the result; FILE.rank1, FILE.rank2, ... the
-others'.
+"""Merges the timelines of all ranks into FILE, and removes the files that they have written beside it.
 
 hvdrun does this at the end of a job with --timeline-filename. To merge timelines that a script started:
 
     python -m sirtaki.runner.timeline FILE
 
-A killed rank leaves a file without its end, and perhaps a partial line: all whole lines are used. Times are
-those of the monotonic clock of the first rank's host: times of other hosts are shifted by the difference of
-their wall clocks, so they are as exact as these clocks agree.
+Each file becomes a row (a "process") of the result: in an elastic job, ranks are numbered anew in each
+generation. A killed rank leaves a file without its end, and perhaps a partial line: all whole lines are used.
+Times are those of the monotonic clock of the first file's host: times of other hosts are shifted by the
+difference of their wall clocks, so they are as exact as these clocks agree.
 """
 
 from __future__ import annotations
@@ -16,54 +16,80 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from sirtaki.runner.timeline_files import Part, describe_parts, describe_ranks, elastic_parts, rank_files
 
 _HEAD_LINES = 16  # a rank writes the difference of its clocks within these lines
 _ONE_HOST_NS = 20_000_000  # tolerated difference of two ranks of one host that have read the same two clocks
 _TIME = re.compile(rb'"ts": ?([0-9]+)\.([0-9]{3})')  # microseconds, as the core writes them
+_ROW = re.compile(rb'"(pid|sort_index)": ?[0-9]+')
 
 
-def merge_timelines(path: Path) -> int:
-    """Merges into `path` the files that the other ranks have written beside it, and removes those.
+def merge_timelines(path: Path) -> str:
+    """Merges into `path` the files that the ranks have written there and beside it, and removes those.
 
-    Returns the number of ranks merged. Raises OSError where a file cannot be read or written.
+    If there are parts of an elastic job, a file in `path` is an older result, and is replaced.
+
+    Returns whose timelines those were, such as "3 ranks" or "4 workers in 3 generations"; "" if there are
+    none. Raises OSError where a file cannot be read or written.
     """
-    files = _files(path)
+    parts = elastic_parts(path)
+    files = [part.file(path) for part in parts] or rank_files(path)
     if not files:
-        return 0
-    merged = path.with_name(f"{path.name}.merging")
+        return ""
+    merged = merging_file(path)
     with open(merged, "wb") as out:
         out.write(b"[\n")
         separator = b""
-        clocks = [_wall_minus_monotonic(rank_file) for rank_file in files]
-        for rank_file, clock in zip(files, clocks, strict=True):
-            offset = _clock_offset(clocks[0], clock)
-            for event in _events(rank_file):
-                out.write(separator + (_shifted(event, offset) if offset else event))
-                separator = b",\n"
+        for event in _merged_events(files, parts):
+            out.write(separator + event)
+            separator = b",\n"
         out.write(b"\n]\n")
     os.replace(merged, path)
-    for rank_file in files:
-        if rank_file != path:
-            rank_file.unlink()
-    return len(files)
+    for file in files:
+        if file != path:
+            file.unlink()
+    return describe_parts(parts) if parts else describe_ranks(len(files))
 
 
-def _files(path: Path) -> list[Path]:
-    others = {}
-    for file in path.parent.glob("*"):
-        number = file.name.removeprefix(f"{path.name}.rank")
-        if number != file.name and number.isdecimal():
-            others[int(number)] = file
-    return [file for file in (path, *(others[rank] for rank in sorted(others))) if file.is_file()]
+def merging_file(path: Path) -> Path:
+    """Returns the file in which the result grows until it is complete."""
+    return path.with_name(f"{path.name}.merging")
 
 
-def _events(rank_file: Path) -> Iterator[bytes]:
-    """Yields the events of one rank's file, which holds one per line."""
+def _merged_events(files: Sequence[Path], parts: Sequence[Part]) -> Iterator[bytes]:
+    """Yields the events of all files; `parts` are those of an elastic job, in the same order, else empty."""
+    clocks = [_wall_minus_monotonic(file) for file in files]
+    first = next((clock for clock in clocks if clock is not None), None)
+    for row, (file, clock) in enumerate(zip(files, clocks, strict=True)):
+        offset = _clock_offset(first, clock)
+        for event in _events(file):
+            placed = _in_row(event, row, parts[row]) if parts else event
+            yield _shifted(placed, offset) if offset else placed
+
+
+def _in_row(event: bytes, row: int, part: Part) -> bytes:
+    """Returns the event in a row of its own, which is named after the part."""
+    placed = _ROW.sub(rb'"\1": %d' % row, event)
+    if not part.generation or b'"process_name"' not in placed:
+        return placed
+    try:
+        described = json.loads(placed)
+        if described["name"] == "process_name":
+            rank = described["args"]["name"]
+            described["args"]["name"] = f"worker {part.worker}, generation {part.generation}: {rank}"
+        return json.dumps(described).encode()
+    except (ValueError, KeyError, TypeError):  # another program has written it
+        return placed
+
+
+def _events(file: Path) -> Iterator[bytes]:
+    """Yields the events of a file, which holds one per line."""
     pending: bytes | None = None  # the last line may be incomplete
-    with open(rank_file, "rb") as file:
-        for line in file:
+    with open(file, "rb") as opened:
+        for line in opened:
             event = line.strip().rstrip(b",")
             if event in (b"", b"[", b"]"):
                 continue
@@ -74,9 +100,9 @@ def _events(rank_file: Path) -> Iterator[bytes]:
         yield pending
 
 
-def _wall_minus_monotonic(rank_file: Path) -> int | None:
+def _wall_minus_monotonic(file: Path) -> int | None:
     """Returns the difference of a host's clocks, in nanoseconds; None if the file does not state it."""
-    for event, _ in zip(_events(rank_file), range(_HEAD_LINES), strict=False):
+    for event, _ in zip(_events(file), range(_HEAD_LINES), strict=False):
         if b'"clock"' in event:
             try:
                 return int(json.loads(event)["args"]["wall_minus_monotonic_ns"])
@@ -112,8 +138,8 @@ def _is_complete(event: bytes) -> bool:
 
 def remove_timelines(path: Path) -> None:
     """Removes another job's files, so that they are not mistaken for this job's."""
-    for rank_file in _files(path):
-        rank_file.unlink()
+    for file in [*rank_files(path), *(part.file(path) for part in elastic_parts(path))]:
+        file.unlink()
 
 
 def main() -> int:
@@ -121,12 +147,15 @@ def main() -> int:
         print("usage: python -m sirtaki.runner.timeline FILE", file=sys.stderr)
         return 2
     try:
-        count = merge_timelines(Path(sys.argv[1]))
+        whose = merge_timelines(Path(sys.argv[1]))
     except OSError as error:
         print(f"the timelines cannot be merged: {error}", file=sys.stderr)
         return 1
-    print(f"{sys.argv[1]} holds the timelines of {count} rank{'' if count == 1 else 's'}")
-    return 0 if count else 1
+    if not whose:
+        print(f"there are no timelines to merge into {sys.argv[1]}", file=sys.stderr)
+        return 1
+    print(f"{sys.argv[1]} holds the timelines of {whose}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -47,6 +47,20 @@ def _check_nesting(track: list[Event]) -> None:
         open_until.append(end)
 
 
+def read_rows(path: Path) -> dict[str, list[Event]]:
+    """Returns the events of each row of a merged file, by its name without the process, in their order."""
+    events = read_trace(path)
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    orders = {
+        event["pid"]: event["args"]["sort_index"] for event in events if event["name"] == "process_sort_index"
+    }
+    assert orders == {pid: pid for pid in names}
+    rows = {names[pid].partition(" (pid ")[0]: pid for pid in sorted(names)}
+    assert len(rows) == len(names), "two rows have the same name"
+    assert {event["pid"] for event in events} == set(names), "an event is in no row"
+    return {name: [event for event in events if event["pid"] == pid] for name, pid in rows.items()}
+
+
 def slices_named(events: list[Event], track: str) -> list[str]:
     """Returns the names of the slices on the tracks with one name, in order of time."""
     wanted = {

@@ -56,8 +56,8 @@ class HostStart:
         lease = self._lease_seconds()
         values = start_values(self.settings, self.job, address)
         values |= {"placements": [], "slots": slots, "lease": lease}
-        job = RemoteJob({}, None, self.on_start, self.wakeup.wake, HostLease(lease, lease_clock()))
-        remote.start(values, job)
+        timeline, host_lease = self.settings.timeline, HostLease(lease, lease_clock())
+        remote.start(values, RemoteJob({}, None, self.on_start, self.wakeup.wake, timeline, host_lease))
 
     def _lease_seconds(self) -> float:
         """Returns the length of a lease: the time for which ranks let each other's machines be silent."""

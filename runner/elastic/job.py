@@ -39,6 +39,7 @@ from sirtaki.runner.signals import WakeupPipe, stop_this_process
 from sirtaki.runner.supervisor import KILL_SECONDS, READER_GONE
 
 _END_SECONDS = 30.0  # for a worker that was told to end, and may have files to write
+_NO_TIMELINE = "no rank has begun to train, or all files were lost with their hosts"
 
 
 class ElasticJob:
@@ -87,6 +88,8 @@ class ElasticJob:
         own = sum(is_own_host(slot.host) for slot in slots)
         if own and not self._settings.oversubscribe:
             Capacity(min(own, self._elastic.rules.start), usable_cores()).check()
+        if self._settings.timeline is not None:
+            self._settings.timeline.prepare()
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._handle_wakeup)
         self._wakeup.unblock_signals()
         self._set_slots(slots)
@@ -297,6 +300,8 @@ class ElasticJob:
         self._post.close()
         self._processes.reap()
         self._spares.reap()
+        timeline = self._settings.timeline
+        notice = timeline.merge(_NO_TIMELINE) if timeline is not None else ""
         self._reaper.release()
         while not self._reaper.ended() and not self._skips_output:
             self._selector.select(0.02)
@@ -310,6 +315,8 @@ class ElasticJob:
             seconds, arbiter = time.monotonic() - self._started, self._arbiter
             account, workers = arbiter.account, arbiter.workers.all()
             self._display.say(account.summary(arbiter.generation, arbiter.losses, workers, seconds))
+        if notice:
+            self._display.say(notice)
         if result.text:
             self._display.say(f"{result.text}{reason and ': '}{reason}")
         while not self._display.all_shown and not self._skips_output:

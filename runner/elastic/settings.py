@@ -33,8 +33,6 @@ def elastic_settings(options: argparse.Namespace) -> Callable[[Sequence[Host]], 
     script: Path | None = options.host_discovery_script
     if script is not None and (options.hosts is not None or options.hostfile is not None):
         raise LaunchError("--host-discovery-script finds the hosts: leave out --hosts and --hostfile")
-    if options.timeline_filename is not None:
-        raise LaunchError("--timeline-filename cannot follow ranks that come and go: leave it out")
     minimum, maximum = options.min_np, options.max_np
     start = options.size or minimum
     if start is None:

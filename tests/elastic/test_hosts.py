@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from elastic.running import FAILSAFE_SECONDS, QUICK, Ended, check_exact, command, results_in, run_job
 from launching import stand_in_for_ssh, wait_until
+from timelines import read_rows, slices_named
 
 Hosts = Callable[..., Path]
 TWO = ("-np", "4", "--min-np", "1", "-H", "localhost:2,hostB:2", *QUICK)
@@ -247,3 +248,45 @@ def test_an_agent_that_refuses_its_ranks_costs_no_rank(hosts: Hosts, environment
     check_exact(job, 60, {0, 1})
     assert "hostB was lost: hvdrun's agent there ended with exit code 1" in job.text
     assert "0 ranks were lost" in job.text or "ranks were lost" not in job.text
+
+
+def test_workers_of_other_hosts_are_in_the_timeline(
+    hosts: Hosts, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Has each worker write more than the agent sends at a time."""
+    hosts(hostB={})
+    path = tmp_path / "t.json"
+    options = (*TWO, "--timeline-filename", str(path))
+    job = run_job(options, "numpy_training.py", 1000, 0.0, "3:step:5", HOLD="8:4", **environment)
+    check_exact(job, 1000, {0, 1, 2, 4})
+    assert f"the timeline of 5 workers in 3 generations is in {path}" in job.text
+    rows = read_rows(path)
+    generations = {0: [1, 2, 3], 1: [1, 2, 3], 2: [1, 2, 3], 3: [1], 4: [3]}
+    steps = {2: 3, 3: len(job.results[0]["sizes"]) - 8}
+    found = {name.partition(": ")[0]: events for name, events in rows.items()}
+    for worker, numbers in generations.items():
+        changes = slices_named(found.pop(f"worker {worker}"), "Changes of the ranks")
+        assert [name for name in changes if name.startswith("GENERATION")] == [
+            f"GENERATION {number}" for number in numbers
+        ]
+        for number in numbers:
+            row = found.pop(f"worker {worker}, generation {number}")
+            count = slices_named(row, "gradient").count("all-reduce")
+            # The last ones of a killed process may not have been written; a failed one counts, if queued.
+            assert count in ((range(6) if worker == 3 else (5, 6)) if number == 1 else (steps[number],))
+    assert not found
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["hosts", "t.json"]
+
+
+def test_the_files_of_a_lost_host_are_missing_in_the_timeline(
+    hosts: Hosts, start: Callable[..., Job], tmp_path: Path
+) -> None:
+    folder, path = hosts(hostB={}), tmp_path / "t.json"
+    job = start((*TWO, "--timeline-filename", str(path)), 100, 0.05, HOLD="15:4", TALK="1")
+    job.says("[hostB:1] step 5")
+    os.kill(ssh_of(folder, "hostB"), signal.SIGKILL)
+    ended = job.end()
+    check_exact(ended, 100, {0, 1, 4, 5})
+    workers = {int(name.split()[1].strip(",:")) for name in read_rows(path)}
+    assert workers == {0, 1, 4, 5}
+    assert "the timeline of 4 workers in 3 generations is in" in ended.text

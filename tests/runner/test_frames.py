@@ -73,3 +73,11 @@ def test_values_and_numbers_come_out_as_they_went_in() -> None:
     odd = {"PATH": "/\udcff\n", "é": "ü"}  # os.environ represents bytes that are not UTF-8 like this
     assert Frame.of_values(Kind.START, odd).values == odd
     assert Frame.of_number(Kind.GRANT, 1, 2**32 - 1).number == 2**32 - 1
+    assert Frame.of_piece(Kind.WORKER_TIMELINE, 5, 7, b"[\n").numbered == (7, b"[\n")
+    assert Frame.of_piece(Kind.WORKER_TIMELINE, 5, 7, b"").numbered == (7, b"")
+
+
+@pytest.mark.parametrize("payload", [b"", b"123"])
+def test_a_piece_without_its_number_is_refused(payload: bytes) -> None:
+    with pytest.raises(WireError, match="WORKER_TIMELINE must begin with a number"):
+        _ = Frame(Kind.WORKER_TIMELINE, 0, payload).numbered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import selectors
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,11 @@ import pytest
 from launching import FAILSAFE_SECONDS, HVDRUN
 from timelines import check_trace, read_trace, slices_named
 
+from sirtaki.runner.frames import Frame, Kind, WireError
+from sirtaki.runner.job_timeline import JobTimeline
+from sirtaki.runner.lease import HostLease
+from sirtaki.runner.remote import RemoteHost, RemoteJob, RemoteRank
+from sirtaki.runner.ssh import SshOptions
 from sirtaki.runner.timeline import merge_timelines
 
 SCRIPT = """
@@ -100,11 +106,11 @@ def test_half_a_line_is_dropped(tmp_path: Path) -> None:
     (tmp_path / "t.json.rank10").write_text('[\n{"rank": 10, "n": 1},\n{"rank": 10, "args": {}')
     (tmp_path / "t.json.rank2").write_text('[\n{"rank": 2, "n": 1}')
     (tmp_path / "t.json.rank3").write_text("")
-    assert merge_timelines(path) == 4
+    assert merge_timelines(path) == "4 ranks"
     merged = [(event["rank"], event["n"]) for event in json.loads(path.read_text())]
     assert merged == [(0, 1), (0, 2), (2, 1), (10, 1)]
     assert [file.name for file in tmp_path.iterdir()] == ["t.json"]
-    assert merge_timelines(tmp_path / "none.json") == 0
+    assert merge_timelines(tmp_path / "none.json") == ""
 
 
 def test_times_of_other_hosts_are_moved_to_the_first_ones_clock(tmp_path: Path) -> None:
@@ -115,10 +121,38 @@ def test_times_of_other_hosts_are_moved_to_the_first_ones_clock(tmp_path: Path) 
         head = f'{{"ph":"M","name":"clock","pid":{rank},"args":{{"wall_minus_monotonic_ns":{clock}}}}}'
         text = f'[\n{head},\n{{"ph":"i","name":"\\"ts\\":1.000","pid": {rank}, "ts": {time}}}\n]\n'
         (path.with_name(f"t.json.rank{rank}") if rank else path).write_text(text)
-    assert merge_timelines(path) == 3
+    assert merge_timelines(path) == "3 ranks"
     events = [event for event in json.loads(path.read_text()) if event["ph"] == "i"]
     assert [event["ts"] for event in events] == [7.25, 8.0, 9.002]
     assert {event["name"] for event in events} == {'"ts":1.000'}
+
+
+@pytest.mark.parametrize("is_elastic", [False, True])
+def test_an_agent_sends_the_files_of_its_kind_of_job(tmp_path: Path, is_elastic: bool) -> None:
+    of_rank = Frame(Kind.TIMELINE, 1, b"[\n")
+    of_worker = Frame.of_piece(Kind.WORKER_TIMELINE, 1, 2, b"[\n")
+    with selectors.PollSelector() as selector:
+        host = RemoteHost("hostB", SshOptions(), selector, None)  # type: ignore[arg-type]
+        timeline, lease = JobTimeline(tmp_path / "t.json"), HostLease(15.0, 0.0) if is_elastic else None
+        host._job = RemoteJob({1: RemoteRank(1, host)}, None, lambda *_: None, lambda: None, timeline, lease)
+        host._receive(of_worker if is_elastic else of_rank)
+        with pytest.raises(WireError, match="is not expected"):
+            host._receive(of_rank if is_elastic else of_worker)
+        with pytest.raises(WireError, match=r"of (worker|rank) -1 is not expected"):
+            host._receive(Frame(of_worker.kind if is_elastic else of_rank.kind, -1, of_worker.payload))
+    (file,) = tmp_path.iterdir()
+    assert file.name == ("t.json.worker1.generation2" if is_elastic else "t.json.rank1")
+    assert file.read_bytes() == b"[\n"
+
+
+@pytest.mark.parametrize("name", ["no/folder/t.json", "folder"])
+def test_a_file_that_cannot_be_written_is_refused_before_ranks_start(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    ended = hvdrun(tmp_path, "pass", "--timeline-filename", name)
+    assert ended.returncode == 1, ended
+    why = "No such file or directory" if name.startswith("no") else "it is no regular file"
+    assert said(ended)[-1] == f"the timeline cannot be written to '{tmp_path / name}': {why}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "train.py"]
 
 
 def test_the_end_of_a_failed_job_tells_what_each_rank_was_doing(tmp_path: Path) -> None:
