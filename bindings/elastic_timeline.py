@@ -20,7 +20,7 @@ from sirtaki.bindings.library import lib
 if TYPE_CHECKING:
     from sirtaki.bindings.observe import Change
 
-_TRACK = 1
+_CHANGES, _DETECTION = 1, 2  # tracks; a change may be noticed while the first step after another one lasts
 
 
 class ElasticTimeline:
@@ -59,16 +59,26 @@ class ElasticTimeline:
         call(lib.srt_timeline_start, context.pointer, os.fsencode(file), self.mark_decisions)
         self._context = context
 
-    def add_change(self, change: Change, phases: Sequence[str], moments: Sequence[int]) -> None:
-        """Writes a change, with its phases; `moments` are their borders, in nanoseconds."""
+    def add_change(
+        self, change: Change, phases: Sequence[str], moments: Sequence[int], first_news: int
+    ) -> None:
+        """Writes a change, with its phases; `moments` are their borders, in nanoseconds.
+
+        `first_news` is the moment of the first news of it, not after the first of these.
+        """
+        if first_news < moments[0]:
+            of = {"generation": change["generation"]}
+            self.add_slice("DETECT", first_news, moments[0], of, _DETECTION)
         facts = {name: value for name, value in change.items() if not name.endswith("_seconds")}
         self.add_slice(f"GENERATION {change['generation']}", moments[0], moments[-1], facts)
         for phase, begin, end in zip(phases, moments, moments[1:], strict=False):
             self.add_slice(phase, begin, end)
 
-    def add_slice(self, name: str, begin: int, end: int, facts: dict[str, Any] | None = None) -> None:
+    def add_slice(
+        self, name: str, begin: int, end: int, facts: dict[str, Any] | None = None, track: int = _CHANGES
+    ) -> None:
         """Writes an event that has lasted from `begin` to `end`, in nanoseconds of the monotonic clock."""
-        event = {"ph": "X", "name": name, "pid": self._worker, "tid": _TRACK, "args": facts or {}}
+        event = {"ph": "X", "name": name, "pid": self._worker, "tid": track, "args": facts or {}}
         times = f'"ts": {_in_microseconds(begin)}, "dur": {_in_microseconds(end - begin)}'
         if self._is_wanted:
             self._write(f"{json.dumps(event)[:-1]}, {times}}}")
@@ -84,15 +94,16 @@ class ElasticTimeline:
         self._has_begun = True
 
     def _head(self) -> list[str]:
-        described = {
-            "process_name": {"name": f"worker {self._worker}: changes of the ranks"},
-            "process_sort_index": {"sort_index": self._worker},
-            "thread_name": {"name": "Changes of the ranks"},
-            "clock": {"wall_minus_monotonic_ns": time.time_ns() - time.monotonic_ns()},
-        }
+        described: list[tuple[str, int, dict[str, Any]]] = [
+            ("process_name", _CHANGES, {"name": f"worker {self._worker}: changes of the ranks"}),
+            ("process_sort_index", _CHANGES, {"sort_index": self._worker}),
+            ("thread_name", _CHANGES, {"name": "Changes of the ranks"}),
+            ("thread_name", _DETECTION, {"name": "Detection of changes"}),
+            ("clock", _CHANGES, {"wall_minus_monotonic_ns": time.time_ns() - time.monotonic_ns()}),
+        ]
         return [
-            json.dumps({"ph": "M", "name": what, "pid": self._worker, "tid": _TRACK, "args": facts})
-            for what, facts in described.items()
+            json.dumps({"ph": "M", "name": what, "pid": self._worker, "tid": track, "args": names})
+            for what, track, names in described
         ]
 
 

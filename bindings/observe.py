@@ -42,6 +42,10 @@ class Change(TypedDict):
         reason: the text that hvdrun has shown: who was lost, and why.
         lost: the ranks of this process's previous membership that do not belong to the new one.
         joined: the ranks of the new membership that did not belong to that one.
+        detect_seconds: from the first news of the change to this rank's leaving its world. The first news of
+            a loss is that hvdrun notices it, or a rank reports a broken link or an exceeded deadline; of a
+            host that was given up for its silence, that it was last heard of. A planned change begins when
+            hvdrun asks the ranks to leave. 0 for a rank that has left before, and for one that is new.
         agree_seconds: from this rank's leaving to the new membership. If further ranks were lost meanwhile,
             to the last one of several.
         rebuild_seconds: until this rank was linked to all others.
@@ -57,6 +61,7 @@ class Change(TypedDict):
     reason: str
     lost: list[int]
     joined: list[int]
+    detect_seconds: float
     agree_seconds: float
     rebuild_seconds: float
     state_seconds: float

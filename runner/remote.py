@@ -91,6 +91,7 @@ class RemoteHost:
         self.done = False  # whether the agent has reported that nothing is left behind
         self.lost = False  # the connection broke while ranks were running
         self.accepted = False  # its agent has begun the job
+        self.silent_since: float | None = None  # when it was last heard of, if it was given up for that
         self.leaves = False  # its agent was asked to end (SIGTERM)
         self.ended = False
         self._options = options
@@ -151,6 +152,7 @@ class RemoteHost:
             return
         is_silent = self.answer is not None and self._deadline <= time.monotonic()
         if is_silent and not self._channel.read():  # hvdrun itself may have been stopped for a while
+            self.silent_since = self._last_received
             self.give_up(f"its agent has sent nothing for {time.monotonic() - self._last_received:.0f} s")
         if result := self._ssh.poll():
             self._channel.read_rest()

@@ -56,12 +56,14 @@ class Open(Action):
     """Opens the rendezvous of a generation, and sends its members their places.
 
     The places lack the name and the address of the rendezvous, which the opener fills in. The name has to
-    contain the digest of the members, so that nobody else is accepted.
+    contain the digest of the members, so that nobody else is accepted. They also lack the time that has
+    passed since `first_news`, the moment since when the generation before was to end; None if there was none.
     """
 
     generation: int
     members: tuple[int, ...]  # worker numbers, by rank
     places: tuple[World, ...]
+    first_news: float | None = None  # time.monotonic()
 
     @property
     def slots(self) -> list[Slot]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from sirtaki.runner.elastic.actions import Action, Close, Finish, Kill, Open, Say, Send, Slot, Start
+from sirtaki.runner.elastic.actions import Action, Close, Finish, Open, Say, Send, Slot, Start
+from sirtaki.runner.elastic.first_news import FirstNews
 from sirtaki.runner.elastic.forming import Unrestorable, choose_candidates, form
 from sirtaki.runner.elastic.phase import Phase
 from sirtaki.runner.elastic.planned_change import PlannedChange
@@ -53,6 +54,7 @@ class Arbiter:
         self._has_trained = False  # all members of some generation have had the state
         self._failed_links = 0
         self._news: list[str] = []  # since the last generation: for its text
+        self._first_news = FirstNews()  # about the current generation
         self._change = PlannedChange()
         self._wait = Wait(rules.timeout, rules.patience)
         self._reach = Reachability()
@@ -73,6 +75,11 @@ class Arbiter:
             elif not had_slot and not worker.was_asked:
                 worker.is_draining = False
         return self._advance(now)
+
+    def gone_since(self, number: int, moment: float) -> None:
+        """Takes the moment since when a worker seems to be gone. Its end, which follows, decides."""
+        if self.workers[number].status is Status.MEMBER:
+            self._first_news.note(moment)
 
     def ended(
         self, number: int, code: int, killed_by: int, why: str, now: float, keeps_slot: bool = True
@@ -105,7 +112,7 @@ class Arbiter:
             worker.was_asked = True
             self._drain(worker)
         elif isinstance(message, Enlist):
-            self._enlist(worker, message)
+            self._enlist(worker, message, now)
         elif isinstance(message, Fence):
             is_rank = worker.status is not Status.STARTING and not worker.is_given_up
             self._orders.append(Send(number, Standing(message.generation, message.question, is_rank)))
@@ -134,7 +141,7 @@ class Arbiter:
 
     # ---- Messages and ends -----------------------------------------------------------------------------
 
-    def _enlist(self, worker: Worker, message: Enlist) -> None:
+    def _enlist(self, worker: Worker, message: Enlist, now: float) -> None:
         is_member = worker.status is Status.MEMBER and message.generation == self.generation
         if not is_member and worker.status is not Status.STARTING:
             return
@@ -143,21 +150,19 @@ class Arbiter:
             self._end_worker(worker, 0, "the training has ended")
         elif is_member and message.reason == "lost":
             self._reach.note_failure(self.generation, worker, self._members)
-            self._abandon()
+            self._abandon(now)
             self._judge(message)
         elif is_member and self.phase is Phase.RUNNING:
             self.phase = Phase.FORMING
+            self._first_news.note(min(self._change.asked_at, now))
 
     def _judge(self, message: Enlist) -> None:
         """Gives up the rank that a member blames for not doing its part in time, if it lives."""
         if message.kind == "timeout" and 0 <= message.culprit < len(self._members):
             culprit = self._members[message.culprit]
             if culprit.status is Status.MEMBER and not culprit.is_given_up:
-                culprit.is_given_up = True
-                self._orders += [
-                    Say(f"{culprit.name} is given up and killed: {message.text}"),
-                    Kill(culprit.number),
-                ]
+                self._orders.append(Say(f"{culprit.name} is given up and killed: {message.text}"))
+                self._orders += culprit.give_up()
 
     def _note_progress(self, worker: Worker, message: Received | Counted | Returned) -> None:
         if worker.status is not Status.MEMBER:
@@ -203,21 +208,21 @@ class Arbiter:
         elif self.generation and not self._is_ending and not self.workers.may_have_state(self._has_trained):
             self._lose_all(f"all ranks were lost; the last one is {worker.name}: {why}", worker)
         elif before is Status.MEMBER:
-            self._abandon()
+            self._abandon(now)
 
     def _give_up_host(self, host: str) -> None:
         for worker in self.workers.living(Status.STARTING, Status.ENLISTED, Status.MEMBER):
-            if worker.slot.host == host and not worker.is_given_up:
-                worker.is_given_up = True
-                self._orders.append(Kill(worker.number))
+            if worker.slot.host == host:
+                self._orders += worker.give_up()
 
-    def _abandon(self) -> None:
+    def _abandon(self, now: float) -> None:
         """Ends the current generation: its members enlist again."""
         if self.phase not in (Phase.LINKING, Phase.RUNNING):
             return
         if self.phase is Phase.LINKING and not self._news:
             self._failed_links += 1
         self.phase = Phase.FORMING
+        self._first_news.note(now)
         text = "; ".join(self._news) or "a rank could not link to the others"
         over = Over(self.generation, text)
         self._orders += [Send(one.number, over) for one in self.workers.living(Status.MEMBER)]
@@ -249,8 +254,7 @@ class Arbiter:
     def _end_worker(self, worker: Worker, code: int, text: str) -> None:
         """Tells a worker to end; one that has not connected yet, and so cannot hear it, is killed."""
         if worker.status is Status.STARTING:
-            worker.is_given_up = True
-            self._orders.append(Kill(worker.number))
+            self._orders += worker.give_up()
         else:
             self._orders.append(Send(worker.number, End(code, text)))
         worker.status = Status.ENDED
@@ -346,20 +350,20 @@ class Arbiter:
         if self.generation and joined:
             self._news.append(f"{len(joined)} {'rank joins' if len(joined) == 1 else 'ranks join'}")
         text = "; ".join(self._news) or (
-            "the job starts" if not self.generation else "the ranks have linked anew"
+            "the ranks have linked anew" if self.generation else "the job starts"
         )
         self.generation += 1
         for rank, worker in enumerate(members):
             worker.status, worker.rank, worker.has_received, worker.checks = Status.MEMBER, rank, False, -1
             worker.first_generation = worker.first_generation or self.generation
         self._members, self._news, self._change = members, [], PlannedChange()
-        self.phase = Phase.LINKING
-        self._initial = self._initial or len(members)
+        self.phase, self._initial = Phase.LINKING, self._initial or len(members)
         places = formation.places(self.generation, self._initial, text)
         if self.generation > 1:
             count = f"{len(members)} rank{'s' * (len(members) > 1)}"
             self._orders.append(Say(f"{count} from commit {formation.commit} on: {text}"))
-        self._orders += [Close(), Open(self.generation, tuple(one.number for one in members), places)]
+        numbers = tuple(one.number for one in members)
+        self._orders += [Close(), Open(self.generation, numbers, places, self._first_news.take())]
 
     def _without_separated(self, candidates: list[Worker], wanted: int, now: float) -> list[Worker]:
         """Leaves out the hosts without which the others reach each other, if enough workers are left."""

@@ -24,7 +24,7 @@ class Formation:
     current: Sequence[int]
 
     def places(self, generation: int, initial: int, text: str) -> tuple[World, ...]:
-        """Returns the message to each member, without the name and the address of the rendezvous."""
+        """Returns the message to each member, without what the opener of the rendezvous fills in."""
         first = World(
             generation=generation,
             rank=0,
@@ -37,6 +37,7 @@ class Formation:
             current=list(self.current),
             joined=sum(one.first_generation in (0, generation) for one in self.members),
             text=text,
+            elapsed=0,
         )
         return tuple(replace(first, rank=rank) for rank in range(len(self.members)))
 

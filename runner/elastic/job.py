@@ -16,11 +16,12 @@ from sirtaki.runner.capacity import Capacity
 from sirtaki.runner.cores import usable_cores
 from sirtaki.runner.display import Display
 from sirtaki.runner.elastic.actions import Action, Close, Finish, Kill, Open, Say, Send, Slot, Start
-from sirtaki.runner.elastic.arbiter import Arbiter, Phase
+from sirtaki.runner.elastic.arbiter import Arbiter
 from sirtaki.runner.elastic.discovery import Discovery
 from sirtaki.runner.elastic.host_start import HostStart
 from sirtaki.runner.elastic.job_spares import JobSpares
 from sirtaki.runner.elastic.other_hosts import OtherHosts
+from sirtaki.runner.elastic.phase import Phase
 from sirtaki.runner.elastic.post import Post
 from sirtaki.runner.elastic.processes import CannotStart, Processes
 from sirtaki.runner.elastic.settings import ElasticSettings, slots_of
@@ -183,11 +184,13 @@ class ElasticJob:
             self._handle_signal(number)
 
     def _note_ends(self) -> None:
-        for worker, status in list(self._processes.ended(time.monotonic())):
+        for worker, status, since in list(self._processes.ended(time.monotonic())):
             self._ends.pop(worker, None)
             killed_by = signal.SIGKILL if status.lost else status.killed_by
             slot, why, now = self._arbiter.workers[worker].slot, _describe(status), time.monotonic()
             keeps_slot = self._hosts.takes_workers(slot)
+            if status.failed:
+                self._arbiter.gone_since(worker, since)
             self._carry_out(self._arbiter.ended(worker, status.code, killed_by, why, now, keeps_slot))
 
     def _receive(self, worker: int, message: Message) -> None:

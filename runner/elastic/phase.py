@@ -1,4 +1,4 @@
-"""The phases of a generation, and so of an elastic job."""
+"""The phases of a generation; docs/elastic_protocol.md, section 3."""
 
 from __future__ import annotations
 

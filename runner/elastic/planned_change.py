@@ -6,6 +6,7 @@ the highest number is therefore one that no member has passed, and that all can 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from sirtaki.runner.elastic.actions import Action, Send
@@ -23,6 +24,7 @@ class PlannedChange:
 
     def __init__(self) -> None:
         self.is_asked = False
+        self.asked_at = math.inf  # when the members were last asked (time.monotonic())
         self.due: float | None = None  # when to ask, or to ask again (time.monotonic())
         self._question = 0
         self._is_agreed = False
@@ -61,6 +63,7 @@ class PlannedChange:
         if self.due > now and not (is_complete and self._question == 0):
             return []
         self.is_asked, self.due, self._members = True, now + _ANSWER_SECONDS, members
+        self.asked_at = now
         self._question += 1
         for one in members:
             one.checks = -1

@@ -8,6 +8,7 @@ listens before there is another host.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -88,7 +89,8 @@ class Post:
             address = "" if server is None else server.address
             if not is_own_host(slot.host):
                 address = addresses_for_others(address)
-            self.send(worker, replace(place, job=name, address=address))
+            elapsed = 0 if order.first_news is None else round((time.monotonic() - order.first_news) * 1e6)
+            self.send(worker, replace(place, job=name, address=address, elapsed=elapsed))
 
     def close_generation(self) -> None:
         """Closes the rendezvous of the last generation, if it is open."""

@@ -38,7 +38,8 @@ class _Ended:
     """The end of a worker's process that the arbiter does not know yet."""
 
     status: ExitStatus
-    until: float  # when it is told at the latest (time.monotonic())
+    since: float  # when it was noticed, or a silent host was last heard of (time.monotonic())
+    until: float  # when it is told at the latest
 
 
 @dataclass
@@ -99,18 +100,23 @@ class Processes:
         )
         return environment.of(self._placement(slot), os.environ)
 
-    def ended(self, now: float) -> Iterator[tuple[int, ExitStatus]]:
-        """Yields the workers that have ended, each after its last message if that can be known."""
+    def ended(self, now: float) -> Iterator[tuple[int, ExitStatus, float]]:
+        """Yields the workers that have ended, each after its last message if that can be known.
+
+        The third value is the moment since when a worker has been known to be gone.
+        """
         for worker in list(self.running):
             if worker not in self._ended and (status := self._all[worker].check()):
-                self._ended[worker] = _Ended(status, now + self._patience(worker, status))
+                silent_since = self._hosts[worker].silent_since if worker in self._hosts else None
+                since = now if silent_since is None else silent_since
+                self._ended[worker] = _Ended(status, since, now + self._patience(worker, status))
         for worker, end in list(self._ended.items()):
             if end.until <= now or not self.post.is_connected(worker):
                 del self._ended[worker]
                 del self.running[worker]
                 if end.status.failed:
                     self._all[worker].clear()
-                yield worker, end.status
+                yield worker, end.status, end.since
 
     @property
     def awaits_messages(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sirtaki.runner.elastic.actions import Action, Kill, Say
+from sirtaki.runner.elastic.actions import Action, Say
 from sirtaki.runner.elastic.workers import Worker
 
 _TELL_SECONDS = 10.0
@@ -31,11 +31,9 @@ class Wait:
         """Waits for members that live, and have not left their generation; at last, gives them up."""
         names = ", ".join(one.name for one in awaited)
         if self._is_over("members", self._patience, now):
-            late = [one for one in awaited if not one.is_given_up]
-            for one in late:
-                one.is_given_up = True
+            kills = [order for one in awaited for order in one.give_up()]
             what = f"{names} has not noticed for {self._patience:g} s that the ranks change: it is given up"
-            return [Say(what), *(Kill(one.number) for one in late)] if late else []
+            return [Say(what), *kills] if kills else []
         return self._tell(f"waiting for {names} to notice that the ranks change", self._patience, now)
 
     def for_workers(self, present: int, wanted: int, now: float) -> tuple[list[Action], str]:

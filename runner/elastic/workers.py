@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sirtaki.runner.elastic.actions import Slot
+from sirtaki.runner.elastic.actions import Action, Kill, Slot
 from sirtaki.runner.rendezvous.elastic.messages import Enlist
 
 
@@ -67,6 +67,11 @@ class Worker:
     @property
     def can_restore(self) -> bool:
         return self.report is not None and self.report.can_restore and self.commit >= 0
+
+    def give_up(self) -> list[Action]:
+        """Returns the orders that give it up: its process is killed, once."""
+        is_new, self.is_given_up = not self.is_given_up, True
+        return [Kill(self.number)] if is_new else []
 
     @property
     def name(self) -> str:

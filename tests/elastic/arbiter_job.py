@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sirtaki.runner.elastic.actions import Action, Finish, Open, Say, Slot
-from sirtaki.runner.elastic.arbiter import Arbiter, Phase
+from sirtaki.runner.elastic.arbiter import Arbiter
+from sirtaki.runner.elastic.phase import Phase
 from sirtaki.runner.elastic.rules import Rules
 from sirtaki.runner.rendezvous.elastic.messages import Enlist, Message, Received, World
 
@@ -87,7 +88,7 @@ def finish(orders: Sequence[Action]) -> Finish:
 
 def place(rank: int, commit: int, current: list[int], slots: list[int], **rest: Any) -> World:
     """Returns a member's place in a world of one host, with workers numbered as their slots, or as given."""
-    values = {"generation": 1, "joined": 0, "text": "the job starts", **rest}
+    values = {"generation": 1, "joined": 0, "text": "the job starts", "elapsed": 0, **rest}
     values = {"workers": slots, "initial": len(slots), **values}
     if values["generation"] == 1:
         values["joined"] = len(slots)

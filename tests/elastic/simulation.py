@@ -305,6 +305,11 @@ class Simulation:
         assert order.generation == len(self.groups) + 1
         members = [self.workers[number] for number in order.members]
         place = order.places[0]
+        if order.generation == 1:
+            assert order.first_news is None
+        else:
+            assert order.first_news is not None
+            assert self.opened_at <= order.first_news <= self.now, "news about another generation"
         has_returned = any(one.at is At.RETURNED or one.step == self.steps for one in self.workers)
         assert len(members) <= self.rules.maximum
         assert has_returned or len(members) >= self.rules.minimum

@@ -102,7 +102,7 @@ def test_survivors_of_a_loss_go_on_from_the_newest_commit() -> None:
     orders = job.leaves(2, "lost", 5)  # it has counted the commit that rank 0 has not
     rest = {"generation": 2, "initial": 3, "text": over.text}
     places = (place(0, 5, [0], [2, 0], **rest), place(1, 5, [0], [2, 0], **rest))
-    assert orders == [Close(), Open(2, (2, 0), places)]
+    assert orders == [Close(), Open(2, (2, 0), places, 0.0)]
 
 
 def test_a_lost_worker_is_replaced_and_joins_by_a_planned_change() -> None:
@@ -117,7 +117,7 @@ def test_a_lost_worker_is_replaced_and_joins_by_a_planned_change() -> None:
     orders = job.leaves(0, "changed", 9)
     rest = {"generation": 3, "workers": [0, 2], "joined": 1, "text": "1 rank joins"}
     places = (place(0, 9, [0], [0, 1], **rest), place(1, 9, [0], [0, 1], **rest))
-    assert orders == [Close(), Open(3, (0, 2), places)]
+    assert orders == [Close(), Open(3, (0, 2), places, 11.0)]
 
 
 def test_all_leave_after_the_highest_count() -> None:

@@ -152,7 +152,12 @@ def test_a_silent_host_is_given_up_when_its_lease_ends(hosts: Hosts, start: Call
     os.kill(connection, signal.SIGSTOP)
     job.says("hostB was lost: its agent has sent nothing for 2 s")
     wait_until(lambda: not Path(f"/proc/{agent}").exists(), "the agent there has ended its ranks, and itself")
-    check_exact(job.end(), 400, {0, 1})
+    ended = job.end()
+    check_exact(ended, 400, {0, 1})
+    # The ranks there end 2 s after the last answer to their agent, which asks every 0.4 s.
+    losses = [change for result in ended.results for change in result["changes"] if change["lost"]]
+    assert [change["lost"] for change in losses] == [[2, 3], [2, 3]]
+    assert all(1.0 < change["detect_seconds"] < FAILSAFE_SECONDS for change in losses), losses
 
 
 def test_an_agent_that_is_asked_to_end_costs_nothing(hosts: Hosts, start: Callable[..., Job]) -> None:

@@ -31,6 +31,7 @@ EXAMPLES = [
         [0],
         1,
         "rank 2 was lost",
+        1_500_000,
     ),
     messages.Change(4, 1),
     messages.LeaveAt(4, 10),

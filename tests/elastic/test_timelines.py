@@ -71,6 +71,10 @@ def test_the_changes_are_beside_the_failure_reports(tmp_path: Path) -> None:
     lost = next(result for result in job.results if result["worker"] == 1)["changes"][1]
     assert lost["lost"] == [0]
     assert "SIGKILL" in lost["reason"]
+    for result in job.results:  # each phase is a part of the seconds that the job has taken
+        detected = {change["generation"]: change["detect_seconds"] for change in result["changes"]}
+        assert all(0.0 <= seconds < FAILSAFE_SECONDS for seconds in detected.values())
+        assert detected[min(detected)] == 0.0  # this process was new
 
 
 def test_a_file_holds_all_workers_and_generations(tmp_path: Path) -> None:
@@ -91,6 +95,16 @@ def test_a_file_holds_all_workers_and_generations(tmp_path: Path) -> None:
         for change in result["changes"]
     }
     assert list(rows) == row_names(generations, ranks)
+    for result in job.results:  # and no more digits than the format has
+        row = rows[f"worker {result['worker']}: changes of the ranks"]
+        seconds = {
+            one["args"]["generation"]: float(one["dur"]) / 1e6 for one in row if one["name"] == "DETECT"
+        }
+        assert seconds == {
+            one["generation"]: pytest.approx(one["detect_seconds"], abs=1e-9)
+            for one in result["changes"]
+            if one["detect_seconds"]
+        }
     for worker, numbers in generations.items():
         row = rows[f"worker {worker}: changes of the ranks"]
         assert slices_named(row, "Changes of the ranks") == changes_of(*numbers)

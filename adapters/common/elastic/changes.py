@@ -21,6 +21,7 @@ class ChangeClock:
         self._survivors = survivors
         self._before = survivors.membership
         self._moments = [time.monotonic_ns()]
+        self._detect: int | None = None  # nanoseconds
         self._record: observe.Change | None = None
         self._context: Context | None = None
 
@@ -32,9 +33,20 @@ class ChangeClock:
         """Ends one of the phases: agree, rebuild, state."""
         self._moments.append(time.monotonic_ns())
 
+    def take_world(self, world: World) -> None:
+        """Ends the first phase, "agree", with the arbiter's answer.
+
+        The arbiter counts from the first news of the change. If the ranks change in the middle, the first
+        world says when that was.
+        """
+        self.end_phase()
+        if self._detect is None:
+            first_news = self._moments[-1] - 1000 * world.elapsed
+            self._detect = max(self._moments[0] - first_news, 0) if self._before else 0
+
     def record(self, context: Context, world: World) -> None:
         """Records the change, whose phases have ended."""
-        before, workers = self._before, world.workers
+        before, workers, detect = self._before, world.workers, self._detect or 0
         agree, rebuild, state = (
             (end - begin) / 1e9 for begin, end in zip(self._moments, self._moments[1:], strict=False)
         )
@@ -48,6 +60,7 @@ class ChangeClock:
             reason=world.text,
             lost=gone,
             joined=joined,
+            detect_seconds=detect / 1e9,
             agree_seconds=agree,
             rebuild_seconds=rebuild,
             state_seconds=state,
@@ -57,7 +70,7 @@ class ChangeClock:
         self._survivors.changes.append(self._record)
         write_changes(context, self._survivors.changes)
         if (timeline := self._survivors.timeline) is not None:
-            timeline.add_change(self._record, _PHASES, self._moments)
+            timeline.add_change(self._record, _PHASES, self._moments, self._moments[0] - detect)
 
     def end_first_step(self) -> None:
         """Adds the time until the first check of the new generation."""

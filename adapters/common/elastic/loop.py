@@ -129,7 +129,7 @@ def _begin(
     change = ChangeClock(process.survivors)
     while True:
         world = worker.enlist(message)
-        change.end_phase()
+        change.take_world(world)
         is_new = worker.commit < 0
         all_current = len(world.current) == len(world.slots)
         if message.reason == "lost" and message.can_restore:

@@ -100,6 +100,8 @@ class World(Message):
         current: the ranks that can restore that commit by themselves. Rank 0 is one of them.
         joined: the number of ranks that are new.
         text: what has changed, for people.
+        elapsed: microseconds from the first news that has ended the generation before to this message; 0 if
+            there was no such news.
     """
 
     generation: int
@@ -113,6 +115,7 @@ class World(Message):
     current: list[int]
     joined: int
     text: str
+    elapsed: int
 
 
 @dataclass(frozen=True)
