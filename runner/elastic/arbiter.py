@@ -16,7 +16,7 @@ from sirtaki.runner.elastic.planned_change import PlannedChange
 from sirtaki.runner.elastic.reachability import Reachability
 from sirtaki.runner.elastic.rules import EXIT, HOST, Rules
 from sirtaki.runner.elastic.slots import Slots
-from sirtaki.runner.elastic.summary import Account
+from sirtaki.runner.elastic.summary import Account, count_losses
 from sirtaki.runner.elastic.wait import Wait
 from sirtaki.runner.elastic.workers import Status, Worker, Workers
 from sirtaki.runner.rendezvous.elastic.messages import (
@@ -114,8 +114,7 @@ class Arbiter:
         elif isinstance(message, Enlist):
             self._enlist(worker, message, now)
         elif isinstance(message, Fence):
-            is_rank = worker.status is not Status.STARTING and not worker.is_given_up
-            self._orders.append(Send(number, Standing(message.generation, message.question, is_rank)))
+            self._orders.append(Send(number, Standing(message.generation, message.question, worker.is_rank)))
         elif isinstance(message, Received | Counted | Returned) and message.generation == self.generation:
             self._note_progress(worker, message)
         return self._advance(now)
@@ -203,8 +202,8 @@ class Arbiter:
         self._news.append(f"{worker.name} was lost ({why})")
         limit = self._rules.reset_limit
         if limit is not None and self.losses > limit:
-            lost = "1 rank was" if self.losses == 1 else f"{self.losses} ranks were"
-            self._finish(1, f"{lost} lost, and --reset-limit allows {limit}; the last: {worker.name}", worker)
+            lost = count_losses(self.losses)
+            self._finish(1, f"{lost}, and --reset-limit allows {limit}; the last: {worker.name}", worker)
         elif self.generation and not self._is_ending and not self.workers.may_have_state(self._has_trained):
             self._lose_all(f"all ranks were lost; the last one is {worker.name}: {why}", worker)
         elif before is Status.MEMBER:
@@ -349,9 +348,8 @@ class Arbiter:
         joined = [one for one in members if one.first_generation == 0]
         if self.generation and joined:
             self._news.append(f"{len(joined)} {'rank joins' if len(joined) == 1 else 'ranks join'}")
-        text = "; ".join(self._news) or (
-            "the ranks have linked anew" if self.generation else "the job starts"
-        )
+        usual = "the ranks have linked anew" if self.generation else "the job starts"
+        text = "; ".join(self._news) or usual
         self.generation += 1
         for rank, worker in enumerate(members):
             worker.status, worker.rank, worker.has_received, worker.checks = Status.MEMBER, rank, False, -1
@@ -360,10 +358,8 @@ class Arbiter:
         self.phase, self._initial = Phase.LINKING, self._initial or len(members)
         places = formation.places(self.generation, self._initial, text)
         if self.generation > 1:
-            count = f"{len(members)} rank{'s' * (len(members) > 1)}"
-            self._orders.append(Say(f"{count} from commit {formation.commit} on: {text}"))
-        numbers = tuple(one.number for one in members)
-        self._orders += [Close(), Open(self.generation, numbers, places, self._first_news.take())]
+            self._orders.append(Say(f"{formation.summary}: {text}"))
+        self._orders += [Close(), Open(self.generation, formation.numbers, places, self._first_news.take())]
 
     def _without_separated(self, candidates: list[Worker], wanted: int, now: float) -> list[Worker]:
         """Leaves out the hosts without which the others reach each other, if enough workers are left."""

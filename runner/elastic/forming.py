@@ -23,13 +23,23 @@ class Formation:
     commit: int
     current: Sequence[int]
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Returns the numbers of the members, by rank."""
+        return tuple(one.number for one in self.members)
+
+    @property
+    def summary(self) -> str:
+        """Formats "3 ranks from commit 17 on"."""
+        return f"{len(self.members)} rank{'s' * (len(self.members) > 1)} from commit {self.commit} on"
+
     def places(self, generation: int, initial: int, text: str) -> tuple[World, ...]:
         """Returns the message to each member, without what the opener of the rendezvous fills in."""
         first = World(
             generation=generation,
             rank=0,
             slots=[str(one.slot) for one in self.members],
-            workers=[one.number for one in self.members],
+            workers=list(self.numbers),
             initial=initial,
             job="",
             address="",

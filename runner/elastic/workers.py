@@ -60,6 +60,11 @@ class Worker:
         return self.status is not Status.ENDED
 
     @property
+    def is_rank(self) -> bool:
+        """Returns whether nobody goes on in its place."""
+        return self.status not in (Status.STARTING, Status.ENDED) and not self.is_given_up
+
+    @property
     def commit(self) -> int:
         """Returns the number of the last commit that it has reported; -1 for none."""
         return self.report.commit if self.report is not None else -1
