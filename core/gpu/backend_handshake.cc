@@ -62,7 +62,8 @@ GpuFacts gather_facts(const Gpu* gpu, int32_t host, bool is_first) {
   }
   if (is_first) {
     const GpuDevice::Scope scope(&gpu->device());
-    const Status made = libraries.check_nccl(libraries.nccl().unique_id(&facts.id), "ncclGetUniqueId");
+    Status made = scope.status();
+    if (made.is_ok()) made = libraries.check_nccl(libraries.nccl().unique_id(&facts.id), "ncclGetUniqueId");
     if (!made.is_ok()) {
       put(made.text(), facts.obstacle);
       return facts;

@@ -9,6 +9,7 @@ Communicator::~Communicator() { abort(); }
 
 Status Communicator::begin(const NcclUniqueId& id, size_t members, size_t own) {
   const GpuDevice::Scope scope(&device_);
+  SIRTAKI_TRY(scope.status());
   NcclConfig config;
   const NcclResult result = nccl().init(&communicator_, static_cast<int>(members), id, static_cast<int>(own), &config);
   return check(result, "ncclCommInitRankConfig");
@@ -28,7 +29,7 @@ Status Communicator::check(NcclResult result, const char* attempt) const {
 
 void Communicator::abort() {
   if (!communicator_) return;
-  const GpuDevice::Scope scope(&device_);
+  const GpuDevice::Scope scope(&device_);  // NCCL knows the GPU itself if the driver refuses
   std::ignore = nccl().abort(communicator_);
   communicator_ = nullptr;
 }
@@ -36,7 +37,7 @@ void Communicator::abort() {
 void Communicator::finish(Nanoseconds deadline) {
   if (!communicator_) return;
   const GpuDevice::Scope scope(&device_);
-  if (!check(nccl().finalize(communicator_), "ncclCommFinalize").is_ok()) return abort();
+  if (!scope.status().is_ok() || !check(nccl().finalize(communicator_), "ncclCommFinalize").is_ok()) return abort();
   bool is_over = false;
   while (poll(is_over).is_ok() && !is_over) {
     if (now() >= deadline) return abort();

@@ -24,12 +24,12 @@ GpuDevice::~GpuDevice() {
 }
 
 GpuDevice::Scope::Scope(const GpuDevice* device) : device_(device) {
-  if (device_ && device_->cuda().context_push(device_->context_) != cuda_success) device_ = nullptr;
+  if (device_) status_ = device_->check(device_->cuda().context_push(device_->context_), "cuCtxPushCurrent");
 }
 
 GpuDevice::Scope::~Scope() {
   CudaContext popped;
-  if (device_) std::ignore = device_->cuda().context_pop(&popped);
+  if (device_ && status_.is_ok()) std::ignore = device_->cuda().context_pop(&popped);
 }
 
 }  // namespace sirtaki

@@ -22,7 +22,7 @@ class GpuDevice {
   Status check(CudaResult result, const char* attempt) const { return libraries_.check(result, attempt); }
 
   // A scope in which this GPU is the current one of the calling thread; afterwards the previous one is again. If the
-  // driver refuses the change, calls in the scope fail.
+  // driver refuses the change, another GPU may still be current: the scope must then be left without using it.
   class Scope {
    public:
     explicit Scope(const GpuDevice* device);  // nullptr: does nothing
@@ -30,8 +30,11 @@ class GpuDevice {
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
 
+    const Status& status() const { return status_; }  // ok if the GPU is current
+
    private:
     const GpuDevice* device_;
+    Status status_;
   };
 
  private:

@@ -8,6 +8,7 @@ Status GpuEvent::look(bool& has_fired) {
   has_fired = has_fired_.load(std::memory_order_acquire);
   if (has_fired) return Status::ok();
   const GpuDevice::Scope scope(&pool_.device_);
+  SIRTAKI_TRY(scope.status());
   const CudaResult result = pool_.device_.cuda().event_query(event_);
   if (result == cuda_not_ready) return Status::ok();
   SIRTAKI_TRY(pool_.device_.check(result, "cuEventQuery"));
@@ -19,16 +20,19 @@ Status GpuEvent::look(bool& has_fired) {
 Status GpuEvent::hold_back(CudaStream stream) {
   if (has_fired_.load(std::memory_order_acquire)) return Status::ok();
   const GpuDevice::Scope scope(&pool_.device_);
+  SIRTAKI_TRY(scope.status());
   return pool_.device_.check(pool_.device_.cuda().stream_wait_event(stream, event_, 0), "cuStreamWaitEvent");
 }
 
 EventPool::~EventPool() {
   const GpuDevice::Scope scope(&device_);
+  if (!scope.status().is_ok()) return;
   for (CudaEvent event : free_) std::ignore = device_.cuda().event_destroy(event);
 }
 
 Status EventPool::record(CudaStream stream, GpuEventPtr& out) {
   const GpuDevice::Scope scope(&device_);
+  SIRTAKI_TRY(scope.status());
   CudaEvent event = nullptr;
   SIRTAKI_TRY(take(event));
   auto made = std::make_shared<GpuEvent>(*this, event, stream);

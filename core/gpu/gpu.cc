@@ -17,6 +17,7 @@ Gpu::Gpu(std::unique_ptr<GpuDevice> device)
 
 Gpu::~Gpu() {
   const GpuDevice::Scope scope(device_.get());
+  if (!scope.status().is_ok()) return;
   for (CudaStream stream : {launches_, copies_})
     if (stream) std::ignore = device_->cuda().stream_destroy(stream);
 }
@@ -24,6 +25,7 @@ Gpu::~Gpu() {
 // Creates the streams with the greatest priority, because other ranks wait for their work.
 Status Gpu::create_streams() {
   const GpuDevice::Scope scope(device_.get());
+  SIRTAKI_TRY(scope.status());
   const CudaFunctions& cuda = device_->cuda();
   int least = 0, greatest = 0;
   SIRTAKI_TRY(device_->check(cuda.priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange"));

@@ -7,6 +7,7 @@ namespace sirtaki {
 
 Status GpuOperation::advance(Nanoseconds now, Progress& progress) {
   const GpuDevice::Scope scope(gpu_ ? &gpu_->device() : nullptr);
+  SIRTAKI_TRY(scope.status());
   if (is_at_work_) return running_->advance(now, progress);
   if (!group_.has_agreed) return agree(now, progress);
   return begin(progress);

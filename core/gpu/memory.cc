@@ -30,6 +30,7 @@ void MemoryBlock::give_back(GpuEventPtr after) {
 // Frees all blocks, except those that a stream does not release in time, which remain until the process ends.
 MemoryPool::~MemoryPool() {
   const GpuDevice::Scope scope(&device_);
+  if (!scope.status().is_ok()) return;
   const Nanoseconds deadline = now() + longest_close;
   for (collect(); !waiting_.empty() && now() < deadline; collect())
     std::this_thread::sleep_for(std::chrono::microseconds(100));
@@ -42,6 +43,7 @@ Status MemoryPool::take(size_t bytes, MemoryBlock& out) {
   collect();
   if (take_free(bytes, capacity, out)) return Status::ok();
   const GpuDevice::Scope scope(&device_);
+  SIRTAKI_TRY(scope.status());
   uint8_t* data = nullptr;
   CudaResult result = allocate(capacity, data);
   if (result == cuda_out_of_memory) {

@@ -141,6 +141,32 @@ TEST(an_error_of_any_call_ends_all_ranks) {
   for (const char* function : of_nccl) check("auto", function, 3);
 }
 
+// Another GPU may be current in a thread, which must not be used in place of the one that could not be made current.
+TEST(a_gpu_that_cannot_be_made_current_is_not_used) {
+  Fake fake;
+  const UserStream other(fake, 1);
+  const GpuLibraries libraries(Fake::config());
+  std::unique_ptr<Gpu> gpu;
+  CHECK(Gpu::open(libraries, 0, gpu).is_ok());
+  const GpuDevice::Scope is_current(&other.device());
+  const auto check = [&](const Status& status, const char* function) {
+    CHECK_EQUAL(status.code(), SRT_DEVICE);
+    CHECK(contains(status.text(), "cuCtxPushCurrent"));
+    CHECK_EQUAL(fake.calls(function), 0);
+  };
+  fake.reset();
+  MemoryBlock block;
+  fake.fail("cuCtxPushCurrent_v2", 1, 999);
+  check(gpu->memory().take(100, block), "cuMemAlloc_v2");
+  GpuEventPtr event;
+  fake.fail("cuCtxPushCurrent_v2", 1, 999);
+  check(gpu->events().record(gpu->launches(), event), "cuEventCreate");
+  CHECK(gpu->events().record(gpu->launches(), event).is_ok());
+  fake.fail("cuCtxPushCurrent_v2", 1, 999);
+  check(event->hold_back(gpu->copies()), "cuStreamWaitEvent");
+  CHECK_EQUAL(fake.calls("cuCtxPopCurrent_v2"), 1);  // after the one that was pushed
+}
+
 TEST(an_error_names_rank_tensor_and_the_library_s_words) {
   Fake fake;
   const std::vector<Status> endings = endings_with(fake, "auto", "ncclAllReduce", 1, 3);
