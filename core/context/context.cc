@@ -301,9 +301,10 @@ void Context::abort(std::string reason) {
 void Context::shutdown(Nanoseconds timeout) {
   if (forked_ || !is_started()) return;
   const Nanoseconds deadline = now() + timeout;
-  shutdown_->run(deadline, meet_at_the_end());
+  if (!shutdown_->run(deadline, meet_at_the_end())) return;
   const bool in_good_order = failure_->notice().status.code() == SRT_SHUT_DOWN;
   if (gpu_backend_ && in_good_order) gpu_backend_->finish(std::min(deadline, now() + longest_close));
+  else if (gpu_backend_) gpu_backend_->abort();
   timeline_.stop();
 }
 

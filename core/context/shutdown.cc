@@ -25,12 +25,13 @@ bool has_ended(CallerState& state, Ticket barrier, bool counts_unplanned) {
 
 }  // namespace
 
-void Shutdown::run(Nanoseconds deadline, Ticket all_here) {
-  if (has_begun_.exchange(true)) return;
+bool Shutdown::run(Nanoseconds deadline, Ticket all_here) {
+  if (has_begun_.exchange(true)) return false;
   if (!parts_.failure.has_happened()) drain(deadline, all_here);
   parts_.loop.stop_thread();
   const DriverRole::Scope scope(parts_.role);
   end_all(deadline);
+  return true;
 }
 
 // Waits until nothing is in flight, or only operations that some rank has not submitted and never will, because all

@@ -21,10 +21,10 @@ class Shutdown {
  public:
   explicit Shutdown(const ShutdownParts& parts) : parts_(parts) {}
 
-  // Completes the operations in flight by the deadline, says goodbye and stops. Later calls do nothing. `all_here` is
-  // a barrier of all ranks that shut down, or 0: once it has ended, operations that some rank has not submitted are
-  // not awaited.
-  void run(Nanoseconds deadline, Ticket all_here);
+  // Completes the operations in flight by the deadline, says goodbye and stops. Later calls do nothing, and return
+  // false. `all_here` is a barrier of all ranks that shut down, or 0: once it has ended, operations that some rank has
+  // not submitted are not awaited.
+  bool run(Nanoseconds deadline, Ticket all_here);
 
  private:
   void drain(Nanoseconds deadline, Ticket all_here);

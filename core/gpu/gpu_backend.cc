@@ -70,6 +70,19 @@ Status GpuBackend::decide(const Transfer& transfer, const std::vector<GpuFacts>&
   return Status::ok();
 }
 
+// Aborts all communicators in one NCCL group. An abort frees memory, which waits for all kernels on the GPU: also for
+// those of a communicator whose own abort would come later.
+void GpuBackend::abort() {
+  const Gpu* gpu = parts_.choice.gpu();
+  if (std::none_of(groups_.begin(), groups_.end(), [](const auto& one) { return one.second->is_open(); })) return;
+  const GpuDevice::Scope scope(&gpu->device());
+  const NcclFunctions& nccl = gpu->device().libraries().nccl();
+  const bool is_grouped = nccl.group_start() == nccl_success;
+  for (const auto& [members, group] : groups_)
+    if (group->is_open()) group->communicator->abort();
+  if (is_grouped) std::ignore = nccl.group_end();
+}
+
 void GpuBackend::finish(Nanoseconds deadline) {
   for (const auto& [members, group] : groups_)
     if (group->communicator) group->communicator->finish(deadline);

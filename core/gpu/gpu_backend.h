@@ -26,6 +26,8 @@ struct GpuParts {
 // Ranks whose GPUs share a communicator. Process sets of the same ranks share the group, which lasts as long as the
 // context.
 struct GpuGroup {
+  bool is_open() const { return communicator && communicator->get(); }
+
   bool has_agreed = false;
   bool uses_nccl = false;
   NcclUniqueId id = {};
@@ -42,6 +44,8 @@ class GpuBackend final : public Backend {
 
   // Finalizes the communicators, by the deadline.
   void finish(Nanoseconds deadline);
+  // Aborts the communicators, because the world has failed. Waits for no other rank.
+  void abort();
 
   // Functions for its operations.
   const GpuParts& parts() const { return parts_; }

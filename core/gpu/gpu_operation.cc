@@ -61,7 +61,7 @@ Status GpuOperation::connect(bool& is_connected) {
 
 void GpuOperation::cancel() {
   const GpuDevice::Scope scope(gpu_ ? &gpu_->device() : nullptr);
-  if (group_.communicator) group_.communicator->abort();
+  backend_.abort();
   if (running_) running_->cancel();
 }
 

@@ -115,10 +115,9 @@ Status NcclOperation::finish_launch() {
   return gpu_.events().record(gpu_.launches(), launched_);
 }
 
-// Aborts the communicator. Work that is already on the stream is still waited for.
+// Expects the communicator to be aborted. Work that is already on the stream is still waited for.
 void NcclOperation::cancel() {
   has_operator_ = false;  // it is freed with the communicator
-  if (communicator_) communicator_->abort();
   if (step_ != Step::prepare && !launched_) std::ignore = gpu_.events().record(gpu_.launches(), launched_);
 }
 

@@ -105,6 +105,49 @@ TEST(a_kernel_that_never_ends_ends_with_an_abort) {
   });
 }
 
+// A free of memory waits for all kernels on the GPU.
+TEST(an_abort_waits_for_the_kernels_of_other_communicators_unless_they_are_aborted_in_the_same_group) {
+  for (const bool is_grouped : {false, true}) {
+    Fakes fakes;
+    fakes.control.set("hang", 1);
+    fakes.control.set("free_limit", is_grouped ? 20'000 : 20);
+    NcclUniqueId other;
+    OK(fakes.nccl().unique_id(&other));
+    run_ranks(fakes, 2, [&](int rank, Gpu& gpu, Communicator& first) {
+      Communicator second(fakes, 2, other, rank);
+      const DeviceArray<float> array(gpu, {1}), more(gpu, {1});
+      const NcclFunctions& nccl = first.nccl;
+      nccl.allreduce(array.data(), array.data(), 1, float32, sum, first.handle, gpu.stream);
+      OK(first.settle());
+      nccl.allreduce(more.data(), more.data(), 1, float32, sum, second.handle, gpu.stream);
+      OK(second.settle());
+      if (is_grouped) OK(nccl.group_start());
+      first.abort();
+      second.abort();
+      if (is_grouped) OK(nccl.group_end());
+      gpu.wait(gpu.record());
+    });
+    if (!is_grouped)
+      CHECK_EQUAL(fakes.take_misuse(), "ncclCommAbort: it waits for another communicator's kernel, which does not end");
+  }
+}
+
+TEST(an_id_serves_for_one_communicator) {
+  Fakes fakes;
+  NcclUniqueId id;
+  OK(fakes.nccl().unique_id(&id));
+  const Gpu gpu(fakes, 0);
+  {
+    const Communicator first(fakes, 1, id, 0);
+    CHECK_EQUAL(first.state, nccl_success);
+  }
+  NcclConfig config;
+  NcclCommunicator again = nullptr;
+  CHECK_EQUAL(fakes.nccl().init(&again, 1, id, 0, &config), invalid_argument);
+  CHECK_EQUAL(fakes.take_misuse(), "ncclCommInitRankConfig: the rank is there already");
+  OK(fakes.nccl().abort(again));
+}
+
 TEST(a_communicator_ends_when_all_ranks_let_it) {
   Fakes fakes;
   std::atomic<bool> may_leave = false;

@@ -10,13 +10,7 @@ using namespace world;
 
 namespace {
 
-constexpr Nanoseconds patience = seconds(60);
-
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-std::vector<uint8_t> floats(int64_t count, float value) {
-  return bytes_of(std::vector<float>(static_cast<size_t>(count), value));
-}
 
 // The log of a world's ranks.
 class Said {
@@ -79,20 +73,6 @@ std::vector<Status> endings_with(Fake& fake, const char* backend, const char* fu
   return endings;
 }
 
-// An all-reduce that is in flight on a rank's GPU.
-struct Launched {
-  Launched(Fake& fake, Context& context, int rank) : data(fake, rank, floats(count, 1)), stream(fake, rank) {
-    const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
-    CHECK(context.enqueue(&request, 1, &handle).is_ok());
-    CHECK(context.wait_on_stream(&handle, 1, stream.number(), patience).is_ok());
-  }
-
-  static constexpr int64_t count = 100;
-  OnGpu data;
-  UserStream stream;
-  Ticket handle = 0;
-};
-
 }  // namespace
 
 TEST(a_world_works_after_another) {
@@ -106,15 +86,11 @@ TEST(a_world_works_after_another) {
 }
 
 TEST(an_error_of_any_call_ends_all_ranks) {
-  const char* const of_cuda[] = {"cuDeviceGet",
-                                 "cuDevicePrimaryCtxRetain",
-                                 "cuStreamCreateWithPriority",
-                                 "cuStreamWaitEvent",
-                                 "cuEventCreate",
-                                 "cuEventRecord",
-                                 "cuEventQuery",
-                                 "cuMemAlloc_v2",
-                                 "cuMemHostAlloc",
+  const char* const of_cuda[] = {"cuDeviceGet",         "cuDevicePrimaryCtxRetain",
+                                 "cuCtxPushCurrent_v2", "cuStreamCreateWithPriority",
+                                 "cuStreamWaitEvent",   "cuEventCreate",
+                                 "cuEventRecord",       "cuEventQuery",
+                                 "cuMemAlloc_v2",       "cuMemHostAlloc",
                                  "cuMemcpyAsync"};
   const char* const of_nccl[] = {"ncclCommInitRankConfig", "ncclCommGetAsyncError", "ncclRedOpCreatePreMulSum",
                                  "ncclGroupStart",         "ncclGroupEnd",          "ncclAllReduce",

@@ -9,10 +9,6 @@ using namespace world;
 
 namespace {
 
-std::vector<uint8_t> floats(int64_t count, float value) {
-  return bytes_of(std::vector<float>(static_cast<size_t>(count), value));
-}
-
 int64_t wrong_in(std::vector<uint8_t>& bytes, float expected) {
   const std::vector<float> values = values_in<float>(bytes);
   return std::count_if(values.begin(), values.end(), [&](float value) { return value != expected; });
@@ -25,8 +21,6 @@ void on_each_backend(int size, const std::function<void(Fake&, int, Context&)>& 
     ranks.run([&](int rank, Context& context) { body(fake, rank, context); });
   }
 }
-
-constexpr Nanoseconds patience = seconds(60);
 
 }  // namespace
 

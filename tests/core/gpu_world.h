@@ -138,4 +138,25 @@ inline srt_request in_place(int32_t kind, const char* name, const OnGpu& data, c
   return made;
 }
 
+constexpr Nanoseconds patience = seconds(60);
+
+inline std::vector<uint8_t> floats(int64_t count, float value) {
+  return bytes_of(std::vector<float>(static_cast<size_t>(count), value));
+}
+
+// An all-reduce that is in flight on a rank's GPU.
+struct Launched {
+  Launched(Fake& fake, Context& context, int rank, int64_t count = 100, int32_t process_set = 0)
+      : data(fake, rank, floats(count, 1)), stream(fake, rank) {
+    srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
+    request.process_set = process_set;
+    CHECK(context.enqueue(&request, 1, &handle).is_ok());
+    CHECK(context.wait_on_stream(&handle, 1, stream.number(), patience).is_ok());
+  }
+
+  OnGpu data;
+  UserStream stream;
+  Ticket handle = 0;
+};
+
 }  // namespace world

@@ -17,7 +17,9 @@ const std::map<std::string, int> defaults = {{"devices", 2},
                                              {"delay", 50},
                                              {"seed", 1},
                                              {"polls", 3},
-                                             {"hang", 0}};
+                                             {"hang", 0},
+                                             {"init_hang", 0},
+                                             {"free_limit", 20'000}};
 
 struct Failure {
   std::string function;

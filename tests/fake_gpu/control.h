@@ -10,6 +10,9 @@
 //   seed (1)              seed of these random times, and of `polls`
 //   polls (3)             ncclCommGetAsyncError returns "in progress" at most this many times, at random
 //   hang (0)              1: NCCL kernels that start from now on do not end until their communicator is aborted
+//   init_hang (0)         1: communicators that are created from now on are never ready
+//   free_limit (20000)    milliseconds; an abort waits, as cudaFree does, for all kernels of the process on its GPU.
+//                         Longer is a misuse, because on a real GPU it would wait for ever
 // SIRTAKI_FAKE_FAIL=function:nth:result in the environment calls `fail` at the start.
 #pragma once
 
@@ -27,6 +30,7 @@
   /* Makes the nth call from now on (1: the next one) of a CUDA or NCCL function return this. With 700 to 719  \
      every later CUDA call does, too. For ncclCommGetAsyncError it is the state that the call reports. */      \
   X(fail, fake_gpu_fail, void, (const char* function, int nth, int result))                                    \
+  /* Returns the number of calls of a function; of "ncclKernel": of NCCL kernels that have begun. */           \
   X(calls, fake_gpu_calls, int, (const char* function))                                                        \
   /* Holds or releases a stream: a held one starts nothing (nullptr: the current context's default stream). */ \
   X(hold, fake_gpu_hold, void, (sirtaki::CudaStream, int held))                                                \
@@ -35,7 +39,8 @@
   X(take_back, fake_gpu_take_back, void, (void* address))                                                      \
   /* Returns the first misuse: a use that CUDA or NCCL forbid; "": none. */                                    \
   X(misuse, fake_gpu_misuse, const char*, ())                                                                  \
-  /* Returns the number of streams, events, pieces of memory and communicators created and not destroyed. */   \
+  /* Returns the number of streams, events, pieces of memory and communicators created and not destroyed, and  \
+     of retained contexts. */                                                                                  \
   X(alive, fake_gpu_alive, int, ())                                                                            \
   /* Clears failures, calls and misuse, and resets all settings. */                                            \
   X(reset, fake_gpu_reset, void, ())

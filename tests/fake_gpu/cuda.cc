@@ -71,6 +71,7 @@ int cuDevicePrimaryCtxRetain(CudaContext* out, CudaDevice device) {
   FAKE_GPU_REQUIRE(device >= 0 && device < fake::most_devices, "there is no such GPU", invalid_device);
   *out = &gpus().contexts[device];
   ++(*out)->retained;
+  ++gpus().alive;
   return cuda_success;
 }
 
@@ -79,6 +80,7 @@ int cuDevicePrimaryCtxRelease_v2(CudaDevice device) {
   const std::lock_guard lock(gpus().mutex);
   FAKE_GPU_REQUIRE(gpus().contexts[device].retained > 0, "released more often than retained", invalid_context);
   --gpus().contexts[device].retained;
+  --gpus().alive;
   return cuda_success;
 }
 

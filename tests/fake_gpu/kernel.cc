@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <thread>
+#include <tuple>
 
 #include "fake_gpu/reduction.h"
 
@@ -137,6 +138,7 @@ void run_kernel(Room& room, int rank, Fate& fate, const std::vector<Call>& calls
   std::vector<Exchange> exchanges;
   for (const Call& call : calls) exchanges.emplace_back(call, rank, room.size());
   const bool hangs = setting("hang") != 0;
+  std::ignore = enter("ncclKernel");
   for (bool is_done = false; hangs || !is_done;) {
     if (fate.is_aborted) return;
     is_done = fate.error == 0;

@@ -2,6 +2,7 @@
 // work progresses only while ncclCommGetAsyncError is called; launched calls are not in the stream until that returns
 // "success".
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -25,7 +26,7 @@ struct NcclCommunicatorTag {
 
   std::shared_ptr<fake::Room> room;
   int rank, device;
-  bool is_blocking;
+  bool is_blocking, is_never_ready;
   Stage stage = Stage::joining;
   int polls_left = 0;
   int error = 0;
@@ -57,6 +58,7 @@ struct Nccl {
   std::mutex mutex;
   std::set<NcclCommunicator> communicators;
   std::string last_error;
+  std::atomic<int> kernels[fake::most_devices] = {};  // that have not ended, of this process, by GPU
 };
 
 Nccl& nccl() {
@@ -67,7 +69,8 @@ Nccl& nccl() {
 struct Group {
   int depth = 0;
   NcclResult error = nccl_success;
-  std::vector<NcclCommunicator> order;  // in the order of their first calls
+  std::vector<NcclCommunicator> order;    // in the order of their first calls
+  std::vector<NcclCommunicator> aborted;  // freed at the group's end
 };
 thread_local Group group;
 
@@ -90,12 +93,15 @@ void take_polls(NcclCommunicator communicator) {
 
 void submit_launches(NcclCommunicator communicator) {
   for (auto& launch : communicator->launches) {
+    std::atomic<int>& kernels = nccl().kernels[communicator->device];
     ++communicator->fate->running;
+    ++kernels;
     auto ranges = fake::ranges_of(launch.calls);
-    auto work = [room = communicator->room, rank = communicator->rank, fate = communicator->fate,
+    auto work = [room = communicator->room, rank = communicator->rank, fate = communicator->fate, &kernels,
                  calls = std::move(launch.calls)] {
       fake::run_kernel(*room, rank, *fate, calls);
       --fate->running;
+      --kernels;
     };
     fake::submit(launch.stream, communicator->device, {std::move(ranges), std::move(work)});
   }
@@ -122,8 +128,9 @@ void go_on(NcclCommunicator communicator) {
   fake::Room& room = *communicator->room;
   if (communicator->stage == Stage::finalizing && communicator->fate->running == 0)
     room.seat(communicator->rank).is_leaving = true;
-  const bool waits = (communicator->stage == Stage::joining && !room.all(&Seat::is_taken)) ||
-                     (communicator->stage == Stage::finalizing && !room.all(&Seat::is_leaving));
+  const bool waits =
+      (communicator->stage == Stage::joining && (communicator->is_never_ready || !room.all(&Seat::is_taken))) ||
+      (communicator->stage == Stage::finalizing && !room.all(&Seat::is_leaving));
   if (waits || --communicator->polls_left >= 0) return;
   if (communicator->stage == Stage::joining) communicator->error = check_seats(communicator);
   if (communicator->stage == Stage::launching) submit_launches(communicator);
@@ -151,9 +158,30 @@ NcclResult start(NcclCommunicator communicator, Stage stage, std::unique_lock<st
   return state_of(communicator);
 }
 
+// Frees all state of a communicator.
+NcclResult forget(NcclCommunicator communicator) {
+  nccl().communicators.erase(communicator);
+  delete communicator;
+  fake::count_alive(-1);
+  return nccl_success;
+}
+
+// Frees an aborted communicator; its memory is freed when no kernel runs on the GPU.
+void free_aborted(NcclCommunicator communicator, std::unique_lock<std::mutex>& lock) {
+  const std::atomic<int>& kernels = nccl().kernels[communicator->device];
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::milliseconds(fake::setting("free_limit"));
+  lock.unlock();
+  while (kernels > 0 && std::chrono::steady_clock::now() < limit)
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  lock.lock();
+  if (kernels > 0) misuse("ncclCommAbort", "it waits for another communicator's kernel, which does not end");
+  forget(communicator);
+}
+
 NcclResult end_group(std::unique_lock<std::mutex>& lock) {
   const Group ended = std::exchange(group, Group());
   NcclResult result = ended.error;
+  for (NcclCommunicator communicator : ended.aborted) free_aborted(communicator, lock);
   for (NcclCommunicator communicator : ended.order) {
     if (ended.error) communicator->launches.clear();
     else if (const NcclResult one = start(communicator, Stage::launching, lock); one) result = one;
@@ -207,14 +235,6 @@ NcclResult add(const char* function, NcclCommunicator communicator, Call call, C
 
 const char* bytes_of(const void* memory) { return static_cast<const char*>(memory); }
 
-// Frees all state of a communicator.
-NcclResult forget(NcclCommunicator communicator) {
-  nccl().communicators.erase(communicator);
-  delete communicator;
-  fake::count_alive(-1);
-  return nccl_success;
-}
-
 }  // namespace
 
 namespace sirtaki {
@@ -240,7 +260,8 @@ int ncclCommInitRankConfig(NcclCommunicator* out, int size, NcclUniqueId id, int
     return misuse(__func__, "the configuration was not initialised");
   auto room = fake::Room::enter(id, size);
   if (!room) return refuse("the rank that made the unique id is gone", system_error);
-  *out = new NcclCommunicatorTag{std::move(room), rank, device, config->blocking != 0};
+  const bool is_never_ready = fake::setting("init_hang") != 0;
+  *out = new NcclCommunicatorTag{std::move(room), rank, device, config->blocking != 0, is_never_ready};
   nccl().communicators.insert(*out);
   fake::count_alive(+1);
   fake::Room::Seat& seat = (*out)->room->seat(rank);
@@ -275,7 +296,10 @@ int ncclCommDestroy(NcclCommunicator communicator) {
 int ncclCommAbort(NcclCommunicator communicator) {
   FAKE_NCCL_ENTER(communicator);
   communicator->fate->is_aborted = true;
-  return forget(communicator);
+  nccl().communicators.erase(communicator);
+  if (group.depth > 0) group.aborted.push_back(communicator);
+  else free_aborted(communicator, lock);
+  return nccl_success;
 }
 
 int ncclRedOpCreatePreMulSum(NcclReduceOp* out, void* factor, NcclDataType type, int residence,
