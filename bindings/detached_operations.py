@@ -43,8 +43,19 @@ class DetachedOperations:
             if any(_srt_poll(self._context, handle) == _IN_PROGRESS for handle in handles):
                 self._batches.append((handles, keepalive))
             else:
-                _srt_release(self._context, ffi.new("srt_handle[]", handles), len(handles))
+                self._release(handles)
 
     def clear(self) -> None:
-        """Releases everything: the context has shut down, so nothing is in flight any more."""
-        self._batches.clear()
+        """Releases everything: the context has shut down, so nothing is in flight any more.
+
+        Results that the core has allocated on a GPU are freed with the context only if they were released.
+        """
+        for _ in range(len(self._batches)):
+            try:
+                handles, _keepalive = self._batches.popleft()
+            except IndexError:  # another thread sweeps
+                return
+            self._release(handles)
+
+    def _release(self, handles: list[int]) -> None:
+        _srt_release(self._context, ffi.new("srt_handle[]", handles), len(handles))
