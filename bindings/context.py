@@ -186,7 +186,8 @@ class Context:
     def wait_in_stream(self, batch: Batch, stream: int, start: int = 0, count: int | None = None) -> None:
         """Works like `wait`, for requests on a GPU: makes a CUDA stream wait for them, and not the host.
 
-        Afterwards their results may be used in that stream; release them with `detach`.
+        Afterwards their results may be used in that stream; release them with `detach`. After `wait_on_host`
+        the host waits, too.
         """
         number = batch.count - start if count is None else count
         handles = batch.handles + start
@@ -198,6 +199,10 @@ class Context:
                 return
             if status != _IN_PROGRESS:
                 self._fail(status, batch, start, number, self.detach)
+
+    def wait_on_host(self) -> None:
+        """Makes `wait_in_stream` wait until operations have ended, so that it raises every failure."""
+        lib.srt_wait_on_host(self._pointer)
 
     def add_progress_callback(self, step: Callable[[], bool]) -> None:
         """Calls `step` repeatedly during any wait of this rank, until it returns True.

@@ -75,8 +75,13 @@ class Survivors:
         self._has_begun = True
 
     def move_to(self, context: Context) -> None:
-        """Moves the objects to another world."""
+        """Moves the objects to another world.
+
+        There the host waits for GPUs: no operation that fails after its launch may leave an undefined result
+        that a step uses and a commit keeps.
+        """
         context.survivors = self
+        context.wait_on_host()
         made_inside, self._made_inside = self._made_inside, []
         for reference in made_inside:
             if (one := reference()) is not None:

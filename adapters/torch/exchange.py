@@ -144,8 +144,7 @@ class GradientExchange:
         self._discard_round()
 
     def _wait(self) -> None:
-        # In an elastic job the host waits for a GPU, too: a step must not use gradients that fail to arrive.
-        if self._filled and (self._gpu == CPU or self._context.survivors is not None):
+        if self._filled and self._gpu == CPU:
             self._context.wait(self._batch, 0, self._filled)
         elif self._filled:
             stream = device.current_stream(self._gpu)

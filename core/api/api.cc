@@ -162,6 +162,7 @@ srt_status srt_wait_on_stream(srt_context* c, const srt_handle* handles, int32_t
     return c->context->wait_on_stream(tickets(handles), count, stream, from_milliseconds(timeout_ms));
   });
 }
+void srt_wait_on_host(srt_context* c) { c->context->wait_on_host(); }
 srt_status srt_output(srt_context* c, srt_handle handle, srt_tensor* out) {
   return guarded(nullptr, [&] { return c->context->output(static_cast<Ticket>(handle), *out); });
 }

@@ -198,7 +198,7 @@ Status Context::await(const Ticket* handles, int32_t count, Until until, Nanosec
 
 // Makes the stream wait: work that the caller adds to it from now on runs after the operations.
 Status Context::wait_on_stream(const Ticket* handles, int32_t count, uintptr_t stream, Nanoseconds timeout) {
-  SIRTAKI_TRY(await(handles, count, Until::launched, timeout));
+  SIRTAKI_TRY(await(handles, count, waits_on_host_ ? Until::finished : Until::launched, timeout));
   const auto cuda_stream = reinterpret_cast<CudaStream>(stream);
   std::vector<GpuEventPtr> events;
   {

@@ -1,6 +1,7 @@
 // One rank. The Context owns every part; parts receive the parts they need, never the Context.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -37,6 +38,8 @@ class Context {
   Status enqueue_or_complete(const srt_request* requests, int32_t count, Ticket* out, bool& have_ended);
   Status wait(const Ticket* handles, int32_t count, Nanoseconds timeout);
   Status wait_on_stream(const Ticket* handles, int32_t count, uintptr_t stream, Nanoseconds timeout);
+  // Makes wait_on_stream() return only when the operations have ended. Callable from any thread.
+  void wait_on_host() { waits_on_host_ = true; }
   Status poll(Ticket handle);
   Status output(Ticket handle, srt_tensor& out);
   uint32_t result(Ticket handle);
@@ -125,6 +128,7 @@ class Context {
   std::unique_ptr<Shutdown> shutdown_;
   std::once_flag thread_started_;
   InlineCompletion inline_completion_;
+  std::atomic<bool> waits_on_host_{false};
   bool forked_ = false;
 };
 

@@ -244,6 +244,9 @@ srt_status srt_wait(srt_context *, const srt_handle *, int32_t count, int32_t ti
 /* Blocks until operations on GPU tensors are launched; from then on the CUDA stream waits for them, not the
  * host. A later failure ends the context, and is reported by the next call. */
 srt_status srt_wait_on_stream(srt_context *, const srt_handle *, int32_t count, uintptr_t stream, int32_t timeout_ms);
+/* Makes srt_wait_on_stream block until the operations have ended, from now on: then it reports every failure, and no
+ * work that follows it uses an undefined result. */
+void srt_wait_on_host(srt_context *);
 srt_status srt_output(srt_context *, srt_handle, srt_tensor *out); /* valid until the handle is released */
 uint32_t srt_result(srt_context *, srt_handle); /* SRT_RESULT_* of a finished handle */
 /* Returns the rank that joined last, for a finished join; the number of the added set, for a process set. */

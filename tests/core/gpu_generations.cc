@@ -215,4 +215,29 @@ TEST(a_new_world_works_while_the_old_one_still_exists) {
   });
 }
 
+TEST(a_host_that_waits_learns_of_a_failure_after_the_launch) {
+  Fake fake;
+  fake.set("hang", 1);
+  World ranks(2, on_gpus());
+  std::barrier waited(2);
+  ranks.run([&](int rank, Context& context) {
+    context.wait_on_host();
+    const int64_t count = 100;
+    OnGpu data(fake, rank, floats(count, 1));
+    UserStream stream(fake, rank);
+    const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
+    Ticket handle;
+    CHECK(context.enqueue(&request, 1, &handle).is_ok());
+    const auto wait = [&](Nanoseconds timeout) {
+      return context.wait_on_stream(&handle, 1, stream.number(), timeout).code();
+    };
+    while (fake.calls("ncclAllReduce") < 2) CHECK_EQUAL(wait(milliseconds(1)), SRT_IN_PROGRESS);
+    CHECK_EQUAL(wait(milliseconds(50)), SRT_IN_PROGRESS);
+    waited.arrive_and_wait();
+    if (rank == 0) context.abort("a peer is gone");
+    CHECK_EQUAL(wait(patience), SRT_ABORTED);
+    CHECK_EQUAL(values_in<float>(data.bytes()), std::vector<float>(count, 1));
+  });
+}
+
 CHECK_MAIN()

@@ -65,4 +65,29 @@ TEST(programs_of_other_shapes_are_told_apart_on_gpus) {
   });
 }
 
+// As in an elastic job: a step must not continue with arrays that have not arrived.
+TEST(a_program_fails_with_a_collective_that_fails_after_its_launch_if_the_host_waits) {
+  std::vector<std::string> ends(2);
+  world::Fake fake(2);
+  fake.set("hang", 1);
+  Ranks ranks(2, world::on_gpus({{"gpu_backend", "nccl"}}, world::Over::sockets));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank)
+    threads.emplace_back([&, rank] {
+      srt_wait_on_host(ranks[rank]);
+      world::UserStream stream(fake, rank);
+      world::OnGpu data(fake, rank, world::bytes_of<float>({1, 2}));
+      int64_t count = 2;
+      Step sum(SRT_ALLREDUCE, "sum");
+      sum.integers["device"] = rank;
+      sum.add(buffer(data, count), buffer(data, count));
+      ends[static_cast<size_t>(rank)] = run(ranks[rank], sum, stream);
+      CHECK_EQUAL(world::values_in<float>(data.bytes()), (std::vector<float>{1, 2}));
+    });
+  while (fake.calls("ncclAllReduce") < 2) std::this_thread::yield();
+  srt_abort(ranks[0], "a peer is gone");
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& end : ends) CHECK(end.find("a peer is gone") != std::string::npos);
+}
+
 CHECK_MAIN()

@@ -7,7 +7,6 @@ import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -24,8 +23,6 @@ from elastic.torch_job import (  # noqa: E402
     one_thread,
     train,
 )
-from fake_gpu import needs_fake  # noqa: E402
-from fake_gpu.tensors import FakeTensors  # noqa: E402
 from torch import nn  # noqa: E402
 from world import world  # noqa: E402
 
@@ -335,30 +332,6 @@ def whole(step: int) -> Any:
     """Returns the whole batch of a step."""
     with world(1) as ranks:
         return ranks.run(batch, step)[0]
-
-
-@needs_fake
-def test_the_host_waits_for_gradients_on_gpus() -> None:
-    """A step must not use gradients that may still fail to arrive."""
-
-    def make(worker: Worker) -> None:
-        worker.model = layers()
-        worker.optimizer = hvd.DistributedOptimizer(KINDS["SGD"](worker.model), groups=1)
-        worker.state = hvd.elastic.TorchState(worker.model, worker.optimizer, batch=0)
-
-    def function(worker: Worker) -> list[Any]:
-        worker.state.receive(Start(current(), hvd.rank() == 0, False))
-        with mock.patch.object(
-            current(), "wait_in_stream", side_effect=AssertionError("the host does not wait")
-        ):
-            train(worker, range(6), commits=True)
-        return weights(worker.model)
-
-    job = Job(make)
-    for size in (1, 2):
-        with FakeTensors(size):
-            results = job.run(size, function, gpu_backend="nccl")
-        assert all(one == results[0] for one in results)
 
 
 def test_what_could_not_follow_the_ranks_is_refused() -> None:

@@ -73,7 +73,7 @@ class Job:
             context = current()
             worker = workers[context.rank]
             if worker.state is None and worker.optimizer is None:
-                context.survivors = worker.survivors
+                worker.survivors.move_to(context)
                 self._make(worker)
                 worker.survivors.begin()
             else:
