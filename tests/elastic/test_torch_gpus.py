@@ -1,4 +1,4 @@
-"""Elastic training with torch on the fakes' GPUs, through NCCL, with ranks as threads."""
+"""Elastic training with torch on the fakes' GPUs, through NCCL, with ranks as threads and as processes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fake_gpu import needs_fake
 torch = pytest.importorskip("torch")
 
 from cases.torch_models import fill  # noqa: E402  # it imports torch
+from elastic.running import QUICK, Ended, run_job  # noqa: E402
 from elastic.torch_job import (  # noqa: E402
     Job,
     Worker,
@@ -30,6 +31,7 @@ from sirtaki.common.elastic.state import Start  # noqa: E402
 
 __all__ = ["one_thread"]  # a fixture that applies to all tests here
 pytestmark = needs_fake
+SAMPLES = 60
 
 
 def make(worker: Worker, *, by_hand: bool = False) -> None:
@@ -98,6 +100,40 @@ def test_a_collective_that_fails_after_its_launch_changes_nothing(by_hand: bool)
         first, second = job.run(2, function, gpu_backend="nccl")
         assert_equal(first, second)
         tensors.fake.set("hang", 0)
+
+
+def check(job: Ended, workers: set[int]) -> None:
+    """Checks that these workers have come to the end with the weights of one process, through NCCL."""
+    assert job.code == 0, job.text
+    assert {result["worker"] for result in job.results} >= workers, job.text
+    assert "through the memory of the host" not in job.text
+    for result in job.results:
+        assert result["difference"] < 1e-9, job.text
+        assert set(result["samples"]) == set(range(SAMPLES)), job.text
+
+
+FAULTS = [
+    (0, "kernel"),
+    (1, "exchanged"),
+    pytest.param(0, "step", marks=pytest.mark.full),
+    pytest.param(1, "kernel", marks=pytest.mark.full),
+]
+
+
+@pytest.mark.parametrize(("victim", "fault"), FAULTS)
+def test_a_process_with_a_gpu_is_lost(victim: int, fault: str) -> None:
+    """The survivors go on, on their GPUs; a rank that takes the place of the lost one uses its GPU."""
+    in_program = () if fault == "kernel" else (f"{victim}:{fault}:6",)
+    in_kernel = {"KERNEL_FAULT": f"{victim}:14"} if fault == "kernel" else {}
+    options = ("-np", "3", "--min-np", "2", *QUICK)
+    job = run_job(
+        *(options, "on_gpus.py", 3, "torch_training.py", SAMPLES, *in_program),
+        HOLD="12:3",
+        SIRTAKI_GPU_BACKEND="nccl",
+        **in_kernel,
+    )
+    check(job, {0, 1, 2, 3} - {victim})
+    assert f"rank {victim} was lost" in job.text
 
 
 def test_generations_leave_nothing_on_the_gpus() -> None:

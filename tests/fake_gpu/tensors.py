@@ -101,7 +101,7 @@ class FakeTensors:
         enqueue, wait_in_stream = Context.enqueue, Context.wait_in_stream
 
         def lend_first(context: Context, batch: Batch, start: int = 0, count: int | None = None) -> None:
-            self.lend(batch.keepalive, context.rank % self._gpus)
+            self.lend(batch.keepalive, self._gpu_of(context))
             enqueue(context, batch, start, count)
 
         def wait_there(context: Context, batch: Batch, stream: int, *which: Any) -> None:
@@ -132,7 +132,12 @@ class FakeTensors:
 
     def ordinal(self, tensor: Tensor) -> int:
         context = find()
-        return context.rank % self._gpus if tensor.is_cpu and context is not None else tensor.get_device()
+        return self._gpu_of(context) if tensor.is_cpu and context is not None else tensor.get_device()
+
+    def _gpu_of(self, context: Context) -> int:
+        """Returns a rank's GPU. In an elastic job that of its slot, which it keeps when the ranks change."""
+        is_elastic = context.survivors is not None
+        return (context.topology.local_rank if is_elastic else context.rank) % self._gpus
 
     def current_stream(self, gpu: int) -> int:
         return self.driver.stream(gpu)
