@@ -8,7 +8,8 @@
 namespace sirtaki {
 namespace {
 
-constexpr Nanoseconds longest_delivery = seconds(1);  // of goodbyes, to machines that may have failed
+// For goodbyes and failures, to machines that may have failed.
+constexpr Nanoseconds shortest_delivery = milliseconds(200), longest_delivery = seconds(1);
 
 // Time after the barrier for Decisions: a coordinator that batches tensors while plans are in flight may decide late.
 constexpr Nanoseconds last_decisions = milliseconds(300);
@@ -53,9 +54,10 @@ void Shutdown::end_all(Nanoseconds deadline) {
   EngineFailure& failure = parts_.failure;
   LocalPeers* local_peers = parts_.own.local_peers;
   if (!failure.has_happened()) serve_others(deadline);
-  const Nanoseconds last_call = std::max(deadline, now() + milliseconds(200));
+  const Nanoseconds last_call = std::max(deadline, now() + shortest_delivery);
   // A failure is sent quickly or not at all: the failed machine may accept no more bytes.
   const Nanoseconds end_of_words = failure.has_happened() ? std::min(last_call, now() + longest_delivery) : last_call;
+  const Nanoseconds end_of_operations = std::max(deadline, now() + longest_delivery);
   if (!failure.has_happened()) {
     if (local_peers) local_peers->say_goodbye();
     parts_.negotiation.say_goodbye(now());
@@ -63,7 +65,8 @@ void Shutdown::end_all(Nanoseconds deadline) {
     failure.fail({status, parts_.own.rank}, AbortScope::nobody, now());
   }
   // Peers may not have read everything yet: flush until it is sent, or time is up.
-  while ((parts_.links.has_outbound() && now() < end_of_words) || (!failure.has_ended_all() && now() < last_call)) {
+  while ((parts_.links.has_outbound() && now() < end_of_words) ||
+         (!failure.has_ended_all() && now() < end_of_operations)) {
     parts_.iteration.run(now());
     sched_yield();
   }

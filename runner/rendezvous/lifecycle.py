@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from sirtaki.bindings import default_context, observe, user_code, variables
-from sirtaki.bindings.context import Config, Context
+from sirtaki.bindings.context import SHUTDOWN_MS, Config, Context
 from sirtaki.bindings.errors import (
     DeadlineError,
     ForkedError,
@@ -154,12 +154,12 @@ def stop() -> None:
     leave(context)
 
 
-def leave(context: Context) -> None:
+def leave(context: Context, timeout_ms: int = SHUTDOWN_MS) -> None:
     """Completes the operations of a world, unless it has failed, and ends this process's part in it."""
     default_context.process.context = None
     os.environ.pop(_RANK_VARIABLE, None)
     context.clear_process_context()
-    context.shutdown()
+    context.shutdown(timeout_ms)
     _close_client("finished")
 
 

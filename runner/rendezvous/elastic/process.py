@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sirtaki.bindings import default_context, observe, variables
-from sirtaki.bindings.context import Config, Context
+from sirtaki.bindings.context import SHUTDOWN_MS, Config, Context
 from sirtaki.bindings.errors import InitializationError
 from sirtaki.bindings.gpu import with_packages
 from sirtaki.bindings.survivors import Membership, Survivors
@@ -89,7 +89,8 @@ class WorkerProcess:
     def leave(self) -> None:
         """Leaves the current world, if any: waits for operations in flight, unless it has failed."""
         if (context := default_context.process.context) is not None:
-            lifecycle.leave(context)
+            # Nobody needs its last words: hvdrun tells all members that the world has ended.
+            lifecycle.leave(context, SHUTDOWN_MS if context.failure is None else 0)
 
 
 @dataclass
