@@ -15,7 +15,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.agent_job import AgentJob
@@ -27,6 +28,10 @@ from sirtaki.runner.lease import AgentLease, lease_clock
 from sirtaki.runner.process import RankProcess
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.signals import WakeupPipe
+
+if TYPE_CHECKING:  # jobs without spares need none of it
+    from sirtaki.runner.elastic.host_spares import HostSpares
+    from sirtaki.runner.elastic.spare_process import SpareProcess
 
 ALIVE_SECONDS = 10.0  # between two ALIVE frames
 _COLLECT_SECONDS = 0.02  # no event announces that a rank has written its report
@@ -46,7 +51,8 @@ class Agent:
         self._job: AgentJob | None = None
         self._folder = ""  # the ranks' working directory
         self._credit = dict.fromkeys(_STREAMS, INITIAL_CREDIT)  # bytes that hvdrun has granted
-        self._streams: dict[int, tuple[int, int]] = {}  # rank and stream number, by open descriptor
+        # By open descriptor: the process that writes, which may become another rank, and the stream's number.
+        self._streams: dict[int, tuple[RankProcess, int]] = {}
         self._reading: set[int] = set()
         self._collecting = False
         self._remaining_files: Iterator[Frame] | None = None  # set once all ranks have ended
@@ -84,6 +90,8 @@ class Agent:
             self._send_reports()
         self._finish_step()
         now = time.monotonic()
+        if self._job is not None and self._job.spares is not None:
+            self._job.spares.advance(now)
         if now >= self._next_alive:
             self._next_alive = now + min(ALIVE_SECONDS, self._lease.interval)
             self._channel.send(Frame.of_number(Kind.ALIVE, 0, self._lease.ask(lease_clock())))
@@ -91,7 +99,9 @@ class Agent:
     def _poll_timeout(self) -> float:
         if self._collecting:
             return _COLLECT_SECONDS
-        return min(max(self._next_alive - time.monotonic(), 0.0), self._lease.seconds_left(lease_clock()))
+        due = self._job.spares.due if self._job is not None and self._job.spares is not None else None
+        due = self._next_alive if due is None else min(due, self._next_alive)
+        return min(max(due - time.monotonic(), 0.0), self._lease.seconds_left(lease_clock()))
 
     def _receive(self, frame: Frame) -> None:
         if frame.kind == Kind.ASK:
@@ -102,6 +112,10 @@ class Agent:
             self._signal(self._job, frame)
         elif frame.kind == Kind.LAUNCH and self._job is not None:
             self._launch(self._job, frame)
+        elif frame.kind == Kind.SPARE and self._job is not None:
+            self._spares_of(self._job, frame.values).start(frame.rank)
+        elif frame.kind == Kind.DISMISS and self._job is not None and self._job.spares is not None:
+            self._job.spares.dismiss(frame.rank)
         elif frame.kind == Kind.LEASE:
             self._lease.renew(frame.number)
         elif frame.kind == Kind.GRANT and frame.rank in self._credit:
@@ -148,10 +162,32 @@ class Agent:
         if rank is not None:
             self._read_from(rank)
 
+    def _spares_of(self, job: AgentJob, values: Mapping[str, Any]) -> HostSpares:
+        """Returns the spares of a job, which all start with the values of the first SPARE frame."""
+        if job.spares is None:
+            from sirtaki.runner.elastic.agent_spares import SpareReports
+            from sirtaki.runner.elastic.host_spares import HostSpares
+
+            try:
+                start_spare = job.spare_start(values)
+            except (KeyError, TypeError, ValueError) as error:
+                raise WireError(f"a spare cannot be started: {error}") from None
+
+            def start() -> SpareProcess:
+                self._wakeup.block_signals()
+                try:
+                    return start_spare()
+                finally:
+                    self._wakeup.unblock_signals()
+
+            reports = SpareReports(self._channel.send)
+            job.spares = HostSpares(start, self._read_from, job.folder, self._selector, reports)
+        return job.spares
+
     def _read_from(self, rank: RankProcess) -> None:
         for number, descriptor in ((1, rank.stdout), (2, rank.stderr)):
             os.set_blocking(descriptor, False)
-            self._streams[descriptor] = rank.rank, number
+            self._streams[descriptor] = rank, number
 
     def _signal(self, job: AgentJob, frame: Frame) -> None:
         job.signal(frame.rank, frame.number)
@@ -195,7 +231,7 @@ class Agent:
 
     def _forward(self, descriptor: int, limit: int) -> bool:
         """Forwards up to `limit` bytes of a rank's output; returns False if there is none, or at its end."""
-        rank, number = self._streams[descriptor]
+        process, number = self._streams[descriptor]
         try:
             data = os.read(descriptor, limit)
         except BlockingIOError:
@@ -204,7 +240,7 @@ class Agent:
             self._close(descriptor)
             return False
         self._credit[number] -= len(data)
-        self._channel.send(Frame(_STREAMS[number], rank, data))
+        self._channel.send(Frame(_STREAMS[number], process.rank, data))
         return True
 
     def _close(self, descriptor: int) -> None:

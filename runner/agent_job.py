@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.capacity import Capacity
@@ -21,11 +21,15 @@ from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.key import write_key
 from sirtaki.runner.timeline_files import elastic_parts, rank_file
 
+if TYPE_CHECKING:  # jobs without spares need none of it
+    from sirtaki.runner.elastic.host_spares import HostSpares
+    from sirtaki.runner.elastic.spare_process import SpareProcess
+
 _PIECE_BYTES = 64 * 1024
 
 
 class AgentJob:
-    """The ranks of this host. `values` are those of the START frame."""
+    """The ranks of this host, and the spares, if any. `values` are those of the START frame."""
 
     def __init__(self, values: Mapping[str, Any], cores: int, reaper: Reaper) -> None:
         """Raises LaunchError, or KeyError, TypeError or ValueError if the values are malformed."""
@@ -36,16 +40,16 @@ class AgentJob:
         self._capacity = Capacity(count, cores)
         if not values.get("oversubscribe"):
             self._capacity.check()
-        self._folder = Path(make_job_directory(reaper))
-        self._timeline = self._folder / "timeline"
+        self.folder = Path(make_job_directory(reaper))
+        self._timeline = self.folder / "timeline"
         self._command = [str(one) for one in values["command"]]
         self._placements = [RankPlacement(*map(int, placement)) for placement in values["placements"]]
         self._base = merge_login({str(k): str(v) for k, v in values["environment"].items()}, os.environ)
-        key_file = self._folder / "key"
+        key_file = self.folder / "key"
         write_key(str(key_file), bytes.fromhex(values["key"]))
         additions = thread_counts(count, cores, self._base)
         additions |= {str(k): str(v) for k, v in values["additions"].items()}
-        additions.setdefault(REPORTS, str(self._folder))
+        additions.setdefault(REPORTS, str(self.folder))
         self._reports = Path(additions[REPORTS])
         if TIMELINE in additions:
             additions[TIMELINE] = str(self._timeline)
@@ -58,6 +62,7 @@ class AgentJob:
         )
         self._reported_ranks: set[int] = set()
         self.running: list[RankProcess] = []
+        self.spares: HostSpares | None = None
 
     def start(self, send: Callable[[Frame], None]) -> None:
         """Starts all ranks, and reports the process of each, or why it could not be started."""
@@ -69,14 +74,40 @@ class AgentJob:
     def launch(
         self, rank: int, values: Mapping[str, Any], send: Callable[[Frame], None]
     ) -> RankProcess | None:
-        """Starts one more rank, whose additions to the environment come with it; None if that fails.
+        """Makes the spare that the values name one more rank, or else starts a process, and returns that.
 
-        Raises KeyError, TypeError or ValueError if the values are malformed.
+        Returns None if it cannot be started. Raises KeyError, TypeError or ValueError if the values are
+        malformed.
         """
+        environment = self._environment_of(values)
+        if self.spares is not None and "spare" in values:
+            spare = self.spares.take(int(values["spare"]), rank, environment)
+            if spare is not None:
+                self._note_start(spare, send)
+                return None
+        return self._start(rank, environment, send)
+
+    def spare_start(self, values: Mapping[str, Any]) -> Callable[[], SpareProcess]:
+        """Returns a function that starts a spare, whose additions to the environment come with the values.
+
+        Raises KeyError, TypeError or ValueError if the values are malformed; the function raises OSError or
+        LaunchError.
+        """
+        from sirtaki.runner.elastic.spare_command import check_spare_command
+        from sirtaki.runner.elastic.spare_process import SpareProcess
+
+        environment, runs_script = self._environment_of(values), bool(values["runs_script"])
+
+        def start() -> SpareProcess:
+            check_spare_command(self._command)  # a script may differ from the one on hvdrun's host
+            return SpareProcess(self._command, environment, self.folder, runs_script, self._reaper)
+
+        return start
+
+    def _environment_of(self, values: Mapping[str, Any]) -> dict[str, str]:
         placement = RankPlacement(*map(int, values["placement"]))
         additions = {str(k): str(v) for k, v in values["additions"].items()}
-        environment = {**self._environment.of(placement, self._base), **additions}
-        return self._start(rank, environment, send)
+        return {**self._environment.of(placement, self._base), **additions}
 
     def _start(
         self, rank: int, environment: Mapping[str, str], send: Callable[[Frame], None]
@@ -87,12 +118,17 @@ class AgentJob:
             text = describe_start_failure(rank, self._command, error)
             send(Frame(Kind.REFUSED, rank, text.encode(errors="replace")))
             return None
-        self.running.append(process)
-        send(Frame.of_number(Kind.STARTED, rank, process.pid))
+        self._note_start(process, send)
         return process
 
+    def _note_start(self, process: RankProcess, send: Callable[[Frame], None]) -> None:
+        self.running.append(process)
+        send(Frame.of_number(Kind.STARTED, process.rank, process.pid))
+
     def poll(self) -> Iterator[ExitStatus]:
-        """Yields how ranks have ended since the last call."""
+        """Yields how ranks have ended since the last call; spares report that themselves."""
+        if self.spares is not None:
+            self.spares.check()
         for rank in self.running:
             if status := rank.check():
                 if self.comes_and_goes and status.failed:
@@ -105,14 +141,18 @@ class AgentJob:
                 one.signal(number)
 
     def kill(self) -> None:
-        """Kills all ranks."""
+        """Kills all ranks and spares."""
         for one in self.running:
             one.signal(signal.SIGKILL)
+        if self.spares is not None:
+            self.spares.kill()
 
     def reap(self) -> None:
         for rank in self.running:
             if rank.exit_status:
                 rank.reap()
+        if self.spares is not None:
+            self.spares.reap()
 
     def new_reports(self) -> Iterator[Frame]:
         """Yields the failure reports that ranks have written since the last call."""

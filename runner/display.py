@@ -55,16 +55,15 @@ class Display:
             prefix = _prefix(label, rank, sink.is_terminal)
             self._streams[rank, number] = Stream(prefix, sink, files.get(number))
 
+    def add_spare(self, lane: int, label: str) -> None:
+        """Prepares for a spare, whose output is shown on hvdrun's standard error, as that of `lane`."""
+        for number in self._sinks:
+            self._streams[lane, number] = Stream(f"[{label}] ".encode(), self._stderr)
+
     def read_rank(self, rank: int, stdout: int, stderr: int) -> None:
         """Shows the data from these descriptors as the output of `rank`, and closes them at their end."""
         for number, descriptor in ((STDOUT, stdout), (STDERR, stderr)):
             self._open.add(Pipe(descriptor, self._streams[rank, number]))
-        self.balance()
-
-    def read_spare(self, stdout: int, stderr: int) -> None:
-        """Shows the data from these descriptors as the output of a spare, on hvdrun's standard error."""
-        for descriptor in (stdout, stderr):
-            self._open.add(Pipe(descriptor, Stream(b"[spare] ", self._stderr)))
         self.balance()
 
     def move_spare(self, lane: int, stdout: int, stderr: int) -> None:

@@ -36,6 +36,8 @@ class Kind(enum.IntEnum):
     FINISH = 6  # all ranks have ended: send their remaining files, and end
     LAUNCH = 7  # JSON: starts one more rank, in a job whose ranks come and go; `rank` is its place there
     LEASE = 8  # a number: the ALIVE whose sender may let its ranks run on
+    SPARE = 9  # JSON: starts a spare, which waits for a LAUNCH that names it; `rank` is its lane, below -1
+    DISMISS = 10  # the spare in lane `rank` is not needed
     # From the agent
     ANSWER = 20  # JSON: the version, this host, and what is missing here
     STARTED = 21  # a number: the pid of `rank`
@@ -49,12 +51,15 @@ class Kind(enum.IntEnum):
     DONE = 29  # the agent has left nothing behind
     LEAVING = 30  # the agent was asked to end (SIGTERM): its ranks leave at the next commit
     WORKER_TIMELINE = 31  # a generation (0: the changes) and a piece of its timeline; `rank` is the worker
+    SPARE_WAITS = 32  # JSON: the modules of the spare in lane `rank`, and the seconds that their import took
+    SPARE_ENDED = 33  # text: how the spare in lane `rank` ended, or why it could not be started
 
 
 LIMITS = {
     Kind.START: 16 << 20,
     Kind.ASK: 1 << 20,
     Kind.LAUNCH: 1 << 20,
+    Kind.SPARE: 1 << 20,
     Kind.ANSWER: 1 << 20,
     Kind.REPORT: 4 << 20,
 }

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.channel import Channel
@@ -24,6 +24,9 @@ from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.wire import printable
 from sirtaki.runner.ssh import SshOptions, explain
 from sirtaki.runner.timeline_files import Part
+
+if TYPE_CHECKING:  # jobs without spares need none of it
+    from sirtaki.runner.elastic.host_spares import SpareNews
 
 SILENCE_SECONDS = 60.0  # an agent sends ALIVE more often than this
 
@@ -73,6 +76,7 @@ class RemoteJob:
     on_exit: Callable[[], None]
     timeline: JobTimeline | None = None
     lease: HostLease | None = None  # of a job that goes on without a lost host
+    spares: SpareNews | None = None  # of a job that has spares
 
 
 class RemoteHost:
@@ -99,6 +103,7 @@ class RemoteHost:
         self._display = display
         self._ungranted = {STDOUT: 0, STDERR: 0}  # bytes received for which no new room has been granted
         self._credit = INITIAL_CREDIT
+        self._spares: set[int] = set()  # the lanes of all spares that were started
         self._job: RemoteJob | None = None
         self._last_received = time.monotonic()
 
@@ -127,6 +132,15 @@ class RemoteHost:
         self._job.ranks[rank.rank] = rank
         self.send(Frame.of_values(Kind.LAUNCH, values, rank.rank))
 
+    def start_spare(self, lane: int, values: Mapping[str, Any]) -> None:
+        """Has the agent start a spare, whose reports the job's `spares` receive."""
+        self._spares.add(lane)
+        self.send(Frame.of_values(Kind.SPARE, values, lane))
+
+    def dismiss_spare(self, lane: int) -> None:
+        """Has the agent end a spare that is not needed."""
+        self.send(Frame(Kind.DISMISS, lane))
+
     def renew_lease(self) -> None:
         """Begins a new lease: hvdrun itself was stopped, and so were the ranks."""
         self._last_received = time.monotonic()
@@ -143,7 +157,8 @@ class RemoteHost:
 
     def finish(self) -> None:
         """Has the agent send the ranks' remaining files, and end, because all ranks have ended."""
-        self._credit = INITIAL_CREDIT + len(self._job.ranks if self._job else ()) * FINAL_CREDIT
+        processes = len(self._job.ranks if self._job else ()) + len(self._spares)
+        self._credit = INITIAL_CREDIT + processes * FINAL_CREDIT
         self.send(Frame(Kind.FINISH))
 
     def poll(self) -> None:
@@ -213,6 +228,8 @@ class RemoteHost:
             self.leaves = True
         elif frame.kind == Kind.WORKER_TIMELINE and self._job is not None:
             self._store_part(frame, self._job)
+        elif self._job is not None and self._job.spares is not None and frame.rank in self._spares:
+            self._take_of_spare(frame, self._job.spares)
         elif self._job is None or frame.rank not in self._job.ranks:
             raise WireError(f"{frame.kind.name} of rank {frame.rank} is not expected")
         else:
@@ -237,11 +254,7 @@ class RemoteHost:
 
     def _take(self, frame: Frame, job: RemoteJob, rank: RemoteRank) -> None:
         if frame.kind in (Kind.STDOUT, Kind.STDERR):
-            number = STDOUT if frame.kind == Kind.STDOUT else STDERR
-            self._ungranted[number] += len(frame.payload)
-            if self._ungranted[number] > self._credit:
-                raise WireError(f"it sent more output than the {self._credit} bytes there was room for")
-            self._display.take(frame.rank, number, frame.payload)
+            self._take_output(frame)
         elif frame.kind == Kind.STARTED:
             rank.pid = frame.number
             job.on_start(frame.rank, rank.pid)
@@ -263,6 +276,29 @@ class RemoteHost:
         if job.lease is None or job.timeline is None or frame.rank < 0:
             raise WireError(f"{frame.kind.name} of worker {frame.rank} is not expected")
         job.timeline.append_part(Part(frame.rank, generation), piece)
+
+    def _take_of_spare(self, frame: Frame, spares: SpareNews) -> None:
+        if frame.kind in (Kind.STDOUT, Kind.STDERR):
+            self._take_output(frame)
+        elif frame.kind == Kind.STARTED:
+            spares.started(frame.rank, frame.number)
+        elif frame.kind == Kind.SPARE_WAITS:
+            modules, seconds = frame.values.get("modules"), frame.values.get("seconds")
+            if not isinstance(modules, int) or not isinstance(seconds, int | float):
+                raise WireError("the report of a spare is malformed")
+            spares.waits(frame.rank, modules, seconds)
+        elif frame.kind == Kind.SPARE_ENDED:
+            why = " ".join(frame.payload.decode(errors="replace").split())  # one line
+            spares.ended(frame.rank, printable(why, 1000))
+        else:
+            raise WireError(f"{frame.kind.name} is not expected now")
+
+    def _take_output(self, frame: Frame) -> None:
+        number = STDOUT if frame.kind == Kind.STDOUT else STDERR
+        self._ungranted[number] += len(frame.payload)
+        if self._ungranted[number] > self._credit:
+            raise WireError(f"it sent more output than the {self._credit} bytes there was room for")
+        self._display.take(frame.rank, number, frame.payload)
 
     def _note_exit(self, rank: RemoteRank, code: int, killed_by: int, lost: str = "") -> bool:
         is_new = rank.note(ExitStatus(rank.rank, rank.pid, code, killed_by, self.name, lost))

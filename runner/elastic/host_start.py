@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sirtaki.runner.elastic.host_spares import SpareNews
 from sirtaki.runner.elastic.post import Post
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.host_connection import Connection, with_slot_counts
@@ -20,7 +21,10 @@ from sirtaki.runner.signals import WakeupPipe
 
 @dataclass(frozen=True)
 class HostStart:
-    """The way to other hosts. `on_start` is called with a worker's lane and its pid there."""
+    """The way to other hosts.
+
+    `on_start` is called with a worker's lane and its pid there, `spares` for the spares of all hosts.
+    """
 
     settings: Settings
     job: Job
@@ -29,6 +33,7 @@ class HostStart:
     wakeup: WakeupPipe
     reaper: Reaper
     on_start: Callable[[int, int], None]
+    spares: SpareNews
 
     def connect(self, hosts: Sequence[Host]) -> tuple[list[RemoteHost], list[Host]]:
         """Reaches all hosts, and returns the connections, and the hosts with their numbers of slots.
@@ -56,8 +61,9 @@ class HostStart:
         lease = self._lease_seconds()
         values = start_values(self.settings, self.job, address)
         values |= {"placements": [], "slots": slots, "lease": lease}
-        timeline, host_lease = self.settings.timeline, HostLease(lease, lease_clock())
-        remote.start(values, RemoteJob({}, None, self.on_start, self.wakeup.wake, timeline, host_lease))
+        timeline, hosts_lease = self.settings.timeline, HostLease(lease, lease_clock())
+        job = RemoteJob({}, None, self.on_start, self.wakeup.wake, timeline, hosts_lease, self.spares)
+        remote.start(values, job)
 
     def _lease_seconds(self) -> float:
         """Returns the length of a lease: the time for which ranks let each other's machines be silent."""

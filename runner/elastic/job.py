@@ -7,9 +7,11 @@ import secrets
 import selectors
 import signal
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.capacity import Capacity
@@ -19,7 +21,7 @@ from sirtaki.runner.elastic.actions import Action, Close, Finish, Kill, Open, Sa
 from sirtaki.runner.elastic.arbiter import Arbiter
 from sirtaki.runner.elastic.discovery import Discovery
 from sirtaki.runner.elastic.host_start import HostStart
-from sirtaki.runner.elastic.job_spares import JobSpares
+from sirtaki.runner.elastic.job_spares import JobSpares, RemoteSpares
 from sirtaki.runner.elastic.other_hosts import OtherHosts
 from sirtaki.runner.elastic.phase import Phase
 from sirtaki.runner.elastic.post import Post
@@ -39,6 +41,7 @@ from sirtaki.runner.rendezvous.job import Job, RendezvousError
 from sirtaki.runner.signals import WakeupPipe, stop_this_process
 from sirtaki.runner.supervisor import KILL_SECONDS, READER_GONE
 
+_NO_WORKER = -1  # the number of a spare, which has none
 _END_SECONDS = 30.0  # for a worker that was told to end, and may have files to write
 _NO_TIMELINE = "no rank has begun to train, or all files were lost with their hosts"
 
@@ -61,13 +64,22 @@ class ElasticJob:
         job = Job(secrets.token_hex(8), 1, write_job_key(key_file), VERSION, encrypt)
         self._post = Post(job, folder, settings.interfaces, self._receive, display.say)
         connection = Connection(settings.ssh, self._selector, display)
+        self._spares = JobSpares(
+            elastic.spares, self._start_spare, self._spares_of, self._folder, self._selector, display
+        )
         self._start_of_hosts = HostStart(
-            settings, job, self._post, connection, wakeup, reaper, lambda *at: self._processes.note_pid(*at)
+            settings,
+            job,
+            self._post,
+            connection,
+            wakeup,
+            reaper,
+            lambda *at: self._processes.note_pid(*at),
+            self._spares,
         )
         self._hosts = OtherHosts(
             self._start_of_hosts.begin, self._start_of_hosts.prepare, display.say, elastic.rules.cooldown
         )
-        self._spares = JobSpares(elastic.spares, self._start_spare, self._folder, self._selector, display)
         self._processes = Processes(
             settings, job.id, key_file, elastic.rules.start, self._post, display, reaper, self._spares
         )
@@ -149,7 +161,7 @@ class ElasticJob:
             self._stop(Finish(READER_GONE if is_closed else 1, text), signal.SIGTERM)
         self._serve()  # sends what the orders have queued
         # Messages may have begun or ended the training: it is the last thing before the loop waits.
-        self._spares.advance(self._own_hosts(), self._arbiter.phase is Phase.RUNNING, time.monotonic())
+        self._spares.advance(self._ranks_of_hosts(), self._arbiter.phase is Phase.RUNNING, time.monotonic())
         if self._signal_to_send is not None:
             self._signal(self._signal_to_send)
             self._signal(signal.SIGCONT)  # a stopped process does not handle signals
@@ -177,7 +189,7 @@ class ElasticJob:
         numbers = self._wakeup.read()
         if self._reaper.replace_if_killed():
             self._display.say("the process that cleans up after this job was killed; another one replaces it")
-        self._spares.check(time.monotonic())
+        self._spares.check()
         self._serve()  # a worker's last message precedes its end
         self._note_ends()
         for number in numbers:
@@ -242,14 +254,26 @@ class ElasticJob:
         except CannotStart as error:
             self._carry_out(self._arbiter.ended(order.worker, 126, 0, str(error), time.monotonic()))
 
-    def _own_hosts(self) -> list[str]:
-        """Returns the names of this host in the slots."""
-        return [slot.host for slot in self._slots if is_own_host(slot.host)]
+    def _ranks_of_hosts(self) -> dict[str, int]:
+        """Returns the hosts on which workers can be started, with the numbers of those that run there."""
+        used = Counter(slot.host for slot in self._processes.running.values())
+        return {slot.host: used[slot.host] for slot in self._slots if self._hosts.takes_workers(slot)}
+
+    def _spares_of(self, host: str) -> RemoteSpares | None:
+        """Returns the spares of another host; None if its agent is not there."""
+        remote = self._hosts.ready(host)
+        return None if remote is None else RemoteSpares(remote, self._values_of_spare)
+
+    def _values_of_spare(self, host: str) -> dict[str, Any]:
+        """Returns the values of the SPARE frame."""
+        slot = next(slot for slot in self._slots if slot.host == host)
+        values = self._processes.values_elsewhere(_NO_WORKER, slot)
+        return {**values, "runs_script": self._elastic.spares_run_script}
 
     def _start_spare(self) -> SpareProcess:
-        """Starts a spare. Raises OSError and LaunchError."""
+        """Starts a spare on this host. Raises OSError and LaunchError."""
         slot = next(slot for slot in self._slots if is_own_host(slot.host))
-        environment, command = self._processes.environment(-1, slot), self._settings.command
+        environment, command = self._processes.environment(_NO_WORKER, slot), self._settings.command
         return SpareProcess(command, environment, self._folder, self._elastic.spares_run_script, self._reaper)
 
     # ---- The end ---------------------------------------------------------------------------------------

@@ -1,25 +1,22 @@
-"""The spares of an elastic job on this host: starts, watches and ends them, as its pool decides."""
+"""The spares of an elastic job, on all of its hosts: carries out what their pool decides."""
 
 from __future__ import annotations
 
-import os
-import select
 import selectors
-import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from sirtaki.runner.elastic.host_spares import HostSpares
 from sirtaki.runner.elastic.spare_process import SpareProcess
 from sirtaki.runner.elastic.spares import SparePool
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.failure_analysis import ExitStatus, signal_name
+from sirtaki.runner.hosts import is_own_host
 from sirtaki.runner.process import RankProcess
-from sirtaki.runner.rendezvous.elastic.loaded_modules import list_path
+from sirtaki.runner.remote import RemoteHost
 
-_LIST_SECONDS = 0.5  # between looks for the list of modules, which a rank writes after its first commit
-_END_SECONDS = 2.0  # for spares that were told to end, and only have to leave
+_FIRST_LANE = -2  # of spares, downwards: slots have the lanes from 0 on, and -1 is none
 
 
 class SpareDisplay(Protocol):
@@ -29,151 +26,159 @@ class SpareDisplay(Protocol):
 
     def detail(self, text: str) -> None: ...
 
-    def read_spare(self, stdout: int, stderr: int) -> None:
-        """Shows the data from these descriptors as the output of a spare."""
+    def add_spare(self, lane: int, label: str) -> None:
+        """Prepares for the output of a spare."""
+
+    def read_rank(self, rank: int, stdout: int, stderr: int) -> None:
+        """Shows the data from these descriptors as the output of a lane."""
 
     def move_spare(self, lane: int, stdout: int, stderr: int) -> None:
         """Shows the data from these descriptors as the output of a slot from now on."""
 
 
+class SpareHost(Protocol):
+    """A host that can have spares."""
+
+    def start(self, lane: int) -> None: ...
+
+    def dismiss(self, lane: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class RemoteSpares:
+    """Another host's spares, which its agent holds. `values` returns those of the SPARE frame for a host."""
+
+    host: RemoteHost
+    values: Callable[[str], Mapping[str, Any]]
+
+    def start(self, lane: int) -> None:
+        self.host.start_spare(lane, self.values(self.host.name))
+
+    def dismiss(self, lane: int) -> None:
+        self.host.dismiss_spare(lane)
+
+
 class JobSpares:
-    """The spares. Its methods are called by the job's main loop."""
+    """The spares. Its methods are called by the job's main loop; those of `SpareNews` by its hosts, too."""
 
     def __init__(
         self,
         wanted: int,
         start: Callable[[], SpareProcess],
+        elsewhere: Callable[[str], SpareHost | None],
         folder: Path,
         selector: selectors.BaseSelector,
         display: SpareDisplay,
     ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            wanted: the number of spares in the whole job.
+            start: starts a process on this host. Raises OSError and LaunchError.
+            elsewhere: returns another host; None if it is not there.
+            folder: the job's folder on this host.
+            selector: the one of the main loop.
+            display: shows the spares' output, and lines about them.
+        """
         self.wanted = wanted
         self._pool = SparePool(wanted)
-        self._start_process = start
-        self._list = list_path(str(folder))
-        self._selector = selector
+        self._here = HostSpares(start, self._read_output, folder, selector, self)
+        self._elsewhere = elsewhere
         self._display = display
-        self._processes: dict[int, SpareProcess] = {}  # those that wait, by their numbers
-        self._dismissed: list[SpareProcess] = []
-        self._look_at: float | None = None  # when to look for the list again
-        self._has_list = False
+        self._hosts: dict[int, str] = {}  # of all spares that were not dismissed, by their lanes
         self._is_over = False
 
     @property
     def due(self) -> float | None:
         """Returns when to call `advance` (time.monotonic()); None if nothing is due."""
-        return None if self._is_over else self._look_at or self._pool.due
+        if self._is_over:
+            return None
+        return min((due for due in (self._pool.due, self._here.due) if due is not None), default=None)
 
-    def advance(self, hosts: Sequence[str], is_running: bool, now: float) -> None:
-        """Starts the spares that are missing, and ends those of hosts that are not among these any more."""
-        if self._is_over or not self._pool.wanted:
+    def advance(self, hosts: Mapping[str, int], is_running: bool, now: float) -> None:
+        """Starts the spares that are missing, and ends those that are not needed.
+
+        `hosts`: those on which workers can be started, each with the number of those that run there.
+        """
+        if self._is_over or not self.wanted:
             return
-        self._has_list = self._has_list or os.path.exists(self._list)
-        self._look_at = now + _LIST_SECONDS if is_running and not self._has_list else None
-        started, gone = self._pool.advance(hosts, is_running and self._has_list, now)
-        for spare in gone:
-            self._dismiss(self._processes.pop(spare.number))
+        started, ended = self._pool.advance(hosts, is_running, now)
+        for spare in ended:
+            self._dismiss(_FIRST_LANE - spare.number)
         for spare in started:
-            self._start(spare.number, now)
+            lane = _FIRST_LANE - spare.number
+            self._hosts[lane] = spare.host
+            self._display.add_spare(lane, "spare" if is_own_host(spare.host) else f"{spare.host}:spare")
+            if (host := self._at(spare.host)) is not None:
+                host.start(lane)
+        self._here.advance(now)
 
     def __contains__(self, host: object) -> bool:
         """Returns whether a spare waits that can take a place on this host at once."""
-        return isinstance(host, str) and self._pool.has_ready(host)
+        return isinstance(host, str) and self._pool.has_ready(host) and self._at(host) is not None
 
     def take(self, host: str, lane: int, environment: Mapping[str, str], now: float) -> RankProcess | None:
-        """Makes a spare a worker, with this environment, whose output is shown under this number.
+        """Makes a spare of this host a worker, with this environment, whose output is that of this lane.
 
         Returns None if there is none.
         """
-        while (number := self._pool.take(host, now)) is not None:
-            process = self._processes.pop(number)
-            self._unregister(process)
-            if process.assign(lane, environment):
+        while (spare := self.choose(host, now)) is not None:
+            if (process := self._here.take(spare, lane, environment)) is not None:
                 self._display.move_spare(lane, process.stdout, process.stderr)
                 return process
-            self._dismissed.append(process)
-            self._display.say(f"a spare on {host} has ended just before it took a place")
         return None
 
-    def check(self, now: float) -> None:
-        """Notes the spares that have ended."""
-        for number, process in list(self._processes.items()):
-            if status := process.check():
-                self._note_end(number, process, status, now)
+    def choose(self, host: str, now: float) -> int | None:
+        """Returns the lane of the spare that takes a place on another host, by order of its agent.
+
+        Returns None if there is none. It may have ended, or end before the order comes.
+        """
+        number = self._pool.take(host, now)
+        return None if number is None else _FIRST_LANE - number
+
+    def check(self) -> None:
+        """Notes the spares of this host that have ended."""
+        self._here.check()
 
     def end(self) -> None:
         """Tells all spares that they are not needed: the job ends."""
         self._is_over = True
-        for process in self._processes.values():
-            self._dismiss(process)
-        self._processes.clear()
+        _, ended = self._pool.advance({}, False, time.monotonic())
+        for spare in ended:
+            self._dismiss(_FIRST_LANE - spare.number)
 
     def reap(self) -> None:
-        """Waits for the spares that were told to end, and kills those that do not."""
+        """Waits for the spares of this host, and kills those that do not leave."""
         self.end()
-        deadline = time.monotonic() + _END_SECONDS
-        for process in self._dismissed:
-            if not _leaves(process, deadline):
-                process.signal(signal.SIGKILL)
-            process.close()
-            process.reap()
-        self._dismissed.clear()
+        self._here.reap()
 
-    def _start(self, number: int, now: float) -> None:
-        try:
-            process = self._start_process()
-        except (OSError, LaunchError) as error:
-            self._say(self._pool.note_end(number, f"cannot be started: {error}", now))
-            return
-        self._processes[number] = process
-        self._selector.register(process, selectors.EVENT_READ, lambda: self._read(number))
-        self._display.read_spare(process.stdout, process.stderr)
-        self._display.detail(f"spare {number} is pid {process.pid}")
+    # ---- News of the hosts -----------------------------------------------------------------------------
 
-    def _read(self, number: int) -> None:
-        process = self._processes.get(number)
-        if process is None:
-            return
-        reports = process.reports()
-        if reports is None:  # it has ended, or is about to: its end is noted when it is there
-            self._unregister(process)
-            return
-        for report in reports:
-            self._pool.note_ready(number, time.monotonic())
-            modules, seconds = report["modules"], report["seconds"]
-            self._display.detail(f"spare {number} waits, with {modules} modules after {seconds:.1f} s")
+    def started(self, lane: int, pid: int) -> None:
+        self._display.detail(f"spare {_FIRST_LANE - lane} is pid {pid}{self._where(lane)}")
 
-    def _note_end(self, number: int, process: SpareProcess, status: ExitStatus, now: float) -> None:
-        why = f"has failed with exit code {status.code}"
-        if status.killed_by:
-            why = f"was killed by signal {status.killed_by} ({signal_name(status.killed_by)})"
-        elif not status.code:
-            why = "has ended before it called hvd.init()"
-        self._say(self._pool.note_end(number, why, now))
-        del self._processes[number]
-        self._unregister(process)
-        process.clear()
-        process.close()
+    def waits(self, lane: int, modules: int, seconds: float) -> None:
+        number = _FIRST_LANE - lane
+        self._pool.note_ready(number, time.monotonic())
+        text = f"spare {number} waits{self._where(lane)}, with {modules} modules after {seconds:.1f} s"
+        self._display.detail(text)
 
-    def _dismiss(self, process: SpareProcess) -> None:
-        self._unregister(process)
-        process.dismiss()
-        self._dismissed.append(process)
+    def ended(self, lane: int, why: str) -> None:
+        host = self._hosts.pop(lane, None)
+        if host is not None:  # it was not told to end
+            text = self._pool.note_end(_FIRST_LANE - lane, why, time.monotonic())
+            self._display.say(text or f"a spare on {host} {why} just before it took a place")
 
-    def _unregister(self, process: SpareProcess) -> None:
-        if process.fileno() in self._selector.get_map():
-            self._selector.unregister(process)
+    def _dismiss(self, lane: int) -> None:
+        if (host := self._at(self._hosts.pop(lane))) is not None:
+            host.dismiss(lane)
 
-    def _say(self, text: str) -> None:
-        if text:
-            self._display.say(text)
+    def _at(self, host: str) -> SpareHost | None:
+        return self._here if is_own_host(host) else self._elsewhere(host)
 
+    def _where(self, lane: int) -> str:
+        host = self._hosts.get(lane, "")
+        return f" on {host}" if host and not is_own_host(host) else ""
 
-def _leaves(process: SpareProcess, deadline: float) -> bool:
-    """Waits until a spare closes its end of the connection, as its exit does; returns whether it has."""
-    poll = select.poll()
-    poll.register(process, select.POLLIN)
-    while (left := deadline - time.monotonic()) > 0:
-        if poll.poll(left * 1e3) and process.reports() is None:
-            return True
-    return False
+    def _read_output(self, process: SpareProcess) -> None:
+        self._display.read_rank(process.rank, process.stdout, process.stderr)

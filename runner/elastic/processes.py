@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.cores import usable_cores
@@ -51,7 +52,7 @@ class Processes:
     Attributes:
         settings, job, key_file: those of the job; `job` is its name.
         size: the number of ranks with which it starts.
-        spares: processes that take the places of workers lost on this host.
+        spares: processes that take the places of lost workers, on the same hosts.
     """
 
     settings: Settings
@@ -81,8 +82,7 @@ class Processes:
         if host is None:
             self._start_here(worker, slot)
         else:
-            own = {WORKER: str(worker), "HOROVOD_ELASTIC": "1", ARBITER: self.post.address_for_others()}
-            self._start_there(worker, slot, own, host)
+            self._start_there(worker, slot, host)
         self.running[worker] = slot
 
     def environment(self, worker: int, slot: Slot) -> Mapping[str, str]:
@@ -99,6 +99,13 @@ class Processes:
             self.job, self.post.address, self.key_file, settings.start_timeout, additions
         )
         return environment.of(self._placement(slot), os.environ)
+
+    def values_elsewhere(self, worker: int, slot: Slot) -> dict[str, Any]:
+        """Returns from which values an agent makes the environment of a worker on its host."""
+        own = {WORKER: str(worker), "HOROVOD_ELASTIC": "1", ARBITER: self.post.address_for_others()}
+        if self.spares.wanted:
+            own[SPARES] = "1"
+        return {"placement": astuple(self._placement(slot)), "additions": own}
 
     def ended(self, now: float) -> Iterator[tuple[int, ExitStatus, float]]:
         """Yields the workers that have ended, each after its last message if that can be known.
@@ -167,9 +174,11 @@ class Processes:
         self._all[worker] = process
         self.note_pid(lane, process.pid)
 
-    def _start_there(self, worker: int, slot: Slot, own: Mapping[str, str], host: RemoteHost) -> None:
-        rank = RemoteRank(self._lanes[slot], host)
-        host.launch(rank, {"placement": astuple(self._placement(slot)), "additions": dict(own)})
+    def _start_there(self, worker: int, slot: Slot, host: RemoteHost) -> None:
+        rank, values = RemoteRank(self._lanes[slot], host), self.values_elsewhere(worker, slot)
+        if (spare := self.spares.choose(slot.host, time.monotonic())) is not None:
+            values["spare"] = spare
+        host.launch(rank, values)
         self._all[worker], self._hosts[worker] = rank, host
 
     def _placement(self, slot: Slot) -> RankPlacement:

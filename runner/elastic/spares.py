@@ -6,7 +6,7 @@ becomes the process that the arbiter has ordered to start.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sirtaki.runner.elastic.pauses import doubled
@@ -43,43 +43,57 @@ class _HostFailures:
 
 @dataclass
 class SparePool:
-    """The spares. `wanted` is their number in the whole job; hosts are named as in slots."""
+    """The spares. `wanted` is their number in the whole job; hosts are named as in slots.
+
+    They are spread over the hosts on which ranks run: no host keeps two more than another one can have.
+    """
 
     wanted: int
     _spares: dict[int, Spare] = field(default_factory=dict)
-    _hosts: Sequence[str] = ()
+    _hosts: Mapping[str, int] = field(default_factory=dict)
     _failures: dict[str, _HostFailures] = field(default_factory=dict)
     _next_number: int = 0
     _not_before: float = 0.0
     _is_running: bool = False
 
-    def advance(self, hosts: Sequence[str], is_running: bool, now: float) -> tuple[list[Spare], list[Spare]]:
-        """Returns the spares to start, and those to end because their host does not belong to the job.
+    def advance(
+        self, hosts: Mapping[str, int], is_running: bool, now: float
+    ) -> tuple[list[Spare], list[Spare]]:
+        """Returns the spares to start, and those to end, whose hosts have left, or have too many of them.
 
         Args:
-            hosts: the hosts of the job that can have spares: those where a rank has written its modules.
+            hosts: the hosts on which ranks may be started, with the number that run there. A host without any
+                keeps its spares, and gets no more.
             is_running: whether the ranks train; spares start at no other time.
             now: time.monotonic().
         """
-        self._hosts, self._is_running = list(dict.fromkeys(hosts)), is_running
-        gone = [one for one in self._spares.values() if one.host not in self._hosts]
-        for spare in gone:
+        self._hosts, self._is_running = dict(hosts), is_running
+        ended = [one for one in self._spares.values() if one.host not in self._hosts]
+        for spare in ended:
             del self._spares[spare.number]
         started: list[Spare] = []
-        if is_running and now >= self._not_before:
-            while len(self._spares) < self.wanted and (host := self._next_host(now)) is not None:
-                spare = Spare(self._next_number, host)
-                self._next_number += 1
-                self._spares[spare.number] = spare
-                started.append(spare)
-        return started, gone
+        if not is_running or now < self._not_before:
+            return started, ended
+        while (host := self._next_host(now)) is not None:
+            if len(self._spares) >= self.wanted:
+                if (surplus := self._surplus(host)) is None:
+                    break
+                ended.append(self._spares.pop(surplus.number))
+            spare = Spare(self._next_number, host)
+            self._next_number += 1
+            self._spares[spare.number] = spare
+            started.append(spare)
+        return started, ended
 
     @property
     def due(self) -> float | None:
         """Returns when `advance` may start a spare (time.monotonic()); None if that takes an event."""
-        if not self._is_running or len(self._spares) >= self.wanted:
+        if not self._is_running:
             return None
-        moments = [self._failures_of(host).until for host in self._usable_hosts()]
+        hosts = self._usable_hosts()
+        if len(self._spares) >= self.wanted:
+            hosts = [host for host in hosts if self._surplus(host) is not None]
+        moments = [self._failures_of(host).until for host in hosts]
         return max(min(moments), self._not_before) if moments else None
 
     def note_ready(self, number: int, now: float) -> None:
@@ -89,14 +103,14 @@ class SparePool:
 
     def has_ready(self, host: str) -> bool:
         """Returns whether a spare of this host waits, so that a new worker starts at once."""
-        return any(one.host == host and one.ready is not None for one in self._spares.values())
+        return any(one.ready is not None for one in self._on(host))
 
     def take(self, host: str, now: float) -> int | None:
         """Returns the number of the spare that takes a place on this host; None if there is none.
 
         The oldest of those that wait is taken; else one that still imports, which is ahead of a new process.
         """
-        own = [one for one in self._spares.values() if one.host == host]
+        own = self._on(host)
         if not own:
             return None
         spare = min(own, key=lambda one: (one.ready is None, one.number))
@@ -119,13 +133,27 @@ class SparePool:
         return f"a spare on {spare.host} {why}; another one starts in {pause:g} s"
 
     def _next_host(self, now: float) -> str | None:
-        """Returns the host with the fewest spares; the first of several."""
+        """Returns the host with the fewest spares, of several the one with the most ranks; None without."""
         free = [host for host in self._usable_hosts() if self._failures_of(host).until <= now]
-        counts = {host: sum(one.host == host for one in self._spares.values()) for host in free}
-        return min(free, key=lambda host: counts[host], default=None)
+        return min(free, key=lambda host: (len(self._on(host)), -self._hosts[host]), default=None)
+
+    def _surplus(self, host: str) -> Spare | None:
+        """Returns a spare to end, so that one may start on this host, which has two fewer; None if none has.
+
+        It is one that still imports, if there is any, and the newest.
+        """
+        fullest = max(map(self._on, self._hosts), key=len, default=[])
+        if len(fullest) < len(self._on(host)) + 2:
+            return None
+        return max(fullest, key=lambda one: (one.ready is None, one.number))
+
+    def _on(self, host: str) -> list[Spare]:
+        return [one for one in self._spares.values() if one.host == host]
 
     def _usable_hosts(self) -> list[str]:
-        return [host for host in self._hosts if self._failures_of(host).count < _MOST_FAILURES]
+        """Returns the hosts that may have another spare, now or after a pause."""
+        used = [host for host, ranks in self._hosts.items() if ranks]
+        return [host for host in used if self._failures_of(host).count < _MOST_FAILURES]
 
     def _failures_of(self, host: str) -> _HostFailures:
         return self._failures.setdefault(host, _HostFailures())

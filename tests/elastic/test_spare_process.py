@@ -236,7 +236,7 @@ def test_a_module_that_opens_a_gpu_is_left_out_next_time(
 def test_the_pause_after_failures_is_a_minute_at_most() -> None:
     pool, now, pauses = SparePool(1), 0.0, []
     for _ in range(9):
-        ((one,), _) = pool.advance(["a"], True, now)
+        ((one,), _) = pool.advance({"a": 1}, True, now)
         pool.note_end(one.number, "has failed", now)
         assert pool.due is not None
         pauses.append(pool.due - now)
@@ -247,7 +247,7 @@ def test_the_pause_after_failures_is_a_minute_at_most() -> None:
 def test_a_spare_that_has_waited_for_long_does_not_fail_in_a_row() -> None:
     pool, now = SparePool(1), 0.0
     for _ in range(20):
-        ((one,), _) = pool.advance(["a"], True, now)
+        ((one,), _) = pool.advance({"a": 1}, True, now)
         pool.note_ready(one.number, now)
         text = pool.note_end(one.number, "was killed", now + 60.0)
         assert text == "a spare on a was killed; another one starts in 1 s"
@@ -261,7 +261,7 @@ class PoolMachine(RuleBasedStateMachine):
         super().__init__()
         self.pool = SparePool(3)
         self.now = 100.0
-        self.hosts = ["a", "b"]
+        self.hosts = {"a": 2, "b": 1}  # the ranks on each
         self.running = True
         self.living: dict[int, str] = {}
         self.ready: set[int] = set()
@@ -270,35 +270,49 @@ class PoolMachine(RuleBasedStateMachine):
         self.earliest = dict.fromkeys("abc", 0.0)  # when a host's next spare may start
 
     def able(self) -> list[str]:
-        return [one for one in self.hosts if self.now >= self.earliest[one] and self.failures[one] < 10]
+        return [one for one in self.usable() if self.now >= self.earliest[one]]
+
+    def usable(self) -> list[str]:
+        """Returns the hosts that can have another spare, now or later."""
+        return [one for one, ranks in self.hosts.items() if ranks and self.failures[one] < 10]
+
+    def count(self, host: str) -> int:
+        return list(self.living.values()).count(host)
+
+    def lacks(self, host: str) -> bool:
+        """Returns whether a spare is to start on a host as soon as it can have one."""
+        return len(self.living) < 3 or any(self.count(one) > self.count(host) + 1 for one in self.hosts)
 
     @rule()
     def advance(self) -> None:
         started, gone = self.pool.advance(self.hosts, self.running, self.now)
+        moved = [one for one in gone if one.host in self.hosts]
         for one in gone:
-            assert self.living.pop(one.number) not in self.hosts
+            if one.host in self.hosts:  # another host has two fewer
+                assert any(self.count(one.host) > self.count(host) + 1 for host in self.able())
+                newer = [number for number, where in self.living.items() if where == one.host]
+                assert one.number == max(newer, key=lambda number: (number not in self.ready, number))
+            assert self.living.pop(one.number) == one.host
             self.ready.discard(one.number)
-        assert self.running or not started
+        assert self.running or not (started or moved)
         for one in started:
             assert one.number not in self.numbers
-            counts = {host: list(self.living.values()).count(host) for host in self.able()}
-            assert counts[one.host] == min(counts.values())
+            assert self.hosts[one.host]
             self.numbers.add(one.number)
             self.living[one.number] = one.host
         assert len(self.living) <= 3
-        assert len(self.living) == 3 or not self.running or not self.able()
-        due = self.pool.due
-        waiting = [self.earliest[one] for one in self.hosts if self.failures[one] < 10]
-        expected = min(waiting) if self.running and waiting and len(self.living) < 3 else None
-        assert due == expected
+        assert not moved or len(self.living) == 3
+        assert not self.running or not any(self.lacks(one) for one in self.able())
+        waiting = [self.earliest[one] for one in self.usable() if self.lacks(one)]
+        assert self.pool.due == (min(waiting) if self.running and waiting else None)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 7.0, 60.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
         self.advance()
 
-    @rule(hosts=st.lists(st.sampled_from("abc"), unique=True), running=st.booleans())
-    def change(self, hosts: list[str], running: bool) -> None:
+    @rule(hosts=st.dictionaries(st.sampled_from("abc"), st.integers(0, 2)), running=st.booleans())
+    def change(self, hosts: dict[str, int], running: bool) -> None:
         self.hosts, self.running = hosts, running
         self.advance()
 

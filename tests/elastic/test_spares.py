@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from elastic.running import FAILSAFE_SECONDS, QUICK, Ended, command, results_in, run_job
+from elastic.running import FAILSAFE_SECONDS, QUICK, run_job
+from elastic.spare_job import check_exact, running
 from launching import is_running, wait_until
 
 from sirtaki.runner.elastic.actions import Slot
@@ -27,53 +25,6 @@ TWO = ("-np", "2", "--min-np", "1", "--verbose", "--spares", "1", *QUICK)
 MODES = pytest.mark.parametrize("mode", [(), ("--spares-run-script",)])
 
 
-class Running:
-    """A job of spare_training.py that runs, with its output so far."""
-
-    def __init__(self, job: subprocess.Popen[bytes], folder: Path) -> None:
-        self.job = job
-        self.folder = folder
-
-    @property
-    def text(self) -> str:
-        return (self.folder / "output").read_text()
-
-    def wait_for(self, text: str) -> None:
-        wait_until(lambda: text in self.text or self.job.poll() is not None, text)
-        assert text in self.text, self.text
-
-    def workers(self) -> list[int]:
-        """Returns the pids of the workers in slot 1, the oldest first."""
-        return [int(pid) for pid in re.findall(r"the worker in slot localhost:1 is pid (\d+)", self.text)]
-
-    def spares(self) -> list[int]:
-        return [int(pid) for pid in re.findall(r"spare \d+ is pid (\d+)", self.text)]
-
-    def end(self) -> Ended:
-        """Lets the training end."""
-        (self.folder / "end").touch()
-        code = self.job.wait(FAILSAFE_SECONDS)
-        return Ended(code, self.text, results_in(self.text))
-
-    def ran(self) -> set[int]:
-        """Returns the pids of the processes that have run the program."""
-        return {int(path.name.partition("-")[2]) for path in self.folder.glob("ran-*")}
-
-
-@contextmanager
-def running(folder: Path, options: Sequence[str] = TWO) -> Iterator[Running]:
-    """Starts a job, and ends it at the latest when the test has ended."""
-    with open(folder / "output", "wb") as output:
-        job = subprocess.Popen(
-            command(options, "spare_training.py", (str(folder),)), stdout=output, stderr=subprocess.STDOUT
-        )
-    try:
-        yield Running(job, folder)
-    finally:
-        job.terminate()
-        job.wait(FAILSAFE_SECONDS)
-
-
 # ---- Jobs ----------------------------------------------------------------------------------------------
 
 
@@ -84,18 +35,16 @@ def test_a_spare_takes_the_place_of_a_killed_rank(mode: tuple[str, ...], tmp_pat
         os.kill(job.workers()[0], signal.SIGKILL)
         job.wait_for("2 ranks from commit")
         ended = job.end()
-    assert ended.code == 0, ended.text
+    check_exact(ended, 2)
     assert job.workers()[1] == job.spares()[0]
     # The program has also pickled an object of a class of its own, which __main__ defines in a spare too.
     results = {result["pid"]: result for result in ended.results}
     assert results[job.spares()[0]]["worker"] == "2"
-    assert len(results) == 2
-    assert len({result["steps"] for result in ended.results}) == 1
     assert "[1] RESULT" in ended.text
 
 
 def test_a_spare_that_waits_at_the_end_runs_nothing_of_the_program(tmp_path: Path) -> None:
-    with running(tmp_path) as job:
+    with running(tmp_path, TWO) as job:
         job.wait_for("spare 0 waits")
         ended = job.end()
     assert ended.code == 0, ended.text
@@ -116,7 +65,7 @@ def test_a_spare_that_runs_the_script_goes_no_further_than_init(tmp_path: Path) 
 
 
 def test_a_spare_that_fails_is_replaced_and_the_ranks_go_on(tmp_path: Path) -> None:
-    with running(tmp_path) as job:
+    with running(tmp_path, TWO) as job:
         job.wait_for("spare 0 waits")
         os.kill(job.spares()[0], signal.SIGKILL)
         job.wait_for("spare 1 waits")
@@ -128,7 +77,7 @@ def test_a_spare_that_fails_is_replaced_and_the_ranks_go_on(tmp_path: Path) -> N
 
 
 def test_a_killed_hvdrun_leaves_no_spare_behind(tmp_path: Path) -> None:
-    with running(tmp_path) as job:
+    with running(tmp_path, TWO) as job:
         job.wait_for("spare 0 waits")
         pids = [*job.ran(), *job.spares()]
         assert len(pids) == 3
@@ -177,16 +126,47 @@ def test_a_spare_may_get_its_place_while_it_still_imports(monkeypatch: pytest.Mo
 
 
 def test_spares_start_only_while_the_ranks_train_and_are_spread_over_hosts() -> None:
+    pool, hosts = SparePool(4), {"a": 1, "b": 2, "c": 0}
+    assert pool.advance(hosts, False, 0.0) == ([], [])
+    started, _ = pool.advance(hosts, True, 0.0)
+    assert [spare.host for spare in started] == ["b", "a", "b", "a"]  # none where no rank runs
+    assert pool.advance(hosts, True, 1.0) == ([], [])
+
+
+def test_a_host_keeps_its_spare_while_it_has_no_rank() -> None:
+    pool = SparePool(1)
+    pool.advance({"a": 2, "b": 1}, True, 0.0)
+    assert pool.advance({"a": 0, "b": 1}, False, 1.0) == ([], [])
+    assert pool.take("a", 1.0) == 0
+
+
+def test_a_host_that_joins_gets_its_share_of_the_spares() -> None:
     pool = SparePool(3)
-    assert pool.advance(["a", "b"], False, 0.0) == ([], [])
-    started, _ = pool.advance(["a", "b"], True, 0.0)
-    assert [spare.host for spare in started] == ["a", "b", "a"]
-    assert pool.advance(["a", "b"], True, 1.0) == ([], [])
+    pool.advance({"a": 2}, True, 0.0)
+    pool.note_ready(2, 1.0)
+    started, ended = pool.advance({"a": 2, "b": 2}, True, 2.0)
+    assert [(spare.number, spare.host) for spare in started] == [(3, "b")]
+    assert [spare.number for spare in ended] == [1]  # the newest of those that still import
+    assert pool.note_end(1, "has ended", 2.0) == ""
+    assert pool.advance({"a": 2, "b": 2}, True, 3.0) == ([], [])
+
+
+def test_a_host_whose_spare_has_failed_gets_its_share_after_the_pause() -> None:
+    pool, hosts = SparePool(2), {"a": 1, "b": 1}
+    pool.advance(hosts, True, 0.0)
+    pool.note_end(1, "has failed", 0.0)
+    started, _ = pool.advance(hosts, True, 0.5)
+    assert [spare.host for spare in started] == ["a"]
+    assert pool.due == 1.0
+    started, ended = pool.advance(hosts, True, 1.0)
+    assert [spare.host for spare in started] == ["b"]
+    assert [spare.host for spare in ended] == ["a"]
+    assert pool.due is None
 
 
 def test_the_oldest_waiting_spare_of_the_host_is_taken_and_replaced_after_a_pause() -> None:
     pool = SparePool(2)
-    pool.advance(["a"], True, 0.0)
+    pool.advance({"a": 2}, True, 0.0)
     assert not pool.has_ready("a")
     pool.note_ready(1, 1.0)
     assert pool.has_ready("a")
@@ -195,16 +175,16 @@ def test_the_oldest_waiting_spare_of_the_host_is_taken_and_replaced_after_a_paus
     assert pool.take("a", 2.0) == 1  # 0 still imports
     assert pool.take("a", 2.0) == 0
     assert pool.take("a", 2.0) is None
-    assert pool.advance(["a"], True, 2.5) == ([], [])
+    assert pool.advance({"a": 2}, True, 2.5) == ([], [])
     assert pool.due == 2.0 + REPLENISH_SECONDS
-    started, _ = pool.advance(["a"], True, 2.0 + REPLENISH_SECONDS)
+    started, _ = pool.advance({"a": 2}, True, 2.0 + REPLENISH_SECONDS)
     assert [spare.number for spare in started] == [2, 3]
 
 
 def test_spares_of_a_host_that_leaves_are_ended() -> None:
     pool = SparePool(1)
-    pool.advance(["a"], True, 0.0)
-    started, gone = pool.advance(["b"], True, 1.0)
+    pool.advance({"a": 1}, True, 0.0)
+    started, gone = pool.advance({"b": 1}, True, 1.0)
     assert [spare.host for spare in gone] == ["a"]
     assert [spare.host for spare in started] == ["b"]
     assert pool.note_end(gone[0].number, "has ended", 2.0) == ""
@@ -214,9 +194,9 @@ def test_pauses_grow_with_failures_until_a_host_gets_no_more_spares() -> None:
     pool, now = SparePool(1), 0.0
     texts = []
     for _ in range(10):
-        ((started,), _) = pool.advance(["a"], True, now)
+        ((started,), _) = pool.advance({"a": 1}, True, now)
         texts.append(pool.note_end(started.number, "has failed", now))
-        assert pool.advance(["a"], True, now) == ([], [])
+        assert pool.advance({"a": 1}, True, now) == ([], [])
         now = pool.due or now + 1000.0
     assert texts[:2] == [
         "a spare on a has failed; another one starts in 1 s",
@@ -224,7 +204,7 @@ def test_pauses_grow_with_failures_until_a_host_gets_no_more_spares() -> None:
     ]
     assert texts[-1] == "a spare on a has failed: the last one there, because 10 have failed"
     assert pool.due is None
-    assert pool.advance(["a"], True, now + 1000.0) == ([], [])
+    assert pool.advance({"a": 1}, True, now + 1000.0) == ([], [])
 
 
 def test_the_first_pause_of_a_slot_is_left_out_where_a_spare_waits() -> None:
