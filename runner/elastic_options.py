@@ -76,7 +76,7 @@ def _add_spares(
         "--spares",
         metavar="N",
         type=whole_number,
-        help=f"{elastic}: processes with modules loaded that take the places of ranks lost on this host (0)",
+        help=f"{elastic}: processes with modules loaded, spread over the hosts, that replace lost ranks (0)",
     )
     add(
         "--spares-run-script",
