@@ -80,9 +80,10 @@ def held(tmp_path: Path) -> Iterator[Held]:
         yield Held(tmp_path, reaper)
 
 
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not is_running(pid), "the spare has ended")
+def kill(spare: SpareProcess) -> None:
+    """Kills a spare, and waits until all its threads have ended, which have its connection open."""
+    os.kill(spare.pid, signal.SIGKILL)
+    wait_until(lambda: spare.poll() is not None, "the spare has ended")
 
 
 def test_a_spare_starts_when_a_rank_has_written_its_modules(held: Held) -> None:
@@ -128,7 +129,7 @@ def test_a_spare_that_takes_a_place_is_no_longer_held(held: Held) -> None:
 
 def test_a_spare_that_has_just_ended_takes_no_place(held: Held) -> None:
     held.start()
-    kill(held.processes[0].pid)
+    kill(held.processes[0])
     assert held.spares.take(LANE, 3, held.environment) is None
     assert held.news.ends == []
     held.spares.check()
@@ -139,7 +140,7 @@ def test_spares_that_are_not_needed_leave_and_their_end_is_reported_once(held: H
     held.start()
     held.spares.dismiss(LANE)
     held.spares.dismiss(LANE)
-    wait_until(lambda: not is_running(held.processes[0].pid), "the spare has left")
+    wait_until(lambda: held.processes[0].poll() is not None, "the spare has left")
     held.spares.check()
     held.spares.check()
     assert held.news.ends == [(LANE, "has ended before it called hvd.init()")]
