@@ -19,6 +19,8 @@ INITIAL_CREDIT = 256 * 1024  # bytes of ranks' output that an agent may send bef
 # Further bytes for each stream of a rank once all ranks have ended: the capacity of a pipe.
 FINAL_CREDIT = 1024 * 1024
 _MAGIC = b"sirt"
+NO_RANK = -1
+
 _HEADER = struct.Struct("!4sBiI")  # magic, kind, rank (or a number), length of the payload
 _NUMBER = struct.Struct("!I")
 
@@ -30,7 +32,7 @@ class Kind(enum.IntEnum):
     # To the agent
     ASK = 1  # JSON: the folder and the program that the job needs
     START = 2  # JSON: everything that the ranks of this host need
-    SIGNAL = 3  # a number: the signal for `rank`
+    SIGNAL = 3  # a number: the signal for `rank`; of no rank: all ranks are stopped, or go on (Ctrl-Z)
     GRANT = 4  # a number: how many more bytes of the ranks' output may be sent; `rank` is the stream, 1 or 2
     COLLECT = 5  # the job has failed: send ranks' failure reports as soon as they exist
     FINISH = 6  # all ranks have ended: send their remaining files, and end
@@ -73,7 +75,7 @@ class WireError(Exception):
 @dataclass(frozen=True)
 class Frame:
     kind: Kind
-    rank: int = -1
+    rank: int = NO_RANK
     payload: bytes = b""
 
     def pack(self) -> bytes:

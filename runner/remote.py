@@ -15,7 +15,7 @@ from sirtaki.runner.channel import Channel
 from sirtaki.runner.command import NOT_EXECUTABLE
 from sirtaki.runner.display import STDERR, STDOUT, Display
 from sirtaki.runner.failure_analysis import ExitStatus
-from sirtaki.runner.frames import FINAL_CREDIT, INITIAL_CREDIT, START_MARK, Frame, Kind, WireError
+from sirtaki.runner.frames import FINAL_CREDIT, INITIAL_CREDIT, NO_RANK, START_MARK, Frame, Kind, WireError
 from sirtaki.runner.job_timeline import JobTimeline
 from sirtaki.runner.lease import HostLease, lease_clock
 from sirtaki.runner.post_mortem import PostMortem
@@ -98,6 +98,7 @@ class RemoteHost:
         self.silent_since: float | None = None  # when it was last heard of, if it was given up for that
         self.leaves = False  # its agent was asked to end (SIGTERM)
         self.ended = False
+        self._launched = 0  # processes of ranks so far: the output of each may be left
         self._options = options
         self._selector = selector
         self._display = display
@@ -124,12 +125,14 @@ class RemoteHost:
     def start(self, values: Mapping[str, Any], job: RemoteJob) -> None:
         """Has the agent start its ranks."""
         self._job = job
+        self._launched = len(job.ranks)
         self.send(Frame.of_values(Kind.START, values))
 
     def launch(self, rank: RemoteRank, values: Mapping[str, Any]) -> None:
         """Has the agent start one more rank, in the place of one that has ended, if there was one."""
         assert self._job is not None
         self._job.ranks[rank.rank] = rank
+        self._launched += 1
         self.send(Frame.of_values(Kind.LAUNCH, values, rank.rank))
 
     def start_spare(self, lane: int, values: Mapping[str, Any]) -> None:
@@ -140,6 +143,10 @@ class RemoteHost:
     def dismiss_spare(self, lane: int) -> None:
         """Has the agent end a spare that is not needed."""
         self.send(Frame(Kind.DISMISS, lane))
+
+    def note_signal(self, number: int) -> None:
+        """Tells the agent that all ranks of the job get this signal, also if it has none: its lease stops."""
+        self.send(Frame.of_number(Kind.SIGNAL, NO_RANK, number))
 
     def renew_lease(self) -> None:
         """Begins a new lease: hvdrun itself was stopped, and so were the ranks."""
@@ -157,8 +164,7 @@ class RemoteHost:
 
     def finish(self) -> None:
         """Has the agent send the ranks' remaining files, and end, because all ranks have ended."""
-        processes = len(self._job.ranks if self._job else ()) + len(self._spares)
-        self._credit = INITIAL_CREDIT + processes * FINAL_CREDIT
+        self._credit = INITIAL_CREDIT + (self._launched + len(self._spares)) * FINAL_CREDIT
         self.send(Frame(Kind.FINISH))
 
     def poll(self) -> None:

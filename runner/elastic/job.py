@@ -145,7 +145,7 @@ class ElasticJob:
         now = time.monotonic()
         for slots in self._discovery.poll(now):
             self._set_slots(slots)
-        if self._hosts.poll(now):
+        if self._hosts.poll(now, self._processes.running):
             self._update_slots()
         if (due := self._arbiter.due) is not None and due <= now:
             self._carry_out(self._arbiter.tick(now))
@@ -281,10 +281,12 @@ class ElasticJob:
     def _handle_signal(self, number: int) -> None:
         if number == signal.SIGTSTP:
             self._signal(number)
+            self._hosts.note_signal(number)
             stop_this_process()
             self._hosts.renew_leases()
         elif number in (signal.SIGCONT, signal.SIGHUP):
             self._signal(number)
+            self._hosts.note_signal(number)
         elif number in (signal.SIGINT, signal.SIGTERM):
             self._terminate(number)
 

@@ -28,6 +28,7 @@ class _Host:
         due: when to give the attempt up, or to begin the next one (time.monotonic()).
         ready_since: when it became ready.
         leaves: whether its agent was asked to end.
+        is_released: whether its agent was told to end, because no worker runs there any more.
         failures: attempts and losses in a row.
         complaint: the last failure that was shown.
     """
@@ -40,6 +41,7 @@ class _Host:
     due: float = 0.0
     ready_since: float = 0.0
     leaves: bool = False
+    is_released: bool = False
     failures: int = 0
     complaint: str = ""
 
@@ -93,9 +95,17 @@ class OtherHosts:
         host = self._hosts.get(name)
         return host.remote if host is not None and host.is_ready else None
 
-    def poll(self, now: float) -> bool:
-        """Goes on with all hosts; returns whether those that are usable have changed."""
+    def poll(self, now: float, used: Mapping[int, Slot]) -> bool:
+        """Goes on with all hosts; returns whether those that are usable have changed.
+
+        `used` are the slots in which workers run.
+        """
+        in_use = {slot.host for slot in used.values()}
         changes = [self._go_on(host, now) for host in self._hosts.values()]
+        for host in self._hosts.values():
+            is_wanted = host.slots and not host.leaves
+            if host.remote is not None and host.is_ready and not is_wanted and host.name not in in_use:
+                self._release(host, host.remote)
         return any(changes)
 
     @property
@@ -104,6 +114,12 @@ class OtherHosts:
         moments = [host.due for host in self._hosts.values() if host.slots and not host.is_ready]
         moments += [due for remote in self._remotes() if (due := remote.deadline) is not None]
         return min(moments, default=None)
+
+    def note_signal(self, number: int) -> None:
+        """Tells all agents that the ranks of the job are stopped, or go on."""
+        for host in self._hosts.values():
+            if host.remote is not None and host.is_prepared:
+                host.remote.note_signal(number)
 
     def renew_leases(self) -> None:
         """Begins new leases: hvdrun and all ranks were stopped."""
@@ -114,7 +130,9 @@ class OtherHosts:
         """Lets the agents send the last output, and end; all workers have ended."""
         for host in self._hosts.values():
             if host.remote is not None:
-                host.remote.finish() if host.is_ready else host.remote.give_up("the job has ended")
+                self._release(host, host.remote) if host.is_ready else host.remote.give_up(
+                    "the job has ended"
+                )
 
     def have_ended(self) -> bool:
         for remote in self._remotes():
@@ -167,9 +185,15 @@ class OtherHosts:
         self.start(remote, host.slots)
         host.is_prepared, host.due = True, now + ANSWER_SECONDS
 
+    def _release(self, host: _Host, remote: RemoteHost) -> None:
+        """Lets an agent end that was asked to, or whose host is not named any more."""
+        if not host.is_released:
+            host.is_released = True
+            remote.finish()
+
     def _lose(self, host: _Host, remote: RemoteHost, now: float) -> bool:
         was_ready, was_prepared, host.remote = host.is_ready, host.is_prepared, None
-        host.is_prepared = host.is_ready = host.leaves = False
+        host.is_prepared = host.is_ready = host.leaves = host.is_released = False
         remote.close()
         failure = f"{host.name} was lost: {remote.failure}" if was_prepared else remote.failure
         if was_ready and now >= host.ready_since + _STABLE_SECONDS:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sirtaki.bindings.topology import RankPlacement
+from sirtaki.runner.frames import NO_RANK
 from sirtaki.runner.process import RankProcess
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.elastic import spare_start
@@ -20,7 +21,6 @@ from sirtaki.runner.rendezvous.lifecycle import WORKER
 
 _FIELDS = [field.name.upper() for field in fields(RankPlacement)]
 _PLACE = {WORKER, *(f"{prefix}_{name}" for prefix in ("SIRTAKI", "HOROVOD") for name in _FIELDS)}
-_NO_RANK = -1
 _READ_BYTES = 65536
 
 
@@ -57,7 +57,7 @@ class SpareProcess(RankProcess):
         if runs_script:
             variables[WORKER] = ""  # hvd.init() has to know that it is in an elastic job
         try:
-            super().__init__(_NO_RANK, command, variables, reaper)
+            super().__init__(NO_RANK, command, variables, reaper)
         except BaseException:
             self._orders.close()
             raise

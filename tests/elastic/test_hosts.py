@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from elastic.running import FAILSAFE_SECONDS, QUICK, Ended, check_exact, command, results_in, run_job
-from launching import stand_in_for_ssh, wait_until
+from launching import is_running, stand_in_for_ssh, wait_until
 from timelines import read_rows, slices_named
 
 Hosts = Callable[..., Path]
@@ -50,10 +52,18 @@ class Job:
         wait_until(lambda: text in self.text or self._process.poll() is not None, f"the job says: {text}")
         assert text in self.text, self.text
 
+    @property
+    def results(self) -> list[dict[str, Any]]:
+        return results_in(self.text)
+
+    def send(self, number: int) -> None:
+        """Sends a signal to hvdrun."""
+        self._process.send_signal(number)
+
     def end(self) -> Ended:
         code = self._process.wait(FAILSAFE_SECONDS)
         self._thread.join()
-        return Ended(code, self.text, results_in(self.text))
+        return Ended(code, self.text, self.results)
 
 
 @pytest.fixture
@@ -164,6 +174,38 @@ def test_an_agent_that_is_asked_to_end_costs_nothing(hosts: Hosts, start: Callab
     ended = job_without_agent(signal.SIGTERM, hosts, start)
     assert "hostB was asked to end: its ranks leave at the next commit" in ended.text
     assert "0 ranks were lost" in ended.text
+
+
+def test_an_agent_that_was_asked_to_end_leaves_with_its_ranks(
+    hosts: Hosts, start: Callable[..., Job]
+) -> None:
+    folder = hosts(hostB={})
+    job = start((*TWO[:-3], "--blacklist-cooldown-range", "1", "600"), 100, 0.1, TALK="1")
+    job.says("[hostB:1] step 5")
+    agent = agent_of(folder, "hostB")
+    os.kill(agent, signal.SIGTERM)
+    wait_until(lambda: not is_running(agent), "the agent has ended")
+    assert not job.results
+    ended = job.end()
+    check_exact(ended, 100, {0, 1})
+    assert "hostB was lost" not in ended.text
+
+
+def test_a_host_without_ranks_survives_that_the_job_is_stopped(
+    hosts: Hosts, start: Callable[..., Job]
+) -> None:
+    folder = hosts(hostB={})
+    options = ("-np", "2", "--min-np", "1", "-H", "localhost:2,hostB:1", *QUICK)
+    job = start(options, 200, 0.02, TALK="1", SIRTAKI_HEARTBEAT="1")
+    job.says("[1] step 5")
+    agent = agent_of(folder, "hostB")
+    job.send(signal.SIGTSTP)
+    time.sleep(2.5)  # longer than a lease
+    assert is_running(agent)
+    job.send(signal.SIGCONT)
+    ended = job.end()
+    check_exact(ended, 200, {0, 1})
+    assert "hostB was lost" not in ended.text
 
 
 def discovery(folder: Path, *names: str) -> tuple[str, ...]:
