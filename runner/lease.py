@@ -48,12 +48,10 @@ class AgentLease:
         return self._count
 
     def renew(self, number: int) -> None:
-        """Takes hvdrun's answer to a question."""
-        while self._questions:
-            asked, moment = self._questions.popleft()
+        """Takes hvdrun's answer to a question; one to no question of this lease has no effect."""
+        while any(asked == number for asked, _ in self._questions):
+            _, moment = self._questions.popleft()
             self._end = max(self._end, moment + self._seconds)
-            if asked == number:
-                break
 
     def suspend(self) -> None:
         """Stops the clock: hvdrun and the ranks are stopped (Ctrl-Z)."""
@@ -77,7 +75,11 @@ class HostLease:
 
     def grant(self, now: float) -> None:
         """Records an answer to the agent; its lease ends no later than this one."""
-        self.end = now + self._seconds + _MARGIN
+        self.end = max(self.end, now + self._seconds + _MARGIN)
+
+    def resume(self, now: float) -> None:
+        """Begins anew after a stop. The agent does so when it is told to, within a lease as a rule."""
+        self.end = now + 2 * self._seconds + _MARGIN
 
     def is_over(self, now: float) -> bool:
         return now >= self.end

@@ -152,7 +152,7 @@ class RemoteHost:
         """Begins a new lease: hvdrun itself was stopped, and so were the ranks."""
         self._last_received = time.monotonic()
         if self._job is not None and self._job.lease is not None:
-            self._job.lease.grant(lease_clock())
+            self._job.lease.resume(lease_clock())
 
     def send(self, frame: Frame) -> None:
         if not self.ended:

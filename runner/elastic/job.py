@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import selectors
@@ -143,8 +144,7 @@ class ElasticJob:
             handle()
         self._serve()
         now = time.monotonic()
-        for slots in self._discovery.poll(now):
-            self._set_slots(slots)
+        self._discover(now)
         if self._hosts.poll(now, self._processes.running):
             self._update_slots()
         if (due := self._arbiter.due) is not None and due <= now:
@@ -196,7 +196,9 @@ class ElasticJob:
             self._handle_signal(number)
 
     def _note_ends(self) -> None:
-        for worker, status, since in list(self._processes.ended(time.monotonic())):
+        # When the job ends, nothing depends on the last messages of a worker.
+        until = time.monotonic() if self._result is None else math.inf
+        for worker, status, since in list(self._processes.ended(until)):
             self._ends.pop(worker, None)
             killed_by = signal.SIGKILL if status.lost else status.killed_by
             slot, why, now = self._arbiter.workers[worker].slot, _describe(status), time.monotonic()
@@ -207,6 +209,14 @@ class ElasticJob:
 
     def _receive(self, worker: int, message: Message) -> None:
         self._carry_out(self._arbiter.received(worker, message, time.monotonic()))
+
+    def _discover(self, now: float) -> None:
+        """Takes the answers of the discovery script."""
+        for slots in self._discovery.poll(now):
+            try:
+                self._set_slots(slots)
+            except LaunchError as error:  # their output cannot be kept
+                self._stop(Finish(1, str(error)), signal.SIGTERM)
 
     def _set_slots(self, slots: Sequence[Slot]) -> None:
         self._slots = slots

@@ -40,7 +40,8 @@ class Wait:
         """Waits for more workers; returns orders, and why the job ends if it has taken too long."""
         ranks = "1 rank is" if wanted == 1 else f"{wanted} ranks are"
         if self._is_over("workers", self._timeout, now):
-            return [], f"{ranks} needed, and {present} were there after {self._timeout:g} s"
+            there = f"{present} {'was' if present == 1 else 'were'} there"
+            return [], f"{ranks} needed, and {there} after {self._timeout:g} s"
         limit = f"up to {self._timeout:g} s (--elastic-timeout)"
         here = f"{present} {'is' if present == 1 else 'are'} here"
         return self._tell(f"{ranks} needed, and {here}: waiting for more, {limit}", self._timeout, now), ""

@@ -230,7 +230,7 @@ def test_a_wait_for_workers_does_not_count_the_wait_for_members() -> None:
     assert job.loses(1) == []
     job.ticks(70.0)
     assert job.arbiter.due == 120.0
-    assert "2 ranks are needed, and 1 were there after 60 s" in finish(job.ticks(120.0)).text
+    assert "2 ranks are needed, and 1 was there after 60 s" in finish(job.ticks(120.0)).text
 
 
 def test_ranks_that_cannot_link_end_the_job_at_last() -> None:

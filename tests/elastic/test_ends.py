@@ -47,20 +47,11 @@ def test_the_reset_limit_ends_the_job() -> None:
 
 
 def test_too_few_ranks_end_the_job_after_the_timeout() -> None:
-    options = (
-        "-np",
-        "2",
-        "--min-np",
-        "2",
-        "--elastic-timeout",
-        "1",
-        "--blacklist-cooldown-range",
-        "60",
-        "60",
-    )
+    cooldown = ("--blacklist-cooldown-range", "60", "60")
+    options = ("-np", "2", "--min-np", "2", "--elastic-timeout", "8", *cooldown)  # Python starts within that
     job = run_job(options, "numpy_training.py", 200, 0.01, "1:step:3", "2:import:0")
     assert job.code == 1
-    assert "2 ranks are needed, and 1 were there after 1 s" in job.text
+    assert "2 ranks are needed, and 1 was there after 8 s" in job.text
 
 
 def test_sigterm_lets_a_rank_leave_at_a_commit() -> None:
@@ -95,6 +86,28 @@ def test_hvdrun_can_be_interrupted_while_no_rank_runs(tmp_path: Path) -> None:
         wait_until(lambda: "waiting for more" in (tmp_path / "output").read_text(), "it waits for a slot")
         job.send_signal(signal.SIGINT)
         assert job.wait(FAILSAFE_SECONDS) == 130
+
+
+def test_output_of_a_new_slot_that_cannot_be_kept_ends_the_job(tmp_path: Path) -> None:
+    script, answer, kept = tmp_path / "discover.sh", tmp_path / "answer", tmp_path / "kept"
+    script.write_text(f"#!/bin/sh\ncat {answer}\n")
+    script.chmod(0o700)
+    answer.write_text("localhost:2\n")
+    discovery = ("--host-discovery-script", str(script), "--output-filename", str(kept))
+    options = ("-np", "2", "--min-np", "1", "--max-np", "3", *discovery)
+    with open(tmp_path / "output", "w+") as output:
+        job = subprocess.Popen(
+            command(options, "numpy_training.py", (100_000, 0.01)),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TALK": "1"},
+        )
+        wait_until(lambda: "step 5" in (tmp_path / "output").read_text(), "it trains")
+        kept.rename(tmp_path / "elsewhere")
+        kept.write_text("")
+        answer.write_text("localhost:3\n")
+        assert job.wait(FAILSAFE_SECONDS) == 1
+    assert "cannot keep the output of rank 2" in (tmp_path / "output").read_text()
 
 
 def test_a_reader_that_leaves_ends_the_job_at_once() -> None:
