@@ -119,7 +119,9 @@ class SimulatedWorker:
         self.after(10.0, "fail_link")  # its limit
         self.job.link(self)
 
-    def fail_link(self, unreachable: Sequence[int] = ()) -> None:
+    def fail_link(self) -> None:
+        """Reports that it could not link, and whom it does not reach."""
+        unreachable = self.job.unreachable(self.number, self.job.groups[self.generation].members)
         self.leave("lost", "link", "it could not link", unreachable)
 
     def receive(self, step: int) -> None:
@@ -159,8 +161,10 @@ class SimulatedWorker:
             self.failure = (kind, culprit)
             if self.at is At.EXCHANGING:
                 self.raise_failure()
+            elif self.at is At.LINKING and self.job.random.random() < 0.5:
+                self.leave("lost", kind, "it could not receive the state")
             elif self.at is At.LINKING:
-                self.leave("lost", kind if self.job.random.random() < 0.5 else "link", "it could not link")
+                self.fail_link()
 
     def raise_failure(self) -> None:
         self.leave("lost", self.failure[0], "a rank was lost")

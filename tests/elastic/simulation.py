@@ -64,6 +64,7 @@ class Simulation:
         self.arbiter = Arbiter(self.rules, self.slots)
         self.workers: list[SimulatedWorker] = []
         self.told_to_end: set[int] = set()
+        self.has_left_out = False  # a host that another one did not reach
         self.groups: dict[int, Group] = {}
         self.open: int | None = None
         self.opened_at = self.now
@@ -160,6 +161,7 @@ class Simulation:
             elif isinstance(order, Send):
                 if isinstance(order.message, End):
                     self.told_to_end.add(order.worker)
+                    self.has_left_out |= "is left out" in order.message.text
                 self.send_to_worker(self.workers[order.worker], order.message)
             elif isinstance(order, Close):
                 self.open = None
@@ -185,11 +187,8 @@ class Simulation:
             kind = next(iter(group.gone.values()))
             worker.after(self.pause(5.0), "fail", kind, group.members.index(next(iter(group.gone))))
         elif all(self.workers[number].generation == worker.generation for number in group.members):
-            unreachable = {number: self.unreachable(number, group.members) for number in group.members}
-            if any(unreachable.values()):
-                for number in group.members:
-                    self.workers[number].after(10.0 + self.pause(2.0), "fail_link", unreachable[number])
-                return
+            if any(self.unreachable(number, group.members) for number in group.members):
+                return  # all reach their limits
             fails = self.random.random() < self.link_failures
             self.failed_links += fails
             step = self.workers[group.members[0]].step
@@ -321,6 +320,7 @@ class Simulation:
             assert one.at in (At.STARTING, At.ENLISTED, At.RETURNED), f"worker {one.number} has not left"
         counted = max((one.commit for one in live if one.at is At.ENLISTED), default=-1)
         assert place.commit >= counted, f"commit {counted} is lost"
+        assert not self.has_trained or any(one.commit >= 0 for one in members), "the training begins anew"
         for rank in place.current:
             holder = members[rank]
             assert holder.commit == place.commit or not self.has_trained, "a source lacks the commit"

@@ -69,6 +69,30 @@ def test_a_network_that_is_cut_in_two_keeps_its_larger_part(
     assert left(ranks, [(one, other) for one in parts[0] for other in parts[1]]) == larger
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.booleans()), min_size=1, max_size=6),
+    st.sets(st.frozensets(st.integers(0, 5), min_size=2, max_size=2)),
+)
+def test_a_host_with_the_state_stays_whatever_is_cut(
+    hosts: list[tuple[int, bool]], cut: set[frozenset[int]]
+) -> None:
+    """Has only workers of some hosts report a commit."""
+    reach, workers = Reachability(), workers_on({f"h{one}": count for one, (count, _) in enumerate(hosts)})
+    first = {one.slot.host: one for one in reversed(workers)}
+    for generation in (1, 2):
+        for here, there in map(sorted, cut):
+            if there < len(hosts):
+                other = workers.index(first[f"h{there}"])
+                report(reach, generation, first[f"h{here}"], workers, [other])
+    for one in workers:
+        commit = 4 if hosts[int(one.slot.host[1:])][1] else -1
+        one.report = Enlist(2, "lost", commit)
+    staying = first.keys() - reach.separated(workers).keys()
+    assert staying
+    if any(has_state for _, has_state in hosts):
+        assert any(hosts[int(host[1:])][1] for host in staying)
+
+
 def test_two_generations_have_to_fail_in_a_row() -> None:
     reach, workers = Reachability(), workers_on({"a": 1, "b": 1})
     for _ in range(3):  # all members report the same generation
@@ -173,6 +197,23 @@ def test_a_host_that_comes_back_is_left_out_after_one_more_failure() -> None:
     job.sees_exit(4)
     assert job.ticks(60.0 + 119.0) == []
     assert job.ticks(60.0 + 120.0) == [Start(5, SLOTS[3])]
+
+
+def test_new_ranks_do_not_displace_one_that_has_the_state() -> None:
+    job = Job(start=1, slots=[Slot("a", 0), Slot("b", 0), Slot("b", 1)]).trains()
+    job.enlists_new(1, 2)
+    job.receives(0, Counted(1, 1, 6))
+    orders = job.leaves(0, "changed", 7)
+    for _ in range(2):
+        assert set(opened(orders).members) == {0, 1, 2}
+        cut = {0: (7, [1]), 1: (-1, [0]), 2: (-1, [0])}
+        orders = [
+            order
+            for one, (commit, unreachable) in cut.items()
+            for order in job.leaves(one, "lost", commit, kind="link", unreachable=unreachable)
+        ]
+    assert opened(orders).members == (0,)
+    assert opened(orders).places[0].commit == 7
 
 
 def test_a_job_ends_if_too_few_ranks_reach_each_other() -> None:
