@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,39 @@ def test_a_checkpoint_that_is_not_complete_is_not_read(tmp_path: Path) -> None:
     writer.wait()
     (tmp_path / "2.new").write_bytes(b"half")
     assert writer.newest() == "whole"
+
+
+def test_a_writer_that_wakes_up_changes_no_checkpoint_of_another_one(tmp_path: Path) -> None:
+    """Stops a writer in the middle of its file, while another one writes a checkpoint."""
+    is_writing, goes_on = threading.Event(), threading.Event()
+
+    class Slow:
+        def __reduce__(self) -> tuple[type[str], tuple[str]]:
+            is_writing.set()
+            goes_on.wait()
+            return str, ("old",)
+
+    def refuse() -> None:
+        raise HorovodInternalError("it was given up")
+
+    stopped, other = Checkpoints(tmp_path, 1, refuse), Checkpoints(tmp_path, 1)
+    stopped.write(1, Slow())
+    is_writing.wait()
+    other.write(1, "new")
+    other.wait()
+    goes_on.set()
+    stopped.wait()
+    assert other.newest() == "new"
+    assert names(tmp_path) == ["1.checkpoint"]
+
+
+def test_files_that_other_writers_have_left_behind_are_removed(tmp_path: Path) -> None:
+    (tmp_path / f"4.{'0' * 16}.new").write_bytes(b"half")
+    (tmp_path / "mine.new").write_bytes(b"of the user")
+    writer = Checkpoints(tmp_path, 1)
+    writer.write(1, "whole")
+    writer.wait()
+    assert names(tmp_path) == ["1.checkpoint", "mine.new"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04nonsense", b"text"])

@@ -9,6 +9,7 @@ import contextlib
 import os
 import pickle
 import re
+import secrets
 import sys
 import threading
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import Any
 from sirtaki.bindings.errors import HorovodInternalError
 
 _PATTERN = re.compile(r"(\d+)\.checkpoint")
+_UNFINISHED = re.compile(r"\d+\.\w+\.new")
 _FORMAT = 1
 _KEPT = 2  # the newest, and the one before it
 
@@ -95,21 +97,26 @@ class Checkpoints:
 
         number = 1 + max((number for number, _ in self._files()), default=0)
         path = self._folder / f"{number}.checkpoint"
-        temporary = path.with_suffix(".new")
+        # A writer that was given up may wake up and write on: its file must be none of this one's.
+        temporary = self._folder / f"{number}.{secrets.token_hex(8)}.new"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 cloudpickle.dump((_FORMAT, content), file)
                 file.flush()
                 os.fsync(file.fileno())
             self._fence()
             temporary.replace(path)
-            for _, old in self._files()[:-_KEPT]:
+            for old in [*(old for _, old in self._files()[:-_KEPT]), *self._unfinished()]:
                 old.unlink(missing_ok=True)
         except Exception as error:  # the training goes on without it
             sys.stderr.write(f"sirtaki: the checkpoint {path} could not be written: {error}\n")
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+    def _unfinished(self) -> list[Path]:
+        """Returns the files that other writers have left behind: only the newest rank 0 writes."""
+        return [self._folder / name for name in os.listdir(self._folder) if _UNFINISHED.fullmatch(name)]
 
     def _files(self) -> list[tuple[int, Path]]:
         """Returns the complete checkpoints, the newest last."""
