@@ -30,7 +30,6 @@ from sirtaki.runner.rendezvous.elastic.messages import (
     Over,
     Received,
     Returned,
-    Standing,
 )
 
 _MAX_FAILED_LINKS = 10  # generations in a row that end before all members have received
@@ -105,6 +104,8 @@ class Arbiter:
 
     def received(self, number: int, message: Message, now: float) -> list[Action]:
         """Takes a worker's message. One about another generation than the current one has no effect."""
+        if isinstance(message, Fence) and number in self.workers:  # also from one that has left: it waits
+            return [Send(number, self.workers[number].answer(message))]
         if number not in self.workers or not self.workers[number].is_alive or self.phase is Phase.OVER:
             return []
         worker = self.workers[number]
@@ -113,8 +114,6 @@ class Arbiter:
             self._drain(worker)
         elif isinstance(message, Enlist):
             self._enlist(worker, message, now)
-        elif isinstance(message, Fence):
-            self._orders.append(Send(number, Standing(message.generation, message.question, worker.is_rank)))
         elif isinstance(message, Received | Counted | Returned) and message.generation == self.generation:
             self._note_progress(worker, message)
         return self._advance(now)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sirtaki.runner.elastic.actions import Action, Kill, Slot
-from sirtaki.runner.rendezvous.elastic.messages import Enlist
+from sirtaki.runner.rendezvous.elastic.messages import Enlist, Fence, Standing
 
 
 class Status(enum.Enum):
@@ -59,10 +59,10 @@ class Worker:
     def is_alive(self) -> bool:
         return self.status is not Status.ENDED
 
-    @property
-    def is_rank(self) -> bool:
-        """Returns whether nobody goes on in its place."""
-        return self.status not in (Status.STARTING, Status.ENDED) and not self.is_given_up
+    def answer(self, question: Fence) -> Standing:
+        """Returns whether nobody goes on in its place. That of a newcomer counts, too."""
+        is_rank = self.is_alive and not self.is_given_up
+        return Standing(question.generation, question.question, is_rank)
 
     @property
     def commit(self) -> int:

@@ -63,14 +63,10 @@ def check_repeated_init(arguments: Mapping[str, Any]) -> None:
         ForkedError: this is a child of the process that called init() before.
         ValueError: an argument differs from the first call.
     """
+    check_not_forked()
     context = default_context.process.context
     if context is None:
         return
-    if _rank.pid != os.getpid():
-        raise ForkedError(
-            f"this process (pid {os.getpid()}) was forked from rank {context.rank} (pid {_rank.pid}), which "
-            "had called hvd.init() before: only that process is a rank. Start further ones with hvdrun"
-        )
     for name, value in arguments.items():
         if value is not None and value != _rank.arguments.get(name):
             first = ", ".join(f"{one}={_shown(one, given)}" for one, given in _rank.arguments.items())
@@ -78,6 +74,16 @@ def check_repeated_init(arguments: Mapping[str, Any]) -> None:
                 f"hvd.init() is called again, with {name}={_shown(name, value)}, but this process is rank "
                 f"{context.rank} of {context.size} already, by hvd.init({first}); call hvd.shutdown() before"
             )
+
+
+def check_not_forked() -> None:
+    """Raises ForkedError if this is a child of the process that called init()."""
+    context = default_context.process.context
+    if context is not None and _rank.pid != os.getpid():
+        raise ForkedError(
+            f"this process (pid {os.getpid()}) was forked from rank {context.rank} (pid {_rank.pid}), which "
+            "had called hvd.init() before: only that process is a rank. Start further ones with hvdrun"
+        )
 
 
 def _shown(name: str, value: Any) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,10 +12,20 @@ from elastic.arbiter_job import Job as ArbitersJob
 from elastic.running import QUICK, check_exact, run_job
 
 import sirtaki.numpy as hvd
-from sirtaki.bindings.errors import HorovodInternalError
+from sirtaki.bindings.errors import ForkedError, HorovodInternalError
 from sirtaki.runner.elastic.actions import Kill, Send
 from sirtaki.runner.rendezvous.elastic import worker as workers
-from sirtaki.runner.rendezvous.elastic.messages import FROM_WORKERS, Fence, Standing, pack, unpack
+from sirtaki.runner.rendezvous.elastic.messages import (
+    FROM_WORKERS,
+    Counted,
+    Drain,
+    End,
+    Fence,
+    Message,
+    Standing,
+    pack,
+    unpack,
+)
 from sirtaki.runner.rendezvous.job import Identity, Job
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
@@ -68,6 +80,40 @@ def test_a_late_answer_to_another_question_does_not_count(
         worker.fence()
 
 
+def test_questions_of_several_threads_are_sent_in_their_order(
+    worker_of: Callable[[Answer], workers.Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer to an earlier question would otherwise replace the one that another thread waits for."""
+    worker = worker_of(lambda message: Standing(1, message.question, True))
+    sent: list[int] = []
+    other, has_sent, send = threading.Thread(target=worker.fence), threading.Event(), worker._send
+
+    def send_later(message: Message) -> None:
+        assert isinstance(message, Fence)
+        if message.question == 0:
+            other.start()
+            has_sent.wait(0.5)  # it does not
+        sent.append(message.question)
+        send(message)
+        has_sent.set()
+
+    monkeypatch.setattr(worker, "_send", send_later)
+    worker.fence()
+    other.join()
+    assert sent == [0, 1]
+
+
+def test_a_worker_that_was_told_to_end_asks_whether_others_go_on(
+    worker_of: Callable[[Answer], workers.Worker],
+) -> None:
+    answers = [True, False]
+    worker = worker_of(lambda message: Standing(1, message.question, answers[message.question]))
+    worker._take(End(1, "the job was ended"))
+    worker.fence()
+    with pytest.raises(HorovodInternalError, match="it has left"):
+        worker.fence()
+
+
 def test_without_hvdrun_nobody_writes(worker_of: Callable[[Answer], workers.Worker]) -> None:
     worker = worker_of(lambda _: None)
     worker.close()
@@ -83,6 +129,34 @@ def test_the_arbiter_refuses_a_rank_that_it_has_given_up() -> None:
     assert Kill(1) in orders
     assert job.receives(1, Fence(1, 8)) == [Send(1, Standing(1, 8, False))]
     assert job.receives(0, Fence(1, 0)) == [Send(0, Standing(1, 0, True))]  # it has left, and is not given up
+
+
+def test_the_arbiter_answers_each_worker() -> None:
+    job = ArbitersJob(start=2, slots=3)
+    assert job.receives(1, Fence(0, 0)) == [Send(1, Standing(0, 0, True))]  # before its training begins
+    job.trains()
+    job.receives(1, Drain(1))
+    job.receives(0, Counted(1, 1, 3))
+    job.receives(1, Counted(1, 1, 3))
+    for one in (0, 1):
+        job.leaves(one, "changed", 4)
+    assert job.receives(1, Fence(1, 1)) == [Send(1, Standing(1, 1, False))]  # it has left
+    job.arbiter.stop()
+    assert job.receives(0, Fence(2, 0)) == [Send(0, Standing(2, 0, True))]  # nobody goes on without it
+
+
+def test_a_process_that_was_forked_cannot_ask() -> None:
+    hvd.init()
+    child = os.fork()
+    if not child:
+        try:
+            hvd.elastic.fence()
+        except ForkedError:
+            os._exit(3)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    hvd.shutdown()
+    assert os.waitstatus_to_exitcode(status) == 3
 
 
 def test_ranks_ask_at_each_step_and_at_the_end() -> None:

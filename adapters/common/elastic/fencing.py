@@ -9,20 +9,23 @@ def fence() -> None:
     """Returns if this process still is a rank of its job. Any rank may call it, alone, from any thread.
 
     A process that was stopped, or whose host was cut off, may wake up after the others have gone on without
-    it. Call this before you write what others read, such as a checkpoint: write to a new file, call
-    `fence()`, and rename the file. hvdrun is asked, which takes less than a millisecond on one host. A
-    process that is stopped between this call and the write is not noticed.
+    it. Call this before you write what others read, such as a checkpoint: write to a new file that no other
+    process uses, call `fence()`, and rename the file. hvdrun is asked, which takes less than a millisecond
+    on one host. A process that is stopped between this call and the write is not noticed.
 
     In a job whose ranks do not come and go it returns at once: nobody goes on without a rank.
 
     Raises:
         HorovodInternalError: this process is no rank any more, or hvdrun does not answer.
+        ForkedError: this process was forked from a rank, and cannot ask for it (a HorovodInternalError).
         NotInitializedError: init() has not been called.
     """
+    from sirtaki.runner.rendezvous import lifecycle
     from sirtaki.runner.rendezvous.elastic import process  # imported late: few programs need it
 
     found = process.find()
     if found is None:
+        lifecycle.check_not_forked()
         default_context.current()
     else:
         found.worker.fence()

@@ -69,6 +69,7 @@ class Worker:
         self._agreed = _Agreed()
         self._changed = threading.Condition()
         self._fences = itertools.count()
+        self._asking = threading.Lock()
         self._on_end: Callable[[End], None] | None = None
         self._on_over: Callable[[str], None] | None = None
         self._connection = ArbiterConnection(client, self._take, self._note_gone)
@@ -119,21 +120,25 @@ class Worker:
     def fence(self) -> None:
         """Returns if the arbiter says that this worker still is a rank; any thread may ask.
 
+        A worker that was told to end asks, too: if the whole job ends, nobody goes on without it.
+
         Raises:
             HorovodInternalError: it is none any more, or hvdrun has not answered.
         """
-        question = next(self._fences)
-        self._send(Fence(self._agreed.generation, question))
+        with self._asking:  # questions are sent, and so answered, in the order of their numbers
+            question = next(self._fences)
+            self._send(Fence(self._agreed.generation, question))
         deadline = time.monotonic() + _ANSWER_SECONDS
         with self._changed:
             while (answer := self._agreed.standing) is None or answer.question < question:
-                self._raise_if_ended()
-                if (left := deadline - time.monotonic()) <= 0:
-                    raise HorovodInternalError(_NO_ANSWER)
+                left = deadline - time.monotonic()
+                if self._agreed.gone or left <= 0:
+                    raise HorovodInternalError(self._agreed.gone or _NO_ANSWER)
                 self._changed.wait(left)
         if not answer.is_rank:
             raise HorovodInternalError(
-                "this process is no rank of the job any more: hvdrun has given it up, and others go on"
+                "this process is no rank of the job any more: it has left, or hvdrun has given it up, and "
+                "others go on without it"
             )
 
     def check(self, before_leaving: Callable[[], None]) -> None:
