@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 from collections.abc import Mapping, Sequence
 
+import pytest
 from elastic.arbiter_job import Job, finish, opened
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 from sirtaki.runner.elastic.actions import Action, Finish, Send, Slot, Start
 from sirtaki.runner.elastic.reachability import Reachability
 from sirtaki.runner.elastic.workers import Worker
+from sirtaki.runner.rendezvous import reach
 from sirtaki.runner.rendezvous.elastic.messages import Counted, End, Enlist
 from sirtaki.runner.rendezvous.reach import find_unreachable
 
@@ -228,6 +232,34 @@ def test_a_job_ends_if_too_few_ranks_reach_each_other() -> None:
 
 
 # ---- The network -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("descriptors", [0, 1])
+def test_nothing_is_found_out_without_descriptors(descriptors: int) -> None:
+    """Leaves so many descriptors: a host that cannot be tried is not reported."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)  # the lowest free one
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + descriptors, before[1]))
+    try:
+        found = find_unreachable({1: ["192.0.2.1:9"], 2: ["192.0.2.2:9"]})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert found == []
+
+
+def test_a_host_that_accepts_or_refuses_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes own loopback addresses for other hosts; one of them does not answer: its queue is full."""
+    monkeypatch.setattr(reach, "is_own_address", lambda family, sockaddr: False)
+    with socket.socket() as listening, socket.socket() as closed, socket.socket() as silent:
+        for number, one in enumerate((listening, closed, silent)):
+            one.bind((f"127.0.0.{number + 2}", 0))
+        listening.listen()
+        silent.listen(0)
+        names = ["{}:{}".format(*one.getsockname()) for one in (listening, closed, silent)]
+        with socket.create_connection(silent.getsockname()):
+            ranks = {1: names[:1], 2: names[1:2], 3: names[2:], 4: names[1:], 5: ["127.0.0.1:0"]}
+            assert find_unreachable(ranks) == [3]
 
 
 def test_an_address_of_this_host_says_nothing_about_another_one() -> None:
