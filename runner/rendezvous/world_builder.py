@@ -49,7 +49,7 @@ class WorldBuilder:
     generation: int
     client: RendezvousClient
     config: Config
-    _other_hosts: dict[int, list[str]] = field(default_factory=dict)  # addresses of one rank of each
+    _elsewhere: dict[int, list[str]] = field(default_factory=dict)  # addresses that this rank connects to
 
     def run(self) -> Context:
         """Returns the running context once every rank has its links.
@@ -66,8 +66,8 @@ class WorldBuilder:
             except Exception as error:
                 shown = RendezvousError(_describe_os_error(error)) if isinstance(error, OSError) else error
                 first = self._first_failure(shown)
-                if self.world.on_no_link is not None and self._other_hosts:
-                    self.world.on_no_link(self._other_hosts)
+                if self.world.on_no_link is not None and self._elsewhere:
+                    self.world.on_no_link(self._elsewhere)
                 if first is not error:
                     raise first from None
                 raise
@@ -148,7 +148,6 @@ class WorldBuilder:
         here = members[self.world.rank].host
         channels = int(self.config.get("sockets_per_link"))
         endpoints = {}
-        by_host: dict[str, int] = {}  # the last rank of each other host
         for rank, (member, offer) in enumerate(zip(members, offers, strict=True)):
             name = f"rank {rank} (pid {member.pid} on {member.hostname})"
             if member.host == here:
@@ -157,9 +156,9 @@ class WorldBuilder:
                 raise RendezvousError(f"{name} has no network address that other hosts could reach it at")
             else:
                 endpoints[rank] = PeerEndpoint(name, list(offer.addresses), channels)
-                by_host[member.host] = rank
+                if rank < self.world.rank:  # the others connect to this one
+                    self._elsewhere[rank] = endpoints[rank].addresses
         del endpoints[self.world.rank]
-        self._other_hosts = {rank: endpoints[rank].addresses for rank in by_host.values()}
         return endpoints
 
 

@@ -5,19 +5,30 @@ from __future__ import annotations
 import os
 import resource
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from elastic.arbiter_job import Job, finish, opened
+from elastic.arbiter_job import place as arbiters_place
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sirtaki.bindings.context import Config
+from sirtaki.bindings.errors import InitializationError
+from sirtaki.bindings.survivors import Survivors
 from sirtaki.runner.elastic.actions import Action, Finish, Send, Slot, Start
 from sirtaki.runner.elastic.reachability import Reachability
 from sirtaki.runner.elastic.workers import Worker
 from sirtaki.runner.rendezvous import reach
+from sirtaki.runner.rendezvous.elastic import process
 from sirtaki.runner.rendezvous.elastic.messages import Counted, End, Enlist
+from sirtaki.runner.rendezvous.elastic.process import WorkerProcess
+from sirtaki.runner.rendezvous.identity import Offer, RankDescription
+from sirtaki.runner.rendezvous.job import Job as JobOfRanks
+from sirtaki.runner.rendezvous.providers import World
 from sirtaki.runner.rendezvous.reach import find_unreachable
+from sirtaki.runner.rendezvous.world_builder import WorldBuilder
 
 # ---- The hosts that stay ---------------------------------------------------------------------------------
 
@@ -260,6 +271,37 @@ def test_a_host_that_accepts_or_refuses_is_reached(monkeypatch: pytest.MonkeyPat
         with socket.create_connection(silent.getsockname()):
             ranks = {1: names[:1], 2: names[1:2], 3: names[2:], 4: names[1:], 5: ["127.0.0.1:0"]}
             assert find_unreachable(ranks) == [3]
+
+
+def test_a_rank_tries_those_that_it_connects_to() -> None:
+    """Higher ranks connect to it: whether it could connect to them does not matter."""
+    members = [RankDescription(host, host, 1 + rank, "", {}) for rank, host in enumerate("aabbc")]
+    offers = [Offer([f"192.0.2.{rank}:9"], "") for rank in range(5)]
+    tried = []
+    for rank in range(5):
+        world = World(rank, JobOfRanks("job", 5, b"k", "1"))
+        builder = WorldBuilder(world, 1, None, Config({}))  # type: ignore[arg-type]
+        builder._endpoints(members, offers)
+        tried.append(sorted(builder._elsewhere))
+    assert tried == [[], [], [0, 1], [0, 1], [0, 1, 2, 3]]
+
+
+def test_one_rank_of_each_host_is_tried_under_each_of_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = ["localhost:0", "localhost:1", "hosta:2", "hostb:0"]
+    place = replace(arbiters_place(3, 5, [0], [0, 1, 2, 3]), slots=slots)
+    found = WorkerProcess(None, Survivors(), JobOfRanks("job", 4, b"k", "1"), "")  # type: ignore[arg-type]
+
+    def fail_to_link(find: Callable[[], World], counts: bool) -> None:
+        world = find()
+        assert world.on_no_link is not None
+        world.on_no_link({rank: [str(rank)] for rank in range(3)})
+        raise InitializationError("no link")
+
+    monkeypatch.setattr(process, "find_unreachable", lambda addresses: list(addresses))
+    monkeypatch.setattr(process.lifecycle, "enter", fail_to_link)
+    with pytest.raises(InitializationError):
+        found.enter(place)
+    assert found.unreachable == [1, 2]
 
 
 def test_an_address_of_this_host_says_nothing_about_another_one() -> None:

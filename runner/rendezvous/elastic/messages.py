@@ -33,7 +33,7 @@ class Enlist(Message):
         kind: the kind of the failure, a name of the core's table of statuses.
         text: the failure.
         has_checkpoints: whether new workers could start from a checkpoint if all are lost.
-        unreachable: ranks on other hosts that it could not reach when it tried to link, one for each host.
+        unreachable: ranks on other hosts that it had to connect to and could not reach, one for each host.
     """
 
     generation: int

@@ -55,7 +55,8 @@ class WorkerProcess:
         self.unreachable = []
 
         def note_unreachable(addresses: Mapping[int, Sequence[str]]) -> None:
-            self.unreachable = find_unreachable(addresses)
+            one_of_each_host = {place.slots[rank].rpartition(":")[0]: rank for rank in addresses}
+            self.unreachable = find_unreachable({rank: addresses[rank] for rank in one_of_each_host.values()})
 
         world = World(
             place.rank, job, place.address, seconds, folder=self.folder, on_no_link=note_unreachable

@@ -26,8 +26,8 @@ class World:
         announce: where a launcher has a channel of its own, all ranks call this: the serving rank with its
             address; it returns that address to the others.
         folder: a folder on this host, private to the job, if its launcher has made one; else "".
-        on_no_link: if this rank cannot link to the others, it is called with the addresses of one rank of
-            each other host, by rank.
+        on_no_link: if this rank cannot link to the others, it is called with the addresses of those on other
+            hosts that it had to connect to, by rank.
     """
 
     rank: int
