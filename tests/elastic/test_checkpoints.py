@@ -12,6 +12,7 @@ from elastic.running import QUICK, check_exact, run_job
 
 import sirtaki.numpy as hvd
 from sirtaki.bindings.errors import HorovodInternalError
+from sirtaki.common.elastic import state as states
 from sirtaki.common.elastic.checkpoints import Checkpoints
 from sirtaki.common.elastic.state import State
 
@@ -74,6 +75,23 @@ def test_a_writer_that_wakes_up_changes_no_checkpoint_of_another_one(tmp_path: P
     stopped.wait()
     assert other.newest() == "new"
     assert names(tmp_path) == ["1.checkpoint"]
+
+
+def test_a_process_that_is_no_rank_any_more_writes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> None:
+        raise HorovodInternalError("this process was given up")
+
+    monkeypatch.setattr(states, "fence", refuse)
+    state = hvd.elastic.ObjectState(step=3)
+    state.keep_checkpoints(tmp_path, 1)
+    writer = state._checkpoints
+    assert writer is not None
+    writer.write(1, state.checkpoint())
+    writer.wait()
+    assert names(tmp_path) == []
+    assert "could not be written: this process was given up" in capfd.readouterr().err
 
 
 def test_files_that_other_writers_have_left_behind_are_removed(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import resource
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from elastic.arbiter_job import Job, finish, opened
@@ -15,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sirtaki.bindings.context import Config
-from sirtaki.bindings.errors import InitializationError
+from sirtaki.bindings.errors import HorovodInternalError, InitializationError
 from sirtaki.bindings.survivors import Survivors
+from sirtaki.common.elastic import loop
 from sirtaki.runner.elastic.actions import Action, Finish, Send, Slot, Start
 from sirtaki.runner.elastic.reachability import Reachability
 from sirtaki.runner.elastic.workers import Worker
@@ -229,6 +232,32 @@ def test_new_ranks_do_not_displace_one_that_has_the_state() -> None:
         ]
     assert opened(orders).members == (0,)
     assert opened(orders).places[0].commit == 7
+
+
+def test_a_host_that_was_left_out_returns_at_once_if_ranks_are_missing() -> None:
+    job = Job(start=4, slots=SLOTS, minimum=3).trains()
+    losses = [job.leaves(one, "lost", 5, kind="peer_lost", text="no answer") for one in range(4)]
+    third = try_to_link(job, try_to_link(job, losses[-1], ("b", "c"), 5), ("b", "c"), 5)
+    job.receives_all(*opened(third).members)
+    job.sees_exit(3)
+    job.loses(2)
+    job.leaves(0, "lost", 6)
+    assert Start(4, SLOTS[3]) in job.leaves(1, "lost", 6)
+
+
+@pytest.mark.parametrize("kind", ["peer_lost", "timeout", "protocol"])
+def test_a_rank_that_others_blame_while_it_lives_enlists(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(worker=SimpleNamespace(commit=4, is_over=False, counts_differ=""), unreachable=[])
+    state: Any = SimpleNamespace(can_restore=lambda: True, _checkpoints=None)
+    failure = SimpleNamespace(kind=kind, culprit=2, text="no answer")
+    context = SimpleNamespace(rank=2, failure=failure, has_missed_peer=False)
+    monkeypatch.setattr(loop.default_context.process, "context", context)
+    here = arbiters_place(2, 4, [0], [0, 1, 2], generation=7)
+    report = loop._loss(found, here, state, HorovodInternalError("no answer"))  # type: ignore[arg-type]
+    assert report == Enlist(7, "lost", 4, True, 2, kind, "no answer")
+    failure.kind = "aborted"  # by its own exception
+    with pytest.raises(ZeroDivisionError):
+        loop._loss(found, here, state, ZeroDivisionError())  # type: ignore[arg-type]
 
 
 def test_a_job_ends_if_too_few_ranks_reach_each_other() -> None:
