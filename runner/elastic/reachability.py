@@ -55,18 +55,20 @@ class Reachability:
         """Returns the hosts without which the others reach each other, each with a host it does not reach.
 
         The host that does not reach the most ranks goes first. If the network is cut in two, the larger part
-        is left; if both are equal, that of the oldest worker. Ranks that have a commit count before those
-        that have none: a host that has the state of the training goes only if another one that stays has it.
+        is left; if both are equal, that of the oldest worker. Ranks that can restore their commit count
+        before the others that have one, and these before newcomers: a host that has the state of the training
+        goes only if another one that stays has it.
         """
         ranks = Counter(one.slot.host for one in workers)
-        holders = Counter(one.slot.host for one in workers if one.commit >= 0)
+        holders = Counter(one.slot.host for one in workers if one.can_restore)
+        trained = Counter(one.slot.host for one in workers if one.commit >= 0)
         first = min(workers, key=lambda one: one.number).slot.host if workers else ""
         cut = {pair for pair, count in self._failures.items() if count >= _FAILURES and pair <= ranks.keys()}
         gone: dict[str, str] = {}
         while cut:
             unreached = {host: _others(host, cut) for pair in cut for host in pair}
             missed = {
-                host: (sum(holders[one] for one in others), sum(ranks[one] for one in others))
+                host: [sum(counts[one] for one in others) for counts in (holders, trained, ranks)]
                 for host, others in unreached.items()
             }
             worst = max(unreached, key=lambda host: (missed[host], first in unreached[host], host))
