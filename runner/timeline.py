@@ -30,13 +30,20 @@ _ROW = re.compile(rb'"(pid|sort_index)": ?[0-9]+')
 def merge_timelines(path: Path) -> str:
     """Merges into `path` the files that the ranks have written there and beside it, and removes those.
 
-    If there are parts of an elastic job, a file in `path` is an older result, and is replaced.
+    If there are parts of an elastic job, an older file in `path` is the result of another merge, and is
+    replaced.
 
     Returns whose timelines those were, such as "3 ranks" or "4 workers in 3 generations"; "" if there are
-    none. Raises OSError where a file cannot be read or written.
+    none. Raises OSError where a file cannot be read or written, or where those of two jobs are.
     """
     parts = elastic_parts(path)
-    files = [part.file(path) for part in parts] or rank_files(path)
+    files, others = [part.file(path) for part in parts], rank_files(path)
+    if files and others and _newest(others) > _newest(files):
+        raise FileExistsError(
+            f"{max(others, key=_changed)} is newer than {files[0]} and the other files of an elastic job: "
+            "remove those of one of the two jobs"
+        )
+    files = files or others
     if not files:
         return ""
     merged = merging_file(path)
@@ -52,6 +59,15 @@ def merge_timelines(path: Path) -> str:
         if file != path:
             file.unlink()
     return describe_parts(parts) if parts else describe_ranks(len(files))
+
+
+def _changed(file: Path) -> int:
+    return file.stat().st_mtime_ns
+
+
+def _newest(files: Sequence[Path]) -> int:
+    """Returns when the last of these files was changed."""
+    return max(map(_changed, files))
 
 
 def merging_file(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import subprocess
 import sys
@@ -111,6 +112,20 @@ def test_half_a_line_is_dropped(tmp_path: Path) -> None:
     assert merged == [(0, 1), (0, 2), (2, 1), (10, 1)]
     assert [file.name for file in tmp_path.iterdir()] == ["t.json"]
     assert merge_timelines(tmp_path / "none.json") == ""
+
+
+def test_files_of_an_earlier_elastic_job_do_not_replace_a_newer_timeline(tmp_path: Path) -> None:
+    path, part = tmp_path / "t.json", tmp_path / "t.json.worker0.changes"
+    for file in (path, part):
+        file.write_text('[\n{"ph": "M"}\n]\n')
+    os.utime(part, ns=(1_000, 1_000))
+    with pytest.raises(FileExistsError, match="remove those of one of the two jobs"):
+        merge_timelines(path)
+    assert path.exists()
+    assert part.exists()
+    os.utime(path, ns=(999, 999))
+    assert merge_timelines(path) == "1 worker in 0 generations"
+    assert not part.exists()
 
 
 def test_times_of_other_hosts_are_moved_to_the_first_ones_clock(tmp_path: Path) -> None:
