@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from sirtaki.runner.elastic.actions import Action, Close, Finish, Open, Say, Send, Slot, Start
+from sirtaki.runner.elastic.attempts import Attempts
 from sirtaki.runner.elastic.first_news import FirstNews
 from sirtaki.runner.elastic.forming import Unrestorable, choose_candidates, form
 from sirtaki.runner.elastic.phase import Phase
@@ -32,7 +33,6 @@ from sirtaki.runner.rendezvous.elastic.messages import (
     Returned,
 )
 
-_MAX_FAILED_LINKS = 10  # generations in a row that end before all members have received
 _MAX_RESTARTS = 10  # from checkpoints, so that a training that kills all its ranks ends at last
 
 
@@ -51,7 +51,7 @@ class Arbiter:
         self._is_ending = False  # the training function has returned on a member
         self._ended_early: Worker | None = None  # with exit code 0, before the first generation
         self._has_trained = False  # all members of some generation have had the state
-        self._failed_links = 0
+        self._attempts = Attempts()
         self._news: list[str] = []  # since the last generation: for its text
         self._first_news = FirstNews()  # about the current generation
         self._change = PlannedChange()
@@ -170,7 +170,7 @@ class Arbiter:
             if all(one.has_received for one in self._members):
                 self._has_trained = True
                 if self.phase is Phase.LINKING:
-                    self.phase, self._failed_links = Phase.RUNNING, 0
+                    self.phase = Phase.RUNNING
                     self._reach.note_links(self._members)
         elif isinstance(message, Counted):
             self._orders += self._change.note_count(worker, message)
@@ -217,18 +217,12 @@ class Arbiter:
         """Ends the current generation: its members enlist again."""
         if self.phase not in (Phase.LINKING, Phase.RUNNING):
             return
-        if self.phase is Phase.LINKING and not self._news:
-            self._failed_links += 1
         self.phase = Phase.FORMING
         self._first_news.note(now)
-        text = "; ".join(self._news) or "a rank could not link to the others"
+        text = "; ".join(self._news) or "the ranks have lost their links to each other"
         over = Over(self.generation, text)
         self._orders += [Send(one.number, over) for one in self.workers.living(Status.MEMBER)]
         self._orders.append(Close())
-        if self._failed_links >= _MAX_FAILED_LINKS:
-            reports = [one.report.text for one in self._members if one.report and one.report.text]
-            why = reports[-1] if reports else text
-            self._finish(1, f"the ranks could not link to each other {self._failed_links} times: {why}")
 
     def _begin_ending(self) -> None:
         if self._is_ending:
@@ -342,6 +336,11 @@ class Arbiter:
             formation = form(candidates, self._rules.maximum)
         except Unrestorable as error:
             self._finish(1, str(error))
+            return
+        self._attempts.note(formation.commit, bool(self._news))
+        reports = [one.report.text for one in self._members if one.report and one.report.text]
+        if verdict := self._attempts.verdict(reports[-1] if reports else "their links were lost"):
+            self._finish(1, verdict)
             return
         members = formation.members
         joined = [one for one in members if one.first_generation == 0]

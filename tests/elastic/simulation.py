@@ -60,12 +60,12 @@ class Simulation:
         self.link_failures = chance.choice([0.0, 0.0, 0.2])
         self.is_slow = chance.random() < 0.2
         self.injected: set[str] = set()
-        self.failed_links = 0
         self.arbiter = Arbiter(self.rules, self.slots)
         self.workers: list[SimulatedWorker] = []
         self.told_to_end: set[int] = set()
         self.has_left_out = False  # a host that another one did not reach
         self.groups: dict[int, Group] = {}
+        self.commits: list[int] = []  # with which the generations have begun
         self.open: int | None = None
         self.opened_at = self.now
         self.has_trained = False
@@ -190,7 +190,6 @@ class Simulation:
             if any(self.unreachable(number, group.members) for number in group.members):
                 return  # all reach their limits
             fails = self.random.random() < self.link_failures
-            self.failed_links += fails
             step = self.workers[group.members[0]].step
             for number in group.members:
                 one = self.workers[number]
@@ -320,6 +319,7 @@ class Simulation:
             assert one.at in (At.STARTING, At.ENLISTED, At.RETURNED), f"worker {one.number} has not left"
         counted = max((one.commit for one in live if one.at is At.ENLISTED), default=-1)
         assert place.commit >= counted, f"commit {counted} is lost"
+        self.commits.append(place.commit)
         assert not self.has_trained or any(one.commit >= 0 for one in members), "the training begins anew"
         for rank in place.current:
             holder = members[rank]
@@ -343,8 +343,8 @@ class Simulation:
             assert self.arbiter.losses == self.rules.reset_limit + 1
         elif "all ranks" in result.text:
             assert all(one.commit < 0 or one.number in self.told_to_end for one in live)
-        elif "could not link" in result.text:
-            assert self.failed_links or self.cuts
+        elif "gets no further" in result.text:
+            assert self.commits[-10:] == [self.commits[-1]] * 10
         elif "no rank can return" in result.text:
             assert not self.keeps_copies
             owners = [one for one in live if one.commit == max(other.commit for other in live)]

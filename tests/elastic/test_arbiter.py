@@ -8,7 +8,7 @@ import pytest
 from elastic.arbiter_job import Job, finish, opened, place
 from elastic.simulation import Simulation
 
-from sirtaki.runner.elastic.actions import Close, Finish, Kill, Open, Send, Slot, Start
+from sirtaki.runner.elastic.actions import Action, Close, Finish, Kill, Open, Send, Slot, Start
 from sirtaki.runner.elastic.rules import EXIT
 from sirtaki.runner.elastic.slots import Slots
 from sirtaki.runner.rendezvous.elastic.messages import (
@@ -209,7 +209,7 @@ def test_a_new_worker_that_fails_is_no_loss() -> None:
 def test_a_rank_that_others_blame_is_given_up() -> None:
     job = Job(start=2, slots=2).trains()
     orders = job.leaves(0, "lost", 2, culprit=1, kind="timeout", text="rank 1 is late")
-    assert orders == [Send(1, Over(1, "a rank could not link to the others")), Close(), Kill(1)]
+    assert orders == [Send(1, Over(1, "the ranks have lost their links to each other")), Close(), Kill(1)]
     assert opened(job.loses(1)).members == (0,)
 
 
@@ -246,7 +246,35 @@ def test_ranks_that_cannot_link_end_the_job_at_last() -> None:
         orders = job.leaves(0, "lost", 1, kind="link", text="no route")
         if not [one for one in orders if isinstance(one, Finish)]:
             orders = job.leaves(1, "lost", 1, kind="link", text="no route")
-    assert finish(orders) == Finish(1, "the ranks could not link to each other 10 times: no route")
+    assert finish(orders).code == 1
+    assert finish(orders).text.endswith(
+        "the ranks have begun 10 times from commit 1, and none of them was lost: no route"
+    )
+
+
+def test_ranks_that_link_and_fail_again_end_the_job_at_last() -> None:
+    job = Job(start=2, slots=2).trains()
+    rounds = 0
+    while not (ends := [one for one in blame_rank_1(job) if isinstance(one, Finish)]):
+        rounds += 1
+        assert rounds < 30
+        job.receives_all(0, 1)
+    assert rounds == 10
+    assert "the ranks have begun 10 times from commit 1" in ends[0].text
+    assert ends[0].text.endswith("none of them was lost: it is late")
+
+
+def test_each_further_commit_is_progress() -> None:
+    job = Job(start=2, slots=2).trains()
+    for commit in range(30):
+        assert opened(blame_rank_1(job, commit)).members == (0, 1)
+        job.receives_all(0, 1)
+
+
+def blame_rank_1(job: Job, commit: int = 1) -> list[Action]:
+    """Returns the orders after both ranks blame rank 1, which lives, and reports it first."""
+    failure = {"culprit": 1, "kind": "timeout", "text": "it is late"}
+    return job.leaves(1, "lost", commit, **failure) + job.leaves(0, "lost", commit, **failure)
 
 
 # ---- Drains --------------------------------------------------------------------------------------------
