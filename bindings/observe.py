@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from sirtaki.bindings.context import Context, call
-from sirtaki.bindings.elastic_timeline import ElasticTimeline
 from sirtaki.bindings.library import ffi, lib
 
 
@@ -162,6 +161,8 @@ def start_timeline(context: Context, path: str, mark_decisions: bool) -> None:
     """
     survivors = context.survivors
     if survivors is not None and (context.is_provisional or survivors.membership is not None):
+        from sirtaki.bindings.elastic_timeline import ElasticTimeline  # other jobs need none of it
+
         timeline = survivors.timeline
         if timeline is None or (timeline.path, timeline.mark_decisions) != (path, mark_decisions):
             stop_timeline(context)
