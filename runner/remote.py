@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
@@ -212,9 +213,14 @@ class RemoteHost:
 
     @property
     def lease_left(self) -> float:
-        """Returns for how many seconds ranks may still run there, if nothing is heard from it."""
-        lease = self._job.lease if self._job is not None else None
-        return min(max(lease.end - lease_clock(), 0.0), SILENCE_SECONDS) if lease is not None else 0.0
+        """Returns for how many seconds ranks may still run there, if nothing is heard from it.
+
+        A lease that never ends (a heartbeat of 0) tells nothing: an ordinary silence has to do.
+        """
+        if self._job is None or self._job.lease is None:
+            return 0.0
+        left = max(self._job.lease.end - lease_clock(), 0.0)
+        return left if left < math.inf else SILENCE_SECONDS
 
     def close(self) -> None:
         """Closes the connection."""
@@ -317,10 +323,11 @@ class RemoteHost:
         self._channel.close_writing()
         if self._job is None:
             self.failure = self.failure or self._describe_no_answer(code, killed_by)
-        elif not self.done:
+            return
+        if not self.done:
             self.failure = self.failure or self._describe_loss(code, killed_by)
-            for rank in self._job.ranks.values():
-                self.lost |= self._note_exit(rank, 0, 0, self.failure)
+        for rank in self._job.ranks.values():  # those of which the agent has reported no end
+            self.lost |= self._note_exit(rank, 0, 0, self.failure or "hvdrun's agent there has ended")
 
     def _describe_no_answer(self, code: int, killed_by: int) -> str:
         if self._channel.error:

@@ -45,6 +45,11 @@ class _Host:
     failures: int = 0
     complaint: str = ""
 
+    @property
+    def takes_orders(self) -> bool:
+        """Returns whether workers and spares can be started there by its agent, which has not to end yet."""
+        return self.is_ready and not self.is_released
+
 
 @dataclass
 class OtherHosts:
@@ -88,12 +93,12 @@ class OtherHosts:
 
     def takes_workers(self, slot: Slot) -> bool:
         """Returns whether a worker can be started in a slot, if it is free."""
-        return is_own_host(slot.host) or (self._hosts[slot.host].is_ready and not self._leaves(slot))
+        return is_own_host(slot.host) or (self._hosts[slot.host].takes_orders and not self._leaves(slot))
 
     def ready(self, name: str) -> RemoteHost | None:
         """Returns the connection to a host on which workers can be started; None if it is not ready."""
         host = self._hosts.get(name)
-        return host.remote if host is not None and host.is_ready else None
+        return host.remote if host is not None and host.takes_orders else None
 
     def poll(self, now: float, used: Mapping[int, Slot]) -> bool:
         """Goes on with all hosts; returns whether those that are usable have changed.
@@ -186,22 +191,28 @@ class OtherHosts:
         host.is_prepared, host.due = True, now + ANSWER_SECONDS
 
     def _release(self, host: _Host, remote: RemoteHost) -> None:
-        """Lets an agent end that was asked to, or whose host is not named any more."""
+        """Lets an agent end that was asked to, or whose host is not named any more.
+
+        It takes no further orders: if the host is named again, another agent begins the job.
+        """
         if not host.is_released:
             host.is_released = True
             remote.finish()
 
     def _lose(self, host: _Host, remote: RemoteHost, now: float) -> bool:
-        was_ready, was_prepared, host.remote = host.is_ready, host.is_prepared, None
+        was_ready, was_prepared, was_released = host.is_ready, host.is_prepared, host.is_released
+        host.remote = None
         host.is_prepared = host.is_ready = host.leaves = host.is_released = False
         remote.close()
         failure = f"{host.name} was lost: {remote.failure}" if was_prepared else remote.failure
         if was_ready and now >= host.ready_since + _STABLE_SECONDS:
             host.failures = 0
-        if host.slots and not remote.leaves:
+        if remote.leaves:
+            host.due = now + self.cooldown[1]
+        elif host.slots and not was_released:
             self._pause(host, failure, now)
         else:
-            host.due = now + self.cooldown[1]
+            host.due = now  # if it is named, or once it is named again
         return was_ready
 
     def _pause(self, host: _Host, failure: str, now: float) -> None:
