@@ -219,9 +219,9 @@ class ElasticJob:
                 self._stop(Finish(1, str(error)), signal.SIGTERM)
 
     def _set_slots(self, slots: Sequence[Slot]) -> None:
-        self._slots = slots
         self._processes.know(slots)
         self._hosts.want(slots)
+        self._slots = slots
         self._update_slots()
 
     def _update_slots(self) -> None:

@@ -88,7 +88,8 @@ def test_hvdrun_can_be_interrupted_while_no_rank_runs(tmp_path: Path) -> None:
         assert job.wait(FAILSAFE_SECONDS) == 130
 
 
-def test_output_of_a_new_slot_that_cannot_be_kept_ends_the_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", ["localhost:3\n", "localhost:2\nhostB:1\n"])
+def test_output_of_a_new_slot_that_cannot_be_kept_ends_the_job(more: str, tmp_path: Path) -> None:
     script, answer, kept = tmp_path / "discover.sh", tmp_path / "answer", tmp_path / "kept"
     script.write_text(f"#!/bin/sh\ncat {answer}\n")
     script.chmod(0o700)
@@ -105,9 +106,11 @@ def test_output_of_a_new_slot_that_cannot_be_kept_ends_the_job(tmp_path: Path) -
         wait_until(lambda: "step 5" in (tmp_path / "output").read_text(), "it trains")
         kept.rename(tmp_path / "elsewhere")
         kept.write_text("")
-        answer.write_text("localhost:3\n")
+        answer.write_text(more)
         assert job.wait(FAILSAFE_SECONDS) == 1
-    assert "cannot keep the output of rank 2" in (tmp_path / "output").read_text()
+    text = (tmp_path / "output").read_text()
+    assert "cannot keep the output of rank 2" in text
+    assert "Traceback" not in text
 
 
 def test_a_reader_that_leaves_ends_the_job_at_once() -> None:
