@@ -66,14 +66,20 @@ class Display:
             self._open.add(Pipe(descriptor, self._streams[rank, number]))
         self.balance()
 
-    def move_spare(self, lane: int, stdout: int, stderr: int) -> None:
-        """Shows the data from these descriptors, of a spare so far, as the output of a rank from now on."""
-        for number, descriptor in ((STDOUT, stdout), (STDERR, stderr)):
+    def move_spare(self, spare: int, rank: int) -> None:
+        """Shows the output of a spare of this host, in its lane so far, as that of a rank from now on."""
+        for number in self._sinks:
+            stream = self._streams.pop((spare, number))
+            stream.close()
             for pipe in self._open:
-                if pipe.descriptor == descriptor:
-                    pipe.stream.close()
-                    pipe.stream = self._streams[lane, number]
+                if pipe.stream is stream:
+                    pipe.stream = self._streams[rank, number]
         self.balance()
+
+    def end_lines(self, rank: int) -> None:
+        """Shows unfinished lines of a rank on another host: another process takes its place."""
+        for number in self._sinks:
+            self._streams[rank, number].end_line()
 
     def read_host(self, name: str, stderr: int) -> Stream:
         """Shows the data from this descriptor as the output of the connection to a host."""

@@ -32,8 +32,8 @@ class SpareDisplay(Protocol):
     def read_rank(self, rank: int, stdout: int, stderr: int) -> None:
         """Shows the data from these descriptors as the output of a lane."""
 
-    def move_spare(self, lane: int, stdout: int, stderr: int) -> None:
-        """Shows the data from these descriptors as the output of a slot from now on."""
+    def move_spare(self, spare: int, rank: int) -> None:
+        """Shows the output of a spare, in its lane so far, as that of a slot from now on."""
 
 
 class SpareHost(Protocol):
@@ -124,7 +124,7 @@ class JobSpares:
         """
         while (spare := self.choose(host, now)) is not None:
             if (process := self._here.take(spare, lane, environment)) is not None:
-                self._display.move_spare(lane, process.stdout, process.stderr)
+                self._display.move_spare(spare, lane)
                 return process
         return None
 
