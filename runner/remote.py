@@ -269,6 +269,7 @@ class RemoteHost:
             self._take_output(frame)
         elif frame.kind == Kind.STARTED:
             rank.pid = frame.number
+            self._display.end_lines(frame.rank)
             job.on_start(frame.rank, rank.pid)
         elif frame.kind == Kind.REFUSED:
             self._display.say(f"{self.name}: {printable(frame.payload.decode(errors='replace'), 1000)}")
@@ -296,7 +297,7 @@ class RemoteHost:
             spares.started(frame.rank, frame.number)
         elif frame.kind == Kind.SPARE_WAITS:
             modules, seconds = frame.values.get("modules"), frame.values.get("seconds")
-            if not isinstance(modules, int) or not isinstance(seconds, int | float):
+            if not isinstance(modules, int) or not isinstance(seconds, float):
                 raise WireError("the report of a spare is malformed")
             spares.waits(frame.rank, modules, seconds)
         elif frame.kind == Kind.SPARE_ENDED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -72,7 +73,7 @@ class SpareProcess(RankProcess):
     def reports(self) -> list[dict[str, Any]] | None:
         """Returns the reports of the spare since the last call, one as a rule: that it waits.
 
-        Returns None if it has ended.
+        Returns None if it has ended, or is killed because the program writes to its connection.
         """
         try:
             data = self._orders.recv(_READ_BYTES)
@@ -83,7 +84,11 @@ class SpareProcess(RankProcess):
         if not data:
             return None
         *lines, self._received = (self._received + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        try:
+            return [_checked(json.loads(line)) for line in lines]
+        except (ValueError, RecursionError):
+            self.signal(signal.SIGKILL)
+            return None
 
     def assign(self, rank: int, environment: Mapping[str, str]) -> bool:
         """Gives the spare its place: the rank under which its output is shown, and a worker's environment.
@@ -109,3 +114,11 @@ class SpareProcess(RankProcess):
 
     def close(self) -> None:
         self._orders.close()
+
+
+def _checked(report: Any) -> dict[str, Any]:
+    """Returns a spare's report. Raises ValueError if it is none."""
+    if isinstance(report, dict) and report.keys() == {"modules", "seconds"}:
+        if isinstance(report["modules"], int) and isinstance(report["seconds"], float):
+            return report
+    raise ValueError("the report of a spare is malformed")

@@ -21,6 +21,7 @@ from sirtaki.runner.frames import Frame, Kind, WireError
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.remote import RemoteHost, RemoteJob
 from sirtaki.runner.rendezvous.elastic.loaded_modules import list_path
+from sirtaki.runner.rendezvous.elastic.spare import SPARE
 from sirtaki.runner.ssh import SshOptions
 
 LANE = -2
@@ -151,6 +152,24 @@ def test_a_spare_that_does_not_leave_is_killed(held: Held) -> None:
     held.processes[0].signal(signal.SIGSTOP)
     held.spares.reap()
     assert not is_running(held.processes[0].pid)
+
+
+@pytest.mark.parametrize("text", ["x", "[]", "{}", '{"modules": 3, "seconds": "x"}', "9" * 5000])
+def test_a_spare_whose_program_writes_to_its_connection_is_killed(held: Held, text: str) -> None:
+    held.list.write_text("json")
+    program = f"import json, os; os.write(json.loads(os.environ['{SPARE}'])['descriptor'], b'{text}\\n')"
+    command = [sys.executable, "-S", "-c", f"{program}; import time; time.sleep(60)"]
+    with Reaper() as reaper:
+        process = SpareProcess(command, held.environment, held.list.parent, False, reaper)
+        held.spares = HostSpares(
+            lambda: process, lambda _: None, held.list.parent, held.selector, held.news
+        )
+        held.spares.start(LANE)
+        held.spares.advance(time.monotonic())
+        wait_until(lambda: held._serve() or process.poll() is not None, "it has ended")
+        held.spares.check()
+    assert held.news.waiting == []
+    assert held.news.ends == [(LANE, "was killed by signal 9 (SIGKILL)")]
 
 
 def test_a_spare_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
@@ -289,6 +308,7 @@ def test_the_end_of_the_job_dismisses_the_spares_of_other_hosts(remote: Remote) 
         (Kind.SPARE_WAITS, LANE - 1, WAITS),  # there is no such spare
         (Kind.SPARE_WAITS, LANE, b'{"modules": "many", "seconds": 0.5}'),
         (Kind.SPARE_WAITS, LANE, b'{"modules": 3}'),
+        (Kind.SPARE_WAITS, LANE, b'{"modules": 3, "seconds": 1' + b"0" * 400 + b"}"),  # no float is so large
         (Kind.SPARE_WAITS, LANE, b"[]"),
         (Kind.STARTED, LANE, b"x"),
         (Kind.REPORT, LANE, b"{}"),
