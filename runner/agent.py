@@ -148,7 +148,7 @@ class Agent:
             self._wakeup.unblock_signals()
         for rank in self._job.running:
             self._read_from(rank)
-        self._lease = AgentLease(self._job.lease_seconds, lease_clock())
+        self._lease.begin(self._job.lease_seconds, lease_clock())
         self._next_alive = 0.0
 
     def _launch(self, job: AgentJob, frame: Frame) -> None:

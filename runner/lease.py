@@ -31,6 +31,12 @@ class AgentLease:
         self._end = now + self._seconds
         self._is_suspended = False
 
+    def begin(self, seconds: float, now: float) -> None:
+        """Begins a lease of this length: of the questions so far, no answer renews it."""
+        self._seconds = seconds or math.inf
+        self._questions.clear()
+        self._end = now + self._seconds
+
     @property
     def interval(self) -> float:
         """Returns the seconds between two questions."""

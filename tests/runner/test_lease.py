@@ -98,6 +98,18 @@ def test_an_answer_to_no_question_has_no_effect() -> None:
     assert agent.seconds_left(2.0) == 4.0
 
 
+def test_an_answer_to_a_question_from_before_the_lease_has_no_effect() -> None:
+    """Covers an agent that has waited for its job: hvdrun's own count begins with each answer."""
+    agent = AgentLease(0.0, 0.0)
+    early = agent.ask(1.0)
+    agent.begin(SECONDS, 2.0)
+    asked = agent.ask(3.0)
+    agent.renew(early)
+    assert agent.seconds_left(3.0) == 4.0
+    agent.renew(asked)
+    assert agent.seconds_left(3.0) == 5.0
+
+
 def test_a_lease_of_no_length_never_ends() -> None:
     agent, host = AgentLease(0.0, 5.0), HostLease(0.0, 5.0)
     assert not agent.is_over(1e12)
