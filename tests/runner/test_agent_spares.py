@@ -70,7 +70,9 @@ def test_an_agent_starts_a_process_where_the_spare_has_just_ended(
     pid = talk.next(Kind.STARTED).number
     talk.next(Kind.SPARE_WAITS)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not is_running(pid), "the spare has ended")
+    # Its reader's thread, which ends last, has the connection open.
+    threads = Path(f"/proc/{pid}/task")
+    wait_until(lambda: not is_running(pid) and len([*threads.glob("*")]) <= 1, "the spare has ended")
     talk.say(Frame.of_values(Kind.LAUNCH, {**spare_values(), "spare": LANE}, 0))
     started = talk.next(Kind.STARTED)
     assert started.rank == 0
