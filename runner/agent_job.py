@@ -116,10 +116,15 @@ class AgentJob:
             process = RankProcess(rank, self._command, environment, self._reaper)
         except OSError as error:
             text = describe_start_failure(rank, self._command, error)
-            send(Frame(Kind.REFUSED, rank, text.encode(errors="replace")))
-            return None
-        self._note_start(process, send)
-        return process
+        except LaunchError:
+            if not self.comes_and_goes:
+                raise
+            text = "a rank was not started, because this host's part in the job is to end"
+        else:
+            self._note_start(process, send)
+            return process
+        send(Frame(Kind.REFUSED, rank, text.encode(errors="replace")))
+        return None
 
     def _note_start(self, process: RankProcess, send: Callable[[Frame], None]) -> None:
         self.running.append(process)

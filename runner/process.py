@@ -10,6 +10,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import ExitStatus
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.signals import HANDLED, refuse_to_start_after_a_signal
@@ -65,8 +66,12 @@ class Process:
         reaper.note_group(self.pid)
         os.close(report_failure)
         with open(failure, "rb") as file:
-            while not select.select([file], [], [], _POLL_SECONDS)[0]:
-                refuse_to_start_after_a_signal()
+            try:
+                while not select.select([file], [], [], _POLL_SECONDS)[0]:
+                    refuse_to_start_after_a_signal()
+            except LaunchError:
+                self.clear()
+                raise
             error = file.read()  # empty once the program has replaced the child, otherwise the errno
         if error:
             os.waitpid(self.pid, 0)
@@ -118,7 +123,7 @@ class RankProcess(Process):
         devnull = os.open(os.devnull, os.O_RDONLY)
         try:
             super().__init__(command, environment, reaper, (devnull, stdout, stderr))
-        except OSError:
+        except (OSError, LaunchError):
             os.close(self.stdout)
             os.close(self.stderr)
             raise

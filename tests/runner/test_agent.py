@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +15,9 @@ from agent_conversation import KEY, Conversation, agents, ask, values
 from launching import FAILSAFE_SECONDS, is_running, wait_until
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.runner.agent_job import AgentJob
 from sirtaki.runner.frames import INITIAL_CREDIT, START_MARK, Frame, Kind
+from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.ssh import SshOptions, ssh_command
 
 
@@ -45,6 +49,26 @@ def test_it_starts_wherever_the_interpreter_lies(tmp_path: Path) -> None:
         ["/bin/sh", "-c", command], input=b"", capture_output=True, timeout=FAILSAFE_SECONDS
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, START_MARK, b"")
+
+
+def test_a_rank_that_is_ordered_while_the_host_is_asked_to_end_is_refused(tmp_path: Path) -> None:
+    """Has the signal be pending, as it is when it arrives while a rank is started: the other ranks go on."""
+    start = {**values("/bin/true"), "placements": [], "slots": 1}
+    frames: list[Frame] = []
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with Reaper() as reaper:
+        job = AgentJob(start, 1, reaper)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+            order = {"placement": [0, 1, 0, 1, 0, 1], "additions": {}}
+            assert job.launch(0, order, frames.append) is None
+        finally:
+            signal.sigwait({signal.SIGTERM})
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    assert [(frame.kind, frame.rank) for frame in frames] == [(Kind.REFUSED, 0)]
+    assert b"is to end" in frames[0].payload
+    assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 def test_what_makes_no_sense_ends_it(agent: Callable[[], Conversation]) -> None:
