@@ -127,7 +127,8 @@ def test_a_spare_is_lost_with_its_host(
 def test_a_spare_ends_when_its_agent_is_asked_to_end(
     hosts: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    with running(tmp_path, TWO, environment, size=1) as job:
+    away = (*TWO[:-3], "--blacklist-cooldown-range", "0.1", "600")  # the host does not come back
+    with running(tmp_path, away, environment, size=1) as job:
         job.wait_for_spares("hostB")
         os.kill(agent_of(hosts, "hostB"), signal.SIGTERM)
         job.wait_for("1 rank from commit")
