@@ -118,7 +118,8 @@ class SpareProcess(RankProcess):
 
 def _checked(report: Any) -> dict[str, Any]:
     """Returns a spare's report. Raises ValueError if it is none."""
-    if isinstance(report, dict) and report.keys() == {"modules", "seconds"}:
-        if isinstance(report["modules"], int) and isinstance(report["seconds"], float):
-            return report
-    raise ValueError("the report of a spare is malformed")
+    if not isinstance(report, dict):
+        raise ValueError("the report of a spare is malformed")
+    if not isinstance(report.get("modules"), int) or not isinstance(report.get("seconds"), float):
+        raise ValueError("the report of a spare is malformed")
+    return report

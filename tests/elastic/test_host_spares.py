@@ -161,9 +161,7 @@ def test_a_spare_whose_program_writes_to_its_connection_is_killed(held: Held, te
     command = [sys.executable, "-S", "-c", f"{program}; import time; time.sleep(60)"]
     with Reaper() as reaper:
         process = SpareProcess(command, held.environment, held.list.parent, False, reaper)
-        held.spares = HostSpares(
-            lambda: process, lambda _: None, held.list.parent, held.selector, held.news
-        )
+        held.spares = HostSpares(lambda: process, lambda _: None, held.list.parent, held.selector, held.news)
         held.spares.start(LANE)
         held.spares.advance(time.monotonic())
         wait_until(lambda: held._serve() or process.poll() is not None, "it has ended")
