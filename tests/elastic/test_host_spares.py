@@ -170,6 +170,60 @@ def test_a_spare_whose_program_writes_to_its_connection_is_killed(held: Held, te
     assert held.news.ends == [(LANE, "was killed by signal 9 (SIGKILL)")]
 
 
+def test_spares_are_killed_with_the_lease_of_their_host(held: Held) -> None:
+    held.start()
+    held.spares.kill()
+    wait_until(lambda: held.processes[0].poll() is not None, "the spare has ended")
+    held.spares.check()
+    assert held.news.ends == [(LANE, "was killed by signal 9 (SIGKILL)")]
+
+
+def test_a_spare_that_has_ended_keeps_the_loop_no_longer_busy(held: Held) -> None:
+    held.start()
+    kill(held.processes[0])
+    held._serve()
+    assert held.selector.select(0) == []
+
+
+def test_no_descriptor_is_left_of_a_spare(held: Held) -> None:
+    def lose() -> None:
+        kill(held.processes[-1])
+        held.spares.check()
+
+    def replace() -> None:
+        process = held.spares.take(LANE, 0, held.environment)
+        assert process is not None
+        process.clear()
+
+    held.start()
+    lose()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for end in (lose, replace, lose):
+        held.news.waiting.clear()
+        held.start()
+        end()
+        for descriptor in (held.processes[-1].stdout, held.processes[-1].stderr):
+            os.close(descriptor)  # as at the end of what is read
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_spare_that_has_ended_leaves_no_process_behind(held: Held) -> None:
+    started = "subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
+    command = [sys.executable, "-S", "-c", f"import subprocess; print({started}.pid)"]
+    held.list.write_text("json")
+    with Reaper() as reaper:
+        process = SpareProcess(command, held.environment, held.list.parent, False, reaper)
+        held.spares = HostSpares(lambda: process, lambda _: None, held.list.parent, held.selector, held.news)
+        held.spares.start(LANE)
+        held.spares.advance(time.monotonic())
+        with open(process.stdout) as output:
+            child = int(output.readline())
+        wait_until(lambda: process.poll() is not None, "the spare has ended")
+        assert is_running(child)
+        held.spares.check()
+        wait_until(lambda: not is_running(child), "its child has ended")
+
+
 def test_a_spare_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
     def start() -> SpareProcess:
         raise LaunchError("there is no room")
