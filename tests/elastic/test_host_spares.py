@@ -208,7 +208,7 @@ def test_no_descriptor_is_left_of_a_spare(held: Held) -> None:
 
 
 def test_a_spare_that_has_ended_leaves_no_process_behind(held: Held) -> None:
-    started = "subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
+    started = "subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
     command = [sys.executable, "-S", "-c", f"import subprocess; print({started}.pid)"]
     held.list.write_text("json")
     with Reaper() as reaper:
