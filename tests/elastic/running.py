@@ -63,3 +63,22 @@ def check_exact(job: Ended, samples: int, workers: set[int]) -> None:
     assert sum(sizes) == samples
     expected = SmallTraining(samples).replay(sizes)
     assert all(result["w"] == expected for result in job.results), job.text
+
+
+def check_replayed(job: Ended, samples: int, epochs: int, workers: set[int], tolerance: float) -> None:
+    """Checks that these workers have come to the end, equal to each other and close to the replay.
+
+    Each sample counts once per epoch; the last step of an epoch may be filled up with some of them again.
+    """
+    assert job.code == 0, job.text
+    assert {result["worker"] for result in job.results} >= workers, job.text
+    steps = job.results[0]["steps"]
+    assert all(result["steps"] == steps for result in job.results), job.text
+    assert len({result["digest"] for result in job.results}) == 1, job.text
+    assert all(result["difference"] < tolerance for result in job.results), job.text
+    for epoch in range(epochs):
+        taken = [one for number, part in steps if number == epoch for one in part]
+        last = [part for number, part in steps if number == epoch][-1]
+        assert set(taken) == set(range(samples)), job.text
+        assert len(taken) - samples < len(last), job.text
+    assert steps[-1][0] == epochs - 1, job.text

@@ -9,18 +9,83 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from elastic.running import FAILSAFE_SECONDS, QUICK, Ended, check_exact, command, results_in
+from elastic.running import (
+    FAILSAFE_SECONDS,
+    QUICK,
+    Ended,
+    check_exact,
+    check_replayed,
+    command,
+    results_in,
+)
 
-SAMPLES = 600
-MOST_RANKS = 4
-PAUSE = 0.002  # seconds after each step
-PAUSE_WITH_DISCOVERY = 0.02  # the script is called once a second
+PAUSE_WITH_DISCOVERY = 0.02  # seconds after each step, at least: the script is called once a second
+POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Training:
+    """A program that schedules are run with.
+
+    Attributes:
+        program, arguments, environment: how a rank runs it.
+        check: raises AssertionError if a job has not ended exactly; `spared` are workers that have to be
+            among its results.
+        most_ranks: at any time.
+        pause: seconds after each step.
+        moments: scales of the random seconds between two faults.
+        early: in one of so many schedules faults begin while the first ranks start, in others after a step.
+        steps: it waits at a random one of so many until it has as many ranks as at the start, so that
+            replacements join; 0 if its ranks start so fast that they do anyway.
+    """
+
+    program: str
+    arguments: Sequence[int | float]
+    check: Callable[[Ended, set[int]], None]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    most_ranks: int = 3
+    pause: float = 0.1
+    moments: Sequence[float] = (0.03, 0.5, 3.0)
+    early: int = 5
+    steps: int = 40
+
+
+def _check_replayed(samples: int, epochs: int, tolerance: float) -> Callable[[Ended, set[int]], None]:
+    return lambda job, spared: check_replayed(job, samples, epochs, spared, tolerance)
+
+
+def _keras(backend: str, tolerance: float) -> Training:
+    check, environment = _check_replayed(50, 4, tolerance), {"KERAS_BACKEND": backend}
+    return Training("keras_training.py", (50, 4), check, environment, steps=30)
+
+
+TRAININGS = {
+    "numpy": Training(
+        "numpy_training.py",
+        (600, 0),
+        lambda job, spared: check_exact(job, 600, spared),
+        most_ranks=4,
+        pause=0.002,
+        moments=(0.02, 0.2, 0.6),
+        early=2,
+        steps=0,
+    ),
+    "torch": Training("torch_training.py", (120,), _check_replayed(120, 1, 1e-9)),
+    "tensorflow": Training("tensorflow_training.py", (40, 3), _check_replayed(40, 3, 1e-12)),
+    "keras-tensorflow": _keras("tensorflow", 1e-12),
+    "keras-torch": _keras("torch", 1e-6),  # Keras computes parts of it in float32 there
+    "keras-jax": _keras("jax", 1e-12),
+    "jax": Training("jax_training.py", (40, 3), _check_replayed(40, 3, 1e-12)),
+}
 
 
 def workers_of(job: subprocess.Popen[bytes]) -> dict[int, int]:
@@ -57,49 +122,104 @@ class Discovery:
         new.replace(self._answer)
 
 
-def run_schedule(seed: int) -> None:
-    """Runs a job, kills ranks, and checks the result. Raises AssertionError with the seed."""
-    source = random.Random(seed)
-    size = source.randint(2, MOST_RANKS)
-    spared = source.randrange(size)
-    with tempfile.TemporaryDirectory() as folder, open(Path(folder, "output"), "w+") as output:
-        discovery, options, pause = None, ["-np", str(size), "--min-np", "1", *QUICK], PAUSE
-        if seed % 3 == 0:
-            discovery, pause = Discovery(Path(folder)), PAUSE_WITH_DISCOVERY
-            discovery.set_slots(size)
-            options += ["--max-np", str(MOST_RANKS), "--host-discovery-script", str(discovery.script)]
-        job = subprocess.Popen(
-            command(options, "numpy_training.py", (SAMPLES, pause)),
-            env={**os.environ, "SIRTAKI_CPU_ALGORITHM": "direct"},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+class Schedule:
+    """One job with its faults, which a seed determines, apart from the speed of the machine."""
+
+    def __init__(self, seed: int, training: Training, folder: Path) -> None:
+        self._source = random.Random(seed)
+        self._training = training
+        self._size = self._source.randint(2, training.most_ranks)
+        self.spared = self._source.randrange(self._size)
+        self._discovery = Discovery(folder) if seed % 3 == 0 else None
+        self._is_early = seed % training.early == 0
+        self._output = folder / "output"
+
+    def run(self) -> Ended:
+        """Runs the job to its end. Raises AssertionError if that takes minutes."""
+        with self._output.open("wb") as output:
+            job = subprocess.Popen(
+                self._command(), env=self._environment(), stdout=output, stderr=subprocess.STDOUT
+            )
+            try:
+                self._disturb(job)
+                job.wait(FAILSAFE_SECONDS)
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"it does not end\n{self._text()}") from None
+            finally:
+                job.kill()
+        text = self._text()
+        return Ended(job.returncode, text, results_in(text))
+
+    def _command(self) -> list[str]:
+        training = self._training
+        options, arguments = ["-np", str(self._size), "--min-np", "1", *QUICK], list(training.arguments)
+        if self._discovery is not None:
+            self._discovery.set_slots(self._size)
+            options += ["--max-np", str(training.most_ranks)]
+            options += ["--host-discovery-script", str(self._discovery.script)]
+        return command(options, training.program, arguments)
+
+    def _environment(self) -> dict[str, str]:
+        training = self._training
+        pause = training.pause if self._discovery is None else max(training.pause, PAUSE_WITH_DISCOVERY)
+        own = {"SIRTAKI_CPU_ALGORITHM": "direct", "TALK": "1", "PAUSE": str(pause), **training.environment}
+        if training.steps:
+            own["HOLD"] = f"{self._source.randint(1, training.steps)}:{self._size}"
+        return {**os.environ, **own}
+
+    def _disturb(self, job: subprocess.Popen[bytes]) -> None:
+        """Kills some of the ranks and changes the slots, at random moments."""
+        source = self._source
+        if self._is_early:
+            self._wait_until(job, lambda: bool(workers_of(job)))
+        else:
+            printed = re.compile(rf"\bstep {source.randint(1, 5)}\n")
+            self._wait_until(job, lambda: printed.search(self._text()) is not None)
+        for _ in range(source.randint(1, 6)):
+            self._wait(job, source.choice(self._training.moments) * source.random() * 2)
+            if self._discovery is not None:
+                self._discovery.set_slots(source.randint(self.spared + 1, self._training.most_ranks))
+            self._end_some(job)
+        if self._discovery is not None:
+            self._discovery.set_slots(self._size)  # without which the job may not have begun
+
+    def _wait_until(self, job: subprocess.Popen[bytes], is_true: Callable[[], bool]) -> None:
+        """Waits until something is true, or the job has ended."""
+        deadline = time.monotonic() + FAILSAFE_SECONDS
+        while job.poll() is None and not is_true():
+            assert time.monotonic() < deadline, f"it does not begin\n{self._text()}"
+            time.sleep(POLL_SECONDS)
+
+    def _wait(self, job: subprocess.Popen[bytes], seconds: float) -> None:
+        """Waits for so long, or until the job has ended."""
         try:
-            for _ in range(source.randint(1, 6)):
-                time.sleep(source.choice((0.02, 0.2, 0.6)) * source.random() * 2)
-                if discovery is not None:
-                    discovery.set_slots(source.randint(spared + 1, MOST_RANKS))
-                _end_some(job, source, spared)
-            if discovery is not None:
-                discovery.set_slots(size)  # without which the job may not have begun
-            job.wait(FAILSAFE_SECONDS)
-        finally:
-            job.kill()
-        output.seek(0)
-        text = output.read()
-    killed_late = "was lost after its training had ended" in text  # the job then fails, with exact results
-    try:
-        assert job.returncode == int(killed_late), text
-        check_exact(Ended(0, text, results_in(text)), SAMPLES, {spared})
-    except AssertionError as error:
-        raise AssertionError(f"schedule {seed}: {error}") from None
+            job.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return
+
+    def _end_some(self, job: subprocess.Popen[bytes]) -> None:
+        """Kills one or two of the job's workers, or asks them to end."""
+        source = self._source
+        victims = [pid for number, pid in sorted(workers_of(job).items()) if number != self.spared]
+        for pid in source.sample(victims, min(len(victims), source.choice((1, 1, 1, 2)))):
+            try:
+                os.kill(pid, source.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)))
+            except ProcessLookupError:
+                continue
+
+    def _text(self) -> str:
+        return self._output.read_text(errors="replace")
 
 
-def _end_some(job: subprocess.Popen[bytes], source: random.Random, spared: int) -> None:
-    """Kills one or two of the job's workers, or asks them to end."""
-    victims = [pid for number, pid in sorted(workers_of(job).items()) if number != spared]
-    for pid in source.sample(victims, min(len(victims), source.choice((1, 1, 1, 2)))):
+def run_schedule(seed: int, name: str = "numpy") -> None:
+    """Runs a job of a training, kills ranks, and checks the result. Raises AssertionError with the seed."""
+    training = TRAININGS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        schedule = Schedule(seed, training, Path(folder))
         try:
-            os.kill(pid, source.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)))
-        except ProcessLookupError:
-            continue
+            job = schedule.run()
+            killed_late = "was lost after its training had ended" in job.text  # it then fails, exactly
+            assert job.code == int(killed_late), job.text
+            training.check(Ended(0, job.text, job.results), {schedule.spared})
+        except AssertionError as error:
+            raise AssertionError(f"schedule {seed} of {name}: {error}") from None

@@ -1,14 +1,29 @@
-"""Random schedules of losses and joins. SIRTAKI_ELASTIC_SCHEDULES sets how many."""
+"""Random schedules of losses and joins.
+
+SIRTAKI_ELASTIC_SCHEDULES sets how many with numpy, SIRTAKI_ELASTIC_FRAMEWORK_SCHEDULES how many with each of
+the others, and SIRTAKI_ELASTIC_FIRST_SCHEDULE the first seed.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 import pytest
-from elastic.schedules import run_schedule
+from elastic.schedules import TRAININGS, run_schedule
 
 COUNT = int(os.environ.get("SIRTAKI_ELASTIC_SCHEDULES", "24"))
+FRAMEWORK_COUNT = int(os.environ.get("SIRTAKI_ELASTIC_FRAMEWORK_SCHEDULES", "3"))
 FIRST = int(os.environ.get("SIRTAKI_ELASTIC_FIRST_SCHEDULE", "1"))
+FRAMEWORKS = [one for one in TRAININGS if one != "numpy"]
+
+
+def skip_without_modules(name: str) -> None:
+    """Skips the test if a framework is not installed; does not import it, which would cost seconds."""
+    needed = [*name.split("-"), *(["optax"] if name == "jax" else [])]
+    missing = [one for one in needed if importlib.util.find_spec(one) is None]
+    if missing:
+        pytest.skip(f"there is no {missing[0]} here")
 
 
 @pytest.mark.parametrize("seed", [1, 3])
@@ -20,3 +35,11 @@ def test_a_random_schedule_ends_exactly(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
 def test_each_random_schedule_ends_exactly(seed: int) -> None:
     run_schedule(seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + FRAMEWORK_COUNT))
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_each_random_schedule_with_a_framework_ends_exactly(name: str, seed: int) -> None:
+    skip_without_modules(name)
+    run_schedule(seed, name)

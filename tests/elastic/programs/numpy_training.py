@@ -1,7 +1,5 @@
 """Trains `SmallTraining` on ranks that may be lost or join, and dies where a test says so.
 
-With HOLD=STEP:SIZE the training waits at that step until the world has that size.
-
 Usage: numpy_training.py SAMPLES SECONDS [FAULT...]; SECONDS is the pause after a step, and a fault is
 WORKER:PLACE:STEP, where the place may begin with stop-, raise-, exit- or term- instead of a kill.
 """
@@ -17,6 +15,7 @@ import time
 from typing import Any
 
 import numpy as np
+from replayed import hold, pace
 from small_training import WIDTH, SmallTraining
 
 import sirtaki.numpy as hvd
@@ -24,7 +23,6 @@ import sirtaki.numpy as hvd
 SAMPLES, SECONDS = int(sys.argv[1]), float(sys.argv[2])
 WORKER = os.environ.get("SIRTAKI_WORKER", "0")
 STARTS: list[int] = []  # the steps at which this process has begun
-HOLD_STEP, HOLD_SIZE = map(int, os.environ.get("HOLD", "0:0").split(":"))
 FAULTS = {tuple(fault.split(":")) for fault in sys.argv[3:]}
 
 
@@ -69,9 +67,7 @@ def fail_during_recoveries(state: Any) -> None:
 def train(state: Any, training: SmallTraining) -> None:
     STARTS.append(state.step)
     while (done := sum(state.sizes)) < training.samples:
-        while state.step == HOLD_STEP and hvd.size() < HOLD_SIZE:
-            time.sleep(0.01)
-            state.check_host_updates()
+        hold(state, hvd.size)
         fail_if_planned("step", state.step)
         own = training.gradient(state.w, done + hvd.rank())
         try:
@@ -90,9 +86,7 @@ def train(state: Any, training: SmallTraining) -> None:
         fail_if_planned("written", state.step)
         state.commit()
         fail_if_planned("committed", state.step)
-        if "TALK" in os.environ:
-            print("step", state.step, flush=True)
-        time.sleep(SECONDS)
+        pace(state.step, SECONDS)
 
 
 def main() -> None:

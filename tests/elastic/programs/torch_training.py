@@ -1,22 +1,20 @@
 """Trains a small network of torch on ranks that may be lost, and checks itself against one process.
 
 Each rank takes its samples from an ElasticSampler; the state records which samples the ranks processed in
-each step. A fault is WORKER:PLACE:STEP, where the place is "step", "exchanged" or "written". With
-HOLD=STEP:SIZE the training waits at that step until the world has that size.
+each step. A fault is WORKER:PLACE:STEP, where the place is "step", "exchanged" or "written".
 
 Usage: torch_training.py SAMPLES [FAULT...]
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-import time
 from typing import Any
 
 import torch
+from replayed import FEATURES, Steps, hold, pace, regression, report
 from torch import nn
 
 import sirtaki.torch as hvd
@@ -24,9 +22,7 @@ import sirtaki.torch as hvd
 SAMPLES = int(sys.argv[1])
 WORKER = os.environ.get("SIRTAKI_WORKER", "0")
 FAULTS = {tuple(fault.split(":")) for fault in sys.argv[2:]}
-HOLD_STEP, HOLD_SIZE = map(int, os.environ.get("HOLD", "0:0").split(":"))
-X = torch.randn(SAMPLES, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-Y = X.sin().sum(1, keepdim=True)
+X, Y = map(torch.from_numpy, regression(SAMPLES))
 
 
 def fail_if_planned(place: str, step: int) -> None:
@@ -37,15 +33,15 @@ def fail_if_planned(place: str, step: int) -> None:
 def make() -> tuple[nn.Module, Any, Any]:
     """Returns a model, its optimizer and a scheduler, the same in every process."""
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+    model = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 1)).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.9)
 
 
-def replay(steps: list[list[int]]) -> list[torch.Tensor]:
-    """Returns the parameters after steps with these samples, one of each rank, in one process."""
+def replay(steps: Steps) -> list[torch.Tensor]:
+    """Returns the parameters after these steps in one process."""
     model, optimizer, scheduler = make()
-    for samples in steps:
+    for _, samples in steps:
         optimizer.zero_grad()
         nn.functional.mse_loss(model(X[samples]), Y[samples]).backward()
         optimizer.step()
@@ -57,9 +53,7 @@ def replay(steps: list[list[int]]) -> list[torch.Tensor]:
 def train(state: Any) -> None:
     while len(state.sampler.processed_indices) < SAMPLES:
         for batch, index in enumerate(state.sampler):
-            while state.step == HOLD_STEP and hvd.size() < HOLD_SIZE:
-                time.sleep(0.01)
-                state.check_host_updates()
+            hold(state, hvd.size)
             fail_if_planned("step", state.step)
             state.optimizer.zero_grad()
             nn.functional.mse_loss(state.model(X[index : index + 1]), Y[index : index + 1]).backward()
@@ -69,9 +63,10 @@ def train(state: Any) -> None:
             state.scheduler.step()
             fail_if_planned("written", state.step)
             state.sampler.record_batch(batch, 1)
-            state.steps = [*state.steps, samples]
+            state.steps = [*state.steps, (0, samples)]
             state.step += 1
             state.commit()
+            pace(state.step)
 
 
 def main() -> None:
@@ -83,19 +78,8 @@ def main() -> None:
         model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler, step=0, steps=[]
     )
     train(state)
-    hvd.check_parameters(optimizer)  # equal bit for bit on all ranks
-    expected = replay(state.steps)
-    difference = max(
-        (one - other).abs().max().item() for one, other in zip(model.parameters(), expected, strict=True)
-    )
-    result = {
-        "worker": int(WORKER),
-        "size": hvd.size(),
-        "difference": difference,
-        "samples": [index for samples in state.steps for index in samples],
-        "sizes": [len(samples) for samples in state.steps],
-    }
-    print("RESULT " + json.dumps(result), flush=True)
+    found, expected = ([one.detach() for one in some] for some in (model.parameters(), replay(state.steps)))
+    report(state.steps, found, expected, hvd.size())
 
 
 if __name__ == "__main__":
