@@ -28,8 +28,9 @@ from elastic.running import (
     results_in,
 )
 
-PAUSE_WITH_DISCOVERY = 0.02  # seconds after each step, at least: the script is called once a second
+PAUSE_WITH_DISCOVERY = 0.01  # seconds, at least: the script is called once a second
 POLL_SECONDS = 0.02
+MOST_SECONDS = 15.0  # for some steps: none comes while there are too few slots
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Training:
         check: raises AssertionError if a job has not ended exactly; `spared` are workers that have to be
             among its results.
         most_ranks: at any time.
-        pause: seconds after each step.
-        moments: scales of the random seconds between two faults.
+        pause: mean seconds before and after each commit.
+        moments: scales of the random seconds between two faults; 0 waits for some steps instead.
         early: in one of so many schedules faults begin while the first ranks start, in others after a step.
         steps: it waits at a random one of so many until it has as many ranks as at the start, so that
             replacements join; 0 if its ranks start so fast that they do anyway.
@@ -53,8 +54,8 @@ class Training:
     check: Callable[[Ended, set[int]], None]
     environment: Mapping[str, str] = field(default_factory=dict)
     most_ranks: int = 3
-    pause: float = 0.1
-    moments: Sequence[float] = (0.03, 0.5, 3.0)
+    pause: float = 0.04
+    moments: Sequence[float] = (0, 0.03, 0.5, 3.0)
     early: int = 5
     steps: int = 40
 
@@ -74,7 +75,7 @@ TRAININGS = {
         (600, 0),
         lambda job, spared: check_exact(job, 600, spared),
         most_ranks=4,
-        pause=0.002,
+        pause=0.001,
         moments=(0.02, 0.2, 0.6),
         early=2,
         steps=0,
@@ -171,31 +172,30 @@ class Schedule:
         """Kills some of the ranks and changes the slots, at random moments."""
         source = self._source
         if self._is_early:
-            self._wait_until(job, lambda: bool(workers_of(job)))
+            self._wait_until(job, lambda: bool(workers_of(job)), FAILSAFE_SECONDS)
         else:
-            printed = re.compile(rf"\bstep {source.randint(1, 5)}\n")
-            self._wait_until(job, lambda: printed.search(self._text()) is not None)
+            self._wait_for_steps(job, source.randint(1, 5), FAILSAFE_SECONDS)
         for _ in range(source.randint(1, 6)):
-            self._wait(job, source.choice(self._training.moments) * source.random() * 2)
+            if moment := source.choice(self._training.moments):
+                self._wait_until(job, lambda: False, moment * source.random() * 2)
+            else:
+                self._wait_for_steps(job, source.randint(1, 10), MOST_SECONDS)
             if self._discovery is not None:
                 self._discovery.set_slots(source.randint(self.spared + 1, self._training.most_ranks))
             self._end_some(job)
         if self._discovery is not None:
             self._discovery.set_slots(self._size)  # without which the job may not have begun
 
-    def _wait_until(self, job: subprocess.Popen[bytes], is_true: Callable[[], bool]) -> None:
-        """Waits until something is true, or the job has ended."""
-        deadline = time.monotonic() + FAILSAFE_SECONDS
-        while job.poll() is None and not is_true():
-            assert time.monotonic() < deadline, f"it does not begin\n{self._text()}"
-            time.sleep(POLL_SECONDS)
+    def _wait_for_steps(self, job: subprocess.Popen[bytes], count: int, most_seconds: float) -> None:
+        """Waits until the ranks have taken so many further steps, or the job has ended."""
+        wanted = self._last_step() + count
+        self._wait_until(job, lambda: self._last_step() >= wanted, most_seconds)
 
-    def _wait(self, job: subprocess.Popen[bytes], seconds: float) -> None:
-        """Waits for so long, or until the job has ended."""
-        try:
-            job.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return
+    def _wait_until(self, job: subprocess.Popen[bytes], is_true: Callable[[], bool], seconds: float) -> None:
+        """Waits until something is true or the job has ended, at most for so long."""
+        deadline = time.monotonic() + seconds
+        while job.poll() is None and not is_true() and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(POLL_SECONDS, left))
 
     def _end_some(self, job: subprocess.Popen[bytes]) -> None:
         """Kills one or two of the job's workers, or asks them to end."""
@@ -206,6 +206,9 @@ class Schedule:
                 os.kill(pid, source.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)))
             except ProcessLookupError:
                 continue
+
+    def _last_step(self) -> int:
+        return max(map(int, re.findall(r"\bstep (\d+)\n", self._text())), default=0)
 
     def _text(self) -> str:
         return self._output.read_text(errors="replace")

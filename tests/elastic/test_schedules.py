@@ -31,6 +31,12 @@ def test_a_random_schedule_ends_exactly(seed: int) -> None:
     run_schedule(seed)
 
 
+@pytest.mark.parametrize("name", ["torch", "jax"])  # the others take longer to start
+def test_a_random_schedule_with_a_framework_ends_exactly(name: str) -> None:
+    skip_without_modules(name)
+    run_schedule(3, name)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
 def test_each_random_schedule_ends_exactly(seed: int) -> None:

@@ -22,6 +22,7 @@ from replayed import (
     next_samples,
     own_part,
     pace,
+    pause,
     regression,
     report,
     weights,
@@ -76,6 +77,7 @@ def train(state: Any, step: Callable[..., Any]) -> None:
         state.params, state.moments = step(state.params, state.moments, X[rows], Y[rows], np.array(parts))
         state.steps = [*state.steps, (epoch, taken)]
         state.step += 1
+        pause()
         state.commit()
         pace(state.step)
 

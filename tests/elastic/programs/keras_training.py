@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 import keras
-from replayed import FEATURES, Steps, hold, pace, regression, report, weights
+from replayed import FEATURES, Steps, hold, pace, pause, regression, report, weights
 
 import sirtaki.keras as hvd
 
@@ -57,6 +57,7 @@ class Recorder(keras.callbacks.Callback):
             taken = [one for part in hvd.allgather_object(own) for one in part]
             state.steps = [*state.steps, (state.epoch, taken)]
             state.step += 1
+            pause()
 
 
 class Pace(keras.callbacks.Callback):

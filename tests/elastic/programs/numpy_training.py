@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 import numpy as np
-from replayed import hold, pace
+from replayed import hold, pace, pause
 from small_training import WIDTH, SmallTraining
 
 import sirtaki.numpy as hvd
@@ -84,9 +84,11 @@ def train(state: Any, training: SmallTraining) -> None:
         if "FENCE" in os.environ:
             hvd.elastic.fence()
         fail_if_planned("written", state.step)
+        pause()
         state.commit()
         fail_if_planned("committed", state.step)
-        pace(state.step, SECONDS)
+        pace(state.step)
+        time.sleep(SECONDS)
 
 
 def main() -> None:

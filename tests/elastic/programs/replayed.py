@@ -1,7 +1,8 @@
 """The parts that trainings with a replay have in common: samples, the pace of steps, and results.
 
-The environment sets the pace: with TALK each step is printed, PAUSE is the time after a step in seconds, and
-with HOLD=STEP:SIZE the training waits at that step until the world has that size.
+The environment sets the pace: with TALK each step is printed, PAUSE is the mean of random pauses before and
+after each commit in seconds, and with HOLD=STEP:SIZE the training waits at that step until the world has that
+size.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -62,11 +64,18 @@ def hold(state: Any, size: Callable[[], int]) -> None:
         state.check_host_updates()
 
 
-def pace(step: int, seconds: float = 0.0) -> None:
-    """Prints the number of steps done, if a test wants that, and pauses: for PAUSE seconds, or for more."""
+def pause() -> None:
+    """Pauses for a random time, so that ranks are at different places of a step: before and after a commit,
+    and in an exchange with one that still pauses.
+    """
+    time.sleep(random.uniform(0.0, 2.0 * PAUSE))
+
+
+def pace(step: int) -> None:
+    """Prints the number of steps done, if a test wants that, and pauses."""
     if "TALK" in os.environ:
         print("step", step, flush=True)
-    time.sleep(max(PAUSE, seconds))
+    pause()
 
 
 def report(steps: Steps, found: Sequence[Any], expected: Sequence[Any], size: int) -> None:

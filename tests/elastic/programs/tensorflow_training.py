@@ -18,6 +18,7 @@ from replayed import (
     next_samples,
     own_part,
     pace,
+    pause,
     regression,
     report,
     weights,
@@ -74,6 +75,7 @@ def train(state: Any, network: Network) -> None:
         network.step(*own_part(taken, hvd.rank(), hvd.size()))
         state.steps = [*state.steps, (epoch, taken)]
         state.step += 1
+        pause()
         state.commit()
         pace(state.step)
 

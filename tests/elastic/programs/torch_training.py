@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 import torch
-from replayed import FEATURES, Steps, hold, pace, regression, report
+from replayed import FEATURES, Steps, hold, pace, pause, regression, report
 from torch import nn
 
 import sirtaki.torch as hvd
@@ -65,6 +65,7 @@ def train(state: Any) -> None:
             state.sampler.record_batch(batch, 1)
             state.steps = [*state.steps, (0, samples)]
             state.step += 1
+            pause()
             state.commit()
             pace(state.step)
 
