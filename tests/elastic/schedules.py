@@ -42,7 +42,7 @@ class Training:
         check: raises AssertionError if a job has not ended exactly; `spared` are workers that have to be
             among its results.
         most_ranks: at any time.
-        pause: mean seconds before and after each commit.
+        pause: mean seconds of the pauses in each step.
         moments: scales of the random seconds between two faults; 0 waits for some steps instead.
         early: in one of so many schedules faults begin while the first ranks start, in others after a step.
         steps: it waits at a random one of so many until it has as many ranks as at the start, so that
@@ -54,7 +54,7 @@ class Training:
     check: Callable[[Ended, set[int]], None]
     environment: Mapping[str, str] = field(default_factory=dict)
     most_ranks: int = 3
-    pause: float = 0.04
+    pause: float = 0.03
     moments: Sequence[float] = (0, 0.03, 0.5, 3.0)
     early: int = 5
     steps: int = 40

@@ -19,6 +19,7 @@ from replayed import (
     Steps,
     equal_parts,
     hold,
+    merge,
     next_samples,
     own_part,
     pace,
@@ -75,7 +76,8 @@ def train(state: Any, step: Callable[..., Any]) -> None:
             return
         rows, parts = own_part(taken, hvd.rank(), hvd.size())
         state.params, state.moments = step(state.params, state.moments, X[rows], Y[rows], np.array(parts))
-        state.steps = [*state.steps, (epoch, taken)]
+        pause()
+        state.steps = [*state.steps, (epoch, merge(hvd.allgather_object(rows if any(parts) else [])))]
         state.step += 1
         pause()
         state.commit()

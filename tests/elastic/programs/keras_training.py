@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 import keras
-from replayed import FEATURES, Steps, hold, pace, pause, regression, report, weights
+from replayed import FEATURES, Steps, hold, merge, pace, pause, regression, report, weights
 
 import sirtaki.keras as hvd
 
@@ -53,9 +53,9 @@ class Recorder(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         state = self._state
         if batch >= state.data.skipped:
+            pause()
             own = state.data._deal.units(batch).tolist()
-            taken = [one for part in hvd.allgather_object(own) for one in part]
-            state.steps = [*state.steps, (state.epoch, taken)]
+            state.steps = [*state.steps, (state.epoch, merge(hvd.allgather_object(own)))]
             state.step += 1
             pause()
 

@@ -1,8 +1,8 @@
 """The parts that trainings with a replay have in common: samples, the pace of steps, and results.
 
-The environment sets the pace: with TALK each step is printed, PAUSE is the mean of random pauses before and
-after each commit in seconds, and with HOLD=STEP:SIZE the training waits at that step until the world has that
-size.
+The environment sets the pace: with TALK each step is printed, PAUSE is the mean of random pauses in seconds:
+before and after each commit, and between the write of a step and a further exchange; and with HOLD=STEP:SIZE
+the training waits at that step until the world has that size.
 """
 
 from __future__ import annotations
@@ -57,6 +57,11 @@ def equal_parts(taken: Sequence[int]) -> tuple[list[int], list[float]]:
     return list(taken), [1.0 / len(taken)] * len(taken)
 
 
+def merge(gathered: Sequence[Sequence[int]]) -> list[int]:
+    """Returns the samples of all ranks."""
+    return [one for part in gathered for one in part]
+
+
 def hold(state: Any, size: Callable[[], int]) -> None:
     """Waits until the world is large enough, if this is the step at which a test wants that."""
     while state.step == HOLD_STEP and size() < HOLD_SIZE:
@@ -65,9 +70,7 @@ def hold(state: Any, size: Callable[[], int]) -> None:
 
 
 def pause() -> None:
-    """Pauses for a random time, so that ranks are at different places of a step: before and after a commit,
-    and in an exchange with one that still pauses.
-    """
+    """Pauses for a random time: ranks are then at different places of a step, or wait for one that pauses."""
     time.sleep(random.uniform(0.0, 2.0 * PAUSE))
 
 

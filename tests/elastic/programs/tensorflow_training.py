@@ -15,6 +15,7 @@ from replayed import (
     Steps,
     equal_parts,
     hold,
+    merge,
     next_samples,
     own_part,
     pace,
@@ -72,8 +73,10 @@ def train(state: Any, network: Network) -> None:
         epoch, taken = next_samples(state.steps, SAMPLES, hvd.size())
         if epoch == EPOCHS:
             return
-        network.step(*own_part(taken, hvd.rank(), hvd.size()))
-        state.steps = [*state.steps, (epoch, taken)]
+        rows, parts = own_part(taken, hvd.rank(), hvd.size())
+        network.step(rows, parts)
+        pause()
+        state.steps = [*state.steps, (epoch, merge(hvd.allgather_object(rows if any(parts) else [])))]
         state.step += 1
         pause()
         state.commit()
