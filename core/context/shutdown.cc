@@ -8,6 +8,8 @@
 namespace sirtaki {
 namespace {
 
+constexpr Nanoseconds longest_operations = seconds(30);  // after a failure
+
 // For goodbyes and failures, to machines that may have failed.
 constexpr Nanoseconds shortest_delivery = milliseconds(200), longest_delivery = seconds(1);
 
@@ -57,7 +59,9 @@ void Shutdown::end_all(Nanoseconds deadline) {
   const Nanoseconds last_call = std::max(deadline, now() + shortest_delivery);
   // A failure is sent quickly or not at all: the failed machine may accept no more bytes.
   const Nanoseconds end_of_words = failure.has_happened() ? std::min(last_call, now() + longest_delivery) : last_call;
-  const Nanoseconds end_of_operations = std::max(deadline, now() + longest_delivery);
+  // Operations end soon after a failure; until then, the caller's memory may still be written.
+  const Nanoseconds end_of_operations =
+      failure.has_happened() ? std::max(deadline, now() + longest_operations) : last_call;
   if (!failure.has_happened()) {
     if (local_peers) local_peers->say_goodbye();
     parts_.negotiation.say_goodbye(now());
