@@ -174,14 +174,14 @@ class Context:
         number = batch.count - start if count is None else count
         handles = batch.handles + start
         if self._progress_callbacks:
-            self._run_progress_callbacks()
+            self.run_progress_callbacks()
         while True:
             status = _srt_wait(self._pointer, handles, number, SLICE_MS)
             if status == _OK:
                 return
             if status != _IN_PROGRESS:
                 self._fail(status, batch, start, number, self.release)
-            self._run_progress_callbacks()
+            self.run_progress_callbacks()
 
     def wait_in_stream(self, batch: Batch, stream: int, start: int = 0, count: int | None = None) -> None:
         """Works like `wait`, for requests on a GPU: makes a CUDA stream wait for them, and not the host.
@@ -193,7 +193,7 @@ class Context:
         handles = batch.handles + start
         while True:
             if self._progress_callbacks:
-                self._run_progress_callbacks()
+                self.run_progress_callbacks()
             status = lib.srt_wait_on_stream(self._pointer, handles, number, stream, SLICE_MS)
             if status == _OK:
                 return
@@ -211,7 +211,8 @@ class Context:
         """
         self._progress_callbacks.append(step)
 
-    def _run_progress_callbacks(self) -> None:
+    def run_progress_callbacks(self) -> None:
+        """Advances the operations that have added a callback; every wait of this rank calls it."""
         if not self._progress_lock.acquire(blocking=False):  # another thread does, or a step that waits
             return
         try:

@@ -51,6 +51,7 @@ class _Rank:
     previous_hook: Any = None
     pid: int = 0  # the process that called init(); a forked child has another
     arguments: dict[str, Any] = field(default_factory=dict)  # those given to that call
+    is_claimed: bool = False  # whether init() was called in this world, which a process group may have made
 
 
 _rank = _Rank()
@@ -74,6 +75,7 @@ def check_repeated_init(arguments: Mapping[str, Any]) -> None:
                 f"hvd.init() is called again, with {name}={_shown(name, value)}, but this process is rank "
                 f"{context.rank} of {context.size} already, by hvd.init({first}); call hvd.shutdown() before"
             )
+    _rank.is_claimed = True
 
 
 def check_not_forked() -> None:
@@ -92,7 +94,7 @@ def _shown(name: str, value: Any) -> str:
 
 def store_arguments(arguments: Mapping[str, Any]) -> None:
     """Stores the arguments of init() for `check_repeated_init`."""
-    _rank.pid = os.getpid()
+    _rank.pid, _rank.is_claimed = os.getpid(), True
     _rank.arguments = {name: value for name, value in arguments.items() if value is not None}
 
 
@@ -144,6 +146,19 @@ def enter(find: Callable[[], World], counts: bool = True) -> Context:
         _rank.client.report("initialised")
     observe.start_timeline_of_environment(context)
     return context
+
+
+def enter_for_group(find: Callable[[], World], counts: bool) -> Context:
+    """Makes this process a rank for a process group. A later init() shares the world. Raises as `start`."""
+    context = enter(find, counts)
+    _rank.pid, _rank.arguments, _rank.is_claimed = os.getpid(), {}, False
+    return context
+
+
+def leave_for_group() -> None:
+    """Ends the world that `enter_for_group` has made, unless init() was called since."""
+    if not _rank.is_claimed:
+        stop()
 
 
 def stop() -> None:

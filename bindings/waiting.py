@@ -1,0 +1,41 @@
+"""Waits for operations that several threads may wait for, each with a limit of its own.
+
+Unlike `Context.wait`, these functions release nothing, because another thread may still wait for a handle.
+"""
+
+from __future__ import annotations
+
+import time
+
+from sirtaki.bindings.context import SLICE_MS, Context
+from sirtaki.bindings.errors import error_of
+from sirtaki.bindings.library import lib, text
+from sirtaki.bindings.request import Batch
+
+_OK: int = lib.SRT_OK
+_IN_PROGRESS: int = lib.SRT_IN_PROGRESS
+
+
+def wait_for(context: Context, batch: Batch, seconds: float | None) -> bool:
+    """Waits until all requests of a batch have ended; returns whether they have. None: as long as it takes.
+
+    The interpreter's lock is released, and a Ctrl-C ends the wait.
+    """
+    deadline = None if seconds is None else time.monotonic() + seconds
+    while True:
+        left = SLICE_MS if deadline is None else 1000 * (deadline - time.monotonic())
+        limit = min(SLICE_MS, max(0, round(left)))
+        if lib.srt_wait(context.pointer, batch.handles, batch.count, limit) != _IN_PROGRESS:
+            return True
+        context.run_progress_callbacks()
+        if left <= 0:
+            return False
+
+
+def failure_of(context: Context, batch: Batch) -> Exception | None:
+    """Returns the error of the first failed request of a batch that has ended; None if all succeeded."""
+    for handle in batch.handles:
+        status = lib.srt_poll(context.pointer, handle)
+        if status not in (_OK, _IN_PROGRESS):
+            return error_of(status, text(lib.srt_handle_error(context.pointer, handle)))
+    return None

@@ -1,0 +1,98 @@
+"""Ranks that share a key-value store, such as the one with which torch.distributed forms its groups.
+
+Rank 0 writes to the store where its rendezvous listens. On one host it writes a random key, too: whoever can
+read the store can then join. Over several hosts others may be able to read it, so the user supplies the key.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Protocol
+
+from sirtaki.bindings._version import VERSION
+from sirtaki.runner.rendezvous.identity import describe_process
+from sirtaki.runner.rendezvous.job import Job, RendezvousError
+from sirtaki.runner.rendezvous.key import KEY_ADVICE, KEY_BYTES
+from sirtaki.runner.rendezvous.providers.world import World, key_of, single_rank_world, start_timeout
+
+
+class KeyValueStore(Protocol):
+    """The calls of a store that are used: those of torch.distributed.Store."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Writes a value."""
+        ...
+
+    def get(self, key: str, /) -> bytes:
+        """Returns a value; waits until it has been written."""
+        ...
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Adds to a number, which is 0 at first, and returns it."""
+        ...
+
+
+def world_of(store: KeyValueStore, rank: int, size: int, environment: Mapping[str, str]) -> World:
+    """Returns the world of the ranks that share a store; all of them must call it, each with its rank.
+
+    Raises:
+        RendezvousError: the store does not answer, or ranks on several hosts have no common key.
+    """
+    if size == 1:
+        return single_rank_world()
+    try:
+        channel = _Channel(store, rank)
+        own_key = key_of(environment)
+        agreed = channel.agree(size, bool(own_key))
+    except RuntimeError as error:
+        if isinstance(error, RendezvousError):
+            raise
+        raise RendezvousError(f"the store of the process group does not answer: {error}") from None
+    if agreed["refusal"]:
+        raise RendezvousError(str(agreed["refusal"]))
+    job = Job(str(agreed["job"]), size, own_key or bytes.fromhex(str(agreed["key"])), VERSION)
+    address = str(agreed["address"])
+    return World(
+        rank, job, address, start_timeout(environment), serves=rank == 0, announce=channel.broadcast_address
+    )
+
+
+class _Channel:
+    """The part of a store that one init() of all ranks uses: rank 0 writes values, the others read them."""
+
+    def __init__(self, store: KeyValueStore, rank: int) -> None:
+        self._store, self._rank = store, rank
+        self._turn = store.add(f"sirtaki/turn/{rank}", 1)  # a store may serve several init() calls
+
+    def agree(self, size: int, has_key: bool) -> dict[str, object]:
+        """Returns what rank 0 has decided: the job's name, where to listen, and the key or a refusal."""
+        self._store.set(self._name(f"host/{self._rank}"), describe_process("", {}).host)
+        if self._rank == 0:
+            hosts = {self._store.get(self._name(f"host/{rank}")) for rank in range(size)}
+            self._store.set(self._name("agreed"), json.dumps(_decide(len(hosts) == 1, has_key)))
+        agreed: dict[str, object] = json.loads(self._store.get(self._name("agreed")))
+        return agreed
+
+    def broadcast_address(self, address: str) -> str:
+        """Writes rank 0's address; returns it on every rank."""
+        try:
+            if self._rank == 0:
+                self._store.set(self._name("address"), address)
+            return self._store.get(self._name("address")).decode()
+        except RuntimeError as error:
+            raise RendezvousError(f"rank 0 has not written its address to the store: {error}") from None
+
+    def _name(self, label: str) -> str:
+        return f"sirtaki/{self._turn}/{label}"
+
+
+def _decide(is_one_host: bool, has_key: bool) -> dict[str, str]:
+    refusal, key = "", ""
+    if not has_key and not is_one_host:
+        refusal = f"the process group has ranks on several hosts, so they need a common key: {KEY_ADVICE}"
+    elif not has_key:
+        key = secrets.token_hex(KEY_BYTES)
+    address = f"unix:@sirtaki-{secrets.token_hex(8)}" if is_one_host else "*:0"
+    return {"job": f"store-{secrets.token_hex(8)}", "address": address, "key": key, "refusal": refusal}
