@@ -41,6 +41,14 @@ TORCH_MODULES = (
     "torch_sync_batch_norm",
     "torch_training",
 )
+TORCH_BACKEND_MODULES = (  # a process has one default group: these run as processes only
+    "torch_backend_messages",
+    "torch_backend_moving",
+    "torch_backend_reducing",
+    "torch_backend_sharding",
+    "torch_backend_training",
+    "torch_backend_works",
+)
 TENSORFLOW_MODULES = (
     "tensorflow_collectives",
     "tensorflow_consistency",

@@ -1,0 +1,111 @@
+"""The process groups of the backend, and how torch.distributed creates them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import Work
+
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.default_context import find
+from sirtaki.bindings.errors import NotInitializedError, UnsupportedError
+from sirtaki.common.shared_world import SharedWorld
+from sirtaki.torch.backend.messages import Messages
+from sirtaki.torch.backend.moving import Moving
+from sirtaki.torch.backend.reducing import Reducing
+from sirtaki.torch.backend.submission import Submission
+from sirtaki.torch.backend.work import CoalescedWork, GroupWork
+
+_WORLD_SET = 0  # the core's process set of all ranks
+
+
+class SirtakiGroup(Reducing, Moving, Messages):
+    """A process group of torch.distributed whose operations are those of the core."""
+
+    supports_splitting = False
+    supports_coalescing = False
+
+    def __init__(
+        self, context: Context, members: list[int], process_set: int, name: str, timeout: timedelta
+    ) -> None:
+        super().__init__(context, members, process_set, name, timeout)
+        self.world: SharedWorld | None = None  # of the default group
+        self._name, self._description = name, "undefined"
+        self._coalesced: list[GroupWork] | None = None
+
+    # torch calls these by the names of their C++ functions.
+    def getBackendName(self) -> str:  # noqa: N802
+        """Returns "sirtaki"."""
+        return "sirtaki"
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Returns the name by which torch finds the group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Sets the name by which torch finds the group."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """Returns the user's description of the group."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Sets the user's description of the group."""
+        self._description = description
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """Returns the group itself, which serves all devices."""
+        return self
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Collects the works of the following calls."""
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> Work:
+        """Returns the works since `_start_coalescing` as one."""
+        works, self._coalesced = self._coalesced, None
+        return CoalescedWork(works or [])
+
+    def submit(self, *arguments: Any) -> GroupWork:
+        """Queues the requests of an operation: see `Submission.submit`."""
+        work = super().submit(*arguments)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def shutdown(self) -> None:
+        """Ends the use of the world by the default group."""
+        if self.world is not None:
+            self.world.leave()
+            self.world = None
+
+    def abort(self) -> None:
+        """Ends the world: every operation in flight fails, on all ranks."""
+        self.context.abort(f"rank {self.context.rank} aborted the process group {self._name!r}")
+
+
+def create(options: Any, backend_options: Any = None) -> Submission:
+    """Returns a new process group; torch.distributed calls it on the members of the group.
+
+    Raises:
+        UnsupportedError: options, or a group that is not supported.
+        DeadlineError, InitializationError: the ranks could not form a world.
+    """
+    if backend_options is not None:
+        raise UnsupportedError("the process group backend sirtaki takes no pg_options")
+    rank, size, name = options.group_rank, options.group_size, str(options.group_id)
+    ranks = list(options.global_ranks_in_group)
+    if not ranks:
+        world = SharedWorld(options.store, rank, size)
+        group = SirtakiGroup(world.context, list(range(size)), _WORLD_SET, name, options.timeout)
+        group.world = world
+        return group
+    context = find()
+    if context is None:
+        raise NotInitializedError("the default process group has to be one of the backend sirtaki")
+    if ranks != list(range(context.size)):
+        raise UnsupportedError("the process group backend sirtaki has no groups of some of the ranks yet")
+    return SirtakiGroup(context, ranks, _WORLD_SET, name, options.timeout)

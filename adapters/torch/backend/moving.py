@@ -1,0 +1,243 @@
+"""The operations of a process group that move tensors between all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.distributed import BroadcastOptions, Work
+
+from sirtaki.bindings import request as core
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.errors import MismatchError
+from sirtaki.bindings.request import CPU, Batch
+from sirtaki.common.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
+from sirtaki.torch.backend.submission import Part, Submission
+from sirtaki.torch.backend.tensors import (
+    assign,
+    joined,
+    require_elements,
+    require_equal,
+    rows,
+    single,
+    whole,
+    written,
+)
+from sirtaki.torch.tensors import from_output, refuse_overlap, view
+
+_NO_TENSOR = TensorView(0, (0,), DTYPE_CODES["uint8"], ROW_MAJOR, None, CPU)
+
+_FROM_RANK_0 = BroadcastOptions()
+
+
+class Moving(Submission):
+    """Broadcasts, gathers, scatters, all-to-alls and barriers."""
+
+    def barrier(self, opts: Any = None) -> Work:
+        """Ends once all ranks have called it."""
+        return self.submit(self.names.next_collective(), [Part(core.BARRIER, _NO_TENSOR)], [])
+
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any = _FROM_RANK_0) -> Work:
+        """Copies the root's tensor to all ranks."""
+        tensor = single(tensors, "broadcast")
+        refuse_overlap(tensor)
+        source = whole(tensor)
+
+        def store(*_: Any) -> None:
+            written(tensor, source.owner)
+
+        root = self.members[opts.rootRank]
+        part = Part(core.BROADCAST, source, source.pointer, store, root=root)
+        return self.submit(self.names.next_collective(), [part], [tensor])
+
+    def allgather(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Work:
+        """Copies each rank's tensor to all ranks, into one tensor for each."""
+        return self.allgather_coalesced([single(outputs, "the output of all_gather")], inputs, opts)
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Work:
+        """Works like `allgather`, for several tensors."""
+        parts = []
+        for targets, source in zip(outputs, inputs, strict=True):
+            require_equal(targets, source, self.size(), "the output of all_gather")
+            parts.append(Part(core.ALLGATHER, rows(source, 1), store=_assign_each(targets)))
+        results = [target for targets in outputs for target in targets]
+        return self.submit(self.names.next_collective(), parts, results)
+
+    def _allgather_base(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
+        """Copies each rank's tensor to all ranks, into parts of one tensor."""
+        return self.allgather_into_tensor_coalesced([output], [source], opts)
+
+    def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
+        """The newer name of `_allgather_base`."""
+        return self.allgather_into_tensor_coalesced([output], [source], opts)
+
+    def allgather_into_tensor_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Work:
+        """Works like `_allgather_base`, for several tensors."""
+        parts = []
+        for output, source in zip(outputs, inputs, strict=True):
+            count = source.numel() * self.size()
+            require_elements(output, count, source, "the output of all_gather_into_tensor")
+            parts.append(Part(core.ALLGATHER, rows(source, 1), store=_assign_all(output)))
+        return self.submit(self.names.next_collective(), parts, outputs)
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Work:
+        """The newer name of `allgather_into_tensor_coalesced`."""
+        return self.allgather_into_tensor_coalesced(outputs, inputs, opts)
+
+    def gather(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = _FROM_RANK_0
+    ) -> Work:
+        """Copies each rank's tensor to the root, into one tensor for each."""
+        source, is_root = single(inputs, "gather"), opts.rootRank == self.rank()
+        targets = list(outputs[0]) if is_root and outputs else []
+        if is_root:
+            require_equal(targets, source, self.size(), "the output of gather")
+        received = [1 if is_root else 0] * self.size()
+        sent = [0] * self.size()
+        sent[opts.rootRank] = 1
+        part = self._exchange(rows(source, 1), sent, received, _assign_each(targets))
+        return self.submit(self.names.next_collective(), [part], targets)
+
+    def scatter(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = _FROM_RANK_0
+    ) -> Work:
+        """Copies one tensor of the root to each rank."""
+        output, is_root = single(outputs, "scatter"), opts.rootRank == self.rank()
+        sources = list(inputs[0]) if is_root and inputs else []
+        if is_root:
+            require_equal(sources, output, self.size(), "the input of scatter")
+        mine = rows(joined(sources), self.size()) if is_root else view(output.new_empty((0, output.numel())))
+        received = [0] * self.size()
+        received[opts.rootRank] = 1
+        sent = [1 if is_root else 0] * self.size()
+        part = self._exchange(mine, sent, received, _assign_all(output))
+        return self.submit(self.names.next_collective(), [part], [output])
+
+    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
+        """Copies one tensor of each rank to each rank."""
+        for what, tensors in (("input", inputs), ("output", outputs)):
+            if len(tensors) != self.size():
+                raise ValueError(
+                    f"the {what} of all_to_all has {len(tensors)} tensors, but the group has {self.size()} "
+                    "ranks"
+                )
+        require_one_dtype([*inputs, *outputs])
+        sent, received = [one.numel() for one in inputs], [one.numel() for one in outputs]
+        part = self._exchange(view(joined(inputs)), sent, received, _assign_parts(outputs))
+        return self.submit(self.names.next_collective(), [part], outputs)
+
+    def alltoall_base(
+        self,
+        output: Tensor,
+        source: Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> Work:
+        """Copies rows of a tensor of each rank to each rank; without splits, as many to each."""
+        require_one_dtype([source, output])
+        sent = self._splits(source, input_splits, "input")
+        received = self._splits(output, output_splits, "output")
+        part = self._exchange(rows(source, sum(sent)), sent, received, _assign_all(output))
+        return self.submit(self.names.next_collective(), [part], [output])
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        source: Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> Work:
+        """The newer name of `alltoall_base`."""
+        return self.alltoall_base(output, source, output_splits, input_splits, opts)
+
+    def _splits(self, tensor: Tensor, splits: Sequence[int], what: str) -> list[int]:
+        """Returns the rows for each rank. Raises ValueError if they are not the rows of the tensor."""
+        count = tensor.shape[0] if tensor.dim() else 0
+        if not tensor.dim():
+            raise ValueError(f"the {what} of all_to_all_single has no dimension to divide")
+        if not splits:
+            if count % self.size():
+                raise ValueError(
+                    f"the {what} of all_to_all_single has {count} rows, which {self.size()} ranks cannot "
+                    f"divide evenly: pass {what}_split_sizes"
+                )
+            return [count // self.size()] * self.size()
+        if len(splits) != self.size() or sum(splits) != count or min(splits) < 0:
+            raise ValueError(
+                f"{what}_split_sizes is {list(splits)}, but it has to be one number for each of the "
+                f"{self.size()} ranks, {count} together"
+            )
+        return list(splits)
+
+    def _exchange(
+        self,
+        source: TensorView,
+        sent: Sequence[int],
+        received: Sequence[int],
+        store: Callable[[Context, Batch, int], None],
+    ) -> Part:
+        """Describes an all-to-all of rows, whose received numbers have to be the expected ones."""
+
+        def store_if_expected(context: Context, batch: Batch, index: int) -> None:
+            found = context.received_splits(batch, index)
+            for rank, (count, expected) in enumerate(zip(found, received, strict=True)):
+                if count != expected:
+                    raise MismatchError(
+                        f"rank {context.rank} received {count} rows from rank {self.members[rank]}, but has "
+                        f"room for {expected}: the ranks disagree about the sizes, or about the root"
+                    )
+            store(context, batch, index)
+
+        return Part(core.ALLTOALL, source, store=store_if_expected, splits=list(sent))
+
+
+def require_one_dtype(tensors: Sequence[Tensor]) -> None:
+    """Raises ValueError if the dtypes of tensors differ."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1:
+        raise ValueError(f"all tensors of a call have to have one dtype, not {sorted(map(str, dtypes))}")
+
+
+def _assign_all(output: Tensor) -> Callable[[Context, Batch, int], None]:
+    refuse_overlap(output)
+
+    def store(context: Context, batch: Batch, index: int) -> None:
+        assign(output, from_output(context, batch, index))
+
+    return store
+
+
+def _assign_each(outputs: Sequence[Tensor]) -> Callable[[Context, Batch, int], None]:
+    """Stores one row in each output; a rank that gets none has no outputs."""
+    for output in outputs:
+        refuse_overlap(output)
+
+    def store(context: Context, batch: Batch, index: int) -> None:
+        for output, row in zip(outputs, from_output(context, batch, index), strict=True):
+            assign(output, row)
+
+    return store
+
+
+def _assign_parts(outputs: Sequence[Tensor]) -> Callable[[Context, Batch, int], None]:
+    """Stores elements in outputs of any sizes, in their order."""
+    for output in outputs:
+        refuse_overlap(output)
+
+    def store(context: Context, batch: Batch, index: int) -> None:
+        parts = from_output(context, batch, index).split([output.numel() for output in outputs])
+        for output, part in zip(outputs, parts, strict=True):
+            assign(output, part)
+
+    return store

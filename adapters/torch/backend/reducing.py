@@ -1,0 +1,135 @@
+"""The operations of a process group that combine tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOptions, Work
+
+from sirtaki.bindings import request as core
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.bindings.request import Batch
+from sirtaki.torch.backend.reductions import bitwise_of, reduction_of
+from sirtaki.torch.backend.submission import Part, Submission
+from sirtaki.torch.backend.tensors import (
+    assign,
+    joined,
+    on_cpu,
+    require_elements,
+    require_equal,
+    rows,
+    shares_memory,
+    single,
+    whole,
+    written,
+)
+from sirtaki.torch.tensors import from_output, refuse_overlap
+
+_SUM = ReduceOptions()  # a sum, to rank 0
+
+
+class Reducing(Submission):
+    """All-reduces, reduces and reduce-scatters."""
+
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any = _SUM) -> Work:
+        """Combines a tensor over all ranks, in place."""
+        tensor = single(tensors, "all_reduce")
+        part = self._combination(tensor, tensor, opts.reduceOp)
+        return self.submit(self.names.next_collective(), [part], [tensor])
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = _SUM) -> Work:
+        """Combines several tensors over all ranks, in place."""
+        parts = [self._combination(tensor, tensor, opts.reduceOp) for tensor in tensors]
+        return self.submit(self.names.next_collective(), parts, tensors)
+
+    def reduce(self, tensors: Sequence[Tensor], opts: Any = _SUM) -> Work:
+        """Combines a tensor over all ranks; the root's is overwritten, and those of the others are not."""
+        tensor = single(tensors, "reduce")
+        target = tensor if opts.rootRank == self.rank() else None
+        part = self._combination(tensor, target, opts.reduceOp)
+        # The root is part of the name: ranks that name different ones must not get a result.
+        name = f"{self.names.next_collective()}.to{opts.rootRank}"
+        return self.submit(name, [part], [tensor])
+
+    def _combination(self, tensor: Tensor, target: Tensor | None, op: Any) -> Part:
+        """Describes the combination of a tensor; the result is written to `target`, if it is given."""
+        how = reduction_of(op, tensor.dtype)
+        if how is None:
+            return self._bitwise_combination(tensor, target, op)
+        view = whole(tensor)
+        if target is None:
+            result = torch.empty_like(view.owner)
+            return Part(core.ALLREDUCE, view, result.data_ptr(), how=how, keep=result)
+        refuse_overlap(target)
+
+        def store(*_: Any) -> None:
+            written(target, view.owner)
+
+        return Part(core.ALLREDUCE, view, view.pointer, store, how)
+
+    def _bitwise_combination(self, tensor: Tensor, target: Tensor | None, op: Any) -> Part:
+        """Describes a combination that the core cannot compute: of what all ranks have, by each rank."""
+        combine = bitwise_of(op, tensor.dtype)
+
+        def store(context: Context, batch: Batch, index: int) -> None:
+            gathered = from_output(context, batch, index)
+            if target is None:
+                return
+            combined = gathered[0]
+            for row in gathered[1:]:
+                combined = combine(combined, row)
+            assign(target, combined)
+
+        return Part(core.ALLGATHER, rows(tensor, 1), store=store)
+
+    def reduce_scatter(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = _SUM
+    ) -> Work:
+        """Combines one tensor for each rank over all ranks; each rank gets its own."""
+        output = single(outputs, "the output of reduce_scatter")
+        parts = inputs[0] if len(inputs) == 1 else []
+        require_equal(parts, output, self.size(), "the input of reduce_scatter")
+        part = self._scattered(output, joined(parts), opts.reduceOp)
+        return self.submit(self.names.next_collective(), [part], [output])
+
+    def _reduce_scatter_base(self, output: Tensor, source: Tensor, opts: Any = _SUM) -> Work:
+        """Combines a tensor over all ranks; each rank gets its part of it."""
+        part = self._scattered(output, source, opts.reduceOp)
+        return self.submit(self.names.next_collective(), [part], [output])
+
+    def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = _SUM) -> Work:
+        """The newer name of `_reduce_scatter_base`."""
+        return self._reduce_scatter_base(output, source, opts)
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = _SUM
+    ) -> Work:
+        """Works like `_reduce_scatter_base`, for several tensors."""
+        pairs = zip(outputs, inputs, strict=True)
+        parts = [self._scattered(output, source, opts.reduceOp) for output, source in pairs]
+        return self.submit(self.names.next_collective(), parts, outputs)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = _SUM
+    ) -> Work:
+        """The newer name of `reduce_scatter_tensor_coalesced`."""
+        return self.reduce_scatter_tensor_coalesced(outputs, inputs, opts)
+
+    def _scattered(self, output: Tensor, source: Tensor, op: Any) -> Part:
+        how = reduction_of(op, source.dtype)
+        if how is None:
+            raise UnsupportedError(f"reduce_scatter cannot combine with {op}: use all_reduce")
+        require_elements(source, output.numel() * self.size(), output, "the input of reduce_scatter")
+        refuse_overlap(output)
+        view, target = rows(source, self.size()), on_cpu(output)
+        if not target.is_contiguous() or shares_memory(target, view.owner):
+            target = torch.empty_like(target, memory_format=torch.contiguous_format)
+
+        def store(*_: Any) -> None:
+            written(output, target)
+
+        return Part(core.REDUCESCATTER, view, target.data_ptr(), store, how, keep=target)

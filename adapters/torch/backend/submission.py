@@ -1,0 +1,107 @@
+"""Requests of a process group, queued as one work: the base of all kinds of operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.request import QUEUE_SAME_NAME, Batch
+from sirtaki.common.ops import NO_REDUCTION, Call, Reduction, describe
+from sirtaki.common.tensor import TensorView
+from sirtaki.torch.backend.names import Names
+from sirtaki.torch.backend.work import GroupWork
+
+
+def _nothing(context: Context, batch: Batch, index: int) -> None:
+    """Stores no result."""
+
+
+@dataclass(slots=True)
+class Part:
+    """One request of a work.
+
+    Attributes:
+        kind: the core's.
+        view: the memory that is read; a receiver's is overwritten.
+        target: the address that is written; 0: the core allocates the result, or there is none.
+        store: puts the result of the request with this index in place.
+        how: the combination, of those that combine.
+        root: the rank of the world that sends: of a broadcast or a message.
+        destination: the rank of the world that receives a message.
+        splits: an all-to-all's rows for each member.
+        keep: further objects that stay alive until it has ended.
+    """
+
+    kind: int
+    view: TensorView
+    target: int = 0
+    store: Callable[[Context, Batch, int], None] = _nothing
+    how: Reduction = NO_REDUCTION
+    root: int = 0
+    destination: int = 0
+    splits: Sequence[int] | None = None
+    keep: Any = None
+
+
+# Without its annotations: they describe overloads, of which torch makes the calls that are overridden here.
+_ProcessGroup: Any = ProcessGroup
+
+
+class Submission(_ProcessGroup):
+    """A process group that queues requests. The kinds of operations derive from it.
+
+    Attributes:
+        context: this process's rank in the world.
+        members: the ranks of the world that belong to the group, by their rank in the group.
+        names: the names of its operations.
+        timeout: the limit of a wait that has none of its own.
+    """
+
+    def __init__(
+        self, context: Context, members: Sequence[int], process_set: int, name: str, timeout: timedelta
+    ) -> None:
+        """Creates the group of the members of one of the core's process sets."""
+        super().__init__(members.index(context.rank), len(members))
+        self.context, self.members = context, list(members)
+        self.names = Names(name)
+        self.timeout = timeout
+        self._process_set = process_set
+
+    def submit(self, name: str, parts: Sequence[Part], results: Sequence[Tensor]) -> GroupWork:
+        """Queues the requests of an operation, which writes to the tensors `results`.
+
+        Raises:
+            ValueError: the core has refused one; none is queued.
+        """
+        batch = Batch(len(parts))
+        for index, part in enumerate(parts):
+            call = Call(name if len(parts) == 1 else f"{name}.{index}", self._process_set)
+            describe(
+                batch,
+                part.kind,
+                part.view,
+                part.target,
+                call,
+                index,
+                how=part.how,
+                root=part.root,
+                destination=part.destination,
+                splits=part.splits,
+            )
+            batch.set_flags(index, QUEUE_SAME_NAME)
+            batch.keepalive[index] = (part.view.owner, part.keep, part.store)
+        if parts:
+            self.context.enqueue(batch)
+        stores = [part.store for part in parts]
+
+        def store(context: Context, batch: Batch) -> None:
+            for index, store_one in enumerate(stores):
+                store_one(context, batch, index)
+
+        return GroupWork(self.context, batch, store, results, self.timeout)

@@ -1,0 +1,122 @@
+"""Programs over the backend `sirtaki` of torch.distributed: `programs_torch_backend.py NAME FOLDER`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import sirtaki.torch as hvd
+import sirtaki.torch.backend  # noqa: F401  # registers the backend
+from sirtaki.common.exceptions import NotInitializedError, PeerLostError
+
+FOLDER = Path(sys.argv[2])
+SIZE = 2
+
+
+def check_sum(group_rank: int, size: int) -> None:
+    tensor = torch.full((5,), float(group_rank + 1))
+    dist.all_reduce(tensor)
+    assert (tensor == size * (size + 1) / 2).all(), tensor
+
+
+def from_a_file(rank: int) -> None:
+    """The world is made twice, from two files, and ends with the group."""
+    for turn in range(2):
+        path = f"file://{FOLDER}/store.{turn}"
+        dist.init_process_group("sirtaki", init_method=path, rank=rank, world_size=SIZE)
+        check_sum(rank, SIZE)
+        assert (hvd.rank(), hvd.size()) == (rank, SIZE)
+        dist.destroy_process_group()
+        assert not hvd.is_initialized()
+
+
+def from_one_store_twice(rank: int) -> None:
+    store = dist.TCPStore("127.0.0.1", int(os.environ["STORE_PORT"]), is_master=False)
+    for _ in range(2):
+        dist.init_process_group("sirtaki", store=store, rank=rank, world_size=SIZE)
+        check_sum(rank, SIZE)
+        dist.destroy_process_group()
+
+
+def shared_with_horovods_calls(rank: int) -> None:
+    """hvd.init() finds the group's world, which then outlives the group."""
+    dist.init_process_group("sirtaki", init_method=f"file://{FOLDER}/store", rank=rank, world_size=SIZE)
+    hvd.init()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == SIZE
+    check_sum(rank, SIZE)
+    dist.destroy_process_group()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == SIZE
+    hvd.shutdown()
+    with pytest.raises(NotInitializedError):
+        hvd.rank()
+
+
+def lost_rank(rank: int) -> None:
+    """The works of the others fail, and name the rank; so do their futures."""
+    dist.init_process_group("sirtaki", init_method=f"file://{FOLDER}/store", rank=rank, world_size=SIZE)
+    check_sum(rank, SIZE)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    work = dist.all_reduce(torch.ones(2), async_op=True)
+    future = work.get_future()
+    with pytest.raises(PeerLostError, match="rank 1"):
+        work.wait()
+    with pytest.raises(PeerLostError, match="rank 1"):
+        work.wait()
+    assert isinstance(work.exception(), PeerLostError)
+    assert not work.is_success()
+    with pytest.raises(Exception, match="rank 1"):
+        future.wait()
+
+
+def under_torchrun() -> None:
+    """The group comes first, and shares its world with hvd.init()."""
+    dist.init_process_group("sirtaki")
+    check_sum(dist.get_rank(), dist.get_world_size())
+    hvd.init()
+    assert hvd.rank() == dist.get_rank() == int(os.environ["RANK"])
+    dist.destroy_process_group()
+    assert hvd.size() == SIZE
+
+
+def under_hvdrun() -> None:
+    for _ in range(2):
+        dist.init_process_group("sirtaki", init_method="sirtaki://")
+        assert dist.get_backend() == "sirtaki"
+        check_sum(dist.get_rank(), dist.get_world_size())
+        assert hvd.rank() == dist.get_rank() == int(os.environ["SIRTAKI_RANK"])
+        dist.destroy_process_group()
+    assert "RANK" not in os.environ
+
+
+def spawned(rank: int, program: str) -> None:
+    globals()[program](rank)
+
+
+def spawn(program: str) -> list[int | None]:
+    """Runs a program on new processes; returns their exit codes."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.environ["STORE_PORT"] = str(server.port)
+    context = mp.get_context("spawn")
+    ranks = [context.Process(target=spawned, args=(rank, program)) for rank in range(SIZE)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    return [rank.exitcode for rank in ranks]
+
+
+if __name__ == "__main__":
+    name = sys.argv[1]
+    if name.startswith("under"):
+        globals()[name]()
+    else:
+        assert spawn(name) == ([0, -signal.SIGKILL] if name == "lost_rank" else [0] * SIZE)
+    print(f"{name} is done")

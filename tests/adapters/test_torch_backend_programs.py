@@ -1,0 +1,62 @@
+"""Whole programs over the backend of torch.distributed, under each way of starting them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from process_world import PATIENCE, hvdrun
+
+pytest.importorskip("torch")
+
+PROGRAMS = Path(__file__).with_name("programs_torch_backend.py")
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def run(*command: str | Path) -> str:
+    finished = subprocess.run(
+        [str(part) for part in command], text=True, capture_output=True, timeout=PATIENCE, check=False
+    )
+    output = finished.stdout + finished.stderr
+    assert finished.returncode == 0, output
+    return output
+
+
+@pytest.mark.parametrize("program", ["from_a_file", "from_one_store_twice", "shared_with_horovods_calls"])
+def test_spawned(program: str, tmp_path: Path) -> None:
+    assert f"{program} is done" in run(sys.executable, PROGRAMS, program, tmp_path)
+
+
+def test_hvdrun(tmp_path: Path) -> None:
+    output = run(*hvdrun(2, sys.executable, PROGRAMS, "under_hvdrun", tmp_path))
+    assert output.count("is done") == 2
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    output = run(sys.executable, *torchrun, PROGRAMS, "under_torchrun", tmp_path)
+    assert output.count("is done") == 2
+
+
+def test_torch_finds_the_backend_by_itself(tmp_path: Path) -> None:
+    """The entry point in pyproject.toml is enough: the program imports torch only."""
+    declared = PYPROJECT.read_text().partition('[project.entry-points."torch.backends"]')[2]
+    entry = next(line for line in declared.splitlines() if line.startswith("sirtaki = "))
+    metadata = tmp_path / "found-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: found\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[torch.backends]\n" + entry.replace('"', "") + "\n")
+    code = f"""
+import sys; sys.path.append({str(tmp_path)!r})
+import torch, torch.distributed as dist
+assert "sirtaki.autoload" in sys.modules and "sirtaki.torch" not in sys.modules
+dist.init_process_group("sirtaki", store=dist.HashStore(), rank=0, world_size=1)
+tensor = torch.ones(2); dist.all_reduce(tensor); print(tensor, "is done")
+"""
+    assert "is done" in run(sys.executable, "-c", code)
+
+
+def test_a_lost_rank_is_named(tmp_path: Path) -> None:
+    run(sys.executable, PROGRAMS, "lost_rank", tmp_path)

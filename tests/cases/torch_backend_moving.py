@@ -1,0 +1,180 @@
+"""The backend's broadcasts, gathers, scatters, all-to-alls and barriers, with exact results."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import sirtaki.torch as hvd
+from cases import case
+from cases.torch_backend_groups import FLOATS, INTEGERS, SHAPES, in_group, same, values
+from sirtaki.common.exceptions import MismatchError
+
+DTYPES = (*FLOATS, *INTEGERS, torch.bool, torch.complex64)
+
+
+def rank() -> int:
+    return dist.get_rank()
+
+
+def size() -> int:
+    return dist.get_world_size()
+
+
+def of_all(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+    return [values(other, shape, dtype) for other in range(size())]
+
+
+@case()
+@in_group
+def broadcast() -> None:
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            for root in range(size()):
+                tensor = values(rank(), shape, dtype)
+                dist.broadcast(tensor, root)
+                same(tensor, values(root, shape, dtype))
+    base = torch.zeros(4, 6)
+    dist.broadcast(base[:, ::2], 0)
+    parameter = torch.nn.Parameter(torch.full((3,), float(rank() + 1)))
+    dist.broadcast(parameter.data, 0)
+    same(parameter.detach(), torch.ones(3))
+
+
+@case()
+@in_group
+def all_gather() -> None:
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            mine, expected = values(rank(), shape, dtype), of_all(shape, dtype)
+            outputs = [torch.zeros_like(mine) for _ in range(size())]
+            dist.all_gather(outputs, mine)
+            for output, one in zip(outputs, expected, strict=True):
+                same(output, one)
+            if shape and not dtype.is_complex:
+                whole = torch.zeros((size() * shape[0], *shape[1:]), dtype=dtype)
+                dist.all_gather_into_tensor(whole, mine)
+                same(whole, torch.cat(expected))
+
+
+@case()
+@in_group
+def all_gather_in_place_and_strided() -> None:
+    whole = torch.zeros(size(), 4)
+    whole[rank()] = values(rank(), (4,), torch.float32)
+    dist.all_gather_into_tensor(whole, whole[rank()])
+    same(whole, torch.stack(of_all((4,), torch.float32)))
+    wide = torch.zeros(size() * 3, 4)
+    narrow = wide[:, 1:3]
+    dist.all_gather_into_tensor(narrow, values(rank(), (2, 3), torch.float32).t())
+    same(narrow, torch.cat([one.t() for one in of_all((2, 3), torch.float32)]))
+    assert (wide[:, 0] == 0).all()
+    with dist._coalescing_manager():
+        outputs = [torch.zeros(size() * count) for count in (1, 3)]
+        for output, count in zip(outputs, (1, 3), strict=True):
+            dist.all_gather_into_tensor(output, values(rank(), (count,), torch.float32))
+    for output, count in zip(outputs, (1, 3), strict=True):
+        same(output, torch.cat(of_all((count,), torch.float32)))
+
+
+@case()
+@in_group
+def gather_and_scatter() -> None:
+    for dtype in DTYPES:
+        for shape in [(), (0,), (3, 2)]:
+            for root in range(size()):
+                mine = values(rank(), shape, dtype)
+                outputs = [torch.zeros_like(mine) for _ in range(size())] if rank() == root else None
+                dist.gather(mine, outputs, root)
+                for output, one in zip(outputs or [], of_all(shape, dtype), strict=bool(outputs)):
+                    same(output, one)
+                received = torch.zeros_like(mine)
+                dist.scatter(received, of_all(shape, dtype) if rank() == root else None, root)
+                same(received, mine)
+
+
+@case(least=2)
+@in_group
+def roots_that_disagree() -> None:
+    mine = torch.ones(2)
+    outputs = [torch.zeros(2) for _ in range(size())]
+    with pytest.raises(MismatchError, match="disagree about the sizes, or about the root"):
+        dist.gather(mine, outputs, rank())
+    with pytest.raises(MismatchError):
+        dist.broadcast(mine, rank())
+    dist.barrier()
+
+
+@case()
+@in_group
+def all_to_all() -> None:
+    for dtype in FLOATS:
+        mine = [values(rank() + 2 * other, (2, 3), dtype) for other in range(size())]
+        outputs = [torch.zeros_like(mine[0]) for _ in range(size())]
+        dist.all_to_all(outputs, mine)
+        for other, output in enumerate(outputs):
+            same(output, values(other + 2 * rank(), (2, 3), dtype))
+        whole = torch.zeros(size() * 2, 3, dtype=dtype)
+        dist.all_to_all_single(whole, torch.cat(mine))
+        same(whole, torch.cat(outputs))
+
+
+@case()
+@in_group
+def all_to_all_of_different_sizes() -> None:
+    def part(sender: int, receiver: int) -> Tensor:
+        return torch.full((sender + 2 * receiver, 2), float(10 * sender + receiver))
+
+    sent = [part(rank(), other) for other in range(size())]
+    expected = [part(other, rank()) for other in range(size())]
+    outputs = [torch.zeros_like(one) for one in expected]
+    dist.all_to_all(outputs, sent)
+    for output, one in zip(outputs, expected, strict=True):
+        same(output, one)
+    whole = torch.zeros_like(torch.cat(expected))
+    counts = [[len(one) for one in parts] for parts in (expected, sent)]
+    dist.all_to_all_single(whole, torch.cat(sent), *counts)
+    same(whole, torch.cat(expected))
+    with pytest.raises(ValueError, match="output_split_sizes"):
+        dist.all_to_all_single(whole, torch.cat(sent), [1] * (size() + 1), counts[1])
+
+
+@case()
+@in_group
+def objects() -> None:
+    everything = [None] * size()
+    dist.all_gather_object(everything, {"rank": rank(), "text": "x" * rank()})
+    assert everything == [{"rank": other, "text": "x" * other} for other in range(size())]
+    mine = [rank(), "two"] if rank() == 0 else [None, None]
+    dist.broadcast_object_list(mine, 0)
+    assert mine == [0, "two"]
+    gathered = [None] * size() if rank() == 0 else None
+    dist.gather_object((rank(),), gathered, 0)
+    assert gathered is None or gathered == [(other,) for other in range(size())]
+    received: list[object] = [None]
+    dist.scatter_object_list(received, list(range(size())) if rank() == 0 else None, 0)
+    assert received == [rank()]
+
+
+@case(least=2)
+@in_group
+def a_barrier_waits_for_all() -> None:
+    reached = threading.Event()
+    waited = False
+    if rank() == 0:
+        time.sleep(0.2)
+        reached.set()
+        hvd.broadcast_object(time.monotonic(), 0, name="reached")
+        dist.barrier()
+    else:
+        work = dist.barrier(async_op=True)
+        assert not work.is_completed()
+        at = hvd.broadcast_object(None, 0, name="reached")
+        work.wait()
+        waited = time.monotonic() >= at
+    assert waited or reached.is_set()

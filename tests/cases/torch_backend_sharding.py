@@ -1,0 +1,145 @@
+"""Models that are divided among the ranks with torch's own means, over the backend and over gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from cases import case
+from cases.torch_backend_groups import default_group, same
+
+STEPS = 3
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(3)
+    layers = [nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)]
+    return nn.Sequential(*layers).double()
+
+
+def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(8, 8, generator=generator).double(), torch.randn(8, 4, generator=generator).double()
+
+
+def over_both(train: Callable[[], list[Tensor]]) -> None:
+    """Compares the results of a training over sirtaki with those over gloo."""
+    results: list[list[Tensor]] = []
+    for backend in ("sirtaki", "gloo"):
+        with default_group(backend):
+            results.append(train())
+    assert results[0]
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
+
+
+def train(net: nn.Module, data: Callable[[int], tuple[Tensor, Tensor]]) -> list[Tensor]:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for step in range(STEPS):
+        inputs, targets = data(step)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(net(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def whole(tensor: Any) -> Tensor:
+    found = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return found.detach().clone()
+
+
+@case(reshards=[True, False])
+def fully_sharded(reshards: bool) -> None:
+    def run() -> list[Tensor]:
+        net = model()
+        for layer in (net[0], net[2], net):
+            fully_shard(layer, reshard_after_forward=reshards)
+        losses = train(net, lambda step: batch(step, dist.get_rank()))
+        return [*losses, *(whole(parameter) for parameter in net.parameters())]
+
+    over_both(run)
+
+
+@case()
+def tensor_parallel() -> None:
+    def run() -> list[Tensor]:
+        net = model()[:3]
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        generator = torch.Generator().manual_seed(1)
+        inputs = torch.randn(8, 8, generator=generator).double()
+        targets = torch.randn(8, 16, generator=generator).double()
+        losses = train(net, lambda _: (inputs, targets))
+        return [*losses, *(whole(parameter) for parameter in net.parameters())]
+
+    over_both(run)
+
+
+@case()
+def distributed_tensors() -> None:
+    with default_group():
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        rows = torch.arange(4.0 * dist.get_world_size() * 3).reshape(-1, 3)
+        sharded = distribute_tensor(rows, mesh, [Shard(0)])
+        same(sharded.full_tensor(), rows)
+        same((sharded * 2).redistribute(mesh, [Shard(1)]).full_tensor(), rows * 2)
+        assert sharded.sum().full_tensor().item() == rows.sum().item()
+
+
+@case()
+def functional_collectives() -> None:
+    with default_group():
+        group, size, rank = dist.group.WORLD, dist.get_world_size(), dist.get_rank()
+        mine = torch.full((size, 2), float(rank + 1))
+        total = size * (size + 1) / 2
+        same(functional.wait_tensor(functional.all_reduce(mine, "sum", group)), torch.full((size, 2), total))
+        gathered = functional.wait_tensor(functional.all_gather_tensor(mine, 0, group))
+        same(gathered, torch.arange(1.0, size + 1).repeat_interleave(size)[:, None].expand(-1, 2))
+        scattered = functional.wait_tensor(functional.reduce_scatter_tensor(mine, "sum", 0, group))
+        same(scattered, torch.full((1, 2), total))
+        several = functional.all_reduce_coalesced([mine, mine[:1]], "max", group)
+        same(functional.wait_tensor(several[1]), torch.full((1, 2), float(size)))
+        exchanged = functional.all_to_all_single(mine, [1] * size, [1] * size, group)
+        same(functional.wait_tensor(exchanged), torch.arange(1.0, size + 1)[:, None].expand(-1, 2))
+        same(functional.wait_tensor(functional.broadcast(mine, 0, group)), torch.ones(size, 2))
+
+
+@case(least=2, schedule=["1F1B", "GPipe"])
+def pipeline(schedule: str) -> None:
+    def run() -> list[Tensor]:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(3)
+        layers = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()).double() for _ in range(size)]
+        stage = PipelineStage(layers[rank], rank, size, torch.device("cpu"))
+        kind = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}[schedule]
+        runner = kind(stage, n_microbatches=2 * size, loss_fn=nn.functional.mse_loss)
+        generator = torch.Generator().manual_seed(5)
+        inputs, targets = (torch.randn(4 * size, 8, generator=generator).double() for _ in range(2))
+        losses: list[Tensor] = []
+        for _ in range(STEPS):
+            if rank == 0:
+                runner.step(inputs)
+            elif rank == size - 1:
+                runner.step(target=targets, losses=losses)
+            else:
+                runner.step()
+        gradients = [
+            parameter.grad.clone() for parameter in layers[rank].parameters() if parameter.grad is not None
+        ]
+        assert len(gradients) == 2
+        return [*gradients, *(loss.detach() for loss in losses)]
+
+    over_both(run)
