@@ -13,7 +13,7 @@ import pytest
 from elastic.schedules import TRAININGS, run_schedule
 
 COUNT = int(os.environ.get("SIRTAKI_ELASTIC_SCHEDULES", "24"))
-FRAMEWORK_COUNT = int(os.environ.get("SIRTAKI_ELASTIC_FRAMEWORK_SCHEDULES", "3"))
+FRAMEWORK_COUNT = int(os.environ.get("SIRTAKI_ELASTIC_FRAMEWORK_SCHEDULES", "2"))
 FIRST = int(os.environ.get("SIRTAKI_ELASTIC_FIRST_SCHEDULE", "1"))
 FRAMEWORKS = [one for one in TRAININGS if one != "numpy"]
 
