@@ -134,10 +134,10 @@ class OtherHosts:
     def finish(self) -> None:
         """Lets the agents send the last output, and end; all workers have ended."""
         for host in self._hosts.values():
-            if host.remote is not None:
-                self._release(host, host.remote) if host.is_ready else host.remote.give_up(
-                    "the job has ended"
-                )
+            if host.remote is not None and host.is_ready:
+                self._release(host, host.remote)
+            elif host.remote is not None:
+                host.remote.give_up("the job has ended")
 
     def have_ended(self) -> bool:
         for remote in self._remotes():
