@@ -161,7 +161,9 @@ class ElasticJob:
             self._stop(Finish(READER_GONE if is_closed else 1, text), signal.SIGTERM)
         self._serve()  # sends what the orders have queued
         # Messages may have begun or ended the training: it is the last thing before the loop waits.
-        self._spares.advance(self._ranks_of_hosts(), self._arbiter.phase is Phase.RUNNING, time.monotonic())
+        if self._spares.wanted:
+            is_running = self._arbiter.phase is Phase.RUNNING
+            self._spares.advance(self._ranks_of_hosts(), is_running, time.monotonic())
         if self._signal_to_send is not None:
             self._signal(self._signal_to_send)
             self._signal(signal.SIGCONT)  # a stopped process does not handle signals
