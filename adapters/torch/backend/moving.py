@@ -72,9 +72,7 @@ class Moving(Submission):
         """Copies each rank's tensor to all ranks, into parts of one tensor."""
         return self.allgather_into_tensor_coalesced([output], [source], opts)
 
-    def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
-        """The newer name of `_allgather_base`."""
-        return self.allgather_into_tensor_coalesced([output], [source], opts)
+    all_gather_single = _allgather_base  # its newer name
 
     def allgather_into_tensor_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
@@ -87,11 +85,7 @@ class Moving(Submission):
             parts.append(Part(core.ALLGATHER, rows(source, 1), store=_assign_all(output)))
         return self.submit(self.names.next_collective(), parts, outputs)
 
-    def all_gather_single_coalesced(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
-    ) -> Work:
-        """The newer name of `allgather_into_tensor_coalesced`."""
-        return self.allgather_into_tensor_coalesced(outputs, inputs, opts)
+    all_gather_single_coalesced = allgather_into_tensor_coalesced  # its newer name
 
     def gather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = _FROM_RANK_0
@@ -150,16 +144,7 @@ class Moving(Submission):
         part = self._exchange(rows(source, sum(sent)), sent, received, _assign_all(output))
         return self.submit(self.names.next_collective(), [part], [output])
 
-    def all_to_all_single(
-        self,
-        output: Tensor,
-        source: Tensor,
-        output_splits: Sequence[int],
-        input_splits: Sequence[int],
-        opts: Any = None,
-    ) -> Work:
-        """The newer name of `alltoall_base`."""
-        return self.alltoall_base(output, source, output_splits, input_splits, opts)
+    all_to_all_single = alltoall_base  # its newer name
 
     def _splits(self, tensor: Tensor, splits: Sequence[int], what: str) -> list[int]:
         """Returns the rows for each rank. Raises ValueError if they are not the rows of the tensor."""

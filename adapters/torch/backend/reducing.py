@@ -101,9 +101,7 @@ class Reducing(Submission):
         part = self._scattered(output, source, opts.reduceOp)
         return self.submit(self.names.next_collective(), [part], [output])
 
-    def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = _SUM) -> Work:
-        """The newer name of `_reduce_scatter_base`."""
-        return self._reduce_scatter_base(output, source, opts)
+    reduce_scatter_single = _reduce_scatter_base  # its newer name
 
     def reduce_scatter_tensor_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = _SUM
@@ -113,11 +111,7 @@ class Reducing(Submission):
         parts = [self._scattered(output, source, opts.reduceOp) for output, source in pairs]
         return self.submit(self.names.next_collective(), parts, outputs)
 
-    def reduce_scatter_single_coalesced(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = _SUM
-    ) -> Work:
-        """The newer name of `reduce_scatter_tensor_coalesced`."""
-        return self.reduce_scatter_tensor_coalesced(outputs, inputs, opts)
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # its newer name
 
     def _scattered(self, output: Tensor, source: Tensor, op: Any) -> Part:
         how = reduction_of(op, source.dtype)
