@@ -143,6 +143,14 @@ class Batch:
     ) -> None:
         """Makes request `index` add a process set of these ranks, or remove the set with this number."""
         self.set_request(index, kind, 0, (), root=number)
+        self._set_ranks(index, ranks)
+
+    def set_member_set_request(self, index: int, ranks: Sequence[int], name: str) -> None:
+        """Makes request `index` add a process set that only these ranks add, each with this name."""
+        self.set_request(index, ADD_PROCESS_SET, 0, (), root=1, name=name)
+        self._set_ranks(index, ranks)
+
+    def _set_ranks(self, index: int, ranks: Sequence[int]) -> None:
         self._described[index] = None
         self._splits[index] = kept = ffi.new("int64_t[]", list(ranks))
         self.requests[index].shape = kept

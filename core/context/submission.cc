@@ -160,6 +160,14 @@ Status check_memory(const srt_request& request, const Caller& caller, const Sign
   return Status::ok();
 }
 
+// Checks the ranks of a process set that its members add by themselves: the coordinator waits for these ranks.
+Status check_added_members(const Caller& caller, const Signature& signature) {
+  if (are_ranks_with(signature.shape, static_cast<size_t>(caller.world_size), caller.rank)) return Status::ok();
+  return refuse(signature.name, format("a process set that its members add names ranks from 0 to %d, in ascending "
+                                       "order, and rank %d among them",
+                                       caller.world_size - 1, caller.rank));
+}
+
 Status check_kind(const srt_request& request, const Caller& caller, Signature& signature) {
   const ProcessSetEntry& set = *caller.state.sets.find(signature.process_set);
   if (reduces(signature.kind)) SIRTAKI_TRY(check_reduction(request, signature));
@@ -233,6 +241,10 @@ Status make_entry(const srt_request& request, const Caller& caller, HandleEntry&
     signature->postscale = request.postscale;
   }
   if (traits(signature->kind).has_root) signature->root = request.root;
+  if (signature->kind == Kind::add_process_set && request.root != 0) {
+    signature->root = 1;
+    SIRTAKI_TRY(check_added_members(caller, *signature));
+  }
   if (traits(signature->kind).is_of_a_pair) signature->destination = request.destination;
   signature->device = request.device;
   signature->priority = request.priority;

@@ -68,6 +68,8 @@ Status Coordinator::State::submit_in_full(int32_t rank, const Report::FullReques
   if (!set->has(rank)) return nonsense_report("a process set that it is not a member of");
   if (changes_process_sets(signature.kind) && set->number != world_set)
     return nonsense_report("a process set is added to a set");
+  if (signature.is_addition_by_members() && !are_ranks_with(signature.shape, set->members.size(), rank))
+    return nonsense_report("a process set of others, added by its members");
   if (is_ragged(signature.kind) && rows_of(signature).size() != row_counts_each(signature.kind, set->members.size()))
     return nonsense_report("an all-to-all that does not say what each member gets");
   if (traits(signature.kind).is_of_a_pair && !is_of_pair(signature, rank, *set))

@@ -145,7 +145,8 @@ void Coordinator::State::settle_set_changes() {
     if (!status.is_ok()) {
       refuse(*request, status);
     } else if (adds) {
-      const ProcessSet& set = sets.add({request->proposed->shape.begin(), request->proposed->shape.end()});
+      ProcessSet& set = sets.add({request->proposed->shape.begin(), request->proposed->shape.end()});
+      set.is_of_its_members = request->proposed->is_addition_by_members();
       decision.set_changes.push_back({set.number, request->name, set.members});
       answer(*request);
     } else {

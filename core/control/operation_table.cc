@@ -3,20 +3,27 @@
 namespace sirtaki {
 
 RankBits OperationEntry::participants() const {
-  if (!traits(kind).is_of_a_pair) return set->bits;
-  RankBits two = set->bits;
-  two.clear();
-  two.add(proposed->root);
-  two.add(proposed->destination);
-  return two;
+  const bool is_added = is_pending() && proposed->is_addition_by_members();
+  if (!traits(kind).is_of_a_pair && !is_added) return set->bits;
+  RankBits some = set->bits;
+  some.clear();
+  if (is_added) {
+    for (int64_t rank : proposed->shape) some.add(static_cast<int32_t>(rank));
+  } else {
+    some.add(proposed->root);
+    some.add(proposed->destination);
+  }
+  return some;
 }
 
 bool OperationEntry::is_broken() const {
+  if (is_pending() && proposed->is_addition_by_members()) return set->finished.overlaps(participants());
   if (!traits(kind).is_of_a_pair) return set->is_broken();
   return set->finished.has(proposed->root) || set->finished.has(proposed->destination);
 }
 
 bool OperationEntry::is_complete() const {
+  if (is_pending() && proposed->is_addition_by_members()) return missing().count() == 0;
   const auto needed = traits(kind).is_of_a_pair ? 2 : static_cast<int32_t>(set->members.size());
   if (submissions >= needed) return true;
   if (set->joined_count == 0 || submissions + set->joined_count < needed) return false;

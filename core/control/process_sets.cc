@@ -59,8 +59,10 @@ Status ProcessSets::check_addition(const Signature& request) const {
                            rank, static_cast<long long>(ranks[i - 1])));
   }
   if (ranks.empty()) return Status(SRT_INVALID_ARGUMENT, "a process set needs at least one rank");
+  if (request.is_addition_by_members()) return {};
   for (const auto& set : sets_) {
-    if (set->is_being_removed || !std::equal(ranks.begin(), ranks.end(), set->members.begin(), set->members.end())) {
+    if (set->is_being_removed || set->is_of_its_members ||
+        !std::equal(ranks.begin(), ranks.end(), set->members.begin(), set->members.end())) {
       continue;
     }
     return Status(SRT_INVALID_ARGUMENT, format("process set %d has these ranks already; use that one", set->number));

@@ -31,6 +31,7 @@ struct ProcessSet {
   RankBits finished;                    // members that have said goodbye
   int32_t finished_count = 0;
   bool has_changed = false;             // a rank joined or left, which may complete pending operations
+  bool is_of_its_members = false;       // its members have added it, and there may be others of the same ranks
   bool is_being_removed = false;        // removed by the decision that is being made
 };
 

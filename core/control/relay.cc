@@ -11,6 +11,14 @@ constexpr int32_t own_place = 0;  // this rank's place in its subtree: children 
 
 }  // namespace
 
+std::vector<int32_t> participants_of(const Signature& signature) {
+  if (!signature.is_addition_by_members()) return {signature.root, signature.destination};
+  std::vector<int32_t> ranks;
+  for (int64_t rank : signature.shape)
+    if (rank == static_cast<int32_t>(rank)) ranks.push_back(static_cast<int32_t>(rank));
+  return ranks;
+}
+
 Relay::State::State(const std::vector<int32_t>& subtree, int32_t world_size, RelayRule relay_rule,
                     uint32_t cache_capacity)
     : rule(relay_rule), ranks(subtree), place_by_rank(static_cast<size_t>(world_size), -1),
@@ -44,7 +52,8 @@ RelayedOperation& Relay::State::find_or_create(const Signature& signature) {
   operation.name = signature.name;
   operation.by_id = HeldRequest(places);
   operation.held = operation.forwarded = RankBits(places);
-  if (traits(signature.kind).is_of_a_pair) operation.pair = places_of({signature.root, signature.destination});
+  operation.is_of_some = traits(signature.kind).is_of_a_pair || signature.is_addition_by_members();
+  if (operation.is_of_some) operation.participants = places_of(participants_of(signature));
   operations.emplace(operation.key(), &operation);
   return operation;
 }
@@ -101,7 +110,7 @@ void Relay::State::hold(RelayedOperation& operation, HeldRequest& same, const He
 bool Relay::State::is_complete(const RelayedOperation& operation) {
   const RelayedSet* set = find_set(operation.process_set);
   if (!set) return true;
-  const RankBits& needed = traits(operation.kind).is_of_a_pair ? operation.pair : set->members;
+  const RankBits& needed = operation.is_of_some ? operation.participants : set->members;
   return needed.are_within(operation.held, operation.forwarded, set->joined, finished);
 }
 

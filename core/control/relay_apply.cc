@@ -70,8 +70,7 @@ Status Relay::State::pass_cache_changes() {
     RelayedOperation& operation = find_or_create(*response.signature);
     if (operation.id || !cache.put(response.id, &operation)) return nonsense_decision("a cache id is in use");
     operation.id = response.id;
-    if (traits(operation.kind).is_of_a_pair)
-      operation.pair = places_of({response.signature->root, response.signature->destination});
+    if (operation.is_of_some) operation.participants = places_of(participants_of(*response.signature));
   }
   return {};
 }

@@ -41,7 +41,8 @@ struct RelayedOperation {
   std::string name;
   std::list<RelayedOperation>::iterator place;  // in one of the relay's two lists
   CacheId id = 0;
-  RankBits pair;                         // sends only: the participants in this subtree
+  bool is_of_some = false;               // only some ranks of the set take part: of a send, or of an addition
+  RankBits participants;                 // those in this subtree, if it is_of_some
   HeldRequest by_id;
   std::vector<HeldFullRequest> in_full;
   RankBits held;                         // ranks whose requests are held
@@ -49,6 +50,9 @@ struct RelayedOperation {
   Nanoseconds oldest = never;            // earliest arrival of a held request
   bool is_released = false;
 };
+
+// Returns the ranks that take part in an operation in which only some ranks of its set do.
+std::vector<int32_t> participants_of(const Signature& signature);
 
 struct RelayedSet {
   int32_t number;

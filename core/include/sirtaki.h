@@ -52,7 +52,8 @@ enum {
   SRT_REDUCESCATTER = 4,      /* dimension 0 is cut; the first shape[0] % size ranks get one row more */
   SRT_ALLTOALL = 5,           /* dimension 0 is cut by splits */
   SRT_SEND = 6,               /* from root to destination; these two submit it, and no other rank does */
-  SRT_ADD_PROCESS_SET = 7,    /* shape holds its ranks, ascending; all ranks submit it. See srt_result_number */
+  SRT_ADD_PROCESS_SET = 7,    /* shape holds its ranks, ascending; all ranks submit it, with root 0, or only its ranks,
+                                 with root 1: there may be several such sets of the same ranks. See srt_result_number */
   SRT_REMOVE_PROCESS_SET = 8, /* root holds its number; all ranks submit it */
   SRT_JOIN = 9                /* this rank has no more data for the process set: until all its members have joined,
                                  it takes part in their operations with neutral elements. See srt_result_number */
@@ -139,7 +140,7 @@ typedef struct srt_request {
   int32_t kind;
   int32_t dtype;
   int32_t reduce_op;          /* all-reduce, reduce-scatter */
-  int32_t root;               /* broadcast, send: a rank of the world */
+  int32_t root;               /* broadcast, send: a rank of the world; process sets: see their kinds */
   int32_t destination;        /* send: a rank of the world */
   int32_t process_set;        /* 0: all ranks */
   int32_t device;             /* -1: the CPU; else the GPU that the memory is on. A rank uses one GPU.

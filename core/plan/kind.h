@@ -17,7 +17,7 @@ enum class Kind : uint8_t {
   reducescatter = SRT_REDUCESCATTER,
   alltoall = SRT_ALLTOALL,
   send = SRT_SEND,                              // from root to destination
-  add_process_set = SRT_ADD_PROCESS_SET,        // shape holds the member ranks, ascending
+  add_process_set = SRT_ADD_PROCESS_SET,        // shape holds the member ranks, ascending; root: who submits it
   remove_process_set = SRT_REMOVE_PROCESS_SET,  // root holds the set's number
   join = SRT_JOIN,                              // reported as a join, never as a request
 };

@@ -1,7 +1,9 @@
 // The request of one rank. The part that ranks have to agree on is the Signature.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -59,6 +61,9 @@ struct Signature {
 
   bool operator==(const Signature&) const = default;
 
+  // Returns whether only the ranks of the new process set submit it.
+  bool is_addition_by_members() const { return kind == Kind::add_process_set && root != 0; }
+
   int64_t elements() const {
     if (changes_process_sets(kind)) return 0;  // its shape is a list of ranks
     int64_t count = 1;
@@ -72,6 +77,13 @@ struct Signature {
     return bytes;
   }
 };
+
+// Returns whether these are ranks of a world of this size, each once, in ascending order, and `rank` is one of them.
+inline bool are_ranks_with(const std::vector<int64_t>& ranks, size_t world_size, int32_t rank) {
+  const bool exist = !ranks.empty() && ranks.front() >= 0 && ranks.back() < static_cast<int64_t>(world_size);
+  const bool ascend = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal()) == ranks.end();
+  return exist && ascend && std::binary_search(ranks.begin(), ranks.end(), rank);
+}
 
 // A shared signature: it outlives the request in the response cache.
 using SignaturePtr = std::shared_ptr<const Signature>;

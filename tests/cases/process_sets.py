@@ -7,7 +7,9 @@ import pytest
 
 import sirtaki.numpy as hvd
 from cases import case
+from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import HorovodInternalError, MismatchError
+from sirtaki.bindings.request import Batch
 
 
 def everyone_still_works() -> None:
@@ -153,3 +155,28 @@ def overlapping_sets_under_random_timing() -> None:
     hvd.barrier()
     for group in sets[:-1]:
         assert hvd.remove_process_set(group)
+
+
+@case(least=2)
+def members_add_a_set_by_themselves() -> None:
+    """Only its ranks submit it, and no other rank has to know of it."""
+    context, ranks = current(), list(range(1, hvd.size()))
+    if context.rank in ranks:
+        for attempt in range(2):  # there may be several sets of the same ranks
+            batch = Batch(1)
+            batch.set_member_set_request(0, ranks, f"own {attempt}")
+            context.run(batch)
+            number = context.result_number(batch)
+            context.release(batch)
+            assert context.members(number) == ranks
+    for wrong in (
+        [],
+        [context.rank, context.rank],
+        [context.rank, hvd.size()],
+        [(context.rank + 1) % hvd.size()],
+    ):
+        batch = Batch(1)
+        batch.set_member_set_request(0, wrong, "wrong")
+        with pytest.raises(ValueError, match=f"and rank {context.rank} among them"):
+            context.run(batch)
+    hvd.barrier()

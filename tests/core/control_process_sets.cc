@@ -28,6 +28,63 @@ TEST(a_set_is_added_for_all) {
   }
 }
 
+TEST(members_add_a_set_by_themselves) {
+  World world(4);
+  const Ticket first = world.submit(1, add_own_set({1, 3}));
+  CHECK(!world.round());
+  const Ticket second = world.submit(3, add_own_set({1, 3}));
+  CHECK(world.round());
+  for (int32_t rank : {0, 1, 2, 3}) {
+    REQUIRE(world.outcome(rank).process_sets.size() == 1);
+    const ProcessSetChange& change = world.outcome(rank).process_sets[0];
+    CHECK_EQUAL(change.ticket, rank == 1 ? first : rank == 3 ? second : Ticket{0});
+    CHECK_EQUAL(change.process_set, 1);
+    CHECK_EQUAL(change.members, (std::vector<int32_t>{1, 3}));
+  }
+}
+
+TEST(disjoint_members_add_sets_in_any_order_and_of_the_same_ranks) {
+  World world(4);
+  CHECK_EQUAL(add(world, {0, 1}), 1);
+  world.submit(0, add_own_set({0, 1}, "a"));
+  world.submit(2, add_own_set({2, 3}, "b"));
+  world.submit(0, add_own_set({0}, "c"));
+  CHECK(world.round());  // c is complete
+  CHECK_EQUAL(world.outcome(1).process_sets.at(0).members, (std::vector<int32_t>{0}));
+  world.submit(3, add_own_set({2, 3}, "b"));
+  CHECK(world.round());
+  CHECK_EQUAL(world.outcome(1).process_sets.at(0).members, (std::vector<int32_t>{2, 3}));
+  world.submit(1, add_own_set({0, 1}, "a"));
+  CHECK(world.round());
+  CHECK_EQUAL(world.outcome(3).process_sets.at(0).process_set, 4);
+  CHECK_EQUAL(add(world, {2, 3}), 5);  // all ranks may add the ranks that only their members have added
+  world.submit(2, in_set(allreduce("x"), 3));
+  world.submit(3, in_set(allreduce("x"), 3));
+  CHECK(world.round());
+  CHECK_EQUAL(world.outcome(2).plans.size(), 1u);
+  CHECK(world.outcome(0).plans.empty());
+}
+
+TEST(a_rank_that_has_left_matters_for_its_own_sets_only) {
+  World world(4);
+  world.submit(0, add_own_set({0, 3}, "with 3"));
+  world.report(0);
+  world.goodbye(3);
+  CHECK(world.decide());
+  CHECK(contains(world.refusal({0}, SRT_PEER_FINISHED), "rank 3"));
+  for (int32_t rank : {0, 1}) world.submit(rank, add_own_set({0, 1}, "without 3"));
+  CHECK(world.round());
+  CHECK_EQUAL(world.outcome(1).process_sets.at(0).members, (std::vector<int32_t>{0, 1}));
+}
+
+TEST(members_that_name_other_ranks_are_refused) {
+  World world(3);
+  world.submit(0, add_own_set({0, 1}));
+  world.submit(1, add_own_set({0, 1, 2}));
+  CHECK(world.round());
+  CHECK(contains(world.refusal({0, 1}, SRT_MISMATCH), "every rank must name the same ranks"));
+}
+
 TEST(numbers_are_never_reused) {
   World world(2);
   CHECK_EQUAL(add(world, {0}), 1);

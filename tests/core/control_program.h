@@ -62,6 +62,7 @@ class Program {
   struct Set {
     size_t place;                      // of the line that added it, from 1; 0: the world
     std::vector<int32_t> members;
+    bool is_of_its_members = false;    // only they have added it, and only they know of it at once
   };
 
   std::vector<int32_t> all_ranks() const {
@@ -214,18 +215,28 @@ class Program {
       if (chance(60)) ranks.push_back(rank);
     }
     std::vector<int32_t> members(ranks.begin(), ranks.end());
-    const bool is_known =
-        std::any_of(sets_.begin(), sets_.end(), [&](const Set& set) { return set.members == members; });
+    const bool by_members = !members.empty() && chance(40);
+    const bool is_known = !by_members && std::any_of(sets_.begin(), sets_.end(), [&](const Set& set) {
+      return set.members == members && !set.is_of_its_members;
+    });
     Line line = new_line(sets_[0]);
     line.what = Line::What::add_set;
     line.must_fail = members.empty() || is_known;
-    for (Signature& signature : line.signatures) signature = add_set(ranks, "add" + std::to_string(lines.size()));
-    if (!line.must_fail) sets_.push_back({lines.size() + 1, std::move(members)});
+    for (Signature& signature : line.signatures) {
+      const std::string name = "add" + std::to_string(lines.size());
+      signature = by_members ? add_own_set(ranks, name) : add_set(ranks, name);
+    }
+    if (by_members) {
+      line.takes_part.assign(static_cast<size_t>(size_), false);
+      for (int32_t rank : members) line.takes_part[static_cast<size_t>(rank)] = true;
+    }
+    if (!line.must_fail) sets_.push_back({lines.size() + 1, std::move(members), by_members});
     lines.push_back(std::move(line));
   }
 
   void remove_set_line() {
     const size_t chosen = 1 + below(sets_.size() - 1);
+    if (sets_[chosen].is_of_its_members) return;
     Line line = new_line(sets_[0]);
     line.what = Line::What::remove_set;
     line.set = sets_[chosen].place;

@@ -80,6 +80,13 @@ inline Signature add_set(std::vector<int64_t> ranks, const std::string& name = "
   return signature;
 }
 
+// An addition that only the set's own ranks submit.
+inline Signature add_own_set(std::vector<int64_t> ranks, const std::string& name = "add") {
+  Signature signature = add_set(std::move(ranks), name);
+  signature.root = 1;
+  return signature;
+}
+
 inline Signature remove_set(int32_t number, const std::string& name = "remove") {
   Signature signature = allreduce(name, {});
   signature.kind = Kind::remove_process_set;
