@@ -89,6 +89,7 @@ class Context:
         self.is_shut_down = False
         self.survivors: Survivors | None = None  # in an elastic job
         self.refused_batches = 0  # number that could not be queued
+        self.member_sets: dict[tuple[int, ...], Any] = {}  # process sets that only their ranks have added
         self._config = config
         self._numbers: Counter[str] = Counter()
         self._progress_callbacks: deque[Callable[[], bool]] = deque()

@@ -18,8 +18,6 @@ from sirtaki.torch.backend.reducing import Reducing
 from sirtaki.torch.backend.submission import Submission
 from sirtaki.torch.backend.work import CoalescedWork, GroupWork
 
-_WORLD_SET = 0  # the core's process set of all ranks
-
 
 class SirtakiGroup(Reducing, Moving, Messages):
     """A process group of torch.distributed whose operations are those of the core."""
@@ -27,10 +25,8 @@ class SirtakiGroup(Reducing, Moving, Messages):
     supports_splitting = False
     supports_coalescing = False
 
-    def __init__(
-        self, context: Context, members: list[int], process_set: int, name: str, timeout: timedelta
-    ) -> None:
-        super().__init__(context, members, process_set, name, timeout)
+    def __init__(self, context: Context, members: list[int], name: str, timeout: timedelta) -> None:
+        super().__init__(context, members, timeout)
         self.world: SharedWorld | None = None  # of the default group
         self._name, self._description = name, "undefined"
         self._coalesced: list[GroupWork] | None = None
@@ -100,12 +96,14 @@ def create(options: Any, backend_options: Any = None) -> Submission:
     ranks = list(options.global_ranks_in_group)
     if not ranks:
         world = SharedWorld(options.store, rank, size)
-        group = SirtakiGroup(world.context, list(range(size)), _WORLD_SET, name, options.timeout)
+        group = SirtakiGroup(world.context, list(range(size)), name, options.timeout)
         group.world = world
         return group
     context = find()
     if context is None:
         raise NotInitializedError("the default process group has to be one of the backend sirtaki")
-    if ranks != list(range(context.size)):
-        raise UnsupportedError("the process group backend sirtaki has no groups of some of the ranks yet")
-    return SirtakiGroup(context, ranks, _WORLD_SET, name, options.timeout)
+    if ranks != sorted(ranks):
+        raise UnsupportedError(
+            f"the ranks of a process group of the backend sirtaki are in ascending order, not {ranks}"
+        )
+    return SirtakiGroup(context, ranks, name, options.timeout)

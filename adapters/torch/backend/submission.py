@@ -14,6 +14,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.request import QUEUE_SAME_NAME, Batch
 from sirtaki.common.ops import NO_REDUCTION, Call, Reduction, describe
 from sirtaki.common.tensor import TensorView
+from sirtaki.torch.backend.member_sets import set_of
 from sirtaki.torch.backend.names import Names
 from sirtaki.torch.backend.work import GroupWork
 
@@ -63,15 +64,13 @@ class Submission(_ProcessGroup):
         timeout: the limit of a wait that has none of its own.
     """
 
-    def __init__(
-        self, context: Context, members: Sequence[int], process_set: int, name: str, timeout: timedelta
-    ) -> None:
-        """Creates the group of the members of one of the core's process sets."""
+    def __init__(self, context: Context, members: Sequence[int], timeout: timedelta) -> None:
+        """Creates a group of some of the ranks, in ascending order."""
         super().__init__(members.index(context.rank), len(members))
         self.context, self.members = context, list(members)
-        self.names = Names(name)
+        self.names = Names(context, self.members)
         self.timeout = timeout
-        self._process_set = process_set
+        self._process_set = set_of(context, self.members)
 
     def submit(self, name: str, parts: Sequence[Part], results: Sequence[Tensor]) -> GroupWork:
         """Queues the requests of an operation, which writes to the tensors `results`.
@@ -79,9 +78,9 @@ class Submission(_ProcessGroup):
         Raises:
             ValueError: the core has refused one; none is queued.
         """
-        batch = Batch(len(parts))
+        batch, number = Batch(len(parts)), self._process_set.number(self.timeout)
         for index, part in enumerate(parts):
-            call = Call(name if len(parts) == 1 else f"{name}.{index}", self._process_set)
+            call = Call(name if len(parts) == 1 else f"{name}.{index}", number)
             describe(
                 batch,
                 part.kind,
