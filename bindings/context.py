@@ -6,9 +6,10 @@ import os
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NoReturn
 
+from sirtaki.bindings.config import Config, call
 from sirtaki.bindings.detached_operations import DetachedOperations
 from sirtaki.bindings.errors import Failure, error_of, status_name
 from sirtaki.bindings.library import ffi, lib, text
@@ -20,28 +21,12 @@ from sirtaki.bindings.topology import SharedMemory, Topology
 # Waits are cut into slices, so that Ctrl-C is noticed. It ends the wait, not the operation.
 SLICE_MS = 100
 SHUTDOWN_MS = 30_000
-LONGEST_SETTING = 4096  # bytes
 
 _OK: int = lib.SRT_OK
 _IN_PROGRESS: int = lib.SRT_IN_PROGRESS
 _UNTOUCHED: int = lib.SRT_RESULT_UNTOUCHED
 _srt_enqueue, _srt_run, _srt_wait = lib.srt_enqueue, lib.srt_run, lib.srt_wait
 _srt_poll, _srt_release = lib.srt_poll, lib.srt_release
-
-
-class Config:
-    """The core's settings, by name."""
-
-    def __init__(self, settings: Mapping[str, str]) -> None:
-        self.pointer: Any = ffi.gc(lib.srt_config_create(), lib.srt_config_destroy)
-        for name, value in settings.items():
-            call(lib.srt_config_set, self.pointer, name.encode(), value.encode())
-
-    def get(self, name: str) -> str:
-        """Returns the value of a setting, as text."""
-        value = ffi.new("char[]", LONGEST_SETTING)
-        lib.srt_config_get(self.pointer, name.encode(), value, LONGEST_SETTING)
-        return text(value)
 
 
 class _Native:
@@ -56,18 +41,6 @@ class _Native:
     def __del__(self, destroy: Any = lib.srt_destroy, getpid: Any = os.getpid) -> None:
         if self.pid == getpid():
             destroy(self.pointer)
-
-
-def check(status: int, error: Any) -> None:
-    """Raises the error that the core reported through an `srt_error`."""
-    if status != _OK:
-        raise error_of(status, text(error.text))
-
-
-def call(function: Any, *arguments: Any) -> None:
-    """Calls a function of the core that has an `srt_error` as its last parameter; raises what it reports."""
-    error = ffi.new("srt_error *")
-    check(function(*arguments, error), error)
 
 
 def _shape_of(tensor: Any) -> tuple[int, ...]:

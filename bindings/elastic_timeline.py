@@ -14,7 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sirtaki.bindings.context import Context, call
+from sirtaki.bindings.config import call
+from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import lib
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from sirtaki.bindings.context import Config
+from sirtaki.bindings.config import Config
 from sirtaki.bindings.library import ffi, lib, text
 from sirtaki.bindings.variables import values
 

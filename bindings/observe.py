@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from sirtaki.bindings.context import Context, call
+from sirtaki.bindings.config import call
+from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import ffi, lib
 
 

@@ -20,7 +20,8 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-from sirtaki.bindings.context import Context, call
+from sirtaki.bindings.config import call
+from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import ffi, lib
 
 _OWN_FOLDER = os.fsencode(Path(__file__).parents[1])

@@ -64,7 +64,7 @@ def _try_core() -> str:
 
 def _try_memory() -> str:
     try:
-        from sirtaki.bindings.context import Config
+        from sirtaki.bindings.config import Config
         from sirtaki.runner.rendezvous.memory import create_memory
 
         descriptor, refusal = create_memory(Config({}), 2)

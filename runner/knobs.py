@@ -52,7 +52,7 @@ def knob_environment(options: argparse.Namespace, knobs: Sequence[Knob]) -> dict
 
 
 def _check(knob: Knob, value: str) -> None:
-    from sirtaki.bindings.context import Config
+    from sirtaki.bindings.config import Config
     from sirtaki.bindings.variables import name_in
 
     try:

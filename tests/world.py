@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sirtaki.bindings import default_context
-from sirtaki.bindings.context import Config, Context
+from sirtaki.bindings.config import Config
+from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import ffi, lib
 from sirtaki.bindings.topology import Peer, SharedMemory, Topology
 from sirtaki.runner.rendezvous.encryption import Certificate, TlsConnection

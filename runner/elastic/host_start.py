@@ -68,7 +68,7 @@ class HostStart:
     def _lease_seconds(self) -> float:
         """Returns the length of a lease: the time for which ranks let each other's machines be silent."""
         from sirtaki.bindings import variables  # opens the core
-        from sirtaki.bindings.context import Config
+        from sirtaki.bindings.config import Config
 
         values = variables.values({**os.environ, **self.settings.additions})
         return float(Config(values).get("heartbeat"))

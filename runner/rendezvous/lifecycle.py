@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Any
 
 from sirtaki.bindings import default_context, observe, user_code, variables
-from sirtaki.bindings.context import SHUTDOWN_MS, Config, Context
+from sirtaki.bindings.config import Config
+from sirtaki.bindings.context import SHUTDOWN_MS, Context
 from sirtaki.bindings.errors import (
     DeadlineError,
     ForkedError,

@@ -11,7 +11,8 @@ import socket
 import time
 from dataclasses import dataclass, field
 
-from sirtaki.bindings.context import Config, Context, check
+from sirtaki.bindings.config import Config, check
+from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import ffi, lib, text
 from sirtaki.bindings.topology import SharedMemory
 from sirtaki.runner.rendezvous.job import RendezvousError, RendezvousTimeout

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sirtaki.bindings import program_stack
-from sirtaki.bindings.context import Config, Context
+from sirtaki.bindings.config import Config
+from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import knobs
 from sirtaki.runner.rendezvous.identity import (
     Offer,

@@ -16,7 +16,7 @@ from elastic.arbiter_job import place as arbiters_place
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sirtaki.bindings.context import Config
+from sirtaki.bindings.config import Config
 from sirtaki.bindings.errors import HorovodInternalError, InitializationError
 from sirtaki.bindings.survivors import Survivors
 from sirtaki.common.elastic import loop

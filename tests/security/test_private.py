@@ -11,7 +11,8 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from launching import FAILSAFE_SECONDS, HVDRUN
 
-from sirtaki.bindings.context import Config, Context
+from sirtaki.bindings.config import Config
+from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import ffi, lib
 from sirtaki.bindings.topology import SharedMemory
 from sirtaki.runner.rendezvous.identity import describe_process, topology_of

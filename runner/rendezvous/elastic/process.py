@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sirtaki.bindings import default_context, observe, variables
-from sirtaki.bindings.context import SHUTDOWN_MS, Config, Context
+from sirtaki.bindings.config import Config
+from sirtaki.bindings.context import SHUTDOWN_MS, Context
 from sirtaki.bindings.errors import InitializationError
 from sirtaki.bindings.gpu import with_packages
 from sirtaki.bindings.survivors import Membership, Survivors

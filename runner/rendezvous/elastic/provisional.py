@@ -10,7 +10,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from sirtaki.bindings import user_code
-from sirtaki.bindings.context import Config, Context
+from sirtaki.bindings.config import Config
+from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import NotInitializedError
 from sirtaki.bindings.request import Batch
 from sirtaki.bindings.survivors import Survivors

@@ -1,0 +1,40 @@
+"""The core's settings, and calls of the core that report errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sirtaki.bindings.errors import error_of
+from sirtaki.bindings.library import ffi, lib, text
+
+LONGEST_SETTING = 4096  # bytes
+
+_OK: int = lib.SRT_OK
+
+
+class Config:
+    """The core's settings, by name."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        self.pointer: Any = ffi.gc(lib.srt_config_create(), lib.srt_config_destroy)
+        for name, value in settings.items():
+            call(lib.srt_config_set, self.pointer, name.encode(), value.encode())
+
+    def get(self, name: str) -> str:
+        """Returns the value of a setting, as text."""
+        value = ffi.new("char[]", LONGEST_SETTING)
+        lib.srt_config_get(self.pointer, name.encode(), value, LONGEST_SETTING)
+        return text(value)
+
+
+def check(status: int, error: Any) -> None:
+    """Raises the error that the core reported through an `srt_error`."""
+    if status != _OK:
+        raise error_of(status, text(error.text))
+
+
+def call(function: Any, *arguments: Any) -> None:
+    """Calls a function of the core that has an `srt_error` as its last parameter; raises what it reports."""
+    error = ffi.new("srt_error *")
+    check(function(*arguments, error), error)
