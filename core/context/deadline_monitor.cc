@@ -134,7 +134,7 @@ std::optional<AbortNotice> DeadlineMonitor::check_coordinator(Nanoseconds now, c
     log_end_of_silence(negotiation.heard_from_coordinator());
     return std::nullopt;
   }
-  if (asked_at_ != negotiation.reported()) {
+  if (asked_at_ <= negotiation.heard_from_coordinator()) {  // later reports do not prolong the silence
     asked_at_ = negotiation.reported();
     next_coordinator_line_ = stall_report_ + coordinator_grace;
   }

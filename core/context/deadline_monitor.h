@@ -56,7 +56,7 @@ class DeadlineMonitor {
   Nanoseconds stall_report_, progress_deadline_, stall_deadline_;
   Nanoseconds next_progress_line_ = 0, next_coordinator_line_ = 0;
   uint64_t stuck_plan_ = 0;
-  Nanoseconds asked_at_ = 0;  // time of the report that the coordinator has not answered
+  Nanoseconds asked_at_ = 0;  // time of the first report that the coordinator has not answered
   bool has_logged_silence_ = false;  // the coordinator's silence was logged
 };
 

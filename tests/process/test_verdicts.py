@@ -156,6 +156,24 @@ def test_a_stopped_rank_is_named(tmp_path: Path, stopped: int) -> None:
     assert f"rank {stopped} (pid " in other[0]
 
 
+def test_a_stopped_coordinator_is_named_while_the_others_go_on_submitting(tmp_path: Path) -> None:
+    _, said = run(
+        tmp_path,
+        """
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        for step in range(600):
+            hvd.allreduce_async(np.ones(1), name=f"step {step}")
+            time.sleep(0.1)
+        print("nothing was noticed", file=sys.stderr)
+        """,
+        SIRTAKI_STALL_REPORT="0.5",
+        SIRTAKI_STALL_DEADLINE="2",
+    )
+    assert re.match(r"hvdrun: rank 0 \(pid \d+\) kept other ranks waiting for too long: ", said[-1])
+    assert not any("nothing was noticed" in line for line in said)
+
+
 def test_a_job_that_goes_well_says_nothing_about_itself(tmp_path: Path) -> None:
     """Every warning is an error; a call after shutdown() is distinguished from one before init()."""
     script = tmp_path / "train.py"
