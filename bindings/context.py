@@ -123,17 +123,25 @@ class Context:
         if status != _OK:
             self._reject(status, batch)
 
-    def run(self, batch: Batch) -> None:
-        """Queues a whole batch and waits for it. Afterwards, `release` it or take its outputs."""
+    def begin(self, batch: Batch) -> bool:
+        """Queues a whole batch, and waits for up to SLICE_MS; returns whether it has ended successfully.
+
+        Unlike after `enqueue`, the caller's thread drives the engine, whose own thread is not woken.
+        """
         if self._detached:
             self._detached.sweep()
         batch.context = self
         status = _srt_run(self._pointer, batch.requests, batch.count, SLICE_MS, batch.handles, batch.error)
         if status == _OK:
-            return
+            return True
         if not batch.handles[0]:
             self._reject(status, batch)
-        self.wait(batch)
+        return False
+
+    def run(self, batch: Batch) -> None:
+        """Queues a whole batch and waits for it. Afterwards, `release` it or take its outputs."""
+        if not self.begin(batch):
+            self.wait(batch)
 
     def _reject(self, status: int, batch: Batch) -> NoReturn:
         self.refused_batches += 1
@@ -217,6 +225,10 @@ class Context:
 
         memory = ffi.gc(ffi.cast("char *", tensor.data), release)
         return Output(ffi.buffer(memory, tensor.bytes), tensor.dtype, _shape_of(tensor))
+
+    def is_in_place(self, batch: Batch, index: int = 0) -> bool:
+        """Returns whether the result of request `index` is in the memory that was offered for it."""
+        return bool(self._result(batch, index).data == batch.requests[index].output)
 
     def device_output(self, batch: Batch, index: int = 0) -> DeviceOutput:
         """Returns the result of request `index`, which the core allocated on a GPU."""

@@ -174,6 +174,13 @@ class Batch:
         self._uint64s[base + _INPUT] = source
         self._uint64s[base + _OUTPUT] = target
 
+    def offer_memory(self, index: int, byte_count: int) -> None:
+        """Lets request `index`, an all-gather or all-to-all, write its result to its target, if it fits.
+
+        `Context.is_in_place` returns whether it has.
+        """
+        self.requests[index].output_bytes = byte_count
+
     def set_all_buffers(self, sources: Sequence[int], targets: Sequence[int], start: int = 0) -> None:
         """Sets the addresses of the requests from `start` on: each sequence has one per request."""
         first, end = start * _UINT64_COUNT, (start + len(sources)) * _UINT64_COUNT

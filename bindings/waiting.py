@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from sirtaki.bindings.context import SLICE_MS, Context
-from sirtaki.bindings.errors import error_of
+from sirtaki.bindings.errors import CLASSES, error_of
 from sirtaki.bindings.library import lib, text
 from sirtaki.bindings.request import Batch
 
@@ -32,10 +32,31 @@ def wait_for(context: Context, batch: Batch, seconds: float | None) -> bool:
             return False
 
 
+def wait_for_launch(context: Context, batch: Batch, stream: int, seconds: float) -> bool:
+    """Waits until the requests of a batch on a GPU are launched, or have failed; returns whether they have.
+
+    From then on a CUDA stream waits for them. The interpreter's lock is released.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        left = 1000 * (deadline - time.monotonic())
+        limit = min(SLICE_MS, max(0, round(left)))
+        status = lib.srt_wait_on_stream(context.pointer, batch.handles, batch.count, stream, limit)
+        if status != _IN_PROGRESS:
+            return True
+        context.run_progress_callbacks()
+        if left <= 0:
+            return False
+
+
 def failure_of(context: Context, batch: Batch) -> Exception | None:
-    """Returns the error of the first failed request of a batch that has ended; None if all succeeded."""
-    for handle in batch.handles:
-        status = lib.srt_poll(context.pointer, handle)
+    """Returns the error of the first failed request of a batch that has ended; None if all succeeded.
+
+    Requests on a GPU may still run there: then the error is that of a context that has failed.
+    """
+    states = [(handle, lib.srt_poll(context.pointer, handle)) for handle in batch.handles]
+    for handle, status in states:
         if status not in (_OK, _IN_PROGRESS):
             return error_of(status, text(lib.srt_handle_error(context.pointer, handle)))
-    return None
+    failure = context.failure if any(status == _IN_PROGRESS for _, status in states) else None
+    return None if failure is None else CLASSES[failure.kind](failure.text)

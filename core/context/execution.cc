@@ -21,6 +21,14 @@ void describe_rows(const Signature& signature, int64_t rows, uintptr_t data, srt
   out.bytes = static_cast<uint64_t>(rows * signature.row_bytes());
 }
 
+// Returns whether the result can be written to the caller's memory: it has that size, and overwrites no input.
+bool is_offer_usable(const HandleEntry& entry, std::optional<int64_t> own_place) {
+  if (!entry.offered || entry.output_bytes != static_cast<int64_t>(entry.described.bytes)) return false;
+  const uintptr_t input_end = entry.input + static_cast<uintptr_t>(entry.signature->bytes());
+  const bool is_apart = input_end <= entry.offered || entry.offered + entry.described.bytes <= entry.input;
+  return is_apart || (own_place && entry.input == entry.offered + static_cast<uintptr_t>(*own_place));
+}
+
 size_t index_of(const std::vector<int32_t>& members, int32_t rank) {
   return static_cast<size_t>(std::lower_bound(members.begin(), members.end(), rank) - members.begin());
 }
@@ -106,11 +114,16 @@ void Execution::add_scattered(const TensorShare& share, Transfer& transfer) {
   }
 }
 
-// Allocates the output, now that its number of rows is known.
-Status Execution::allocate(const TensorShare& share, int64_t rows) {
+// Chooses the memory of the output, now that its number of rows is known. `own_place` is the position in it, in bytes,
+// at which this rank's input is expected, if all of it belongs there.
+Status Execution::make_output(const TensorShare& share, int64_t rows, std::optional<int64_t> own_place) {
   if (!share.entry) return Status::ok();
   HandleEntry& entry = *share.entry;
   describe_rows(*share.tensor.signature, rows, 0, entry.described);
+  if (is_offer_usable(entry, own_place)) {
+    entry.output = entry.described.data = entry.offered;
+    return Status::ok();
+  }
   const Status status = allocate_memory(entry);
   entry.output = entry.described.data;
   if (entry.output) return Status::ok();
@@ -135,9 +148,12 @@ Status Execution::allocate_memory(HandleEntry& entry) const {
 
 Status Execution::add_gathered(const TensorShare& share, Transfer& transfer) {
   const std::vector<int64_t>& rows = share.tensor.rows;
-  int64_t total = 0;
-  for (int64_t count : rows) total += count;
-  SIRTAKI_TRY(allocate(share, total));
+  int64_t total = 0, before = 0;
+  for (size_t member = 0; member < transfer.members.size(); ++member) {
+    if (member == transfer.own) before = total;
+    total += rows[member];
+  }
+  SIRTAKI_TRY(make_output(share, total, before * share.tensor.signature->row_bytes()));
   transfer.incoming.resize(transfer.members.size());
   uint8_t* output = share.output();
   for (size_t member = 0; member < transfer.members.size(); ++member) {
@@ -170,7 +186,7 @@ Status Execution::add_exchanged(const TensorShare& share, Transfer& transfer) {
   std::vector<int64_t> received;
   int64_t total = 0;
   for (size_t from = 0; from < members; ++from) total += received.emplace_back(rows(from, own));
-  SIRTAKI_TRY(allocate(share, total));
+  SIRTAKI_TRY(make_output(share, total, std::nullopt));
   transfer.outgoing.resize(members);
   transfer.incoming.resize(members);
   transfer.flows.resize(members * members);

@@ -2,6 +2,7 @@
 // its handles when it is done.
 #pragma once
 
+#include <optional>
 #include <unordered_map>
 
 #include "context/caller_state.h"
@@ -52,7 +53,7 @@ class Execution {
   void add_sent(const TensorShare& share, Transfer& transfer);
   Status add_gathered(const TensorShare& share, Transfer& transfer);
   Status add_exchanged(const TensorShare& share, Transfer& transfer);
-  Status allocate(const TensorShare& share, int64_t rows);
+  Status make_output(const TensorShare& share, int64_t rows, std::optional<int64_t> own_place);
   Status allocate_memory(HandleEntry& entry) const;
 
   void note_launches();

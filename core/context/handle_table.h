@@ -37,10 +37,13 @@ enum class HandleState {
 
 struct HandleEntry {
   bool is_finished() const { return state == HandleState::finished; }
-  MemoryRanges::Use memory_use() const { return {input, output, input ? signature->bytes() : 0, output_bytes}; }
+  MemoryRanges::Use memory_use() const {
+    return {input, offered ? offered : output, input ? signature->bytes() : 0, output_bytes};
+  }
 
   SignaturePtr signature;
   uintptr_t input = 0, output = 0;
+  uintptr_t offered = 0;        // the caller's memory for a result whose size is known only when it is planned
   int64_t output_bytes = 0;
   bool is_absent = false;
   srt_complete_hook on_complete = nullptr;

@@ -149,6 +149,8 @@ Status check_memory(const srt_request& request, const Caller& caller, const Sign
   const bool is_sender = traits(kind).is_of_a_pair && request.root == caller.rank;
   const bool gives_nothing = kind == Kind::allreduce && request.flags & SRT_REQUEST_ABSENT;
   if (!request.input && !gives_nothing && !is_receiver) return refuse(signature.name, "the input pointer is null");
+  if (is_ragged(kind) && request.output && request.output_bytes < 0)
+    return refuse(signature.name, "output_bytes is negative");
   if (is_ragged(kind) || is_sender) return Status::ok();
   const int64_t output_bytes = bytes_written(signature, caller);
   if (output_bytes && !request.output) return refuse(signature.name, "the output pointer is null");
@@ -195,9 +197,10 @@ void set_memory(const srt_request& request, const Caller& caller, const Signatur
   if (!moves_tensors(signature.kind)) return;
   const bool is_of_a_pair = traits(signature.kind).is_of_a_pair;
   if (!is_of_a_pair || request.root == caller.rank) out.input = request.input;
-  if (is_ragged(signature.kind) || (is_of_a_pair && request.root == caller.rank)) return;
-  out.output = request.output;
-  out.output_bytes = bytes_written(signature, caller);
+  if (is_of_a_pair && request.root == caller.rank) return;
+  const bool is_size_known = !is_ragged(signature.kind);
+  (is_size_known ? out.output : out.offered) = request.output;
+  if (request.output) out.output_bytes = is_size_known ? bytes_written(signature, caller) : request.output_bytes;
 }
 
 // Returns the name with its pair of ranks, because other pairs of the set may use the same name.

@@ -52,8 +52,9 @@ enum {
   SRT_REDUCESCATTER = 4,      /* dimension 0 is cut; the first shape[0] % size ranks get one row more */
   SRT_ALLTOALL = 5,           /* dimension 0 is cut by splits */
   SRT_SEND = 6,               /* from root to destination; these two submit it, and no other rank does */
-  SRT_ADD_PROCESS_SET = 7,    /* shape holds its ranks, ascending; all ranks submit it, with root 0, or only its ranks,
-                                 with root 1: there may be several such sets of the same ranks. See srt_result_number */
+  SRT_ADD_PROCESS_SET = 7,    /* shape holds its ranks, ascending; all ranks submit it, with root 0, or only its
+                                 ranks, with root 1: there may be several such sets of the same ranks. See
+                                 srt_result_number */
   SRT_REMOVE_PROCESS_SET = 8, /* root holds its number; all ranks submit it */
   SRT_JOIN = 9                /* this rank has no more data for the process set: until all its members have joined,
                                  it takes part in their operations with neutral elements. See srt_result_number */
@@ -160,8 +161,10 @@ typedef struct srt_request {
   int32_t split_count;
   double prescale, postscale; /* all-reduce, reduce-scatter; 1.0 for none */
   uintptr_t input;
-  uintptr_t output;           /* may be the input. All-gather, all-to-all: 0, the core allocates. Reduce-scatter:
-                                 this rank's rows */
+  uintptr_t output;           /* may be the input. Reduce-scatter: this rank's rows. All-gather, all-to-all: 0, or
+                                 memory for a result of output_bytes bytes. The core allocates another result if
+                                 it has another size, or would overwrite an input: see srt_output */
+  int64_t output_bytes;       /* all-gather, all-to-all with an output */
   uintptr_t stream;           /* on a GPU: the CUDA stream whose work queued so far produces the input */
   srt_complete_hook on_complete;   /* native callers only, else NULL */
   srt_allocate_hook allocate;      /* native callers only, else NULL */

@@ -85,4 +85,102 @@ TEST(broadcast_and_ragged_allgather) {
   });
 }
 
+// Returns the request with memory for its result.
+srt_request into(srt_request request, std::vector<int32_t>& result) {
+  request.output = reinterpret_cast<uintptr_t>(result.data());
+  request.output_bytes = static_cast<int64_t>(result.size() * sizeof(int32_t));
+  return request;
+}
+
+bool is_result_in(Context& context, Ticket handle, const std::vector<int32_t>& memory) {
+  srt_tensor output{};
+  return context.output(handle, output).is_ok() && output.data == reinterpret_cast<uintptr_t>(memory.data());
+}
+
+TEST(a_result_goes_to_the_callers_memory_if_it_fits) {
+  on_each({1, 2, 4}, [](World& ranks, int size) {
+    ranks.run([&](int rank, Context& context) {
+      const int64_t shape[] = {rank * 700 + 1, 3};
+      const std::vector<int32_t> part(static_cast<size_t>(shape[0] * 3), rank);
+      std::vector<int32_t> expected;
+      for (int from = 0; from < size; ++from)
+        expected.insert(expected.end(), static_cast<size_t>(from * 2100 + 3), from);
+      srt_request gather = request(SRT_ALLGATHER, "g", shape, 2, DType::int32);
+      gather.input = reinterpret_cast<uintptr_t>(part.data());
+      for (int elements_more : {0, 1, -1}) {
+        std::vector<int32_t> result(expected.size() + static_cast<size_t>(elements_more), -1);
+        const std::vector<int32_t> before = result;
+        Ticket handle;
+        CHECK_EQUAL(std::string(run_one(context, into(gather, result), handle).text()), "");
+        CHECK_EQUAL(is_result_in(context, handle, result), elements_more == 0);
+        CHECK(output_of<int32_t>(context, handle) == expected);
+        if (elements_more) CHECK(result == before);
+        context.release(&handle, 1);
+      }
+      const int64_t rows = size;
+      std::vector<int32_t> sent(static_cast<size_t>(size)), received(static_cast<size_t>(size));
+      for (int to = 0; to < size; ++to) sent[static_cast<size_t>(to)] = 10 * rank + to;
+      const std::vector<int64_t> splits(static_cast<size_t>(size), 1);
+      srt_request exchange = with_splits(request(SRT_ALLTOALL, "e", &rows, 1, DType::int32), splits);
+      exchange.input = reinterpret_cast<uintptr_t>(sent.data());
+      Ticket handle;
+      CHECK_EQUAL(std::string(run_one(context, into(exchange, received), handle).text()), "");
+      CHECK(is_result_in(context, handle, received));
+      for (int from = 0; from < size; ++from) CHECK_EQUAL(received[static_cast<size_t>(from)], 10 * from + rank);
+      context.release(&handle, 1);
+    });
+  });
+}
+
+TEST(a_result_does_not_overwrite_inputs) {
+  on_each({2, 3}, [](World& ranks, int size) {
+    ranks.run([&](int rank, Context& context) {
+      const int64_t count = 2000;
+      const auto place = [&](int of) { return static_cast<ptrdiff_t>(count * of); };
+      std::vector<int32_t> whole(static_cast<size_t>(count * size), -1), expected;
+      for (int from = 0; from < size; ++from) expected.insert(expected.end(), static_cast<size_t>(count), from);
+      srt_request gather = into(request(SRT_ALLGATHER, "g", &count, 1, DType::int32), whole);
+      for (const bool is_own_place : {true, false}) {
+        const int at = is_own_place ? rank : (rank + 1) % size;
+        std::fill_n(whole.begin() + place(at), count, rank);
+        gather.input = reinterpret_cast<uintptr_t>(whole.data() + place(at));
+        Ticket handle;
+        CHECK_EQUAL(std::string(run_one(context, gather, handle).text()), "");
+        CHECK_EQUAL(is_result_in(context, handle, whole), is_own_place);
+        CHECK(output_of<int32_t>(context, handle) == expected);
+        context.release(&handle, 1);
+      }
+    });
+  });
+}
+
+std::string refusal(Context& context, const srt_request& request) {
+  Ticket handle = 0;
+  return context.enqueue(&request, 1, &handle).text();
+}
+
+TEST(memory_for_a_result_belongs_to_one_operation) {
+  World ranks(2, {});
+  ranks.run([&](int rank, Context& context) {
+    const int64_t count = 4;
+    std::vector<int32_t> data(4, rank), result(8);
+    srt_request gather = into(request(SRT_ALLGATHER, "a", &count, 1, DType::int32), result);
+    gather.input = reinterpret_cast<uintptr_t>(data.data());
+    Ticket first = 0;
+    if (rank == 0) {
+      CHECK(context.enqueue(&gather, 1, &first).is_ok());
+      gather.name = "b";
+      CHECK(refusal(context, gather).find("would use memory of 'a'") != std::string::npos);
+      gather.name = "c";
+      gather.output_bytes = -1;
+      CHECK(refusal(context, gather).find("output_bytes is negative") != std::string::npos);
+    } else {
+      CHECK(context.enqueue(&gather, 1, &first).is_ok());
+    }
+    CHECK(context.wait(&first, 1, seconds(30)).is_ok());
+    CHECK(result == std::vector<int32_t>({0, 0, 0, 0, 1, 1, 1, 1}));
+    context.release(&first, 1);
+  });
+}
+
 CHECK_MAIN()
