@@ -14,14 +14,14 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
+
+from replayed import hold
 
 FRAMEWORK, STEPS, OVER = sys.argv[1], int(sys.argv[2]), sys.argv[4]
 WORKER = int(os.environ["SIRTAKI_WORKER"])
 FATAL_STEP = dict(pair.split(":") for pair in sys.argv[3].split(",")).get(str(WORKER))
-HOLD_STEP, HOLD_SIZE = map(int, os.environ.get("HOLD", "0:0").split(":"))
 hvd = importlib.import_module(f"sirtaki.{FRAMEWORK.partition('-')[0]}")
 CHANGES: dict[str, list[float]] = {}
 Parts = tuple[Callable[[], Any], Callable[[], float], Callable[[float], Any]]
@@ -88,9 +88,7 @@ def train(state: Any, parts: Parts) -> None:
     step, value, assign = parts
     assign(state.weight)
     while state.step < STEPS:
-        while state.step == HOLD_STEP and hvd.size() < HOLD_SIZE:
-            time.sleep(0.01)
-            state.check_host_updates()
+        hold(state, hvd.size)
         if str(state.step) == FATAL_STEP:
             os.kill(os.getpid(), signal.SIGKILL)
         step()
