@@ -37,7 +37,7 @@ RANKS = 4
 STEADY_STEPS = 4  # in a full world, before the next kill
 LIMIT_SECONDS = 300.0  # for one recovery, or a training without one: a machine with other work takes its time
 END_STEPS = 1_000_000  # more than a measurement takes: the job is ended by a signal
-POLL_SECONDS = 0.002
+POLL_SECONDS = 0.02  # the ranks take the times themselves
 SPARE_WAITS = re.compile(rb"hvdrun: spare \d+ waits")  # with --verbose
 
 
@@ -72,30 +72,44 @@ class Observed:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._read = 0  # bytes
+        self._steps: list[Step] = []
 
     def steps(self) -> list[Step]:
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
-        fields = [line.split() for line in lines]
-        return [Step(float(one[0]), *map(int, one[1:])) for one in fields if len(one) == len(Step._fields)]
+        """Returns all steps; reads only those that are new."""
+        if self._path.exists():
+            with open(self._path, "rb") as file:
+                file.seek(self._read)
+                whole, _, _ = file.read().rpartition(b"\n")
+            self._read += len(whole) + bool(whole)
+            for line in whole.decode().splitlines():
+                moment, *numbers = line.split()
+                self._steps.append(Step(float(moment), *map(int, numbers)))
+        return self._steps
 
     def wait(self, job: subprocess.Popen[bytes], full_since: float) -> list[Step]:
         """Waits for steady steps of a full world after a moment; returns all steps."""
         deadline = time.monotonic() + LIMIT_SECONDS
+        seen, latest = 0, 0
+        counts: dict[int, int] = defaultdict(int)
         while time.monotonic() < deadline and job.poll() is None:
             steps = self.steps()
-            latest = max((one.generation for one in steps), default=0)
-            counts: dict[int, int] = defaultdict(int)
-            for one in steps:
+            for one in steps[seen:]:
+                if one.generation > latest:
+                    latest = one.generation
+                    counts.clear()
                 if one.generation == latest and one.size == RANKS and one.moment > full_since:
                     counts[one.process] += 1
             if len(counts) == RANKS and min(counts.values()) >= STEADY_STEPS:
                 return steps
+            seen = len(steps)
             time.sleep(POLL_SECONDS)
         raise StandstillError("the job has ended, or its ranks do not train again")
 
 
 def measure(options: Namespace) -> Results:
     """Runs both jobs. Seconds."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and ends the job that runs
     elastic = ["--min-np", "1", "--blacklist-cooldown-range", "1", "1"]  # replacements start at once
     ours = run_job([*hvdrun(RANKS), *elastic], "sirtaki", options.optimizer, options.kills)
     results: Results = {"optimizer": options.optimizer, "sirtaki": ours, "commit": measure_commit(options)}

@@ -36,6 +36,7 @@ KEEP_MEMORY = {
     "MALLOC_TOP_PAD_": str(256 << 20),
 }
 ROUNDS_PER_ORDER = 5
+NO_EXCHANGES = ("sync", "memory bound")  # what is measured beside them
 MOST = 1.3  # times what the prototype adds
 OVERLAPS = {"longer": 2.0, "shorter": 0.5}  # compute as a multiple of the exchange
 OVERLAP_ROUNDS = 3
@@ -69,7 +70,8 @@ def measure_model(job: Job, model: str, rounds: int) -> dict[str, Any]:
             means = [sum(of_ranks) / RANKS for of_ranks in zip(*(rank[name] for rank in ranks), strict=True)]
             times.setdefault(name, []).extend(means)
     deviation = job.deviation(model)
-    costs = {name: difference(times[name], times["sync"]) for name in ("ddp", "sirtaki", "prototype")}
+    exchanges = [name for name in times if name not in NO_EXCHANGES]
+    costs = {name: difference(times[name], times["sync"]) for name in exchanges}
     return {"model": model, **facts, "deviation": deviation, "times": times, "costs": costs}
 
 
@@ -95,8 +97,15 @@ def measure_overlap(job: Job, factor: float, calls: int) -> dict[str, Any]:
 
 
 def show(results: Results) -> None:
+    show_models(results["models"])
+    title = "Backward pass that sleeps while gradients move"
+    show_rows(title, OVERLAP_COLUMNS, results["overlap"], text_columns=0)
+
+
+def show_models(models: list[dict[str, Any]]) -> None:
+    """Prints the steps of each model with each exchange."""
     rows: list[list[str]] = []
-    for model in results["models"]:
+    for model in models:
         sync = median(model["times"]["sync"])
         rows += [[], [model["model"], "sync", f"{sync:.2f}", "", ""]]
         for name, cost in model["costs"].items():
@@ -107,8 +116,6 @@ def show(results: Results) -> None:
         rows.append([title, "memory bound, one buffer", bound, "", ""])
     head = ["model", "exchange", "median ms", "step - sync, ms (95 %)", "over sync"]
     show_table(f"Training step, {RANKS} ranks, one thread each", head, rows[1:], text_columns=2)
-    title = "Backward pass that sleeps while gradients move"
-    show_rows(title, OVERLAP_COLUMNS, results["overlap"], text_columns=0)
 
 
 def judge(results: Results) -> list[Target]:

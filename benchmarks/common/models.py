@@ -70,10 +70,17 @@ MODELS: dict[str, Callable[[], Step]] = {
 
 
 def deviation(models: Sequence[nn.Module]) -> float:
-    """Returns how far copies of a model have diverged, relative to the largest weight of a tensor."""
+    """Returns how far copies of a model have diverged, relative to the largest weight of a tensor.
+
+    Of parameters that are divided among the ranks, this rank's parts are compared.
+    """
     found = 0.0
-    for one, *others in zip(*(model.parameters() for model in models), strict=True):
+    for one, *others in zip(*(map(_local, model.parameters()) for model in models), strict=True):
         for other in others:
             difference = (one - other).abs().max() / one.abs().max().clamp_min(1e-12)
             found = max(found, difference.item())
     return found
+
+
+def _local(parameter: Any) -> Tensor:
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter

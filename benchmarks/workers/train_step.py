@@ -59,9 +59,10 @@ def with_sirtaki(step: Step) -> Variant:
     return variant
 
 
-def with_ddp(step: Step) -> Variant:
+def with_ddp(step: Step, group: Any = None) -> Variant:
+    """Exchanges over a process group of torch.distributed; by default over gloo."""
     variant = Variant(step)
-    variant.model = nn.parallel.DistributedDataParallel(variant.model)
+    variant.model = nn.parallel.DistributedDataParallel(variant.model, process_group=group)
     return variant.finish()
 
 
@@ -89,9 +90,18 @@ class Rank:
     def __init__(self, native: Path) -> None:
         hvd.init()
         self._rank = hvd.rank()
-        self._bound = MemoryBound(native, self._rank, hvd.size(), partial(hvd.broadcast_object, root_rank=0))
+        self.bound = MemoryBound(native, self._rank, hvd.size(), partial(hvd.broadcast_object, root_rank=0))
         self._variants: dict[str, Variant] = {}
         self._bare: Callable[[], None] = lambda: None
+
+    def variants(self, step: Step) -> dict[str, Variant]:
+        """Returns a copy of the model for each kind of exchange; the one named sync exchanges nothing."""
+        return {
+            "sync": with_barrier(step, self.bound),
+            "ddp": with_ddp(step),
+            "sirtaki": with_sirtaki(step),
+            "prototype": with_prototype(step, self.bound),
+        }
 
     def prepare(self, model: str) -> dict[str, int]:
         """Makes a copy of the model for each kind of exchange. Returns the amount of data to exchange."""
@@ -99,15 +109,10 @@ class Rank:
         step = MODELS[model]()
         self._variants.clear()
         gc.collect()
-        self._variants.update(
-            sync=with_barrier(step, self._bound),
-            ddp=with_ddp(step),
-            sirtaki=with_sirtaki(step),
-            prototype=with_prototype(step, self._bound),
-        )
+        self._variants.update(self.variants(step))
         counts = [parameter.numel() for parameter in self._variants["sync"].model.parameters()]
         self._flat = np.zeros(sum(counts), np.float32)
-        self._bare = self._bound.bind([self._flat.ctypes.data], [self._flat.size])
+        self._bare = self.bound.bind([self._flat.ctypes.data], [self._flat.size])
         self.rounds(WARM_UP_ROUNDS)
         return {"parameters": sum(counts), "tensors": len(counts)}
 
@@ -118,7 +123,7 @@ class Rank:
         names = list(calls)
         for turn in range(count):
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                self._bound.barrier()
+                self.bound.barrier()
                 start = time.perf_counter()
                 calls[name]()
                 times[name].append((time.perf_counter() - start) * 1e3)
@@ -126,20 +131,21 @@ class Rank:
 
     def deviation(self) -> float:
         """Returns how far the copies that exchange have diverged."""
-        return deviation([self._variants[name].model for name in ("sirtaki", "ddp", "prototype")])
+        return deviation([one.model for name, one in self._variants.items() if name != "sync"])
 
     def versions(self) -> dict[str, str]:
         return {"torch": torch.__version__, "ddp": f"gloo of torch {torch.__version__}"}
 
 
-def main() -> None:
+def main(make_rank: Callable[[Path], Rank]) -> None:
+    """Runs a rank until its connection ends."""
     path, native = sys.argv[1:]
     torch.set_num_threads(1)
-    rank = Rank(Path(native))
+    rank = make_rank(Path(native))
     with training_ranks("gloo", path):
         bind(hvd.rank(), hvd.size())
         serve(path, hvd.rank(), rank)
 
 
 if __name__ == "__main__":
-    main()
+    main(Rank)

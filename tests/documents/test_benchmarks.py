@@ -110,6 +110,17 @@ def test_checks_of_parameters_are_measured_beside_steps_without(tmp_path: Path) 
 
 
 @pytest.mark.full
+def test_steps_over_groups_of_torch_are_measured_beside_gloo(tmp_path: Path) -> None:
+    path = tmp_path / "torch_backend.json"
+    assert "FSDP2's step" in run("torch_backend.py", "--rounds", "5", "--json", path)
+    models = json.loads(path.read_text())["models"]
+    assert len(models) == 3
+    exchanges = {"DDP, gloo", "DDP, sirtaki", "FSDP2, gloo", "FSDP2, sirtaki"}
+    assert all(set(model["costs"]) == exchanges for model in models)
+    assert all(min(times) > 0 for model in models for times in model["times"].values())
+
+
+@pytest.mark.full
 def test_recoveries_are_measured_beside_torchrun(tmp_path: Path) -> None:
     path = tmp_path / "recovery.json"
     run("recovery.py", "--kills", "1", "--peer-kills", "1", "--json", path)
