@@ -52,6 +52,26 @@ def record_stream(gpu: int, tensors: Any) -> None:
             record_stream(gpu, one)
 
 
+def new_stream(gpu: int) -> AbstractContextManager[Any]:
+    """Returns a context manager that enters a stream beside those of the program."""
+    return torch.cuda.stream(torch.cuda.Stream(gpu))
+
+
+def record_event(gpu: int) -> Any:
+    """Returns an event at which the work ends that is in the current stream now."""
+    return torch.cuda.current_stream(gpu).record_event()
+
+
+def wait_event(gpu: int, event: Any) -> None:
+    """Makes the current stream wait for an event of another one."""
+    torch.cuda.current_stream(gpu).wait_event(event)
+
+
+def new_future(gpu: int) -> Any:
+    """Returns a future: whoever waits for it makes its own stream wait for the one that has set the value."""
+    return torch.futures.Future(devices=[torch.device("cuda", gpu)])
+
+
 def this_stream(gpu: int) -> Callable[[], AbstractContextManager[Any]]:
     """Returns a factory of context managers that enter the stream current at this call, in any thread."""
     if gpu < 0:

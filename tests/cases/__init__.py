@@ -80,6 +80,7 @@ JAX_MODULES = (
     "jax_transforms",
 )
 GPU_MODULES = ("torch_gpu",)  # also run without a GPU: the fake libraries provide some
+TORCH_BACKEND_GPU_MODULES = ("torch_backend_on_gpus",)  # these too, with ranks as processes only
 
 
 @dataclass(frozen=True)

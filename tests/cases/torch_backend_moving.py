@@ -64,6 +64,40 @@ def all_gather() -> None:
 
 @case()
 @in_group
+def all_gather_of_different_sizes() -> None:
+    expected = [torch.full((2 * other, 3), float(other)) for other in range(size())]
+    outputs = [torch.zeros_like(one) for one in expected]
+    dist.all_gather(outputs, expected[rank()])
+    for output, one in zip(outputs, expected, strict=True):
+        same(output, one)
+
+
+@case(least=2)
+@in_group
+def all_gather_of_sizes_that_ranks_disagree_about() -> None:
+    mine = torch.ones(rank() + 1)
+    outputs = [torch.zeros(other + 1) for other in range(size())]
+    with pytest.raises(ValueError, match=f"with this rank's {rank() + 1} elements at {rank()}"):
+        dist.all_gather([*outputs[1:], outputs[0]], mine)
+    with pytest.raises(ValueError, match=f"one for each of the {size()} ranks"):
+        dist.all_gather([*outputs, mine], mine)
+    dist.barrier()
+    if rank() == 0:
+        outputs[1] = torch.zeros(7)
+        with pytest.raises(MismatchError, match="received 2 rows from rank 1, but has room for 7"):
+            dist.all_gather(outputs, mine)
+    else:
+        dist.all_gather(outputs, mine)
+        same(outputs[0], torch.ones(1))
+    dist.barrier()
+    one_size = [torch.zeros(1) for _ in range(size())]
+    with pytest.raises(MismatchError):
+        dist.all_gather(one_size if rank() == 0 else outputs, mine)
+    dist.barrier()
+
+
+@case()
+@in_group
 def all_gather_in_place_and_strided() -> None:
     whole = torch.zeros(size(), 4)
     whole[rank()] = values(rank(), (4,), torch.float32)

@@ -16,14 +16,34 @@ import torch
 from torch import Tensor
 
 from fake_gpu import FOLDER, FakeGpu
+from sirtaki.bindings import waiting
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import find
 from sirtaki.bindings.outputs import DeviceOutput
 from sirtaki.bindings.request import Batch
 from sirtaki.torch import device
+from sirtaki.torch.backend import stream_work
 
 PATIENCE = 120.0  # seconds: far beyond anything that works
 NOT_READY = 600
+REPLACED = (  # functions of sirtaki.torch.device
+    "ordinal",
+    "current_stream",
+    "new_stream",
+    "record_stream",
+    "record_event",
+    "wait_event",
+    "new_future",
+    "this_stream",
+    "copy_of",
+)
+
+
+class PastEvent:
+    """An event of a stream that the host has waited for."""
+
+    def query(self) -> bool:
+        return True
 
 
 class Driver:
@@ -94,7 +114,7 @@ class FakeTensors:
         self._patch = pytest.MonkeyPatch()
 
     def __enter__(self) -> FakeTensors:
-        for name in ("ordinal", "current_stream", "record_stream", "this_stream", "copy_of"):
+        for name in REPLACED:
             self._patch.setattr(device, name, getattr(self, name))
         self._patch.setattr(torch.cuda, "device_count", lambda: self._gpus)
         self._patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -110,6 +130,15 @@ class FakeTensors:
 
         self._patch.setattr(Context, "enqueue", lend_first)
         self._patch.setattr(Context, "wait_in_stream", wait_there)
+        launched = waiting.wait_for_launch
+
+        def wait_for_launch(context: Context, batch: Batch, stream: int, seconds: float) -> bool:
+            found = launched(context, batch, stream, seconds)
+            if found:
+                self.driver.wait_for(self._gpu_of(context), stream)
+            return found
+
+        self._patch.setattr(stream_work, "wait_for_launch", wait_for_launch)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -144,6 +173,18 @@ class FakeTensors:
 
     def record_stream(self, gpu: int, keepalive: Any) -> None:
         """Does nothing: host memory is not reused as long as a reference to it exists."""
+
+    def new_stream(self, gpu: int) -> Any:
+        return nullcontext()
+
+    def record_event(self, gpu: int) -> PastEvent:
+        return PastEvent()
+
+    def wait_event(self, gpu: int, event: PastEvent) -> None:
+        """Does nothing: the host has waited."""
+
+    def new_future(self, gpu: int) -> Any:
+        return torch.futures.Future()
 
     def this_stream(self, gpu: int) -> Any:
         return nullcontext

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cases import GPU_MODULES, Case, cases_for  # they import torch
+from cases import GPU_MODULES, TORCH_BACKEND_GPU_MODULES, Case, cases_for  # they import torch
 from process_world import PATIENCE, hvdrun
 
 import sirtaki.torch as hvd
@@ -22,7 +22,8 @@ SHARES_A_GPU = 23003  # the first NCCL with several ranks on one
 MOST_RANKS = 4
 LOST_RANK = Path(__file__).with_name("lost_rank.py")
 
-cases = pytest.mark.parametrize("case", [pytest.param(one, id=one.name) for one in cases_for(2, GPU_MODULES)])
+ALL = cases_for(2, GPU_MODULES + TORCH_BACKEND_GPU_MODULES)
+cases = pytest.mark.parametrize("case", [pytest.param(one, id=one.name) for one in ALL])
 Run = Callable[..., None]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed import Work
 
 from sirtaki.bindings.context import Context
@@ -15,7 +17,7 @@ from sirtaki.common.shared_world import SharedWorld
 from sirtaki.torch.backend.messages import Messages
 from sirtaki.torch.backend.moving import Moving
 from sirtaki.torch.backend.reducing import Reducing
-from sirtaki.torch.backend.submission import Submission
+from sirtaki.torch.backend.submission import Part, Submission
 from sirtaki.torch.backend.work import CoalescedWork, GroupWork
 
 
@@ -65,11 +67,14 @@ class SirtakiGroup(Reducing, Moving, Messages):
         works, self._coalesced = self._coalesced, None
         return CoalescedWork(works or [])
 
-    def submit(self, *arguments: Any) -> GroupWork:
+    def submit(
+        self, name: str, parts: Sequence[Part], results: Sequence[Tensor], opts: Any = None
+    ) -> GroupWork:
         """Queues the requests of an operation: see `Submission.submit`."""
-        work = super().submit(*arguments)
-        if self._coalesced is not None:
-            self._coalesced.append(work)
+        if self._coalesced is None:
+            return super().submit(name, parts, results, opts)
+        work = super().submit(name, parts, results)
+        self._coalesced.append(work)
         return work
 
     def shutdown(self) -> None:

@@ -36,7 +36,7 @@ class Moving(Submission):
 
     def barrier(self, opts: Any = None) -> Work:
         """Ends once all ranks have called it."""
-        return self.submit(self.names.next_collective(), [Part(core.BARRIER, _NO_TENSOR)], [])
+        return self.submit(self.names.next_collective(), [Part(core.BARRIER, _NO_TENSOR)], [], opts)
 
     def broadcast(self, tensors: Sequence[Tensor], opts: Any = _FROM_RANK_0) -> Work:
         """Copies the root's tensor to all ranks."""
@@ -49,7 +49,7 @@ class Moving(Submission):
 
         root = self.members[opts.rootRank]
         part = Part(core.BROADCAST, source, source.pointer, store, root=root)
-        return self.submit(self.names.next_collective(), [part], [tensor])
+        return self.submit(self.names.next_collective(), [part], [tensor], opts)
 
     def allgather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
@@ -63,10 +63,24 @@ class Moving(Submission):
         """Works like `allgather`, for several tensors."""
         parts = []
         for targets, source in zip(outputs, inputs, strict=True):
-            require_equal(targets, source, self.size(), "the output of all_gather")
-            parts.append(Part(core.ALLGATHER, rows(source, 1), store=_assign_each(targets)))
+            parts.append(self._gathered(targets, source))
         results = [target for targets in outputs for target in targets]
-        return self.submit(self.names.next_collective(), parts, results)
+        return self.submit(self.names.next_collective(), parts, results, opts)
+
+    def _gathered(self, targets: Sequence[Tensor], source: Tensor) -> Part:
+        """Describes an all-gather; if the sizes differ, an all-to-all, whose rows are compared by rank."""
+        sizes = [target.numel() for target in targets]
+        if len(set(sizes)) <= 1:
+            require_equal(targets, source, self.size(), "the output of all_gather")
+            return Part(core.ALLGATHER, rows(source, 1), store=_assign_each(targets))
+        require_one_dtype([source, *targets])
+        if len(sizes) != self.size() or sizes[self.rank()] != source.numel():
+            raise ValueError(
+                f"the outputs of all_gather have {sizes} elements; they have to be one for each of the "
+                f"{self.size()} ranks, with this rank's {source.numel()} elements at {self.rank()}"
+            )
+        everywhere = view(joined([source] * self.size()))
+        return self._exchange(everywhere, [source.numel()] * self.size(), sizes, _assign_parts(targets))
 
     def _allgather_base(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
         """Copies each rank's tensor to all ranks, into parts of one tensor."""
@@ -82,8 +96,9 @@ class Moving(Submission):
         for output, source in zip(outputs, inputs, strict=True):
             count = source.numel() * self.size()
             require_elements(output, count, source, "the output of all_gather_into_tensor")
-            parts.append(Part(core.ALLGATHER, rows(source, 1), store=_assign_all(output)))
-        return self.submit(self.names.next_collective(), parts, outputs)
+            part = Part(core.ALLGATHER, rows(source, 1), store=_assign_all(output))
+            parts.append(_offering(part, output))
+        return self.submit(self.names.next_collective(), parts, outputs, opts)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced  # its newer name
 
@@ -99,7 +114,7 @@ class Moving(Submission):
         sent = [0] * self.size()
         sent[opts.rootRank] = 1
         part = self._exchange(rows(source, 1), sent, received, _assign_each(targets))
-        return self.submit(self.names.next_collective(), [part], targets)
+        return self.submit(self.names.next_collective(), [part], targets, opts)
 
     def scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = _FROM_RANK_0
@@ -113,8 +128,8 @@ class Moving(Submission):
         received = [0] * self.size()
         received[opts.rootRank] = 1
         sent = [1 if is_root else 0] * self.size()
-        part = self._exchange(mine, sent, received, _assign_all(output))
-        return self.submit(self.names.next_collective(), [part], [output])
+        part = _offering(self._exchange(mine, sent, received, _assign_all(output)), output)
+        return self.submit(self.names.next_collective(), [part], [output], opts)
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
         """Copies one tensor of each rank to each rank."""
@@ -127,7 +142,7 @@ class Moving(Submission):
         require_one_dtype([*inputs, *outputs])
         sent, received = [one.numel() for one in inputs], [one.numel() for one in outputs]
         part = self._exchange(view(joined(inputs)), sent, received, _assign_parts(outputs))
-        return self.submit(self.names.next_collective(), [part], outputs)
+        return self.submit(self.names.next_collective(), [part], outputs, opts)
 
     def alltoall_base(
         self,
@@ -142,7 +157,8 @@ class Moving(Submission):
         sent = self._splits(source, input_splits, "input")
         received = self._splits(output, output_splits, "output")
         part = self._exchange(rows(source, sum(sent)), sent, received, _assign_all(output))
-        return self.submit(self.names.next_collective(), [part], [output])
+        part = _offering(part, output)
+        return self.submit(self.names.next_collective(), [part], [output], opts)
 
     all_to_all_single = alltoall_base  # its newer name
 
@@ -194,11 +210,22 @@ def require_one_dtype(tensors: Sequence[Tensor]) -> None:
         raise ValueError(f"all tensors of a call have to have one dtype, not {sorted(map(str, dtypes))}")
 
 
+def _offering(part: Part, output: Tensor) -> Part:
+    """Offers the memory of a tensor for the result, which saves a copy, if the tensor is contiguous."""
+    if output.is_contiguous() and not (output.is_conj() or output.is_neg()):
+        part.target, part.keep = output.data_ptr(), output
+        part.room = output.numel() * output.element_size()
+    return part
+
+
 def _assign_all(output: Tensor) -> Callable[[Context, Batch, int], None]:
     refuse_overlap(output)
 
     def store(context: Context, batch: Batch, index: int) -> None:
-        assign(output, from_output(context, batch, index))
+        if context.is_in_place(batch, index):
+            written(output, output)
+        else:
+            assign(output, from_output(context, batch, index))
 
     return store
 

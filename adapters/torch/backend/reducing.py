@@ -18,7 +18,6 @@ from sirtaki.torch.backend.submission import Part, Submission
 from sirtaki.torch.backend.tensors import (
     assign,
     joined,
-    on_cpu,
     require_elements,
     require_equal,
     rows,
@@ -39,12 +38,12 @@ class Reducing(Submission):
         """Combines a tensor over all ranks, in place."""
         tensor = single(tensors, "all_reduce")
         part = self._combination(tensor, tensor, opts.reduceOp)
-        return self.submit(self.names.next_collective(), [part], [tensor])
+        return self.submit(self.names.next_collective(), [part], [tensor], opts)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = _SUM) -> Work:
         """Combines several tensors over all ranks, in place."""
         parts = [self._combination(tensor, tensor, opts.reduceOp) for tensor in tensors]
-        return self.submit(self.names.next_collective(), parts, tensors)
+        return self.submit(self.names.next_collective(), parts, tensors, opts)
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any = _SUM) -> Work:
         """Combines a tensor over all ranks; the root's is overwritten, and those of the others are not."""
@@ -53,7 +52,7 @@ class Reducing(Submission):
         part = self._combination(tensor, target, opts.reduceOp)
         # The root is part of the name: ranks that name different ones must not get a result.
         name = f"{self.names.next_collective()}.to{opts.rootRank}"
-        return self.submit(name, [part], [tensor])
+        return self.submit(name, [part], [tensor], opts)
 
     def _combination(self, tensor: Tensor, target: Tensor | None, op: Any) -> Part:
         """Describes the combination of a tensor; the result is written to `target`, if it is given."""
@@ -94,12 +93,12 @@ class Reducing(Submission):
         parts = inputs[0] if len(inputs) == 1 else []
         require_equal(parts, output, self.size(), "the input of reduce_scatter")
         part = self._scattered(output, joined(parts), opts.reduceOp)
-        return self.submit(self.names.next_collective(), [part], [output])
+        return self.submit(self.names.next_collective(), [part], [output], opts)
 
     def _reduce_scatter_base(self, output: Tensor, source: Tensor, opts: Any = _SUM) -> Work:
         """Combines a tensor over all ranks; each rank gets its part of it."""
         part = self._scattered(output, source, opts.reduceOp)
-        return self.submit(self.names.next_collective(), [part], [output])
+        return self.submit(self.names.next_collective(), [part], [output], opts)
 
     reduce_scatter_single = _reduce_scatter_base  # its newer name
 
@@ -109,7 +108,7 @@ class Reducing(Submission):
         """Works like `_reduce_scatter_base`, for several tensors."""
         pairs = zip(outputs, inputs, strict=True)
         parts = [self._scattered(output, source, opts.reduceOp) for output, source in pairs]
-        return self.submit(self.names.next_collective(), parts, outputs)
+        return self.submit(self.names.next_collective(), parts, outputs, opts)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # its newer name
 
@@ -119,7 +118,7 @@ class Reducing(Submission):
             raise UnsupportedError(f"reduce_scatter cannot combine with {op}: use all_reduce")
         require_elements(source, output.numel() * self.size(), output, "the input of reduce_scatter")
         refuse_overlap(output)
-        view, target = rows(source, self.size()), on_cpu(output)
+        view, target = rows(source, self.size()), output.detach()
         if not target.is_contiguous() or shares_memory(target, view.owner):
             target = torch.empty_like(target, memory_format=torch.contiguous_format)
 

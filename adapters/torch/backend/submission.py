@@ -11,11 +11,13 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.request import QUEUE_SAME_NAME, Batch
+from sirtaki.bindings.request import CPU, QUEUE_SAME_NAME, Batch
 from sirtaki.common.ops import NO_REDUCTION, Call, Reduction, describe
 from sirtaki.common.tensor import TensorView
+from sirtaki.torch import device
 from sirtaki.torch.backend.member_sets import set_of
 from sirtaki.torch.backend.names import Names
+from sirtaki.torch.backend.stream_work import StreamWork
 from sirtaki.torch.backend.work import GroupWork
 
 
@@ -37,6 +39,7 @@ class Part:
         destination: the rank of the world that receives a message.
         splits: an all-to-all's rows for each member.
         keep: further objects that stay alive until it has ended.
+        room: bytes at the target, of kinds whose results the core allocates if they have another size.
     """
 
     kind: int
@@ -48,6 +51,7 @@ class Part:
     destination: int = 0
     splits: Sequence[int] | None = None
     keep: Any = None
+    room: int = 0
 
 
 # Without its annotations: they describe overloads, of which torch makes the calls that are overridden here.
@@ -72,8 +76,13 @@ class Submission(_ProcessGroup):
         self.timeout = timeout
         self._process_set = set_of(context, self.members)
 
-    def submit(self, name: str, parts: Sequence[Part], results: Sequence[Tensor]) -> GroupWork:
+    def submit(
+        self, name: str, parts: Sequence[Part], results: Sequence[Tensor], opts: Any = None
+    ) -> GroupWork:
         """Queues the requests of an operation, which writes to the tensors `results`.
+
+        If the options of the call say that its caller waits at once, this waits for a while: a thread that
+        drives the engine by itself saves the engine's thread from being woken.
 
         Raises:
             ValueError: the core has refused one; none is queued.
@@ -94,8 +103,13 @@ class Submission(_ProcessGroup):
                 splits=part.splits,
             )
             batch.set_flags(index, QUEUE_SAME_NAME)
+            batch.offer_memory(index, part.room)
             batch.keepalive[index] = (part.view.owner, part.keep, part.store)
-        if parts:
+        if batch.gpu != CPU:
+            batch.set_all_streams([device.current_stream(batch.gpu)] * batch.count)
+        if parts and batch.gpu == CPU and not getattr(opts, "asyncOp", True):
+            self.context.begin(batch)
+        elif parts:
             self.context.enqueue(batch)
         stores = [part.store for part in parts]
 
@@ -103,4 +117,5 @@ class Submission(_ProcessGroup):
             for index, store_one in enumerate(stores):
                 store_one(context, batch, index)
 
-        return GroupWork(self.context, batch, store, results, self.timeout)
+        kind = GroupWork if batch.gpu == CPU else StreamWork
+        return kind(self.context, batch, store, results, self.timeout)

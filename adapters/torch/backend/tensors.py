@@ -9,7 +9,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.tensor import TensorView
 from sirtaki.torch.tensors import count_write, refuse_overlap, view
 
@@ -25,24 +24,14 @@ def single(tensors: Sequence[Given], what: str) -> Given:
     return tensors[0]
 
 
-def on_cpu(tensor: Tensor) -> Tensor:
-    """Returns a tensor without its history. Raises UnsupportedError if it is not in the memory of the CPU."""
-    if tensor.is_cuda:
-        raise UnsupportedError(
-            "the process group backend sirtaki exchanges tensors in the memory of the CPU only: for tensors "
-            "on GPUs use Horovod's calls (sirtaki.torch), or move the tensor with tensor.cpu()"
-        )
-    return tensor.detach()
-
-
 def whole(tensor: Tensor) -> TensorView:
     """Returns a view of a tensor that is exchanged as it is, in any dense order."""
-    return view(on_cpu(tensor))
+    return view(tensor.detach())
 
 
 def rows(tensor: Tensor, count: int) -> TensorView:
     """Returns a view of a tensor's elements in `count` rows; the owner is a copy if it is not contiguous."""
-    flat = on_cpu(tensor).resolve_conj().resolve_neg().contiguous()
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
     if flat.numel() % max(count, 1):
         raise ValueError(f"a tensor of {flat.numel()} elements cannot be divided evenly among {count} ranks")
     return view(flat.view(count, flat.numel() // max(count, 1)))
@@ -50,7 +39,7 @@ def rows(tensor: Tensor, count: int) -> TensorView:
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
     """Returns all elements of several tensors, one after the other."""
-    return torch.cat([on_cpu(tensor).reshape(-1) for tensor in tensors])
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def require_equal(tensors: Sequence[Tensor], like: Tensor, count: int, what: str) -> None:

@@ -18,13 +18,13 @@ from sirtaki.bindings.request import Batch
 from sirtaki.bindings.waiting import failure_of, wait_for
 from sirtaki.torch.backend.completion import completer
 
-_UNLIMITED = timedelta(0)  # c10d's value for a wait without a limit of its own
+UNLIMITED = timedelta(0)  # c10d's value for a wait without a limit of its own
 
 Store = Callable[[Context, Batch], None]
 
 
 class GroupWork(Work):
-    """An operation of a process group.
+    """An operation of a process group, on tensors in the memory of the CPU.
 
     Any thread may wait for it, and several may at once. Its tensors stay alive until it has ended, even if it
     is dropped. Failures are sirtaki's exceptions, and name the rank that was lost.
@@ -45,24 +45,28 @@ class GroupWork(Work):
         self._future: Any = None
         self._is_future_set = False
 
-    def wait(self, timeout: timedelta = _UNLIMITED) -> bool:
+    def wait(self, timeout: timedelta = UNLIMITED) -> bool:
         """Waits for the operation, at most for `timeout`, or for that of the group. Returns True.
 
         Raises:
             DeadlineError: it has not ended in time. It is still in flight: its tensors are not free.
             HorovodInternalError: it failed.
         """
-        limit = timeout if timeout > _UNLIMITED else self._timeout
-        if not self._is_over and not wait_for(self._context, self._batch, limit.total_seconds()):
+        limit = timeout if timeout > UNLIMITED else self._timeout
+        if not self._end_within(limit.total_seconds()):
             raise DeadlineError(
                 f"rank {self._context.rank}: an operation of a process group has not ended within "
                 f"{limit.total_seconds():g} s, because a rank of the group has not called it, or is late; it "
                 "is still in flight, so its tensors cannot be used"
             )
-        self.complete_if_ended()
+        self._complete()
         if self._failure is not None:
             raise copy.copy(self._failure)
         return True
+
+    def _end_within(self, seconds: float) -> bool:
+        """Waits until the operation has ended, but not longer than this; returns whether it has."""
+        return self._is_over or wait_for(self._context, self._batch, seconds)
 
     def synchronize(self) -> None:
         """Waits, as `wait` does."""
@@ -91,31 +95,42 @@ class GroupWork(Work):
         with self._lock:
             is_new = self._future is None
             if is_new:
-                self._future = torch.futures.Future()
+                self._future = self._new_future()
         if is_new and not self.complete_if_ended():
             completer.add(self)
         return self._future
 
+    def _new_future(self) -> Any:
+        return torch.futures.Future()
+
     def wait_briefly(self, seconds: float) -> None:
         """Waits until it has ended, but not longer than this."""
-        if not self._is_over:
-            wait_for(self._context, self._batch, seconds)
+        self._end_within(seconds)
 
     def complete_if_ended(self) -> bool:
         """Returns whether the operation has ended; in that case its results are in place."""
+        return self._complete()
+
+    def _complete(self) -> bool:
         with self._lock:
             if not self._is_over:
-                if not all(self._context.poll(self._batch, index) for index in range(self._batch.count)):
+                if not self._has_ended():
                     return False
                 self._finish()
             sets_future = self._future is not None and not self._is_future_set
             self._is_future_set |= sets_future
         if sets_future:  # its callbacks may wait for this operation
-            if self._failure is None:
-                self._future.set_result(self._results)
-            else:
-                self._future.set_exception(copy.copy(self._failure))
+            self._set_future()
         return True
+
+    def _set_future(self) -> None:
+        if self._failure is None:
+            self._future.set_result(self._results)
+        else:
+            self._future.set_exception(copy.copy(self._failure))
+
+    def _has_ended(self) -> bool:
+        return all(self._context.poll(self._batch, index) for index in range(self._batch.count))
 
     def _finish(self) -> None:
         """Stores the results. A thread that still waits in the core sees that the handles are gone."""
@@ -126,8 +141,11 @@ class GroupWork(Work):
             except Exception as error:
                 failure = error.with_traceback(None)
         self._failure, self._store = failure, None
-        self._context.release(self._batch)
+        self._release()
         self._is_over = True
+
+    def _release(self) -> None:
+        self._context.release(self._batch)
 
 
 class CoalescedWork(Work):
@@ -137,7 +155,7 @@ class CoalescedWork(Work):
         super().__init__()
         self._works = list(works)
 
-    def wait(self, timeout: timedelta = _UNLIMITED) -> bool:
+    def wait(self, timeout: timedelta = UNLIMITED) -> bool:
         """Waits for all, and raises the first failure."""
         for work in self._works:
             work.wait(timeout)
