@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings._version import VERSION
@@ -28,6 +29,7 @@ from sirtaki.runner.lease import AgentLease, lease_clock
 from sirtaki.runner.process import RankProcess
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.signals import WakeupPipe
+from sirtaki.runner.torch_variables import ReservedPort, offer_of_agent
 
 if TYPE_CHECKING:  # jobs without spares need none of it
     from sirtaki.runner.elastic.host_spares import HostSpares
@@ -50,6 +52,7 @@ class Agent:
         self._reaper = reaper
         self._job: AgentJob | None = None
         self._folder = ""  # the ranks' working directory
+        self._port: ReservedPort | None = None  # for rank 0 of a job that sets torch's variables
         self._credit = dict.fromkeys(_STREAMS, INITIAL_CREDIT)  # bytes that hvdrun has granted
         # By open descriptor: the process that writes, which may become another rank, and the stream's number.
         self._streams: dict[int, tuple[RankProcess, int]] = {}
@@ -129,12 +132,16 @@ class Agent:
 
     def _answer(self, frame: Frame) -> None:
         self._folder = str(frame.values.get("folder", ""))
-        answer = {
+        answer: dict[str, Any] = {
             "version": VERSION,
             "host": socket.gethostname(),
             "gpus": count_gpus(),
             "problem": _find_problem(self._folder, str(frame.values.get("program", ""))),
         }
+        if frame.values.get("torch"):
+            self._port = ReservedPort()
+            interfaces = [str(name) for name in frame.values.get("interfaces", [])]
+            answer["torch"] = asdict(offer_of_agent(self._port, interfaces))
         self._channel.send(Frame.of_values(Kind.ANSWER, answer))
 
     def _start(self, frame: Frame) -> None:

@@ -59,6 +59,7 @@ class AgentJob:
             str(key_file),
             float(values["start_timeout"]),
             additions,
+            {str(k): str(v) for k, v in values.get("torch", {}).items()},
         )
         self._reported_ranks: set[int] = set()
         self.running: list[RankProcess] = []

@@ -110,6 +110,7 @@ def _settings(
         ssh=SshOptions(options.ssh_port, identity, options.verbose),
         interfaces=tuple(interfaces),
         oversubscribe=options.oversubscribe,
+        torch_env=options.torch_env,
     )
 
 

@@ -29,6 +29,8 @@ def describe(settings: Settings) -> Iterator[str]:
     yield f"folder: {os.getcwd()}"
     for name, value in settings.additions.items():
         yield f"setting: {name}={value}"
+    if settings.torch_env:
+        yield "torch's variables are set: RANK, WORLD_SIZE, MASTER_ADDR and others"
     if any(not is_own_host(host.name) for host in hosts):
         count = len(exported(os.environ))
         yield f"{count} of this host's environment variables are sent to other hosts, through ssh's input"

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from sirtaki.bindings.topology import RankPlacement
+from sirtaki.runner.torch_variables import variables_of_rank
 
 THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -31,12 +32,17 @@ class RankEnvironment:
     key_file: str
     start_timeout: float
     additions: Mapping[str, str] = field(default_factory=dict)  # thread counts and knobs
+    torch: Mapping[str, str] = field(
+        default_factory=dict
+    )  # torch's variables of the host; empty: none are set
 
     def of(self, placement: RankPlacement, base: Mapping[str, str]) -> dict[str, str]:
         """Returns the whole environment of one rank, on top of `base`."""
         environment = {"PYTHONUNBUFFERED": "1", **base, **self.additions}
         for name, value in asdict(placement).items():
             environment[f"SIRTAKI_{name.upper()}"] = environment[f"HOROVOD_{name.upper()}"] = str(value)
+        if self.torch:
+            environment |= {**self.torch, **variables_of_rank(placement)}
         environment["SIRTAKI_LAUNCHER"] = "hvdrun"
         environment["SIRTAKI_JOB"] = self.job
         environment["SIRTAKI_RENDEZVOUS"] = self.rendezvous

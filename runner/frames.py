@@ -30,7 +30,7 @@ class Kind(enum.IntEnum):
     """The kind of a frame. `rank` in its header is the rank that it is about, if any."""
 
     # To the agent
-    ASK = 1  # JSON: the folder and the program that the job needs
+    ASK = 1  # JSON: the folder and the program that the job needs, and whether torch's variables are set
     START = 2  # JSON: everything that the ranks of this host need
     SIGNAL = 3  # a number: the signal for `rank`; of no rank: all ranks are stopped, or go on (Ctrl-Z)
     GRANT = 4  # a number: how many more bytes of the ranks' output may be sent; `rank` is the stream, 1 or 2
@@ -41,7 +41,7 @@ class Kind(enum.IntEnum):
     SPARE = 9  # JSON: starts a spare, which waits for a LAUNCH that names it; `rank` is its lane, below -1
     DISMISS = 10  # the spare in lane `rank` is not needed
     # From the agent
-    ANSWER = 20  # JSON: the version, this host, and what is missing here
+    ANSWER = 20  # JSON: the version, this host, what is missing here, and a port and an address for torch
     STARTED = 21  # a number: the pid of `rank`
     REFUSED = 22  # text: why `rank` could not be started
     STDOUT = 23  # bytes that `rank` has written

@@ -7,8 +7,9 @@ import selectors
 import shutil
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from sirtaki.runner.display import Display
 from sirtaki.runner.errors import LaunchError
@@ -30,6 +31,7 @@ class Connection:
     options: SshOptions
     selector: selectors.BaseSelector
     display: Display
+    question: Mapping[str, Any] = field(default_factory=dict)  # to the agents, besides folder and program
 
     def connect(
         self, hosts: Sequence[Host], program: str, wakeup: WakeupPipe, reaper: Reaper
@@ -50,7 +52,7 @@ class Connection:
                 f"ranks on {name} are started over ssh, but there is no ssh on the PATH here: "
                 "install OpenSSH's client (on Debian: apt install openssh-client)"
             )
-        question = {"folder": os.getcwd(), "program": os.path.abspath(program)}
+        question = {**self.question, "folder": os.getcwd(), "program": os.path.abspath(program)}
         remote = RemoteHost(name, self.options, self.selector, self.display)
         command = ssh_command(ssh, name, self.options)
         self.display.detail(f"reaching {name}: {' '.join(command)}")

@@ -12,7 +12,7 @@ import stat
 import struct
 import termios
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,7 @@ from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.signals import WakeupPipe
 from sirtaki.runner.ssh import SshOptions
 from sirtaki.runner.supervisor import Mailbox, Supervisor
+from sirtaki.runner.torch_variables import ReservedPort, offer_of_own_host, variables_of_hosts
 
 if TYPE_CHECKING:  # not needed on a single host
     from sirtaki.runner.remote import RemoteHost
@@ -62,6 +63,7 @@ class Settings:
     ssh: SshOptions = field(default_factory=SshOptions)
     interfaces: tuple[str, ...] = ()  # the only ones that ranks use to reach each other; () for all
     oversubscribe: bool = False  # start ranks although a host seems to lack capacity for them
+    torch_env: bool = False  # set torch's variables for the ranks
 
 
 def run_job(settings: Settings) -> int:
@@ -92,6 +94,7 @@ class _Launch:
         self._selector = selectors.PollSelector()  # epoll refuses regular files
         self._display = Display(self._selector, settings.verbose)
         self._capacity: Capacity | None = None  # for the ranks of this host
+        self._port: ReservedPort | None = None  # for rank 0, if it is here and torch's variables are set
 
     def run(self) -> int:
         settings, display = self._settings, self._display
@@ -108,15 +111,18 @@ class _Launch:
         post_mortem = self._make_post_mortem(len(placements), folder, bool(remotes))
         self._analyzer = FailureAnalyzer(settings.start_timeout, runs_python(settings.command))
         ranks: dict[int, Rank] = {}
+        torch = self._torch_variables(remotes, allocations)
         for allocation in allocations:  # forks, so it must precede the first thread
             if is_own_host(allocation.host.name):
                 environment = self._environment_of(job, server.address, key_file, post_mortem, allocation)
+                environment = replace(environment, torch=torch[allocation.host.name])
                 ranks |= self._start_local(environment, [placements[rank] for rank in allocation.ranks])
         for remote in remotes:
             for allocation in (one for one in allocations if one.host.name == remote.name):
                 own = [placements[rank] for rank in allocation.ranks]
                 values = start_values(settings, job, server.address)
                 values["placements"] = [astuple(placement) for placement in own]
+                values["torch"] = torch[remote.name]
                 ranks |= self._start_remote(remote, values, allocation.ranks, post_mortem)
         server.start()
         if _loses_input():
@@ -140,7 +146,8 @@ class _Launch:
         from sirtaki.runner.cores import count_gpus
         from sirtaki.runner.host_connection import Connection, with_slot_counts
 
-        connection = Connection(settings.ssh, self._selector, self._display)
+        question = {"torch": True, "interfaces": settings.interfaces} if settings.torch_env else {}
+        connection = Connection(settings.ssh, self._selector, self._display, question)
         remotes = connection.connect(hosts, settings.command[0], self._wakeup, self._reaper)
         return remotes, allocate(with_slot_counts(hosts, remotes, count_gpus()), settings.size)
 
@@ -172,6 +179,21 @@ class _Launch:
                 server.close()
                 raise
         return server
+
+    def _torch_variables(
+        self, remotes: Sequence[RemoteHost], allocations: Sequence[HostAllocation]
+    ) -> dict[str, dict[str, str]]:
+        """Returns torch's variables of each host; none without --torch-env."""
+        names = [allocation.host.name for allocation in allocations]
+        if not self._settings.torch_env:
+            return {name: {} for name in names}
+        offers = {remote.name: remote.master_offer for remote in remotes if remote.master_offer is not None}
+        if is_own_host(names[0]):
+            self._port = ReservedPort()
+            offer = offer_of_own_host(self._port, list(offers.values()), self._settings.interfaces)
+        else:
+            offer = offers[names[0]]
+        return variables_of_hosts(names, offer)
 
     def _environment_of(
         self, job: Job, rendezvous: str, key_file: str, post_mortem: PostMortem, allocation: HostAllocation

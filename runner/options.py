@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from sirtaki.runner.elastic_options import add_elastic_options, unused_option
+from sirtaki.runner.elastic_options import add_elastic_options, is_elastic, unused_option
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.horovod_flags import add_horovod_flags
 
@@ -68,6 +68,11 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
 def _checked(options: argparse.Namespace) -> argparse.Namespace:
     if option := unused_option(options):
         raise LaunchError(f"{option} is for jobs whose ranks may be lost or join: give --min-np as well")
+    if options.torch_env and is_elastic(options):
+        raise LaunchError(
+            "--torch-env is for jobs whose ranks stay, because the ranks of a process group cannot change: "
+            "leave it out, or the options of elastic jobs (--min-np, --max-np, --host-discovery-script)"
+        )
     return options
 
 
@@ -111,6 +116,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         dest="timeline_mark_cycles",
         action="store_false",
         help=argparse.SUPPRESS,
+    )
+    add(
+        "--torch-env",
+        action="store_true",
+        help="set torch's variables (RANK, MASTER_ADDR, …), so that trainers such as Lightning use all ranks",
     )
     add("--config-file", metavar="FILE", type=Path, help="also read options from this YAML file")
     add("--dry-run", action="store_true", help="show what would run where, and start nothing")

@@ -25,6 +25,7 @@ from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.wire import printable
 from sirtaki.runner.ssh import SshOptions, explain
 from sirtaki.runner.timeline_files import Part
+from sirtaki.runner.torch_variables import MasterOffer
 
 if TYPE_CHECKING:  # jobs without spares need none of it
     from sirtaki.runner.elastic.host_spares import SpareNews
@@ -92,6 +93,7 @@ class RemoteHost:
     ) -> None:
         self.name = name
         self.answer: Mapping[str, Any] | None = None
+        self.master_offer: MasterOffer | None = None  # if the agent was asked for it
         self.failure = ""
         self.done = False  # whether the agent has reported that nothing is left behind
         self.lost = False  # the connection broke while ranks were running
@@ -109,7 +111,7 @@ class RemoteHost:
         self._job: RemoteJob | None = None
         self._last_received = time.monotonic()
 
-    def connect(self, command: Sequence[str], question: Mapping[str, str], reaper: Reaper) -> None:
+    def connect(self, command: Sequence[str], question: Mapping[str, Any], reaper: Reaper) -> None:
         """Starts ssh and sends the question. Raises OSError if ssh cannot be started."""
         theirs_in, ours_in = os.pipe()
         ours_out, theirs_out = os.pipe()
@@ -263,6 +265,11 @@ class RemoteHost:
             self.failure = f"{self.name} {problem}"
         gpus = answer.get("gpus")
         self.answer = {"gpus": gpus if isinstance(gpus, int) and 0 <= gpus <= 1024 else 0}
+        if "torch" in answer:
+            try:
+                self.master_offer = MasterOffer.parse(answer["torch"])
+            except ValueError as error:
+                raise WireError(f"ANSWER is malformed: {error}") from None
 
     def _take(self, frame: Frame, job: RemoteJob, rank: RemoteRank) -> None:
         if frame.kind in (Kind.STDOUT, Kind.STDERR):

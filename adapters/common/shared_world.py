@@ -62,6 +62,13 @@ class SharedWorld:
         self._is_own = False
 
 
+def own_addresses() -> list[str]:
+    """Returns the addresses at which ranks of other hosts may reach this process."""
+    from sirtaki.runner.rendezvous.interfaces import chosen_interfaces, local_addresses
+
+    return local_addresses(chosen_interfaces())
+
+
 def _enter(store: KeyValueStore, rank: int, size: int) -> Context:
     from sirtaki.runner.rendezvous import lifecycle
     from sirtaki.runner.rendezvous.providers import environment, key_value_store

@@ -96,6 +96,22 @@ def under_hvdrun() -> None:
     assert "RANK" not in os.environ
 
 
+def with_torchs_variables() -> None:
+    """Torch's default finds the ranks twice, with any backend, and beside them hvd.init() as usual."""
+    for backend in ("sirtaki", "gloo", "sirtaki"):
+        dist.init_process_group(backend)
+        assert dist.get_rank() == int(os.environ["RANK"]) == int(os.environ["SIRTAKI_RANK"])
+        check_sum(dist.get_rank(), dist.get_world_size())
+        dist.barrier()  # the store ends with rank 0's group
+        dist.destroy_process_group()
+    hvd.init()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == dist_size() == hvd.size()
+
+
+def dist_size() -> int:
+    return int(os.environ["WORLD_SIZE"])
+
+
 def spawned(rank: int, program: str) -> None:
     globals()[program](rank)
 
@@ -115,7 +131,7 @@ def spawn(program: str) -> list[int | None]:
 
 if __name__ == "__main__":
     name = sys.argv[1]
-    if name.startswith("under"):
+    if name.startswith(("under", "with")):
         globals()[name]()
     else:
         assert spawn(name) == ([0, -signal.SIGKILL] if name == "lost_rank" else [0] * SIZE)

@@ -34,6 +34,11 @@ def test_hvdrun(tmp_path: Path) -> None:
     assert output.count("is done") == 2
 
 
+def test_hvdrun_with_torchs_variables(tmp_path: Path) -> None:
+    hvdrun_of_two = hvdrun(2, "--torch-env", sys.executable, PROGRAMS, "with_torchs_variables", tmp_path)
+    assert run(*hvdrun_of_two).count("is done") == 2
+
+
 def test_torchrun(tmp_path: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     output = run(sys.executable, *torchrun, PROGRAMS, "under_torchrun", tmp_path)

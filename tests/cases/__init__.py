@@ -47,6 +47,7 @@ TORCH_BACKEND_MODULES = (  # a process has one default group: these run as proce
     "torch_backend_moving",
     "torch_backend_reducing",
     "torch_backend_sharding",
+    "torch_backend_store",
     "torch_backend_training",
     "torch_backend_works",
 )
