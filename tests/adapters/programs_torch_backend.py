@@ -11,10 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import sirtaki.torch as hvd
 import sirtaki.torch.backend  # noqa: F401  # registers the backend
-from sirtaki.common.exceptions import NotInitializedError, PeerLostError
+from sirtaki.common.exceptions import MismatchError, NotInitializedError, PeerLostError
 
 FOLDER = Path(sys.argv[2])
 SIZE = 2
@@ -110,6 +112,44 @@ def with_torchs_variables() -> None:
 
 def dist_size() -> int:
     return int(os.environ["WORLD_SIZE"])
+
+
+def under_detail() -> None:
+    """A training by DDP, and mistakes, with TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+    assert dist.get_debug_level() == dist.DebugLevel.DETAIL
+    dist.init_process_group("sirtaki", init_method="sirtaki://")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(4, size, 5, 6, generator=generator, dtype=torch.float64)
+    alone = trained(nn.Linear(6, 2), [one.flatten(0, 1) for one in inputs])
+    together = trained(DistributedDataParallel(nn.Linear(6, 2).double()), [one[rank] for one in inputs])
+    for ours, expected in zip(together, alone, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-14)
+    with pytest.raises(RuntimeError, match="same model across all ranks"):
+        DistributedDataParallel(nn.Linear(6, 2, bias=rank == 0))
+    with pytest.raises(MismatchError, match=r"rank 0 .* shape \[3\], rank 1 .* shape \[4\]"):
+        dist.all_reduce(torch.ones(3 + rank))
+    with pytest.raises(MismatchError):
+        dist.all_reduce(torch.ones(3)) if rank else dist.broadcast(torch.ones(3), 0)
+    group = dist.new_group([0])
+    if rank == 0:
+        dist.all_reduce(torch.ones(3), group=group)
+    check_sum(rank, size)
+    dist.destroy_process_group()
+
+
+def trained(net: nn.Module, batches: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the parameters after a step for each batch, from equal ones at the start."""
+    net.double()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.linspace(-1, 1, parameter.numel()).reshape(parameter.shape))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for batch in batches:
+        optimizer.zero_grad()
+        net(batch).square().mean().backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in net.parameters()]
 
 
 def spawned(rank: int, program: str) -> None:

@@ -39,6 +39,11 @@ def test_hvdrun_with_torchs_variables(tmp_path: Path) -> None:
     assert run(*hvdrun_of_two).count("is done") == 2
 
 
+def test_torchs_checks_in_detail(tmp_path: Path) -> None:
+    command = hvdrun(2, sys.executable, PROGRAMS, "under_detail", tmp_path, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    assert run(*command).count("is done") == 2
+
+
 def test_torchrun(tmp_path: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     output = run(sys.executable, *torchrun, PROGRAMS, "under_torchrun", tmp_path)
