@@ -272,16 +272,26 @@ def _at_exit() -> None:
         _rank.server = None
 
 
+def abort(error: BaseException) -> bool:
+    """Ends this rank's world, if any, because of an exception: the other ranks raise with its text.
+
+    Returns whether the world had failed before.
+    """
+    context = default_context.process.context
+    if context is None or _rank.aborted:
+        return False
+    reason = _reason(error, error.__traceback__)
+    _rank.aborted = True
+    if _rank.client is not None:
+        _rank.client.report("peer_lost" if _is_caused_elsewhere(context) else "aborted", reason)
+    had_failed = context.failure is not None
+    context.abort(reason)
+    return had_failed
+
+
 def _abort_on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    context, is_from_sirtaki = default_context.process.context, False
-    if context is not None and not _rank.aborted:
-        reason = _reason(error, trace)
-        _rank.aborted = True
-        if _rank.client is not None:
-            _rank.client.report("peer_lost" if _is_caused_elsewhere(context) else "aborted", reason)
-        is_from_sirtaki = context.failure is not None
-        context.abort(reason)
-    user_code.show(error.with_traceback(trace), _rank.previous_hook, is_from_sirtaki)
+    is_from_sirtaki = abort(error.with_traceback(trace))
+    user_code.show(error, _rank.previous_hook, is_from_sirtaki)
 
 
 def _is_caused_elsewhere(context: Context) -> bool:

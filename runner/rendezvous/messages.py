@@ -17,12 +17,16 @@ JOIN, GATHER, REPORT, JOIN_FAILED = b"J", b"G", b"R", b"F"
 WELCOME, GATHERED, REFUSED, TIMED_OUT = b"W", b"A", b"X", b"T"
 # In both directions, on connections of workers: bytes that the rendezvous passes on.
 MESSAGE = b"M"
+# From a rank that runs a function of `sirtaki.run`, on a connection of the channel CALLS: a request for the
+# launcher; to it: the answer.
+CALL = b"C"
 # To a rank at any time, waiting or not: the rank at fault, and what failed first in this generation.
 FAILED = b"F"
 
 NUMBER = struct.Struct("!I")
 PAYLOAD_LIMIT = 64 * 1024
 REQUEST_LIMIT = PAYLOAD_LIMIT + 64
+CALL_LIMIT = 1024 * 1024 + 64
 TEXT_LIMIT = 4000
 REPORTS = ("initialised", "finished", "aborted", "peer_lost")
 

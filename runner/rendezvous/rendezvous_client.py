@@ -121,6 +121,14 @@ class RendezvousClient:
         """
         return self._receive(messages.MESSAGE, deadline, messages.REQUEST_LIMIT)
 
+    def call(self, request: bytes, deadline: float) -> bytes:
+        """Sends a request to the launcher's service, and returns the answer: at most 1 MiB each.
+
+        This client has connected on the channel CALLS.
+        """
+        self._send(messages.CALL + request, deadline)
+        return self._receive(messages.CALL, deadline, messages.CALL_LIMIT)
+
     def close(self) -> None:
         """Closes this process's end; in a forked child the parent's connection stays open."""
         with contextlib.suppress(OSError):  # the program may have closed the descriptor

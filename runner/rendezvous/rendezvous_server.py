@@ -18,6 +18,7 @@ from sirtaki.runner.rendezvous.address import addresses_of, listen_at, split_add
 from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, begin_handshake
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, close_selector
 from sirtaki.runner.rendezvous.job import (
+    CALLS,
     RENDEZVOUS_RANK,
     HandshakeError,
     Identity,
@@ -44,7 +45,13 @@ class _Connection(HandshakeConnection):
     closing = False  # close once everything is sent
 
     def next_message(self) -> bytes | None:
-        return take_frame(self.incoming, messages.REQUEST_LIMIT) if self.is_established else None
+        limit = messages.CALL_LIMIT if self.calls and self.joined else messages.REQUEST_LIMIT
+        return take_frame(self.incoming, limit) if self.is_established else None
+
+    @property
+    def calls(self) -> bool:
+        """Returns whether this is the connection over which a rank asks the launcher's service."""
+        return self.peer is not None and self.peer.channel == CALLS
 
 
 class RendezvousServer:
@@ -56,7 +63,8 @@ class RendezvousServer:
     It listens from the constructor on, so that a launcher can fork its ranks before there is a thread; the
     thread runs from `start()` to `close()`; without `start()`, its owner calls `poll`. `on_event` is called
     from that thread. An all-gather fails `start_timeout` seconds after its first rank arrived. `on_message`,
-    called from that thread with a rank and bytes, receives what clients send with `send_message`. Raises
+    called from that thread with a rank and bytes, receives what clients send with `send_message`. `on_call`,
+    called in the same way, answers the requests of `call`; it may raise RendezvousError. Raises
     RendezvousError if it cannot listen at `address`.
     """
 
@@ -68,9 +76,11 @@ class RendezvousServer:
         on_event: Callable[[RankEvent], None] = lambda event: None,
         interfaces: Sequence[str] = (),
         on_message: Callable[[int, bytes], None] | None = None,
+        on_call: Callable[[int, bytes], bytes] | None = None,
     ) -> None:
         self.job = job
         self._on_message = on_message
+        self._on_call = on_call
         self._session = os.urandom(16)
         self._on_event = on_event
         self._state = RendezvousState(job.size, start_timeout)
@@ -82,6 +92,7 @@ class RendezvousServer:
             lambda text: on_event(RankEvent("refused", RENDEZVOUS_RANK, 0, text))
         )
         self._ranks: dict[tuple[int, int], _Connection] = {}  # clients that have, by generation and rank
+        self._callers: dict[int, _Connection] = {}  # those that have joined for calls, by rank
         self._tasks: deque[Callable[[], None]] = deque()  # queued by other threads
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
@@ -217,6 +228,8 @@ class RendezvousServer:
         try:
             if kind == messages.JOIN and not connection.joined and len(body) == NUMBER.size:
                 self._join(connection, NUMBER.unpack(body)[0])
+            elif connection.calls:
+                self._answer_call(connection, kind, body)
             elif (
                 kind == messages.GATHER
                 and connection.joined
@@ -234,6 +247,12 @@ class RendezvousServer:
         except RendezvousError as error:
             self._send_refusal(connection, str(error))
 
+    def _answer_call(self, connection: _Connection, kind: bytes, request: bytes) -> None:
+        if kind != messages.CALL or not connection.joined or self._on_call is None:
+            raise RendezvousError("the rendezvous does not understand this message")
+        answer = self._on_call(_identity_of(connection)[0], request)
+        connection.outgoing += pack_frame(messages.CALL + answer)
+
     def _join(self, connection: _Connection, size: int) -> None:
         rank, generation = _identity_of(connection)
         if size != self.job.size:
@@ -244,13 +263,16 @@ class RendezvousServer:
             raise RendezvousError(
                 f"there is no rank {rank} in a job of {size} ranks: they are 0 to {size - 1}"
             )
-        if (generation, rank) in self._ranks:
+        if rank in self._callers if connection.calls else (generation, rank) in self._ranks:
             raise RendezvousError(
                 f"two processes claim to be rank {rank}: give each process a rank of its own"
             )
         connection.joined = True
         self._unauthenticated.discard(connection)
-        self._ranks[generation, rank] = connection
+        if connection.calls:
+            self._callers[rank] = connection
+        else:
+            self._ranks[generation, rank] = connection
         connection.outgoing += pack_frame(messages.WELCOME + self._session)
 
     def _gather(self, connection: _Connection, number: int, payload: bytes) -> None:
@@ -337,7 +359,9 @@ class RendezvousServer:
         self._selector.unregister(connection.socket)
         connection.socket.close()
         self._unauthenticated.discard(connection)
-        if connection.joined:
+        if connection.joined and connection.calls:
+            del self._callers[_identity_of(connection)[0]]
+        elif connection.joined:
             rank, generation = _identity_of(connection)
             del self._ranks[generation, rank]
             if connection.initialised and not connection.end_report:
