@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +29,8 @@ _READ_BY_HVDRUN = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs hvdrun and returns its exit code: that of the rank that failed, or 0."""
     try:
-        _open_standard_streams()
-        return _run(sys.argv[1:] if arguments is None else list(arguments))
+        open_standard_streams()
+        return run_options(sys.argv[1:] if arguments is None else list(arguments))
     except LaunchError as error:
         print(f"hvdrun: {error}", file=sys.stderr)
         return error.exit_code
@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run(arguments: list[str]) -> int:
+def run_options(arguments: list[str], adapt: Callable[[Settings], Settings] | None = None) -> int:
+    """Does what the arguments ask for; `adapt` changes the settings of a job. Raises LaunchError."""
     options, settings_of_core = parse(arguments)
     if options.version:
         from sirtaki.bindings._version import VERSION
@@ -58,6 +59,8 @@ def _run(arguments: list[str]) -> int:
 
         elastic = elastic_settings(options)
     settings = _settings(options, settings_of_core, _check_environment())
+    if adapt is not None:
+        settings = adapt(settings)
     if options.dry_run:
         from sirtaki.runner.dry_run import show
 
@@ -156,7 +159,7 @@ def _refuse_inside_a_rank() -> None:
         )
 
 
-def _open_standard_streams() -> None:
+def open_standard_streams() -> None:
     """Opens descriptors 0, 1 and 2 if they are closed, so that no other file gets these numbers."""
     while True:
         descriptor = os.open(os.devnull, os.O_RDWR)

@@ -51,6 +51,12 @@ class RankEnvironment:
         return environment
 
 
+def encrypts(environment: Mapping[str, str]) -> bool:
+    """Returns whether the ranks encrypt connections between hosts, according to their variables."""
+    names = ("SIRTAKI_ENCRYPT", "HOROVOD_ENCRYPT")
+    return next((environment[name] for name in names if name in environment), "0") == "1"
+
+
 def thread_counts(size: int, cores: int, user: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that divide `cores` among a host's `size` ranks, except those that the user has
     set.

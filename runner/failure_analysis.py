@@ -62,13 +62,15 @@ class ExitStatus:
 @dataclass(frozen=True)
 class JobFailure:
     """The result of a failed job; `rank` is the one whose last lines explain it, if there is such a rank
-    and the text does not give the reason already.
+    and the text does not give the reason already. `culprit` is the rank whose own error
+    caused the failure, if one did.
     """
 
     exit_code: int
     text: str = ""
     rank: int | None = None
     event: str = "failed"  # the verb of "the job …": it failed, was interrupted or was terminated
+    culprit: int | None = None
 
 
 class FailureAnalyzer:
@@ -179,7 +181,8 @@ class FailureAnalyzer:
             return JobFailure(culprit.exit_code, culprit.describe(), culprit.rank)
         if self._abort is not None and self._abort.rank not in self._statuses:
             reason = self._reasons[self._abort.rank] or "it named no reason"
-            return JobFailure(1, f"{self._name(self._abort.rank)} gave up: {reason}")
+            text = f"{self._name(self._abort.rank)} gave up: {reason}"
+            return JobFailure(1, text, culprit=self._abort.rank)
         if self._late is not None and self._abort is None:
             return self._failure_by_lateness(*self._late)
         if culprit:
@@ -190,7 +193,8 @@ class FailureAnalyzer:
 
     def _failure_of(self, status: ExitStatus) -> JobFailure:
         reason = self._reasons.get(status.rank, "")
-        return JobFailure(status.exit_code, status.describe(reason), None if reason else status.rank)
+        explained = None if reason else status.rank
+        return JobFailure(status.exit_code, status.describe(reason), explained, culprit=status.rank)
 
     def _failure_by_lateness(self, culprit: int, reason: str) -> JobFailure:
         codes = [status.exit_code for status in self._statuses.values() if status.failed]

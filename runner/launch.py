@@ -23,7 +23,7 @@ from sirtaki.runner.capacity import Capacity
 from sirtaki.runner.command import runs_python
 from sirtaki.runner.cores import usable_cores
 from sirtaki.runner.display import Display
-from sirtaki.runner.environment import RankEnvironment, exported, thread_counts
+from sirtaki.runner.environment import RankEnvironment, encrypts, exported, thread_counts
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import FailureAnalyzer
 from sirtaki.runner.hosts import Host, HostAllocation, allocate, is_own_host, needed, placements_of
@@ -43,7 +43,8 @@ from sirtaki.runner.ssh import SshOptions
 from sirtaki.runner.supervisor import Mailbox, Supervisor
 from sirtaki.runner.torch_variables import ReservedPort, offer_of_own_host, variables_of_hosts
 
-if TYPE_CHECKING:  # not needed on a single host
+if TYPE_CHECKING:  # needed for some jobs only
+    from sirtaki.runner.function.service import FunctionService
     from sirtaki.runner.remote import RemoteHost
 
 
@@ -64,6 +65,7 @@ class Settings:
     interfaces: tuple[str, ...] = ()  # the only ones that ranks use to reach each other; () for all
     oversubscribe: bool = False  # start ranks although a host seems to lack capacity for them
     torch_env: bool = False  # set torch's variables for the ranks
+    service: FunctionService | None = None  # of a job that `sirtaki.run` has started
 
 
 def run_job(settings: Settings) -> int:
@@ -108,6 +110,8 @@ class _Launch:
         encrypt = encrypts({**os.environ, **settings.additions})
         job = Job(secrets.token_hex(8), len(placements), write_job_key(key_file), VERSION, encrypt)
         server = self._make_server(job, str(folder), several_hosts=bool(remotes))
+        if settings.service is not None:
+            settings.service.note_size(len(placements))
         post_mortem = self._make_post_mortem(len(placements), folder, bool(remotes))
         self._analyzer = FailureAnalyzer(settings.start_timeout, runs_python(settings.command))
         ranks: dict[int, Rank] = {}
@@ -130,7 +134,15 @@ class _Launch:
         ordered = [ranks[rank] for rank in sorted(ranks)]
         progress = self._progress(allocations)
         supervisor = Supervisor(
-            ordered, remotes, display, self._selector, self._analyzer, server, post_mortem, progress
+            ordered,
+            remotes,
+            display,
+            self._selector,
+            self._analyzer,
+            server,
+            post_mortem,
+            progress,
+            settings.service,
         )
         if self._capacity is not None:
             supervisor.watch_memory(self._capacity, settings.start_timeout)
@@ -168,7 +180,12 @@ class _Launch:
 
                 own_certificate()
             server = RendezvousServer(
-                address, job, settings.start_timeout, self._mailbox.put, settings.interfaces
+                address,
+                job,
+                settings.start_timeout,
+                self._mailbox.put,
+                settings.interfaces,
+                on_call=None if settings.service is None else settings.service.answer,
             )
         except RendezvousError as error:
             raise LaunchError(str(error), 1) from None
@@ -286,12 +303,6 @@ def write_job_key(path: str) -> bytes:
         return write_key(path)
     except OSError as error:
         raise LaunchError(f"cannot write the job's key to {path}: {error.strerror}", 1) from None
-
-
-def encrypts(environment: Mapping[str, str]) -> bool:
-    """Returns whether the ranks encrypt connections between hosts, according to their variables."""
-    names = ("SIRTAKI_ENCRYPT", "HOROVOD_ENCRYPT")
-    return next((environment[name] for name in names if name in environment), "0") == "1"
 
 
 def addresses_for_others(rendezvous: str) -> str:

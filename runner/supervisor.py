@@ -22,7 +22,8 @@ from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.signals import WakeupPipe, stop_this_process
 from sirtaki.runner.stragglers import Stragglers
 
-if TYPE_CHECKING:  # not needed on a single host
+if TYPE_CHECKING:  # needed for some jobs only
+    from sirtaki.runner.function.service import FunctionService
     from sirtaki.runner.remote import RemoteHost
 
 ANALYSIS_SECONDS = 0.5  # after the first failure, so that the rank that caused it can be identified
@@ -59,6 +60,7 @@ class Supervisor:
     server: RendezvousServer
     post_mortem: PostMortem
     progress: Progress
+    service: FunctionService | None = None  # receives the failure instead of the user
 
     def __post_init__(self) -> None:
         self._stragglers = Stragglers(self.display.say)
@@ -243,13 +245,15 @@ class Supervisor:
     def _show_result(self, summary: Sequence[str]) -> None:
         failure = self._failure
         reason = ""
-        if failure is not None and failure.rank is not None:
+        if failure is not None and failure.rank is not None and self.service is None:
             reason = self.display.show_error_of(failure.rank)
         for line in summary:
             self.display.say(line)
-        if failure is None and (notice := self.analyzer.notice):
+        if failure is None and self.service is None and (notice := self.analyzer.notice):
             self.display.say(notice)
-        if failure is not None and failure.text:
+        if failure is not None and self.service is not None:
+            self.service.note_failure(failure.text, failure.culprit)
+        elif failure is not None and failure.text:
             self.display.say(f"{failure.text}{reason and ': '}{reason}")
 
 

@@ -30,12 +30,13 @@ from sirtaki.runner.elastic.processes import CannotStart, Processes
 from sirtaki.runner.elastic.settings import ElasticSettings, slots_of
 from sirtaki.runner.elastic.spare_command import check_spare_command
 from sirtaki.runner.elastic.spare_process import SpareProcess
+from sirtaki.runner.environment import encrypts
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import ExitStatus, signal_name
 from sirtaki.runner.host_connection import Connection
 from sirtaki.runner.hosts import is_own_host
 from sirtaki.runner.job_directory import make_job_directory
-from sirtaki.runner.launch import Settings, encrypts, with_reaper, write_job_key
+from sirtaki.runner.launch import Settings, with_reaper, write_job_key
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.elastic.messages import End, Message
 from sirtaki.runner.rendezvous.job import Job, RendezvousError
@@ -63,7 +64,8 @@ class ElasticJob:
         key_file = os.path.join(folder, "key")
         encrypt = encrypts({**os.environ, **settings.additions})
         job = Job(secrets.token_hex(8), 1, write_job_key(key_file), VERSION, encrypt)
-        self._post = Post(job, folder, settings.interfaces, self._receive, display.say)
+        on_call = None if settings.service is None else settings.service.answer
+        self._post = Post(job, folder, settings.interfaces, self._receive, display.say, on_call)
         connection = Connection(settings.ssh, self._selector, display)
         self._spares = JobSpares(
             elastic.spares, self._start_spare, self._spares_of, self._folder, self._selector, display
@@ -252,6 +254,8 @@ class ElasticJob:
                 self._end(order, signal.SIGTERM)
 
     def _open(self, order: Open) -> None:
+        if self._settings.service is not None:
+            self._settings.service.note_ranks(order.members)
         try:
             self._post.open(order)
         except RendezvousError as error:
@@ -348,17 +352,19 @@ class ElasticJob:
             self._selector.select(0.02)
             self._wakeup.read()
         self._display.close_streams()
-        result = self._result or Finish(0)
-        reason = ""
-        if result.culprit is not None and (lane := self._processes.lane(result.culprit)) is not None:
-            reason = self._display.show_error_of(lane, self._arbiter.workers[result.culprit].name)
+        result, service = self._result or Finish(0), self._settings.service
+        reason, culprit = "", None if service is not None else result.culprit
+        if culprit is not None and (lane := self._processes.lane(culprit)) is not None:
+            reason = self._display.show_error_of(lane, self._arbiter.workers[culprit].name)
         if self._arbiter.generation > 1 or self._arbiter.losses:
             seconds, arbiter = time.monotonic() - self._started, self._arbiter
             account, workers = arbiter.account, arbiter.workers.all()
             self._display.say(account.summary(arbiter.generation, arbiter.losses, workers, seconds))
         if notice:
             self._display.say(notice)
-        if result.text:
+        if service is not None and result.code:
+            service.note_failure(result.text, result.culprit)
+        elif result.text:
             self._display.say(f"{result.text}{reason and ': '}{reason}")
         while not self._display.all_shown and not self._skips_output:
             for key, _ in self._selector.select():

@@ -36,13 +36,18 @@ class Post:
         interfaces: Sequence[str],
         on_message: Callable[[int, Message], None],
         on_refusal: Callable[[str], None],
+        on_call: Callable[[int, bytes], bytes] | None = None,
     ) -> None:
-        """Opens the rendezvous with this host's workers. Raises RendezvousError if that is impossible."""
+        """Opens the rendezvous with this host's workers; `on_call` answers their calls.
+
+        Raises RendezvousError if that is impossible.
+        """
         self._job = job
         self._folder = folder
         self._interfaces = interfaces
         self._on_message = on_message
         self._on_refusal = on_refusal
+        self._on_call = on_call
         self._workers: list[RendezvousServer] = []
         self._generation: RendezvousServer | None = None
         self._address_for_others = ""
@@ -113,8 +118,9 @@ class Post:
 
     def _listen(self, address: str) -> str:
         """Opens a rendezvous with workers; returns its address."""
+        job, note, receive = self._workers_job, self._note, self._receive
         server = RendezvousServer(
-            address, self._workers_job, _START_SECONDS, self._note, self._interfaces, self._receive
+            address, job, _START_SECONDS, note, self._interfaces, receive, self._on_call
         )
         self._workers.append(server)
         return server.address

@@ -1,0 +1,1 @@
+"""`sirtaki.run`: calls a function on every rank of a job, and returns the results."""

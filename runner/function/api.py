@@ -1,0 +1,127 @@
+"""The call `sirtaki.run`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sirtaki.runner.function.call import python_version, write_call
+from sirtaki.runner.function.errors import RunError
+from sirtaki.runner.function.options import options_of
+from sirtaki.runner.function.process import Orders, run_launcher
+from sirtaki.runner.function.results import results_in
+
+_WORKER = "sirtaki.runner.function.worker"
+
+_Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[float] | None = None,
+    hosts: str | Sequence[str] | None = None,
+    hostfile: str | os.PathLike[str] | None = None,
+    host_discovery_script: str | os.PathLike[str] | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | os.PathLike[str] | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | os.PathLike[str] | None = None,
+    verbose: int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | Sequence[str] | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
+    executable: str | os.PathLike[str] | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    env: Mapping[str, str] | None = None,
+) -> list[Any]:
+    """Calls `func(*args, **kwargs)` on every rank of a new job, and returns the results, by rank.
+
+    The parameters are those of `horovod.run`, in its order, and `env`. docs/run.md describes them.
+
+    Args:
+        func: a function, also one of a script or a notebook; a lambda; or another callable object.
+        args, kwargs: its arguments, the same on every rank.
+        num_proc, np: the number of ranks; one per slot of the hosts by default, or 1 without hosts.
+        min_num_proc, max_num_proc: make the job elastic, and the list one by final rank.
+        slots, reset_limit, cooldown_range, host_discovery_script: hvdrun's options for elastic jobs.
+        hosts, hostfile: the hosts and their slots, as in "hostA:4,hostB:4".
+        start_timeout: seconds that a rank waits in hvd.init() for the others (120).
+        output_filename: a folder for the output of each rank, in addition.
+        verbose: whether to show what the launcher does.
+        network_interfaces: the only ones that ranks use to reach each other.
+        executable: the Python of the ranks; by default that of this process.
+        env: variables of the ranks' environment, in addition to those of this process.
+        disable_cache, use_gloo, use_mpi, mpi_args: have no meaning here.
+
+    Raises:
+        The exception that `func` has raised on the rank that failed first; its `__cause__` is a RemoteError
+        with the rank, the host and the traceback there.
+        RemoteError: that exception cannot be pickled.
+        RunError: the job could not start, or a rank ended without a result.
+        ValueError, TypeError: an argument is wrong, or cannot be sent.
+    """
+    options = options_of(locals())
+    if use_gloo and use_mpi:
+        raise ValueError("use_gloo and use_mpi exclude each other, and neither has a meaning here")
+    if verbose:
+        options.append("--verbose")
+    python = sys.executable if executable is None else os.fspath(executable)
+    return _run(_checked_call(func, args, kwargs), [*options, python, "-m", _WORKER], _checked_variables(env))
+
+
+def _run(call: _Call, options: Sequence[str], variables: Mapping[str, str]) -> list[Any]:
+    _refuse_inside_a_rank()
+    file = write_call(*call)
+    results = os.memfd_create("sirtaki-results")
+    path = [one for one in sys.path if isinstance(one, str)]
+    try:
+        run_launcher(Orders(os.getpid(), options, variables, file, results, path, python_version()))
+        return results_in(results)
+    finally:
+        os.close(file)
+        os.close(results)
+
+
+def _checked_call(func: Any, args: Any, kwargs: Any) -> _Call:
+    if not callable(func):
+        hint = (
+            "pass the function itself and its arguments in args, as in sirtaki.run(train, args=(0.1,), np=2)"
+        )
+        raise TypeError(f"func has to be a function, not {type(func).__name__}: {hint}")
+    if not isinstance(args, Sequence) or isinstance(args, str | bytes):
+        raise TypeError(
+            f"args has to be a tuple of arguments, not {type(args).__name__}: write args=(value,)"
+        )
+    if not isinstance(kwargs, Mapping | None) or not all(isinstance(name, str) for name in kwargs or ()):
+        raise TypeError("kwargs has to be a dictionary from names of parameters to their values")
+    return func, tuple(args), dict(kwargs or {})
+
+
+def _checked_variables(env: Any) -> dict[str, str]:
+    variables = dict(env or {})
+    for name, value in variables.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"env has to be a dictionary of strings, but {name!r} is {value!r}")
+    return variables
+
+
+def _refuse_inside_a_rank() -> None:
+    if "SIRTAKI_RANK" in os.environ and "SIRTAKI_JOB" in os.environ:
+        raise RunError(
+            f"this is rank {os.environ['SIRTAKI_RANK']} of a job already, and a rank cannot start another "
+            "one: call sirtaki.run outside of the function that it runs, and of programs that hvdrun starts"
+        )

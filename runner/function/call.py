@@ -1,0 +1,137 @@
+"""A call in a file without a name: the function, its arguments, and what a rank needs to load them."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from sirtaki.runner.function.captures import captured_by
+
+_LARGEST_VARIABLE = 100 * 1000 * 1000  # bytes
+_LARGEST_SOURCES = 1 << 20  # characters
+_ADVICE = "load it inside the function, or, if every rank needs it, pass it in args"
+
+Call = tuple[Mapping[str, list[str]], Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
+
+
+class _Counter:
+    """A file that only counts the bytes written to it."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def write(self, data: Any) -> int:
+        count = memoryview(data).nbytes
+        self.size += count
+        return count
+
+
+def write_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """Writes a call to a new file in memory, and returns its descriptor.
+
+    Raises:
+        ValueError: the function uses a variable that is too large to travel with it.
+        TypeError: something cannot be pickled; the text names it.
+        ImportError: cloudpickle is not installed.
+    """
+    cloudpickle = import_cloudpickle()
+    for name, value in captured_by(function):
+        _check_size(name, _size_in_memory(value))
+    descriptor = os.memfd_create("sirtaki-call")
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            try:
+                cloudpickle.dump((_sources(), function, args, kwargs), file)
+            except Exception as error:
+                raise _explained(error, function, args, kwargs) from error
+        if os.fstat(descriptor).st_size > _LARGEST_VARIABLE:
+            for name, value in captured_by(function):
+                _check_size(name, _pickled_size(value))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def import_cloudpickle() -> Any:
+    try:
+        import cloudpickle
+    except ImportError:
+        raise ImportError(
+            "sirtaki.run sends the function to the ranks with cloudpickle, which is not installed: "
+            "pip install cloudpickle"
+        ) from None
+    return cloudpickle
+
+
+def python_version() -> str:
+    """Returns the version that has to be equal: functions travel as bytecode."""
+    return f"{platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _sources() -> dict[str, list[str]]:
+    """Returns the source lines that exist in memory only, such as those of a notebook's cells.
+
+    A rank's traceback shows them.
+    """
+    found: dict[str, list[str]] = {}
+    left = _LARGEST_SOURCES
+    for name, entry in reversed(list(linecache.cache.items())):
+        if len(entry) == 4 and entry[1] is None and (left := left - entry[0]) >= 0:
+            found[name] = list(entry[2])
+    return found
+
+
+def add_sources(sources: Mapping[str, list[str]]) -> None:
+    """Makes source lines of another process known to this one's tracebacks."""
+    for name, lines in sources.items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+
+
+def _size_in_memory(value: object) -> int:
+    """Returns the size of an array or tensor in bytes, 0 of anything else."""
+    size = getattr(value, "nbytes", 0) if not isinstance(value, type) else 0
+    return size if isinstance(size, int) else 0
+
+
+def _pickled_size(value: object) -> int:
+    counter = _Counter()
+    import_cloudpickle().dump(value, counter)
+    return counter.size
+
+
+def _check_size(name: str, size: int) -> None:
+    if size > _LARGEST_VARIABLE:
+        raise ValueError(
+            f"the function uses the variable '{name}' of {size / 1e6:.0f} MB, and a variable of more than "
+            f"{_LARGEST_VARIABLE / 1e6:.0f} MB does not travel with the function: {_ADVICE}"
+        )
+
+
+def _explained(
+    error: Exception, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> TypeError:
+    """Returns an error that names what cannot be sent."""
+    arguments = [(f"args[{index}]", value) for index, value in enumerate(args)]
+    arguments += [(f"kwargs['{name}']", value) for name, value in kwargs.items()]
+    variables = [(f"its variable '{name}'", value) for name, value in captured_by(function)]
+    what = _first_unpicklable([*variables, *arguments])
+    return TypeError(
+        f"the function cannot be sent to the ranks{what}: {error}; objects such as locks, open files and "
+        "sockets have to be created inside the function"
+    )
+
+
+def _first_unpicklable(candidates: Iterable[tuple[str, object]]) -> str:
+    for name, value in candidates:
+        size = None
+        with contextlib.suppress(Exception):
+            size = _pickled_size(value)
+        if size is None:
+            return f" because of {name}, a {type(value).__name__}"
+    return ""

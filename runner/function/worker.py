@@ -1,0 +1,219 @@
+"""The program of a rank that `sirtaki.run` has started: gets the function, calls it, and sends the outcome.
+
+Nothing is unpickled before the launcher has proved that it knows the key of the job. The report of an outcome
+says its `kind`: returned, raised or exited; of an exception also its class (`type`), `text` and `traceback`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from sirtaki.runner.environment import encrypts
+from sirtaki.runner.function.call import Call, add_sources, import_cloudpickle, python_version
+from sirtaki.runner.function.errors import RunError
+from sirtaki.runner.function.frames import pack_frames
+from sirtaki.runner.function.service import END, HELLO, OFFSET, OUTCOME, PIECE, PIECE_BYTES, READ
+from sirtaki.runner.rendezvous.job import CALLS, Identity, Job, RendezvousError
+from sirtaki.runner.rendezvous.providers import find_world
+from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+
+_ANSWER_SECONDS = 600.0  # for an answer, which takes milliseconds unless the launcher was stopped
+_LONGEST_TEXT, _LONGEST_TRACEBACK = 20_000, 50_000  # characters: one message holds a whole report
+_INTERRUPTED = 130  # a shell's exit code for a program that was interrupted
+
+
+class LauncherGone(Exception):
+    """The launcher has ended, or refuses what this process sends; so this process ends, too."""
+
+
+class Launcher:
+    """The connection to the launcher. `number` is that of this rank, or worker of an elastic job, there."""
+
+    def __init__(self) -> None:
+        """Connects. Raises LauncherGone if there is no launcher, or if it does not accept this process."""
+        try:
+            address, job, self.number = _find_launcher()
+            mine = Identity(self.number, channel=CALLS)
+            self._client = RendezvousClient.connect(address, job, mine)
+        except RendezvousError as error:
+            raise LauncherGone(str(error)) from None
+        values = {"host": socket.gethostname(), "pid": os.getpid(), "python": python_version()}
+        answer = json.loads(self._ask(HELLO + json.dumps(values).encode()))
+        self.path: list[str] = answer["path"]
+        self._size: int = answer["size"]
+        self._pending = bytearray()  # bytes of the outcome that have not been sent
+
+    def read_call(self) -> bytearray:
+        """Returns the pickled call."""
+        call = bytearray()
+        while len(call) < self._size:
+            call += self._ask(READ + OFFSET.pack(len(call)))
+        return call
+
+    def begin_outcome(self, report: dict[str, Any]) -> None:
+        """Begins the outcome; one that has not ended is forgotten."""
+        self._pending.clear()
+        self._ask(OUTCOME + json.dumps(report).encode())
+
+    def write(self, data: Any) -> int:
+        """Sends a part of the pickled outcome, as a file that `pickle` writes to."""
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), PIECE_BYTES):
+            self._pending += view[start : start + PIECE_BYTES]
+            if len(self._pending) >= PIECE_BYTES:
+                self._send_piece()
+        return len(view)
+
+    def end_outcome(self) -> None:
+        """Returns when the launcher has the whole outcome."""
+        while self._pending:
+            self._send_piece()
+        self._ask(END)
+
+    def _send_piece(self) -> None:
+        self._ask(PIECE + self._pending[:PIECE_BYTES])
+        del self._pending[:PIECE_BYTES]
+
+    def _ask(self, request: bytes | bytearray) -> bytes:
+        try:
+            return self._client.call(bytes(request), time.monotonic() + _ANSWER_SECONDS)
+        except (OSError, RendezvousError) as error:
+            raise LauncherGone(str(error)) from None
+
+
+def _find_launcher() -> tuple[str, Job, int]:
+    """Returns the address of the launcher, the job, and this process's number there."""
+    world = find_world()
+    address, job, number = world.address, world.job, world.rank
+    if "SIRTAKI_ARBITER" in os.environ:
+        from sirtaki.runner.rendezvous.elastic.process import ARBITER, WORKERS
+        from sirtaki.runner.rendezvous.lifecycle import WORKER
+
+        address, number = os.environ[ARBITER], int(os.environ[WORKER])
+        job = replace(job, id=f"{job.id}.workers", size=WORKERS)
+    if encrypts(os.environ):
+        from sirtaki.runner.rendezvous.lifecycle import encrypted
+
+        job = encrypted(job)
+    return address, job, number
+
+
+def main() -> int:
+    try:
+        launcher = Launcher()
+        # Modules of this host's own path, such as the standard library in another place, come last.
+        sys.path[:] = [*launcher.path, *(one for one in sys.path if one not in launcher.path)]
+        return _call(launcher)
+    except LauncherGone as error:
+        print(f"sirtaki.run: {error}", file=sys.stderr)
+        return 1
+
+
+def _call(launcher: Launcher) -> int:
+    """Calls the function, and sends its result or its exception; returns the exit code of this process."""
+    try:
+        function, args, kwargs = _load(launcher)
+        result = function(*args, **kwargs)
+        launcher.begin_outcome({"kind": "returned"})
+        _send_result(launcher, result)
+    except LauncherGone:
+        raise
+    except KeyboardInterrupt as interrupt:
+        _abort(interrupt)
+        return _INTERRUPTED
+    except SystemExit as end:
+        return _exit(launcher, end)
+    except BaseException as error:
+        _fail(launcher, error)
+        return 1
+    return 0
+
+
+def _load(launcher: Launcher) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    cloudpickle = import_cloudpickle()
+    data = launcher.read_call()
+    try:
+        call: Call = cloudpickle.loads(data)
+    except Exception as error:
+        text = f"rank {launcher.number} on {socket.gethostname()} cannot load the function"
+        advice = "; every host needs the modules that the function comes from, in the same folders"
+        advice *= isinstance(error, ImportError)
+        raise RunError(f"{text}: {type(error).__name__}: {error}{advice}") from error
+    sources, function, args, kwargs = call
+    add_sources(sources)
+    return function, args, dict(kwargs)
+
+
+def _send_result(launcher: Launcher, result: object) -> None:
+    try:
+        import_cloudpickle().dump(result, launcher)
+    except LauncherGone:
+        raise
+    except Exception as error:
+        text = f"the result of rank {launcher.number}, a {type(result).__name__}, cannot be pickled: {error}"
+        raise TypeError(f"{text}; return plain values, arrays or tensors") from error
+    launcher.end_outcome()
+
+
+def _exit(launcher: Launcher, end: SystemExit) -> int:
+    """Handles sys.exit(): a rank has to return, but a worker that leaves an elastic job ends in this way."""
+    code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    if "SIRTAKI_ARBITER" in os.environ:
+        return code
+    _send_exception(launcher, end, "exited")
+    return code or 1
+
+
+def _fail(launcher: Launcher, error: BaseException) -> None:
+    """Sends an exception, and ends this rank's world as an uncaught exception does."""
+    _send_exception(launcher, error, "raised")
+    _abort(error)
+
+
+def _abort(error: BaseException) -> None:
+    from sirtaki.runner.rendezvous import lifecycle
+
+    lifecycle.abort(error)
+
+
+def _send_exception(launcher: Launcher, error: BaseException, kind: str) -> None:
+    from sirtaki.bindings import default_context
+    from sirtaki.bindings.user_code import hide_internal_frames
+
+    context = default_context.process.context
+    hide_internal_frames(error, context is not None and context.failure is not None)
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    report = {
+        "kind": kind,
+        "type": type(error).__qualname__,
+        "text": _text_of(error)[:_LONGEST_TEXT],
+        "traceback": "".join(lines)[-_LONGEST_TRACEBACK:],
+        "frames": pack_frames(error.__traceback__),
+    }
+    launcher.begin_outcome(report)
+    try:
+        import_cloudpickle().dump(error, launcher)
+    except LauncherGone:
+        raise
+    except Exception:  # the report has to do
+        launcher.begin_outcome(report)
+    launcher.end_outcome()
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""sirtaki.run: results by rank, what travels with a function, and the output of the ranks."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from launching import FAILSAFE_SECONDS
+
+import sirtaki
+
+SCALE = 10
+
+
+class Point:
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+
+@pytest.fixture(autouse=True)
+def functions_of_this_file_travel_by_value() -> Iterator[None]:
+    """Makes cloudpickle treat this module like a user's script: ranks cannot import it."""
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+def rank() -> int:
+    return int(os.environ["SIRTAKI_RANK"])
+
+
+def test_results_are_in_the_order_of_ranks() -> None:
+    def work(base: int, factor: int = 1) -> int:
+        return (base + rank()) * factor * SCALE
+
+    assert sirtaki.run(work, args=(3,), kwargs={"factor": 2}, np=3) == [60, 80, 100]
+    assert sirtaki.run(work, (3,)) == [30]
+
+
+def test_ranks_exchange_values() -> None:
+    def total() -> tuple[int, int, float]:
+        import sirtaki.numpy as hvd
+
+        hvd.init()
+        return hvd.rank(), hvd.size(), float(hvd.allreduce([1.0 + hvd.rank()], op=hvd.Sum)[0])
+
+    assert sirtaki.run(total, np=2) == [(0, 2, 3.0), (1, 2, 3.0)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lambda x: x + 1,
+        lambda: functools.partial(lambda step, x: x + step, 1),
+        lambda: Adder(1).add,
+        lambda: Adder(1),
+    ],
+    ids=["lambda", "partial", "method", "object"],
+)
+def test_callables_of_all_kinds(make: Callable[[], Callable[[int], int]]) -> None:
+    assert sirtaki.run(make(), args=(41,)) == [42]
+
+
+class Adder:
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def add(self, x: int) -> int:
+        return x + self.step
+
+    __call__ = add
+
+
+def test_a_class_of_the_caller_is_the_same_class_in_results() -> None:
+    (result,) = sirtaki.run(lambda: Point(7))
+    assert type(result) is Point
+    assert result.x == 7
+
+
+def test_large_arguments_and_results() -> None:
+    data = os.urandom(1 << 20) * 5 + b"end"
+    assert sirtaki.run(lambda data: [data, rank()], args=(data,), np=2) == [[data, 0], [data, 1]]
+
+
+def test_the_results_of_ranks_that_end_at_different_times(tmp_path: Path) -> None:
+    def work(folder: Path) -> int:
+        if rank() == 0:
+            import time
+
+            while not (folder / "done").exists():  # by the rank that ends first
+                time.sleep(0.01)
+        else:
+            (folder / "done").touch()
+        return rank()
+
+    assert sirtaki.run(work, args=(tmp_path,), np=2) == [0, 1]
+
+
+def test_ranks_work_in_the_folder_of_the_caller_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "module_of_a_user.py").write_text(
+        "def work():\n    import os\n    return os.getcwd()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    from module_of_a_user import work
+
+    assert sirtaki.run(work, np=2) == [str(tmp_path), str(tmp_path)]
+
+
+def test_variables_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_THE_CALLER", "there")
+    names = ("OF_THE_CALLER", "GIVEN", "SIRTAKI_SIZE")
+
+    def work() -> list[str | None]:
+        return [os.environ.get(name) for name in names]
+
+    assert sirtaki.run(work, env={"GIVEN": "too"}, np=2) == [["there", "too", "2"]] * 2
+    assert "GIVEN" not in os.environ
+
+
+def test_output_has_the_rank_in_front(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def work() -> None:
+        print(f"hello from {rank()}")
+        print(f"an error of {rank()}", file=sys.stderr)
+
+    print("before")
+    assert sirtaki.run(work, np=2, output_filename=tmp_path) == [None, None]
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[0] == "before"
+    assert sorted(captured.out.splitlines()[1:]) == ["[0] hello from 0", "[1] hello from 1"]
+    errors = [line for line in captured.err.splitlines() if not line.startswith("hvdrun: ")]
+    assert sorted(errors) == ["[0] an error of 0", "[1] an error of 1"]
+    assert (tmp_path / "rank.1" / "stdout").read_text() == "hello from 1\n"
+
+
+def test_a_script_needs_no_guard(tmp_path: Path, environment: dict[str, str]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import os
+import sirtaki
+
+print("once")
+offset = 5
+
+def work(x):
+    return helper(x) + offset
+
+def helper(x):
+    return x * int(os.environ["SIRTAKI_RANK"])
+
+print(sirtaki.run(work, args=(2,), np=2))
+"""
+    )
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=FAILSAFE_SECONDS)
+    assert done.stdout.splitlines() == ["once", "[5, 7]"], done.stderr
+    assert done.returncode == 0
+
+
+def test_a_thread_may_call_it() -> None:
+    import threading
+
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(sirtaki.run(rank, np=2)))
+    thread.start()
+    thread.join(FAILSAFE_SECONDS)
+    assert results == [[0, 1]]
+
+
+def test_nothing_of_it_is_imported_before_it_is_used(environment: dict[str, str]) -> None:
+    program = """
+import json, sys
+import sirtaki
+print(json.dumps([name for name in sys.modules if name.startswith("sirtaki.runner")]))
+assert "run" in dir(sirtaki) and callable(sirtaki.run)
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=FAILSAFE_SECONDS)
+    assert json.loads(done.stdout) == [], done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+def test_neither_command_lines_nor_the_environment_hold_the_key() -> None:
+    def work() -> tuple[str, str, str]:
+        def lines_of(pid: int) -> str:
+            found = ""
+            while pid > 1:
+                found += Path(f"/proc/{pid}/cmdline").read_text()
+                status = Path(f"/proc/{pid}/status").read_text()
+                pid = int(status.partition("PPid:")[2].split()[0])
+            return found
+
+        key = Path(os.environ["SIRTAKI_KEY_FILE"]).read_text().strip()
+        return key, lines_of(os.getpid()), json.dumps(dict(os.environ))
+
+    ((key, lines, variables),) = sirtaki.run(work)
+    assert len(key) == 64
+    assert "sirtaki.runner.function.launcher" in lines
+    assert key not in lines
+    assert key not in variables

@@ -1,0 +1,82 @@
+"""sirtaki.run over several hosts, by way of a stand-in for ssh."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+import sirtaki
+
+Hosts = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def functions_of_this_file_travel_by_value(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Makes cloudpickle treat this module like a user's script: ranks cannot import it."""
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture
+def reachable(hosts: Hosts, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    """Returns `hosts`, whose ssh this process finds, too."""
+    for name in ("PATH", "SSH_STAND_IN"):
+        monkeypatch.setenv(name, environment[name])
+    return hosts
+
+
+def work(data: bytes) -> tuple[int, str, str, bytes]:
+    return int(os.environ["SIRTAKI_RANK"]), os.environ.get("HOSTNAME", ""), os.getcwd(), data[::-1]
+
+
+@pytest.mark.parametrize("encrypt", ["0", "1"])
+def test_functions_and_results_travel_between_hosts(reachable: Hosts, encrypt: str) -> None:
+    reachable(hostB={}, hostC={})
+    data = os.urandom(3 << 20)
+    variables = {"SIRTAKI_ENCRYPT": encrypt, "SECRET_OF_USER": "x"}
+    results = sirtaki.run(work, args=(data,), hosts=["hostB:2", "hostC:1"], env=variables)
+    hosts = ["hostB", "hostB", "hostC"]
+    assert results == [(rank, host, os.getcwd(), data[::-1]) for rank, host in enumerate(hosts)]
+
+
+def test_the_exception_of_a_rank_elsewhere(reachable: Hosts) -> None:
+    reachable(hostB={})
+
+    def fail() -> None:
+        if os.environ["SIRTAKI_RANK"] == "1":
+            raise ZeroDivisionError("there")
+        import time
+
+        time.sleep(300)
+
+    with pytest.raises(ZeroDivisionError, match=r"^there$") as raised:
+        sirtaki.run(fail, hosts="localhost:1,hostB:1")
+    cause = raised.value.__cause__
+    assert isinstance(cause, sirtaki.RemoteError)
+    assert cause.rank == 1
+
+
+def test_a_host_that_nobody_knows(reachable: Hosts) -> None:
+    reachable()
+    with pytest.raises(
+        sirtaki.RunError, match=r"^there is no host called hostX: check the name, or write its"
+    ):
+        sirtaki.run(work, hosts="hostX:1")
+
+
+def test_a_host_with_another_version_of_python(reachable: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    reachable(hostB={})
+    monkeypatch.setattr("sirtaki.runner.function.api.python_version", lambda: "CPython 3.99")
+    with pytest.raises(
+        sirtaki.RunError, match=r"^rank 0 on .* runs CPython 3\.\d+, but the function comes from"
+    ):
+        sirtaki.run(work, args=(b"",), hosts="hostB:1")
