@@ -219,7 +219,8 @@ class _Launch:
         cores = usable_cores()
         threads = thread_counts(len(allocation.ranks), cores, os.environ)
         if threads:
-            self._display.say(_describe_threads(threads, len(allocation.ranks), cores))
+            show = self._display.say if settings.service is None else self._display.detail
+            show(_describe_threads(threads, len(allocation.ranks), cores))
         additions = {**threads, **settings.additions, REPORTS: str(post_mortem.reports)}
         return RankEnvironment(job.id, rendezvous, key_file, settings.start_timeout, additions)
 

@@ -16,6 +16,10 @@ from sirtaki.runner.frames import LIMITS, Kind
 from sirtaki.runner.job_timeline import JobTimeline
 
 _MAX_LINES = 8
+_STARTERS = (
+    "runpy.py",
+    "<frozen runpy>",
+)  # the code that runs `python -m`, which is all that is left at its end
 # Raised when a malformed report is read: wrong types, endless nesting, or numbers out of bounds.
 _MALFORMED = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError)
 
@@ -109,9 +113,10 @@ def _name(operations: Sequence[Mapping[str, Any]]) -> str:
 
 def _place(stack: Sequence[Mapping[str, Any]]) -> str:
     """Returns the innermost of the user's own functions, else the innermost function."""
-    own = [frame for frame in stack if not frame["library"]]
-    if not stack:
+    inner = [frame for frame in stack if Path(frame["file"]).name not in _STARTERS]
+    own = [frame for frame in inner if not frame["library"]]
+    if not inner:
         return ""
-    frame = (own or stack)[0]
+    frame = (own or inner)[0]
     function = "" if frame["function"] == "<module>" else f"in {frame['function']}() "
     return f", {function}at {Path(frame['file']).name}:{frame['line']}"

@@ -53,9 +53,11 @@ class Launcher:
 
     def read_call(self) -> bytearray:
         """Returns the pickled call."""
-        call = bytearray()
-        while len(call) < self._size:
-            call += self._ask(READ + OFFSET.pack(len(call)))
+        call, end = bytearray(self._size), 0
+        while end < self._size:
+            piece = self._ask(READ + OFFSET.pack(end))
+            call[end : end + len(piece)] = piece
+            end += len(piece)
         return call
 
     def begin_outcome(self, report: dict[str, Any]) -> None:
@@ -66,25 +68,28 @@ class Launcher:
     def write(self, data: Any) -> int:
         """Sends a part of the pickled outcome, as a file that `pickle` writes to."""
         view = memoryview(data).cast("B")
+        if len(self._pending) + len(view) > PIECE_BYTES:
+            self._send_pending()
+        if len(view) <= PIECE_BYTES:
+            self._pending += view
+            return len(view)
         for start in range(0, len(view), PIECE_BYTES):
-            self._pending += view[start : start + PIECE_BYTES]
-            if len(self._pending) >= PIECE_BYTES:
-                self._send_piece()
+            self._ask(b"".join((PIECE, view[start : start + PIECE_BYTES])))
         return len(view)
 
     def end_outcome(self) -> None:
         """Returns when the launcher has the whole outcome."""
-        while self._pending:
-            self._send_piece()
+        self._send_pending()
         self._ask(END)
 
-    def _send_piece(self) -> None:
-        self._ask(PIECE + self._pending[:PIECE_BYTES])
-        del self._pending[:PIECE_BYTES]
+    def _send_pending(self) -> None:
+        if self._pending:
+            self._ask(PIECE + bytes(self._pending))
+            self._pending.clear()
 
-    def _ask(self, request: bytes | bytearray) -> bytes:
+    def _ask(self, request: bytes) -> bytes:
         try:
-            return self._client.call(bytes(request), time.monotonic() + _ANSWER_SECONDS)
+            return self._client.call(request, time.monotonic() + _ANSWER_SECONDS)
         except (OSError, RendezvousError) as error:
             raise LauncherGone(str(error)) from None
 
@@ -159,7 +164,7 @@ def _send_result(launcher: Launcher, result: object) -> None:
         raise
     except Exception as error:
         text = f"the result of rank {launcher.number}, a {type(result).__name__}, cannot be pickled: {error}"
-        raise TypeError(f"{text}; return plain values, arrays or tensors") from error
+        raise TypeError(f"{text}; return plain values, arrays or tensors") from None
     launcher.end_outcome()
 
 
@@ -186,10 +191,13 @@ def _abort(error: BaseException) -> None:
 
 def _send_exception(launcher: Launcher, error: BaseException, kind: str) -> None:
     from sirtaki.bindings import default_context
-    from sirtaki.bindings.user_code import hide_internal_frames
+    from sirtaki.bindings.user_code import hide_internal_frames, is_own
 
     context = default_context.process.context
     hide_internal_frames(error, context is not None and context.failure is not None)
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if all(map(is_own, files)):  # sirtaki's own frames say nothing to users
+        error.__traceback__ = None
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     report = {
         "kind": kind,
