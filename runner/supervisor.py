@@ -243,18 +243,20 @@ class Supervisor:
             rank.signal(number)
 
     def _show_result(self, summary: Sequence[str]) -> None:
-        failure = self._failure
-        reason = ""
-        if failure is not None and failure.rank is not None and self.service is None:
-            reason = self.display.show_error_of(failure.rank)
+        failure, service = self._failure, self.service
+        reason, rank = "", None if failure is None else failure.rank
+        explains = service is not None and service.has_outcome(rank)
+        if rank is not None and not explains:
+            reason = self.display.show_error_of(rank)
         for line in summary:
             self.display.say(line)
-        if failure is None and self.service is None and (notice := self.analyzer.notice):
+        if failure is None and service is None and (notice := self.analyzer.notice):
             self.display.say(notice)
-        if failure is not None and self.service is not None:
-            self.service.note_failure(failure.text, failure.culprit)
-        elif failure is not None and failure.text:
-            self.display.say(f"{failure.text}{reason and ': '}{reason}")
+        text = f"{failure.text}{reason and ': '}{reason}" if failure is not None and failure.text else ""
+        if failure is not None and service is not None:
+            service.note_failure(text, failure.culprit)
+        elif text:
+            self.display.say(text)
 
 
 def _count(running: Sequence[int]) -> str:

@@ -353,8 +353,9 @@ class ElasticJob:
             self._wakeup.read()
         self._display.close_streams()
         result, service = self._result or Finish(0), self._settings.service
-        reason, culprit = "", None if service is not None else result.culprit
-        if culprit is not None and (lane := self._processes.lane(culprit)) is not None:
+        reason, culprit = "", result.culprit
+        explains = service is not None and service.has_outcome(culprit)
+        if culprit is not None and not explains and (lane := self._processes.lane(culprit)) is not None:
             reason = self._display.show_error_of(lane, self._arbiter.workers[culprit].name)
         if self._arbiter.generation > 1 or self._arbiter.losses:
             seconds, arbiter = time.monotonic() - self._started, self._arbiter
@@ -362,10 +363,11 @@ class ElasticJob:
             self._display.say(account.summary(arbiter.generation, arbiter.losses, workers, seconds))
         if notice:
             self._display.say(notice)
+        text = result.text and f"{result.text}{reason and ': '}{reason}"
         if service is not None and result.code:
-            service.note_failure(result.text, result.culprit)
-        elif result.text:
-            self._display.say(f"{result.text}{reason and ': '}{reason}")
+            service.note_failure(text, culprit)
+        elif text:
+            self._display.say(text)
         while not self._display.all_shown and not self._skips_output:
             for key, _ in self._selector.select():
                 key.data()

@@ -47,10 +47,11 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
     env: Mapping[str, str] | None = None,
+    oversubscribe: bool = False,
 ) -> list[Any]:
     """Calls `func(*args, **kwargs)` on every rank of a new job, and returns the results, by rank.
 
-    The parameters are those of `horovod.run`, in its order, and `env`. docs/run.md describes them.
+    The parameters are those of `horovod.run`, in its order, and two more. docs/run.md describes them.
 
     Args:
         func: a function, also one of a script or a notebook; a lambda; or another callable object.
@@ -65,6 +66,7 @@ def run(
         network_interfaces: the only ones that ranks use to reach each other.
         executable: the Python of the ranks; by default that of this process.
         env: variables of the ranks' environment, in addition to those of this process.
+        oversubscribe: whether to start ranks although their hosts seem to have no room for them.
         disable_cache, use_gloo, use_mpi, mpi_args: have no meaning here.
 
     Raises:
@@ -77,8 +79,7 @@ def run(
     options = options_of(locals())
     if use_gloo and use_mpi:
         raise ValueError("use_gloo and use_mpi exclude each other, and neither has a meaning here")
-    if verbose:
-        options.append("--verbose")
+    options += ["--verbose"] * bool(verbose) + ["--oversubscribe"] * bool(oversubscribe)
     python = sys.executable if executable is None else os.fspath(executable)
     return _run(_checked_call(func, args, kwargs), [*options, python, "-m", _WORKER], _checked_variables(env))
 

@@ -8,15 +8,32 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
-from sirtaki.runner.function.captures import captured_by
+from sirtaki.runner.function.captures import captured_by, definitions_for
 
 _LARGEST_VARIABLE = 100 * 1000 * 1000  # bytes
 _LARGEST_SOURCES = 1 << 20  # characters
 _ADVICE = "load it inside the function, or, if every rank needs it, pass it in args"
 
-Call = tuple[Mapping[str, list[str]], Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
+
+@dataclass(frozen=True)
+class Call:
+    """A call.
+
+    Attributes:
+        function, args, kwargs: the function and its arguments.
+        definitions: functions and classes of the program that has made the call, by name.
+        sources: lines of code that exist in memory only, such as those of a notebook's cells, by file name.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    definitions: dict[str, Any]
+    sources: dict[str, list[str]]
 
 
 class _Counter:
@@ -31,7 +48,7 @@ class _Counter:
         return count
 
 
-def write_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+def write_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Writes a call to a new file in memory, and returns its descriptor.
 
     Raises:
@@ -46,7 +63,8 @@ def write_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
     try:
         with open(descriptor, "wb", closefd=False) as file:
             try:
-                cloudpickle.dump((_sources(), function, args, kwargs), file)
+                definitions = definitions_for(function, *map(type, [*args, *kwargs.values()]))
+                cloudpickle.dump(Call(function, args, kwargs, definitions, _sources()), file)
             except Exception as error:
                 raise _explained(error, function, args, kwargs) from error
         if os.fstat(descriptor).st_size > _LARGEST_VARIABLE:
@@ -75,10 +93,7 @@ def python_version() -> str:
 
 
 def _sources() -> dict[str, list[str]]:
-    """Returns the source lines that exist in memory only, such as those of a notebook's cells.
-
-    A rank's traceback shows them.
-    """
+    """Returns the lines of code that exist in memory only: the tracebacks of ranks show them."""
     found: dict[str, list[str]] = {}
     left = _LARGEST_SOURCES
     for name, entry in reversed(list(linecache.cache.items())):
@@ -87,9 +102,14 @@ def _sources() -> dict[str, list[str]]:
     return found
 
 
-def add_sources(sources: Mapping[str, list[str]]) -> None:
-    """Makes source lines of another process known to this one's tracebacks."""
-    for name, lines in sources.items():
+def settle(call: Call) -> None:
+    """Makes this process resemble the program that has made the call.
+
+    `pickle` finds the program's functions and classes in `__main__`, and tracebacks show its lines.
+    """
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    vars(main).update(call.definitions)
+    for name, lines in call.sources.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
 
 

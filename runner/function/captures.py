@@ -20,6 +20,23 @@ def captured_by(function: object) -> Iterator[tuple[str, Any]]:
     Functions and classes of the user's own program or notebook carry their variables along, and so do those
     that they use; functions of modules do not, because every rank imports the module.
     """
+    return ((name, value) for name, value in _walk(function) if not _travels_by_value(value))
+
+
+def definitions_for(*used: object) -> dict[str, Any]:
+    """Returns the functions and classes of the user's own program in `used`, and what these use, by name."""
+    return {
+        value.__name__: value
+        for one in used
+        for _, value in [("", one), *_walk(one)]
+        if isinstance(value, FunctionType | type)
+        and value.__module__ == _OWN_SCRIPT
+        and value.__qualname__ == value.__name__
+    }
+
+
+def _walk(function: object) -> Iterator[tuple[str, Any]]:
+    """Yields everything that travels with a function by value, each once, with the name of its variable."""
     pending, seen = [function], {id(function)}
     while pending:
         for name, value in _variables_of(pending.pop()):
@@ -28,8 +45,7 @@ def captured_by(function: object) -> Iterator[tuple[str, Any]]:
             seen.add(id(value))
             if _travels_by_value(value):
                 pending.append(value)
-            else:
-                yield name, value
+            yield name, value
 
 
 def _variables_of(one: object) -> Iterator[tuple[str, Any]]:

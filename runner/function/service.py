@@ -106,6 +106,11 @@ class FunctionService:
         """Notes which workers, by rank, are the ranks of an elastic job from now on."""
         self._summary.last_ranks.update((worker, rank) for rank, worker in enumerate(workers))
 
+    def has_outcome(self, rank: int | None) -> bool:
+        """Returns whether a rank has sent its result or its exception."""
+        outcome = None if rank is None else self._summary.outcomes.get(rank)
+        return outcome is not None and outcome.is_complete
+
     def note_failure(self, text: str, culprit: int | None) -> None:
         """Notes how the job has failed."""
         self._summary.failure, self._summary.culprit = text, culprit

@@ -12,12 +12,11 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from sirtaki.runner.environment import encrypts
-from sirtaki.runner.function.call import Call, add_sources, import_cloudpickle, python_version
+from sirtaki.runner.function.call import Call, import_cloudpickle, python_version, settle
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.function.frames import pack_frames
 from sirtaki.runner.function.service import END, HELLO, OFFSET, OUTCOME, PIECE, PIECE_BYTES, READ
@@ -125,8 +124,9 @@ def main() -> int:
 def _call(launcher: Launcher) -> int:
     """Calls the function, and sends its result or its exception; returns the exit code of this process."""
     try:
-        function, args, kwargs = _load(launcher)
-        result = function(*args, **kwargs)
+        call = _load(launcher)
+        settle(call)
+        result = call.function(*call.args, **call.kwargs)
         launcher.begin_outcome({"kind": "returned"})
         _send_result(launcher, result)
     except LauncherGone:
@@ -142,19 +142,16 @@ def _call(launcher: Launcher) -> int:
     return 0
 
 
-def _load(launcher: Launcher) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+def _load(launcher: Launcher) -> Call:
     cloudpickle = import_cloudpickle()
     data = launcher.read_call()
     try:
-        call: Call = cloudpickle.loads(data)
+        return cloudpickle.loads(data)
     except Exception as error:
         text = f"rank {launcher.number} on {socket.gethostname()} cannot load the function"
         advice = "; every host needs the modules that the function comes from, in the same folders"
         advice *= isinstance(error, ImportError)
         raise RunError(f"{text}: {type(error).__name__}: {error}{advice}") from error
-    sources, function, args, kwargs = call
-    add_sources(sources)
-    return function, args, dict(kwargs)
 
 
 def _send_result(launcher: Launcher, result: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
@@ -150,6 +151,24 @@ def test_a_result_that_cannot_be_pickled() -> None:
         sirtaki.run(lambda: (number for number in range(3)))
 
 
+def test_an_exception_without_frames_of_the_user_has_no_traceback() -> None:
+    def work(step: int) -> None:
+        pass
+
+    with pytest.raises(TypeError) as raised:
+        sirtaki.run(work)
+    assert isinstance(raised.value.__cause__, sirtaki.RemoteError)
+    assert raised.value.__cause__.traceback == f"TypeError: {raised.value}\n"
+
+
+def test_a_debugger_sees_the_frames_of_the_rank() -> None:
+    pytest.importorskip("tblib")
+    with pytest.raises(Detailed) as raised:
+        sirtaki.run(fail_on_rank_1, args=(Detailed(7),), np=2)
+    assert raised.traceback[-1].name == "fail_on_rank_1"
+    assert raised.traceback[0].name == "test_a_debugger_sees_the_frames_of_the_rank"
+
+
 def test_a_module_that_a_rank_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     import types
 
@@ -198,7 +217,7 @@ def test_another_version_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_wrong_values(arguments: dict[str, object], text: str) -> None:
-    with pytest.raises(ValueError, match="^" + __import__("re").escape(text)):
+    with pytest.raises(ValueError, match="^" + re.escape(text)):
         sirtaki.run(rank, **arguments)  # type: ignore[arg-type]
 
 
