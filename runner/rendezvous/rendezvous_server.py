@@ -33,6 +33,7 @@ from sirtaki.runner.rendezvous.unauthenticated import TOO_SLOW, RejectionLog, Un
 from sirtaki.runner.rendezvous.wire import pack_frame, printable, take_frame
 
 _WAKE_READ_BYTES = 64 * 1024
+_CALLS_GENERATION = -1  # of connections for calls, which belong to none
 
 
 class _Connection(HandshakeConnection):
@@ -92,7 +93,6 @@ class RendezvousServer:
             lambda text: on_event(RankEvent("refused", RENDEZVOUS_RANK, 0, text))
         )
         self._ranks: dict[tuple[int, int], _Connection] = {}  # clients that have, by generation and rank
-        self._callers: dict[int, _Connection] = {}  # those that have joined for calls, by rank
         self._tasks: deque[Callable[[], None]] = deque()  # queued by other threads
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
@@ -263,16 +263,13 @@ class RendezvousServer:
             raise RendezvousError(
                 f"there is no rank {rank} in a job of {size} ranks: they are 0 to {size - 1}"
             )
-        if rank in self._callers if connection.calls else (generation, rank) in self._ranks:
+        if (generation, rank) in self._ranks:
             raise RendezvousError(
                 f"two processes claim to be rank {rank}: give each process a rank of its own"
             )
         connection.joined = True
         self._unauthenticated.discard(connection)
-        if connection.calls:
-            self._callers[rank] = connection
-        else:
-            self._ranks[generation, rank] = connection
+        self._ranks[generation, rank] = connection
         connection.outgoing += pack_frame(messages.WELCOME + self._session)
 
     def _gather(self, connection: _Connection, number: int, payload: bytes) -> None:
@@ -359,9 +356,7 @@ class RendezvousServer:
         self._selector.unregister(connection.socket)
         connection.socket.close()
         self._unauthenticated.discard(connection)
-        if connection.joined and connection.calls:
-            del self._callers[_identity_of(connection)[0]]
-        elif connection.joined:
+        if connection.joined:
             rank, generation = _identity_of(connection)
             del self._ranks[generation, rank]
             if connection.initialised and not connection.end_report:
@@ -376,7 +371,7 @@ def _identity_of(connection: _Connection) -> tuple[int, int]:
     peer = connection.peer
     if peer is None:
         raise RendezvousError("it has not authenticated")
-    return peer.rank, peer.generation
+    return peer.rank, _CALLS_GENERATION if connection.calls else peer.generation
 
 
 def _message_of(answer: Answer) -> bytes:
