@@ -16,7 +16,13 @@ from sirtaki.tensorflow.compression import Compression
 from sirtaki.tensorflow.consistency import check_parameters
 from sirtaki.tensorflow.library import library as _library
 from sirtaki.tensorflow.optimizer import DistributedOptimizer
-from sirtaki.tensorflow.state import allgather_object, broadcast_object, broadcast_variables
+from sirtaki.tensorflow.sessions import BroadcastGlobalVariablesHook, broadcast_global_variables
+from sirtaki.tensorflow.state import (
+    allgather_object,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
+)
 from sirtaki.tensorflow.synchronization import barrier, join
 from sirtaki.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from sirtaki.tensorflow.topology import *  # noqa: F403
@@ -43,6 +49,7 @@ __all__ = [
     *_shared,
     *_topology_ops,
     *_collectives,
+    "BroadcastGlobalVariablesHook",
     "Compression",
     "DistributedGradientTape",
     "PartialDistributedGradientTape",
@@ -53,9 +60,11 @@ __all__ = [
     "elastic",
     "enable_xla",
     "join",
+    "broadcast_global_variables",
     "broadcast_variables",
     "check_parameters",
     "broadcast_object",
+    "broadcast_object_fn",
     "allgather_object",
 ]
 

@@ -1,13 +1,17 @@
-"""Optimizers that combine gradients over the ranks: those of Keras."""
+"""Optimizers that combine gradients over the ranks: those of Keras, and those of TensorFlow 1."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
 
+import tensorflow as tf
+
 from sirtaki.common.ops import Average
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.tensorflow.compression import Compression, Compressor
+from sirtaki.tensorflow.exchange import GradientExchange
+from sirtaki.tensorflow.graph_optimizer import distribute
 
 
 def DistributedOptimizer(  # noqa: N802  # Horovod's name
@@ -27,22 +31,50 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Returns a Keras 3 optimizer that combines gradients over the ranks:
-    `sirtaki.keras.DistributedOptimizer`.
+    """Makes an optimizer step with gradients that are combined over the ranks. All ranks must call it.
+
+    An optimizer of Keras 3 becomes that of `sirtaki.keras.DistributedOptimizer`. One of `tf.compat.v1.train`
+    stays an instance of its class, and the same object is returned: `compute_gradients`, and so `minimize`,
+    return combined gradients.
 
     Args:
-        optimizer: a `keras.optimizers.Optimizer`.
-        use_locking: accepted and ignored; it only matters for TensorFlow 1.
-
-    The others are those of `sirtaki.keras.DistributedOptimizer`.
+        optimizer: a `keras.optimizers.Optimizer`, or a `tf.compat.v1.train.Optimizer`.
+        name: for Keras, as there; otherwise accepted and ignored.
+        use_locking: accepted and ignored: an optimizer has its own.
+        device_dense, device_sparse: accepted; see `sirtaki.tensorflow.collectives`.
+        compression: Compression.fp16 or Compression.bf16 to exchange gradients in 16 bits.
+        sparse_as_dense: exchange tf.IndexedSlices as dense tensors, instead of all ranks' slices.
+        backward_passes_per_step: number of passes whose gradients add up on this rank before the exchange.
+            With TensorFlow 1, the session has to run `tf.compat.v1.local_variables_initializer()`.
+        op: Average or Sum; with TensorFlow 1 also Min, Max, Product and Adasum. With Adasum each rank steps
+            with its own gradients, and the changes of the variables are combined.
+        gradient_predivide_factor: divide by it before the sum, and by size / factor after it (op=Average).
+        average_aggregated_gradients: whether to divide the sum of the passes by their number.
+        num_groups, groups: the number of operations; or lists of variables, whose gradients form one each.
+        process_set: the ranks that train together; on other ranks the optimizer stays plain.
+        scale_local_gradients: whether the gradients of variables that `register_local_var(variable)` keeps on
+            this rank are divided by the number of ranks.
 
     Raises:
         TypeError: another kind of optimizer.
+        ValueError: an optimizer that is already distributed, or arguments that do not fit together.
     """
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        exchange = GradientExchange(
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+            op=op,
+            gradient_predivide_factor=gradient_predivide_factor,
+            groups=groups or num_groups,
+            process_set=process_set,
+            scale_local_gradients=scale_local_gradients,
+        )
+        return distribute(optimizer, exchange, backward_passes_per_step, average_aggregated_gradients)
     if not any(cls.__module__.startswith("keras.") for cls in type(optimizer).__mro__):
         raise TypeError(
-            f"{type(optimizer).__module__}.{type(optimizer).__name__} is no optimizer of Keras 3: those of "
-            "TensorFlow 1 and of Keras 2 are not served. hvd.DistributedGradientTape goes with any optimizer"
+            f"{type(optimizer).__module__}.{type(optimizer).__name__} is neither an optimizer of Keras 3 nor "
+            "of tf.compat.v1.train: those of Keras 2 are not served. hvd.DistributedGradientTape goes with "
+            "any optimizer"
         )
     return import_module("sirtaki.keras").DistributedOptimizer(
         optimizer,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -46,7 +46,7 @@ def broadcast_variables(
 def broadcast_object(
     obj: Any = None,
     root_rank: int = 0,
-    session: None = None,
+    session: Any = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
@@ -55,7 +55,7 @@ def broadcast_object(
     Args:
         obj: anything that cloudpickle can pickle; only the root's is used.
         root_rank: the rank whose object is sent.
-        session: None: TensorFlow 2 has no sessions.
+        session: accepted and ignored: objects are sent without TensorFlow.
         name: identifies the operation on all ranks.
         process_set: the ranks that take part.
 
@@ -68,8 +68,18 @@ def broadcast_object(
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
+def broadcast_object_fn(
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[Any], Any]:
+    """Returns a function of an object that works like `broadcast_object` with these arguments."""
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
+
+
 def allgather_object(
-    obj: Any, session: None = None, name: str | None = None, process_set: ProcessSet = global_process_set
+    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """Collects an object of every rank of the set, all of which must call it, outside of functions.
 

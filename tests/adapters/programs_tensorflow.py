@@ -29,4 +29,24 @@ def a_rank_that_dies() -> None:
             (FOLDER / name).write_text(str(error))
 
 
+def a_rank_that_dies_in_a_training_session() -> None:
+    """The session of the other rank ends, although MonitoredTrainingSession repeats some failures."""
+    hvd.init()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with tf.Graph().as_default():
+        variable = tf.compat.v1.Variable(1.0)
+        optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+        step = hvd.DistributedOptimizer(optimizer).minimize(variable * variable)
+        hooks = [hvd.BroadcastGlobalVariablesHook(0)]
+        try:
+            with tf.compat.v1.train.MonitoredTrainingSession(hooks=hooks) as session:
+                session.run(step)
+                if hvd.rank() == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                while True:
+                    session.run(step)
+        except hvd.HorovodInternalError as error:
+            (FOLDER / "session").write_text(str(error))
+
+
 globals()[sys.argv[1]]()

@@ -33,6 +33,12 @@ def test_the_death_of_a_rank_comes_out_of_the_others_operations(tmp_path: Path) 
         assert "rank 1" in text, text
 
 
+def test_the_death_of_a_rank_ends_a_training_session(tmp_path: Path) -> None:
+    finished = run(*hvdrun(2, sys.executable, PROGRAMS, "a_rank_that_dies_in_a_training_session", tmp_path))
+    assert finished.returncode != 0
+    assert "rank 1" in (tmp_path / "session").read_text()
+
+
 @pytest.mark.full
 def test_the_digits_example_learns() -> None:
     pytest.importorskip("sklearn")
@@ -47,4 +53,4 @@ def test_the_digits_example_learns() -> None:
 def test_the_code_of_the_page_runs() -> None:
     finished = run(*hvdrun(2, sys.executable, RUN_BLOCKS, PAGE))
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert finished.stdout.count("ran 1 blocks") == 2
+    assert finished.stdout.count("ran 2 blocks") == 2

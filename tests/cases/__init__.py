@@ -57,6 +57,7 @@ TENSORFLOW_MODULES = (
     "tensorflow_functions",
     "tensorflow_gradients",
     "tensorflow_mistakes",
+    "tensorflow_session_training",
     "tensorflow_sessions",
     "tensorflow_training",
     "tensorflow_xla",

@@ -93,7 +93,16 @@ def tapes_and_optimizers() -> None:
     fails(
         ValueError, lambda: hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[3]), "layers"
     )
-    fails(TypeError, lambda: hvd.DistributedOptimizer(tf.compat.v1.train.AdamOptimizer()), "Keras 3")
+    fails(TypeError, lambda: hvd.DistributedOptimizer(object()), "Keras 3")
     fails(ValueError, lambda: hvd.GradientAccumulator(0), "passes")
-    with pytest.raises(AttributeError, match="no attribute"):
-        hvd.BroadcastGlobalVariablesHook  # noqa: B018
+    fails(RuntimeError, lambda: hvd.broadcast_global_variables(0), "broadcast_variables")
+    descent = tf.compat.v1.train.GradientDescentOptimizer
+    fails(
+        ValueError, lambda: hvd.DistributedOptimizer(descent(0.1), backward_passes_per_step=2), "Accumulator"
+    )
+    fails(ValueError, lambda: hvd.DistributedOptimizer(descent(0.1), backward_passes_per_step=0), "one pass")
+    twice = hvd.DistributedOptimizer(descent(0.1))
+    fails(ValueError, lambda: hvd.DistributedOptimizer(twice), "distributed already")
+    with tf.Graph().as_default():
+        accumulating = hvd.DistributedOptimizer(descent(0.1), backward_passes_per_step=2)
+    fails(ValueError, lambda: accumulating.apply_gradients([]), "compute_gradients")

@@ -41,7 +41,10 @@ TENSORFLOW = {
     "local_rank_op": "name",
     "local_size_op": "name",
     "broadcast_variables": "variables root_rank process_set inplace",
+    "broadcast_global_variables": "root_rank",
+    "BroadcastGlobalVariablesHook": "root_rank device",
     "broadcast_object": "obj root_rank session name process_set",
+    "broadcast_object_fn": "root_rank session name process_set",
     "allgather_object": "obj session name process_set",
     "DistributedOptimizer": (
         "optimizer name use_locking device_dense device_sparse compression sparse_as_dense "
