@@ -49,6 +49,12 @@ def run_case_in_one_thread(latest_world: LatestWorld) -> RunCase:
 
 
 @pytest.fixture
+def run_case_with_horovods_rules(latest_world: LatestWorld) -> RunCase:
+    """Works like `run_case`, where Horovod's rules hold."""
+    return functools.partial(latest_world.run, SIRTAKI_AS_HOROVOD="1", TF_CPP_MIN_LOG_LEVEL="3")
+
+
+@pytest.fixture
 def run_case_in_keras(latest_world: LatestWorld) -> Callable[[str, int, str], None]:
     """Works like `run_case`, with Keras' backend before the size: the backend is fixed per process."""
 

@@ -16,7 +16,9 @@ from sirtaki.bindings.errors import (
 )
 from sirtaki.bindings.topology import Topology
 from sirtaki.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from sirtaki.common.repeated_init import compatible, is_list_of_ranks, require_all_ranks
 from sirtaki.common.root import is_root, on_root
+from sirtaki.common.semantics import are_horovods
 
 __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "MismatchError", "ParametersDifferError"]
 __all__ += ["PeerLostError"]
@@ -38,7 +40,9 @@ def init(
 ) -> None:
     """Makes this process a rank. All ranks must call it, before anything else.
 
-    A repeated call without arguments, or with the same arguments, does nothing.
+    A repeated call without arguments, or with the same arguments, does nothing; with Horovod's rules
+    (`sirtaki.common.semantics`), neither does one with a communicator or a list of all ranks, or with process
+    sets that are in use.
 
     Without arguments the world is the one that a launcher has made (hvdrun, mpirun, srun, torchrun,
     Kubernetes or TF_CONFIG; docs/clusters.md describes how each is detected), or this process alone. Without
@@ -74,10 +78,13 @@ def init(
     arguments = {"comm": comm, "rank": rank, "size": size, "address": address, "key": key}
     arguments["process_sets"] = [_ranks_of(one) for one in sets] or None
     if is_initialized():
-        lifecycle.check_repeated_init(arguments)
+        lifecycle.check_repeated_init(compatible(arguments, sets) if are_horovods() else arguments)
         return
-    lifecycle.start(rank, size, address, key, comm)
+    lists_ranks = are_horovods() and is_list_of_ranks(comm)
+    lifecycle.start(rank, size, address, key, None if lists_ranks else comm)
     lifecycle.store_arguments(arguments)
+    if lists_ranks:
+        require_all_ranks(comm)
     _add_all(sets)
 
 

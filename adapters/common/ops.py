@@ -15,6 +15,7 @@ from sirtaki.bindings.default_context import current
 from sirtaki.bindings.request import Batch
 from sirtaki.common.handles import pooled_batch, run_without_tensors
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.semantics import object_to
 from sirtaki.common.tensor import DTYPE_CODES, TensorView
 
 # Horovod's numbers.
@@ -122,12 +123,13 @@ def gradient_reduction(op: int, predivide: float) -> Reduction:
 
 
 def _check_average(average: Any) -> None:
-    """Raises ValueError for anything but a truth value: a name or an op in its place would average."""
+    """Objects to anything but a truth value: a name or an op in its place would average."""
     if not isinstance(average, bool) and type(average).__name__ not in ("bool_", "bool"):
-        raise ValueError(
+        text = (
             f"average is {average!r}, but it has to be True or False; say op=hvd.Sum or name='loss' with the "
             f"argument's name{_suggested_op(average)}"
         )
+        object_to(ValueError(text))
 
 
 def _suggested_op(value: Any) -> str:

@@ -19,6 +19,7 @@ from sirtaki.common.consistency import Finding, Options, Scope, Tensors, checksu
 from sirtaki.common.hints import hint
 from sirtaki.common.ops import join_count
 from sirtaki.common.process_sets import global_process_set
+from sirtaki.common.semantics import are_horovods
 
 _PARAMETERS, _OPTIONS, _GRADIENTS, _ROUND = range(4)  # indices of the numbers that are compared
 _FIRST_CHECK = 2  # the round whose comparison includes the parameters
@@ -137,7 +138,8 @@ class RoundChecks:
         """Raises or warns if a comparison has found a problem. All ranks have to call it.
 
         Raises:
-            ParametersDifferError: parameters or hyper-parameters differ; on all ranks, with the same text.
+            ParametersDifferError: parameters or hyper-parameters differ; on all ranks, with the same text. A
+                warning with Horovod's rules.
         """
         after_join, self._is_after_join = self._is_after_join, False
         if self._has_difference:
@@ -154,7 +156,10 @@ class RoundChecks:
 
     def _report_finding(self, finding: Finding) -> None:
         if not finding.is_rounding:
-            raise ParametersDifferError(str(finding))
+            if not are_horovods():
+                raise ParametersDifferError(str(finding))
+            self._warn(str(finding))
+            return
         if not self._has_reported_rounding:
             self._has_reported_rounding = True
             self._warn(f"{finding.text}, no more than rounding: the ranks' machines compute differently")

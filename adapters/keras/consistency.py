@@ -13,6 +13,7 @@ import numpy as np
 
 from sirtaki.bindings.default_context import current
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.semantics import object_to
 from sirtaki.keras.gradient_reducer import Exchange, stable_path
 from sirtaki.numpy import consistency
 from sirtaki.numpy.consistency import EagerChecks, Subject
@@ -78,11 +79,12 @@ class OptimizerChecks:
         has_stepped = _steps_of(self._optimizer()) != self._first_step
         # In an elastic job a rank that joins has the steps of others.
         if has_stepped and not self._exchange.has_reduced and not is_elastic():
-            raise ValueError(
+            text = (
                 "steps were taken that exchanged nothing between the ranks: the model's training step had "
                 "been compiled before DistributedOptimizer was called. Call "
                 "hvd.DistributedOptimizer(optimizer) first, then model.compile(optimizer, ...)"
             )
+            object_to(ValueError(text))
         shared = self._shared(variables)
         with self._after_steps.around(process_set, _subject(self._state(shared, variables), shared)):
             pass

@@ -3,7 +3,8 @@
 The convention: the differentiated quantity is the sum of the losses of all ranks. So the derivative of a sum
 is the sum of the ranks' incoming gradients, that of an average their average, and the gradient of a rank's
 slice of a gathered tensor is the sum of its incoming gradients. (Horovod averages instead of adding for
-broadcast and all-gather.) All ranks have to compute the gradient, as they computed the result.
+broadcast and all-gather; `sirtaki.common.semantics` selects that.) All ranks have to compute the gradient, as
+they computed the result.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from sirtaki.bindings import request as core
+from sirtaki.common import semantics
 from sirtaki.common.ops import Reduction
 from sirtaki.tensorflow import operations
 from sirtaki.tensorflow.op_names import part
@@ -83,8 +85,10 @@ def _of_reducescatter(op: Any, *gradients: Any) -> list[Any]:
 
     def derivative(given: list[tf.Tensor]) -> list[tf.Tensor]:
         factor = tf.constant(how.prescale * how.postscale, tf.float64)
+        ranks = tf.cast(tf.size(members(called.process_set)), tf.float64)
+        factor *= semantics.factor_of_scattered_gradients(ranks)
         if how.op == core.AVERAGE:
-            factor /= tf.cast(tf.size(members(called.process_set)), tf.float64)
+            factor /= ranks
         return [one * tf.cast(factor, one.dtype) for one in operations.allgather(given, called)]
 
     return _of_floating(op, gradients, derivative)
@@ -105,7 +109,8 @@ def _of_allgather(op: Any, *gradients: Any) -> list[Any]:
             next_call = called._replace(label=part(called.label, f".of.{number}"))
             gathered, received = operations.alltoall(one, splits, next_call)
             by_rank = tf.concat([tf.shape(received), tf.shape(source)], 0)
-            sums.append(tf.reduce_sum(tf.reshape(gathered, by_rank), 0))
+            combine = tf.reduce_mean if semantics.op_of_moved_gradients() == core.AVERAGE else tf.reduce_sum
+            sums.append(combine(tf.reshape(gathered, by_rank), 0))
         return sums
 
     return _of_floating(op, gradients, derivative)
@@ -117,7 +122,7 @@ def _of_broadcast(op: Any, *gradients: Any) -> list[Any]:
 
     def derivative(given: list[tf.Tensor]) -> list[tf.Tensor]:
         is_root = tf.equal(place()[0], root)
-        sums = operations.allreduce(given, _SUM, called)
+        sums = operations.allreduce(given, Reduction(semantics.op_of_moved_gradients()), called)
         return [one * tf.cast(is_root, one.dtype) for one in sums]
 
     return _of_floating(op, gradients, derivative)

@@ -57,5 +57,5 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
         """
         try:
             session.run(self._operation)
-        except tf.errors.AbortedError as error:
+        except (tf.errors.AbortedError, tf.errors.UnknownError) as error:
             raise HorovodInternalError(error.message) from error

@@ -3,7 +3,8 @@
 The convention: the differentiated quantity is the sum of the losses of all ranks. So the derivative of a sum
 is the sum of the ranks' incoming gradients, that of an average their average, and the gradient of a rank's
 slice of a gathered tensor is the sum of its incoming gradients. (Horovod averages instead of adding for
-broadcast and all-gather.) All ranks have to run the backward pass, as they ran the forward one.
+broadcast and all-gather; `sirtaki.common.semantics` selects that.) All ranks have to run the backward pass,
+as they ran the forward one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import find
 from sirtaki.bindings.errors import NotInitializedError, UnsupportedError
-from sirtaki.common import requests
+from sirtaki.common import requests, semantics
 from sirtaki.common.array_collectives import ArrayCollectives
 from sirtaki.common.handles import run
 from sirtaki.common.ops import Reduction
@@ -214,9 +215,14 @@ class ReduceScatter(_Reducing):
         if not self.is_linear:
             return [total * self.slope(one) for total, one in zip(gathered, inputs, strict=True)]
         factor = self.how.prescale * self.how.postscale
+        factor *= semantics.factor_of_scattered_gradients(len(self.scope.ranks))
         if self.how.op == core.AVERAGE:
             factor /= len(self.scope.ranks)
         return [total * factor for total in gathered]
+
+
+def _how_moved() -> Reduction:
+    return Reduction(semantics.op_of_moved_gradients())
 
 
 @dataclass(frozen=True)
@@ -229,7 +235,7 @@ class AllGather(Collective):
         scope = self.scope
         rows = torch.tensor([[one.shape[0] for one in inputs]])
         before = AllGather(scope.derived("rows")).of(rows)[: scope.ranks.index(scope.context.rank)].sum(0)
-        totals = AllReduce(scope.derived(), self.is_grouped).apply(gradients)
+        totals = AllReduce(scope.derived(), self.is_grouped, _how_moved()).apply(gradients)
         return [
             total.narrow(0, int(first), one.shape[0])
             for total, first, one in zip(totals, before, inputs, strict=True)
@@ -247,7 +253,7 @@ class Broadcast(Collective):
         return self.scope.options(root=self.root)
 
     def derivative(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        totals = AllReduce(self.scope.derived(), self.is_grouped).apply(gradients)
+        totals = AllReduce(self.scope.derived(), self.is_grouped, _how_moved()).apply(gradients)
         is_root = self.scope.context.rank == self.root
         return [total if is_root else torch.zeros_like(total) for total in totals]
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from sirtaki.common.semantics import object_to
+
 _INSTEAD = (
     "make the optimizer of the plain model, without it. Hugging Face's Trainer and accelerate, and "
     "Lightning, wrap the model themselves if torchrun or their own launchers start them: leave out "
@@ -22,7 +24,7 @@ _WRAPPERS = {
 
 
 def refuse_other_reducers(named: Iterable[tuple[str, Tensor]]) -> None:
-    """Raises ValueError if torch averages or shards one of these parameters over several processes.
+    """Objects with a ValueError if torch averages or shards one of these parameters over several processes.
 
     Searches all objects for the wrappers, which takes a while, but only if torch.distributed is in use.
     """
@@ -32,10 +34,12 @@ def refuse_other_reducers(named: Iterable[tuple[str, Tensor]]) -> None:
     for name, parameter in named:
         owner = owners.get(id(parameter)) or _sharding(parameter)
         if owner:
-            raise ValueError(
+            text = (
                 f"parameter {name!r} belongs to torch's {owner} as well, so its gradient would be averaged "
                 f"twice, or not at all: {_INSTEAD}"
             )
+            object_to(ValueError(text))
+            return
 
 
 def _several_processes() -> bool:

@@ -31,6 +31,7 @@ inline CallStatus not_initialised() {
 
 enum class AbslCode : int32_t {
   ok = 0,
+  unknown = 2,
   invalid_argument = 3,
   deadline_exceeded = 4,
   resource_exhausted = 8,

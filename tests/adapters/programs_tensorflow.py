@@ -25,8 +25,8 @@ def a_rank_that_dies() -> None:
     for name, call in (("function", step), ("eager", hvd.allreduce)):
         try:
             call(tf.constant(1.0))
-        except tf.errors.AbortedError as error:
-            (FOLDER / name).write_text(str(error))
+        except (tf.errors.AbortedError, tf.errors.UnknownError) as error:
+            (FOLDER / name).write_text(f"{type(error).__name__}: {error}")
 
 
 def a_rank_that_dies_in_a_training_session() -> None:
@@ -45,7 +45,7 @@ def a_rank_that_dies_in_a_training_session() -> None:
                     os.kill(os.getpid(), signal.SIGKILL)
                 while True:
                     session.run(step)
-        except hvd.HorovodInternalError as error:
+        except (hvd.HorovodInternalError, tf.errors.UnknownError) as error:
             (FOLDER / "session").write_text(str(error))
 
 

@@ -25,16 +25,23 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_death_of_a_rank_comes_out_of_the_others_operations(tmp_path: Path) -> None:
-    finished = run(*hvdrun(2, sys.executable, PROGRAMS, "a_rank_that_dies", tmp_path))
+@pytest.mark.parametrize(("as_horovod", "error"), [("0", "AbortedError"), ("1", "UnknownError")])
+def test_the_death_of_a_rank_comes_out_of_the_others_operations(
+    tmp_path: Path, as_horovod: str, error: str
+) -> None:
+    command = sys.executable, PROGRAMS, "a_rank_that_dies", tmp_path
+    finished = run(*hvdrun(2, *command, SIRTAKI_AS_HOROVOD=as_horovod))
     assert finished.returncode != 0
     for name in ("function", "eager"):
         text = (tmp_path / name).read_text()
+        assert text.startswith(f"{error}: "), text
         assert "rank 1" in text, text
 
 
-def test_the_death_of_a_rank_ends_a_training_session(tmp_path: Path) -> None:
-    finished = run(*hvdrun(2, sys.executable, PROGRAMS, "a_rank_that_dies_in_a_training_session", tmp_path))
+@pytest.mark.parametrize("as_horovod", ["0", "1"])
+def test_the_death_of_a_rank_ends_a_training_session(tmp_path: Path, as_horovod: str) -> None:
+    command = sys.executable, PROGRAMS, "a_rank_that_dies_in_a_training_session", tmp_path
+    finished = run(*hvdrun(2, *command, SIRTAKI_AS_HOROVOD=as_horovod))
     assert finished.returncode != 0
     assert "rank 1" in (tmp_path / "session").read_text()
 

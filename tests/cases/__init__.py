@@ -81,6 +81,7 @@ JAX_MODULES = (
     "jax_training",
     "jax_transforms",
 )
+HOROVODS_RULES_MODULES = ("tensorflow_horovods_rules", "torch_horovods_rules")  # where those rules hold
 GPU_MODULES = ("torch_gpu",)  # also run without a GPU: the fake libraries provide some
 TORCH_BACKEND_GPU_MODULES = ("torch_backend_on_gpus",)  # these too, with ranks as processes only
 

@@ -62,6 +62,7 @@ MEMBER(XlaApi, set_error, XLA_FFI_Api, XLA_FFI_Future_SetError);
 VALUE(XlaStage::execute, XLA_FFI_ExecutionStage_EXECUTE);
 VALUE(XlaAttributeType::scalar, XLA_FFI_AttrType_SCALAR);
 VALUE(XlaAttributeType::string, XLA_FFI_AttrType_STRING);
+VALUE(AbslCode::unknown, XLA_FFI_Error_Code_UNKNOWN);
 VALUE(AbslCode::invalid_argument, XLA_FFI_Error_Code_INVALID_ARGUMENT);
 VALUE(AbslCode::deadline_exceeded, XLA_FFI_Error_Code_DEADLINE_EXCEEDED);
 VALUE(AbslCode::resource_exhausted, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED);

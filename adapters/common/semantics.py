@@ -1,0 +1,47 @@
+"""The switch between sirtaki's rules and Horovod's, for calls that mean something else in Horovod.
+
+Horovod's rules hold in processes that import sirtaki under Horovod's name: `hvdrun --as-horovod` and
+`import sirtaki.as_horovod` set the variable. Operations of TensorFlow choose the classes of their errors by
+the same variable (bindings/tensorflow/owned.h).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+from sirtaki.bindings import request as core
+from sirtaki.common.hints import hint
+
+VARIABLE = "SIRTAKI_AS_HOROVOD"
+_Number = TypeVar("_Number")  # a number, or a tensor with one
+
+
+def select_horovods() -> None:
+    """Selects Horovod's rules for this process, and for those that it starts."""
+    os.environ[VARIABLE] = "1"
+
+
+def are_horovods() -> bool:
+    """Returns whether Horovod's rules hold here."""
+    return os.environ.get(VARIABLE) == "1"
+
+
+def op_of_moved_gradients() -> int:
+    """Returns the core's operation that combines the gradients of an all-gather, and of a broadcast.
+
+    Here they add up, because the differentiated quantity is the sum of all ranks' losses. Horovod averages.
+    """
+    return core.AVERAGE if are_horovods() else core.SUM
+
+
+def factor_of_scattered_gradients(ranks: _Number) -> _Number | int:
+    """Returns the factor of gradients of rows of a sum, which Horovod multiplies by the number of ranks."""
+    return ranks if are_horovods() else 1
+
+
+def object_to(error: Exception) -> None:
+    """Raises the error of a check that Horovod does not make; under Horovod's rules, warns with its text."""
+    if not are_horovods():
+        raise error
+    hint(str(error))
