@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from sirtaki.runner.command import find_program
 from sirtaki.runner.elastic_options import is_elastic
+from sirtaki.runner.environment import AS_HOROVOD
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.hosts import Host, parse_hostfile, parse_hosts
 from sirtaki.runner.options import EXAMPLE, parse
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _PREFIXES = ("SIRTAKI_", "HOROVOD_")
 _READ_BY_HVDRUN = (
     *("SIRTAKI_TIMELINE", "HOROVOD_TIMELINE"),
-    *("SIRTAKI_NETWORK_INTERFACES", "SIRTAKI_FULL_TRACEBACKS"),
+    *("SIRTAKI_NETWORK_INTERFACES", "SIRTAKI_FULL_TRACEBACKS", AS_HOROVOD),
 )
 
 
@@ -107,6 +108,7 @@ def _settings(
             **settings_of_core,
             **_timeline_environment(options),
             **({"SIRTAKI_NETWORK_INTERFACES": ",".join(interfaces)} if interfaces else {}),
+            **({AS_HOROVOD: "1"} if options.as_horovod else {}),
         },
         timeline=JobTimeline(timeline) if timeline is not None else None,
         notices=tuple(filter(None, (*notices, warning, *warnings))),

@@ -6,10 +6,14 @@ import fnmatch
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.torch_variables import variables_of_rank
 
+AS_HOROVOD = "SIRTAKI_AS_HOROVOD"
+# The folder whose package `horovod` stands for sirtaki, on the host of the ranks (adapters/as_horovod).
+_HOROVOD_FOLDER = str(Path(__file__).parents[1] / "as_horovod" / "packages")
 THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 # Variables of a login, a shell or one machine, which are therefore not copied to other hosts.
@@ -48,6 +52,9 @@ class RankEnvironment:
         environment["SIRTAKI_RENDEZVOUS"] = self.rendezvous
         environment["SIRTAKI_KEY_FILE"] = self.key_file
         environment["SIRTAKI_START_TIMEOUT"] = f"{self.start_timeout:g}"
+        if environment.get(AS_HOROVOD) == "1":
+            path = environment.get("PYTHONPATH", "")
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_HOROVOD_FOLDER, path)))
         return environment
 
 

@@ -94,6 +94,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="start more than 16 ranks per core, or more than seem to fit into the memory",
     )
     add(
+        "--as-horovod",
+        action="store_true",
+        help="let `import horovod.torch` and the like mean sirtaki, in programs and libraries that import it",
+    )
+    add(
         "--start-timeout",
         metavar="SECONDS",
         type=_seconds,

@@ -34,6 +34,7 @@ NATIVE_BINDINGS = {"native": {"native"}, "tensorflow": {"native", "tensorflow"},
 # processes; its rendezvous makes them ranks.
 IMPORTS = {
     "bindings": {"bindings"},
+    "adapters/as_horovod": {"as_horovod", "common"},
     "adapters/common": {"bindings", "common", "runner.rendezvous"},
     "adapters/jax": {"bindings", "common", "jax", "numpy"},
     "adapters/numpy": {"bindings", "common", "numpy"},
