@@ -1,4 +1,4 @@
-"""sirtaki under Horovod's name: its modules, its metadata, child processes, and missing names."""
+"""sirtaki under Horovod's name: its modules, its metadata, child processes, and a library that uses it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from process_world import PATIENCE, hvdrun
 
+PROGRAMS = Path(__file__).with_name("programs_as_horovod.py")
 ROOT = Path(__file__).parents[2]
 PAGE, RUN_BLOCKS = ROOT / "docs" / "as_horovod.md", ROOT / "tests" / "documents" / "run_blocks.py"
 
@@ -152,6 +153,15 @@ except NotImplementedError as error:
     print(error)
 """
     assert "hvdrun -np N --as-horovod" in python(code).stdout
+
+
+@pytest.mark.parametrize("program", ["collectives", "training"])
+def test_ignite_runs_on_it(program: str) -> None:
+    pytest.importorskip("ignite")
+    command = hvdrun(2, "--as-horovod", sys.executable, PROGRAMS, program)
+    done = subprocess.run(command, text=True, capture_output=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("as expected") == 2
 
 
 def test_the_code_of_the_page_runs() -> None:
