@@ -2,8 +2,8 @@
 
 It exchanges frames with hvdrun over its standard input and output (`frames`). When its standard input closes,
 hvdrun or the network is gone, and the agent's reaper ends the ranks; the same happens if the agent itself is
-killed. Its arguments and its environment contain no secrets: the job's key arrives as a message and is stored
-in a separate file.
+killed, or if its lease ends while it is stopped. Its arguments and its environment contain no secrets: the
+job's key arrives as a message and is stored in a separate file.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class Agent:
         now = time.monotonic()
         if self._job is not None and self._job.spares is not None:
             self._job.spares.advance(now)
+        self._reaper.kill_at(self._lease.end)
         if now >= self._next_alive:
             self._next_alive = now + min(ALIVE_SECONDS, self._lease.interval)
             self._channel.send(Frame.of_number(Kind.ALIVE, 0, self._lease.ask(lease_clock())))

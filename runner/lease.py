@@ -38,6 +38,11 @@ class AgentLease:
         self._end = now + self._seconds
 
     @property
+    def end(self) -> float:
+        """Returns its end, a time of `lease_clock`; infinite while the clock is stopped."""
+        return math.inf if self._is_suspended else self._end
+
+    @property
     def interval(self) -> float:
         """Returns the seconds between two questions."""
         return self._seconds / RENEWALS

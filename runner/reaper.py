@@ -1,24 +1,31 @@
 """The reaper: a process that outlives hvdrun, however hvdrun ends, and then ends what hvdrun has started.
 
 It runs this very file in a session of its own, with all signals blocked, and reads orders from a pipe whose
-other end hvdrun holds. When that end closes, the reaper kills the registered process groups and removes the
-registered directories. A rank registers its own group before it becomes the user's program, so there is no
-moment without protection.
+other end hvdrun, or its agent on another host, holds. When that end closes, the reaper kills the registered
+process groups and removes the registered directories. A rank registers its own group before it becomes the
+user's program, so there is no moment without protection. The reaper also kills the groups when the lease of
+an agent ends, because the agent may be stopped, or wait for a file system that does not answer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import select
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
-# Orders: a group to end, one that has ended since, a directory to remove.
-_GROUP, _ENDED, _DIRECTORY = "group ", "ended ", "directory "
+# Orders: a group to end, one that has ended since, a directory to remove, when to kill the groups at once.
+_GROUP, _ENDED, _DIRECTORY, _LEASE = "group ", "ended ", "directory ", "lease "
+_LONGEST_SLEEP = (
+    1.0  # seconds, while there is a lease: sleeping does not count the time of a suspended machine
+)
+_READ_BYTES = 64 * 1024
 _POLL_SECONDS = 0.02  # no event announces that a process group has become empty
 
 
@@ -28,6 +35,7 @@ class Reaper:
     def __init__(self) -> None:
         self._groups: list[int] = []
         self._directories: list[str] = []
+        self._lease_end = math.inf
         self._released = False
         self._was_killed = False
         self._start()
@@ -37,6 +45,7 @@ class Reaper:
         null = os.open(os.devnull, os.O_RDWR)
         known = [_GROUP + str(group) for group in self._groups]
         known += [_DIRECTORY + path for path in self._directories]
+        known.append(_LEASE + repr(self._lease_end))
         self.pid = os.posix_spawn(
             sys.executable,
             # Known orders are passed as arguments: hvdrun may be killed before it can write to the pipe.
@@ -66,6 +75,12 @@ class Reaper:
             self._groups.remove(group)
         if not self._released:  # it has its orders, and ends what is left of them
             self._send_order(_ENDED + str(group))
+
+    def kill_at(self, lease_end: float) -> None:
+        """Has the reaper kill all groups at this time of `lease_clock`, unless it is told another first."""
+        if lease_end != self._lease_end:
+            self._lease_end = lease_end
+            self._send_order(_LEASE + repr(lease_end))
 
     def watch_directory(self, path: str) -> None:
         """Registers a directory that the reaper will remove with its contents."""
@@ -114,12 +129,49 @@ class Reaper:
 def main() -> None:
     os.setsid()
     os.chdir("/")
-    received = os.fsdecode(sys.stdin.buffer.read()).split("\n")  # returns when the last writer is gone
-    orders = [*sys.argv[1:], *received]
-    end_groups(groups_in(orders))
-    for order in orders:
+    orders = _Orders(sys.argv[1:])
+    while orders.receive():
+        if orders.lease_end <= _now():
+            orders.lease_end = math.inf
+            _kill(groups_in(orders.others))
+    end_groups(groups_in(orders.others))
+    for order in orders.others:
         if order.startswith(_DIRECTORY):
             remove_directory(order.removeprefix(_DIRECTORY))
+
+
+class _Orders:
+    """The orders that the reaper has received."""
+
+    def __init__(self, first: Sequence[str]) -> None:
+        self.lease_end = math.inf  # time of `_now`
+        self.others: list[str] = []
+        self._partial = b""
+        for order in first:
+            self._take(order)
+
+    def receive(self) -> bool:
+        """Waits for orders, or for the end of the lease; returns False once the last writer is gone."""
+        left = self.lease_end - _now()
+        limit = None if left == math.inf else min(max(left, 0.0), _LONGEST_SLEEP)
+        if not select.select([0], [], [], limit)[0]:
+            return True
+        data = os.read(0, _READ_BYTES)
+        *whole, self._partial = (self._partial + data).split(b"\n")
+        for order in whole:
+            self._take(os.fsdecode(order))
+        return bool(data)
+
+    def _take(self, order: str) -> None:
+        if order.startswith(_LEASE):
+            self.lease_end = float(order.removeprefix(_LEASE))
+        else:
+            self.others.append(order)
+
+
+def _now() -> float:
+    """Returns the time as `lease_clock` does: this file runs by itself, and imports nothing of sirtaki."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def groups_in(orders: Sequence[str]) -> list[int]:
@@ -142,7 +194,11 @@ def end_groups(groups: Sequence[int]) -> None:
         _signal(group, signal.SIGCONT)  # a stopped process does not handle signals
     while (alive := _with_members(alive)) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
-    for group in alive:
+    _kill(alive)
+
+
+def _kill(groups: Iterable[int]) -> None:
+    for group in groups:
         _signal(group, signal.SIGKILL)
 
 

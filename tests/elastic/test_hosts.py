@@ -99,6 +99,15 @@ def agent_of(folder: Path, host: str) -> int:
     return int(children.split()[0])
 
 
+def descendants_of(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [one for child in map(int, children) for one in (child, *descendants_of(child))]
+
+
+def command_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 @pytest.mark.parametrize("place", ["step", "exchanged", "written"])
 def test_a_rank_of_another_host_is_lost_and_replaced(
     place: str, hosts: Hosts, environment: dict[str, str]
@@ -168,6 +177,21 @@ def test_a_silent_host_is_given_up_when_its_lease_ends(hosts: Hosts, start: Call
     losses = [change for result in ended.results for change in result["changes"] if change["lost"]]
     assert [change["lost"] for change in losses] == [[2, 3], [2, 3]]
     assert all(1.0 < change["detect_seconds"] < FAILSAFE_SECONDS for change in losses), losses
+
+
+def test_ranks_do_not_outlive_the_lease_of_a_stopped_agent(hosts: Hosts, start: Callable[..., Job]) -> None:
+    folder = hosts(hostB={})
+    job = start(TWO, 400, 0.05, TALK="1", SIRTAKI_HEARTBEAT="2")
+    job.says("[hostB:1] step 5")
+    agent = agent_of(folder, "hostB")
+    ranks = [pid for pid in descendants_of(agent) if b"numpy_training.py" in command_of(pid)]
+    assert len(ranks) == 2
+    os.kill(agent, signal.SIGSTOP)
+    wait_until(lambda: not any(map(is_running, ranks)), "the ranks there have ended")
+    assert is_running(agent)
+    ended = job.end()
+    check_exact(ended, 400, {0, 1})
+    assert "hostB was lost: its agent has sent nothing for 2 s" in ended.text
 
 
 def test_an_agent_that_is_asked_to_end_costs_nothing(hosts: Hosts, start: Callable[..., Job]) -> None:
