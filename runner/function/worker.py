@@ -6,113 +6,23 @@ says its `kind`: returned, raised or exited; of an exception also its class (`ty
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
-import time
 import traceback
-from dataclasses import replace
-from typing import Any
 
-from sirtaki.runner.environment import encrypts
-from sirtaki.runner.function.call import Call, import_cloudpickle, python_version, settle
+from sirtaki.runner.function.call import Call, import_cloudpickle, settle
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.function.frames import pack_frames
-from sirtaki.runner.function.service import END, HELLO, OFFSET, OUTCOME, PIECE, PIECE_BYTES, READ
-from sirtaki.runner.rendezvous.job import CALLS, Identity, Job, RendezvousError
-from sirtaki.runner.rendezvous.providers import find_world
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+from sirtaki.runner.function.launcher_connection import LauncherConnection, LauncherGone
 
-_ANSWER_SECONDS = 600.0  # for an answer, which takes milliseconds unless the launcher was stopped
 _LONGEST_TEXT, _LONGEST_TRACEBACK = 20_000, 50_000  # characters: one message holds a whole report
 _INTERRUPTED = 130  # a shell's exit code for a program that was interrupted
 
 
-class LauncherGone(Exception):
-    """The launcher has ended, or refuses what this process sends; so this process ends, too."""
-
-
-class Launcher:
-    """The connection to the launcher. `number` is that of this rank, or worker of an elastic job, there."""
-
-    def __init__(self) -> None:
-        """Connects. Raises LauncherGone if there is no launcher, or if it does not accept this process."""
-        try:
-            address, job, self.number = _find_launcher()
-            mine = Identity(self.number, channel=CALLS)
-            self._client = RendezvousClient.connect(address, job, mine)
-        except RendezvousError as error:
-            raise LauncherGone(str(error)) from None
-        values = {"host": socket.gethostname(), "pid": os.getpid(), "python": python_version()}
-        answer = json.loads(self._ask(HELLO + json.dumps(values).encode()))
-        self.path: list[str] = answer["path"]
-        self._size: int = answer["size"]
-        self._pending = bytearray()  # bytes of the outcome that have not been sent
-
-    def read_call(self) -> bytearray:
-        """Returns the pickled call."""
-        call, end = bytearray(self._size), 0
-        while end < self._size:
-            piece = self._ask(READ + OFFSET.pack(end))
-            call[end : end + len(piece)] = piece
-            end += len(piece)
-        return call
-
-    def begin_outcome(self, report: dict[str, Any]) -> None:
-        """Begins the outcome; one that has not ended is forgotten."""
-        self._pending.clear()
-        self._ask(OUTCOME + json.dumps(report).encode())
-
-    def write(self, data: Any) -> int:
-        """Sends a part of the pickled outcome, as a file that `pickle` writes to."""
-        view = memoryview(data).cast("B")
-        if len(self._pending) + len(view) > PIECE_BYTES:
-            self._send_pending()
-        if len(view) <= PIECE_BYTES:
-            self._pending += view
-            return len(view)
-        for start in range(0, len(view), PIECE_BYTES):
-            self._ask(b"".join((PIECE, view[start : start + PIECE_BYTES])))
-        return len(view)
-
-    def end_outcome(self) -> None:
-        """Returns when the launcher has the whole outcome."""
-        self._send_pending()
-        self._ask(END)
-
-    def _send_pending(self) -> None:
-        if self._pending:
-            self._ask(PIECE + bytes(self._pending))
-            self._pending.clear()
-
-    def _ask(self, request: bytes) -> bytes:
-        try:
-            return self._client.call(request, time.monotonic() + _ANSWER_SECONDS)
-        except (OSError, RendezvousError) as error:
-            raise LauncherGone(str(error)) from None
-
-
-def _find_launcher() -> tuple[str, Job, int]:
-    """Returns the address of the launcher, the job, and this process's number there."""
-    world = find_world()
-    address, job, number = world.address, world.job, world.rank
-    if "SIRTAKI_ARBITER" in os.environ:
-        from sirtaki.runner.rendezvous.elastic.process import ARBITER, WORKERS
-        from sirtaki.runner.rendezvous.lifecycle import WORKER
-
-        address, number = os.environ[ARBITER], int(os.environ[WORKER])
-        job = replace(job, id=f"{job.id}.workers", size=WORKERS)
-    if encrypts(os.environ):
-        from sirtaki.runner.rendezvous.lifecycle import encrypted
-
-        job = encrypted(job)
-    return address, job, number
-
-
 def main() -> int:
     try:
-        launcher = Launcher()
+        launcher = LauncherConnection()
         # Modules of this host's own path, such as the standard library in another place, come last.
         sys.path[:] = [*launcher.path, *(one for one in sys.path if one not in launcher.path)]
         return _call(launcher)
@@ -121,7 +31,7 @@ def main() -> int:
         return 1
 
 
-def _call(launcher: Launcher) -> int:
+def _call(launcher: LauncherConnection) -> int:
     """Calls the function, and sends its result or its exception; returns the exit code of this process."""
     try:
         call = _load(launcher)
@@ -142,7 +52,7 @@ def _call(launcher: Launcher) -> int:
     return 0
 
 
-def _load(launcher: Launcher) -> Call:
+def _load(launcher: LauncherConnection) -> Call:
     cloudpickle = import_cloudpickle()
     data = launcher.read_call()
     try:
@@ -154,7 +64,7 @@ def _load(launcher: Launcher) -> Call:
         raise RunError(f"{text}: {type(error).__name__}: {error}{advice}") from error
 
 
-def _send_result(launcher: Launcher, result: object) -> None:
+def _send_result(launcher: LauncherConnection, result: object) -> None:
     try:
         import_cloudpickle().dump(result, launcher)
     except LauncherGone:
@@ -165,7 +75,7 @@ def _send_result(launcher: Launcher, result: object) -> None:
     launcher.end_outcome()
 
 
-def _exit(launcher: Launcher, end: SystemExit) -> int:
+def _exit(launcher: LauncherConnection, end: SystemExit) -> int:
     """Handles sys.exit(): a rank has to return, but a worker that leaves an elastic job ends in this way."""
     code = end.code if isinstance(end.code, int) else int(end.code is not None)
     if "SIRTAKI_ARBITER" in os.environ:
@@ -174,7 +84,7 @@ def _exit(launcher: Launcher, end: SystemExit) -> int:
     return code or 1
 
 
-def _fail(launcher: Launcher, error: BaseException) -> None:
+def _fail(launcher: LauncherConnection, error: BaseException) -> None:
     """Sends an exception, and ends this rank's world as an uncaught exception does."""
     _send_exception(launcher, error, "raised")
     _abort(error)
@@ -186,7 +96,7 @@ def _abort(error: BaseException) -> None:
     lifecycle.abort(error)
 
 
-def _send_exception(launcher: Launcher, error: BaseException, kind: str) -> None:
+def _send_exception(launcher: LauncherConnection, error: BaseException, kind: str) -> None:
     from sirtaki.bindings import default_context
     from sirtaki.bindings.user_code import hide_internal_frames, is_own
 

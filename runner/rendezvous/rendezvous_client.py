@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sirtaki.runner.rendezvous.encryption import Connection
 
 _REPORT_SECONDS = 2.0  # a report must never delay a process that is ending
+_PROBE_SECONDS = 60
 _SLACK_SECONDS = 10.0  # the server answers at its deadline; a client without an answer then gives up
 _GONE = "the rendezvous of this job is gone: its launcher (hvdrun), or rank 0, has ended"
 
@@ -129,6 +130,13 @@ class RendezvousClient:
         self._send(messages.CALL + request, deadline)
         return self._receive(messages.CALL, deadline, messages.CALL_LIMIT)
 
+    def keep_alive(self) -> None:
+        """Has the kernel probe the connection while nothing is sent: networks cut those that look unused."""
+        if self._socket.family != socket.AF_UNIX:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SECONDS)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
+
     def close(self) -> None:
         """Closes this process's end; in a forked child the parent's connection stays open."""
         with contextlib.suppress(OSError):  # the program may have closed the descriptor
@@ -144,8 +152,11 @@ class RendezvousClient:
 
     def own_addresses(self) -> list[str]:
         """Returns this machine's address on the route to the rendezvous; [] if that is on this machine."""
-        connection = self._connection
-        return source_towards(connection if isinstance(connection, socket.socket) else connection.socket)
+        return source_towards(self._socket)
+
+    @property
+    def _socket(self) -> socket.socket:
+        return self._connection if isinstance(self._connection, socket.socket) else self._connection.socket
 
     def _send(self, payload: bytes, deadline: float) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -77,6 +78,15 @@ def test_a_rank_calls_while_it_takes_part_in_a_world(
         assert b"0" in member._receive(GATHERED, deadline(), 1000)
     assert callers[1].call(b"abc", deadline()) == b"1:cba"
     assert {event.kind for event in events} == {"arrived"}
+
+
+def test_a_silent_connection_is_probed(server: RendezvousServer) -> None:
+    client = connect(server, 0)
+    client.keep_alive()
+    with socket.socket(fileno=os.dup(client.fileno())) as same:
+        assert same.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert same.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+    assert client.call(b"abc", deadline()) == b"0:cba"
 
 
 def test_two_callers_with_one_number(server: RendezvousServer) -> None:
