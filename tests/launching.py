@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cloudpickle
+
 HVDRUN = (sys.executable, "-m", "sirtaki.runner")
 FAILSAFE_SECONDS = 180.0
 
@@ -49,6 +51,14 @@ def default_signals() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def pickled_by_value(name: str) -> Iterator[None]:
+    """Makes cloudpickle treat a module of tests like a user's script inside: ranks cannot import it."""
+    cloudpickle.register_pickle_by_value(sys.modules[name])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[name])
 
 
 def script_writer(path: Path, template: str) -> Callable[[str], str]:

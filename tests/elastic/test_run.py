@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 
-import cloudpickle
 import pytest
+from launching import pickled_by_value
 
 import sirtaki
 
 
 @pytest.fixture(autouse=True)
 def functions_of_this_file_travel_by_value() -> Iterator[None]:
-    """Makes cloudpickle treat this module like a user's script: ranks cannot import it."""
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
+    with pickled_by_value(__name__):
+        yield
 
 
 def training(fault: str) -> tuple[int, int, int, int]:

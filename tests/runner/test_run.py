@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
-from launching import FAILSAFE_SECONDS
+from launching import FAILSAFE_SECONDS, pickled_by_value
 
 import sirtaki
 
@@ -28,11 +27,8 @@ class Point:
 
 @pytest.fixture(autouse=True)
 def functions_of_this_file_travel_by_value() -> Iterator[None]:
-    """Makes cloudpickle treat this module like a user's script: ranks cannot import it."""
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
+    with pickled_by_value(__name__):
+        yield
 
 
 def rank() -> int:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
+from launching import pickled_by_value
 
 from sirtaki.runner.function import call
 from sirtaki.runner.function.captures import captured_by
@@ -25,9 +25,8 @@ data = np.zeros(1000)
 def functions_of_this_file_are_those_of_a_script(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for function in (outer, helper, Model, Model.forward):
         monkeypatch.setattr(function, "__module__", "__main__")
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    with pickled_by_value(__name__):
+        yield
 
 
 def outer() -> Any:

@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Iterator
 
-import cloudpickle
 import pytest
+from launching import pickled_by_value
 
 import sirtaki
 
@@ -32,11 +32,8 @@ class Detailed(Exception):
 
 @pytest.fixture(autouse=True)
 def functions_of_this_file_travel_by_value() -> Iterator[None]:
-    """Makes cloudpickle treat this module like a user's script: ranks cannot import it."""
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
+    with pickled_by_value(__name__):
+        yield
 
 
 def rank() -> int:

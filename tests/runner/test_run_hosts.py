@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import cloudpickle
 import pytest
+from launching import pickled_by_value
 
 import sirtaki
 
@@ -16,14 +15,9 @@ Hosts = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)
-def functions_of_this_file_travel_by_value(
-    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
-    """Makes cloudpickle treat this module like a user's script: ranks cannot import it."""
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
+def functions_of_this_file_travel_by_value() -> Iterator[None]:
+    with pickled_by_value(__name__):
+        yield
 
 
 @pytest.fixture
