@@ -49,4 +49,22 @@ def a_rank_that_dies_in_a_training_session() -> None:
             (FOLDER / "session").write_text(str(error))
 
 
+def sessions_without_tensorflow_2() -> None:
+    """Its control flow and variables are then of other kinds, in the whole process."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from cases import cases_for
+
+    tf.compat.v1.disable_v2_behavior()
+    hvd.init()
+    names = ("a_loop", "a_training_session", "adasum", "passes")
+    chosen = [
+        one
+        for one in cases_for(2, ("tensorflow_session_training",))
+        if one.name.partition(".")[2].startswith(names)
+    ]
+    for one in chosen:
+        one.body()
+    print(f"ran {len(chosen)} cases")
+
+
 globals()[sys.argv[1]]()

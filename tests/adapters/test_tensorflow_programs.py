@@ -46,6 +46,12 @@ def test_the_death_of_a_rank_ends_a_training_session(tmp_path: Path, as_horovod:
     assert "rank 1" in (tmp_path / "session").read_text()
 
 
+def test_sessions_without_tensorflow_2(tmp_path: Path) -> None:
+    finished = run(*hvdrun(2, sys.executable, PROGRAMS, "sessions_without_tensorflow_2", tmp_path))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.stdout.count("ran 9 cases") == 2
+
+
 @pytest.mark.full
 def test_the_digits_example_learns() -> None:
     pytest.importorskip("sklearn")
