@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from sirtaki.bindings.topology import RankPlacement
-from sirtaki.runner.torch_variables import variables_of_rank
+from sirtaki.runner.torch_variables import variables_of_rank, without_torchruns
 
 AS_HOROVOD = "SIRTAKI_AS_HOROVOD"
 # The folder whose package `horovod` stands for sirtaki, on the host of the ranks (adapters/as_horovod).
@@ -46,7 +46,7 @@ class RankEnvironment:
         for name, value in asdict(placement).items():
             environment[f"SIRTAKI_{name.upper()}"] = environment[f"HOROVOD_{name.upper()}"] = str(value)
         if self.torch:
-            environment |= {**self.torch, **variables_of_rank(placement)}
+            environment = without_torchruns(environment) | {**self.torch, **variables_of_rank(placement)}
         environment["SIRTAKI_LAUNCHER"] = "hvdrun"
         environment["SIRTAKI_JOB"] = self.job
         environment["SIRTAKI_RENDEZVOUS"] = self.rendezvous

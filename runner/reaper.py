@@ -78,7 +78,7 @@ class Reaper:
 
     def kill_at(self, lease_end: float) -> None:
         """Has the reaper kill all groups at this time of `lease_clock`, unless it is told another first."""
-        if lease_end != self._lease_end:
+        if lease_end != self._lease_end and not self._released:
             self._lease_end = lease_end
             self._send_order(_LEASE + repr(lease_end))
 

@@ -94,6 +94,11 @@ def variables_of_hosts(names: Sequence[str], first: MasterOffer) -> dict[str, di
     }
 
 
+def without_torchruns(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns an environment without the variables by which torchrun says that it serves the store."""
+    return {name: value for name, value in environment.items() if not name.startswith("TORCHELASTIC_")}
+
+
 def variables_of_rank(placement: RankPlacement) -> dict[str, str]:
     """Returns the variables that each rank has for itself."""
     return {

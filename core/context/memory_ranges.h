@@ -15,7 +15,7 @@ class MemoryRanges {
     uintptr_t input = 0, output = 0;
     int64_t input_bytes = 0, output_bytes = 0;
 
-    bool reads() const { return input && input_bytes && input != output; }
+    bool reads() const { return input && input_bytes && !(input == output && input_bytes <= output_bytes); }
     bool writes() const { return output && output_bytes; }
   };
 

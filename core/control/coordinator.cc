@@ -191,7 +191,7 @@ void Coordinator::State::finish(int32_t rank) {
 // Refuses joins of a set that a rank has left. They are refused at once, and from then on no rank counts as joined,
 // because members may still send to one another.
 void Coordinator::State::refuse_joins(const ProcessSet& set, std::vector<int32_t> ranks) {
-  const Status status = peer_finished(set, "the join", names);
+  const Status status = peer_finished(set.finished, "the join", names);
   decision.refusals.push_back({set.number, Kind::barrier, "", std::move(ranks), status.code(), status.text()});
 }
 

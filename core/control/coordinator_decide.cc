@@ -41,7 +41,7 @@ void Coordinator::State::reconsider_changed_sets() {
 void Coordinator::State::settle(OperationEntry& entry) {
   entry.is_candidate = false;
   if (entry.is_answered) return;
-  if (entry.is_broken()) return refuse(entry, peer_finished(*entry.set, quoted(entry.name), names));
+  if (entry.is_broken()) return refuse(entry, peer_finished(entry, names));
   if (entry.is_agreed) return;
   if (entry.same_name != &entry && refuse_different_kinds(entry)) return;
   if (!entry.is_complete()) return;
@@ -128,7 +128,7 @@ void Coordinator::State::settle_joins(Nanoseconds now) {
     if (!std::exchange(set->has_changed, false) || !set->joined_count) continue;
     if (set->joined_count < static_cast<int32_t>(set->members.size())) continue;
     for (OperationEntry& entry : table.pending()) {
-      if (entry.set != set.get() || entry.is_answered) continue;
+      if (entry.set != set.get() || entry.is_answered || entry.is_addition_by_members()) continue;
       constexpr char why[] = " belongs to a group that no rank has submitted whole, and all ranks have joined";
       refuse(entry, Status(SRT_MISMATCH, quoted(entry.name) + why));
     }

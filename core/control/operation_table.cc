@@ -3,11 +3,10 @@
 namespace sirtaki {
 
 RankBits OperationEntry::participants() const {
-  const bool is_added = is_pending() && proposed->is_addition_by_members();
-  if (!traits(kind).is_of_a_pair && !is_added) return set->bits;
+  if (!traits(kind).is_of_a_pair && !is_addition_by_members()) return set->bits;
   RankBits some = set->bits;
   some.clear();
-  if (is_added) {
+  if (is_addition_by_members()) {
     for (int64_t rank : proposed->shape) some.add(static_cast<int32_t>(rank));
   } else {
     some.add(proposed->root);
@@ -17,13 +16,13 @@ RankBits OperationEntry::participants() const {
 }
 
 bool OperationEntry::is_broken() const {
-  if (is_pending() && proposed->is_addition_by_members()) return set->finished.overlaps(participants());
+  if (is_addition_by_members()) return set->finished.overlaps(participants());
   if (!traits(kind).is_of_a_pair) return set->is_broken();
   return set->finished.has(proposed->root) || set->finished.has(proposed->destination);
 }
 
 bool OperationEntry::is_complete() const {
-  if (is_pending() && proposed->is_addition_by_members()) return missing().count() == 0;
+  if (is_addition_by_members()) return missing().count() == 0;
   const auto needed = traits(kind).is_of_a_pair ? 2 : static_cast<int32_t>(set->members.size());
   if (submissions >= needed) return true;
   if (set->joined_count == 0 || submissions + set->joined_count < needed) return false;
@@ -33,7 +32,7 @@ bool OperationEntry::is_complete() const {
 RankBits OperationEntry::missing() const {
   RankBits ranks = participants();
   ranks -= submitted;
-  ranks -= set->joined;
+  if (!is_addition_by_members()) ranks -= set->joined;  // a rank that has joined may still add a set of its own
   return ranks;
 }
 

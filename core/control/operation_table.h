@@ -24,6 +24,7 @@ struct OperationEntry {
 
   OperationKey key() const { return {set->number, kind, name}; }
   bool is_pending() const { return submissions > 0; }
+  bool is_addition_by_members() const { return is_pending() && proposed->is_addition_by_members(); }
   RankBits participants() const;        // the set's members; the two ranks of a send; those of an addition
   bool is_complete() const;             // every participant has submitted or joined
   RankBits missing() const;             // participants that have done neither

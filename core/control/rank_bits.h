@@ -49,6 +49,11 @@ class RankBits {
     return *this;
   }
 
+  RankBits& operator&=(const RankBits& other) {
+    for (size_t i = 0; i < words_.size(); ++i) words_[i] &= other.words_[i];
+    return *this;
+  }
+
   // Removes the other's ranks.
   RankBits& operator-=(const RankBits& other) {
     for (size_t i = 0; i < words_.size(); ++i) words_[i] &= ~other.words_[i];

@@ -194,11 +194,17 @@ Status kinds_differ(std::span<OperationEntry* const> same_name, const RankNames&
   return mismatch(quoted(same_name.front()->name), opinions, "every rank must call the same kind of operation", names);
 }
 
-Status peer_finished(const ProcessSet& set, const std::string& operation, const RankNames& names) {
-  const std::vector<int32_t> finished = set.finished.ranks();
+Status peer_finished(const RankBits& ranks, const std::string& operation, const RankNames& names) {
+  const std::vector<int32_t> finished = ranks.ranks();
   const char* verb = finished.size() == 1 ? " has" : " have";
   return Status(SRT_PEER_FINISHED,
                 bounded(list_ranks(finished, names) + verb + " finished and cannot take part in " + operation));
+}
+
+Status peer_finished(const OperationEntry& entry, const RankNames& names) {
+  RankBits ranks = entry.participants();
+  ranks &= entry.set->finished;
+  return peer_finished(ranks, quoted(entry.name), names);
 }
 
 }  // namespace sirtaki

@@ -27,6 +27,7 @@ Status validate(const OperationEntry& entry, const RankNames& names);
 Status kinds_differ(std::span<OperationEntry* const> same_name, const RankNames& names);
 
 // Returns the error for an operation ("'grad.w'", "the join") that needs a rank that has left.
-Status peer_finished(const ProcessSet& set, const std::string& operation, const RankNames& names);
+Status peer_finished(const RankBits& ranks, const std::string& operation, const RankNames& names);
+Status peer_finished(const OperationEntry& entry, const RankNames& names);  // names its participants only
 
 }  // namespace sirtaki

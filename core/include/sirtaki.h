@@ -53,8 +53,8 @@ enum {
   SRT_ALLTOALL = 5,           /* dimension 0 is cut by splits */
   SRT_SEND = 6,               /* from root to destination; these two submit it, and no other rank does */
   SRT_ADD_PROCESS_SET = 7,    /* shape holds its ranks, ascending; all ranks submit it, with root 0, or only its
-                                 ranks, with root 1: there may be several such sets of the same ranks. See
-                                 srt_result_number */
+                                 ranks, with root 1 and a name that no other ranks use for a set of theirs: there
+                                 may be several such sets of the same ranks. See srt_result_number */
   SRT_REMOVE_PROCESS_SET = 8, /* root holds its number; all ranks submit it */
   SRT_JOIN = 9                /* this rank has no more data for the process set: until all its members have joined,
                                  it takes part in their operations with neutral elements. See srt_result_number */

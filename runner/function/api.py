@@ -117,6 +117,8 @@ def _checked_variables(env: Any) -> dict[str, str]:
     for name, value in variables.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"env has to be a dictionary of strings, but {name!r} is {value!r}")
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"env has {name!r}: {value!r}, which cannot be a variable of an environment")
     return variables
 
 

@@ -96,6 +96,26 @@ def all_gather_of_sizes_that_ranks_disagree_about() -> None:
     dist.barrier()
 
 
+@case(least=2)
+@in_group
+def all_to_all_into_the_head_of_its_input() -> None:
+    """The memory behind the output is read until the end."""
+    sent, received = [1] + [2] * (size() - 1), [1 if rank() == 0 else 2] * size()
+    inputs = [torch.arange(float(sum(sent))) + 100 * other for other in range(size())]
+    output = inputs[0][: size()] if rank() == 0 else torch.empty(2 * size())
+    expected = torch.cat([one.split(sent)[rank()] for one in inputs])
+    if rank():
+        hvd.broadcast(torch.ones(1), 0, name="go")
+    work = dist.all_to_all_single(output, inputs[rank()], received, sent, async_op=True)
+    assert work is not None
+    if rank() == 0:
+        with pytest.raises(ValueError, match="still in flight"):
+            dist.irecv(inputs[0][size() :], 1)
+        hvd.broadcast(torch.ones(1), 0, name="go")
+    work.wait()
+    same(output, expected)
+
+
 @case()
 @in_group
 def all_gather_in_place_and_strided() -> None:

@@ -77,6 +77,32 @@ TEST(a_rank_that_has_left_matters_for_its_own_sets_only) {
   CHECK_EQUAL(world.outcome(1).process_sets.at(0).members, (std::vector<int32_t>{0, 1}));
 }
 
+TEST(a_rank_that_has_joined_adds_its_own_sets_afterwards) {
+  World world(3);
+  world.submit(0, add_own_set({0, 1}));
+  world.join(1);
+  world.report(0);
+  world.report(1);
+  CHECK(!world.decide());
+  for (int32_t rank : {0, 2}) world.join(rank);
+  CHECK(world.round());  // all have joined
+  CHECK(world.outcome(0).process_sets.empty());
+  CHECK(world.outcome(0).refusals.empty());
+  world.submit(1, add_own_set({0, 1}));
+  CHECK(world.round());
+  CHECK_EQUAL(world.outcome(2).process_sets.at(0).members, (std::vector<int32_t>{0, 1}));
+}
+
+TEST(only_ranks_that_take_part_are_named_as_finished) {
+  World world(4);
+  for (int32_t rank : {1, 2, 3}) world.goodbye(rank);
+  world.submit(0, add_own_set({0, 1}));
+  CHECK(world.round());
+  const std::string text = world.refusal({0}, SRT_PEER_FINISHED);
+  CHECK(contains(text, "rank 1 has finished"));
+  CHECK(!contains(text, "rank 2"));
+}
+
 TEST(members_that_name_other_ranks_are_refused) {
   World world(3);
   world.submit(0, add_own_set({0, 1}));

@@ -42,4 +42,16 @@ TEST(memory_in_use_may_be_read_by_others_but_not_written) {
   CHECK_EQUAL(ranges.collision(writes(1'050, 10)), 0u);
 }
 
+TEST(an_input_that_begins_where_the_output_does_is_in_use_as_a_whole) {
+  const MemoryRanges::Use in_place{1'000, 1'000, 100, 100}, longer_input{1'000, 1'000, 100, 20};
+  const MemoryRanges::Use writes_tail{0, 1'050, 0, 10};
+  for (const auto& use : {in_place, longer_input}) {
+    MemoryRanges ranges;
+    ranges.add(1, use);
+    CHECK_EQUAL(ranges.collision(writes_tail), 1u);
+    ranges.remove(1, use);
+    CHECK_EQUAL(ranges.collision(writes_tail), 0u);
+  }
+}
+
 CHECK_MAIN()

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sirtaki.runner.lease import RENEWALS, AgentLease, HostLease
+from sirtaki.runner.lease import RENEWALS, AgentLease, HostLease, lease_clock
+from sirtaki.runner.reaper import Reaper
 
 SECONDS = 5.0
 
@@ -128,3 +129,11 @@ def test_an_answer_renews_from_its_question() -> None:
     agent.renew(second)
     assert agent.seconds_left(2.0) == 5.0
     assert agent.is_over(7.0)
+
+
+def test_a_reaper_that_ends_the_ranks_hears_of_no_lease() -> None:
+    """The agent goes on until its reaper has ended, and may renew its lease meanwhile."""
+    with Reaper() as reaper:
+        reaper.kill_at(lease_clock() + 100.0)
+        reaper.release()
+        reaper.kill_at(lease_clock() + 200.0)

@@ -41,6 +41,14 @@ def test_one_host(hvdrun: Run) -> None:
     assert 0 < int(first[-1]) < 65536
 
 
+def test_torchruns_own_variables_are_not_passed_on(hvdrun: Run, environment: dict[str, str]) -> None:
+    """With this one, no rank would serve the store."""
+    environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    show = "import os; print(os.environ.get('TORCHELASTIC_USE_AGENT_STORE'))"
+    assert shown(hvdrun("-np", "1", "--torch-env", "python", "-c", show)) == [["None"]]
+    assert shown(hvdrun("-np", "1", "python", "-c", show)) == [["True"]]
+
+
 @pytest.mark.parametrize("first", ["localhost", "hostB"])
 def test_several_hosts(hvdrun: Run, hosts: Hosts, first: str) -> None:
     """The ranks of a host have its number in GROUP_RANK, also where hosts have different numbers of ranks."""

@@ -16,6 +16,7 @@ from sirtaki.bindings.errors import NotInitializedError, UnsupportedError
 from sirtaki.common.shared_world import SharedWorld
 from sirtaki.torch.backend.messages import Messages
 from sirtaki.torch.backend.moving import Moving
+from sirtaki.torch.backend.names import Series
 from sirtaki.torch.backend.reducing import Reducing
 from sirtaki.torch.backend.submission import Part, Submission
 from sirtaki.torch.backend.work import CoalescedWork, GroupWork
@@ -68,12 +69,17 @@ class SirtakiGroup(Reducing, Moving, Messages):
         return CoalescedWork(works or [])
 
     def submit(
-        self, name: str, parts: Sequence[Part], results: Sequence[Tensor], opts: Any = None
+        self,
+        series: Series,
+        parts: Sequence[Part],
+        results: Sequence[Tensor],
+        opts: Any = None,
+        suffix: str = "",
     ) -> GroupWork:
         """Queues the requests of an operation: see `Submission.submit`."""
         if self._coalesced is None:
-            return super().submit(name, parts, results, opts)
-        work = super().submit(name, parts, results)
+            return super().submit(series, parts, results, opts, suffix)
+        work = super().submit(series, parts, results, None, suffix)
         self._coalesced.append(work)
         return work
 

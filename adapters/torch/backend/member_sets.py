@@ -16,6 +16,8 @@ from sirtaki.bindings.errors import DeadlineError
 from sirtaki.bindings.request import Batch
 from sirtaki.bindings.waiting import failure_of, wait_for
 
+_LONGEST_LIST = 100  # characters
+
 
 class MemberSet:
     """A process set that is being added: no member waits for the others before the first operation."""
@@ -25,8 +27,7 @@ class MemberSet:
         self._lock = threading.Lock()
         self._number: int | None = None
         self._batch = Batch(1)
-        digest = hashlib.blake2b(repr(self._ranks).encode(), digest_size=16).hexdigest()
-        self._batch.set_member_set_request(0, self._ranks, f"c10d.ranks.{digest}")
+        self._batch.set_member_set_request(0, self._ranks, _name_of(self._ranks))
         context.enqueue(self._batch)
 
     def number(self, timeout: timedelta) -> int:
@@ -53,6 +54,15 @@ class MemberSet:
         number = self._context.result_number(self._batch)
         self._context.release(self._batch)
         return number
+
+
+def _name_of(ranks: Sequence[int]) -> str:
+    """Returns a name that no other ranks use for a set of theirs."""
+    listed = str(list(ranks))
+    if len(listed) > _LONGEST_LIST:
+        digest = hashlib.blake2b(listed.encode(), digest_size=16).hexdigest()
+        listed = f"{len(ranks)} ranks from {ranks[0]} to {ranks[-1]}, {digest}"
+    return f"process group of {listed}"
 
 
 class WorldSet:

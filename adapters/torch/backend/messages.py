@@ -25,7 +25,7 @@ class Messages(Submission):
         source = whole(tensor)
         own, other = self.context.rank, self.members[receiver]
         part = Part(core.SEND, source, source.pointer, root=own, destination=other)
-        return self.submit(self.names.next_message(self.rank(), receiver, tag), [part], [tensor])
+        return self.submit(self.names.messages(self.rank(), receiver, tag), [part], [tensor])
 
     def recv(self, tensors: Sequence[Tensor], sender: int, tag: int) -> Work:
         """Receives a tensor from a rank of the group."""
@@ -39,7 +39,7 @@ class Messages(Submission):
 
         own, other = self.context.rank, self.members[sender]
         part = Part(core.SEND, target, target.pointer, store, root=other, destination=own)
-        return self.submit(self.names.next_message(sender, self.rank(), tag), [part], [tensor])
+        return self.submit(self.names.messages(sender, self.rank(), tag), [part], [tensor])
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> Work:
         """Raises UnsupportedError."""

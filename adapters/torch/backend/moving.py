@@ -36,7 +36,7 @@ class Moving(Submission):
 
     def barrier(self, opts: Any = None) -> Work:
         """Ends once all ranks have called it."""
-        return self.submit(self.names.next_collective(), [Part(core.BARRIER, _NO_TENSOR)], [], opts)
+        return self.submit(self.names.collectives, [Part(core.BARRIER, _NO_TENSOR)], [], opts)
 
     def broadcast(self, tensors: Sequence[Tensor], opts: Any = _FROM_RANK_0) -> Work:
         """Copies the root's tensor to all ranks."""
@@ -49,7 +49,7 @@ class Moving(Submission):
 
         root = self.members[opts.rootRank]
         part = Part(core.BROADCAST, source, source.pointer, store, root=root)
-        return self.submit(self.names.next_collective(), [part], [tensor], opts)
+        return self.submit(self.names.collectives, [part], [tensor], opts)
 
     def allgather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
@@ -65,7 +65,7 @@ class Moving(Submission):
         for targets, source in zip(outputs, inputs, strict=True):
             parts.append(self._gathered(targets, source))
         results = [target for targets in outputs for target in targets]
-        return self.submit(self.names.next_collective(), parts, results, opts)
+        return self.submit(self.names.collectives, parts, results, opts)
 
     def _gathered(self, targets: Sequence[Tensor], source: Tensor) -> Part:
         """Describes an all-gather; if the sizes differ, an all-to-all, whose rows are compared by rank."""
@@ -73,7 +73,7 @@ class Moving(Submission):
         if len(set(sizes)) <= 1:
             require_equal(targets, source, self.size(), "the output of all_gather")
             return Part(core.ALLGATHER, rows(source, 1), store=_assign_each(targets))
-        require_one_dtype([source, *targets])
+        require_alike([source, *targets])
         if len(sizes) != self.size() or sizes[self.rank()] != source.numel():
             raise ValueError(
                 f"the outputs of all_gather have {sizes} elements; they have to be one for each of the "
@@ -98,7 +98,7 @@ class Moving(Submission):
             require_elements(output, count, source, "the output of all_gather_into_tensor")
             part = Part(core.ALLGATHER, rows(source, 1), store=_assign_all(output))
             parts.append(_offering(part, output))
-        return self.submit(self.names.next_collective(), parts, outputs, opts)
+        return self.submit(self.names.collectives, parts, outputs, opts)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced  # its newer name
 
@@ -114,7 +114,7 @@ class Moving(Submission):
         sent = [0] * self.size()
         sent[opts.rootRank] = 1
         part = self._exchange(rows(source, 1), sent, received, _assign_each(targets))
-        return self.submit(self.names.next_collective(), [part], targets, opts)
+        return self.submit(self.names.collectives, [part], targets, opts)
 
     def scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = _FROM_RANK_0
@@ -129,7 +129,7 @@ class Moving(Submission):
         received[opts.rootRank] = 1
         sent = [1 if is_root else 0] * self.size()
         part = _offering(self._exchange(mine, sent, received, _assign_all(output)), output)
-        return self.submit(self.names.next_collective(), [part], [output], opts)
+        return self.submit(self.names.collectives, [part], [output], opts)
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
         """Copies one tensor of each rank to each rank."""
@@ -139,10 +139,10 @@ class Moving(Submission):
                     f"the {what} of all_to_all has {len(tensors)} tensors, but the group has {self.size()} "
                     "ranks"
                 )
-        require_one_dtype([*inputs, *outputs])
+        require_alike([*inputs, *outputs])
         sent, received = [one.numel() for one in inputs], [one.numel() for one in outputs]
         part = self._exchange(view(joined(inputs)), sent, received, _assign_parts(outputs))
-        return self.submit(self.names.next_collective(), [part], outputs, opts)
+        return self.submit(self.names.collectives, [part], outputs, opts)
 
     def alltoall_base(
         self,
@@ -153,12 +153,12 @@ class Moving(Submission):
         opts: Any = None,
     ) -> Work:
         """Copies rows of a tensor of each rank to each rank; without splits, as many to each."""
-        require_one_dtype([source, output])
+        require_alike([source, output])
         sent = self._splits(source, input_splits, "input")
         received = self._splits(output, output_splits, "output")
         part = self._exchange(rows(source, sum(sent)), sent, received, _assign_all(output))
         part = _offering(part, output)
-        return self.submit(self.names.next_collective(), [part], [output], opts)
+        return self.submit(self.names.collectives, [part], [output], opts)
 
     all_to_all_single = alltoall_base  # its newer name
 
@@ -203,8 +203,11 @@ class Moving(Submission):
         return Part(core.ALLTOALL, source, store=store_if_expected, splits=list(sent))
 
 
-def require_one_dtype(tensors: Sequence[Tensor]) -> None:
-    """Raises ValueError if the dtypes of tensors differ."""
+def require_alike(tensors: Sequence[Tensor]) -> None:
+    """Raises ValueError if the dtypes or the devices of tensors differ."""
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        raise ValueError(f"all tensors of a call have to be on one device, not {sorted(map(str, devices))}")
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1:
         raise ValueError(f"all tensors of a call have to have one dtype, not {sorted(map(str, dtypes))}")

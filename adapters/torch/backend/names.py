@@ -9,7 +9,6 @@ per tag and direction. Horovod's calls have other names.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 
 from sirtaki.bindings.context import Context
 
@@ -17,20 +16,37 @@ _COLLECTIVES_BEFORE_WRAP = 1024  # a name that is still in flight makes the next
 _MESSAGES_BEFORE_WRAP = 16  # few, so that the response cache knows the names of a pipeline
 
 
+class Series:
+    """Names that are numbered from 0, and used again after a while."""
+
+    def __init__(self, prefix: str, before_wrap: int) -> None:
+        self._prefix, self._before_wrap = prefix, before_wrap
+        self._next = 0
+
+    def take(self, suffix: str = "") -> str:
+        """Returns the next name."""
+        self._next += 1
+        return f"{self._prefix}.{(self._next - 1) % self._before_wrap}{suffix}"
+
+    def give_back(self) -> None:
+        """Makes the last name the next one again: nothing was queued under it."""
+        self._next -= 1
+
+
 class Names:
-    """The names of one group."""
+    """The names of one group.
+
+    Attributes:
+        collectives: those of its collectives.
+    """
 
     def __init__(self, context: Context, members: Sequence[int]) -> None:
         """Numbers a new group of these ranks."""
         self._prefix = f"c10d.{context.next_number(f'groups of {members}')}"
-        self._collectives = count()
-        self._messages: dict[tuple[int, int, int], count[int]] = {}
+        self.collectives = Series(self._prefix, _COLLECTIVES_BEFORE_WRAP)
+        self._messages: dict[tuple[int, int, int], Series] = {}
 
-    def next_collective(self) -> str:
-        """Returns the name of the group's next collective."""
-        return f"{self._prefix}.{next(self._collectives) % _COLLECTIVES_BEFORE_WRAP}"
-
-    def next_message(self, sender: int, receiver: int, tag: int) -> str:
-        """Returns the name of the next message from one rank to another with this tag."""
-        numbers = self._messages.setdefault((sender, receiver, tag), count())
-        return f"{self._prefix}.{sender}-{receiver}.{tag}.{next(numbers) % _MESSAGES_BEFORE_WRAP}"
+    def messages(self, sender: int, receiver: int, tag: int) -> Series:
+        """Returns the names of the messages from one rank to another with this tag."""
+        prefix = f"{self._prefix}.{sender}-{receiver}.{tag}"
+        return self._messages.setdefault((sender, receiver, tag), Series(prefix, _MESSAGES_BEFORE_WRAP))

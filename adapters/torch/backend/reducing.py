@@ -38,12 +38,12 @@ class Reducing(Submission):
         """Combines a tensor over all ranks, in place."""
         tensor = single(tensors, "all_reduce")
         part = self._combination(tensor, tensor, opts.reduceOp)
-        return self.submit(self.names.next_collective(), [part], [tensor], opts)
+        return self.submit(self.names.collectives, [part], [tensor], opts)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = _SUM) -> Work:
         """Combines several tensors over all ranks, in place."""
         parts = [self._combination(tensor, tensor, opts.reduceOp) for tensor in tensors]
-        return self.submit(self.names.next_collective(), parts, tensors, opts)
+        return self.submit(self.names.collectives, parts, tensors, opts)
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any = _SUM) -> Work:
         """Combines a tensor over all ranks; the root's is overwritten, and those of the others are not."""
@@ -51,8 +51,7 @@ class Reducing(Submission):
         target = tensor if opts.rootRank == self.rank() else None
         part = self._combination(tensor, target, opts.reduceOp)
         # The root is part of the name: ranks that name different ones must not get a result.
-        name = f"{self.names.next_collective()}.to{opts.rootRank}"
-        return self.submit(name, [part], [tensor], opts)
+        return self.submit(self.names.collectives, [part], [tensor], opts, f".to{opts.rootRank}")
 
     def _combination(self, tensor: Tensor, target: Tensor | None, op: Any) -> Part:
         """Describes the combination of a tensor; the result is written to `target`, if it is given."""
@@ -93,12 +92,12 @@ class Reducing(Submission):
         parts = inputs[0] if len(inputs) == 1 else []
         require_equal(parts, output, self.size(), "the input of reduce_scatter")
         part = self._scattered(output, joined(parts), opts.reduceOp)
-        return self.submit(self.names.next_collective(), [part], [output], opts)
+        return self.submit(self.names.collectives, [part], [output], opts)
 
     def _reduce_scatter_base(self, output: Tensor, source: Tensor, opts: Any = _SUM) -> Work:
         """Combines a tensor over all ranks; each rank gets its part of it."""
         part = self._scattered(output, source, opts.reduceOp)
-        return self.submit(self.names.next_collective(), [part], [output], opts)
+        return self.submit(self.names.collectives, [part], [output], opts)
 
     reduce_scatter_single = _reduce_scatter_base  # its newer name
 
@@ -108,7 +107,7 @@ class Reducing(Submission):
         """Works like `_reduce_scatter_base`, for several tensors."""
         pairs = zip(outputs, inputs, strict=True)
         parts = [self._scattered(output, source, opts.reduceOp) for output, source in pairs]
-        return self.submit(self.names.next_collective(), parts, outputs, opts)
+        return self.submit(self.names.collectives, parts, outputs, opts)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # its newer name
 

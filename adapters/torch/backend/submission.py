@@ -16,7 +16,7 @@ from sirtaki.common.ops import NO_REDUCTION, Call, Reduction, describe
 from sirtaki.common.tensor import TensorView
 from sirtaki.torch import device
 from sirtaki.torch.backend.member_sets import set_of
-from sirtaki.torch.backend.names import Names
+from sirtaki.torch.backend.names import Names, Series
 from sirtaki.torch.backend.stream_work import StreamWork
 from sirtaki.torch.backend.work import GroupWork
 
@@ -77,40 +77,33 @@ class Submission(_ProcessGroup):
         self._process_set = set_of(context, self.members)
 
     def submit(
-        self, name: str, parts: Sequence[Part], results: Sequence[Tensor], opts: Any = None
+        self,
+        series: Series,
+        parts: Sequence[Part],
+        results: Sequence[Tensor],
+        opts: Any = None,
+        suffix: str = "",
     ) -> GroupWork:
-        """Queues the requests of an operation, which writes to the tensors `results`.
+        """Queues the requests of an operation, which writes to the tensors `results`, under the next name.
 
         If the options of the call say that its caller waits at once, this waits for a while: a thread that
         drives the engine by itself saves the engine's thread from being woken.
 
         Raises:
             ValueError: the core has refused one; none is queued.
+            DeadlineError: not all members have created the group.
         """
-        batch, number = Batch(len(parts)), self._process_set.number(self.timeout)
-        for index, part in enumerate(parts):
-            call = Call(name if len(parts) == 1 else f"{name}.{index}", number)
-            describe(
-                batch,
-                part.kind,
-                part.view,
-                part.target,
-                call,
-                index,
-                how=part.how,
-                root=part.root,
-                destination=part.destination,
-                splits=part.splits,
-            )
-            batch.set_flags(index, QUEUE_SAME_NAME)
-            batch.offer_memory(index, part.room)
-            batch.keepalive[index] = (part.view.owner, part.keep, part.store)
-        if batch.gpu != CPU:
-            batch.set_all_streams([device.current_stream(batch.gpu)] * batch.count)
-        if parts and batch.gpu == CPU and not getattr(opts, "asyncOp", True):
-            self.context.begin(batch)
-        elif parts:
-            self.context.enqueue(batch)
+        number = self._process_set.number(self.timeout)
+        batch = _described(series.take(suffix), number, parts)
+        try:
+            if parts and batch.gpu == CPU and not getattr(opts, "asyncOp", True):
+                self.context.begin(batch)
+            elif parts:
+                self.context.enqueue(batch)
+        except BaseException:
+            if not any(batch.handles):
+                series.give_back()  # the ranks still agree about the number of operations
+            raise
         stores = [part.store for part in parts]
 
         def store(context: Context, batch: Batch) -> None:
@@ -119,3 +112,28 @@ class Submission(_ProcessGroup):
 
         kind = GroupWork if batch.gpu == CPU else StreamWork
         return kind(self.context, batch, store, results, self.timeout)
+
+
+def _described(name: str, process_set: int, parts: Sequence[Part]) -> Batch:
+    """Returns the requests of an operation, ready to be queued."""
+    batch = Batch(len(parts))
+    for index, part in enumerate(parts):
+        call = Call(name if len(parts) == 1 else f"{name}.{index}", process_set)
+        describe(
+            batch,
+            part.kind,
+            part.view,
+            part.target,
+            call,
+            index,
+            how=part.how,
+            root=part.root,
+            destination=part.destination,
+            splits=part.splits,
+        )
+        batch.set_flags(index, QUEUE_SAME_NAME)
+        batch.offer_memory(index, part.room)
+        batch.keepalive[index] = (part.view.owner, part.keep, part.store)
+    if batch.gpu != CPU:
+        batch.set_all_streams([device.current_stream(batch.gpu)] * batch.count)
+    return batch

@@ -51,7 +51,9 @@ def require_equal(tensors: Sequence[Tensor], like: Tensor, count: int, what: str
 
 
 def require_elements(tensor: Tensor, count: int, like: Tensor, what: str) -> None:
-    """Raises ValueError unless a tensor has `count` elements, of the dtype of another."""
+    """Raises ValueError unless a tensor has `count` elements, with the dtype and on the device of another."""
+    if tensor.device != like.device:
+        raise ValueError(f"{what} is on {tensor.device}, but this rank's other tensor on {like.device}")
     if tensor.dtype != like.dtype:
         raise ValueError(
             f"{what} has the dtype {tensor.dtype}, but this rank's other tensor has {like.dtype}"
