@@ -1,0 +1,83 @@
+"""Lightning, accelerate and Hugging Face's Trainer over the backend of torch.distributed, and beside it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from process_world import PATIENCE, hvdrun
+from tiers import full_unless
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+PROGRAMS = Path(__file__).with_name("programs_trainers.py")
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TRAINERS = ("accelerate", "lightning", "transformers")
+# The command that starts two ranks which torch.distributed finds.
+LAUNCHERS = {
+    "hvdrun": hvdrun(2, "--torch-env"),
+    "torchrun": [
+        *("env", "OMP_NUM_THREADS=1", sys.executable, "-m", "torch.distributed.run"),
+        *("--standalone", "--nproc-per-node", "2"),
+    ],
+}
+
+
+def run(tmp_path: Path, *command: str | Path) -> str:
+    finished = subprocess.run(
+        [str(part) for part in command],
+        cwd=tmp_path,  # for files that trainers leave
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        text=True,
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    output = finished.stdout + finished.stderr
+    assert finished.returncode == 0, output
+    return output
+
+
+def python_of(launcher: str) -> list[str]:
+    """Returns a launcher's command, up to the script."""
+    return [*LAUNCHERS[launcher], *([sys.executable] if launcher == "hvdrun" else [])]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize(
+    "launcher", [pytest.param(name, marks=full_unless(name == "hvdrun")) for name in LAUNCHERS]
+)
+def test_it_trains_as_over_gloo(trainer: str, launcher: str, tmp_path: Path) -> None:
+    pytest.importorskip(trainer)
+    assert run(tmp_path, *python_of(launcher), PROGRAMS, trainer, tmp_path).count("is done") == 2
+
+
+def test_without_torchs_variables_trainers_are_unchanged(tmp_path: Path) -> None:
+    """A training under plain hvdrun ends with the weights of one outside of it."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("lightning")
+    run(tmp_path, *hvdrun(2, sys.executable, PROGRAMS, "unchanged", tmp_path))
+    run(tmp_path, sys.executable, PROGRAMS, "unchanged", tmp_path)
+    alone = torch.load(tmp_path / "1.0.pt")
+    assert len(alone) > 10
+    for rank in range(2):
+        under_hvdrun = torch.load(tmp_path / f"2.{rank}.pt")
+        assert all(torch.equal(under_hvdrun[name], value) for name, value in alone.items())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("trainer", ["lightning", "transformers"])
+def test_the_example_learns(trainer: str, ranks: int, tmp_path: Path) -> None:
+    pytest.importorskip(trainer)
+    command = python_of("hvdrun") if ranks == 2 else [sys.executable]
+    output = run(tmp_path, *command, EXAMPLES / f"{trainer}_digits.py")
+    found = re.search(r"test accuracy ([\d.]+)% on (\d) rank", output)
+    assert found is not None, output
+    assert float(found[1]) >= 90
+    assert found[2] == str(ranks)
