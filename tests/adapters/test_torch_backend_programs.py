@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from process_world import PATIENCE, hvdrun
 
+from sirtaki.bindings.errors import UnsupportedError
+
 pytest.importorskip("torch")
 
 PROGRAMS = Path(__file__).with_name("programs_torch_backend.py")
@@ -66,6 +68,16 @@ dist.init_process_group("sirtaki", store=dist.HashStore(), rank=0, world_size=1)
 tensor = torch.ones(2); dist.all_reduce(tensor); print(tensor, "is done")
 """
     assert "is done" in run(sys.executable, "-c", code)
+
+
+def test_a_version_of_torch_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sirtaki.torch.backend import group
+
+    monkeypatch.setattr(group, "_OLDEST_TORCH", "99.1")
+    with pytest.raises(
+        UnsupportedError, match=r"needs torch 99\.1 or newer \(tested with 2\.8, .* but this is"
+    ):
+        group.create(None)
 
 
 def test_a_lost_rank_is_named(tmp_path: Path) -> None:

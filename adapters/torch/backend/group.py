@@ -21,6 +21,10 @@ from sirtaki.torch.backend.reducing import Reducing
 from sirtaki.torch.backend.submission import Part, Submission
 from sirtaki.torch.backend.work import CoalescedWork, GroupWork
 
+# With older versions some waits for works that are written in Python never end: those of functional
+# collectives (and so of DTensor) up to 2.6, those of pipelines with 2.7.
+_OLDEST_TORCH, _TESTED = "2.8", "2.8, 2.13 and 2.15"
+
 
 class SirtakiGroup(Reducing, Moving, Messages):
     """A process group of torch.distributed whose operations are those of the core."""
@@ -98,9 +102,14 @@ def create(options: Any, backend_options: Any = None) -> Submission:
     """Returns a new process group; torch.distributed calls it on the members of the group.
 
     Raises:
-        UnsupportedError: options, or a group that is not supported.
+        UnsupportedError: options, a group or a version of torch that is not supported.
         DeadlineError, InitializationError: the ranks could not form a world.
     """
+    if torch.__version__ < _OLDEST_TORCH:
+        raise UnsupportedError(
+            f"the process group backend sirtaki needs torch {_OLDEST_TORCH} or newer (tested with "
+            f"{_TESTED}), but this is torch {torch.__version__}: update it, or use Horovod's calls"
+        )
     if backend_options is not None:
         raise UnsupportedError("the process group backend sirtaki takes no pg_options")
     rank, size, name = options.group_rank, options.group_size, str(options.group_id)
