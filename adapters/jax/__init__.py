@@ -14,6 +14,7 @@ from sirtaki.jax.collectives import *  # noqa: F403
 from sirtaki.jax.collectives import __all__ as _collectives
 from sirtaki.jax.compression import Compression
 from sirtaki.jax.consistency import check_parameters
+from sirtaki.jax.one_batch import consistent, mirrored
 from sirtaki.jax.optimizer import DistributedOptimizer, grad, value_and_grad
 from sirtaki.jax.parameters import broadcast_parameters, rank_key
 from sirtaki.jax.topology import *  # noqa: F403
@@ -25,8 +26,10 @@ __all__ = [
     *_shared,
     *_collectives,
     "Compression",
+    "consistent",
     "DistributedOptimizer",
     "elastic",
+    "mirrored",
     "value_and_grad",
     "grad",
     "join",

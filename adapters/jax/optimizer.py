@@ -17,6 +17,7 @@ from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.jax.collectives import allreduce
 from sirtaki.jax.compression import Compression, Compressor
 from sirtaki.jax.consistency import BROADCAST, around
+from sirtaki.jax.weighting import weighted
 from sirtaki.numpy.consistency import EagerChecks
 from sirtaki.numpy.worlds import require_all_ranks
 
@@ -90,9 +91,13 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
         return inner.update(reduced, state, params, **extra)
 
     distributed = optax.GradientTransformationExtraArgs(inner.init, update)
-    if backward_passes_per_step == 1:
-        return distributed
-    return _accumulating(distributed, backward_passes_per_step)
+    if backward_passes_per_step > 1:
+        distributed = _accumulating(distributed, backward_passes_per_step)
+
+    def update_by_rows(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        return distributed.update(weighted(gradients, op, process_set), state, params, **extra)
+
+    return optax.GradientTransformationExtraArgs(distributed.init, update_by_rows)
 
 
 def _combined(
@@ -156,7 +161,7 @@ def value_and_grad(
     @wraps(fun)
     def reduced(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         value, gradients = local(*args, **kwargs)
-        return value, _combined(gradients, name, compression, op, process_set)
+        return value, _combined(weighted(gradients, op, process_set), name, compression, op, process_set)
 
     return reduced
 

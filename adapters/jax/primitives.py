@@ -12,6 +12,7 @@ from jax.interpreters import ad, batching
 
 from sirtaki.bindings import request as core
 from sirtaki.bindings.default_context import current
+from sirtaki.common.shares import refuse_derivative
 from sirtaki.jax import eager, lowering, target
 from sirtaki.jax.exchange_options import KINDS, ExchangeOptions, dtype_code, result_shape
 from sirtaki.jax.programs import note_size
@@ -38,6 +39,7 @@ def _derivative(
     primals: Sequence[Any], tangents: Sequence[Any], *, options: ExchangeOptions
 ) -> tuple[Any, Any]:
     """Applies the linear operation to tangents as to values. Tangents zero on all ranks are not sent."""
+    refuse_derivative()
     results = bind(options, primals)
     places = [place for place, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
     reduces = options.kind in (core.ALLREDUCE, core.REDUCESCATTER)

@@ -18,6 +18,7 @@ from sirtaki.torch.compression import Compression
 from sirtaki.torch.consistency import check_parameters
 from sirtaki.torch.data import DataLoader, DistributedSampler
 from sirtaki.torch.joining import join
+from sirtaki.torch.one_batch import consistent, mirrored
 from sirtaki.torch.optimizer import DistributedOptimizer
 from sirtaki.torch.sparse import sparse_allreduce, sparse_allreduce_async
 from sirtaki.torch.state import broadcast_optimizer_state, broadcast_parameters
@@ -37,7 +38,9 @@ __all__ = [
     "DistributedOptimizer",
     "DistributedSampler",
     "SyncBatchNorm",
+    "consistent",
     "elastic",
+    "mirrored",
     "sparse_allreduce",
     "sparse_allreduce_async",
     "barrier",

@@ -28,6 +28,10 @@ current_node: Callable[[], Any] = _TORCH.symbol("torch._C._current_autograd_node
 current_raw_stream: Callable[[int], int] = (_TORCH.symbol if torch.version.cuda else _TORCH.optional)(
     "torch._C._cuda_getCurrentRawStream"
 )
+# Nested structures of any kind that torch or a library has registered, such as the outputs of models.
+tree_flatten_with_path: Callable[[Any], Any] = _TORCH.symbol("torch.utils._pytree.tree_flatten_with_path")
+tree_unflatten: Callable[[Any, Any], Any] = _TORCH.symbol("torch.utils._pytree.tree_unflatten")
+keystr: Callable[[Any], str] = _TORCH.symbol("torch.utils._pytree.keystr")
 
 
 def forget_stages(scaler: torch.amp.GradScaler) -> None:

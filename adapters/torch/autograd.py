@@ -27,6 +27,7 @@ from sirtaki.common.handles import run
 from sirtaki.common.ops import Reduction
 from sirtaki.common.process_sets import ProcessSet
 from sirtaki.common.requests import COUNTED_ALLTOALL, CollectiveOptions
+from sirtaki.common.shares import refuse_derivative
 from sirtaki.torch import tensors as adapter
 
 COLLECTIVES: ArrayCollectives[Tensor, Tensor] = ArrayCollectives(adapter)
@@ -109,6 +110,7 @@ class Collective:
         """Returns the results, recorded if autograd tracks one of the tensors."""
         if not any(map(_is_recorded, tensors)):
             return self.run(tensors)
+        refuse_derivative()
         if self.is_linear:
             return list(_Recorded.apply(self, None, *tensors))
         # One node for each tensor: the backward pass of one result frees nothing that another needs.
@@ -263,6 +265,7 @@ def alltoall(
 ) -> tuple[Tensor, list[int]]:
     """Returns the received rows, recorded if autograd tracks the tensor; and the count from each rank."""
     if _is_recorded(tensor):
+        refuse_derivative()
         return _AllToAll.apply(scope, splits, tensor)
     options = CollectiveOptions(scope.name, scope.process_set, splits=splits)
     return run(scope.context, COLLECTIVES.single(scope.context, COUNTED_ALLTOALL, tensor, options))

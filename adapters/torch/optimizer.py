@@ -17,6 +17,7 @@ from sirtaki.common.averaging import fixed_divisor, gradient_sum
 from sirtaki.common.groups import Groups
 from sirtaki.common.ops import Adasum, Average, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.shares import current_share
 from sirtaki.torch.adasum import AdasumOptimizer, with_adasum
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.compression import Compression, Compressor
@@ -145,6 +146,9 @@ class _Settings:
         checks = round_checks(scope, found, optimizer, checks_data=self.checks_data)
         reducer = GradientReducer(replace(self.exchange_options, how=reduced), found, checks, self.passes)
         reducer.no_sync = self.no_sync
+        reducer.op = how.op
+        if share := current_share():
+            reducer.count_by_rows(share)
         return reducer
 
     def move_to(self, context: Context) -> None:

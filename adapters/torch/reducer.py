@@ -9,15 +9,19 @@ parameters do not wait for each other.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ContextDecorator, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from sirtaki.bindings import request as core
+from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import usable_cores
 from sirtaki.common.round_checks import RoundChecks
+from sirtaki.common.shares import Share
 from sirtaki.torch import device
 from sirtaki.torch._private import current_node, current_pass, queue_callback
 from sirtaki.torch.claims import Claim
@@ -45,6 +49,8 @@ class Nesting(ContextDecorator):
 
 class GradientReducer:
     """A reducer that keeps the gradients of parameters equal on all ranks. Its hooks live until `close`."""
+
+    _by_world: ClassVar[weakref.WeakKeyDictionary[Context, Any]] = weakref.WeakKeyDictionary()  # sets
 
     def __init__(
         self,
@@ -78,10 +84,42 @@ class GradientReducer:
         prefix = f"{exchange_options.scope.name}."
         self._claim = Claim([(one.name.removeprefix(prefix), one.parameter) for one in named])
         self._handles = [self._watch(index, one.parameter) for index, one in enumerate(named)]
+        self._factor = 1.0
+        self._weighting: list[
+            tuple[Any, Any]
+        ] = []  # nodes, which live only as long as they are held, and hooks
+        self.op = exchange_options.how.op  # as the program has given it
+        self._by_world.setdefault(self._scope.context, weakref.WeakSet()).add(self)
+
+    @classmethod
+    def of_world(cls, context: Context) -> list[GradientReducer]:
+        """Returns the reducers of a world that are in use."""
+        return list(cls._by_world.get(context, ()))
+
+    def count_by_rows(self, share: Share | None) -> None:
+        """Makes this rank's gradients count by its rows of a batch from now on; None: as those of others.
+
+        The gradients of each pass are multiplied before they add up, so that passes of several batches do.
+        """
+        self._remove_weighting()
+        factor = self._factor = 1.0 if share is None else share.gradient_factor(self.op)
+        if factor != 1.0:
+            for _, parameter, _ in self._named:
+                with _trainable(
+                    parameter
+                ):  # a hook of the tensor would be called by torch.autograd.grad, too
+                    node = get_gradient_edge(parameter).node
+                hook = node.register_prehook(lambda given: (_times(given[0], factor),))
+                self._weighting.append((node, hook))
+
+    def _remove_weighting(self) -> None:
+        while self._weighting:
+            self._weighting.pop()[1].remove()
 
     def close(self) -> None:
         """Releases the parameters."""
         self._claim.release()
+        self._remove_weighting()
         for handle in self._handles + self._guards:
             handle.remove()
 
@@ -97,6 +135,8 @@ class GradientReducer:
         if not is_due and not self._is_reduced:
             indices = range(len(self._named))
             self._fired = dict.fromkeys(index for index in indices if self._is_unreduced(index))
+            if self._factor != 1.0:
+                self._multiply(self._fired)
             is_due = True
         if is_due:
             self._end_round()
@@ -122,6 +162,14 @@ class GradientReducer:
         """Ends a round that a pass that raised, or an interrupted wait, has left open."""
         if self._exchange.is_open:
             self._end_round()
+
+    @torch.no_grad()
+    def _multiply(self, indices: Iterable[int]) -> None:
+        """Makes gradients that no pass has made count by rows."""
+        for index in indices:
+            parameter = self._named[index].parameter
+            if parameter.grad is not None:
+                parameter.grad = _times(parameter.grad, self._factor)
 
     def _skips_exchange(self) -> bool:
         """Returns whether the gradients of the current pass stay on this rank."""
@@ -264,6 +312,11 @@ class GradientReducer:
         gradient = self._named[index].parameter.grad
         reduced = self._reduced.get(index)
         return gradient is not None and (reduced is None or reduced() is not gradient)
+
+
+def _times(gradient: Tensor, factor: float) -> Tensor:
+    """Returns a gradient times a factor: zeros for 0, whatever the gradient holds."""
+    return gradient * factor if factor else torch.zeros_like(gradient)
 
 
 def _has_spare_core(exchange_options: ExchangeOptions, named: Sequence[NamedParameter]) -> bool:

@@ -10,6 +10,7 @@ from torch.autograd.function import Function, once_differentiable
 
 from sirtaki.bindings.default_context import find
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.shares import refuse_derivative
 from sirtaki.torch._private import BatchNormBase
 from sirtaki.torch.autograd import AllGather, AllReduce, CollectiveScope
 
@@ -54,6 +55,8 @@ class SyncBatchNorm(BatchNormBase):
         return super().forward(input)
 
     def _over_all_ranks(self, batch: Tensor, scope: CollectiveScope) -> Tensor:
+        if torch.is_grad_enabled():
+            refuse_derivative()
         result, mean, variance, count = _Normalise.apply(batch, self.weight, self.bias, self.eps, scope)
         if self.track_running_stats:
             self._track(mean, variance * (count / (count - 1)))

@@ -18,6 +18,11 @@ THREE = ("random_programs", "functions_inside_functions", "loops", "rows_are_exc
 
 # With two ranks, what compiles large programs is left to the full tier.
 LARGE = (
+    "jax_one_batch.as_on_one_device[adam",
+    "jax_one_batch.as_on_one_device[clipped",
+    "jax_one_batch.as_on_one_device[sgd-eager",
+    "jax_one_batch.as_on_one_device[sgd-whole",
+    "jax_one_batch.gradients_of_a_function",
     "jax_programs",
     "jax_training.as_one_process[adam]",
     "jax_training.as_one_process[clipped]",

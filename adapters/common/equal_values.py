@@ -1,0 +1,87 @@
+"""Values that have to be equal on all ranks during one call, and the report of the first that is not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sirtaki.bindings.context import Context
+from sirtaki.common.checksums import Comparison, checksum_of_text, combined
+from sirtaki.common.consistency import Scope
+from sirtaki.common.objects import gather_objects
+from sirtaki.common.process_sets import global_process_set
+
+
+class Value(NamedTuple):
+    """A value as it is compared.
+
+    Attributes:
+        label: its name in messages.
+        kind: its type, and what else of it a message can show.
+        checksum: of its elements; 0 if its kind says all.
+    """
+
+    label: str
+    kind: str
+    checksum: int = 0
+
+
+class _Report(NamedTuple):
+    rank: int
+    values: Sequence[Value]
+    refusal: str | None
+
+
+def require_equal(
+    context: Context, name: str, values: Sequence[Value], refusal: str | None, advice: str
+) -> None:
+    """Raises on all ranks if a value is not equal on all of them, or if one of them refuses the call.
+
+    One all-reduce of a few bytes; more only if it raises.
+
+    Args:
+        context: this rank.
+        name: identifies the comparison on all ranks.
+        values: this rank's, in an order that is the same on all ranks.
+        refusal: why this rank refuses the call; None: it does not.
+        advice: the end of the message about a difference.
+
+    Raises:
+        ValueError: on all ranks; the text names the value and a rank that has another than the others.
+    """
+    if context.size > 1:
+        scope = Scope(context, global_process_set, name, advice)
+        numbers = [
+            number for label, kind, known in values for number in (checksum_of_text(label + kind), known)
+        ]
+        comparison = Comparison(context, scope.call(), 1)
+        comparison.start([combined([checksum_of_text(repr(refusal)), *numbers])])
+        outcome = comparison.finish()
+        if outcome is not None and not all(outcome.equal):
+            mine = _Report(context.rank, values, refusal)
+            reports: list[_Report] = gather_objects(context, mine, f"{name}.reports", global_process_set)
+            raise ValueError(_difference(scope, reports))
+    if refusal is not None:
+        raise ValueError(refusal)
+
+
+def _difference(scope: Scope, reports: Sequence[_Report]) -> str:
+    for report in reports:
+        if report.refusal is not None:
+            return f"on {scope.label(report.rank)}: {report.refusal}"
+    counts = Counter(tuple(report.values) for report in reports)
+    base = max(reports, key=lambda report: (counts[tuple(report.values)], -report.rank))
+    other = next(report for report in reports if report.values != base.values)
+    ours, theirs = scope.label(base.rank), scope.label(other.rank)
+    for one, another in zip(base.values, other.values, strict=False):
+        if one.label != another.label:
+            break
+        if one.kind != another.kind:
+            return f"{one.label} is {another.kind} on {theirs} and {one.kind} on {ours}; {scope.remedy}"
+        if one != another:
+            return f"{one.label} has other values on {theirs} than on {ours}; {scope.remedy}"
+    return (
+        f"{theirs} has {', '.join(one.label for one in other.values) or 'nothing'}, and {ours} has "
+        f"{', '.join(one.label for one in base.values) or 'nothing'}; {scope.remedy}"
+    )
