@@ -1,0 +1,40 @@
+"""The programs of the page about one batch for all ranks print what it says, on any number of ranks."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from process_world import PATIENCE, hvdrun
+from tiers import full_unless
+
+PAGE = Path(__file__).parents[2] / "docs" / "one_batch.md"
+PROGRAMS = re.compile(r"^```python\n(.*?)^```\n(?:\n```\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+FRAMEWORK = re.compile(r"sirtaki\.(\w+) as hvd")
+
+
+@pytest.mark.parametrize(
+    ("index", "ranks"),
+    [
+        pytest.param(index, ranks, marks=full_unless(ranks == 2))
+        for index, ranks in ((0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (2, 2))
+    ],
+)
+def test_a_program_of_the_page(index: int, ranks: int, tmp_path: Path) -> None:
+    program, output = PROGRAMS.findall(PAGE.read_text())[index]
+    framework = FRAMEWORK.search(program)
+    assert framework is not None
+    pytest.importorskip({"torch": "torch", "jax": "optax"}[framework[1]])
+    script = tmp_path / "script.py"
+    script.write_text(program)
+    command = hvdrun(ranks, sys.executable, script)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.removeprefix("[0] ") for line in done.stdout.splitlines()] == output.splitlines()
+
+
+def test_the_page_begins_with_a_program() -> None:
+    assert len(PROGRAMS.findall(PAGE.read_text())) == 3
