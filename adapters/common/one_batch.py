@@ -118,16 +118,20 @@ class _Signature:
     def __init__(self, function: Function, batch: Any, decorator: str) -> None:
         self.name = getattr(function, "__qualname__", type(function).__name__)
         self._signature = inspect.signature(function)
-        self._batch = [batch] if isinstance(batch, str) else list(batch or ())
-        if not self._batch:
+        self._batch = [batch] if isinstance(batch, str) else batch
+        is_list = isinstance(self._batch, list | tuple | set | frozenset)
+        if not is_list or not self._batch or not all(isinstance(name, str) for name in self._batch):
             raise ValueError(
-                f"name the arguments of {self.name} that hold the batch, for example "
+                f"name the arguments of {self.name} that hold the batch as texts, for example "
                 f'@hvd.{decorator}(batch="inputs") or batch=["inputs", "targets"]'
             )
         for name in self._batch:
             if name not in self._signature.parameters:
                 known = ", ".join(self._signature.parameters) or "none"
-                raise ValueError(f"batch names {name!r}, but the parameters of {self.name} are: {known}")
+                raise ValueError(
+                    f"batch names {name!r}, but the parameters of {self.name} are: {known}; "
+                    "decorate a function that has a parameter of this name"
+                )
 
     def bind(self, args: Any, kwargs: Any) -> inspect.BoundArguments:
         return self._signature.bind(*args, **kwargs)

@@ -52,7 +52,9 @@ def _given(library: Library, result: Any, paths: Sequence[Path], out: Any) -> li
         below = [index for index, path in enumerate(paths) if path[: len(prefix)] == prefix]
         if not below and not _exists(library, result, prefix):
             known = ", ".join(f"result{library.text(path)}" for path in paths)
-            raise _Refused(f"out{library.text(prefix)} says {name!r}, but the function returned {known}")
+            raise _Refused(
+                f"out{library.text(prefix)} says {name!r}, but the result has no such part; it has: {known}"
+            )
         for index in below:
             names[index] = name
     return names
@@ -83,7 +85,8 @@ def _rule(library: Library, leaf: Any, label: str, name: str | None, share: Shar
     kind = kind_of(leaf) if is_array else type(leaf).__name__
     is_floating = library.is_floating(leaf) if is_array else isinstance(leaf, float | complex)
     if name is None:
-        name = _default(label, kind, is_array, is_floating and not (is_array and leaf.shape))
+        is_count = isinstance(leaf, int) and not isinstance(leaf, bool)  # equal on all ranks only by chance
+        name = _default(label, kind, is_array or is_count, is_floating and not (is_array and leaf.shape))
     if name == MEAN and not is_floating:
         raise _Refused(f'{label} is {kind}, and out says "mean", which floating numbers have; {_WRITE}')
     if name == SUM and ("bool" in kind or not (is_array or isinstance(leaf, int | float | complex))):
@@ -107,10 +110,10 @@ _WRITE = (
 )
 
 
-def _default(label: str, kind: str, is_array: bool, is_floating_scalar: bool) -> str:
+def _default(label: str, kind: str, is_of_rows: bool, is_floating_scalar: bool) -> str:
     if is_floating_scalar:
         return MEAN
-    if not is_array:
+    if not is_of_rows:
         return SAME
     raise _Refused(
         f"{label} is {kind}, computed from this rank's rows alone, and without out= only floating scalars "

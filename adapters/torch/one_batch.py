@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,7 +29,7 @@ def consistent(
     function: Callable[..., Any] | None = None,
     /,
     *,
-    batch: str | Iterable[str] = (),
+    batch: str | Sequence[str] = (),
     out: Any = None,
     check: bool = True,
 ) -> Any:
@@ -48,7 +48,7 @@ def consistent(
             dictionaries, lists and tuples of tensors that have equally many rows.
         out: how the ranks' results become one: "mean" (weighted by rows), "sum", "rows" (one after the other)
             or "same" (equal on all ranks, which is checked); for all of them, or in the structure of the
-            result. Without it, floating scalars are means, numbers and texts the same; other results are
+            result. Without it, floating scalars are means, truth values and texts the same; other results are
             refused.
         check: whether the arguments are compared over the ranks, which reads all tensors among them once.
 
@@ -70,7 +70,7 @@ def mirrored(
     function: Callable[..., Any] | None = None,
     /,
     *,
-    batch: str | Iterable[str] = (),
+    batch: str | Sequence[str] = (),
     check: bool = True,
 ) -> Any:
     """Decorates a function for one batch: a list with one batch per rank in, the list of results out.

@@ -145,7 +145,7 @@ def results_that_are_refused() -> None:
         (
             lambda data: data.mean(),
             {"a": "mean"},
-            r"out\['a'\] says 'mean', but the function returned result",
+            r"out\['a'\] says 'mean', but the result has no such part; it has: result",
         ),
     ):
         with pytest.raises(ValueError, match=text):

@@ -195,12 +195,17 @@ def a_rank_without_rows() -> None:
 REFUSED: dict[str, tuple[Callable[[Tensor], Any], Any, str]] = {
     "rows": (lambda x: (x.mean(), x), None, r"result\[1\] is float64 of shape \[\d, 4\].*without out="),
     "integers": (lambda x: {"hits": (x > 0).sum()}, None, r"result\['hits'\] is int64 of shape \[\]"),
+    "counts": (lambda x: {"rows": len(x)}, None, r"result\['rows'\] is int, computed from this rank's rows"),
     "objects": (lambda x: [nn.Linear(1, 1)], None, r"result\[0\] is a Linear"),
     "means": (lambda x: len(x), "mean", r"result is int, and out says \"mean\""),
     "truths": (lambda x: (x > 0).any(), "sum", r"result is bool of shape \[\], and out says \"sum\""),
     "no_rows": (lambda x: x.mean(0), "rows", r"result is float64 of shape \[4\], and out says \"rows\""),
     "word": (lambda x: x.mean(), "avg", r"out is 'avg', and it has to be \"mean\""),
-    "place": (lambda x: {"a": x.mean()}, {"b": "mean"}, r"out\['b'\] says 'mean', .* returned result\['a'\]"),
+    "place": (
+        lambda x: {"a": x.mean()},
+        {"b": "mean"},
+        r"out\['b'\] says 'mean', .* no such part; it has: result\['a'\]",
+    ),
 }
 
 
@@ -217,11 +222,11 @@ def results_that_differ() -> None:
     with pytest.raises(ValueError, match=r"result has other values on rank 1 .* than on rank 0"):
         call(batch(0, 2 * hvd.size())[0])
     with pytest.raises(ValueError, match=r"result is \d on rank .* and \d on rank .*\"mean\", \"sum\" or"):
-        hvd.consistent(lambda inputs: len(inputs), batch="inputs")(batch(0, hvd.size() + 1)[0])
+        hvd.consistent(lambda inputs: len(inputs), batch="inputs", out="same")(batch(0, hvd.size() + 1)[0])
     with pytest.raises(
         ValueError, match=r"result\['a'\].* has .*result\['b'\]|result\['b'\].* has .*result\['a'\]"
     ):
-        hvd.consistent(lambda inputs: {"a" if hvd.rank() else "b": 1}, batch="inputs")(batch(0)[0])
+        hvd.consistent(lambda inputs: {"a" if hvd.rank() else "b": True}, batch="inputs")(batch(0)[0])
 
 
 @case(least=2)
@@ -280,6 +285,8 @@ def wrong_decorations() -> None:
             wrap(batch="x")(step)
         with pytest.raises(ValueError, match=r"was given 'inputs', which is no function.*batch="):
             wrap("inputs")
+        with pytest.raises(ValueError, match=r"name the arguments of .*step that hold the batch as texts"):
+            wrap(batch=3)(step)
     inner = hvd.consistent(lambda x: x.mean(), batch="x")
     with pytest.raises(ValueError, match="inside another step"):
         hvd.consistent(lambda x: inner(x), batch="x")(torch.ones(6))
