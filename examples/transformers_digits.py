@@ -39,7 +39,7 @@ def train(backend: str = "sirtaki", **options: Any) -> tuple[torch.nn.Module, fl
         dist.init_process_group(backend)  # before TrainingArguments, which would choose gloo
     images, test_images, labels, test_labels = load()
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = ViTForImageClassification(
         ViTConfig(image_size=8, patch_size=2, num_channels=1, num_labels=10, **sizes)
     )
@@ -60,7 +60,7 @@ def train(backend: str = "sirtaki", **options: Any) -> tuple[torch.nn.Module, fl
 
 
 def main() -> None:
-    options = vars(options_of(__doc__).parse_args())
+    options = vars(options_of(__doc__, epochs=40).parse_args())
     _, accuracy = train(**options)
     if not dist.is_initialized() or dist.get_rank() == 0:
         ranks = dist.get_world_size() if dist.is_initialized() else 1
