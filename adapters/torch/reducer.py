@@ -85,9 +85,7 @@ class GradientReducer:
         self._claim = Claim([(one.name.removeprefix(prefix), one.parameter) for one in named])
         self._handles = [self._watch(index, one.parameter) for index, one in enumerate(named)]
         self._factor = 1.0
-        self._weighting: list[
-            tuple[Any, Any]
-        ] = []  # nodes, which live only as long as they are held, and hooks
+        self._weighting: list[tuple[Any, Any]] = []  # nodes, held so that they live, and their hooks
         self.op = exchange_options.how.op  # as the program has given it
         self._by_world.setdefault(self._scope.context, weakref.WeakSet()).add(self)
 
@@ -105,9 +103,8 @@ class GradientReducer:
         factor = self._factor = 1.0 if share is None else share.gradient_factor(self.op)
         if factor != 1.0:
             for _, parameter, _ in self._named:
-                with _trainable(
-                    parameter
-                ):  # a hook of the tensor would be called by torch.autograd.grad, too
+                # A hook of the tensor would be called by torch.autograd.grad, too.
+                with _trainable(parameter):
                     node = get_gradient_edge(parameter).node
                 hook = node.register_prehook(lambda given: (_times(given[0], factor),))
                 self._weighting.append((node, hook))
