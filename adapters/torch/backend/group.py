@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.distributed import Work
 
 from sirtaki.bindings.context import Context
@@ -16,10 +14,9 @@ from sirtaki.bindings.errors import NotInitializedError, UnsupportedError
 from sirtaki.common.shared_world import SharedWorld
 from sirtaki.torch.backend.messages import Messages
 from sirtaki.torch.backend.moving import Moving
-from sirtaki.torch.backend.names import Series
 from sirtaki.torch.backend.reducing import Reducing
-from sirtaki.torch.backend.submission import Part, Submission
-from sirtaki.torch.backend.work import CoalescedWork, GroupWork
+from sirtaki.torch.backend.submission import Submission
+from sirtaki.torch.backend.work import CoalescedWork
 
 # With older versions some waits for works that are written in Python never end: those of functional
 # collectives (and so of DTensor) up to 2.6, those of pipelines with 2.7.
@@ -36,7 +33,6 @@ class SirtakiGroup(Reducing, Moving, Messages):
         super().__init__(context, members, timeout)
         self.world: SharedWorld | None = None  # of the default group
         self._name, self._description = name, "undefined"
-        self._coalesced: list[GroupWork] | None = None
 
     # torch calls these by the names of their C++ functions.
     def getBackendName(self) -> str:  # noqa: N802
@@ -65,27 +61,12 @@ class SirtakiGroup(Reducing, Moving, Messages):
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Collects the works of the following calls."""
-        self._coalesced = []
+        self.collected = []
 
     def _end_coalescing(self, device: torch.device) -> Work:
         """Returns the works since `_start_coalescing` as one."""
-        works, self._coalesced = self._coalesced, None
+        works, self.collected = self.collected, None
         return CoalescedWork(works or [])
-
-    def submit(
-        self,
-        series: Series,
-        parts: Sequence[Part],
-        results: Sequence[Tensor],
-        opts: Any = None,
-        suffix: str = "",
-    ) -> GroupWork:
-        """Queues the requests of an operation: see `Submission.submit`."""
-        if self._coalesced is None:
-            return super().submit(series, parts, results, opts, suffix)
-        work = super().submit(series, parts, results, None, suffix)
-        self._coalesced.append(work)
-        return work
 
     def shutdown(self) -> None:
         """Ends the use of the world by the default group."""

@@ -20,9 +20,7 @@ from sirtaki.common.objects import allgather_object, broadcast_object
 from sirtaki.common.shared_world import own_addresses
 
 _LOOPBACK = "127.0.0.1"
-_CONNECT_SECONDS = (
-    5.0  # for each address: between hosts that reach each other, a connection takes milliseconds
-)
+_CONNECT_SECONDS = 5.0  # for each address; between hosts that reach each other it takes milliseconds
 _ANSWER = timedelta(seconds=30)  # for a listener that may be another program
 
 

@@ -66,6 +66,7 @@ class Submission(_ProcessGroup):
         members: the ranks of the world that belong to the group, by their rank in the group.
         names: the names of its operations.
         timeout: the limit of a wait that has none of its own.
+        collected: the works of calls that are waited for as one; None: each is waited for by itself.
     """
 
     def __init__(self, context: Context, members: Sequence[int], timeout: timedelta) -> None:
@@ -74,6 +75,7 @@ class Submission(_ProcessGroup):
         self.context, self.members = context, list(members)
         self.names = Names(context, self.members)
         self.timeout = timeout
+        self.collected: list[GroupWork] | None = None
         self._process_set = set_of(context, self.members)
 
     def submit(
@@ -86,8 +88,9 @@ class Submission(_ProcessGroup):
     ) -> GroupWork:
         """Queues the requests of an operation, which writes to the tensors `results`, under the next name.
 
-        If the options of the call say that its caller waits at once, this waits for a while: a thread that
-        drives the engine by itself saves the engine's thread from being woken.
+        If the options of the call say that its caller waits at once, and not for several calls together,
+        this waits for a while: a thread that drives the engine by itself saves the engine's thread from being
+        woken.
 
         Raises:
             ValueError: the core has refused one; none is queued.
@@ -95,8 +98,9 @@ class Submission(_ProcessGroup):
         """
         number = self._process_set.number(self.timeout)
         batch = _described(series.take(suffix), number, parts)
+        waits_at_once = self.collected is None and not getattr(opts, "asyncOp", True)
         try:
-            if parts and batch.gpu == CPU and not getattr(opts, "asyncOp", True):
+            if parts and batch.gpu == CPU and waits_at_once:
                 self.context.begin(batch)
             elif parts:
                 self.context.enqueue(batch)
@@ -111,7 +115,10 @@ class Submission(_ProcessGroup):
                 store_one(context, batch, index)
 
         kind = GroupWork if batch.gpu == CPU else StreamWork
-        return kind(self.context, batch, store, results, self.timeout)
+        work = kind(self.context, batch, store, results, self.timeout)
+        if self.collected is not None:
+            self.collected.append(work)
+        return work
 
 
 def _described(name: str, process_set: int, parts: Sequence[Part]) -> Batch:
