@@ -9,7 +9,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cases import case
 from cases.torch_backend_groups import in_group
-from cases.torch_gpu import batches, make_model, of_all, own_device, pattern, same, side_stream
+from cases.torch_gpu import (
+    assert_equal_parameters,
+    batches,
+    joined,
+    make_model,
+    of_all,
+    own_device,
+    pattern,
+    same,
+    side_stream,
+    train,
+)
 
 COUNT = 300_000
 
@@ -82,19 +93,11 @@ def every_operation() -> None:
 @case()
 @in_group
 def training_does_what_one_process_does_on_the_cpu() -> None:
-    steps, device, size = 4, own_device(), dist.get_world_size()
-    alone, of_ranks = make_model(), [batches(rank, steps) for rank in range(size)]
-    optimizer = torch.optim.SGD(alone.parameters(), lr=0.05, momentum=0.9)
-    for step in range(steps):
-        optimizer.zero_grad()
-        inputs, targets = (torch.cat(one) for one in zip(*(given[step] for given in of_ranks), strict=True))
-        nn.functional.mse_loss(alone(inputs), targets).backward()
-        optimizer.step()
-    model = DistributedDataParallel(make_model().to(device), bucket_cap_mb=0.005)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    for inputs, targets in of_ranks[dist.get_rank()]:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs.to(device)), targets.to(device)).backward()
-        optimizer.step()
-    for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(mine.detach().cpu(), expected.detach(), rtol=1e-8, atol=1e-10)
+    def sgd(net: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+
+    alone, of_ranks = make_model(), [batches(rank, 4) for rank in range(dist.get_world_size())]
+    train(alone, sgd(alone), joined(of_ranks))
+    model = DistributedDataParallel(make_model().to(own_device()), bucket_cap_mb=0.005)
+    train(model, sgd(model), of_ranks[dist.get_rank()])
+    assert_equal_parameters(model, alone)

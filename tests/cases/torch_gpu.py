@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import sirtaki.torch as hvd
 from cases import case
 
+Batch = tuple[Tensor, Tensor]  # inputs and targets
 SIZES = (1, 1000, 70_001)
 DTYPES = ("uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 
@@ -141,34 +142,47 @@ def make_model() -> nn.Module:
     return model
 
 
-def batches(rank: int, steps: int) -> list[tuple[Tensor, Tensor]]:
+def batches(rank: int, steps: int) -> list[Batch]:
     generator = torch.Generator().manual_seed(rank)
     inputs = [torch.randn(8, 20, generator=generator, dtype=torch.float64) for _ in range(steps)]
     return [(one, one[:, :3].sin()) for one in inputs]
 
 
+def joined(of_ranks: list[list[Batch]]) -> list[Batch]:
+    """Returns the batches of one process that trains on what all ranks get."""
+    whole = []
+    for parts in zip(*of_ranks, strict=True):
+        inputs, targets = (torch.cat(one) for one in zip(*parts, strict=True))
+        whole.append((inputs, targets))
+    return whole
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: list[Batch]) -> None:
+    """Takes a step with each batch, on the model's device."""
+    device = next(model.parameters()).device
+    for inputs, targets in data:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs.to(device)), targets.to(device)).backward()
+        optimizer.step()
+
+
+def assert_equal_parameters(model: nn.Module, alone: nn.Module) -> None:
+    """Compares a model with that of a single process on the CPU."""
+    for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine.detach().cpu(), expected.detach(), rtol=1e-8, atol=1e-10)
+
+
 @case()
 def training_does_what_one_process_does_on_the_cpu() -> None:
-    steps, device = 6, own_device()
-    alone = make_model()
-    optimizer = torch.optim.Adam(alone.parameters(), lr=0.01)
-    of_ranks = [batches(rank, steps) for rank in range(hvd.size())]
-    for step in range(steps):
-        optimizer.zero_grad()
-        inputs, targets = (torch.cat(one) for one in zip(*(given[step] for given in of_ranks), strict=True))
-        nn.functional.mse_loss(alone(inputs), targets).backward()
-        optimizer.step()
-    model = make_model().to(device)
+    alone, model = make_model(), make_model().to(own_device())
+    of_ranks = [batches(rank, 6) for rank in range(hvd.size())]
+    train(alone, torch.optim.Adam(alone.parameters(), lr=0.01), joined(of_ranks))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    for inputs, targets in of_ranks[hvd.rank()]:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs.to(device)), targets.to(device)).backward()
-        optimizer.step()
-    for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(mine.detach().cpu(), expected.detach(), rtol=1e-8, atol=1e-10)
+    train(model, optimizer, of_ranks[hvd.rank()])
+    assert_equal_parameters(model, alone)
 
 
 @case()

@@ -14,6 +14,7 @@ from launching import (
     HVDRUN,
     RANK_SCRIPT,
     default_signals,
+    pickled_by_value,
     script_writer,
     stand_in_for_ssh,
 )
@@ -23,6 +24,13 @@ from launching import (
 def heeded_signals() -> Iterator[None]:
     """Sets default handlers: hvdrun respects nohup and background jobs, which tests must not inherit."""
     with default_signals():
+        yield
+
+
+@pytest.fixture
+def functions_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Lets functions and classes of the test's file travel to ranks, which cannot import that file."""
+    with pickled_by_value(request.module.__name__):
         yield
 
 

@@ -8,14 +8,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import FAILSAFE_SECONDS, pickled_by_value
+from launching import FAILSAFE_SECONDS
 
 import sirtaki
+
+pytestmark = pytest.mark.usefixtures("functions_by_value")
 
 SCALE = 10
 
@@ -23,12 +25,6 @@ SCALE = 10
 class Point:
     def __init__(self, x: int) -> None:
         self.x = x
-
-
-@pytest.fixture(autouse=True)
-def functions_of_this_file_travel_by_value() -> Iterator[None]:
-    with pickled_by_value(__name__):
-        yield
 
 
 def rank() -> int:

@@ -9,12 +9,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
-from launching import pickled_by_value
 
 import sirtaki
+
+pytestmark = pytest.mark.usefixtures("functions_by_value")
 
 
 class Stubborn(Exception):
@@ -28,12 +28,6 @@ class Detailed(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
-
-
-@pytest.fixture(autouse=True)
-def functions_of_this_file_travel_by_value() -> Iterator[None]:
-    with pickled_by_value(__name__):
-        yield
 
 
 def rank() -> int:

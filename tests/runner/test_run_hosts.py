@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import pickled_by_value
 
 import sirtaki
 
+pytestmark = pytest.mark.usefixtures("functions_by_value")
+
 Hosts = Callable[..., Path]
-
-
-@pytest.fixture(autouse=True)
-def functions_of_this_file_travel_by_value() -> Iterator[None]:
-    with pickled_by_value(__name__):
-        yield
 
 
 @pytest.fixture
