@@ -36,9 +36,7 @@ class RankEnvironment:
     key_file: str
     start_timeout: float
     additions: Mapping[str, str] = field(default_factory=dict)  # thread counts and knobs
-    torch: Mapping[str, str] = field(
-        default_factory=dict
-    )  # torch's variables of the host; empty: none are set
+    torch: Mapping[str, str] = field(default_factory=dict)  # torch's, of the host; empty: none are set
 
     def of(self, placement: RankPlacement, base: Mapping[str, str]) -> dict[str, str]:
         """Returns the whole environment of one rank, on top of `base`."""

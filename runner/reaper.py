@@ -22,9 +22,8 @@ from collections.abc import Iterable, Sequence
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
 # Orders: a group to end, one that has ended since, a directory to remove, when to kill the groups at once.
 _GROUP, _ENDED, _DIRECTORY, _LEASE = "group ", "ended ", "directory ", "lease "
-_LONGEST_SLEEP = (
-    1.0  # seconds, while there is a lease: sleeping does not count the time of a suspended machine
-)
+# Seconds, while there is a lease: sleeping does not count the time of a suspended machine.
+_LONGEST_SLEEP = 1.0
 _READ_BYTES = 64 * 1024
 _POLL_SECONDS = 0.02  # no event announces that a process group has become empty
 
