@@ -28,7 +28,7 @@ class Ended:
     results: list[dict[str, Any]]  # one for each worker that has come to the end of the program
 
 
-def command(options: Sequence[str], program: str, arguments: Sequence[str | int | float]) -> list[str]:
+def command(options: Sequence[str], program: str, arguments: Sequence[str | int | float | Path]) -> list[str]:
     """Returns the command of a job."""
     return [
         *(sys.executable, "-m", "sirtaki.runner", *options),
@@ -36,7 +36,9 @@ def command(options: Sequence[str], program: str, arguments: Sequence[str | int 
     ]
 
 
-def run_job(options: Sequence[str], program: str, *arguments: str | int | float, **environment: str) -> Ended:
+def run_job(
+    options: Sequence[str], program: str, *arguments: str | int | float | Path, **environment: str
+) -> Ended:
     """Runs a job to its end; fails if that takes minutes."""
     done = subprocess.run(
         command(options, program, arguments),
