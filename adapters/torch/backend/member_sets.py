@@ -24,11 +24,18 @@ class MemberSet:
 
     def __init__(self, context: Context, ranks: Sequence[int]) -> None:
         self._context, self._ranks = context, list(ranks)
-        self._lock = threading.Lock()
+        self._begin_lock, self._lock = threading.Lock(), threading.Lock()
+        self._is_begun = False
         self._number: int | None = None
         self._batch = Batch(1)
         self._batch.set_member_set_request(0, self._ranks, _name_of(self._ranks))
-        context.enqueue(self._batch)
+
+    def begin(self) -> None:
+        """Submits the addition, unless another group of these ranks has, in whichever thread."""
+        with self._begin_lock:
+            if not self._is_begun:
+                self._context.enqueue(self._batch)
+                self._is_begun = True
 
     def number(self, timeout: timedelta) -> int:
         """Returns the core's number of the set, once all members have created a group of it.
@@ -77,8 +84,6 @@ def set_of(context: Context, ranks: Sequence[int]) -> WorldSet | MemberSet:
     """Returns the process set of these ranks, ascending; this rank is one of them."""
     if len(ranks) == context.size:
         return WorldSet()
-    key = tuple(ranks)
-    if key not in context.member_sets:
-        context.member_sets[key] = MemberSet(context, ranks)
-    found: MemberSet = context.member_sets[key]
+    found: MemberSet = context.member_sets.setdefault(tuple(ranks), MemberSet(context, ranks))
+    found.begin()
     return found
