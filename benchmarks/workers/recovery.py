@@ -65,10 +65,16 @@ def with_torchrun() -> None:
     """Starts from the beginning after each restart: the cost of checkpoints is not counted."""
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    # Separates the attempts: the default store of torch 2.13 keeps the addresses of ended processes.
+    own = dist.PrefixStore(f"attempt {attempt}", store)
+    dist.init_process_group(
+        "gloo", store=own, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+    )
     step, model, optimizer = make()
     parallel = torch.nn.parallel.DistributedDataParallel(model)
-    generation = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1
+    generation = int(attempt) + 1
     for number in range(STEPS):
         step.train(parallel, optimizer)
         note(generation, dist.get_rank(), dist.get_world_size(), number)
