@@ -58,5 +58,10 @@ def failure_of(context: Context, batch: Batch) -> Exception | None:
     for handle, status in states:
         if status not in (_OK, _IN_PROGRESS):
             return error_of(status, text(lib.srt_handle_error(context.pointer, handle)))
-    failure = context.failure if any(status == _IN_PROGRESS for _, status in states) else None
+    return failure_of_context(context) if any(status == _IN_PROGRESS for _, status in states) else None
+
+
+def failure_of_context(context: Context) -> Exception | None:
+    """Returns the error with which all operations of a dead context fail; None while it is alive."""
+    failure = context.failure
     return None if failure is None else CLASSES[failure.kind](failure.text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from cases.torch_gpu import (
     side_stream,
     train,
 )
+from sirtaki.common.exceptions import UnsupportedError
 
 COUNT = 300_000
 
@@ -88,6 +90,13 @@ def every_operation() -> None:
         sending.wait()
         same(received, everyone[(rank - 1) % size])
     dist.barrier()
+
+
+@case(least=2)
+@in_group
+def from_any_rank_into_a_gpu() -> None:
+    with pytest.raises(UnsupportedError, match="into tensors on the CPU only"):
+        dist.recv(of_this_rank())
 
 
 @case()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -29,10 +28,10 @@ class SirtakiGroup(Reducing, Moving, Messages):
     supports_splitting = False
     supports_coalescing = False
 
-    def __init__(self, context: Context, members: list[int], name: str, timeout: timedelta) -> None:
-        super().__init__(context, members, timeout)
+    def __init__(self, context: Context, members: list[int], options: Any) -> None:
+        super().__init__(context, members, options.timeout, options.store)
         self.world: SharedWorld | None = None  # of the default group
-        self._name, self._description = name, "undefined"
+        self._name, self._description = str(options.group_id), "undefined"
 
     # torch calls these by the names of their C++ functions.
     def getBackendName(self) -> str:  # noqa: N802
@@ -93,11 +92,11 @@ def create(options: Any, backend_options: Any = None) -> Submission:
         )
     if backend_options is not None:
         raise UnsupportedError("the process group backend sirtaki takes no pg_options")
-    rank, size, name = options.group_rank, options.group_size, str(options.group_id)
+    rank, size = options.group_rank, options.group_size
     ranks = list(options.global_ranks_in_group)
     if not ranks:
         world = SharedWorld(options.store, rank, size)
-        group = SirtakiGroup(world.context, list(range(size)), name, options.timeout)
+        group = SirtakiGroup(world.context, list(range(size)), options)
         group.world = world
         return group
     context = find()
@@ -107,4 +106,4 @@ def create(options: Any, backend_options: Any = None) -> Submission:
         raise UnsupportedError(
             f"the ranks of a process group of the backend sirtaki are in ascending order, not {ranks}"
         )
-    return SirtakiGroup(context, ranks, name, options.timeout)
+    return SirtakiGroup(context, ranks, options)

@@ -23,6 +23,11 @@ class Series:
         self._prefix, self._before_wrap = prefix, before_wrap
         self._next = 0
 
+    @property
+    def count(self) -> int:
+        """Returns the number of names that were taken."""
+        return self._next
+
     def take(self, suffix: str = "") -> str:
         """Returns the next name."""
         self._next += 1
