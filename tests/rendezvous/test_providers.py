@@ -95,6 +95,48 @@ def test_a_pod_that_trains_alone_is_told(capsys: pytest.CaptureFixture[str]) -> 
     assert "pod 2 of an indexed Kubernetes job" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("number", "size"),
+    [
+        ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+        ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "PMI_SIZE"),
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+        ("PMIX_RANK", "SIRTAKI_SIZE"),
+    ],
+)
+def test_an_address_is_enough_where_the_launcher_says_the_rest(number: str, size: str) -> None:
+    launched = {number: "3", size: "4", "PMIX_RANK": "3"}
+    assert place(find(**launched, SIRTAKI_RENDEZVOUS="a:29400")) == (3, 4, "a:29400", False)
+
+
+def test_sirtakis_own_variables_come_before_a_launchers() -> None:
+    launched = {"FLUX_TASK_RANK": "3", "FLUX_JOB_SIZE": "4", "SIRTAKI_RENDEZVOUS": "a:29400"}
+    assert place(find(**launched, SIRTAKI_RANK="0", SIRTAKI_SIZE="2")) == (0, 2, "a:29400", True)
+    assert place(find(**launched, SIRTAKI_SIZE="8")) == (3, 8, "a:29400", False)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "size"), [("jsrun", "JSM_NAMESPACE_SIZE"), ("flux run", "FLUX_JOB_SIZE")]
+)
+def test_a_launcher_that_does_not_say_where_rank_0_is(launcher: str, size: str) -> None:
+    with pytest.raises(
+        RendezvousError, match=f"{launcher} has started 8 processes, .*set SIRTAKI_RENDEZVOUS=HOST:PORT"
+    ):
+        find(**{size: "8"})
+    assert place(find(**{size: "1"})) == (0, 1, "", False)
+
+
+def test_pmix_does_not_say_how_many_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RendezvousError, match="SIRTAKI_SIZE is not set"):
+        find(PMIX_RANK="2", SIRTAKI_RENDEZVOUS="a:29400")
+    assert place(find(PMIX_RANK="2")) == (0, 1, "", False)
+    assert "process 2 of a job under PMIx, which does not say of how many" in capsys.readouterr().err
+    assert place(find(PMIX_RANK="0")) == (0, 1, "", False)
+    assert capsys.readouterr().err == ""
+
+
 def slurm(**changes: str) -> dict[str, str]:
     step = {
         "SLURM_PROCID": "5",

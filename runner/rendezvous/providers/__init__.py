@@ -14,7 +14,7 @@ from typing import Any
 from sirtaki.runner.rendezvous.address import split_addresses
 from sirtaki.runner.rendezvous.job import Job
 from sirtaki.runner.rendezvous.providers import environment as variables
-from sirtaki.runner.rendezvous.providers import mpi, slurm, tf_config, torchrun
+from sirtaki.runner.rendezvous.providers import mpi, pmi, slurm, tf_config, torchrun
 from sirtaki.runner.rendezvous.providers.world import (
     VERSION,
     World,
@@ -49,11 +49,11 @@ def find_world(
         return mpi.of_communicator(comm, environment)
     if any(argument is not None for argument in (rank, size, address, key)):
         return _explicit(rank, size, address, key, environment)
-    for provider in (variables, mpi, slurm, torchrun, tf_config):
+    for provider in (variables, mpi, slurm, pmi, torchrun, tf_config):
         world = provider.find(environment)
         if world is not None:
             return world
-    if advice := variables.lone_rank_warning(environment):
+    if advice := variables.check_lone_rank(environment):
         sys.stderr.write(f"sirtaki: {advice}\n")
     return single_rank_world()
 

@@ -1,8 +1,7 @@
 """Ranks described by sirtaki's own variables, which hvdrun sets, or any launcher that can set three of them.
 
 hvdrun serves the rendezvous itself, and announces this in SIRTAKI_LAUNCHER. Otherwise rank 0 serves it at
-SIRTAKI_RENDEZVOUS, and the rank may also be the index of a pod of an indexed Kubernetes job
-(https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode).
+SIRTAKI_RENDEZVOUS. The number of the rank, and of all ranks, may also be in variables of another launcher.
 """
 
 from __future__ import annotations
@@ -23,21 +22,39 @@ from sirtaki.runner.rendezvous.providers.world import (
     start_timeout,
 )
 
-_POD = "JOB_COMPLETION_INDEX"
+# The variables of a rank's number, and those of the number of ranks ("": the launcher sets none). An indexed
+# Kubernetes job numbers its pods
+# (https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode). PMIx gives a process its
+# number and the name of its job as variables, but not the job's size.
+_POD, _PMIX = "JOB_COMPLETION_INDEX", "PMIX_RANK"
+_NUMBERS = {
+    "SIRTAKI_RANK": "",
+    _POD: "",
+    "JSM_NAMESPACE_RANK": "JSM_NAMESPACE_SIZE",  # jsrun, under LSF
+    "FLUX_TASK_RANK": "FLUX_JOB_SIZE",
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK": "PMI_SIZE",
+    "SLURM_PROCID": "SLURM_STEP_NUM_TASKS",
+    _PMIX: "",
+}
+_SIZE = "SIRTAKI_SIZE"
+# Launchers that tell a process how many there are, but not where the first one is.
+_WITHOUT_ADDRESS = {"jsrun": "JSM_NAMESPACE_SIZE", "flux run": "FLUX_JOB_SIZE"}
 
 
 def find(environment: Mapping[str, str]) -> World | None:
     """Returns the world that the variables describe; None if none of them is set."""
     if not any(name in environment for name in ("SIRTAKI_RANK", "SIRTAKI_SIZE", "SIRTAKI_RENDEZVOUS")):
         return None
-    rank = "SIRTAKI_RANK" if "SIRTAKI_RANK" in environment or _POD not in environment else _POD
-    for name in (rank, "SIRTAKI_SIZE", "SIRTAKI_RENDEZVOUS"):
+    rank = next((name for name in _NUMBERS if name in environment), "SIRTAKI_RANK")
+    size_name = _SIZE if _SIZE in environment else _NUMBERS[rank] or _SIZE
+    for name in (rank, size_name, "SIRTAKI_RENDEZVOUS"):
         if name not in environment:
             raise RendezvousError(
                 f"{name} is not set: start the ranks with hvdrun, or set SIRTAKI_RANK, SIRTAKI_SIZE and "
                 "SIRTAKI_RENDEZVOUS (host:port, where rank 0 listens) for each"
             )
-    number, size, address = number_in(environment, rank), number_in(environment, "SIRTAKI_SIZE"), ""
+    number, size, address = number_in(environment, rank), number_in(environment, size_name), ""
     try:
         address = ",".join(split_addresses(environment["SIRTAKI_RENDEZVOUS"]))
     except ValueError as error:
@@ -58,11 +75,26 @@ def key_of_launcher(path: str) -> bytes:
     return read_key(path)
 
 
-def lone_rank_warning(environment: Mapping[str, str]) -> str:
-    """Returns a warning if this process trains alone although several seem to have started; else ""."""
+def check_lone_rank(environment: Mapping[str, str]) -> str:
+    """Returns a warning if this process trains alone although several seem to have started; else "".
+
+    Raises RendezvousError if they certainly have.
+    """
+    for launcher, name in _WITHOUT_ADDRESS.items():
+        if environment.get(name, "1") != "1":
+            raise RendezvousError(
+                f"{launcher} has started {environment[name]} processes, but does not say where the first one "
+                "runs: set SIRTAKI_RENDEZVOUS=HOST:PORT to its host and a free port there"
+                + (", or install mpi4py for the MPI of jsrun" if launcher == "jsrun" else "")
+            )
     if environment.get(_POD, "0") != "0":
         return (
             f"this is pod {environment[_POD]} of an indexed Kubernetes job, but it trains alone: set "
             "SIRTAKI_SIZE and SIRTAKI_RENDEZVOUS so that the pods train together"
+        )
+    if environment.get(_PMIX, "0") != "0":
+        return (
+            f"this is process {environment[_PMIX]} of a job under PMIx, which does not say of how many, and "
+            "it trains alone: set SIRTAKI_SIZE and SIRTAKI_RENDEZVOUS so that they train together"
         )
     return ""

@@ -16,7 +16,8 @@ from sirtaki.runner.rendezvous.providers.world import VERSION, World, key_of, si
 
 # Number of processes that a launcher has started: Open MPI's, MPICH's and Intel MPI's, Cray's.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE")
-_SLURM = "SLURM_STEP_NUM_TASKS"  # srun may set PMI_SIZE, too
+# Launchers that set PMI_SIZE as well and have providers of their own: srun, and those that serve PMI.
+_OTHERS = ("SLURM_STEP_NUM_TASKS", "PMI_FD")
 
 
 def find(environment: Mapping[str, str]) -> World | None:
@@ -24,10 +25,11 @@ def find(environment: Mapping[str, str]) -> World | None:
     sizes = [environment[name] for name in _SIZES if environment.get(name, "1") != "1"]
     if not sizes:
         return None
+    has_other_provider = any(name in environment for name in _OTHERS)
     try:
         from mpi4py import MPI
     except ImportError as error:
-        if _SLURM in environment:
+        if has_other_provider:
             return None
         raise RendezvousError(
             f"mpirun has started {sizes[0]} processes, but mpi4py cannot be imported ({error}): `pip install "
@@ -35,7 +37,7 @@ def find(environment: Mapping[str, str]) -> World | None:
         ) from None
     world: Any = MPI.COMM_WORLD
     if world.Get_size() == 1:
-        if _SLURM in environment:
+        if has_other_provider:
             return None
         raise RendezvousError(
             f"mpirun has started {sizes[0]} processes, but each sees only itself: mpi4py uses another MPI "
