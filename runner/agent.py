@@ -1,4 +1,4 @@
-"""The agent: the process that hvdrun starts on another host, over ssh, to run that host's ranks.
+"""The agent: the process that hvdrun starts on another host, over ssh or by srun, to run that host's ranks.
 
 It exchanges frames with hvdrun over its standard input and output (`frames`). When its standard input closes,
 hvdrun or the network is gone, and the agent's reaper ends the ranks; the same happens if the agent itself is
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.agent_job import AgentJob
 from sirtaki.runner.channel import Channel
+from sirtaki.runner.coding import LINES
 from sirtaki.runner.cores import count_gpus, usable_cores
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.frames import FINAL_CREDIT, INITIAL_CREDIT, START_MARK, Frame, Kind, WireError
@@ -62,7 +63,8 @@ class Agent:
         self._finished = False
         self._leaves = False  # it was asked to end, and has told hvdrun
         reading, writing = _take_standard_streams()
-        self._channel = Channel(reading, writing, selector, self._receive)
+        lines = "write" if LINES in sys.argv else ""
+        self._channel = Channel(reading, writing, selector, self._receive, lines=lines)
         self._lease = AgentLease(0.0, 0.0)
         self._next_alive = time.monotonic() + ALIVE_SECONDS
 

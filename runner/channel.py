@@ -6,6 +6,7 @@ import os
 import selectors
 from collections.abc import Callable
 
+from sirtaki.runner.coding import LineDecoder, encode_lines
 from sirtaki.runner.frames import Frame, FrameReader, WireError
 
 _READ_BYTES = 256 * 1024
@@ -15,7 +16,8 @@ class Channel:
     """Reads frames from one descriptor and writes frames to another; owns both.
 
     `receive` is called for each frame, from the selector's loop. `ended` becomes true, and `error` gives the
-    reason, when the peer has closed its end or has sent malformed data.
+    reason, when the peer has closed its end or has sent malformed data. Where `lines` is "read" or "write",
+    what is read, or written, has the form of lines (`coding`).
     """
 
     def __init__(
@@ -25,6 +27,7 @@ class Channel:
         selector: selectors.BaseSelector,
         receive: Callable[[Frame], None],
         mark: bytes = b"",
+        lines: str = "",
     ) -> None:
         self.ended = False
         self.error = ""
@@ -33,6 +36,8 @@ class Channel:
         self._writing = writing
         self._selector = selector
         self._receive = receive
+        self._decode = LineDecoder() if lines == "read" else bytes
+        self._encode = encode_lines if lines == "write" else bytes
         self._outgoing = bytearray()
         self._watched = False
         for descriptor in (reading, writing):
@@ -50,7 +55,7 @@ class Channel:
 
     def send_bytes(self, data: bytes) -> None:
         if self._writing >= 0:
-            self._outgoing += data
+            self._outgoing += self._encode(data)
             self._write()
 
     def read(self) -> bool:
@@ -59,7 +64,7 @@ class Channel:
             return False
         try:
             data = os.read(self._reading, _READ_BYTES)
-            for frame in self.reader.take(data):
+            for frame in self.reader.take(self._decode(data)):
                 self._receive(frame)
         except BlockingIOError:
             return False

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sirtaki.runner.allocation import find_allocation
 from sirtaki.runner.command import find_program
 from sirtaki.runner.elastic_options import is_elastic
 from sirtaki.runner.environment import AS_HOROVOD
@@ -18,6 +19,7 @@ from sirtaki.runner.options import EXAMPLE, parse
 from sirtaki.runner.own_host import with_own_host
 
 if TYPE_CHECKING:
+    from sirtaki.runner.agent_launcher import AgentLauncher
     from sirtaki.runner.launch import Settings
 
 _PREFIXES = ("SIRTAKI_", "HOROVOD_")
@@ -54,12 +56,13 @@ def run_options(arguments: list[str], adapt: Callable[[Settings], Settings] | No
     _refuse_inside_a_rank()
     if not options.command:
         raise LaunchError(f"there is no command to run: add one, {EXAMPLE}")
+    notices = _take_allocation(options)
     elastic = None
     if is_elastic(options):
         from sirtaki.runner.elastic.settings import elastic_settings
 
         elastic = elastic_settings(options)
-    settings = _settings(options, settings_of_core, _check_environment())
+    settings = _settings(options, settings_of_core, [*notices, *_check_environment()])
     if adapt is not None:
         settings = adapt(settings)
     if options.dry_run:
@@ -85,18 +88,16 @@ def _check_environment() -> list[str]:
 
 
 def _settings(
-    options: argparse.Namespace, settings_of_core: dict[str, str], warnings: Sequence[str]
+    options: argparse.Namespace, settings_of_core: dict[str, str], remarks: Sequence[str]
 ) -> Settings:
     hosts, notices = _hosts(options)
     path, warning = find_program(options.command, options.size or len(hosts), os.environ)
 
     from sirtaki.runner.job_timeline import JobTimeline
     from sirtaki.runner.launch import Settings
-    from sirtaki.runner.ssh import SshOptions
 
     timeline = _timeline_of(options)
     interfaces = [name.strip() for text in options.network_interfaces for name in text.split(",")]
-    identity = options.ssh_identity_file and options.ssh_identity_file.absolute()
     return Settings(
         hosts=hosts,
         size=options.size,
@@ -111,12 +112,39 @@ def _settings(
             **({AS_HOROVOD: "1"} if options.as_horovod else {}),
         },
         timeline=JobTimeline(timeline) if timeline is not None else None,
-        notices=tuple(filter(None, (*notices, warning, *warnings))),
-        ssh=SshOptions(options.ssh_port, identity, options.verbose),
+        notices=tuple(filter(None, (*notices, warning, *remarks))),
+        launcher=_launcher(options),
         interfaces=tuple(interfaces),
         oversubscribe=options.oversubscribe,
         torch_env=options.torch_env,
     )
+
+
+def _launcher(options: argparse.Namespace) -> AgentLauncher:
+    """Returns the program that starts the agents of other hosts. Raises LaunchError."""
+    if options.launcher == "srun":
+        from sirtaki.runner.srun import SrunOptions, check_inside_job
+
+        check_inside_job(os.environ)
+        for flag, value in (("port", options.ssh_port), ("identity-file", options.ssh_identity_file)):
+            if value is not None:
+                raise LaunchError(f"--ssh-{flag} is for ssh: leave it out, or --launcher srun")
+        return SrunOptions()
+    from sirtaki.runner.ssh import SshOptions
+
+    identity = options.ssh_identity_file and options.ssh_identity_file.absolute()
+    return SshOptions(options.ssh_port, identity, options.verbose)
+
+
+def _take_allocation(options: argparse.Namespace) -> list[str]:
+    """Sets hosts that are not named to those of the batch job, if this runs in one; returns a notice."""
+    if any((options.hosts, options.hostfile, options.host_discovery_script)):
+        return []
+    allocation = find_allocation(os.environ)
+    if allocation is None:
+        return []
+    options.hosts = allocation.text(max(filter(None, (1, options.size, options.min_np, options.max_np))))
+    return [f"the hosts are those of {allocation.name}: {options.hosts} (--hosts names others)"]
 
 
 def _hosts(options: argparse.Namespace) -> tuple[list[Host], list[str]]:

@@ -11,7 +11,6 @@ from sirtaki.runner.environment import exported
 from sirtaki.runner.host_connection import with_slot_counts
 from sirtaki.runner.hosts import allocate, is_own_host, name_range, needed
 from sirtaki.runner.launch import Settings
-from sirtaki.runner.ssh import ssh_command
 
 
 def show(settings: Settings) -> int:
@@ -33,11 +32,12 @@ def describe(settings: Settings) -> Iterator[str]:
         yield "torch's variables are set: RANK, WORLD_SIZE, MASTER_ADDR and others"
     if any(not is_own_host(host.name) for host in hosts):
         count = len(exported(os.environ))
-        yield f"{count} of this host's environment variables are sent to other hosts, through ssh's input"
+        way = f"through {settings.launcher.program}'s input"
+        yield f"{count} of this host's environment variables are sent to other hosts, {way}"
     for share in allocate(with_slot_counts(hosts, [], count_gpus()), settings.size):
         name = share.host.name
         yield f"{name}: {name_range(share.ranks)}" + (
             " (if it has no GPUs; otherwise one rank per GPU)" if name in unknown else ""
         )
         if not is_own_host(name):
-            yield f"  {shlex.join(ssh_command('ssh', name, settings.ssh))}"
+            yield f"  {shlex.join(settings.launcher.command(settings.launcher.program, name))}"

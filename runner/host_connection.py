@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sirtaki.runner.agent_launcher import AgentLauncher
 from sirtaki.runner.display import Display
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.hosts import Host, is_own_host
@@ -18,17 +19,17 @@ from sirtaki.runner.progress import Progress
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.remote import RemoteHost
 from sirtaki.runner.signals import WakeupPipe, stop_this_process
-from sirtaki.runner.ssh import CONNECT_SECONDS, SshOptions, ssh_command
+from sirtaki.runner.ssh import CONNECT_SECONDS
 
 ANSWER_SECONDS = CONNECT_SECONDS + 50.0  # for the login, and for Python to start
-_SHOW_SECONDS = 2.0  # time to show ssh's output before hvdrun ends
+_SHOW_SECONDS = 2.0  # time to show the output of ssh or srun before hvdrun ends
 
 
 @dataclass(frozen=True)
 class Connection:
     """The connections to a job's hosts, before any rank has been started."""
 
-    options: SshOptions
+    launcher: AgentLauncher
     selector: selectors.BaseSelector
     display: Display
     question: Mapping[str, Any] = field(default_factory=dict)  # to the agents, besides folder and program
@@ -45,21 +46,22 @@ class Connection:
         return remotes
 
     def begin(self, name: str, program: str, reaper: Reaper) -> RemoteHost:
-        """Queries a host, and returns at once. Raises LaunchError if ssh cannot be started."""
-        ssh = shutil.which("ssh")
-        if ssh is None:
+        """Queries a host, and returns at once. Raises LaunchError if ssh or srun cannot be started."""
+        launcher = self.launcher
+        path = shutil.which(launcher.program)
+        if path is None:
             raise LaunchError(
-                f"ranks on {name} are started over ssh, but there is no ssh on the PATH here: "
-                "install OpenSSH's client (on Debian: apt install openssh-client)"
+                f"ranks on {name} are started over {launcher.program}, but there is no {launcher.program} on "
+                f"the PATH here: {launcher.package}"
             )
         question = {**self.question, "folder": os.getcwd(), "program": os.path.abspath(program)}
-        remote = RemoteHost(name, self.options, self.selector, self.display)
-        command = ssh_command(ssh, name, self.options)
+        remote = RemoteHost(name, launcher, self.selector, self.display)
+        command = launcher.command(path, name)
         self.display.detail(f"reaching {name}: {' '.join(command)}")
         try:
             remote.connect(command, question, reaper)
         except OSError as error:
-            raise LaunchError(f"cannot start {ssh}: {error.strerror}", 126) from None
+            raise LaunchError(f"cannot start {path}: {error.strerror}", 126) from None
         return remote
 
     def _wait(self, remotes: Sequence[RemoteHost], wakeup: WakeupPipe) -> None:

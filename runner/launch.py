@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.topology import RankPlacement
+from sirtaki.runner.agent_launcher import AgentLauncher
 from sirtaki.runner.capacity import Capacity
 from sirtaki.runner.command import runs_python
 from sirtaki.runner.cores import usable_cores
@@ -61,7 +62,7 @@ class Settings:
     additions: Mapping[str, str] = field(default_factory=dict)  # to the ranks' environment
     timeline: JobTimeline | None = None  # of all ranks
     notices: tuple[str, ...] = ()  # shown before anything else
-    ssh: SshOptions = field(default_factory=SshOptions)
+    launcher: AgentLauncher = field(default_factory=SshOptions)  # of the agents of other hosts
     interfaces: tuple[str, ...] = ()  # the only ones that ranks use to reach each other; () for all
     oversubscribe: bool = False  # start ranks although a host seems to lack capacity for them
     torch_env: bool = False  # set torch's variables for the ranks
@@ -126,7 +127,7 @@ class _Launch:
                 own = [placements[rank] for rank in allocation.ranks]
                 values = start_values(settings, job, server.address)
                 values["placements"] = [astuple(placement) for placement in own]
-                values["torch"] = torch[remote.name]
+                values |= {"torch": torch[remote.name], "lease": settings.launcher.lease_seconds}
                 ranks |= self._start_remote(remote, values, allocation.ranks, post_mortem)
         server.start()
         if _loses_input():
@@ -159,7 +160,7 @@ class _Launch:
         from sirtaki.runner.host_connection import Connection, with_slot_counts
 
         question = {"torch": True, "interfaces": settings.interfaces} if settings.torch_env else {}
-        connection = Connection(settings.ssh, self._selector, self._display, question)
+        connection = Connection(settings.launcher, self._selector, self._display, question)
         remotes = connection.connect(hosts, settings.command[0], self._wakeup, self._reaper)
         return remotes, allocate(with_slot_counts(hosts, remotes, count_gpus()), settings.size)
 

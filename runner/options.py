@@ -134,7 +134,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_options_for_hosts(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("several hosts, over ssh").add_argument
+    add = parser.add_argument_group("several hosts").add_argument
     add(
         "-H",
         "--hosts",
@@ -147,6 +147,12 @@ def _add_options_for_hosts(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=Path,
         help="the same, one host per line: 'name slots=N' or 'name:N'",
+    )
+    add(
+        "--launcher",
+        choices=("ssh", "srun"),
+        default="ssh",
+        help="starts ranks on other hosts: ssh, or srun in a Slurm job (ssh)",
     )
     add("-p", "--ssh-port", metavar="PORT", type=_port, help="port of the ssh servers on the hosts")
     add("-i", "--ssh-identity-file", metavar="FILE", type=Path, help="the key with which ssh logs in")

@@ -1,4 +1,4 @@
-"""A host that is reached over ssh, and its ranks, as the supervisor sees them: hvdrun's side of an agent."""
+"""Another host and its ranks, as the supervisor sees them: hvdrun's side of an agent."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.runner.agent_launcher import AgentLauncher
 from sirtaki.runner.channel import Channel
 from sirtaki.runner.command import NOT_EXECUTABLE
 from sirtaki.runner.display import STDERR, STDOUT, Display
@@ -23,7 +24,6 @@ from sirtaki.runner.post_mortem import PostMortem
 from sirtaki.runner.process import Process
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.wire import printable
-from sirtaki.runner.ssh import SshOptions, explain
 from sirtaki.runner.timeline_files import Part
 from sirtaki.runner.torch_variables import MasterOffer
 
@@ -82,14 +82,14 @@ class RemoteJob:
 
 
 class RemoteHost:
-    """An ssh process, and the exchange of frames between hvdrun and the agent behind it.
+    """A process of ssh or srun, and the exchange of frames between hvdrun and the agent behind it.
 
     Life cycle: `connect` sends the question (the result is `answer`, or `failure`: why the host cannot take
     part); `start` starts its ranks; `finish` has it send the remaining files and end; then `ended` is true.
     """
 
     def __init__(
-        self, name: str, options: SshOptions, selector: selectors.BaseSelector, display: Display
+        self, name: str, launcher: AgentLauncher, selector: selectors.BaseSelector, display: Display
     ) -> None:
         self.name = name
         self.answer: Mapping[str, Any] | None = None
@@ -102,7 +102,7 @@ class RemoteHost:
         self.leaves = False  # its agent was asked to end (SIGTERM)
         self.ended = False
         self._launched = 0  # processes of ranks so far: the output of each may be left
-        self._options = options
+        self._launcher = launcher
         self._selector = selector
         self._display = display
         self._ungranted = {STDOUT: 0, STDERR: 0}  # bytes received for which no new room has been granted
@@ -112,17 +112,19 @@ class RemoteHost:
         self._last_received = time.monotonic()
 
     def connect(self, command: Sequence[str], question: Mapping[str, Any], reaper: Reaper) -> None:
-        """Starts ssh and sends the question. Raises OSError if ssh cannot be started."""
+        """Starts ssh or srun and sends the question. Raises OSError if it cannot be started."""
         theirs_in, ours_in = os.pipe()
         ours_out, theirs_out = os.pipe()
         ours_err, theirs_err = os.pipe()
         try:
-            self._ssh = Process(command, os.environ, reaper, (theirs_in, theirs_out, theirs_err))
+            environment = self._launcher.environment(os.environ)
+            self._process = Process(command, environment, reaper, (theirs_in, theirs_out, theirs_err))
         finally:
             for descriptor in (theirs_in, theirs_out, theirs_err):
                 os.close(descriptor)
         self._errors = self._display.read_host(self.name, ours_err)
-        self._channel = Channel(ours_out, ours_in, self._selector, self._receive, START_MARK)
+        lines = "read" if self._launcher.forwards_lines else ""
+        self._channel = Channel(ours_out, ours_in, self._selector, self._receive, START_MARK, lines)
         self._channel.send(Frame.of_values(Kind.ASK, question))
 
     def start(self, values: Mapping[str, Any], job: RemoteJob) -> None:
@@ -178,11 +180,11 @@ class RemoteHost:
         if is_silent and not self._channel.read():  # hvdrun itself may have been stopped for a while
             self.silent_since = self._last_received
             self.give_up(f"its agent has sent nothing for {time.monotonic() - self._last_received:.0f} s")
-        if result := self._ssh.poll():
+        if result := self._process.poll():
             self._channel.read_rest()
             self._end(*result)
         elif self._channel.ended and not self.done:  # malformed data, or the agent closed its end
-            self._ssh.signal(signal.SIGTERM)
+            self._process.signal(signal.SIGTERM)
         for number, ungranted in self._ungranted.items():
             if ungranted >= INITIAL_CREDIT // 4 and self._display.has_room(number):
                 self._ungranted[number] = 0
@@ -202,16 +204,16 @@ class RemoteHost:
     def give_up(self, reason: str) -> None:
         """Ends the connection; the agent will notice, and end its ranks."""
         self.failure = self.failure or reason
-        self._ssh.signal(signal.SIGKILL)
+        self._process.signal(signal.SIGKILL)
 
     def mute(self) -> None:
-        """Shows nothing that ssh says: it has said the same before."""
+        """Shows nothing that ssh or srun says: it has said the same before."""
         self._errors.shown = False
 
     def give_up_waiting(self, seconds: float) -> None:
         """Ends the connection, because there was no answer for that long."""
         text = f"{self.name} has not answered in {seconds:g} s: is the login there slow? "
-        self.give_up(f"{text}Try `ssh {self.name} true`")
+        self.give_up(f"{text}Try `{self._launcher.trial(self.name)}`")
 
     @property
     def lease_left(self) -> float:
@@ -227,7 +229,7 @@ class RemoteHost:
     def close(self) -> None:
         """Closes the connection."""
         self._channel.close()
-        self._ssh.clear()
+        self._process.clear()
 
     def _receive(self, frame: Frame) -> None:
         self._last_received = time.monotonic()
@@ -250,9 +252,10 @@ class RemoteHost:
             self._take(frame, self._job, self._job.ranks[frame.rank])
 
     def _renew(self, number: int) -> None:
-        if self._job is not None and self._job.lease is not None:
+        if self._job is not None:
             self.accepted = True
-            self._job.lease.grant(lease_clock())
+            if self._job.lease is not None:
+                self._job.lease.grant(lease_clock())
             self.send(Frame.of_number(Kind.LEASE, 0, number))
 
     def _take_answer(self, frame: Frame) -> None:
@@ -342,21 +345,19 @@ class RemoteHost:
             advice = "its login shell must print nothing without a terminal"
             return f"{self.name}: {self._channel.error}: {advice}"
         if killed_by:
-            return f"the ssh process for {self.name} was killed by signal {killed_by}"
+            return f"the {self._launcher.program} process for {self.name} was killed by signal {killed_by}"
         self._display.read_available(self._errors)
         said = [line.decode(errors="replace") for line in self._errors.tail]
         if code == 0 or not said:
             said += self._channel.reader.before_mark.decode(errors="replace").splitlines()
-        return explain(self.name, self._options, code, said)
+        return self._launcher.explain(self.name, code, said)
 
     def _describe_loss(self, code: int, killed_by: int) -> str:
         if self._channel.error:
             return f"it sent malformed data ({self._channel.error})"
         if killed_by:
-            return f"the ssh process for it was killed by signal {killed_by}"
-        if code == 255:
-            return "the ssh connection to it broke (ssh ended with exit code 255)"
-        return f"hvdrun's agent there ended with exit code {code}"
+            return f"the {self._launcher.program} process for it was killed by signal {killed_by}"
+        return self._launcher.explain_loss(code)
 
 
 def _exit_code(value: object) -> int:

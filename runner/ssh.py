@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,16 +20,38 @@ _NO_COMMAND = 127  # a shell's exit code for a missing program
 
 @dataclass(frozen=True)
 class SshOptions:
-    """The user's choices for ssh; the user's ssh configuration decides the rest."""
+    """The user's choices for ssh (`AgentLauncher`); the user's ssh configuration decides the rest."""
 
     port: int | None = None
     identity: Path | None = None
     verbose: bool = False
 
+    program = "ssh"
+    package = "install OpenSSH's client (on Debian: apt install openssh-client)"
+    forwards_lines = False
+    lease_seconds = 0.0
+
     def arguments(self) -> list[str]:
         """Returns the arguments for ssh and ssh-copy-id."""
         arguments = [] if self.port is None else ["-p", str(self.port)]
         return arguments if self.identity is None else [*arguments, "-i", str(self.identity)]
+
+    def command(self, path: str, host: str) -> list[str]:
+        return ssh_command(path, host, self)
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        return dict(base)
+
+    def trial(self, host: str) -> str:
+        return f"ssh {host} true"
+
+    def explain(self, host: str, code: int, output: Sequence[str]) -> str:
+        return explain(host, self, code, output)
+
+    def explain_loss(self, code: int) -> str:
+        if code == _LOST:
+            return f"the ssh connection to it broke (ssh ended with exit code {_LOST})"
+        return f"hvdrun's agent there ended with exit code {code}"
 
 
 def ssh_command(ssh: str, host: str, options: SshOptions, python: str = sys.executable) -> list[str]:
@@ -62,6 +84,20 @@ def explain(
     last = printable(next((line.strip() for line in reversed(output) if line.strip()), ""), 300)
     if code == _LOST:
         return _explain_ssh(host, options, text, last)
+    log_in = shlex.join(["ssh", *options.arguments(), host])
+    return explain_agent(host, code, output, python, log_in) or (
+        f"{host}: hvdrun's command there ended with exit code {code}" + (f": {last}" if last else "")
+    )
+
+
+def explain_agent(
+    host: str, code: int, output: Sequence[str], python: str = sys.executable, prefix: str = ""
+) -> str:
+    """Explains what a host lacks for the agent; returns "" if it is something else.
+
+    `prefix` is the beginning of a command that runs another one on the host.
+    """
+    text = "\n".join(output)
     if code == _NO_COMMAND or (code == 126 and python in text):
         return (
             f"{host} has no Python in {python}, where it is on this host: install Python and sirtaki there, "
@@ -69,9 +105,9 @@ def explain(
         )
     if "No module named" in text and "sirtaki" in text:
         command = f"{shlex.quote(python)} -m pip install sirtaki=={VERSION}"
-        install = shlex.join(["ssh", *options.arguments(), host, command])
+        install = f"{prefix} {shlex.quote(command)}" if prefix else command
         return f"the Python of {host} ({python}) has no sirtaki {VERSION}: install it with `{install}`"
-    return f"{host}: hvdrun's command there ended with exit code {code}" + (f": {last}" if last else "")
+    return ""
 
 
 def _explain_ssh(host: str, options: SshOptions, text: str, last: str) -> str:

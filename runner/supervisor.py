@@ -198,9 +198,17 @@ class Supervisor:
             self._handle_termination(number)
         elif number == signal.SIGTSTP:
             self._signal_ranks(number)
+            self._note_pause(number)
             stop_this_process()
         elif number in (signal.SIGCONT, signal.SIGHUP):
             self._signal_ranks(number)
+            if number == signal.SIGCONT:
+                self._note_pause(number)
+
+    def _note_pause(self, number: int) -> None:
+        """Stops the leases of all agents, or lets them go on: also of those whose ranks have ended."""
+        for remote in self.hosts:
+            remote.note_signal(number)
 
     def _handle_termination(self, number: int) -> None:
         running = self._running()

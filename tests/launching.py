@@ -117,13 +117,36 @@ def stand_in_for_ssh(folder: Path, environment: dict[str, str]) -> Callable[...,
     Returns a function that sets the behaviour of each host, as `runner/ssh_stand_in.py` says, and returns
     the folder with their home folders, named after them.
     """
+    return _stand_in_for("ssh", folder, environment)
+
+
+def stand_in_for_srun(folder: Path, environment: dict[str, str]) -> Callable[..., Path]:
+    """Puts a stand-in for srun on the PATH of this environment, which becomes that of a batch script.
+
+    Returns a function that sets the nodes of the job with their behaviour, as `runner/srun_stand_in.py` says,
+    and returns the folder of their home folders.
+    """
+    write = _stand_in_for("srun", folder, environment)
+
+    def allocate(**behaviours: object) -> Path:
+        nodes = ",".join(["node1", *behaviours])
+        environment.update(
+            SLURM_JOB_ID="7", SLURM_JOB_NODELIST=nodes, SLURMD_NODENAME="node1", SLURM_LABELIO="1"
+        )
+        environment["SLURM_TASKS_PER_NODE"] = f"1,2(x{len(behaviours)})"
+        return write(**behaviours)
+
+    return allocate
+
+
+def _stand_in_for(name: str, folder: Path, environment: dict[str, str]) -> Callable[..., Path]:
     (folder / "bin").mkdir(parents=True)
-    program = folder / "bin" / "ssh"
-    stand_in = Path(__file__).parent / "runner" / "ssh_stand_in.py"
+    program = folder / "bin" / name
+    stand_in = Path(__file__).parent / "runner" / f"{name}_stand_in.py"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} {stand_in} "$@"\n')
     program.chmod(0o755)
     environment["PATH"] = f"{folder / 'bin'}:{environment.get('PATH', os.defpath)}"
-    environment["SSH_STAND_IN"] = str(folder / "hosts.json")
+    environment[f"{name.upper()}_STAND_IN"] = str(folder / "hosts.json")
 
     def write(**behaviours: object) -> Path:
         (folder / "hosts.json").write_text(json.dumps(behaviours))

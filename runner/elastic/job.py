@@ -66,7 +66,7 @@ class ElasticJob:
         job = Job(secrets.token_hex(8), 1, write_job_key(key_file), VERSION, encrypt)
         on_call = None if settings.service is None else settings.service.answer
         self._post = Post(job, folder, settings.interfaces, self._receive, display.say, on_call)
-        connection = Connection(settings.ssh, self._selector, display)
+        connection = Connection(settings.launcher, self._selector, display)
         self._spares = JobSpares(
             elastic.spares, self._start_spare, self._spares_of, self._folder, self._selector, display
         )

@@ -123,7 +123,7 @@ def remote() -> Iterator[RemoteHost]:
 def test_a_rank_of_which_the_agent_has_reported_no_end_has_ended_with_it(remote: RemoteHost) -> None:
     rank = RemoteRank(0, remote)
     remote.start({}, RemoteJob({0: rank}, None, lambda *_: None, lambda: None))
-    os.waitid(os.P_PID, remote._ssh.pid, os.WEXITED | os.WNOWAIT)
+    os.waitid(os.P_PID, remote._process.pid, os.WEXITED | os.WNOWAIT)
     remote.poll()
     assert remote.ended
     assert remote.done

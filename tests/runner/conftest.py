@@ -16,6 +16,7 @@ from launching import (
     default_signals,
     pickled_by_value,
     script_writer,
+    stand_in_for_srun,
     stand_in_for_ssh,
 )
 
@@ -95,3 +96,12 @@ def hosts(tmp_path: Path, environment: dict[str, str]) -> Callable[..., Path]:
     Returns the folder with the hosts' home folders, named after the hosts.
     """
     return stand_in_for_ssh(tmp_path / "hosts", environment)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, environment: dict[str, str]) -> Callable[..., Path]:
+    """Makes the environment that of a batch script on node1, with a stand-in for srun on the PATH.
+
+    `srun_stand_in.py` describes the behaviour of the other nodes.
+    """
+    return stand_in_for_srun(tmp_path / "nodes", environment)

@@ -5,11 +5,11 @@ Slurm provides no channel to the tasks of a step, so the port is computed from t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from sirtaki.runner.rendezvous.address import join_address
 from sirtaki.runner.rendezvous.job import RendezvousError
+from sirtaki.runner.rendezvous.node_list import node_names
 from sirtaki.runner.rendezvous.providers.world import World, number_in, served_by_rank_0
 
 _FIRST_PORT, _PORTS = 15_000, 15_000  # below the ports that systems assign by themselves
@@ -35,8 +35,7 @@ def port_of(job: int, step: int) -> int:
 
 def first_node(nodes: str) -> str:
     """Returns the first host of a list in Slurm's notation: gpu07 for "gpu[07-09,12],cpu1"."""
-    match = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?(?:,|$)", nodes)
-    if match is None:
-        raise RendezvousError(f"Slurm's list of nodes is malformed: {nodes!r}")
-    prefix, number, suffix = match.groups(default="")
-    return prefix + number + suffix
+    try:
+        return next(node_names(nodes))
+    except ValueError as error:
+        raise RendezvousError(f"Slurm's variables cannot be used: {error}") from None
