@@ -237,6 +237,33 @@ def test_the_variables_of_a_master() -> None:
     assert place(find(**variables)) == (0, 1, "", False)
 
 
+def kubeflow(**changes: str) -> dict[str, str]:
+    pod = {
+        "PET_NNODES": "4",
+        "PET_NPROC_PER_NODE": "1",
+        "PET_NODE_RANK": "2",
+        "PET_MASTER_ADDR": "train-node-0-0.train",
+        "PET_MASTER_PORT": "29500",
+        "JOB_COMPLETION_INDEX": "2",
+    }
+    return {**pod, **changes}
+
+
+def test_kubeflow_trainer() -> None:
+    assert place(find(**kubeflow())) == (2, 4, "train-node-0-0.train:29500", False)
+    first = kubeflow(PET_NODE_RANK="0", JOB_COMPLETION_INDEX="0", PET_NPROC_PER_NODE="auto")
+    assert place(find(**first)) == (0, 4, "train-node-0-0.train:29500", True)
+    alone = kubeflow(PET_NNODES="1", PET_NODE_RANK="0")
+    assert place(find(**alone)) == (0, 1, "", False)
+
+
+def test_a_train_job_that_needs_torchrun() -> None:
+    with pytest.raises(RendezvousError, match=r"asks for 2 processes in each pod.*begin with torchrun"):
+        find(**kubeflow(PET_NPROC_PER_NODE="2"))
+    with pytest.raises(RendezvousError, match="PET_NNODES is '1:4', but it has to be a number"):
+        find(**kubeflow(PET_NNODES="1:4"))
+
+
 def test_explicit_arguments() -> None:
     world = find_world(1, 2, "host:1,other:2", KEY, environment={})
     assert place(world) == (1, 2, "host:1,other:2", False)
