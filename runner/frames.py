@@ -1,4 +1,4 @@
-"""The protocol between hvdrun and the agent on another host, over ssh.
+"""The protocol between hvdrun and the agent on another host, over ssh or srun.
 
 The agent begins with START_MARK: output before it comes from the login and is ignored. Frames follow, in both
 directions: a fixed header (magic, kind, rank, length) and a payload whose length is limited for each kind.

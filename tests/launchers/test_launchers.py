@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -37,12 +40,14 @@ def run(command: list[str | Path], **environment: str) -> subprocess.CompletedPr
     )
 
 
-def mpirun(count: int, script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def mpirun(
+    count: int, script: Path, program: Sequence[str] = (sys.executable,)
+) -> subprocess.CompletedProcess[str]:
     path = shutil.which("mpirun", path="/usr/bin:/usr/local/bin")
     if path is None:
         pytest.skip("there is no mpirun (on Debian: apt install openmpi-bin)")
     flags = ["--allow-run-as-root", "--oversubscribe", "-np", str(count)]
-    return run([path, *flags, sys.executable, *arguments, script])
+    return run([path, *flags, *program, script])
 
 
 @pytest.fixture
@@ -85,6 +90,18 @@ def test_mpirun_without_mpi4py(world: Path, tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "mpirun has started 2 processes, but mpi4py cannot be imported (broken on purpose)" in done.stderr
     assert "pip install mpi4py" in done.stderr
+
+
+def test_mpirun_with_an_address_instead_of_mpi4py(tmp_path: Path) -> None:
+    script = tmp_path / "world.py"
+    script.write_text(f"import sys; sys.modules['mpi4py'] = None\n{WORLD}")
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    variables = ("env", f"SIRTAKI_RENDEZVOUS=127.0.0.1:{port}", sys.executable)
+    done = mpirun(3, script, program=variables)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [THREE, THREE]
 
 
 def test_torchrun(world: Path) -> None:

@@ -33,7 +33,7 @@ def find(environment: Mapping[str, str]) -> World | None:
             return None
         raise RendezvousError(
             f"mpirun has started {sizes[0]} processes, but mpi4py cannot be imported ({error}): `pip install "
-            "mpi4py`, or start them with hvdrun"
+            "mpi4py`, set SIRTAKI_RENDEZVOUS=HOST:PORT to the place of rank 0, or start them with hvdrun"
         ) from None
     world: Any = MPI.COMM_WORLD
     if world.Get_size() == 1:
