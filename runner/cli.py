@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sirtaki.runner.allocation import find_allocation
 from sirtaki.runner.command import find_program
 from sirtaki.runner.elastic_options import is_elastic
-from sirtaki.runner.environment import AS_HOROVOD
+from sirtaki.runner.environment import AS_HOROVOD, encrypts
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.hosts import Host, parse_hostfile, parse_hosts
 from sirtaki.runner.options import EXAMPLE, parse
@@ -26,6 +26,10 @@ _PREFIXES = ("SIRTAKI_", "HOROVOD_")
 _READ_BY_HVDRUN = (
     *("SIRTAKI_TIMELINE", "HOROVOD_TIMELINE"),
     *("SIRTAKI_NETWORK_INTERFACES", "SIRTAKI_FULL_TRACEBACKS", AS_HOROVOD),
+)
+_KEY_THROUGH_SLURM = (
+    "the ranks encrypt their connections, but their key goes to other nodes through Slurm, whose own "
+    "connections are encrypted only if its administrator has set that up"
 )
 
 
@@ -98,6 +102,14 @@ def _settings(
 
     timeline = _timeline_of(options)
     interfaces = [name.strip() for text in options.network_interfaces for name in text.split(",")]
+    additions = {
+        **settings_of_core,
+        **_timeline_environment(options),
+        **({"SIRTAKI_NETWORK_INTERFACES": ",".join(interfaces)} if interfaces else {}),
+        **({AS_HOROVOD: "1"} if options.as_horovod else {}),
+    }
+    if options.launcher == "srun" and encrypts({**os.environ, **additions}):
+        notices = [*notices, _KEY_THROUGH_SLURM]
     return Settings(
         hosts=hosts,
         size=options.size,
@@ -105,12 +117,7 @@ def _settings(
         start_timeout=options.start_timeout,
         output_folder=options.output_filename,
         verbose=options.verbose,
-        additions={
-            **settings_of_core,
-            **_timeline_environment(options),
-            **({"SIRTAKI_NETWORK_INTERFACES": ",".join(interfaces)} if interfaces else {}),
-            **({AS_HOROVOD: "1"} if options.as_horovod else {}),
-        },
+        additions=additions,
         timeline=JobTimeline(timeline) if timeline is not None else None,
         notices=tuple(filter(None, (*notices, warning, *remarks))),
         launcher=_launcher(options),

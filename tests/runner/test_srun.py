@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,14 @@ folder = pathlib.Path(__file__).parent
 init()
 time.sleep(300)
 """
+LEASE_SECONDS = 4.0
+WITH_SHORT_LEASE = (
+    sys.executable,
+    "-c",
+    "import sys; from sirtaki.runner.srun import SrunOptions; "
+    f"SrunOptions.lease_seconds = {LEASE_SECONDS}; "
+    "from sirtaki.runner.cli import main; sys.exit(main())",
+)
 
 
 def test_ranks_of_all_nodes_meet_without_a_list_of_hosts(
@@ -91,17 +100,24 @@ def test_kill_9_leaves_nothing(
     wait_until(lambda: not list(homes.glob("*/sirtaki-*")), "the keys have been removed")
 
 
-@pytest.mark.full
 def test_ranks_end_with_the_lease_if_the_end_of_srun_leaves_their_input_open(
-    start_hvdrun: Start, rank_script: Script, nodes: Nodes, tmp_path: Path
+    rank_script: Script, nodes: Nodes, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     homes = nodes(node2={"keeps_input": True})
-    process = start_hvdrun("--launcher", "srun", "-H", "node2:1", "python", rank_script(LONG))
+    arguments = ("--launcher", "srun", "-H", "node2:1", "python", rank_script(LONG))
+    process = subprocess.Popen([*WITH_SHORT_LEASE, *arguments], env=environment)
     (pid,) = read_pids(tmp_path, 1)
     process.kill()
     process.wait()
     wait_until(lambda: not is_running(pid), "the rank has ended")
     wait_until(lambda: not list(homes.glob("*/sirtaki-*")), "the key has been removed")
+
+
+def test_a_job_outlives_the_lease_of_its_agents(nodes: Nodes, environment: dict[str, str]) -> None:
+    nodes(node2={})
+    arguments = ("--launcher", "srun", "-H", "localhost:1,node2:1", "sleep", str(2.5 * LEASE_SECONDS))
+    done = subprocess.run([*WITH_SHORT_LEASE, *arguments], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_step_that_ends_before_its_agent_has_answered(hvdrun: Run, nodes: Nodes) -> None:
@@ -176,6 +192,13 @@ def test_a_dry_run_shows_srun(hvdrun: Run, nodes: Nodes) -> None:
     assert "node2: ranks 1 to 2" in lines
     assert lines[-1].split()[:3] == ["srun", "--nodes=1", "--ntasks=1"]
     assert "--nodelist=node2" in lines[-1]
+
+
+def test_encryption_whose_key_slurm_carries_is_told(hvdrun: Run, nodes: Nodes) -> None:
+    nodes(node2={})
+    told = "their key goes to other nodes through Slurm"
+    assert told in hvdrun("--launcher", "srun", "--encrypt", "--dry-run", "true").stdout
+    assert told not in hvdrun("--launcher", "srun", "--dry-run", "true").stdout
 
 
 def test_an_elastic_job_goes_on_without_a_lost_node(
