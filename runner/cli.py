@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sirtaki.runner.allocation import find_allocation
+from sirtaki.runner.auto_command import auto_command, hash_seed
 from sirtaki.runner.command import find_program
 from sirtaki.runner.elastic_options import is_elastic
 from sirtaki.runner.environment import AS_HOROVOD, encrypts
@@ -95,7 +96,7 @@ def _settings(
     options: argparse.Namespace, settings_of_core: dict[str, str], remarks: Sequence[str]
 ) -> Settings:
     hosts, notices = _hosts(options)
-    path, warning = find_program(options.command, options.size or len(hosts), os.environ)
+    command, warning = _command(options, options.size or len(hosts))
 
     from sirtaki.runner.job_timeline import JobTimeline
     from sirtaki.runner.launch import Settings
@@ -107,13 +108,14 @@ def _settings(
         **_timeline_environment(options),
         **({"SIRTAKI_NETWORK_INTERFACES": ",".join(interfaces)} if interfaces else {}),
         **({AS_HOROVOD: "1"} if options.as_horovod else {}),
+        **(hash_seed(os.environ) if options.auto else {}),
     }
     if options.launcher == "srun" and encrypts({**os.environ, **additions}):
         notices = [*notices, _KEY_THROUGH_SLURM]
     return Settings(
         hosts=hosts,
         size=options.size,
-        command=[path, *options.command[1:]],
+        command=command,
         start_timeout=options.start_timeout,
         output_folder=options.output_filename,
         verbose=options.verbose,
@@ -152,6 +154,14 @@ def _take_allocation(options: argparse.Namespace) -> list[str]:
         return []
     options.hosts = allocation.text(max(filter(None, (1, options.size, options.min_np, options.max_np))))
     return [f"the hosts are those of {allocation.name}: {options.hosts} (--hosts names others)"]
+
+
+def _command(options: argparse.Namespace, size: int) -> tuple[list[str], str]:
+    """Returns the command that ranks run, with the path of its program, and a warning ("" for none)."""
+    if options.auto:
+        return auto_command(options.command, size, os.environ)
+    path, warning = find_program(options.command, size, os.environ)
+    return [path, *options.command[1:]], warning
 
 
 def _hosts(options: argparse.Namespace) -> tuple[list[Host], list[str]]:

@@ -73,7 +73,20 @@ def _checked(options: argparse.Namespace) -> argparse.Namespace:
             "--torch-env is for jobs whose ranks stay, because the ranks of a process group cannot change: "
             "leave it out, or the options of elastic jobs (--min-np, --max-np, --host-discovery-script)"
         )
+    if options.auto and (reason := _why_not_auto(options)):
+        raise LaunchError(f"--auto cannot be used with {reason}: leave one of them out")
     return options
+
+
+def _why_not_auto(options: argparse.Namespace) -> str:
+    """Returns an option that excludes --auto, and why; "" if there is none."""
+    if is_elastic(options):
+        return "the options of elastic jobs (--min-np, --max-np, --host-discovery-script): its ranks stay"
+    if options.as_horovod:
+        return "--as-horovod, which is for scripts that are distributed already"
+    if options.torch_env:
+        return "--torch-env, with which trainers distribute the training themselves"
+    return ""
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -97,6 +110,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--as-horovod",
         action="store_true",
         help="let `import horovod.torch` and the like mean sirtaki, in programs and libraries that import it",
+    )
+    add(
+        "--auto",
+        action="store_true",
+        help="train with an unchanged script of one process: each rank computes its part of every batch",
     )
     add(
         "--start-timeout",
