@@ -35,6 +35,7 @@ NATIVE_BINDINGS = {"native": {"native"}, "tensorflow": {"native", "tensorflow"},
 IMPORTS = {
     "bindings": {"bindings"},
     "adapters/as_horovod": {"as_horovod", "common"},
+    "adapters/auto": {"auto", "bindings", "common"},
     "adapters/common": {"bindings", "common", "runner.rendezvous"},
     "adapters/jax": {"bindings", "common", "jax", "numpy"},
     "adapters/numpy": {"bindings", "common", "numpy"},
@@ -44,7 +45,7 @@ IMPORTS = {
     "runner/rendezvous": {"bindings", "runner.rendezvous"},
     "runner": {"bindings", "runner", "runner.rendezvous"},
 }
-NEUTRAL = ("bindings", "adapters/common", "runner")  # folders that must not depend on a framework
+NEUTRAL = ("bindings", "adapters/auto", "adapters/common", "runner")  # must not depend on a framework
 FRAMEWORKS = {"jax", "numpy", "tensorflow", "torch"}
 
 # Symbols that a framework does not document: only the _private.py of each adapter names them.

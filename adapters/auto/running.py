@@ -1,0 +1,147 @@
+"""One rank's run of a script: from the first agreement of the ranks to the script's end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from types import ModuleType, TracebackType
+from typing import Any
+
+from sirtaki.auto import hooks, native_files, random_states
+from sirtaki.auto.file_functions import replace_functions
+from sirtaki.auto.gate import Gate, broadcast
+from sirtaki.auto.own_sources import sources_of, why_not_auto
+from sirtaki.auto.private_files import PrivateFiles, private_folder
+from sirtaki.auto.script import Script, find
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.default_context import current
+from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.bindings.user_code import is_internal
+from sirtaki.common import basics
+
+_NOTHING_SPLIT = (
+    "sirtaki: no training was split by hvdrun --auto, so {size} ranks have each done the whole work: that is "
+    "no distributed training. --auto splits the batches of torch.utils.data.DataLoader in loops that step an "
+    "optimizer of torch, and those of model.fit in Keras 3. Use one of these, or write the script with "
+    "sirtaki.torch or sirtaki.keras, and run it without --auto\n"
+)
+_PARTS = {"torch": "sirtaki.torch.auto", "keras": "sirtaki.keras.auto"}
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Runs the script of a command line as a rank, to its end. Raises SystemExit, and the script's errors."""
+    began = time.time_ns()
+    script = find(arguments)
+    sources = list(sources_of(script))
+    if reason := next(filter(None, map(why_not_auto, sources)), None):
+        _refuse(f"sirtaki: {reason}\n")
+    basics.init()
+    context = current()
+    began = _agree(context, began)
+    if context.rank == 0 and context.size > 1:
+        for line in (f"{one.path}:{line}: {why}" for one in sources for line, why in one.unequal()):
+            sys.stderr.write(f"sirtaki: random numbers that differ between ranks: {line}\n")
+    _Rank(context, Gate(context), began).run(script)
+
+
+def _agree(context: Context, began: int) -> int:
+    """Makes the random states equal, and returns when rank 0 began, in nanoseconds of the clock."""
+    shared = bytearray(random_states.new_seed() + began.to_bytes(8, "little"))
+    broadcast(context, shared, "sirtaki.auto.start").wait()
+    random_states.share(bytes(shared[: random_states.SEED_BYTES]))
+    return int.from_bytes(shared[random_states.SEED_BYTES :], "little")
+
+
+class _Rank:
+    """The surroundings of the script in one rank."""
+
+    def __init__(self, context: Context, gate: Gate, began: int) -> None:
+        self._context = context
+        self._gate = gate
+        self._began = began
+        self._parts: list[Any] = []
+
+    def run(self, script: Script) -> None:
+        actions: dict[str, list[hooks.Hook]] = {name: [] for name in ("torch", "keras")}
+        actions["numpy.random"] = [random_states.seed_numpy]
+        actions["tensorflow"] = [random_states.seed_tensorflow]
+        actions["torch"].append(random_states.seed_torch)
+        actions["torch.distributed"] = [_refuse_process_groups]
+        if self._context.rank:
+            files = PrivateFiles(private_folder(self._context.rank), os.getcwd(), self._began, self._gate)
+            replace_functions(files)
+            for name, hook in native_files.hooks(files).items():
+                actions.setdefault(name, []).append(hook)
+        for name in _PARTS:
+            actions[name].append(self._install_part)
+        hooks.install(actions)
+        self._run(script)
+        if self._context.size > 1 and not any(part.has_split() for part in self._parts):
+            _refuse(_NOTHING_SPLIT.format(size=self._context.size))
+
+    def _install_part(self, module: ModuleType) -> None:
+        part = import_module(_PARTS[module.__name__])
+        part.install()
+        self._parts.append(part)
+
+    def _run(self, script: Script) -> None:
+        try:
+            script.run()
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
+        except BaseException as error:
+            _hide_callers(error, script)
+            raise
+        finally:
+            self._gate.finish()
+
+
+def _hide_callers(error: BaseException, script: Script) -> None:
+    """Lets the traceback of an uncaught exception begin with the script, as without --auto."""
+    frames = list(_entries(error.__traceback__))
+    own = [one for one in frames if one.tb_frame.f_code is script.code]
+    if not own:
+        return
+    show = sys.excepthook
+
+    def show_from_script(
+        kind: type[BaseException], value: BaseException, trace: TracebackType | None
+    ) -> None:
+        if value is error:
+            value.__traceback__ = trace = own[0]
+        show(kind, value, trace)
+
+    sys.excepthook = show_from_script
+
+
+def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _refuse_process_groups(module: ModuleType) -> None:
+    """Makes `torch.distributed.init_process_group` refuse calls: the ranks are those of sirtaki."""
+    distributed: Any = module
+    if not distributed.is_available():
+        return
+
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        frame = sys._getframe(1)
+        while is_internal(frame.f_code.co_filename) and frame.f_back is not None:
+            frame = frame.f_back
+        raise UnsupportedError(
+            f"{frame.f_code.co_filename}:{frame.f_lineno}: this script is distributed already, because it "
+            "calls torch.distributed.init_process_group: run it without --auto"
+        )
+
+    distributed.init_process_group = distributed.distributed_c10d.init_process_group = init_process_group
+
+
+def _refuse(text: str) -> None:
+    sys.stderr.write(text)
+    sys.exit(1)
