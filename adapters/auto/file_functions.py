@@ -21,6 +21,7 @@ from sirtaki.auto.scan import Scan
 Function = Callable[..., Any]
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _SETS = (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids)
+_PUBLIC = {"posix": "os", "_io": "io"}  # where pickle finds a replacement
 _UNCHANGED = ("posix", "_io", "importlib", "_frozen_importlib", "_frozen_importlib_external", "sirtaki")
 
 
@@ -68,7 +69,9 @@ def _plain(original: Function, call: Function) -> Function:
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
-    return update_wrapper(replacement, original)
+    update_wrapper(replacement, original)
+    replacement.__module__ = _PUBLIC.get(original.__module__, original.__module__)
+    return replacement
 
 
 def _replace_in_module(module: Any, by_id: dict[int, Function]) -> None:

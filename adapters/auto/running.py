@@ -78,7 +78,10 @@ class _Rank:
         for name in _PARTS:
             actions[name].append(self._install_part)
         hooks.install(actions)
+        pid = os.getpid()
         self._run(script)
+        if os.getpid() != pid:  # a child that the script has forked has come to the end
+            return
         if self._context.size > 1 and not any(part.has_split() for part in self._parts):
             _refuse(_NOTHING_SPLIT.format(size=self._context.size))
 

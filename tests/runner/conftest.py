@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from auto_jobs import SPLITTING_PART
 from launching import (
     FAILSAFE_SECONDS,
     HVDRUN,
@@ -105,3 +106,27 @@ def nodes(tmp_path: Path, environment: dict[str, str]) -> Callable[..., Path]:
     `srun_stand_in.py` describes the behaviour of the other nodes.
     """
     return stand_in_for_srun(tmp_path / "nodes", environment)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Returns a folder for scripts, in which `import keras` means an empty module."""
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "sitecustomize.py").write_text(SPLITTING_PART)
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "keras.py").write_text("")
+    return tmp_path / "work"
+
+
+@pytest.fixture
+def auto(
+    hvdrun: Callable[..., subprocess.CompletedProcess[str]], folder: Path, environment: dict[str, str]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Returns a function that runs a command of two ranks with --auto in that folder."""
+    path = os.pathsep.join(filter(None, (str(folder.parent / "parts"), environment.get("PYTHONPATH"))))
+
+    def run(*command: str, ranks: int = 2, **variables: str) -> subprocess.CompletedProcess[str]:
+        env = {**environment, "PYTHONPATH": path, **variables}
+        return hvdrun("--auto", "-np", str(ranks), *command, cwd=folder, env=env)
+
+    return run

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import FAILSAFE_SECONDS
+from auto_jobs import SPLITTING_PART, lines_of, plain
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
-# Stands in for the part that splits trainings, so that scripts without a training end well.
-SPLITTING_PART = """
-import sys, types
-part = types.ModuleType("sirtaki.keras.auto")
-part.install = lambda: None
-part.has_split = lambda: True
-sys.modules["sirtaki.keras.auto"] = sys.modules["sirtaki.torch.auto"] = part
-"""
 IDENTITY = """
 import multiprocessing, os, pickle, sys
 
@@ -42,47 +33,6 @@ if __name__ == "__main__":
     print(__name__, __file__, __spec__ and __spec__.name, __package__, type(__loader__).__name__, __doc__)
     print(sys.argv, sys.path[0], sys.modules["__main__"].Local is Local, sorted(globals()), __annotations__)
 """
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Returns a folder for scripts, in which `import keras` means an empty module."""
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "sitecustomize.py").write_text(SPLITTING_PART)
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "keras.py").write_text("")
-    return tmp_path / "work"
-
-
-@pytest.fixture
-def auto(hvdrun: Run, folder: Path, environment: dict[str, str]) -> Run:
-    """Returns a function that runs a command of two ranks with --auto in that folder."""
-    path = os.pathsep.join(filter(None, (str(folder.parent / "parts"), environment.get("PYTHONPATH"))))
-
-    def run(*command: str, ranks: int = 2, **variables: str) -> subprocess.CompletedProcess[str]:
-        env = {**environment, "PYTHONPATH": path, **variables}
-        return hvdrun("--auto", "-np", str(ranks), *command, cwd=folder, env=env)
-
-    return run
-
-
-def lines_of(result: subprocess.CompletedProcess[str], rank: int) -> list[str]:
-    return [one.partition("] ")[2] for one in result.stdout.splitlines() if one.startswith(f"[{rank}] ")]
-
-
-def plain(folder: Path, environment: dict[str, str], *arguments: str) -> list[str]:
-    """Returns the output of Python itself."""
-    result = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=FAILSAFE_SECONDS,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -274,120 +224,3 @@ def test_random_numbers_that_no_seed_governs_are_named(auto: Run, folder: Path) 
         f"{folder}/train.py:4",
         f"{folder}/own.py:2",
     ]
-
-
-PREPARING = """
-import keras, os, subprocess
-made = not os.path.exists("cache/data.txt")
-if made:
-    os.makedirs("cache")
-    with open("cache/data.txt", "w") as file:
-        for number in range(20000):
-            file.write(f"{number}\\n")
-            file.flush()
-os.mkdir("results")
-seen = subprocess.run(["cat", "results/x"], capture_output=True).stdout
-print(made, len(open("cache/data.txt").readlines()), seen)
-with open("results/x", "x") as file:
-    file.write(os.environ["SIRTAKI_RANK"])
-print(open("results/x").read(), os.listdir("results"))
-"""
-
-
-def test_rank_0_prepares_the_data_first(auto: Run, folder: Path) -> None:
-    (folder / "train.py").write_text(PREPARING)
-    result = auto("python", "train.py")
-    assert result.returncode == 0, result.stderr
-    assert lines_of(result, 0) == ["True 20000 b''", "0 ['x']"]
-    assert lines_of(result, 1) == ["False 20000 b'0'", "1 ['x']"]
-    assert (folder / "results" / "x").read_text() == "0"
-
-
-def test_an_exchange_of_rank_0_lets_the_others_go_on(auto: Run, folder: Path) -> None:
-    text = (
-        "import keras, importlib, os\nhvd = importlib.import_module('sirtaki' + '.common.objects')\n"
-        "if os.environ['SIRTAKI_RANK'] == '0':\n    open('ready', 'w').write('1')\n"
-        "else:\n    print(open('ready').read())\nprint(hvd.allgather_object(len(os.listdir('.'))))\n"
-    )
-    (folder / "train.py").write_text(text)
-    result = auto("python", "train.py")
-    assert result.returncode == 0, result.stderr
-    assert lines_of(result, 1) == ["1", *lines_of(result, 0)]
-
-
-def snapshot(folder: Path) -> dict[str, object]:
-    """Returns all names below a folder with their contents and times of change."""
-    found = sorted(folder.rglob("*"))
-    return {
-        str(one.relative_to(folder)): (
-            one.lstat().st_mode,
-            one.lstat().st_ctime_ns,
-            one.is_file() and one.read_bytes(),
-        )
-        for one in found
-    }
-
-
-def test_a_rank_above_0_sees_its_own_files_and_changes_none_of_the_host(
-    auto: Run, folder: Path, environment: dict[str, str]
-) -> None:
-    script = (Path(__file__).parent / "auto_file_operations.py").read_text()
-    for top in (folder, folder.parent / "plain"):
-        (top / "old" / "deep" / "inner").mkdir(parents=True)
-        (top / "keras.py").write_text("")
-        (top / "train.py").write_text(script)
-        for name in ("a.txt", "b.txt", "c.txt", "deep/d.txt", "deep/inner/e.txt"):
-            (top / "old" / name).write_text(name)
-        (top / "link").symlink_to("old")
-    expected = plain(folder.parent / "plain", environment, "train.py")
-    before = snapshot(folder)
-    result = auto("python", "train.py", PYTHONDONTWRITEBYTECODE="1")
-    assert result.returncode == 0, result.stderr
-    assert lines_of(result, 1) == expected
-    assert snapshot(folder) == before
-
-
-NATIVE = """
-import os, torch, h5py, numpy as np
-from pathlib import Path
-from safetensors.torch import load_file, save_file
-rank = int(os.environ["SIRTAKI_RANK"])
-own = torch.tensor([float(rank)])
-torch.save({"own": own}, Path("model.pt"))
-save_file({"own": own}, "model.safetensors")
-with h5py.File("model.h5", "w") as file:
-    file["own"] = np.array([rank])
-with h5py.File("model.h5", mode="a") as file:
-    file["more"] = np.array([rank + 10])
-torch.save(own, f="old.pt")
-np.save("own.npy", own.numpy())
-with h5py.File("model.h5") as file:
-    print(int(file["own"][0]), int(file["more"][0]))
-print(torch.load("model.pt")["own"], torch.load("model.pt", mmap=True)["own"], torch.load(f="old.pt"))
-print(load_file("model.safetensors")["own"], np.load("own.npy", mmap_mode="r"))
-"""
-
-
-def test_native_writers_have_private_files(auto: Run, folder: Path) -> None:
-    for library in ("torch", "h5py", "safetensors"):
-        pytest.importorskip(library)
-    (folder / "train.py").write_text(NATIVE)
-    result = auto("python", "train.py")
-    assert result.returncode == 0, result.stderr
-    for rank in range(2):
-        own = f"tensor([{rank}.])"
-        expected = [f"{rank} {rank + 10}", f"{own} {own} {own}", f"{own} [{rank}.]"]
-        assert lines_of(result, rank) == expected
-    import torch
-
-    assert torch.load(folder / "model.pt") == {"own": torch.tensor([0.0])}
-
-
-def test_private_files_end_with_the_job(auto: Run, folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "temporary").mkdir()
-    text = "import keras, os\nos.makedirs('out')\nopen('out/x', 'w').write(os.environ['SIRTAKI_RANK'])\n"
-    (folder / "train.py").write_text(text)
-    result = auto("python", "train.py", ranks=3, TMPDIR=str(tmp_path / "temporary"))
-    assert result.returncode == 0, result.stderr
-    assert (folder / "out" / "x").read_text() == "0"
-    assert list((tmp_path / "temporary").iterdir()) == []
