@@ -7,15 +7,18 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sirtaki.runner.function.arguments import (
+    CheckedCall,
+    checked_call,
+    checked_variables,
+    refuse_inside_a_rank,
+)
 from sirtaki.runner.function.call import python_version, write_call
-from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.function.options import options_of
 from sirtaki.runner.function.process import Orders, run_launcher
 from sirtaki.runner.function.results import results_in
 
 _WORKER = "sirtaki.runner.function.worker"
-
-_Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 def run(
@@ -81,11 +84,11 @@ def run(
         raise ValueError("use_gloo and use_mpi exclude each other, and neither has a meaning here")
     options += ["--verbose"] * bool(verbose) + ["--oversubscribe"] * bool(oversubscribe)
     python = sys.executable if executable is None else os.fspath(executable)
-    return _run(_checked_call(func, args, kwargs), [*options, python, "-m", _WORKER], _checked_variables(env))
+    return _run(checked_call(func, args, kwargs), [*options, python, "-m", _WORKER], checked_variables(env))
 
 
-def _run(call: _Call, options: Sequence[str], variables: Mapping[str, str]) -> list[Any]:
-    _refuse_inside_a_rank()
+def _run(call: CheckedCall, options: Sequence[str], variables: Mapping[str, str]) -> list[Any]:
+    refuse_inside_a_rank("sirtaki.run")
     file = write_call(*call)
     results = os.memfd_create("sirtaki-results")
     path = [one for one in sys.path if isinstance(one, str)]
@@ -95,36 +98,3 @@ def _run(call: _Call, options: Sequence[str], variables: Mapping[str, str]) -> l
     finally:
         os.close(file)
         os.close(results)
-
-
-def _checked_call(func: Any, args: Any, kwargs: Any) -> _Call:
-    if not callable(func):
-        hint = (
-            "pass the function itself and its arguments in args, as in sirtaki.run(train, args=(0.1,), np=2)"
-        )
-        raise TypeError(f"func has to be a function, not {type(func).__name__}: {hint}")
-    if not isinstance(args, Sequence) or isinstance(args, str | bytes):
-        raise TypeError(
-            f"args has to be a tuple of arguments, not {type(args).__name__}: write args=(value,)"
-        )
-    if not isinstance(kwargs, Mapping | None) or not all(isinstance(name, str) for name in kwargs or ()):
-        raise TypeError("kwargs has to be a dictionary from names of parameters to their values")
-    return func, tuple(args), dict(kwargs or {})
-
-
-def _checked_variables(env: Any) -> dict[str, str]:
-    variables = dict(env or {})
-    for name, value in variables.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(f"env has to be a dictionary of strings, but {name!r} is {value!r}")
-        if not name or "=" in name or "\0" in name + value:
-            raise ValueError(f"env has {name!r}: {value!r}, which cannot be a variable of an environment")
-    return variables
-
-
-def _refuse_inside_a_rank() -> None:
-    if "SIRTAKI_RANK" in os.environ and "SIRTAKI_JOB" in os.environ:
-        raise RunError(
-            f"this is rank {os.environ['SIRTAKI_RANK']} of a job already, and a rank cannot start another "
-            "one: call sirtaki.run outside of the function that it runs, and of programs that hvdrun starts"
-        )

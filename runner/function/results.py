@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from sirtaki.runner.function.call import import_cloudpickle
-from sirtaki.runner.function.errors import RemoteError, RunError
-from sirtaki.runner.function.frames import unpack_frames
+from sirtaki.runner.function.errors import RunError
+from sirtaki.runner.function.report import raise_reported
 from sirtaki.runner.function.service import Outcome, Summary, read_outcome, read_summary
 
 _NO_SUMMARY = (
@@ -59,22 +59,10 @@ def _raise_failure(file: int, summary: Summary) -> NoReturn:
     if culprit is None or outcome is None or not outcome.is_complete:
         raise failure
     rank, report = summary.last_ranks.get(culprit, culprit), outcome.report
-    if report["kind"] == "exited":
-        called = f"rank {rank} (pid {outcome.pid} on {outcome.host}) called sys.exit({report['text']})"
-        raise RunError(f"{called} instead of returning a result\n\n{report['traceback']}".rstrip())
-    if report["kind"] != "raised":  # it failed after its function had returned
+    if report["kind"] == "returned":  # it failed after its function had returned
         raise failure
-    remote = RemoteError(rank, outcome.host, outcome.pid, report["type"], report["text"], report["traceback"])
-    error = _load_exception(file, outcome)
-    if error is None:
-        raise remote
-    raise error.with_traceback(unpack_frames(report["frames"])) from remote
 
+    def load() -> object:
+        return import_cloudpickle().loads(read_outcome(file, outcome))
 
-def _load_exception(file: int, outcome: Outcome) -> BaseException | None:
-    """Returns a rank's exception; None if it cannot be pickled, or cannot be made here."""
-    try:
-        error = import_cloudpickle().loads(read_outcome(file, outcome))
-    except Exception:
-        return None
-    return error if isinstance(error, BaseException) else None
+    raise_reported(rank, outcome.host, outcome.pid, report, load)

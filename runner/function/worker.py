@@ -1,7 +1,6 @@
 """The program of a rank that `sirtaki.run` has started: gets the function, calls it, and sends the outcome.
 
-Nothing is unpickled before the launcher has proved that it knows the key of the job. The report of an outcome
-says its `kind`: returned, raised or exited; of an exception also its class (`type`), `text` and `traceback`.
+Nothing is unpickled before the launcher has proved that it knows the key of the job.
 """
 
 from __future__ import annotations
@@ -9,14 +8,12 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import traceback
 
 from sirtaki.runner.function.call import Call, import_cloudpickle, settle
 from sirtaki.runner.function.errors import RunError
-from sirtaki.runner.function.frames import pack_frames
 from sirtaki.runner.function.launcher_connection import LauncherConnection, LauncherGone
+from sirtaki.runner.function.report import RETURNED, report_of
 
-_LONGEST_TEXT, _LONGEST_TRACEBACK = 20_000, 50_000  # characters: one message holds a whole report
 _INTERRUPTED = 130  # a shell's exit code for a program that was interrupted
 
 
@@ -37,7 +34,7 @@ def _call(launcher: LauncherConnection) -> int:
         call = _load(launcher)
         settle(call)
         result = call.function(*call.args, **call.kwargs)
-        launcher.begin_outcome({"kind": "returned"})
+        launcher.begin_outcome(RETURNED)
         _send_result(launcher, result)
     except LauncherGone:
         raise
@@ -97,22 +94,7 @@ def _abort(error: BaseException) -> None:
 
 
 def _send_exception(launcher: LauncherConnection, error: BaseException, kind: str) -> None:
-    from sirtaki.bindings import default_context
-    from sirtaki.bindings.user_code import hide_internal_frames, is_own
-
-    context = default_context.process.context
-    hide_internal_frames(error, context is not None and context.failure is not None)
-    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if all(map(is_own, files)):  # sirtaki's own frames say nothing to users
-        error.__traceback__ = None
-    lines = traceback.format_exception(type(error), error, error.__traceback__)
-    report = {
-        "kind": kind,
-        "type": type(error).__qualname__,
-        "text": _text_of(error)[:_LONGEST_TEXT],
-        "traceback": "".join(lines)[-_LONGEST_TRACEBACK:],
-        "frames": pack_frames(error.__traceback__),
-    }
+    report = report_of(error, kind)
     launcher.begin_outcome(report)
     try:
         import_cloudpickle().dump(error, launcher)
@@ -121,13 +103,6 @@ def _send_exception(launcher: LauncherConnection, error: BaseException, kind: st
     except Exception:  # the report has to do
         launcher.begin_outcome(report)
     launcher.end_outcome()
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return ""
 
 
 if __name__ == "__main__":

@@ -1,0 +1,72 @@
+"""The report of an outcome: JSON values about a rank's result or exception, beside the pickled object.
+
+A report says its `kind`: returned, raised or exited; of an exception also its class (`type`), `text`,
+`traceback` and, with tblib, `frames`.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from sirtaki.runner.function.errors import RemoteError, RunError
+from sirtaki.runner.function.frames import pack_frames, unpack_frames
+
+RETURNED: dict[str, Any] = {"kind": "returned"}
+_LONGEST_TEXT, _LONGEST_TRACEBACK = 20_000, 50_000  # characters: one message holds a whole report
+
+
+def report_of(error: BaseException, kind: str) -> dict[str, Any]:
+    """Returns the report of an exception; removes internal frames from its traceback."""
+    from sirtaki.bindings import default_context  # imported late: they open the core
+    from sirtaki.bindings.user_code import hide_internal_frames, is_own
+
+    context = default_context.process.context
+    hide_internal_frames(error, context is not None and context.failure is not None)
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if all(map(is_own, files)):  # sirtaki's own frames say nothing to users
+        error.__traceback__ = None
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    return {
+        "kind": kind,
+        "type": type(error).__qualname__,
+        "text": _text_of(error)[:_LONGEST_TEXT],
+        "traceback": "".join(lines)[-_LONGEST_TRACEBACK:],
+        "frames": pack_frames(error.__traceback__),
+    }
+
+
+def raise_reported(
+    rank: int, host: str, pid: int, report: Mapping[str, Any], load: Callable[[], object]
+) -> NoReturn:
+    """Raises what a rank has reported. `load` unpickles the rank's exception; it may raise.
+
+    Raises:
+        The rank's exception, whose `__cause__` is a RemoteError.
+        RemoteError: that exception cannot be pickled, or cannot be made here.
+        RunError: the rank called sys.exit().
+    """
+    if report["kind"] == "exited":
+        called = f"rank {rank} (pid {pid} on {host}) called sys.exit({report['text']})"
+        raise RunError(f"{called} instead of returning a result\n\n{report['traceback']}".rstrip())
+    remote = RemoteError(rank, host, pid, report["type"], report["text"], report["traceback"])
+    error = _exception_of(load)
+    if error is None:
+        raise remote
+    raise error.with_traceback(unpack_frames(report["frames"])) from remote
+
+
+def _exception_of(load: Callable[[], object]) -> BaseException | None:
+    try:
+        error = load()
+    except Exception:
+        return None
+    return error if isinstance(error, BaseException) else None
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return ""
