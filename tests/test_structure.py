@@ -39,6 +39,7 @@ IMPORTS = {
     "adapters/common": {"bindings", "common", "runner.rendezvous"},
     "adapters/jax": {"bindings", "common", "jax", "numpy"},
     "adapters/numpy": {"bindings", "common", "numpy"},
+    "adapters/spark": {"runner", "runner.rendezvous", "spark"},
     "adapters/tensorflow": {"bindings", "common", "keras", "numpy", "tensorflow"},
     "adapters/torch": {"bindings", "common", "torch"},
     "adapters/keras": {"bindings", "common", "jax", "keras", "numpy", "tensorflow", "torch"},

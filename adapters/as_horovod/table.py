@@ -52,7 +52,7 @@ MISSING: dict[str, str] = {
     "horovod.mxnet": "MXNet is retired: use PyTorch, TensorFlow, Keras or JAX",
     "horovod.ray": "start the ranks in any way, and call init(rank=..., size=..., address=...) in each",
     "horovod.runner.launch": "start the command hvdrun instead",
-    "horovod.spark": "start the ranks in any way, and call init(rank=..., size=..., address=...) in each",
+    "horovod.spark": "import sirtaki.spark, whose run takes the same arguments (docs/spark.md)",
     "horovod.tensorflow.data": "give each rank its part of the data: sirtaki.keras.shard(dataset)",
     "horovod.tensorflow.keras.broadcast_global_variables": _NO_GLOBAL_VARIABLES,
 }

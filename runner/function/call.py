@@ -76,6 +76,13 @@ def write_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     return descriptor
 
 
+def pickle_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """Returns a call as bytes. Raises as `write_call`."""
+    with open(write_call(function, args, kwargs), "rb") as file:
+        file.seek(0)
+        return file.read()
+
+
 def import_cloudpickle() -> Any:
     try:
         import cloudpickle
@@ -109,6 +116,11 @@ def settle(call: Call) -> None:
     """
     main = sys.modules["__main__"] = ModuleType("__main__")
     vars(main).update(call.definitions)
+    show_sources(call)
+
+
+def show_sources(call: Call) -> None:
+    """Makes tracebacks show the lines of the program that has made the call."""
     for name, lines in call.sources.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
 

@@ -185,6 +185,21 @@ def leave(context: Context, timeout_ms: int = SHUTDOWN_MS) -> None:
     _close_client("finished")
 
 
+def forget() -> None:
+    """Ends this process's part in its world, if any, and forgets its worlds.
+
+    An engine may use the process again: the ranks of its next job have not been in the same worlds before.
+    """
+    context = default_context.process.context
+    if context is not None and _rank.pid in (0, os.getpid()):
+        leave(context, SHUTDOWN_MS if context.failure is None else 0)
+    if _rank.server is not None:
+        _rank.server.close()
+    _rank.generation, _rank.server, _rank.aborted, _rank.is_claimed = 0, None, False, False
+    _rank.pid, _rank.arguments = 0, {}
+    default_context.process.was_shut_down = False
+
+
 def _join(world: World, counts: bool) -> Context:
     variables.check()
     if world.rank == 0 and os.environ.get("SIRTAKI_LAUNCHER") != "hvdrun":  # hvdrun says it itself
@@ -227,13 +242,14 @@ def _rendezvous(world: World) -> str:
             _rank.server = None
         if _rank.server is None:
             interfaces = chosen_interfaces()
-            server = RendezvousServer(address, world.job, world.start_timeout, _print_rejections, interfaces)
+            server = RendezvousServer(address, world.job, world.start_timeout, print_rejections, interfaces)
             _rank.server = server.start()
         address = _rank.server.address
     return world.announce(address) if world.announce else address
 
 
-def _print_rejections(event: RankEvent) -> None:
+def print_rejections(event: RankEvent) -> None:
+    """Reports a connection that the rendezvous of rank 0 has refused."""
     if event.kind == "refused":
         sys.stderr.write(f"sirtaki: the rendezvous of rank 0 reports that {describe(event)}\n")
 
@@ -287,6 +303,12 @@ def abort(error: BaseException) -> bool:
     had_failed = context.failure is not None
     context.abort(reason)
     return had_failed
+
+
+def is_failure_caused_elsewhere() -> bool:
+    """Returns whether this rank's world has failed because of another rank."""
+    context = default_context.process.context
+    return context is not None and _is_caused_elsewhere(context)
 
 
 def _abort_on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

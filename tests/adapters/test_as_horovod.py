@@ -124,7 +124,7 @@ def test_a_real_horovod_may_be_wanted(real_horovod: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("statement", "error", "advice"),
     [
-        ("import horovod.spark", "ModuleNotFoundError", "init(rank=..., size=..., address=...)"),
+        ("import horovod.spark", "ModuleNotFoundError", "import sirtaki.spark, whose run takes the same"),
         ("from horovod import mxnet", "ModuleNotFoundError", "MXNet is retired"),
         ("from horovod.common.basics import HorovodBasics", "ModuleNotFoundError", "the module's functions"),
         ("import horovod.common.util as u; u.no_such_name", "AttributeError", "docs/as_horovod.md"),

@@ -13,8 +13,8 @@ from typing import Any
 
 from sirtaki.runner.rendezvous.address import split_addresses
 from sirtaki.runner.rendezvous.job import Job
+from sirtaki.runner.rendezvous.providers import assigned, kubeflow, mpi, pmi, slurm, tf_config, torchrun
 from sirtaki.runner.rendezvous.providers import environment as variables
-from sirtaki.runner.rendezvous.providers import kubeflow, mpi, pmi, slurm, tf_config, torchrun
 from sirtaki.runner.rendezvous.providers.world import (
     VERSION,
     World,
@@ -49,7 +49,7 @@ def find_world(
         return mpi.of_communicator(comm, environment)
     if any(argument is not None for argument in (rank, size, address, key)):
         return _explicit(rank, size, address, key, environment)
-    for provider in (variables, mpi, slurm, pmi, torchrun, kubeflow, tf_config):
+    for provider in (assigned, variables, mpi, slurm, pmi, torchrun, kubeflow, tf_config):
         world = provider.find(environment)
         if world is not None:
             return world

@@ -1,0 +1,142 @@
+"""Outcomes of a call on all ranks: made in each process of an engine, and read by the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sirtaki.runner.function.call import Call, import_cloudpickle, show_sources
+from sirtaki.runner.function.errors import RunError
+from sirtaki.runner.function.report import RETURNED, raise_reported, report_of
+from sirtaki.runner.rendezvous import lifecycle
+
+
+@dataclass(frozen=True)
+class RankOutcome:
+    """A rank's result or exception.
+
+    Attributes:
+        rank, host, pid: the process.
+        report: the report about it; see `sirtaki.runner.function.report`.
+        pickled: the result or the exception; b"" if it cannot be pickled.
+        is_caused_elsewhere: whether it is an exception because another rank has failed.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    report: Mapping[str, Any]
+    pickled: bytes
+    is_caused_elsewhere: bool = False
+
+    @property
+    def has_returned(self) -> bool:
+        return self.report["kind"] == "returned"
+
+    def load(self) -> Any:
+        """Returns the result, or the exception as an object."""
+        return import_cloudpickle().loads(self.pickled)
+
+
+def call_on_rank(pickled_call: bytes, rank: int) -> RankOutcome:
+    """Calls a function in this process; an exception of it ends the rank's world."""
+    try:
+        call = _load(pickled_call, rank)
+        result = call.function(*call.args, **call.kwargs)
+        return _outcome(rank, RETURNED, _pickled_result(result, rank))
+    except SystemExit as end:
+        return _failed(rank, end, "exited")
+    except BaseException as error:
+        return _failed(rank, error, "raised")
+
+
+@contextlib.contextmanager
+def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables of this process's environment, and restores them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def results_of(outcomes: Sequence[RankOutcome], lost: str = "") -> list[Any]:
+    """Returns the results, by rank, or raises the exception of the rank that failed first.
+
+    Args:
+        outcomes: one of each rank, unless a rank has failed.
+        lost: the engine's report that a process was lost; "" if none was.
+
+    Raises:
+        The exception that the function has raised; see `raise_reported`.
+        RunError: no rank is known to have failed by itself, and `lost` says why the job has ended.
+    """
+    failed = [one for one in outcomes if not one.has_returned]
+    culprits = [one for one in failed if not one.is_caused_elsewhere]
+    if lost and not culprits:
+        victims = "".join(
+            f"\nrank {one.rank} raised {one.report['type']}: {one.report['text']}" for one in failed
+        )
+        raise RunError(lost + victims)
+    if failed:
+        first = min(culprits or failed, key=lambda one: one.rank)
+        raise_reported(first.rank, first.host, first.pid, first.report, first.load)
+    return [_load_result(one) for one in sorted(outcomes, key=lambda one: one.rank)]
+
+
+def _summary_of(outcome: RankOutcome) -> str:
+    return f"rank {outcome.rank} raised {outcome.report['type']}: {outcome.report['text']}"
+
+
+def _load(pickled_call: bytes, rank: int) -> Call:
+    try:
+        call: Call = import_cloudpickle().loads(pickled_call)
+    except Exception as error:
+        text = (
+            f"rank {rank} on {socket.gethostname()} cannot load the function: {type(error).__name__}: {error}"
+        )
+        advice = "; every host needs the modules that the function comes from"
+        raise RunError(text + advice * isinstance(error, ImportError)) from error
+    show_sources(call)
+    return call
+
+
+def _pickled_result(result: object, rank: int) -> bytes:
+    try:
+        pickled: bytes = import_cloudpickle().dumps(result)
+    except Exception as error:
+        text = f"the result of rank {rank}, a {type(result).__name__}, cannot be pickled: {error}"
+        raise TypeError(f"{text}; return plain values, arrays or tensors") from None
+    return pickled
+
+
+def _failed(rank: int, error: BaseException, kind: str) -> RankOutcome:
+    report, is_caused_elsewhere = report_of(error, kind), lifecycle.is_failure_caused_elsewhere()
+    pickled = b""
+    with contextlib.suppress(Exception):  # the report has to do
+        pickled = import_cloudpickle().dumps(error)
+    lifecycle.abort(error)
+    return _outcome(rank, report, pickled, is_caused_elsewhere)
+
+
+def _outcome(
+    rank: int, report: Mapping[str, Any], pickled: bytes, is_caused_elsewhere: bool = False
+) -> RankOutcome:
+    return RankOutcome(rank, socket.gethostname(), os.getpid(), report, pickled, is_caused_elsewhere)
+
+
+def _load_result(outcome: RankOutcome) -> Any:
+    try:
+        return outcome.load()
+    except Exception as error:
+        text = f"the result of rank {outcome.rank} on {outcome.host} cannot be loaded here"
+        raise RunError(f"{text}: {type(error).__name__}: {error}") from error
