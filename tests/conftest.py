@@ -11,7 +11,7 @@ from process_world import LatestWorld
 RunCase = Callable[[int, str], None]
 # Network namespaces have fixed names: all tests with one of these fixtures run in one process of pytest.
 ON_HOSTS = {"network", "fragile"}
-ENGINES = {"spark", "ray"}  # each needs a GB of memory: one after the other
+ENGINES = {"spark", "ray_cluster"}  # each needs a GB of memory: one after the other
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

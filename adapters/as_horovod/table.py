@@ -50,7 +50,7 @@ MISSING: dict[str, str] = {
     "horovod.common.basics.HorovodBasics": "nothing is built for one framework: call the module's functions",
     "horovod.keras.broadcast_global_variables": _NO_GLOBAL_VARIABLES,
     "horovod.mxnet": "MXNet is retired: use PyTorch, TensorFlow, Keras or JAX",
-    "horovod.ray": "start the ranks in any way, and call init(rank=..., size=..., address=...) in each",
+    "horovod.ray": "import sirtaki.ray, whose RayExecutor has the same calls (docs/ray.md)",
     "horovod.runner.launch": "start the command hvdrun instead",
     "horovod.spark": "import sirtaki.spark, whose run takes the same arguments (docs/spark.md)",
     "horovod.tensorflow.data": "give each rank its part of the data: sirtaki.keras.shard(dataset)",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sirtaki.bindings import default_context, user_code
 from sirtaki.runner.function.call import Call, import_cloudpickle, show_sources
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.function.report import RETURNED, raise_reported, report_of
@@ -42,16 +43,31 @@ class RankOutcome:
         return import_cloudpickle().loads(self.pickled)
 
 
-def call_on_rank(pickled_call: bytes, rank: int) -> RankOutcome:
-    """Calls a function in this process; an exception of it ends the rank's world."""
+def call_on_rank(
+    pickled_call: bytes,
+    rank: int,
+    first: tuple[Any, ...] = (),
+    then: Callable[[Any], Any] = lambda result: result,
+) -> RankOutcome:
+    """Calls a function in this process; an exception of it ends the rank's world.
+
+    `first` are arguments before those of the call; the outcome is what `then` returns for the result.
+    """
     try:
         call = _load(pickled_call, rank)
-        result = call.function(*call.args, **call.kwargs)
+        result = then(call.function(*first, *call.args, **call.kwargs))
         return _outcome(rank, RETURNED, _pickled_result(result, rank))
     except SystemExit as end:
         return _failed(rank, end, "exited")
     except BaseException as error:
         return _failed(rank, error, "raised")
+
+
+def end_world(error: BaseException) -> None:
+    """Ends this rank's world because of an exception, which loses its internal frames."""
+    context = default_context.process.context
+    user_code.hide_internal_frames(error, context is not None and context.failure is not None)
+    lifecycle.abort(error)
 
 
 @contextlib.contextmanager

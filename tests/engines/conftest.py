@@ -24,6 +24,25 @@ def pyspark() -> Any:
 
 
 @pytest.fixture(scope="module")
+def ray_cluster(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Starts a cluster of one node with two processors; functions of the test's file travel by value."""
+    try:
+        import ray.cloudpickle
+        import ray.train  # it has requirements of its own
+    except ImportError as error:
+        pytest.fail(f"{error}: pip install -e '.[engines]' (make test-full does)")
+    module = sys.modules[request.module.__name__]
+    with pytest.MonkeyPatch.context() as patch, pickled_by_value(module.__name__):
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        ray.cloudpickle.register_pickle_by_value(module)
+        memory = 100 * 1024 * 1024
+        ray.init(num_cpus=2, include_dashboard=False, object_store_memory=memory, log_to_driver=False)
+        yield ray
+        ray.shutdown()
+        ray.cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture(scope="module")
 def spark(request: pytest.FixtureRequest, pyspark: Any) -> Iterator[Any]:
     """Returns a session with two slots; functions of the test's file travel by value."""
     from pyspark.sql import SparkSession

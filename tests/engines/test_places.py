@@ -83,13 +83,12 @@ def test_variables_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("engine", "package"),
-    [("spark", "pyspark")],
+    [("spark", "pyspark"), ("ray", "ray")],
 )
 def test_an_engine_that_is_missing_or_of_another_version(
     engine: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [one for one in sys.modules if one == f"sirtaki.{engine}"]:
-        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, f"sirtaki.{engine}", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=rf"pip install 'sirtaki\[{engine}\]'"):
         __import__(f"sirtaki.{engine}")
