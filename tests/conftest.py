@@ -11,7 +11,7 @@ from process_world import LatestWorld
 RunCase = Callable[[int, str], None]
 # Network namespaces have fixed names: all tests with one of these fixtures run in one process of pytest.
 ON_HOSTS = {"network", "fragile"}
-ENGINES = {"spark", "ray_cluster"}  # each needs a GB of memory: one after the other
+ENGINES = {"spark", "ray_cluster"}  # each needs a GB of memory: one session of each at a time
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -21,8 +21,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = set(getattr(item, "fixturenames", ()))
         if fixtures & ON_HOSTS:
             item.add_marker(pytest.mark.xdist_group("hosts"))
-        elif fixtures & ENGINES:
-            item.add_marker(pytest.mark.xdist_group("engines"))
+        elif engines := fixtures & ENGINES:
+            item.add_marker(pytest.mark.xdist_group(engines.pop()))
         elif "latest_world" in fixtures:
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
 

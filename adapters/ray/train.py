@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +36,7 @@ class SirtakiConfig(BackendConfig):
 
     @property
     def train_func_context(self) -> Any:
-        return as_rank
+        return AsRank
 
     def to_dict(self) -> dict[str, Any]:
         return {"start_timeout": self.start_timeout}
@@ -64,15 +62,18 @@ class SirtakiBackend(Backend):
         worker_group.execute(process.leave)
 
 
-@contextlib.contextmanager
-def as_rank() -> Iterator[None]:
-    """Ends the rank's world with the training function: an exception makes the other ranks raise, too."""
-    try:
-        yield
-    except BaseException as error:
-        end_world(error)
-        raise
-    finally:
+class AsRank:
+    """Ends the rank's world with the training function: an exception makes the other ranks raise, too.
+
+    It is a class, because `contextlib.contextmanager` restores the frames that are removed from a traceback.
+    """
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            end_world(error)
         lifecycle.forget()
 
 

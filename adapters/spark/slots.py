@@ -7,6 +7,7 @@ from typing import Any
 
 from sirtaki.runner.function.errors import RunError
 
+_DYNAMIC = "spark.dynamicAllocation.enabled"
 _POLL_SECONDS = 0.2
 _UNCHANGED_SECONDS = 20.0  # executors register one after the other, seconds after the session's start
 
@@ -32,6 +33,10 @@ def wait_for_slots(context: Any, size: int, start_timeout: float) -> None:
 
     Spark itself asks again for ten minutes, with a warning each time.
     """
+    if not is_local(context) and context.getConf().get(_DYNAMIC, "false") == "true":
+        raise RunError(
+            f"Spark runs no barrier stages while it allocates executors dynamically: set {_DYNAMIC}=false"
+        )
     deadline = time.monotonic() + start_timeout
     slots, since = slots_of(context), time.monotonic()
     while slots < size:

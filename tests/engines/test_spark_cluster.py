@@ -27,6 +27,15 @@ def test_ranks_on_several_executors(spark: Any) -> None:
     assert len({one[3] for one in results}) == 2  # each executor has a parent of Python workers
 
 
+def test_executors_that_come_and_go(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sirtaki.spark
+
+    configuration = spark.sparkContext.getConf().set("spark.dynamicAllocation.enabled", "true")
+    monkeypatch.setattr(spark.sparkContext, "getConf", lambda: configuration)
+    with pytest.raises(sirtaki.RunError, match=r"set spark\.dynamicAllocation\.enabled=false"):
+        sirtaki.spark.run(print, num_proc=2)
+
+
 def test_an_executor_that_is_lost(spark: Any) -> None:
     import sirtaki.spark
 
