@@ -52,7 +52,8 @@ def _of_slurm(environment: Mapping[str, str]) -> Allocation | None:
     Several hvdruns in one step are jobs of their own, each on its host.
     """
     kind, nodes, tasks = "job", "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE"
-    if int(environment.get("SLURM_STEP_ID", _SPECIAL_STEPS)) < _SPECIAL_STEPS:
+    step = environment.get("SLURM_STEP_ID", "")
+    if step.isdecimal() and int(step) < _SPECIAL_STEPS:
         if environment.get("SLURM_STEP_NUM_TASKS", "1") != "1":
             return None
         kind, nodes, tasks = "step", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,21 @@ def test_slurm() -> None:
     assert place(find(**slurm(SLURM_PROCID="0", SIRTAKI_PORT="4711"))) == (0, 8, "gpu07:4711", True)
     assert find(**slurm()).job.id == "slurm-1234.0"
     assert find(**slurm()).job.id != find(**slurm(SLURM_STEP_ID="1")).job.id
+
+
+@pytest.mark.parametrize("launcher", ["OMPI_COMM_WORLD", "PMI"])
+def test_ranks_of_an_mpi_that_was_started_by_srun_are_no_tasks_of_slurm(
+    launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MPI's launcher starts a process of its own on each node by srun, whose numbers its ranks inherit."""
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    tasks = slurm(SLURM_PROCID="1", SLURM_STEP_NUM_TASKS="2")
+    with pytest.raises(
+        RendezvousError, match="mpirun has started 8 processes, but mpi4py cannot be imported"
+    ):
+        find(**tasks, **{f"{launcher}_RANK": "5", f"{launcher}_SIZE": "8"})
+    same = find(**tasks, **{f"{launcher}_RANK": "1", f"{launcher}_SIZE": "2"})
+    assert place(same)[:2] == (1, 2)
 
 
 def test_a_batch_script_outside_of_a_step_is_alone() -> None:

@@ -12,12 +12,11 @@ from typing import Any
 
 from sirtaki.runner.rendezvous.job import Job, RendezvousError
 from sirtaki.runner.rendezvous.key import KEY_BYTES
+from sirtaki.runner.rendezvous.providers import pmi, slurm
 from sirtaki.runner.rendezvous.providers.world import VERSION, World, key_of, single_rank_world, start_timeout
 
 # Number of processes that a launcher has started: Open MPI's, MPICH's and Intel MPI's, Cray's.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE")
-# Launchers that set PMI_SIZE as well and have providers of their own: srun, and those that serve PMI.
-_OTHERS = ("SLURM_STEP_NUM_TASKS", "PMI_FD")
 
 
 def find(environment: Mapping[str, str]) -> World | None:
@@ -25,7 +24,7 @@ def find(environment: Mapping[str, str]) -> World | None:
     sizes = [environment[name] for name in _SIZES if environment.get(name, "1") != "1"]
     if not sizes:
         return None
-    has_other_provider = any(name in environment for name in _OTHERS)
+    has_other_provider = slurm.is_task(environment) or pmi.DESCRIPTOR in environment
     try:
         from mpi4py import MPI
     except ImportError as error:

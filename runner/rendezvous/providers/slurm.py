@@ -13,13 +13,23 @@ from sirtaki.runner.rendezvous.node_list import node_names
 from sirtaki.runner.rendezvous.providers.world import World, number_in, served_by_rank_0
 
 _FIRST_PORT, _PORTS = 15_000, 15_000  # below the ports that systems assign by themselves
+_RANK, _SIZE = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"
+# The same numbers by MPI, whose launcher may itself have used srun to start one process on each node.
+_BY_MPI = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
+
+
+def is_task(environment: Mapping[str, str]) -> bool:
+    """Returns whether this process is a task of a step itself, and not started by a launcher that is one."""
+    own = (environment.get(_RANK), environment.get(_SIZE))
+    by_mpi = [(environment[rank], environment.get(size)) for rank, size in _BY_MPI if rank in environment]
+    return None not in own and all(one == own for one in by_mpi)
 
 
 def find(environment: Mapping[str, str]) -> World | None:
     """Returns the world of a job step; None outside of one (in a batch script itself, for example)."""
-    if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1" or "SLURM_PROCID" not in environment:
+    if environment.get(_SIZE, "1") == "1" or not is_task(environment):
         return None
-    rank, size = number_in(environment, "SLURM_PROCID"), number_in(environment, "SLURM_STEP_NUM_TASKS")
+    rank, size = number_in(environment, _RANK), number_in(environment, _SIZE)
     job, step = number_in(environment, "SLURM_JOB_ID"), number_in(environment, "SLURM_STEP_ID")
     nodes = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", ""))
     port = number_in(environment, "SIRTAKI_PORT") if "SIRTAKI_PORT" in environment else port_of(job, step)
