@@ -41,6 +41,12 @@ class Share:
         return self.rows.stop - self.rows.start
 
     @property
+    def counts(self) -> list[int]:
+        """Returns the number of rows of each rank."""
+        least, more = divmod(self.total, self.context.size)
+        return [least + (rank < more) for rank in range(self.context.size)]
+
+    @property
     def is_even(self) -> bool:
         """Returns whether all ranks have equally many rows."""
         return self.total % self.context.size == 0
@@ -75,6 +81,11 @@ _share: ContextVar[Share | None] = ContextVar("sirtaki_share", default=None)
 def current_share() -> Share | None:
     """Returns the share of the step that the calling code is part of; None outside of such steps."""
     return _share.get()
+
+
+def make_current(share: Share | None) -> None:
+    """Makes a share current for the code that follows, whose end no context manager can see."""
+    _share.set(share)
 
 
 @contextmanager
