@@ -13,7 +13,10 @@ _TORCH = Framework("torch", torch.__version__, "2.4, 2.13 and 2.15")
 
 if TYPE_CHECKING:
     from torch.nn.modules.batchnorm import _BatchNorm as BatchNormBase
+    from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 else:
+    # Sees the operations below autograd.
+    DispatchMode = _TORCH.symbol("torch.utils._python_dispatch.TorchDispatchMode")
     BatchNormBase = _TORCH.symbol("torch.nn.modules.batchnorm._BatchNorm")
 
 # Calls a function when the current backward pass ends.

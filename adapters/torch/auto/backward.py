@@ -1,0 +1,70 @@
+"""The backward passes of a script: those of a proof are compared, and no other loss comes in later."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.torch._private import current_pass
+from sirtaki.torch.auto import positions, rules
+from sirtaki.torch.auto.job import Batch, job
+from sirtaki.torch.auto.loaders import end_closed_batch
+from sirtaki.torch.auto.optimizers import adopt
+from sirtaki.torch.auto.proof import Child, Parent
+
+
+def install() -> None:
+    """Starts observing every backward pass; `Tensor.backward` calls the same function."""
+    plain = torch.autograd.backward
+
+    @wraps(plain)
+    def backward(*args: Any, **kwargs: Any) -> None:
+        if current_pass() != -1:  # of checkpointing, inside another one
+            return plain(*args, **kwargs)
+        end_closed_batch()
+        adopt()
+        batch = job.batch
+        if batch is None:
+            return plain(*args, **kwargs)
+        if batch.link is None:
+            _check_seen(batch)
+            return plain(*args, **kwargs)
+        parameters = job.parameters()
+        before = [one.grad for one in parameters]
+        for one in parameters:
+            one.grad = None
+        plain(*args, **kwargs)
+        own = [one.grad for one in parameters]
+        for one, former, new in zip(parameters, before, _exchanged(batch, own), strict=True):
+            one.grad = _sum(former, new)
+        return None
+
+    torch.autograd.backward = backward
+
+
+def _exchanged(batch: Batch, gradients: list[Tensor | None]) -> list[Tensor | None]:
+    if isinstance(batch.link, Child):
+        return batch.link.exchange(gradients)
+    assert isinstance(batch.link, Parent)
+    return batch.link.exchange(gradients, positions.place())
+
+
+@torch.no_grad()
+def _sum(former: Tensor | None, new: Tensor | None) -> Tensor | None:
+    if former is None or new is None:
+        return new if former is None else former
+    return former.add_(new)
+
+
+def _check_seen(batch: Batch) -> None:
+    for root in batch.roots:
+        if root.requires_grad and rules.is_unseen(root):
+            raise UnsupportedError(
+                f"{root.line}: {root.key[0]} computes a loss that was not there when a batch was computed "
+                "as a whole and in parts, so its gradients are unproven: compute it from the first batch "
+                "on, times 0 if need be; or use @hvd.consistent"
+            )

@@ -1,0 +1,113 @@
+"""The state of a process that trains an unmodified script: its optimizers, and the batch in progress."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sirtaki.bindings.context import Context
+from sirtaki.common.shares import Share
+
+if TYPE_CHECKING:
+    from sirtaki.torch.auto.loaders import Iteration
+    from sirtaki.torch.auto.proof import Child, Parent
+
+
+@dataclass
+class Root:
+    """A scalar that has been computed from rows, and the code that did it.
+
+    Attributes:
+        key: the code, equal on all ranks: function, line and occurrence.
+        value: this process's value.
+        whole: the value over the whole batch, once it is known.
+    """
+
+    key: tuple[str, str, int]
+    value: Tensor
+    requires_grad: bool
+    whole: Tensor | None = None
+
+    @property
+    def line(self) -> str:
+        return self.key[1]
+
+
+@dataclass
+class Batch:
+    """A batch of a training loader, from its delivery until the next one is asked for.
+
+    Attributes:
+        iteration: where it comes from.
+        share: this rank's rows.
+        is_part: whether this process computes its rows only; otherwise the whole batch.
+        link: the other process of a proof.
+    """
+
+    iteration: Iteration
+    share: Share
+    is_part: bool
+    link: Parent | Child | None = None
+    is_open: bool = True
+    roots: list[Root] = field(default_factory=list)
+    scalars: list[tuple[weakref.ref[Tensor], Any]] = field(default_factory=list)
+    occurrences: dict[tuple[str, str], int] = field(default_factory=dict)
+    gathered: int = 0  # number of roots that have been exchanged
+
+    @property
+    def count(self) -> int:
+        """Returns the number of rows that this process computes; a rank without rows computes one in vain."""
+        return (self.share.count or 1) if self.is_part else self.share.total
+
+    @property
+    def rows(self) -> slice:
+        return self.share.rows if self.share.count else slice(0, 1)
+
+
+@dataclass
+class Job:
+    """The state of this process.
+
+    Attributes:
+        optimizers: in the order in which they were made.
+        batch: the batch of a training loader in progress.
+        delivered: those that have delivered a batch since the last step of an optimizer.
+        rules: how scalars are combined, by the code that computes them.
+        has_split: whether a rank has computed a part of a batch.
+        is_child: whether this is the process that computes a part of a batch for a proof.
+        has_drawn: whether it was said that steps draw random numbers.
+    """
+
+    context: Context | None = None
+    optimizers: list[weakref.ref[torch.optim.Optimizer]] = field(default_factory=list)
+    batch: Batch | None = None
+    delivered: list[Iteration] = field(default_factory=list)
+    rules: dict[tuple[str, str, int], frozenset[str]] = field(default_factory=dict)
+    has_split: bool = False
+    is_child: bool = False
+    has_drawn: bool = False
+
+    def alive(self) -> Iterator[torch.optim.Optimizer]:
+        """Yields the optimizers in use."""
+        for one in self.optimizers:
+            optimizer = one()
+            if optimizer is not None:
+                yield optimizer
+
+    def parameters(self) -> list[Tensor]:
+        """Returns the parameters of all optimizers, each once, in an order that is equal on all ranks."""
+        found = {
+            id(one): one
+            for optimizer in self.alive()
+            for group in optimizer.param_groups
+            for one in group["params"]
+        }
+        return list(found.values())
+
+
+job = Job()

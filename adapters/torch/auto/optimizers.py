@@ -1,0 +1,88 @@
+"""Makes every optimizer of a script exchange its gradients, and notes in which loader's loop it steps."""
+
+from __future__ import annotations
+
+import weakref
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.torch.auto import positions
+from sirtaki.torch.auto.job import job
+from sirtaki.torch.optimizer import DistributedOptimizer
+from sirtaki.torch.state import broadcast_parameters
+from sirtaki.torch.wrapping import Wrapped
+
+
+def install() -> None:
+    """Starts noting every optimizer that is made."""
+    kind: Any = torch.optim.Optimizer
+    plain = kind.__init__
+
+    @wraps(plain)
+    def construct(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        job.optimizers.append(weakref.ref(self))
+
+    kind.__init__ = construct
+    register_optimizer_step_pre_hook(_steps)
+    register_optimizer_step_post_hook(_stepped)
+
+
+def adopt() -> None:
+    """Makes the optimizers that have been made since the last call exchange gradients.
+
+    It happens at their first use, because the constructors of subclasses go on after that of Optimizer.
+    """
+    if job.is_child:
+        return
+    for optimizer in job.alive():
+        if not isinstance(optimizer, Wrapped):
+            _adopt(optimizer)
+
+
+def _adopt(optimizer: torch.optim.Optimizer) -> None:
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    # Autograd does not have to know: a loss may have been computed from the same values.
+    broadcast_parameters([(f"auto.{index}", one.data) for index, one in enumerate(parameters)], root_rank=0)
+    distributed = DistributedOptimizer(optimizer)
+    # Ranks compute whole batches at first, and are not to be warned that their gradients are equal.
+    distributed._settings.checks_data = False
+    distributed._make_reducer_again()
+
+
+def leave_exchange(optimizer: torch.optim.Optimizer) -> None:
+    """Makes an optimizer a plain one."""
+    if isinstance(optimizer, Wrapped):
+        optimizer._unwrap()
+
+
+def _steps(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if job.context is None or job.is_child:
+        return
+    from sirtaki.torch.auto.loaders import end_closed_batch
+
+    end_closed_batch()
+    if not isinstance(optimizer, Wrapped):
+        if all(one is not optimizer for one in job.alive()):  # a copy
+            job.optimizers.append(weakref.ref(optimizer))
+        adopt()
+
+
+def _stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    delivered, job.delivered = job.delivered, []
+    if job.batch is not None or job.is_child:
+        return
+    open_ones = [one for one in delivered if not one.is_closed]
+    if len(open_ones) > 1:
+        places = " and ".join(one.place for one in open_ones)
+        raise UnsupportedError(
+            f"{positions.place()}: this step uses batches of several loaders at once ({places}), of which "
+            "the ranks cannot compute parts: let one loader deliver them together, or use "
+            "hvd.DistributedOptimizer"
+        )
+    for one in open_ones:
+        one.state.is_training = True
