@@ -1,0 +1,80 @@
+"""Loops that cannot be split over ranks as they are, by name."""
+
+import sys
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+name = sys.argv[1]
+torch.manual_seed(3)
+torch.set_default_dtype(torch.float64)
+inputs = torch.randn(150, 6, 10)
+targets = (inputs.mean(1) @ torch.randn(10, 4)).argmax(1)
+layers = {
+    "batch_norm": lambda: nn.BatchNorm1d(16),
+    "running_statistics": lambda: nn.Sequential(
+        nn.Unflatten(1, (4, 4)), nn.InstanceNorm1d(4, track_running_stats=True), nn.Flatten()
+    ),
+    "dropout": lambda: nn.Dropout(0.3),
+}
+model = nn.Sequential(nn.Linear(10, 16), layers.get(name, nn.Tanh)(), nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def sequence_first(rows):
+    return torch.stack([x for x, _ in rows], 1), torch.stack([y for _, y in rows]).expand(6, -1)
+
+
+collate = {"collate_fn": sequence_first} if name == "sequence_first" else {}
+loader = DataLoader(TensorDataset(inputs, targets), batch_size=32, shuffle=True, **collate)
+names = [f"row {index}" for index in range(150)]
+counted = []
+
+
+def loss_of(out, y):
+    if name == "sum":
+        return functional.cross_entropy(out, y, reduction="sum")  # sum
+    if name == "masked_mean":
+        mask = (y > 0).to(out.dtype)
+        return (functional.cross_entropy(out, y, reduction="none") * mask).sum() / mask.sum()  # masked_mean
+    if name == "class_weights":
+        return functional.cross_entropy(out, y, weight=torch.tensor([1.0, 2.0, 3.0, 4.0]))  # class_weights
+    if name == "negatives":
+        return functional.cross_entropy(out @ out.T, torch.arange(len(out)))  # negatives
+    if name == "sequence_first":
+        return out.softmax(0).var(0).mean()  # sequence_first
+    return functional.cross_entropy(out, y)  # other
+
+
+def train():
+    for epoch in range(2):
+        for number, (x, y) in enumerate(loader):
+            optimizer.zero_grad()
+            out = model(x if name == "sequence_first" else x.mean(1))
+            loss = loss_of(out, y)
+            if name == "new_loss" and epoch:
+                loss = loss + (out**2).mean()  # new_loss
+            if name == "rows_read":
+                counted.extend(out.argmax(1).tolist())  # rows_read
+            if name == "unknown_rule":
+                middle = out.median()  # unknown_rule
+                if number > 2:
+                    middle.item()
+            if name == "unseen" and number == 3:
+                out.max().item()  # unseen
+            if name == "selected":
+                counted.append((out.argmax(1) == y).nonzero().size(0))  # selected
+            if name == "length_of_list":
+                counted.append(len(list(out)) * loss.item())
+            loss.backward()  # backward
+            optimizer.step()
+
+
+if name == "nothing":
+    out = model(inputs.mean(1))
+    functional.cross_entropy(out, targets).backward()
+    optimizer.step()
+else:
+    train()

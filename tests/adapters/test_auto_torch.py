@@ -1,0 +1,112 @@
+"""Unmodified scripts on several ranks: they read the numbers of one process, or are refused by line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from process_world import PATIENCE, hvdrun
+from tiers import full_unless
+
+SCRIPTS = Path(__file__).with_name("auto_scripts")
+TRAINING, REFUSED = SCRIPTS / "training.py", SCRIPTS / "refused.py"
+CLOSE = 1e-10
+LOOPS = (
+    "sgd",
+    "adam",
+    "plateau",
+    "closure",
+    "several_optimizers",
+    "early_break",
+    "skipped_nan",
+    "accumulated",
+    "counts",
+    "iterator",
+)
+
+pytest.importorskip("torch")
+
+
+def run(command: list[Any]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        list(map(str, command)), text=True, capture_output=True, timeout=PATIENCE, check=False
+    )
+
+
+def on_ranks(ranks: int, *script: Any) -> subprocess.CompletedProcess[str]:
+    return run(hvdrun(ranks, sys.executable, SCRIPTS / "launch.py", *map(str, script)))
+
+
+def numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, list):
+        for one in value:
+            yield from numbers(one)
+    else:
+        yield float(value)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=full_unless(False))])
+def test_the_numbers_are_those_of_one_process(ranks: int, loop: str, tmp_path: Path) -> None:
+    alone, together = tmp_path / "alone.json", tmp_path / "together.json"
+    done = run([sys.executable, TRAINING, loop, alone])
+    assert done.returncode == 0, done.stderr
+    done = on_ranks(ranks, TRAINING, loop, together)
+    assert done.returncode == 0, done.stderr + done.stdout
+    expected, found = (json.loads(path.read_text()) for path in (alone, together))
+    for part in ("seen", "parameters"):
+        ours, theirs = list(numbers(found[part])), list(numbers(expected[part]))
+        assert len(ours) == len(theirs) > 0
+        assert ours == pytest.approx(theirs, abs=CLOSE, rel=CLOSE)
+
+
+def line_of(mark: str) -> str:
+    lines = REFUSED.read_text().splitlines()
+    return f"{REFUSED}:{next(place for place, line in enumerate(lines, 1) if line.endswith(f'# {mark}'))}"
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "reason"),
+    [
+        ("sum", "sum", 'Use a mean, such as reduction="mean"'),
+        ("masked_mean", "masked_mean", "a mean over a mask"),
+        ("class_weights", "class_weights", "class weights"),
+        ("negatives", "negatives", "in-batch negatives"),
+        ("sequence_first", "sequence_first", "batch_first=True"),
+        ("batch_norm", "backward", "BatchNorm1d normalises by the statistics of the batch"),
+        ("running_statistics", "", "the buffer 'running_mean' of InstanceNorm1d"),
+        ("new_loss", "new_loss", "computes a loss that was not there"),
+        ("rows_read", "rows_read", "tolist reads a tensor"),
+        ("unknown_rule", "unknown_rule", "neither their mean over rows, nor their sum"),
+        ("unseen", "unseen", "was not part of a batch that was computed as a whole and in parts"),
+        ("selected", "selected", "depends on the values of this rank's part"),
+        ("length_of_list", "", "counted[1] grows"),
+    ],
+)
+def test_a_loop_that_cannot_be_split_is_refused(name: str, line: str, reason: str) -> None:
+    done = on_ranks(2, REFUSED, name)
+    assert done.returncode == 1, done.stdout
+    for rank in (0, 1):
+        last = [one for one in done.stderr.splitlines() if one.startswith(f"[{rank}] ") and "Error: " in one]
+        assert last, done.stderr
+        assert "UnsupportedError" in last[-1], done.stderr
+        assert reason in last[-1]
+        assert str(REFUSED) in last[-1]
+        assert not line or line_of(line) in last[-1]
+
+
+def test_random_numbers_of_a_step_are_mentioned_once() -> None:
+    done = on_ranks(2, REFUSED, "dropout")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("the steps of this loop draw random numbers") == 1
+
+
+def test_without_a_loader_nothing_is_split() -> None:
+    done = on_ranks(2, REFUSED, "nothing")
+    assert done.returncode == 1
+    assert "nothing was split" in done.stderr
