@@ -39,7 +39,7 @@ def run(command: list[Any]) -> subprocess.CompletedProcess[str]:
 
 
 def on_ranks(ranks: int, *script: Any) -> subprocess.CompletedProcess[str]:
-    return run(hvdrun(ranks, sys.executable, SCRIPTS / "launch.py", *map(str, script)))
+    return run(hvdrun(ranks, "--auto", sys.executable, *map(str, script)))
 
 
 def numbers(value: Any) -> Iterator[float]:
@@ -109,4 +109,4 @@ def test_random_numbers_of_a_step_are_mentioned_once() -> None:
 def test_without_a_loader_nothing_is_split() -> None:
     done = on_ranks(2, REFUSED, "nothing")
     assert done.returncode == 1
-    assert "nothing was split" in done.stderr
+    assert "sirtaki: no training" in done.stderr
