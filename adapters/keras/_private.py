@@ -57,6 +57,49 @@ def keep_order_of(kind: type[Any]) -> None:
     adapter.__init__ = initialise
 
 
+def convert_to_sliceable(arrays: Any) -> Any:
+    """Returns a structure of arrays in the form that `fit` takes rows from, with floats in Keras' dtype."""
+    convert = _KERAS.symbol("keras.src.trainers.data_adapters.array_slicing.convert_to_sliceable")
+    return convert(arrays, target_backend="numpy")
+
+
+def samples_of(adapter: Any) -> Any:
+    """Returns the arrays (x, y, sample weights) that the adapter of `fit` for arrays has been given."""
+    return _KERAS.attribute(adapter, "_inputs")
+
+
+def adapter_of_arrays() -> Any:
+    """Returns the class that makes batches of arrays in `fit`."""
+    return _KERAS.symbol("keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter")
+
+
+def owner_of_adapters() -> Any:
+    """Returns the module in which `fit` looks up `get_data_adapter`."""
+    _KERAS.symbol("keras.src.trainers.data_adapters.get_data_adapter")
+    return _KERAS.symbol("keras.src.trainers.data_adapters")
+
+
+def random_numbers() -> Any:
+    """Returns the module with the backend's random functions, in which all layers look them up."""
+    return _KERAS.symbol("keras.src.backend.random")
+
+
+def loss_reductions() -> Any:
+    """Returns the module with `reduce_values` and `apply_mask`, in which losses look them up."""
+    _KERAS.symbol("keras.src.losses.loss.apply_mask")
+    return _KERAS.symbol("keras.src.losses.loss")
+
+
+def build_for(model: Any, batch: Any) -> None:
+    """Makes the variables of a compiled model, its losses, metrics and optimizer for batches like this."""
+    _KERAS.attribute(model, "_symbolic_build")(data_batch=batch)
+
+
+def is_compiled(model: Any) -> bool:
+    """Returns whether `compile` has been called."""
+    return bool(getattr(model, "compiled", False))
+
+
 def inputs_of(dataset: Any) -> Sequence[Any]:
     """Returns the datasets that a tf.data.Dataset reads."""
     return _tensorflow().attribute(dataset, "_inputs")()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -33,11 +34,15 @@ class Distributed(keras.optimizers.Optimizer):
         gradients = list(grads)
         if exchange.is_done or len(gradients) != len(variables):  # the latter is for Keras to report
             return super().apply(gradients, given)
-        if self.gradient_accumulation_steps:
+        if exchange.record(gradients):
+            return None
+        gradients = exchange.weighted(gradients)
+        if self._postpones:
             pairs = zip(gradients, variables, strict=True)
             with exchange.postponed([one for gradient, one in pairs if gradient is not None]):
                 return super().apply(gradients, given)
-        with self._checks.around(gradients, variables):
+        # The parts of one batch may have equal gradients, which the checks take for equal data.
+        with nullcontext() if exchange.counts_rows else self._checks.around(gradients, variables):
             gradients = exchange.reduce(gradients, variables)
         with exchange.done():
             return super().apply(gradients, given)
@@ -47,11 +52,22 @@ class Distributed(keras.optimizers.Optimizer):
     ) -> Any:
         """Works like `apply`, for backends whose variables are passed around."""
         exchange = self._exchange
-        if exchange.is_done or self.gradient_accumulation_steps:
+        if exchange.record(grads):  # as results: what a compiled step records exists inside it only
+            return trainable_variables, list(grads)
+        if exchange.is_done or self._postpones:
             return super().stateless_apply(optimizer_variables, grads, trainable_variables)
-        gradients = exchange.reduce(grads, trainable_variables_of(self))
+        gradients = exchange.reduce(exchange.weighted(grads), trainable_variables_of(self))
         with exchange.done():
             return super().stateless_apply(optimizer_variables, gradients, trainable_variables)
+
+    @property
+    def _postpones(self) -> bool:
+        """Returns whether gradients are reduced once accumulated.
+
+        Those of a part of a batch are reduced before: the accumulated ones are then always equal on all
+        ranks, as a script expects that may save the optimizer, or train on in another call of `fit`.
+        """
+        return bool(self.gradient_accumulation_steps) and not self._exchange.counts_rows
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         return super()._clip_gradients(self._exchange.reduce_postponed(grads))

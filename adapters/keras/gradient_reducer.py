@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -41,6 +41,35 @@ class LocalVariables:
         return {id(variable) for variable in [*self.variables, *owned]}
 
 
+class Rows(NamedTuple):
+    """The rows of a batch that is split over the ranks: numbers, or tensors of a compiled step.
+
+    Attributes:
+        own: the number that this rank computes; with none it computes another rank's, which do not count.
+        total: the number in the whole batch.
+    """
+
+    own: Any
+    total: Any
+
+    def counted(self, value: Any, factor: Any = 1.0) -> Any:
+        """Returns a tensor, multiplied by a factor; zeros without own rows, even for infinite elements."""
+        if isinstance(self.own, int):
+            if not self.own:
+                return keras.ops.zeros_like(value)
+            return value if factor == 1.0 else value * factor
+        scaled = value * keras.ops.cast(factor, value.dtype)
+        return keras.ops.where(keras.ops.greater(self.own, 0), scaled, keras.ops.zeros_like(value))
+
+    def weighted(self, gradient: Any, ranks: int) -> Any:
+        """Returns the gradient of a mean over own rows such that its average over ranks is one over rows."""
+        if isinstance(self.own, int):
+            return self.counted(gradient, self.own * ranks / self.total)
+        precision = "float64" if keras.backend.standardize_dtype(gradient.dtype) == "float64" else "float32"
+        own, total = (keras.ops.cast(one, precision) for one in self)
+        return self.counted(gradient, own * ranks / total)
+
+
 @dataclass
 class Exchange:
     """The reduction of an optimizer's gradients. Shared by optimizers that wrap each other.
@@ -68,6 +97,8 @@ class Exchange:
     local: LocalVariables = field(default_factory=LocalVariables)
     number: int = 0
     has_reduced: bool = field(default=False, init=False)
+    _rows: Rows | None = field(default=None, init=False)
+    _recorded: list[Any] | None = field(default=None, init=False)
     _is_done: bool = field(default=False, init=False)
     _postponed: list[Any] = field(default_factory=list, init=False)
 
@@ -92,6 +123,49 @@ class Exchange:
             yield
         finally:
             self._is_done = before
+
+    @contextmanager
+    def counting(self, rows: Rows) -> Iterator[None]:
+        """Makes gradients that are applied inside count by the rows of this rank's part of a batch."""
+        before, self._rows = self._rows, rows
+        try:
+            yield
+        finally:
+            self._rows = before
+
+    @property
+    def counts_rows(self) -> bool:
+        """Returns whether the gradients that are being applied belong to a part of a batch."""
+        return self._rows is not None
+
+    def weighted(self, gradients: Sequence[Any]) -> list[Any]:
+        """Returns the gradients as they count in the average over the ranks."""
+        if self._rows is None:
+            return list(gradients)
+        return [None if one is None else self._weighted(self._rows, one) for one in gradients]
+
+    def _weighted(self, rows: Rows, gradient: Any) -> Any:
+        ranks = current().size
+        if not self.backend.is_sparse(gradient):
+            return rows.weighted(gradient, ranks)
+        values = rows.weighted(gradient.values, ranks)
+        return type(gradient)(values, gradient.indices, gradient.dense_shape)
+
+    @contextmanager
+    def recording(self) -> Iterator[list[Any]]:
+        """Records the gradients that are applied inside, instead of applying them."""
+        before, self._recorded = self._recorded, []
+        try:
+            yield self._recorded
+        finally:
+            self._recorded = before
+
+    def record(self, gradients: Sequence[Any]) -> bool:
+        """Returns whether gradients are recorded; these are then."""
+        if self._recorded is None:
+            return False
+        self._recorded[:] = gradients
+        return True
 
     @contextmanager
     def postponed(self, variables: Sequence[Any]) -> Iterator[None]:

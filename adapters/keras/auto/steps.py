@@ -1,0 +1,61 @@
+"""The training step on a part of a batch: gradients count by rows, metrics are those of the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from sirtaki.bindings.default_context import current
+from sirtaki.common.ops import Sum
+from sirtaki.keras.auto.batches import Part
+from sirtaki.keras.auto.random_numbers import own_random_numbers
+from sirtaki.keras.backends import Combination, Gradient
+from sirtaki.keras.gradient_reducer import Exchange, Rows
+
+
+def train_on_part(plain: Callable[..., Any], model: Any, *given: Any) -> Any:
+    """Works like `train_step`, for a part of a batch: returns the logs of the whole batch.
+
+    The metrics' variables are set to zero during the step, which so makes this part's contribution; the
+    contributions of all ranks are then added to the state before the step. So the variables are equal on all
+    ranks after each step, and so is everything that Keras and its callbacks read from them.
+    """
+    part: Part = given[-1]
+    rows = Rows(part.own, part.total)
+    exchange: Exchange = model.optimizer._exchange
+    if keras.backend.backend() == "jax":
+        return _stateless(plain, model, given[0], part, rows, exchange)
+    variables = model.metrics_variables
+    before = [keras.ops.copy(keras.ops.convert_to_tensor(one)) for one in variables]
+    for one in variables:
+        one.assign(keras.ops.zeros_like(one))
+    with exchange.counting(rows), own_random_numbers():
+        plain(model, part.batch)
+    own = [keras.ops.copy(keras.ops.convert_to_tensor(one)) for one in variables]
+    for one, value, more in zip(variables, before, _summed(exchange, own, rows), strict=True):
+        one.assign(value + more)
+    return model.get_metrics_result()
+
+
+def _stateless(
+    plain: Callable[..., Any], model: Any, state: Any, part: Part, rows: Rows, exchange: Exchange
+) -> Any:
+    *others, before = state
+    zeros = [keras.ops.zeros_like(one) for one in before]
+    with exchange.counting(rows):
+        _, (*others, own) = plain(model, (*others, zeros), part.batch)
+    after = [value + more for value, more in zip(before, _summed(exchange, own, rows), strict=True)]
+    with keras.StatelessScope(state_mapping=list(zip(model.metrics_variables, after, strict=True))):
+        logs = model.get_metrics_result()
+    return logs, (*others, after)
+
+
+def _summed(exchange: Exchange, values: Sequence[Any], rows: Rows) -> Sequence[Any]:
+    """Returns the sums over the ranks that have rows."""
+    if not values or current().size == 1:
+        return values
+    prefix = f"{exchange.prefix}.metrics"
+    counted = [Gradient(f"{prefix}.{place}", rows.counted(value, 1)) for place, value in enumerate(values)]
+    return exchange.backend.allreduce(prefix, counted, Combination(Sum))
