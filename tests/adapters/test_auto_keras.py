@@ -1,0 +1,186 @@
+"""Plain scripts with `model.fit`: ranks train as one process does, or refuse with the cause."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from process_world import PATIENCE, hvdrun
+from tiers import full_unless
+
+pytest.importorskip("keras")
+
+FOLDER = Path(__file__).parent
+PROGRAM, SCRIPT = FOLDER / "programs_auto_keras.py", FOLDER / "auto_scripts" / "keras_training.py"
+
+ALIKE = (
+    "sgd",
+    "adam",
+    "by_name_and_eagerly",
+    "accumulated",
+    "several_steps",
+    "early_stopping",
+    "weights_of_samples",
+    "weights_of_classes",
+    "mean_in_a_function",
+    "several_outputs",
+    "subclassed",
+    "twice",
+    "py_dataset",
+    "generator",
+    "ending_generator",
+    "frozen_batch_norm",
+    "fixed_size",
+)
+REFUSED = {
+    "batch_norm": r"layer 'normalise' \(BatchNormalization\) computes statistics of the batch",
+    "sum_reduction": "the loss 'added' is a sum over the rows, and has to be a mean",
+    "sum_in_a_function": "the loss, or what add_loss.. is given, is a sum over the rows",
+    "batch_negatives": r"the loss \('contrast'\), .* relates rows of the batch to each other",
+    "masked": "the loss is a mean over what a mask leaves",
+    "metric_of_the_batch": "metric 'spread' cannot be combined from the ranks' rows",
+    "own_step": r"the model has its own train_step \(.*keras_training.py:\d+\)",
+    "on_batch": "train_on_batch is not split over the ranks",
+    "different_arrays": "array 0 of the training data has other values on rank 1",
+    "different_orders": "seed the shuffle",
+    "compiled_by_xla": "compiled with jit_compile=True",
+}
+# On torch Keras divides its losses, and the totals of metrics, in float32.
+IN_FLOAT32 = 1e-6
+BACKENDS = ("torch", "tensorflow", "jax")
+NOT_HERE = {
+    ("several_steps", "torch"),  # Keras itself refuses them
+    ("compiled_by_xla", "jax"),  # all of its programs are
+    ("ending_generator", "tensorflow"),  # Keras counts one step more than it takes
+}
+
+
+def names_for(backend: str) -> list[str]:
+    """Returns the trainings that are compared, and those that only need another library on this backend."""
+    more = ["loader"] if backend == "torch" else []
+    more += ["tf_data"] if importlib.util.find_spec("tensorflow") else []
+    return [name for name in [*ALIKE, *more] if (name, backend) not in NOT_HERE]
+
+
+def refusals_for(backend: str) -> list[str]:
+    return [name for name in REFUSED if (name, backend) not in NOT_HERE]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Returns the folder with the results of a backend, whose trainings run when they are first asked for."""
+
+    failures: dict[Any, BaseException] = {}
+
+    def folder_of(backend: str, ranks: int) -> Path:
+        if importlib.util.find_spec(backend) is None:
+            pytest.skip(f"there is no {backend} here")
+        if (backend, ranks) in failures:
+            raise AssertionError("the trainings failed: see the first test") from failures[backend, ranks]
+        try:
+            return trained(backend, ranks)
+        except BaseException as error:
+            failures[backend, ranks] = error
+            raise
+
+    @functools.cache
+    def trained(backend: str, ranks: int) -> Path:
+        folder = tmp_path_factory.mktemp(backend)
+        names = names_for(backend)
+        settings = {
+            "KERAS_BACKEND": backend,
+            "JAX_ENABLE_X64": "1",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "OMP_NUM_THREADS": "1",
+        }
+        alone = ["env", *(f"{name}={value}" for name, value in settings.items()), sys.executable]
+        run(*alone, PROGRAM, folder, "alone", SCRIPT, *names)
+        command = [sys.executable, PROGRAM, folder, "auto", SCRIPT, *names, *refusals_for(backend), "dropout"]
+        run(*hvdrun(ranks, *command, **settings))
+        return folder
+
+    return folder_of
+
+
+def run(*command: str | Path) -> None:
+    finished = subprocess.run(
+        [str(part) for part in command], text=True, capture_output=True, timeout=PATIENCE, check=False
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def result_of(folder: Path, mode: str, name: str, rank: int = 0) -> Any:
+    return pickle.loads((folder / f"{mode}-{name}-{rank}.pickle").read_bytes())
+
+
+def cases(chosen: Any) -> list[Any]:
+    return [
+        pytest.param(backend, name, id=f"{backend}-{name}", marks=full_unless(backend == "torch"))
+        for backend in BACKENDS
+        for name in chosen(backend)
+    ]
+
+
+@pytest.mark.parametrize(("backend", "name"), cases(names_for))
+def test_ranks_train_as_one_process(backend: str, name: str, folders: Any) -> None:
+    folder = folders(backend, 2)
+    variables, epochs, history = result_of(folder, "alone", name)
+    rounding = IN_FLOAT32 if backend == "torch" else 1e-10
+    of_weights = 1e-10 if name == "mean_in_a_function" else rounding
+    for rank in range(2):
+        found = result_of(folder, "auto", name, rank)
+        assert not isinstance(found, str), found
+        assert found[1] == epochs
+        assert found[2].keys() == history.keys()
+        for key, values in history.items():
+            np.testing.assert_allclose(found[2][key], values, rtol=rounding, atol=rounding, err_msg=key)
+        for one, other in zip(found[0], variables, strict=True):
+            np.testing.assert_allclose(one, other, rtol=of_weights, atol=of_weights)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["sgd", "twice", "metric_of_the_batch"])
+def test_more_ranks_than_rows(name: str, folders: Any) -> None:
+    """Five ranks have batches of 8, 5 and 1 rows."""
+    folder = folders("torch", 5)
+    expected = None if name in REFUSED else result_of(folder, "alone", name)
+    for rank in range(5):
+        found = result_of(folder, "auto", name, rank)
+        if expected is None:
+            assert REFUSED[name] in found
+            continue
+        for one, other in zip(found[0], expected[0], strict=True):
+            np.testing.assert_allclose(one, other, rtol=IN_FLOAT32, atol=IN_FLOAT32)
+        assert found[2].keys() == expected[2].keys()
+
+
+@pytest.mark.parametrize(("backend", "name"), cases(refusals_for))
+def test_a_training_that_cannot_be_split_is_refused(backend: str, name: str, folders: Any) -> None:
+    """On all ranks, with the user's line and the cause."""
+    folder = folders(backend, 2)
+    texts = [result_of(folder, "auto", name, rank) for rank in range(2)]
+    assert isinstance(texts[0], str), "it trained"
+    assert texts[0] == texts[1]
+    assert "keras_training.py:" in texts[0]
+    assert re.search(REFUSED[name], texts[0]), texts[0]
+
+
+@pytest.mark.parametrize(
+    "backend", [pytest.param(one, marks=full_unless(one == "torch")) for one in BACKENDS]
+)
+def test_dropout_differs_between_ranks_and_weights_do_not(backend: str, folders: Any) -> None:
+    """With equal masks on both ranks the seeds of the model would be equal."""
+    folder = folders(backend, 2)
+    results = [result_of(folder, "auto", "dropout", rank) for rank in range(2)]
+    assert not isinstance(results[0], str), results[0]
+    assert results[0][2] == results[1][2]
+    for one, other in zip(results[0][0], results[1][0], strict=True):
+        np.testing.assert_array_equal(one, other)
