@@ -1,7 +1,7 @@
 """Learns to read handwritten digits, on one device: nothing in it knows of ranks.
 
-    KERAS_BACKEND=torch python examples/auto/keras_digits.py
-    KERAS_BACKEND=torch hvdrun --auto -np 2 python examples/auto/keras_digits.py
+KERAS_BACKEND=torch python examples/auto/keras_digits.py
+KERAS_BACKEND=torch hvdrun --auto -np 2 python examples/auto/keras_digits.py
 """
 
 from __future__ import annotations
