@@ -95,6 +95,12 @@ def build_for(model: Any, batch: Any) -> None:
     _KERAS.attribute(model, "_symbolic_build")(data_batch=batch)
 
 
+def metrics_of_losses(model: Any) -> Sequence[Any]:
+    """Returns the metrics in which a compiled model of several outputs keeps the mean of each one's loss."""
+    losses = _KERAS.attribute(model, "_compile_loss")
+    return [one for one in losses.metrics if one is not None] if losses is not None else []
+
+
 def is_compiled(model: Any) -> bool:
     """Returns whether `compile` has been called."""
     return bool(getattr(model, "compiled", False))

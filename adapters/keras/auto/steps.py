@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import keras
 
 from sirtaki.bindings.default_context import current
 from sirtaki.common.ops import Sum
+from sirtaki.keras._private import metrics_of_losses
 from sirtaki.keras.auto.batches import Part
 from sirtaki.keras.auto.random_numbers import own_random_numbers
 from sirtaki.keras.backends import Combination, Gradient
@@ -34,9 +36,29 @@ def train_on_part(plain: Callable[..., Any], model: Any, *given: Any) -> Any:
     with exchange.counting(rows), own_random_numbers():
         plain(model, part.batch)
     own = [keras.ops.copy(keras.ops.convert_to_tensor(one)) for one in variables]
+    if _counts_batches():
+        own = _of_whole_batches(model, variables, own, rows)
     for one, value, more in zip(variables, before, _summed(exchange, own, rows), strict=True):
         one.assign(value + more)
     return model.get_metrics_result()
+
+
+def _counts_batches() -> bool:
+    """Returns whether the losses of single outputs count once per batch, and not once per row.
+
+    Keras weights them by the number of rows, but TensorFlow's compiled steps do not know that number.
+    """
+    return keras.backend.backend() == "tensorflow" and not sys.modules["tensorflow"].executing_eagerly()
+
+
+def _of_whole_batches(model: Any, variables: Sequence[Any], own: Sequence[Any], rows: Rows) -> list[Any]:
+    """Returns the contributions where the losses of single outputs count by this rank's rows of one batch."""
+    counts = {id(one): metric.count for metric in metrics_of_losses(model) for one in metric.variables}
+    places = {id(one): place for place, one in enumerate(variables)}
+    return [
+        rows.weighted(value / own[places[id(counts[id(one)])]], 1) if id(one) in counts else value
+        for one, value in zip(variables, own, strict=True)
+    ]
 
 
 def _stateless(
