@@ -192,6 +192,8 @@ def test_ranks_do_not_outlive_the_lease_of_a_stopped_agent(hosts: Hosts, start: 
     ended = job.end()
     check_exact(ended, 400, {0, 1})
     assert "hostB was lost: its agent has sent nothing for 2 s" in ended.text
+    os.kill(agent, signal.SIGCONT)
+    wait_until(lambda: not is_running(agent), "the agent has ended when it could")
 
 
 def test_an_agent_that_is_asked_to_end_costs_nothing(hosts: Hosts, start: Callable[..., Job]) -> None:
