@@ -17,6 +17,7 @@ from process_world import PATIENCE, hvdrun
 from tiers import full_unless
 
 pytest.importorskip("keras")
+pytestmark = pytest.mark.xdist_group("auto_keras")  # one process of pytest makes the results of each backend
 
 FOLDER = Path(__file__).parent
 PROGRAM, SCRIPT = FOLDER / "programs_auto_keras.py", FOLDER / "auto_scripts" / "keras_training.py"
