@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from sirtaki.bindings.compression_counters import CompressionCounters
 from sirtaki.bindings.config import Config, call
 from sirtaki.bindings.detached_operations import DetachedOperations
 from sirtaki.bindings.errors import Failure, error_of, status_name
@@ -54,6 +55,7 @@ class Context:
     Every method may be called from any thread. The exceptions are those of sirtaki.bindings.errors.
     """
 
+    steps_have_deadlines = False  # whether an optimizer steps without ranks that are late
     is_provisional = False  # whether the ranks do not exist yet: between init() and hvd.elastic.run
 
     def __init__(self, topology: Topology, config: Config) -> None:
@@ -62,6 +64,7 @@ class Context:
         self.is_shut_down = False
         self.survivors: Survivors | None = None  # in an elastic job
         self.refused_batches = 0  # number that could not be queued
+        self.compression = CompressionCounters()
         self.member_sets: dict[tuple[int, ...], Any] = {}  # process sets that only their ranks have added
         self._config = config
         self._numbers: Counter[str] = Counter()
@@ -254,6 +257,12 @@ class Context:
         lib.srt_result_splits(self._pointer, handle, splits, count)
         return list(splits)
 
+    def contributors(self, batch: Batch, index: int = 0) -> list[int]:
+        """Returns the ranks whose data is in the result of request `index`, which had a deadline."""
+        ranks = ffi.new("int32_t[]", self.size)
+        count = lib.srt_result_contributors(self._pointer, batch.handles[index], ranks, self.size)
+        return list(ranks[0:count])
+
     def members(self, process_set: int) -> list[int]:
         """Returns the ranks of a process set, ascending.
 
@@ -272,6 +281,13 @@ class Context:
         them; 0 if it is no member.
         """
         return int(lib.srt_own_rows(self._pointer, process_set, rows))
+
+    def has_wire_format(self, process_set: int) -> bool:
+        """Returns whether wire formats have an effect on this rank's all-reduces in a process set.
+
+        They have none if all ranks of the set share memory.
+        """
+        return bool(lib.srt_has_wire_format(self._pointer, process_set))
 
     def release(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
         """Releases requests that have ended."""

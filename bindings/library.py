@@ -60,6 +60,18 @@ class DType(NamedTuple):
     reduce_ops: int
 
 
+class WireFormat(NamedTuple):
+    """A format in which all-reduces send elements. `block` of them have one scale; 0: there is none."""
+
+    code: int
+    name: str
+    block: int
+
+    def encoded_bytes(self, elements: int) -> int:
+        """Returns the size of an encoded tensor: a float for each block, and a byte for each element."""
+        return elements + 4 * -(-elements // self.block)
+
+
 class Knob(NamedTuple):
     """A setting of the core. It is read from SIRTAKI_<NAME>, else from HOROVOD_<NAME>.
 
@@ -98,6 +110,13 @@ def dtypes() -> tuple[DType, ...]:
     """Returns all element types that the core can move."""
     rows = _table("srt_dtype", lib.srt_dtype_count(), lib.srt_dtype_get)
     return tuple(DType(row.code, text(row.name), row.bytes, row.reduce_ops) for row in rows)
+
+
+@cache
+def wire_formats() -> tuple[WireFormat, ...]:
+    """Returns all formats in which all-reduces can send elements."""
+    rows = _table("srt_wire_format", lib.srt_wire_format_count(), lib.srt_wire_format_get)
+    return tuple(WireFormat(row.code, text(row.name), row.block_elements) for row in rows)
 
 
 @cache

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
+from sirtaki.bindings.compression_counters import CompressionCounters
 from sirtaki.bindings.config import call
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import ffi, lib
@@ -29,6 +30,20 @@ class TensorsPerPlan(TypedDict):
 
     mean: float
     max: int
+
+
+class WireBytes(TypedDict):
+    """The bytes that a rank has sent in a wire format, as with `Compression.int8`.
+
+    Attributes:
+        unencoded: their size as elements of the tensors.
+        encoded: their size as sent.
+        saved: the difference.
+    """
+
+    unencoded: int
+    encoded: int
+    saved: int
 
 
 class Change(TypedDict):
@@ -68,6 +83,26 @@ class Change(TypedDict):
     first_step_seconds: float | None
 
 
+class Compressed(TypedDict):
+    """The gradients that were compressed with a memory of what is left out: `Compression.powersgd` etc.
+
+    Bytes are those that a rank has to send at least, without frames: of an all-reduce 2 (n - 1) / n times its
+    data, of an all-gather n - 1 times its rows, over n ranks.
+
+    Attributes:
+        exchanges: the number of exchanges in which gradients were compressed.
+        exact_bytes: what these gradients would have cost uncompressed.
+        sent_bytes: what they have cost.
+        relative_error: the norm of what the last exchange has left out, divided by that of what this rank
+            had to send; 0 without error feedback.
+    """
+
+    exchanges: int
+    exact_bytes: int
+    sent_bytes: int
+    relative_error: float
+
+
 class Statistics(TypedDict):
     """The counters of a rank since init().
 
@@ -86,9 +121,11 @@ class Statistics(TypedDict):
         moving_seconds: time in which data moved.
         busbw: 10^9 bytes per second while data moved, counted so that worlds of any size compare: the bytes
             that a rank has to send at least, divided by `moving_seconds`. 0 if nothing has moved.
+        wire_bytes: what this rank has sent in a wire format, and how much less that was than without one.
         lateness: the lateness of each rank, by rank. Equal on all ranks; the coordinator sends it with its
             answers, at most twice a second.
         changes: the changes of the ranks since this process has joined; empty in a job that is not elastic.
+        compression: the gradients that were compressed with error feedback.
     """
 
     rank: int
@@ -103,8 +140,10 @@ class Statistics(TypedDict):
     waiting_seconds: float
     moving_seconds: float
     busbw: float
+    wire_bytes: WireBytes
     lateness: list[Lateness]
     changes: list[Change]
+    compression: Compressed
 
 
 def statistics(context: Context) -> Statistics:
@@ -127,8 +166,23 @@ def statistics(context: Context) -> Statistics:
         waiting_seconds=counted.waiting,
         moving_seconds=counted.moving,
         busbw=counted.bus_bytes / counted.moving / 1e9 if counted.moving else 0.0,
+        wire_bytes=WireBytes(
+            unencoded=counted.unencoded_bytes,
+            encoded=counted.encoded_bytes,
+            saved=counted.unencoded_bytes - counted.encoded_bytes,
+        ),
         lateness=[_lateness(late) for late in by_rank],
         changes=[change.copy() for change in context.survivors.changes] if context.survivors else [],
+        compression=_compressed(context.compression),
+    )
+
+
+def _compressed(counted: CompressionCounters) -> Compressed:
+    return Compressed(
+        exchanges=counted.exchanges,
+        exact_bytes=round(counted.exact_bytes),
+        sent_bytes=round(counted.sent_bytes),
+        relative_error=counted.relative_error,
     )
 
 

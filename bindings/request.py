@@ -93,6 +93,7 @@ class Batch:
         layout: int = 0,
         prescale: float = 1.0,
         postscale: float = 1.0,
+        wire_format: int = 0,
         process_set: int = 0,
         device: int = CPU,
         priority: int = 0,
@@ -101,14 +102,15 @@ class Batch:
     ) -> None:
         """Describes request `index`; `group` is (id, number of members), `splits` an all-to-all's.
 
-        `device` is the location of its memory: CPU, or the number of a GPU.
+        `device` is the location of its memory: CPU, or the number of a GPU. `wire_format` is the core's code
+        of the format in which an all-reduce sends its elements.
 
         Raises:
             ValueError: the tensor has more than 16 dimensions, or the name holds a NUL character.
         """
         split_key = None if splits is None else tuple(splits)
         numbers = (kind, dtype, reduce_op, root, destination, layout, process_set, device, priority, flags)
-        described = (name, tuple(shape), numbers, split_key, prescale, postscale, group)
+        described = (name, tuple(shape), numbers, split_key, prescale, postscale, wire_format, group)
         if described == self._described[index]:
             self.set_flags(index, flags)
             return  # a repeated request, as in a training step, is described once
@@ -128,6 +130,7 @@ class Batch:
         request.layout = layout
         request.prescale = prescale
         request.postscale = postscale
+        request.wire_format = wire_format
         self.reshape(index, shape)
         self._names[index] = request.name = ffi.NULL if name is None else _c_name(name)
         self._described[index] = described
@@ -191,6 +194,15 @@ class Batch:
         """Sets the flags of request `index` (SRT_REQUEST_*)."""
         self._uint32s[index * _UINT32_COUNT + _FLAGS] = flags
 
+    def set_deadline(self, index: int, seconds: float, quorum: int) -> None:
+        """Lets described request `index`, an all-reduce, be decided without ranks that are late.
+
+        This happens `seconds` after the first rank's request, if `quorum` ranks are there.
+        """
+        request = self.requests[index]
+        request.deadline, request.quorum = seconds, quorum
+        self.set_flags(index, DEADLINE)
+
     def set_all_flags(self, flags: Sequence[int], start: int = 0) -> None:
         """Sets the flags of the requests from `start` on."""
         first, end = start * _UINT32_COUNT, (start + len(flags)) * _UINT32_COUNT
@@ -238,5 +250,7 @@ MIN: int = lib.SRT_MIN
 MAX: int = lib.SRT_MAX
 PRODUCT: int = lib.SRT_PRODUCT
 ADASUM: int = lib.SRT_ADASUM
+WIRE_EXACT: int = lib.SRT_WIRE_EXACT  # sirtaki.bindings.library.wire_formats lists the others
 ABSENT: int = lib.SRT_REQUEST_ABSENT
+DEADLINE: int = lib.SRT_REQUEST_DEADLINE
 QUEUE_SAME_NAME: int = lib.SRT_REQUEST_QUEUE_SAME_NAME

@@ -10,6 +10,8 @@
 #include "api/handles.h"
 #include "base/knobs.h"
 #include "base/machine.h"
+#include "base/wire_format.h"
+#include "data/error_feedback.h"
 #include "data/kernels/kernels.h"
 #include "gpu/libraries.h"
 #include "sirtaki.h"
@@ -63,6 +65,10 @@ int32_t srt_status_count(void) { return StatusTable::count(); }
 srt_status srt_status_get(int32_t index, srt_status_entry* out) { return copy_entry(StatusTable::entry(index), out); }
 int32_t srt_dtype_count(void) { return dtype_count; }
 srt_status srt_dtype_get(int32_t index, srt_dtype* out) { return copy_entry(dtype_entry(index), out); }
+int32_t srt_wire_format_count(void) { return wire_format_count; }
+srt_status srt_wire_format_get(int32_t index, srt_wire_format* out) {
+  return copy_entry(wire_format_entry(index), out);
+}
 int32_t srt_knob_count(void) { return knob_count; }
 srt_status srt_knob_get(int32_t index, srt_knob* out) { return copy_entry(knob_entry(index), out); }
 const char* srt_kernel_name(void) { return choose_kernels("auto").name; }
@@ -156,6 +162,14 @@ srt_status srt_poll(srt_context* c, srt_handle handle) {
 srt_status srt_wait(srt_context* c, const srt_handle* handles, int32_t count, int32_t timeout_ms) {
   return guarded(nullptr, [&] { return c->context->wait(tickets(handles), count, from_milliseconds(timeout_ms)); });
 }
+srt_status srt_watch(srt_context* c, const srt_handle* handles, int32_t count, srt_error* error) {
+  return guarded(error, [&] { return c->context->watch(tickets(handles), count); });
+}
+srt_status srt_wait_watched(srt_context* c, srt_handle* out, int32_t capacity, int32_t* count, int32_t timeout_ms) {
+  return guarded(nullptr, [&] {
+    return c->context->wait_watched(reinterpret_cast<Ticket*>(out), capacity, *count, from_milliseconds(timeout_ms));
+  });
+}
 srt_status srt_wait_on_stream(srt_context* c, const srt_handle* handles, int32_t count, uintptr_t stream,
                               int32_t timeout_ms) {
   return guarded(nullptr, [&] {
@@ -173,12 +187,16 @@ int64_t srt_result_number(srt_context* c, srt_handle handle) {
 int32_t srt_result_splits(srt_context* c, srt_handle handle, int64_t* out, int32_t capacity) {
   return c->context->result_splits(static_cast<Ticket>(handle), out, capacity);
 }
+int32_t srt_result_contributors(srt_context* c, srt_handle handle, int32_t* out, int32_t capacity) {
+  return c->context->result_contributors(static_cast<Ticket>(handle), out, capacity);
+}
 int32_t srt_process_set(srt_context* c, int32_t number, int32_t* out, int32_t capacity) {
   return c->context->process_set(number, out, capacity);
 }
 int64_t srt_own_rows(srt_context* c, int32_t process_set, int64_t rows) {
   return c->context->own_rows(process_set, rows);
 }
+int32_t srt_has_wire_format(srt_context* c, int32_t process_set) { return c->context->has_wire_format(process_set); }
 void srt_get_topology(srt_context* c, srt_topology* out) { *out = c->context->topology(); }
 const char* srt_handle_error(srt_context* c, srt_handle handle) {
   return c->context->error(static_cast<Ticket>(handle));
@@ -203,6 +221,19 @@ srt_status srt_gpu_libraries(const srt_config* config, srt_gpu_library* cuda, sr
     if (devices) *devices = found.device_count();
     return Status::ok();
   });
+}
+
+srt_status srt_quantise(int32_t wire_format, uintptr_t values, uintptr_t residuals, int64_t count, double* squares) {
+  if (!wire_format_entry(wire_format) || count < 0) return SRT_INVALID_ARGUMENT;
+  const WireKernels* kernels = choose_kernels("auto").wire(static_cast<WireFormat>(wire_format));
+  if (!kernels) return SRT_INVALID_ARGUMENT;  // exact values are not rounded
+  const QuantisedSquares found = quantise(*kernels, reinterpret_cast<float*>(values),
+                                          reinterpret_cast<float*>(residuals), static_cast<size_t>(count));
+  if (squares) {
+    squares[0] = found.wanted;
+    squares[1] = found.error;
+  }
+  return SRT_OK;
 }
 
 srt_status srt_stats(srt_context* c, srt_statistics* out, srt_lateness* by_rank) {

@@ -21,6 +21,11 @@
        "number of child hosts per node of the control tree")                                                           \
   KNOB(join_average, "choice", "all", "all|contributors", agreed, 0, 0,                                                \
        "divisor of an average after some ranks have joined: all ranks, or the ranks that still contribute")            \
+  KNOB(late_results, "integer", "8", "", agreed, 1, 1'000,                                                             \
+       "rounds in a row that may be decided without a rank that is late for a deadline, which keeps their results; "   \
+       "beyond these, the other ranks wait for it")                                                                    \
+  KNOB(late_report, "integer", "4", "", own, 1, 1e6,                                                                   \
+       "report a rank that is late for a deadline this many times in a row, and again after twice as many")            \
   KNOB(transport, "choice", "auto", "auto|shm|socket", agreed, 0, 0,                                                   \
        "data transport between ranks of one host: shared memory or sockets")                                           \
   KNOB(cpu_algorithm, "choice", "auto", "auto|direct|ring|recursive_doubling|hierarchical", agreed, 0, 0,              \

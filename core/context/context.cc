@@ -51,7 +51,9 @@ void describe(const Statistics& counted, srt_statistics& out, srt_lateness* by_r
          .bytes = counted.bytes,
          .bus_bytes = counted.bus_bytes,
          .waiting = in_seconds(counted.waiting.until(moment)),
-         .moving = in_seconds(counted.moving.until(moment))};
+         .moving = in_seconds(counted.moving.until(moment)),
+         .unencoded_bytes = counted.wire_bytes.unencoded,
+         .encoded_bytes = counted.wire_bytes.encoded};
   if (!by_rank) return;
   for (const Lateness& late : counted.lateness)
     *by_rank++ = {late.times, in_seconds(late.total), in_seconds(late.longest)};
@@ -263,6 +265,13 @@ int32_t Context::result_splits(Ticket handle, int64_t* out, int32_t capacity) {
   });
 }
 
+int32_t Context::result_contributors(Ticket handle, int32_t* out, int32_t capacity) {
+  return read(0, [&](CallerState& state) {
+    const HandleEntry* entry = state.handles.find(handle);
+    return entry ? give(entry->contributors, out, capacity) : 0;
+  });
+}
+
 int32_t Context::process_set(int32_t number, int32_t* out, int32_t capacity) {
   return read(-1, [&](CallerState& state) {
     const ProcessSetEntry* set = state.sets.find(number);
@@ -276,6 +285,15 @@ int64_t Context::own_rows(int32_t process_set, int64_t rows) {
     if (!set || !set->has(rank_)) return 0;
     const auto found = std::lower_bound(set->members.begin(), set->members.end(), rank_);
     return rows_of_member(rows, set->members.size(), static_cast<size_t>(found - set->members.begin()));
+  });
+}
+
+bool Context::has_wire_format(int32_t process_set) {
+  return read(false, [&](CallerState& state) {
+    const ProcessSetEntry* set = state.sets.find(process_set);
+    if (!set || !set->has(rank_) || set->members.size() < 2) return false;
+    return !local_peers_ || std::any_of(set->members.begin(), set->members.end(),
+                                        [&](int32_t member) { return local_peers_->slot_of(member) < 0; });
   });
 }
 

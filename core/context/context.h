@@ -41,12 +41,18 @@ class Context {
   // Makes wait_on_stream() return only when the operations have ended. Callable from any thread.
   void wait_on_host() { waits_on_host_ = true; }
   Status poll(Ticket handle);
+  // Has operations reported to wait_watched() when they end, or, on a GPU, are launched. Nobody need wait for them.
+  Status watch(const Ticket* handles, int32_t count);
+  // Sleeps, without driving, until watched operations can be reported. Fails when none can be any more.
+  Status wait_watched(Ticket* out, int32_t capacity, int32_t& count, Nanoseconds timeout);
   Status output(Ticket handle, srt_tensor& out);
   uint32_t result(Ticket handle);
   int64_t result_number(Ticket handle);
   int32_t result_splits(Ticket handle, int64_t* out, int32_t capacity);
+  int32_t result_contributors(Ticket handle, int32_t* out, int32_t capacity);
   int32_t process_set(int32_t number, int32_t* out, int32_t capacity);
   int64_t own_rows(int32_t process_set, int64_t rows);
+  bool has_wire_format(int32_t process_set);
   const srt_topology& topology() const { return topology_; }  // without the peers
   const char* error(Ticket handle);
   void release(const Ticket* handles, int32_t count);

@@ -39,7 +39,8 @@ long long whole_seconds(Nanoseconds time) { return static_cast<long long>(time /
 }  // namespace
 
 DeadlineMonitor::DeadlineMonitor(const DeadlineMonitorParts& parts, const Config& config)
-    : parts_(parts), report_file_(config.text(Knob::stall_report_file)), stall_report_(config.time(Knob::stall_report)),
+    : parts_(parts), report_file_(config.text(Knob::stall_report_file)),
+      late_report_(config.integer(Knob::late_report)), stall_report_(config.time(Knob::stall_report)),
       progress_deadline_(config.time(Knob::progress_deadline)), stall_deadline_(config.time(Knob::stall_deadline)) {}
 
 bool DeadlineMonitor::logs_for_host(const std::vector<int32_t>& late) const {
@@ -65,6 +66,23 @@ void DeadlineMonitor::report(const Stall& stall) const {
   parts_.log.line(
       format("after %lld s, %s", static_cast<long long>(stall.seconds), describe_stall(stall, parts_.names).c_str()));
   if (!report_file_.empty()) append_to_file(stall);
+}
+
+void DeadlineMonitor::note_round(const Plan& plan) {
+  if (plan.absentees.empty() && missed_.empty()) return;
+  const std::string series = plan.tensors.front().signature->series();
+  for (auto& [key, missed] : missed_)
+    if (key.first == series && !contains(plan.absentees, key.second)) missed.rounds = 0;
+  for (int32_t rank : plan.absentees) {
+    Missed& missed = missed_.try_emplace({series, rank}, Missed{0, late_report_}).first->second;
+    if (++missed.rounds < missed.next_report) continue;
+    missed.next_report *= 2;
+    if (!logs_for_host({rank})) continue;
+    parts_.log.line(
+        format("%s was late for '%.160s' %lld times in a row, and its contributions were left out. Is its "
+               "machine slower, or its share of the work larger?",
+               parts_.names[static_cast<size_t>(rank)].c_str(), series.c_str(), static_cast<long long>(missed.rounds)));
+  }
 }
 
 // Appends a line with a single write(), because the ranks of a job may share the file.

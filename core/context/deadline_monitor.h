@@ -3,8 +3,10 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/knobs.h"
 #include "base/log.h"
@@ -35,6 +37,9 @@ class DeadlineMonitor {
   // set.
   void report(const Stall& stall) const;
 
+  // Counts the rounds in a row that were decided without a rank, and reports it once per host when they are many.
+  void note_round(const Plan& plan);
+
   // Checks the deadlines. If one has passed, returns the reason and the responsible rank. `oldest_waiting` returns
   // the name of the oldest operation that waits for a Decision ("": none); it is called only if the coordinator is
   // silent, because it scans all operations in flight.
@@ -53,6 +58,12 @@ class DeadlineMonitor {
 
   DeadlineMonitorParts parts_;
   std::string report_file_;
+  struct Missed {
+    int64_t rounds = 0;       // in a row, so far
+    int64_t next_report = 0;  // so many in a row; more than the last report, so that there are few
+  };
+  std::map<std::pair<std::string, int32_t>, Missed> missed_;  // by the name without its round, and the rank
+  int64_t late_report_;
   Nanoseconds stall_report_, progress_deadline_, stall_deadline_;
   Nanoseconds next_progress_line_ = 0, next_coordinator_line_ = 0;
   uint64_t stuck_plan_ = 0;

@@ -60,6 +60,7 @@ void EngineFailure::end_all_when_quiet() {
   if (!parts_.execution.executor().is_quiet()) return;
   const Access state(parts_.state);
   for (Ticket handle : state->handles.unfinished()) state->handles.end(handle, notice_.status);
+  state->handles.wake_collectors();
   has_ended_all_ = true;
 }
 

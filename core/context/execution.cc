@@ -1,19 +1,12 @@
 #include "context/execution.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "context/plan_statistics.h"
 
 namespace sirtaki {
 namespace {
-
-void describe(const Signature& signature, uintptr_t data, srt_tensor& out) {
-  out.data = data;
-  out.dtype = static_cast<int32_t>(signature.dtype);
-  out.dimensions = static_cast<int32_t>(signature.shape.size());
-  std::copy(signature.shape.begin(), signature.shape.end(), out.shape);
-  out.bytes = static_cast<uint64_t>(signature.bytes());
-}
 
 void describe_rows(const Signature& signature, int64_t rows, uintptr_t data, srt_tensor& out) {
   describe(signature, data, out);
@@ -33,6 +26,13 @@ size_t index_of(const std::vector<int32_t>& members, int32_t rank) {
   return static_cast<size_t>(std::lower_bound(members.begin(), members.end(), rank) - members.begin());
 }
 
+std::vector<int32_t> contributors_of(const Plan& plan) {
+  std::vector<int32_t> ranks;
+  std::set_difference(plan.members.begin(), plan.members.end(), plan.absentees.begin(), plan.absentees.end(),
+                      std::back_inserter(ranks));
+  return ranks;
+}
+
 }  // namespace
 
 Status Execution::start(const Plan& plan, Nanoseconds now) {
@@ -44,13 +44,23 @@ Status Execution::start(const Plan& plan, Nanoseconds now) {
     finish(record, plan.untouched ? SRT_RESULT_UNTOUCHED : 0, now);
     return Status::ok();
   }
+  if (plan.tensors.front().signature->deadline) note_contributors(plan, record);
   auto transfer = std::make_shared<Transfer>();
   SIRTAKI_TRY(make_transfer(plan, *transfer));
   note_plan_begun(plan, record.tickets, transfer.get(), state_, now);
-  transfer->times = &records_.emplace(plan.number, std::move(record)).first->second.times;
+  Record& kept = records_.emplace(plan.number, std::move(record)).first->second;
+  transfer->times = &kept.times;
   transfer->times->are_measured = timeline_.is_running();
+  transfer->wire_bytes = &kept.wire_bytes;
   executor_.add(std::move(transfer));
   return Status::ok();
+}
+
+void Execution::note_contributors(const Plan& plan, Record& record) const {
+  record.contributors = contributors_of(plan);
+  record.is_late = std::binary_search(plan.absentees.begin(), plan.absentees.end(), rank_);
+  const PlannedTensor& tensor = plan.tensors.front();
+  if (tensor.is_kept) record.kept = tensor.signature->name;
 }
 
 Status Execution::make_transfer(const Plan& plan, Transfer& transfer) {
@@ -59,17 +69,20 @@ Status Execution::make_transfer(const Plan& plan, Transfer& transfer) {
   transfer.kind = traits(plan.kind).is_of_a_pair ? Kind::alltoall : plan.kind;  // between two members
   transfer.dtype = first.dtype;
   transfer.reduce_op = first.reduce_op;
+  transfer.wire_format = first.wire_format;
   transfer.prescale.factor = first.prescale;
   transfer.postscale.factor = first.postscale;
   if (first.reduce_op == ReduceOp::average)
-    transfer.postscale.divisor = averages_contributors_ ? plan.contributors : static_cast<int64_t>(plan.members.size());
+    transfer.postscale.divisor =
+        averages_contributors_ || first.deadline ? plan.contributors : static_cast<int64_t>(plan.members.size());
   transfer.device = first.device;
   transfer.members = plan.members;
   transfer.own = index_of(plan.members, rank_);
   transfer.root = index_of(plan.members, first.root);
   for (const PlannedTensor& tensor : plan.tensors) {
     Status status;
-    const TensorShare share{tensor, take_entry(tensor, status)};
+    TensorShare share{tensor, take_entry(tensor, status)};
+    if (!plan.absentees.empty() && status.is_ok()) status = leave_out(plan, share);
     if (status.is_ok() && share.entry) transfer.device = share.entry->signature->device;  // numbered by each rank
     if (!status.is_ok()) return status;
     const KindTraits& kind = traits(plan.kind);
@@ -80,6 +93,14 @@ Status Execution::make_transfer(const Plan& plan, Transfer& transfer) {
     else SIRTAKI_TRY(add_gathered(share, transfer));
   }
   return Status::ok();
+}
+
+// Lets this rank take part with neutral elements if it is late, and keeps the result for a request that has yet to
+// come.
+Status Execution::leave_out(const Plan& plan, TensorShare& share) {
+  share.is_late = std::binary_search(plan.absentees.begin(), plan.absentees.end(), rank_);
+  if (!share.tensor.is_kept) return Status::ok();
+  return late_results_.keep(share.tensor.signature, contributors_of(plan), share.kept);
 }
 
 HandleEntry* Execution::take_entry(const PlannedTensor& tensor, Status& status) {
@@ -225,8 +246,7 @@ Status Execution::advance(Nanoseconds now, bool& moved) {
 void Execution::note_launches() {
   const Access state(state_);
   for (const auto& [plan, event] : changes_.launched)
-    for (Ticket ticket : records_.at(plan).tickets)
-      if (HandleEntry* entry = state->handles.open_entry(ticket)) entry->launched = event;
+    for (Ticket ticket : records_.at(plan).tickets) state->handles.set_launched(ticket, event);
   state->handles.wake_waiters();
 }
 
@@ -237,13 +257,15 @@ void Execution::finish(const Record& record, uint32_t result, Nanoseconds moment
     observer.set_moment(moment);
     for (Ticket ticket : record.tickets) {
       if (HandleEntry* entry = state->handles.open_entry(ticket)) {
-        entry->result = result;
+        entry->result = record.is_late ? uint32_t{SRT_RESULT_LATE} : result;
+        entry->contributors = record.contributors;
         observer.transferred(entry->record, record.times);
       }
       state->handles.end(ticket, Status::ok());
     }
-    observer.plan_ended();
+    observer.plan_ended(record.wire_bytes);
   }
+  if (!record.kept.empty()) late_results_.finished(record.kept);
   negotiator_.plan_finished(record.process_set);
 }
 

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "context/caller_state.h"
+#include "context/late_results.h"
 #include "control/negotiator.h"
 #include "data/executor.h"
 #include "plan/plan.h"
@@ -18,9 +19,10 @@ class Execution {
   Execution(int32_t rank, SharedCallerState& state, Negotiator& negotiator, const Timeline& timeline,
             const GpuChoice& gpu, bool averages_contributors)
       : rank_(rank), state_(state), negotiator_(negotiator), timeline_(timeline), gpu_(gpu),
-        averages_contributors_(averages_contributors) {}
+        averages_contributors_(averages_contributors), late_results_(state) {}
 
   Executor& executor() { return executor_; }
+  LateResults& late_results() { return late_results_; }
 
   // Fails if this rank cannot take part any more (no memory); the caller then fails the context.
   Status start(const Plan& plan, Nanoseconds now);
@@ -34,19 +36,29 @@ class Execution {
     int32_t process_set;
     std::vector<Ticket> tickets;
     std::string first_name;
+    std::vector<int32_t> contributors = {};  // operations with a deadline only, as are the following
+    bool is_late = false;
+    std::string kept = {};  // the round whose result is kept
     TransferTimes times = {};
+    WireBytes wire_bytes = {};
   };
 
   // A tensor of a plan, and this rank's entry for it; nullptr if the rank has joined.
   struct TensorShare {
     const PlannedTensor& tensor;
     HandleEntry* entry;
-    const uint8_t* input() const { return entry ? reinterpret_cast<const uint8_t*>(entry->input) : nullptr; }
-    uint8_t* output() const { return entry ? reinterpret_cast<uint8_t*>(entry->output) : nullptr; }
+    bool is_late = false;     // its input is left out
+    uint8_t* kept = nullptr;  // memory for a result without an entry
+    const uint8_t* input() const {
+      return entry && !is_late ? reinterpret_cast<const uint8_t*>(entry->input) : nullptr;
+    }
+    uint8_t* output() const { return entry ? reinterpret_cast<uint8_t*>(entry->output) : kept; }
   };
 
   // Turns a plan into a transfer. Fails if there is no memory.
   Status make_transfer(const Plan& plan, Transfer& transfer);
+  void note_contributors(const Plan& plan, Record& record) const;
+  Status leave_out(const Plan& plan, TensorShare& share);
   HandleEntry* take_entry(const PlannedTensor& tensor, Status& status);
   void add_whole(const TensorShare& share, Transfer& transfer);
   void add_scattered(const TensorShare& share, Transfer& transfer);
@@ -65,6 +77,7 @@ class Execution {
   const Timeline& timeline_;
   const GpuChoice& gpu_;
   bool averages_contributors_;  // else an average divides by all members of the set, joined or not
+  LateResults late_results_;
   Executor executor_;
   std::unordered_map<uint64_t, Record> records_;  // by plan number
   Executor::Changes changes_;

@@ -14,6 +14,19 @@ std::string with_name(const Signature& signature, std::string text) {
 
 }  // namespace
 
+void describe(const Signature& signature, uintptr_t data, srt_tensor& out) {
+  out.data = data;
+  out.dtype = static_cast<int32_t>(signature.dtype);
+  out.dimensions = static_cast<int32_t>(signature.shape.size());
+  std::copy(signature.shape.begin(), signature.shape.end(), out.shape);
+  out.bytes = static_cast<uint64_t>(signature.bytes());
+}
+
+uint64_t HandleTable::next_round(const std::string& name) const {
+  const auto found = rounds_.find(name);
+  return found == rounds_.end() ? 1 : found->second + 1;
+}
+
 size_t HandleTable::NameHash::operator()(const NameKey& key) const {
   const size_t scope = static_cast<size_t>(key.process_set) * 31 + static_cast<size_t>(key.kind);
   return std::hash<std::string_view>()(key.name) ^ scope * 0x9e3779b97f4a7c15u;
@@ -71,6 +84,7 @@ void HandleTable::end(Ticket handle, const Status& status) {
   if (!entry.is_attempted) call_hook(entry);
   free_name_and_memory(entry, handle);
   if (waiters_) changed_.notify_all();
+  report_if_due(entry, handle);
   if (entry.is_released) discard(handle);
 }
 
@@ -94,6 +108,36 @@ bool HandleTable::end_attempt(const Ticket* handles, int32_t count) {
 void HandleTable::forget_hook(HandleEntry& entry) {
   if (entry.on_complete) --signals_.hooks;
   entry.on_complete = nullptr;
+}
+
+void HandleTable::watch(Ticket handle, Watch until) {
+  HandleEntry& entry = *find(handle);
+  if (entry.watch == Watch::no) ++watched_;
+  entry.watch = until;
+  report_if_due(entry, handle);
+}
+
+void HandleTable::set_launched(Ticket handle, const GpuEventPtr& event) {
+  HandleEntry* entry = open_entry(handle);
+  if (!entry) return;
+  entry->launched = event;
+  report_if_due(*entry, handle);
+}
+
+void HandleTable::report_if_due(HandleEntry& entry, Ticket handle) {
+  if (entry.watch == Watch::no) return;
+  if (!entry.is_finished() && (entry.watch == Watch::until_finished || !entry.launched)) return;
+  entry.watch = Watch::no;
+  --watched_;
+  reports_.push_back(handle);
+  if (collectors_) reported_.notify_one();
+}
+
+int32_t HandleTable::take_reports(Ticket* out, int32_t capacity) {
+  const auto count = std::min<ptrdiff_t>(std::ssize(reports_), capacity);
+  std::copy_n(reports_.begin(), count, out);
+  reports_.erase(reports_.begin(), reports_.begin() + count);
+  return static_cast<int32_t>(count);
 }
 
 void HandleTable::free_early(Ticket handle) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -35,6 +36,12 @@ enum class HandleState {
   finished,
 };
 
+// Describes a whole tensor of a signature in memory.
+void describe(const Signature& signature, uintptr_t data, srt_tensor& out);
+
+// The point at which an operation is reported to the thread that collects the watched ones.
+enum class Watch { no, until_launched, until_finished };
+
 struct HandleEntry {
   bool is_finished() const { return state == HandleState::finished; }
   MemoryRanges::Use memory_use() const {
@@ -53,6 +60,7 @@ struct HandleEntry {
 
   uint64_t record = 0;          // the observer's record
   HandleState state = HandleState::waits_for_name;
+  Watch watch = Watch::no;
   bool is_freed = false;        // its name and memory may be used by others
   bool is_released = false;     // released by its caller; discarded once finished
   Status status;
@@ -60,6 +68,7 @@ struct HandleEntry {
   uint32_t result = 0;          // SRT_RESULT_*
   int64_t number = 0;           // the added set's number, or the rank that joined last
   std::vector<int64_t> received;  // all-to-all: rows from each member
+  std::vector<int32_t> contributors;  // an operation with a deadline: the ranks whose data is in the result
   srt_tensor described{};       // the output, once finished
   AlignedMemory memory;
 
@@ -107,6 +116,20 @@ class HandleTable {
   // are.
   bool end_attempt(const Ticket* handles, int32_t count);
 
+  // Watched operations are reported once, in the order in which they end.
+  void watch(Ticket handle, Watch until);  // reported at once if it is already there
+  void set_launched(Ticket handle, const GpuEventPtr& event);
+  bool any_watched() const { return watched_ > 0; }
+  int32_t take_reports(Ticket* out, int32_t capacity);  // returns how many
+  // Waits until an operation is reported or wake_collectors() is called; see wait().
+  template <typename Access>
+  void wait_for_reports(Access& access, Nanoseconds limit) {
+    ++collectors_;
+    access.wait_for(reported_, limit);
+    --collectors_;
+  }
+  void wake_collectors() { reported_.notify_all(); }
+
   // Names in flight. A request whose name is taken is either rejected or waits for its turn.
   bool is_name_taken(const Signature& signature) const;
   // Takes the operation's name. If another holds it, this one waits behind it until take_turns() returns it.
@@ -117,6 +140,11 @@ class HandleTable {
   // so that the names of one step recur in the next ones and are found in the response cache.
   using Series = std::array<int32_t, 4>;  // process set, kind, and for a send the two ranks
   int64_t next_number(const Series& series) { return numbers_[series]++ % numbers_before_wrap; }
+
+  // Rounds of operations with a deadline, by their name without the round: they count on each rank.
+  uint64_t next_round(const std::string& name) const;
+  void begin_round(const std::string& name) { ++rounds_[name]; }
+  bool has_rounds() const { return !rounds_.empty(); }
 
   // Waits until an operation ends or wake_waiters() is called. `access` holds the lock, which is released meanwhile.
   template <typename Access>
@@ -151,6 +179,7 @@ class HandleTable {
   static NameKey key_of(const Signature& signature) { return {signature.process_set, signature.kind, signature.name}; }
   Slot* slot_of(Ticket handle);
   void call_hook(HandleEntry& entry);
+  void report_if_due(HandleEntry& entry, Ticket handle);
   void free_name_and_memory(HandleEntry& entry, Ticket handle);
   void pass_name_on(const HandleEntry& entry, Ticket handle);
   void discard(Ticket handle);
@@ -159,6 +188,10 @@ class HandleTable {
   HandleSignals& signals_;
   std::condition_variable changed_;
   int waiters_ = 0;
+  std::condition_variable reported_;
+  int collectors_ = 0;  // threads that wait for reports
+  int64_t watched_ = 0;  // operations that have not been reported yet
+  std::deque<Ticket> reports_;
   int64_t unfinished_ = 0;
   bool has_missed_peer_ = false;  // an operation has ended because a rank that it needs had finished
   std::vector<Slot> slots_;
@@ -167,6 +200,7 @@ class HandleTable {
   std::vector<Ticket> turns_;  // operations whose name has become free
   MemoryRanges memory_;
   std::map<Series, int64_t> numbers_;
+  std::unordered_map<std::string, uint64_t> rounds_;  // the last round that was begun
   std::vector<Completion> completions_;
 };
 

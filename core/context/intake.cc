@@ -5,9 +5,10 @@
 namespace sirtaki {
 
 Intake::Intake(SharedCallerState& state, HandleSignals& signals, EventWaiter& event_waiter, Negotiator& negotiator,
-               const Config& config)
+               LateResults& late_results, const Config& config)
     : state_(state), signals_(signals), event_waiter_(event_waiter), negotiator_(negotiator),
-      report_bytes_(config.integer(Knob::report_bytes)), report_window_(config.time(Knob::report_window)) {}
+      late_results_(late_results), report_bytes_(config.integer(Knob::report_bytes)),
+      report_window_(config.time(Knob::report_window)) {}
 
 Intake::WakeHint Intake::queue(const Ticket* handles, int32_t count, CallerState& state) {
   const bool is_first = state.submitted.empty();
@@ -89,6 +90,7 @@ void Intake::submit(Request request, Nanoseconds now) {
   const Signature& signature = *request.signature;
   const bool is_there = negotiator_.members(signature.process_set) != nullptr;
   if (is_there && signature.kind == Kind::join) return negotiator_.join(signature.process_set, request.ticket, now);
+  if (late_results_.claim(request)) return;
   if (is_there) return negotiator_.submit(std::move(request), now);
   // The set was removed since the caller submitted.
   const std::string text = format("process set %d was removed before '%s' took place", signature.process_set,

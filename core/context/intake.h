@@ -9,6 +9,7 @@
 #include "context/driver_role.h"
 #include "context/event_waiter.h"
 #include "context/input_readiness.h"
+#include "context/late_results.h"
 #include "control/negotiator.h"
 
 namespace sirtaki {
@@ -16,7 +17,7 @@ namespace sirtaki {
 class Intake {
  public:
   Intake(SharedCallerState& state, HandleSignals& signals, EventWaiter& event_waiter, Negotiator& negotiator,
-         const Config& config);
+         LateResults& late_results, const Config& config);
 
   // Functions for callers, on any thread.
 
@@ -53,6 +54,7 @@ class Intake {
   HandleSignals& signals_;
   EventWaiter& event_waiter_;
   Negotiator& negotiator_;
+  LateResults& late_results_;
   const int64_t report_bytes_;
   const Nanoseconds report_window_;
   std::atomic<bool> flush_wanted_{false}, has_submissions_{false};

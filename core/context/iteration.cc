@@ -80,7 +80,10 @@ Status Iteration::apply(const Outcome& outcome, Nanoseconds now) {
     const Access state(parts_.state);
     state->end_refused(refusal.ticket, refusal.status);
   }
-  for (const Plan& plan : outcome.plans) SIRTAKI_TRY(parts_.execution.start(plan, now));
+  for (const Plan& plan : outcome.plans) {
+    SIRTAKI_TRY(parts_.execution.start(plan, now));
+    if (plan.tensors.front().signature->deadline) parts_.deadline_monitor.note_round(plan);
+  }
   settle_sets(outcome);
   for (const Stall& stall : outcome.stalls) parts_.deadline_monitor.report(stall);
   if (outcome.is_asked) parts_.negotiation.negotiator().answer(describe_wait());

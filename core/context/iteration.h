@@ -19,7 +19,7 @@ struct IterationParts {
   PeerMonitor& peer_monitor;
   PendingAbort& pending_abort;
   EngineFailure& failure;
-  const DeadlineMonitor& deadline_monitor;
+  DeadlineMonitor& deadline_monitor;
   ProgramStack& program_stack;
 };
 

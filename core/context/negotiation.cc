@@ -12,7 +12,8 @@ constexpr size_t longest_reason = 4'000;
 
 CoordinatorRules coordinator_rules(const Config& config) {
   return {config.integer(Knob::fusion_threshold), static_cast<uint32_t>(config.integer(Knob::cache_capacity)),
-          config.time(Knob::stall_report), config.time(Knob::stall_deadline)};
+          config.time(Knob::stall_report), config.time(Knob::stall_deadline),
+          static_cast<int32_t>(config.integer(Knob::late_results))};
 }
 
 ReportRule report_rule(const Config& config) {

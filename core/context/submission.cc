@@ -9,6 +9,8 @@
 namespace sirtaki {
 namespace {
 
+constexpr double longest_operation_deadline = 1e6;  // seconds
+
 Status refuse(const std::string& name, const std::string& reason, srt_status code = SRT_INVALID_ARGUMENT) {
   return {code, format("'%s': %s", printable(name, 200).c_str(), reason.c_str())};
 }
@@ -61,6 +63,26 @@ Status check_reduction(const srt_request& request, const Signature& signature) {
     if (!std::isfinite(value))
       return refuse(signature.name, format("the %s factor is %g; it must be a finite number", what, value));
   return Status::ok();
+}
+
+Status check_wire_format(const srt_request& request, const Signature& signature) {
+  if (request.wire_format == SRT_WIRE_EXACT) return Status::ok();
+  const srt_wire_format* wanted = wire_format_entry(request.wire_format);
+  if (!wanted) return refuse(signature.name, format("there is no wire format %d", request.wire_format));
+  if (request.device >= 0)
+    return refuse(signature.name,
+                  format("the wire format %s is for tensors on the CPU, and this one is on GPU %d; send it without a "
+                         "wire format, or copy it to the CPU first",
+                         wanted->name, request.device),
+                  SRT_UNSUPPORTED);
+  if (signature.may_be_encoded()) return Status::ok();
+  return refuse(signature.name,
+                format("the wire format %s is for sums and averages of float32 by an all-reduce, and this is a%s %s of "
+                       "%s%s%s",
+                       wanted->name, signature.kind == Kind::allreduce ? "n" : "", kind_name(signature.kind),
+                       dtype_name(signature.dtype), reduces(signature.kind) ? " with the reduce op " : "",
+                       reduces(signature.kind) ? reduce_op_name(signature.reduce_op) : ""),
+                SRT_UNSUPPORTED);
 }
 
 std::string list(const std::vector<int32_t>& ranks) {
@@ -208,12 +230,45 @@ std::string of_pair(const std::string& name, const srt_request& request) {
   return format("%s (%d to %d)", name.c_str(), request.root, request.destination);
 }
 
+// Checks the terms of an operation with a deadline, and gives it its round. The input must survive: a rank that is late
+// contributes it later.
+Status add_deadline(const srt_request& request, const Caller& caller, Signature& signature) {
+  if (!(request.flags & SRT_REQUEST_DEADLINE)) return Status::ok();
+  const auto refuse_it = [&](const char* reason) { return refuse(signature.name, reason, SRT_UNSUPPORTED); };
+  if (!signature.may_have_deadline())
+    return refuse_it(
+        "a deadline is for ungrouped all-reduces of tensors on the CPU, of all ranks, with op=Sum or "
+        "op=Average and without a wire format");
+  if (request.flags & (SRT_REQUEST_ABSENT | SRT_REQUEST_QUEUE_SAME_NAME))
+    return refuse_it("a request with a deadline can be neither absent nor queued behind another of its name");
+  if (request.input == request.output && signature.bytes())
+    return refuse_it("an operation with a deadline cannot work in place: the contribution of a late rank must survive");
+  if (!std::isfinite(request.deadline) || request.deadline < 0 || request.deadline > longest_operation_deadline)
+    return refuse(signature.name, format("the deadline is %g; it must be 0 to %g seconds", request.deadline,
+                                         longest_operation_deadline));
+  if (request.quorum < 1 || request.quorum > caller.world_size)
+    return refuse(signature.name,
+                  format("the quorum is %d ranks; it must be 1 to %d", request.quorum, caller.world_size));
+  const uint64_t round = caller.state.handles.next_round(signature.name);
+  Signature before = signature;
+  before.name += round_suffix(round - 1);
+  if (caller.state.handles.is_name_taken(before))
+    return refuse(signature.name, "the previous round of this name is still in flight; wait for it first");
+  signature.deadline = Deadline{static_cast<int64_t>(request.deadline * 1e9), request.quorum, round};
+  signature.name += round_suffix(round);
+  return signature.name.size() <= longest_name ? Status::ok() : check_name(signature.name);
+}
+
 Status make_name(const srt_request& request, const Caller& caller, Signature& signature) {
   const bool is_pair = traits(signature.kind).is_of_a_pair;
   if (request.name) {
     SIRTAKI_TRY(check_name(request.name));
     signature.name = is_pair ? of_pair(request.name, request) : request.name;
     return signature.name.size() <= longest_name ? Status::ok() : check_name(signature.name);
+  }
+  if (request.flags & SRT_REQUEST_DEADLINE) {  // its rounds count the calls
+    signature.name = "unnamed all-reduce with a deadline";
+    return Status::ok();
   }
   const std::string name = format("unnamed %s", kind_name(signature.kind));
   const HandleTable::Series series{request.process_set, static_cast<int32_t>(signature.kind),
@@ -243,6 +298,8 @@ Status make_entry(const srt_request& request, const Caller& caller, HandleEntry&
     signature->prescale = request.prescale;
     signature->postscale = request.postscale;
   }
+  SIRTAKI_TRY(check_wire_format(request, *signature));
+  signature->wire_format = static_cast<WireFormat>(request.wire_format);
   if (traits(signature->kind).has_root) signature->root = request.root;
   if (signature->kind == Kind::add_process_set && request.root != 0) {
     signature->root = 1;
@@ -254,6 +311,7 @@ Status make_entry(const srt_request& request, const Caller& caller, HandleEntry&
   signature->group_size = request.group_size;
   signature->group_id = request.group_id;
   signature->layout = request.layout;
+  SIRTAKI_TRY(add_deadline(request, caller, *signature));
   set_memory(request, caller, *signature, out);
   out.signature = std::move(signature);
   out.is_absent = request.flags & SRT_REQUEST_ABSENT;
@@ -271,6 +329,10 @@ Status begin_join(const Signature& signature, CallerState& state) {
       return {SRT_INVALID_ARGUMENT, format("'%s' waits for another operation of its name; wait for it before join()",
                                            printable(entry.signature->name, 200).c_str())};
   }
+  if (state.handles.has_rounds())
+    return {SRT_INVALID_ARGUMENT,
+            "join() cannot be combined with operations that have a deadline: ranks count their "
+            "rounds, and a rank that has joined would fall behind"};
   state.sets.find(signature.process_set)->is_joined = true;
   return Status::ok();
 }
@@ -289,6 +351,7 @@ Status open_one(const srt_request& request, const Caller& caller, GpuEventPtr in
                    printable(entry.signature->name, 200).c_str(),
                    printable(handles.open_entry(other)->signature->name, 200).c_str())};
   if (entry.signature->kind == Kind::join) SIRTAKI_TRY(begin_join(*entry.signature, caller.state));
+  if (entry.signature->deadline) handles.begin_round(entry.signature->series());
   out = handles.open(std::move(entry));
   handles.take_name(out);
   return Status::ok();
@@ -306,6 +369,9 @@ void take_back(const Ticket* tickets, int32_t count, CallerState& state) {
 
 Status open_all(Submission& submission, const Caller& caller) {
   auto& [requests, count, out, inputs, is_attempted] = submission;
+  for (int32_t i = 0; count > 1 && i < count; ++i)
+    if (requests[i].flags & SRT_REQUEST_DEADLINE)
+      return {SRT_INVALID_ARGUMENT, "a request with a deadline is submitted alone"};
   for (int32_t i = 0; i < count; ++i) {
     GpuEventPtr input = inputs.empty() ? nullptr : std::move(inputs[static_cast<size_t>(i)]);
     const Status status = open_one(requests[i], caller, std::move(input), out[i]);

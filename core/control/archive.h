@@ -22,6 +22,8 @@ namespace sirtaki {
 template <typename T, typename M>
 concept MessageOf = std::same_as<std::remove_const_t<T>, M>;
 
+constexpr uint8_t flag_bit = 0x80;  // of a byte that also holds an enumeration
+
 class Encoder {
  public:
   explicit Encoder(Bytes& out) : writer_(out) {}
@@ -34,6 +36,11 @@ class Encoder {
   template <typename E>
   void enumeration(E value, E) {
     writer_.put(value);
+  }
+  // An enumeration of few values, and a flag in the same byte.
+  template <typename E>
+  void enumeration(E value, E, bool flag) {
+    writer_.put<uint8_t>(static_cast<uint8_t>(value) | (flag ? flag_bit : 0));
   }
   void flags(bool first, bool second) { writer_.put<uint8_t>((first ? 1 : 0) | (second ? 2 : 0)); }
   void name(const std::string& text) { writer_.put_text(text); }
@@ -77,6 +84,14 @@ class Decoder {
   template <typename E>
   void enumeration(E& value, E last) {
     value = reader_.get_enum(last);
+  }
+  template <typename E>
+  void enumeration(E& value, E last, bool& flag) {
+    const auto byte = reader_.get<uint8_t>();
+    flag = byte & flag_bit;
+    const auto code = static_cast<uint8_t>(byte & ~flag_bit);
+    check(code <= static_cast<uint8_t>(last));
+    value = code <= static_cast<uint8_t>(last) ? static_cast<E>(code) : E{};
   }
   void flags(bool& first, bool& second) {
     const auto bits = reader_.get<uint8_t>();
@@ -135,6 +150,11 @@ class Eraser {
   template <typename E>
   void enumeration(E& value, E) {
     value = {};
+  }
+  template <typename E>
+  void enumeration(E& value, E, bool& flag) {
+    value = {};
+    flag = false;
   }
   void flags(bool& first, bool& second) { first = second = false; }
   void name(std::string& text) { text.clear(); }

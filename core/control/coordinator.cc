@@ -18,7 +18,7 @@ bool is_of_pair(const Signature& signature, int32_t rank, const ProcessSet& set)
 Coordinator::State::State(std::vector<std::string> rank_names, CoordinatorRules coordinator_rules,
                           std::vector<int32_t> leaders)
     : names(std::move(rank_names)), rules(coordinator_rules), sets(static_cast<int32_t>(names.size())),
-      table(static_cast<int32_t>(names.size()), rules.cache_capacity),
+      table(static_cast<int32_t>(names.size()), rules.cache_capacity), deadlines(rules.late_results),
       stalls(rules.stall_report, rules.stall_deadline, std::move(leaders)), lateness(names.size()),
       reporters(names.size()), senders(static_cast<int32_t>(names.size())),
       absentees(static_cast<int32_t>(names.size())) {}
@@ -76,6 +76,7 @@ Status Coordinator::State::submit_in_full(int32_t rank, const Report::FullReques
     return nonsense_report("a send between ranks of which it is none, or that are not members");
   if (!traits(signature.kind).is_groupable && signature.group_id != 0)
     return nonsense_report("a send in a group of all members");
+  if (deadlines.is_over(signature)) return {};  // the Decision that planned the round answers this request
   OperationEntry& entry = table.find_or_create(key_of(signature), *set);
   return submit(entry, {rank, request.signature, rows_of(signature), request.absent}, moment);
 }
@@ -111,6 +112,7 @@ Status Coordinator::State::submit(OperationEntry& entry, const RankSubmission& s
 bool Coordinator::State::propose(OperationEntry& entry, const SignaturePtr& signature, Nanoseconds moment) {
   if (!entry.is_pending()) {
     table.open(entry, signature);
+    if (signature->deadline) deadlines.opened(entry);
     stalls.begun(moment);
     return true;
   }
@@ -130,7 +132,8 @@ void Coordinator::State::arrive(OperationEntry& entry, const Arrivals& arrivals)
 // Marks an entry for examination if it may be ready for a decision.
 void Coordinator::State::consider(OperationEntry& entry) {
   if (entry.is_candidate) return;
-  const bool may_settle = entry.is_complete() || entry.is_broken() || entry.same_name != &entry;
+  const bool may_settle =
+      entry.is_complete() || entry.is_broken() || entry.same_name != &entry || deadlines.may_proceed(entry);
   if (!may_settle) return;
   entry.is_candidate = true;
   candidates.push_back(&entry);
@@ -228,6 +231,8 @@ bool Coordinator::decide(Nanoseconds now, Bytes& out) {
   return true;
 }
 
-Nanoseconds Coordinator::next_deadline() const { return state_->stalls.next(state_->table, state_->sets); }
+Nanoseconds Coordinator::next_deadline() const {
+  return std::min(state_->stalls.next(state_->table, state_->sets), state_->deadlines.next());
+}
 
 }  // namespace sirtaki

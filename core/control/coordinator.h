@@ -21,6 +21,7 @@ struct CoordinatorRules {
   uint32_t cache_capacity = 8'192;            // names in the response cache; 0: no cache
   Nanoseconds stall_report = seconds(5);      // first report; further ones at doubling times
   Nanoseconds stall_deadline = seconds(1'800);  // Outcome.fatal after it; 0: never
+  int32_t late_results = 8;                   // rounds in a row that may be decided without a rank
 };
 
 class Coordinator {

@@ -76,6 +76,7 @@ Status Coordinator::State::submit_many_in_full(const Aggregate::FullRequest& req
   ProcessSet* set = sets.find(signature.process_set);
   if (set && is_plain(signature) && !changes_process_sets(signature.kind)) {
     if (!senders.are_within(set->bits)) return nonsense_report("a process set that they are not members of");
+    if (deadlines.is_over(signature)) return {};
     return submit_alike(table.find_or_create(key_of(signature), *set), request.signature, request.by);
   }
   Moments moments(request.by.arrivals);

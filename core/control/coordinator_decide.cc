@@ -17,11 +17,13 @@ bool is_as_cached(const OperationEntry& entry) {
 }  // namespace
 
 bool Coordinator::State::has_work(Nanoseconds now) const {
-  return !candidates.empty() || sets_have_changed || !decision.refusals.empty() || now >= stalls.next(table, sets);
+  return !candidates.empty() || sets_have_changed || !decision.refusals.empty() ||
+         now >= std::min(stalls.next(table, sets), deadlines.next());
 }
 
 void Coordinator::State::settle_everything(Nanoseconds now) {
   if (sets_have_changed) reconsider_changed_sets();
+  if (now >= deadlines.next()) pass_deadlines(now);
   for (OperationEntry* entry : candidates) settle(*entry);
   candidates.clear();
   plan_agreed(now);
@@ -30,6 +32,14 @@ void Coordinator::State::settle_everything(Nanoseconds now) {
   close_answered();
   if (now >= stalls.next(table, sets)) stalls.inspect(now, table, sets, groups, names, decision);
   sets_have_changed = false;
+}
+
+// Examines the operations whose deadline has passed. From now on those that cannot proceed count as stalled.
+void Coordinator::State::pass_deadlines(Nanoseconds now) {
+  for (OperationEntry* entry : deadlines.take_passed(now)) {
+    consider(*entry);
+    if (!entry->is_candidate) stalls.begun(now);
+  }
 }
 
 void Coordinator::State::reconsider_changed_sets() {
@@ -44,7 +54,7 @@ void Coordinator::State::settle(OperationEntry& entry) {
   if (entry.is_broken()) return refuse(entry, peer_finished(entry, names));
   if (entry.is_agreed) return;
   if (entry.same_name != &entry && refuse_different_kinds(entry)) return;
-  if (!entry.is_complete()) return;
+  if (!entry.is_complete() && !deadlines.may_proceed(entry)) return;
   if (const Status status = validate(entry, names); !status.is_ok()) return refuse(entry, status);
   entry.is_agreed = true;
   if (changes_process_sets(entry.kind)) {
@@ -100,6 +110,7 @@ void Coordinator::State::plan_agreed(Nanoseconds now) {
     ready.push_back({entry, item_of(*entry)});
     entry->set->join_waits_since = now;
     entry->set->next_stall_report = 0;
+    if (entry->proposed->deadline) deadlines.planned(*entry);
   }
   fuse(ready, rules.fusion_threshold, decision.plans);
   decision.first_plan = plans + 1;
@@ -117,7 +128,8 @@ PlanItem Coordinator::State::item_of(OperationEntry& entry) {
     copy->priority = entry.priority;
     signature = std::move(copy);
   }
-  table.remember(entry, signature, decision.retired);
+  // A round never comes again, so that its response would only displace others from the cache.
+  if (!signature->deadline) table.remember(entry, signature, decision.retired);
   decision.responses.push_back({std::move(signature), entry.rows, entry.id});
   return is_response | (decision.responses.size() - 1);
 }
@@ -190,7 +202,10 @@ void Coordinator::State::answer(OperationEntry& entry) {
 }
 
 void Coordinator::State::close_answered() {
-  for (OperationEntry* entry : answered) table.close(*entry);
+  for (OperationEntry* entry : answered) {
+    if (entry->proposed->deadline) deadlines.closed(*entry);
+    table.close(*entry);
+  }
   answered.clear();
 }
 

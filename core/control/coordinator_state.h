@@ -4,6 +4,7 @@
 
 #include "control/aggregate.h"
 #include "control/coordinator.h"
+#include "control/deadlines.h"
 #include "control/fusion.h"
 #include "control/groups.h"
 #include "control/lateness_tracker.h"
@@ -58,6 +59,7 @@ struct Coordinator::State {
   // Outgoing decisions.
   bool has_work(Nanoseconds now) const;
   void settle_everything(Nanoseconds now);
+  void pass_deadlines(Nanoseconds now);
   void reconsider_changed_sets();
   void settle(OperationEntry& entry);
   bool refuse_different_kinds(OperationEntry& entry);
@@ -76,6 +78,7 @@ struct Coordinator::State {
   ProcessSets sets;
   OperationTable table;
   Groups groups;
+  Deadlines deadlines;
   StallInspector stalls;
   LatenessTracker lateness;
   std::vector<Reporter> reporters;         // by rank

@@ -40,12 +40,25 @@ bool has_sane_reduction(const Signature& signature) {
   return (dtype->reduce_ops >> static_cast<int>(signature.reduce_op) & 1) != 0;
 }
 
+bool has_sane_wire_format(const Signature& signature) {
+  return signature.wire_format == WireFormat::exact || (signature.may_be_encoded() && signature.device < 0);
+}
+
+bool has_sane_deadline(const Signature& signature) {
+  if (!signature.deadline) return true;
+  const Deadline& deadline = *signature.deadline;
+  return signature.may_have_deadline() && deadline.after >= 0 && deadline.quorum >= 1 && deadline.round >= 1 &&
+         signature.name.size() > round_suffix(deadline.round).size() &&
+         signature.name.ends_with(round_suffix(deadline.round));
+}
+
 }  // namespace
 
 bool is_sane(const Signature& signature) {
   return !signature.name.empty() && std::isfinite(signature.prescale) && std::isfinite(signature.postscale) &&
          (signature.group_id == 0) == (signature.group_size == 0) && signature.group_size >= 0 &&
-         has_sane_shape(signature) && has_sane_splits(signature) && has_sane_reduction(signature);
+         has_sane_shape(signature) && has_sane_splits(signature) && has_sane_reduction(signature) &&
+         has_sane_wire_format(signature) && has_sane_deadline(signature);
 }
 
 }  // namespace sirtaki

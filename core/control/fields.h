@@ -23,11 +23,18 @@ void fields(auto& archive, MessageOf<Signature> auto& signature) {
   archive.number(signature.group_size);
   archive.number(signature.group_id);
   archive.number(signature.layout);
+  bool has_deadline = signature.deadline.has_value();
+  archive.enumeration(signature.wire_format, last_wire_format, has_deadline);
   archive.number(signature.prescale);
   archive.number(signature.postscale);
   archive.name(signature.name);
   archive.list(signature.shape);
   archive.list(signature.splits);
+  archive.optional(signature.deadline, has_deadline, [&](auto& deadline) {
+    archive.number(deadline.after);
+    archive.number(deadline.quorum);
+    archive.number(deadline.round);
+  });
   archive.check(is_sane(signature));
 }
 

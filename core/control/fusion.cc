@@ -40,7 +40,8 @@ bool fits_with(const OperationEntry& a, const OperationEntry& b) {
   if (traits(a.kind).is_of_a_pair) return are_of_one_pair(x, y);
   if (x.root != y.root) return false;  // checked even for kinds without a root: members compare it for every kind
   if (!reduces(a.kind)) return true;
-  return x.dtype == y.dtype && x.reduce_op == y.reduce_op && x.prescale == y.prescale && x.postscale == y.postscale;
+  return x.dtype == y.dtype && x.reduce_op == y.reduce_op && x.prescale == y.prescale && x.postscale == y.postscale &&
+         x.wire_format == y.wire_format;
 }
 
 bool goes_before(const ReadyEntry& a, const ReadyEntry& b) {
@@ -54,7 +55,8 @@ bool goes_before(const ReadyEntry& a, const ReadyEntry& b) {
 size_t choose_plan(const OperationEntry& entry, int64_t threshold, std::vector<OpenPlan>& open,
                    std::vector<DecidedPlan>& plans) {
   const int64_t bytes = moves_tensors(entry.kind) ? bytes_of(entry) : 0;
-  const bool may_share = moves_tensors(entry.kind) && bytes < threshold;
+  // Operations with a deadline have contributors of their own.
+  const bool may_share = moves_tensors(entry.kind) && bytes < threshold && !entry.proposed->deadline;
   const auto found = std::find_if(open.begin(), open.end(),
                                   [&](const OpenPlan& plan) { return may_share && fits_with(*plan.first, entry); });
   if (found != open.end() && found->bytes <= threshold - bytes) {
@@ -71,6 +73,7 @@ size_t choose_plan(const OperationEntry& entry, int64_t threshold, std::vector<O
   plan.process_set = entry.set->number;
   plan.contributors = entry.submissions;
   plan.untouched = is_untouched(entry);
+  if (entry.proposed->deadline) plan.absentees = entry.absentees().ranks();
   return opened.index;
 }
 

@@ -33,8 +33,14 @@ void agreements(auto& archive, MessageOf<Decision> auto& decision) {
   archive.each(decision.plans, [&](auto& plan) {
     archive.number(plan.process_set);
     archive.number(plan.contributors);
-    archive.number(plan.untouched);
+    bool untouched = plan.untouched, has_absentees = !plan.absentees.empty();
+    archive.flags(untouched, has_absentees);
+    if constexpr (!std::is_const_v<std::remove_reference_t<decltype(plan)>>) {
+      plan.untouched = untouched;
+      plan.absentees.clear();
+    }
     archive.list(plan.items);
+    if (has_absentees) archive.list(plan.absentees);
   });
   archive.each(decision.responses, [&](auto& response) {
     archive.shared(response.signature, [&](auto& signature) { fields(archive, signature); });

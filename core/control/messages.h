@@ -59,6 +59,7 @@ struct DecidedPlan {
   int32_t contributors = 0;
   bool untouched = false;
   std::vector<PlanItem> items;
+  std::vector<int32_t> absentees = {};  // members that do not contribute; only for an operation with a deadline
 };
 
 struct DecidedRefusal {

@@ -1,4 +1,5 @@
 #include "control/negotiator_state.h"
+#include "control/validation.h"
 
 namespace sirtaki {
 namespace {
@@ -32,6 +33,14 @@ bool can_join_in(const PlannedTensor& tensor, const NegotiatorSet& set, int32_t 
   if (!is_ragged(signature.kind)) return true;
   const auto own = rows_at(signature, tensor.rows, set.members.size(), set.position);
   return std::all_of(own.begin(), own.end(), [](int64_t rows) { return rows == 0; });
+}
+
+// Returns whether the absentees of a plan are members, and not more than do not contribute.
+bool are_absentees_of(const DecidedPlan& plan, const NegotiatorSet& set) {
+  const auto& absentees = plan.absentees;
+  const bool ascend = std::adjacent_find(absentees.begin(), absentees.end(), std::greater_equal()) == absentees.end();
+  return ascend && std::includes(set.members.begin(), set.members.end(), absentees.begin(), absentees.end()) &&
+         absentees.size() + static_cast<size_t>(plan.contributors) == set.members.size();
 }
 
 }  // namespace
@@ -68,6 +77,9 @@ Status Negotiator::State::apply_plan(const DecidedPlan& decided, uint64_t number
   plan.members = set->members;
   plan.contributors = decided.contributors;
   plan.untouched = decided.untouched;
+  plan.absentees = decided.absentees;
+  if (!plan.absentees.empty() && (!are_absentees_of(decided, *set) || decided.items.size() != 1))
+    return nonsense_decision("a plan without ranks that do not exist, or of several tensors");
   plan.tensors.resize(decided.items.size());
   for (size_t i = 0; i < decided.items.size(); ++i) {
     SIRTAKI_TRY(look_up(decided.items[i], *set, plan.tensors[i]));
@@ -80,7 +92,11 @@ Status Negotiator::State::apply_plan(const DecidedPlan& decided, uint64_t number
     if (rank != first.root && rank != first.destination) return {};
     plan.members = {std::min(first.root, first.destination), std::max(first.root, first.destination)};
   }
-  for (size_t i = 0; i < decided.items.size(); ++i) SIRTAKI_TRY(take_part(decided.items[i], *set, plan.tensors[i]));
+  if (has(plan.absentees, rank)) {
+    SIRTAKI_TRY(miss(decided.items.front(), *set, plan.tensors.front(), outcome));
+  } else {
+    for (size_t i = 0; i < decided.items.size(); ++i) SIRTAKI_TRY(take_part(decided.items[i], *set, plan.tensors[i]));
+  }
   outcome.plans.push_back(std::move(plan));
   ++set->unfinished_plans;
   return {};
@@ -121,6 +137,23 @@ Status Negotiator::State::take_part(PlanItem item, const NegotiatorSet& set, Pla
              !can_join_in(tensor, set, rank)) {
     return nonsense_decision("a plan with '" + operation.name + "', which this rank has not submitted");
   }
+  return {};
+}
+
+// Takes part in a round that was decided without this rank. If its request is on its way, the request receives the
+// result; otherwise the result is kept for it.
+Status Negotiator::State::miss(PlanItem item, NegotiatorSet& set, PlannedTensor& tensor, Outcome& outcome) {
+  if (!tensor.signature->deadline) return nonsense_decision("a plan without this rank, but without a deadline");
+  NegotiatorOperation& operation = *operation_of(item);
+  if (operation.stage == NegotiatorOperation::Stage::idle) {
+    tensor.is_kept = true;
+    return {};
+  }
+  if (operation.stage == NegotiatorOperation::Stage::queued) std::erase(set.queue, &operation);
+  const SignaturePtr own = operation.request.signature;
+  const Ticket ticket = take_ticket(operation);
+  if (agree(*tensor.signature, *own)) tensor.ticket = ticket;
+  else outcome.refusals.push_back({ticket, decided_differently(*tensor.signature, *own)});
   return {};
 }
 

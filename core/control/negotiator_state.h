@@ -75,6 +75,7 @@ struct Negotiator::State {
   Status apply_plan(const DecidedPlan& decided, uint64_t number, Outcome& outcome);
   Status look_up(PlanItem item, const NegotiatorSet& set, PlannedTensor& tensor) const;
   Status take_part(PlanItem item, const NegotiatorSet& set, PlannedTensor& tensor);
+  Status miss(PlanItem item, NegotiatorSet& set, PlannedTensor& tensor, Outcome& outcome);
   NegotiatorOperation* operation_of(PlanItem item) const;
   Status apply_refusals(Outcome& outcome);
   Status apply_cache_changes();

@@ -36,6 +36,12 @@ RankBits OperationEntry::missing() const {
   return ranks;
 }
 
+RankBits OperationEntry::absentees() const {
+  RankBits ranks = set->bits;
+  ranks -= submitted;
+  return ranks;
+}
+
 const Signature& OperationEntry::signature_of(int32_t rank) const {
   for (const Dissent& dissent : dissents) {
     if (dissent.rank == rank) return *dissent.signature;
@@ -90,6 +96,7 @@ void OperationTable::close(OperationEntry& entry) {
   entry.submitted.clear();
   entry.submissions = 0;
   entry.absences = 0;
+  entry.is_past_deadline = false;
   entry.is_agreed = false;
   entry.is_answered = false;
   if (entry.id) {

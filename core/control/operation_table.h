@@ -28,6 +28,7 @@ struct OperationEntry {
   RankBits participants() const;        // the set's members; the two ranks of a send; those of an addition
   bool is_complete() const;             // every participant has submitted or joined
   RankBits missing() const;             // participants that have done neither
+  RankBits absentees() const;           // members that have not submitted
   bool is_broken() const;               // a participant has said goodbye
   const Signature& signature_of(int32_t rank) const;
 
@@ -50,6 +51,7 @@ struct OperationEntry {
   std::vector<int64_t> rows;            // ragged kinds only: row_counts_each() per member, in member order
   Arrivals arrivals;                    // times of the submissions
   Nanoseconds next_stall_report = 0;
+  bool is_past_deadline = false;        // it has a deadline, which has passed
   bool is_candidate = false;            // decide() examines it
   bool is_agreed = false;               // all members agree; only its group may still delay it
   bool is_answered = false;             // planned or refused; close() follows at the end of the decision

@@ -52,6 +52,7 @@ RelayedOperation& Relay::State::find_or_create(const Signature& signature) {
   operation.name = signature.name;
   operation.by_id = HeldRequest(places);
   operation.held = operation.forwarded = RankBits(places);
+  operation.has_deadline = signature.deadline.has_value();
   operation.is_of_some = traits(signature.kind).is_of_a_pair || signature.is_addition_by_members();
   if (operation.is_of_some) operation.participants = places_of(participants_of(signature));
   operations.emplace(operation.key(), &operation);
@@ -103,7 +104,7 @@ void Relay::State::hold(RelayedOperation& operation, HeldRequest& same, const He
   same.arrivals.merge(request.arrivals);
   operation.held |= request.by;
   operation.oldest = std::min(operation.oldest, request.arrivals.first);
-  if (is_complete(operation) || now - operation.oldest >= rule.hold) release(operation);
+  if (operation.has_deadline || is_complete(operation) || now - operation.oldest >= rule.hold) release(operation);
 }
 
 // Returns whether all ranks of the subtree that can still request the operation have done so.
@@ -204,7 +205,7 @@ void Relay::State::give(RelayedOperation& operation) {
   }
   operation.in_full.clear();
   operation.forwarded |= operation.held;
-  if (is_complete(operation)) operation.forwarded.clear();
+  if (operation.has_deadline || is_complete(operation)) operation.forwarded.clear();
   operation.held.clear();
   operation.oldest = never;
   others.splice(others.begin(), held, operation.place);

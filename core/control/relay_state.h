@@ -49,6 +49,7 @@ struct RelayedOperation {
   RankBits forwarded;                    // ranks whose requests were forwarded while others are missing
   Nanoseconds oldest = never;            // earliest arrival of a held request
   bool is_released = false;
+  bool has_deadline = false;             // forwarded at once, because the coordinator decides whom it waits for
 };
 
 // Returns the ranks that take part in an operation in which only some ranks of its set do.

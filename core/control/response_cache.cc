@@ -30,8 +30,9 @@ std::span<const int64_t> rows_at(const Signature& signature, const std::vector<i
 bool agree(const Signature& a, const Signature& b) {
   return a.dtype == b.dtype && same_shape(a, b) && a.reduce_op == b.reduce_op && a.root == b.root &&
          a.destination == b.destination && a.prescale == b.prescale && a.postscale == b.postscale &&
-         same_kind_of_device(a, b) && a.layout == b.layout && a.group_id == b.group_id &&
-         a.group_size == b.group_size && a.splits.size() == b.splits.size();
+         a.wire_format == b.wire_format && same_kind_of_device(a, b) && a.layout == b.layout &&
+         a.group_id == b.group_id && a.group_size == b.group_size && a.splits.size() == b.splits.size() &&
+         a.deadline == b.deadline;
 }
 
 bool answers(const Signature& cached, const std::vector<int64_t>& rows, const Signature& request, size_t members,

@@ -77,7 +77,7 @@ void StallInspector::answered(StalledRankReport wait_report) {
 void StallInspector::inspect(Nanoseconds now, OperationTable& table, const ProcessSets& sets, const Groups& groups,
                              const RankNames& names, Decision& decision) {
   if (is_awaiting(now)) return;
-  std::vector<Cause> causes = find_causes(table, sets, groups);
+  std::vector<Cause> causes = find_causes(now, table, sets, groups);
   next_report_ = never;
   const bool any_due = std::any_of(causes.begin(), causes.end(), [&](const Cause& cause) { return due(cause) <= now; });
   if (any_due && !inquiry_.is_open) return ask(causes, now, decision);
@@ -113,10 +113,12 @@ void StallInspector::ask(const std::vector<Cause>& causes, Nanoseconds now, Deci
   decision.asked = inquiry_.asked;
 }
 
-std::vector<StallInspector::Cause> StallInspector::find_causes(OperationTable& table, const ProcessSets& sets,
-                                                               const Groups& groups) {
+std::vector<StallInspector::Cause> StallInspector::find_causes(Nanoseconds now, OperationTable& table,
+                                                               const ProcessSets& sets, const Groups& groups) const {
   std::vector<Cause> causes;
   for (OperationEntry& entry : table.pending()) {
+    const bool has_time = entry.proposed->deadline && !entry.is_past_deadline;
+    if (has_time && now < later(entry.arrivals.first, deadline_)) continue;  // its deadline takes care of late ranks
     RankBits missing = entry.is_agreed ? groups.missing(entry) : entry.missing();
     auto cause = std::find_if(causes.begin(), causes.end(),
                               [&](const Cause& known) { return known.set == entry.set && known.missing == missing; });

@@ -59,7 +59,8 @@ class StallInspector {
     std::vector<StalledRankReport> answers;
   };
 
-  static std::vector<Cause> find_causes(OperationTable& table, const ProcessSets& sets, const Groups& groups);
+  std::vector<Cause> find_causes(Nanoseconds now, OperationTable& table, const ProcessSets& sets,
+                                 const Groups& groups) const;
   Stall describe(const Cause& cause, Nanoseconds now) const;
   Nanoseconds due(const Cause& cause) const;
   bool is_awaiting(Nanoseconds now) const;

@@ -42,6 +42,9 @@ std::string describe_root(const Signature& s) {
 std::string describe_scales(const Signature& s) {
   return format("prescale factor %.17g and postscale factor %.17g", s.prescale, s.postscale);
 }
+std::string describe_wire_format(const Signature& s) {
+  return format("the wire format %s", wire_format_name(s.wire_format));
+}
 std::string describe_device(const Signature& s) {
   return s.device < 0 ? "a tensor on the CPU" : format("a tensor on device %d", s.device);
 }
@@ -51,6 +54,11 @@ std::string describe_layout(const Signature& s) {
 std::string describe_group(const Signature& s) {
   if (s.group_id == 0) return "no group";
   return format("group %lld of %d tensors", static_cast<long long>(s.group_id), s.group_size);
+}
+std::string describe_deadline(const Signature& s) {
+  if (!s.deadline) return "no deadline";
+  return format("a deadline of %g s and a quorum of %d ranks", static_cast<double>(s.deadline->after) / 1e9,
+                s.deadline->quorum);
 }
 std::string describe_splits(const Signature& s) { return format("%zu splits", s.splits.size()); }
 
@@ -78,6 +86,8 @@ constexpr Field fields[] = {
      "every rank must pass the same root rank"},
     {[](const Signature& a, const Signature& b) { return a.prescale != b.prescale || a.postscale != b.postscale; },
      describe_scales, "every rank must pass the same factors"},
+    {[](const Signature& a, const Signature& b) { return a.wire_format != b.wire_format; }, describe_wire_format,
+     "every rank must pass the same wire format, or compression"},
     {[](const Signature& a, const Signature& b) { return !same_kind_of_device(a, b); }, describe_device,
      "every rank's tensor must be on the same kind of device"},
     {[](const Signature& a, const Signature& b) { return a.layout != b.layout; }, describe_layout,
@@ -86,6 +96,8 @@ constexpr Field fields[] = {
      describe_group, "every rank must group the same tensors"},
     {[](const Signature& a, const Signature& b) { return a.splits.size() != b.splits.size(); }, describe_splits,
      "every rank must pass as many splits"},
+    {[](const Signature& a, const Signature& b) { return a.deadline != b.deadline; }, describe_deadline,
+     "every rank must pass the same deadline and quorum"},
 };
 
 struct Opinion {
@@ -146,6 +158,13 @@ Status validate_pair(const OperationEntry& entry, const RankNames& names) {
                                       quoted(entry.name) + "; send only to and from ranks that still have data"));
 }
 
+// Refuses an operation with a deadline once a rank has joined: ranks count the rounds of a name by themselves, and
+// those of the rank that has joined would lag behind.
+Status validate_rounds(const OperationEntry& entry, const RankNames& names) {
+  return Status(SRT_MISMATCH, bounded(list_ranks(entry.set->joined.ranks(), names) + " has joined, and " +
+                                      quoted(entry.name) + " has a deadline; join() and deadlines cannot be combined"));
+}
+
 Status validate_root(const OperationEntry& entry, const RankNames& names) {
   const int32_t root = entry.proposed->root;
   const auto& members = entry.set->members;
@@ -181,7 +200,18 @@ std::string bounded(std::string text) { return shortened(text, longest_text); }
 Status validate(const OperationEntry& entry, const RankNames& names) {
   if (!entry.dissents.empty()) return disagreement(entry, names);
   if (traits(entry.kind).is_of_a_pair) return validate_pair(entry, names);
+  if (entry.proposed->deadline && entry.set->joined_count) return validate_rounds(entry, names);
   return traits(entry.kind).has_root && moves_tensors(entry.kind) ? validate_root(entry, names) : Status();
+}
+
+Status decided_differently(const Signature& decided, const Signature& own) {
+  for (const Field& field : fields) {
+    if (!field.differs(decided, own)) continue;
+    return Status(SRT_MISMATCH, bounded(quoted(own.name) + " was decided without this rank, which was late, with " +
+                                        field.describe(decided) + ", and this rank has " + field.describe(own) + "; " +
+                                        field.advice));
+  }
+  return Status(SRT_MISMATCH, quoted(own.name) + " was decided without this rank, which was late, and differs");
 }
 
 Status kinds_differ(std::span<OperationEntry* const> same_name, const RankNames& names) {

@@ -23,6 +23,9 @@ std::string bounded(std::string text);
 // Returns ok if all ranks that submitted a complete entry can take part in one operation.
 Status validate(const OperationEntry& entry, const RankNames& names);
 
+// Returns the error for a late rank whose request does not agree with the round that was decided without it.
+Status decided_differently(const Signature& decided, const Signature& own);
+
 // Returns the error for a name that all members have submitted, but not for the same kind of operation.
 Status kinds_differ(std::span<OperationEntry* const> same_name, const RankNames& names);
 

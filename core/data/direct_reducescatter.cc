@@ -13,7 +13,6 @@ class DirectReducescatter final : public LinkOperation {
     int64_t most = 0;
     for (const ScatterList& part : transfer().outgoing) most = std::max(most, part.bytes());
     steps = 2 * ((most + chunk_bytes() - 1) / chunk_bytes());
-    bodies_.resize(member_count());
   }
 
  private:
@@ -34,19 +33,10 @@ class DirectReducescatter final : public LinkOperation {
     const auto [begin, end] = range(transfer().own, round);
     finished = begin == end;
     if (finished) return Status::ok();
-    bool all_here = true;
-    for (size_t member = 0; member < member_count(); ++member) {
-      if (member == transfer().own) continue;
-      std::span<const uint8_t> body;
-      SIRTAKI_TRY(arrived(member, round, end - begin, body));
-      bodies_[member] = body.data();
-      if (!body.data()) all_here = false;
-    }
-    if (!all_here) return Status::ok();
+    SIRTAKI_TRY(all_arrived(round, end - begin, bodies_, finished));
+    if (!finished) return Status::ok();
     reduce(bodies_, list, begin, end, scratch_);
-    for (size_t member = 0; member < member_count(); ++member)
-      if (member != transfer().own) consume(member);
-    finished = true;
+    consume_all();
     return Status::ok();
   }
 

@@ -63,6 +63,7 @@ std::shared_ptr<Transfer> Hierarchical::among(const Members& members, Kind kind)
   transfer->dtype = whole_->dtype;
   transfer->reduce_op = whole_->reduce_op;
   transfer->times = whole_->times;
+  transfer->wire_bytes = whole_->wire_bytes;
   transfer->own = index_in(members, whole_->own);
   for (size_t member : members) transfer->members.push_back(whole_->members[member]);
   return transfer;

@@ -6,11 +6,13 @@
 // A large plan is cut into pieces, so that the network transfers one while others go through shared memory. Sums
 // within a host are in rank order, and so are sums between hosts: every run gives the same bits as long as the ranks
 // are on the same hosts. Sums are sent in the tensors' own dtype: 16-bit floats are rounded once within a host and
-// once between hosts.
+// once between hosts. A wire format is used between hosts only; then pieces and slices are cut where blocks begin.
 #include <algorithm>
+#include <optional>
 
 #include "data/hierarchical.h"
 #include "data/packing.h"
+#include "data/wire_blocks.h"
 
 namespace sirtaki {
 namespace {
@@ -19,12 +21,14 @@ class HierarchicalAllreduce final : public Hierarchical {
  public:
   HierarchicalAllreduce(const HierarchyParts& parts, TransferPtr transfer)
       : Hierarchical(parts, std::move(transfer)), carriers_(local().size()) {
+    if (whole().wire_format != WireFormat::exact) blocks_.emplace(whole().buffer);
     for (const Members& members : hosts()) carriers_ = std::min(carriers_, members.size());
     if (is_carrier()) {
       for (const Members& members : hosts()) counterparts_.push_back(members[own_place()]);
     }
     const int64_t total = whole().buffer.bytes(), each = bytes_a_piece();
-    const int64_t pieces = (total + each - 1) / each;
+    int64_t pieces = (total + each - 1) / each;
+    if (pieces > 1 && border((pieces - 1) * each) == total) --pieces;
     summed_.resize(static_cast<size_t>(pieces), no_phase);
     // A piece is scattered before the previous one is gathered, so that ranks have work while the network transfers.
     for (int64_t i = 0; i <= pieces; ++i) {
@@ -40,10 +44,14 @@ class HierarchicalAllreduce final : public Hierarchical {
   // Returns a slice of the whole buffer; an empty one if the rank at this place is no carrier.
   ScatterList slice(int64_t piece, size_t place) const {
     if (place >= carriers_) return {};
-    const int64_t begin = piece * bytes_a_piece();
-    const Slice part = slice_of(std::min(bytes_a_piece(), whole().buffer.bytes() - begin), carriers_, place);
-    return whole().buffer.part(begin + part.begin, begin + part.begin + part.bytes);
+    const int64_t begin = border(piece * bytes_a_piece());
+    const int64_t end = border(std::min((piece + 1) * bytes_a_piece(), whole().buffer.bytes()));
+    const Slice part = slice_of(end - begin, carriers_, place);
+    return whole().buffer.part(border(begin + part.begin), border(begin + part.begin + part.bytes));
   }
+
+  // Returns the position, or the next one at which the buffer may be cut.
+  int64_t border(int64_t position) const { return blocks_ ? blocks_->border(position) : position; }
 
   void begin_piece(int64_t piece) {
     const ScatterList own = is_alone() ? slice(piece, 0) : with_memory(slice(piece, own_place()));
@@ -52,6 +60,7 @@ class HierarchicalAllreduce final : public Hierarchical {
       auto transfer = among(counterparts_, Kind::allreduce);
       if (is_alone()) transfer->prescale = whole().prescale;
       transfer->postscale = whole().postscale;
+      transfer->wire_format = whole().wire_format;
       transfer->buffer = is_alone() ? own : in_place(own);
       summed_[static_cast<size_t>(piece)] = add_between(std::move(transfer), scattered);
     }
@@ -74,6 +83,7 @@ class HierarchicalAllreduce final : public Hierarchical {
     add_local(std::move(transfer), summed_[static_cast<size_t>(piece)]);
   }
 
+  std::optional<WireBlocks> blocks_;  // of the buffer, if its sums are encoded between hosts
   size_t carriers_;             // number of slices: the members of the smallest host
   Members counterparts_;        // the carriers of this rank's slice, in the order of hosts
   std::vector<int> summed_;     // by piece: the phase that sums this rank's slice

@@ -154,6 +154,24 @@ Status LinkOperation::arrived(size_t member, int64_t tag, int64_t bytes, std::sp
   return Status::ok();
 }
 
+Status LinkOperation::all_arrived(int64_t tag, int64_t bytes, std::vector<const uint8_t*>& bodies, bool& all_here) {
+  all_here = true;
+  bodies.resize(member_count());
+  for (size_t member = 0; member < member_count(); ++member) {
+    if (member == transfer_->own) continue;
+    std::span<const uint8_t> body;
+    SIRTAKI_TRY(arrived(member, tag, bytes, body));
+    bodies[member] = body.data();
+    if (!body.data()) all_here = false;
+  }
+  return Status::ok();
+}
+
+void LinkOperation::consume_all() {
+  for (size_t member = 0; member < member_count(); ++member)
+    if (member != transfer_->own) consume(member);
+}
+
 bool LinkBackend::serves(const Transfer& transfer) const {
   if (transfer.device >= 0) return false;
   for (size_t member = 0; member < transfer.members.size(); ++member)
@@ -175,6 +193,7 @@ std::unique_ptr<Operation> LinkBackend::start(TransferPtr transfer) {
 }
 
 std::unique_ptr<Operation> LinkBackend::start_allreduce(TransferPtr transfer) const {
+  if (transfer->wire_format != WireFormat::exact) return make_quantised_allreduce(setting_, std::move(transfer));
   switch (choose_algorithm(wish_, count_members(transfer->members, host_of_), transfer->buffer.bytes())) {
     case Algorithm::ring: return make_ring_allreduce(setting_, std::move(transfer));
     case Algorithm::recursive_doubling: return make_recursive_doubling(setting_, std::move(transfer));

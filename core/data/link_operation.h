@@ -33,6 +33,7 @@ class LinkOperation : public Operation {
 
   const Transfer& transfer() const { return *transfer_; }
   const DTypeKernels& arithmetic() const { return *kernels_; }
+  const WireKernels& wire_kernels() const { return *setting_.kernels.wire(transfer_->wire_format); }
   size_t member_count() const { return transfer_->members.size(); }
   int64_t chunk_bytes() const { return setting_.chunk_bytes; }
   ReduceKernel reduce_kernel() const { return arithmetic().reduce[static_cast<int>(transfer_->reduce_op)]; }
@@ -47,6 +48,10 @@ class LinkOperation : public Operation {
   // arrived.
   Status arrived(size_t member, int64_t tag, int64_t bytes, std::span<const uint8_t>& body);
   void consume(size_t member) { link(member).pop(); }
+
+  // The same for the next frames from all other members, with the bodies by member.
+  Status all_arrived(int64_t tag, int64_t bytes, std::vector<const uint8_t*>& bodies, bool& all_here);
+  void consume_all();
 
   // Send a list's bytes [begin, end): its prescaled inputs; its results, which are in `scratch` if the list has no
   // output for them. Bytes that can be sent unchanged from the users' memory are not copied.
@@ -99,6 +104,8 @@ class LinkBackend final : public Backend {
 std::unique_ptr<Operation> make_direct_allreduce(const LinkSetting& setting, TransferPtr transfer);
 std::unique_ptr<Operation> make_ring_allreduce(const LinkSetting& setting, TransferPtr transfer);
 std::unique_ptr<Operation> make_recursive_doubling(const LinkSetting& setting, TransferPtr transfer);
+// All-reduce in a wire format with blocks.
+std::unique_ptr<Operation> make_quantised_allreduce(const LinkSetting& setting, TransferPtr transfer);
 std::unique_ptr<Operation> make_link_broadcast(const LinkSetting& setting, TransferPtr transfer);
 std::unique_ptr<Operation> make_link_reducescatter(const LinkSetting& setting, TransferPtr transfer);
 // All-gather and all-to-all.

@@ -25,6 +25,9 @@ struct Transfer {
   Kind kind = Kind::allreduce;
   DType dtype = DType::float32;
   ReduceOp reduce_op = ReduceOp::sum;
+  // All-reduce: the format between ranks that share no memory. If it has blocks, each piece of the buffer is a tensor,
+  // or begins with a block of one.
+  WireFormat wire_format = WireFormat::exact;
   Scale prescale, postscale;
   int32_t device = -1;
   std::vector<int32_t> members;      // world ranks, ascending
@@ -32,6 +35,7 @@ struct Transfer {
   size_t root = 0;                   // the root's index
   ScatterList buffer;                // all-reduce, broadcast: the tensors. All-gather: this rank's input
   TransferTimes* times = nullptr;    // filled in while the transfer runs; nullptr: not wanted
+  WireBytes* wire_bytes = nullptr;   // likewise
   std::vector<ScatterList> outgoing; // data for each member, where each gets its own. If the output is a
                                       // member's rows (plan/kind.h), this rank's own part has the output too
   std::vector<ScatterList> incoming;  // all-gather, all-to-all: memory for the data from each member. This rank's own

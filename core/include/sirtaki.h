@@ -61,11 +61,23 @@ enum {
 };
 enum { SRT_SUM = 0, SRT_AVERAGE = 1, SRT_MIN = 2, SRT_MAX = 3, SRT_PRODUCT = 4, SRT_ADASUM = 5 };
 
+/* The format in which an all-reduce sends its elements between ranks that share no memory. A format with blocks has one
+ * scale for each block of a tensor, its largest magnitude, and one code per element. */
+enum {
+  SRT_WIRE_EXACT = 0,         /* as they are */
+  SRT_WIRE_INT8 = 1,          /* integers from -127 to 127 */
+  SRT_WIRE_FP8 = 2            /* 8-bit floats (e4m3) up to 448 */
+};
+
 enum {
   SRT_REQUEST_ABSENT = 1,     /* this rank contributes nothing new; see srt_request.flags */
-  SRT_REQUEST_QUEUE_SAME_NAME = 2 /* a request whose name is in flight is queued, not rejected */
+  SRT_REQUEST_QUEUE_SAME_NAME = 2, /* a request whose name is in flight is queued, not rejected */
+  SRT_REQUEST_DEADLINE = 4 /* the all-reduce may be decided without ranks that are late; see srt_request.deadline */
 };
-enum { SRT_RESULT_UNTOUCHED = 1 }; /* absent on all ranks: the output was not written */
+enum {
+  SRT_RESULT_UNTOUCHED = 1, /* absent on all ranks: the output was not written */
+  SRT_RESULT_LATE = 2 /* this rank was late: the result is that of the other ranks */
+};
 
 typedef struct srt_error {
   srt_status status;
@@ -74,24 +86,30 @@ typedef struct srt_error {
 
 typedef struct srt_status_entry {
   srt_status status;
-  const char *name;           /* "mismatch" */
-  int32_t fatal;              /* 1: the context is dead after it */
+  const char *name; /* "mismatch" */
+  int32_t fatal; /* 1: the context is dead after it */
 } srt_status_entry;
 
 typedef struct srt_dtype {
-  int32_t code;               /* the value for srt_request.dtype */
-  const char *name;           /* "float32" */
-  int32_t bytes;              /* size of one element */
-  int32_t reduce_ops;         /* bits 1 << SRT_SUM and so on: valid reductions; every dtype can be moved */
+  int32_t code; /* the value for srt_request.dtype */
+  const char *name; /* "float32" */
+  int32_t bytes; /* size of one element */
+  int32_t reduce_ops; /* bits 1 << SRT_SUM and so on: valid reductions; every dtype can be moved */
 } srt_dtype;
 
+typedef struct srt_wire_format {
+  int32_t code; /* SRT_WIRE_*: the value for srt_request.wire_format */
+  const char *name; /* "int8" */
+  int32_t block_elements; /* elements with a common scale; 0: it has no blocks */
+} srt_wire_format;
+
 typedef struct srt_knob {
-  const char *name;           /* "fusion_threshold"; the environment variable is SIRTAKI_FUSION_THRESHOLD */
-  const char *type;           /* "integer", "bytes", "seconds", "boolean", "choice" or "path" */
+  const char *name; /* "fusion_threshold"; the environment variable is SIRTAKI_FUSION_THRESHOLD */
+  const char *type; /* "integer", "bytes", "seconds", "boolean", "choice" or "path" */
   const char *default_value;
-  const char *choices;        /* "auto|shm|socket" for a choice, else "" */
+  const char *choices; /* "auto|shm|socket" for a choice, else "" */
   const char *help;
-  int32_t agreed;             /* 1: all ranks of a job must have the same value */
+  int32_t agreed; /* 1: all ranks of a job must have the same value */
 } srt_knob;
 
 /* The identity of a rank in messages. */
@@ -106,21 +124,21 @@ typedef struct srt_topology {
   int32_t rank, size;
   int32_t local_rank, local_size;
   int32_t cross_rank, cross_size;
-  const srt_peer *peers;      /* `size` entries, by rank */
+  const srt_peer *peers; /* `size` entries, by rank */
 } srt_topology;
 
 /* Resources shared by the ranks of one host. Descriptors are duplicated: the caller may close its own. */
 typedef struct srt_memory {
   uint32_t struct_size;
-  int32_t fd;                 /* from srt_memory_create, mapped by the core; -1 with an address */
-  uintptr_t address;          /* an existing mapping (ranks as threads of one process), else 0 */
-  int32_t slot;               /* this rank's index in the following arrays */
+  int32_t fd; /* from srt_memory_create, mapped by the core; -1 with an address */
+  uintptr_t address; /* an existing mapping (ranks as threads of one process), else 0 */
+  int32_t slot; /* this rank's index in the following arrays */
   int32_t slot_count;
-  const int32_t *ranks;       /* the rank in each slot, ascending */
+  const int32_t *ranks; /* the rank in each slot, ascending */
   const int32_t *engine_doorbells; /* one eventfd per slot: wakes that rank's engine thread */
   const int32_t *waiter_doorbells; /* one eventfd per slot: wakes that rank's waiting caller */
   const int32_t *process_fds; /* one pidfd per slot (readable when that process has ended); -1: none */
-  const int32_t *socket_fds;  /* one stream socket per slot, to that rank, watched only for end-of-stream; -1: none */
+  const int32_t *socket_fds; /* one stream socket per slot, to that rank, watched only for end-of-stream; -1: none */
 } srt_memory;
 
 typedef struct srt_tensor {
@@ -140,35 +158,43 @@ typedef struct srt_request {
   uint32_t struct_size;
   int32_t kind;
   int32_t dtype;
-  int32_t reduce_op;          /* all-reduce, reduce-scatter */
-  int32_t root;               /* broadcast, send: a rank of the world; process sets: see their kinds */
-  int32_t destination;        /* send: a rank of the world */
-  int32_t process_set;        /* 0: all ranks */
-  int32_t device;             /* -1: the CPU; else the GPU that the memory is on. A rank uses one GPU.
-                                 Join: the GPU on which this rank takes part in GPU operations of other
-                                 ranks, if it has not used one yet */
-  int32_t priority;           /* higher is sent first */
-  uint32_t flags;             /* SRT_REQUEST_*. An absent request contributes its input as it is or, without
-                                 an input, neutral elements (all-reduce). If it is absent on all ranks,
-                                 nothing happens (SRT_RESULT_UNTOUCHED) */
-  int32_t group_size;         /* members of the group; 0 without a group */
-  int64_t group_id;           /* members of a group complete together; 0: none. The same on all ranks */
-  const char *name;           /* UTF-8, 1 to 1,024 bytes; NULL: numbered per process set and kind */
-  int32_t dimensions;         /* up to 16 */
+  int32_t reduce_op; /* all-reduce, reduce-scatter */
+  int32_t root; /* broadcast, send: a rank of the world; process sets: see their kinds */
+  int32_t destination; /* send: a rank of the world */
+  int32_t process_set; /* 0: all ranks */
+  int32_t device; /* -1: the CPU; else the GPU that the memory is on. A rank uses one GPU.
+                     Join: the GPU on which this rank takes part in GPU operations of other
+                     ranks, if it has not used one yet */
+  int32_t priority; /* higher is sent first */
+  uint32_t flags; /* SRT_REQUEST_*. An absent request contributes its input as it is or, without
+                     an input, neutral elements (all-reduce). If it is absent on all ranks,
+                     nothing happens (SRT_RESULT_UNTOUCHED) */
+  int32_t group_size; /* members of the group; 0 without a group */
+  int64_t group_id; /* members of a group complete together; 0: none. The same on all ranks */
+  const char *name; /* UTF-8, 1 to 1,024 bytes; NULL: numbered per process set and kind */
+  int32_t dimensions; /* up to 16 */
   const int64_t *shape;
-  uint64_t layout;            /* 0: row-major; else any number that identifies the stride order */
-  const int64_t *splits;      /* all-to-all: rows of dimension 0 for each member of the process set */
+  uint64_t layout; /* 0: row-major; else any number that identifies the stride order */
+  const int64_t *splits; /* all-to-all: rows of dimension 0 for each member of the process set */
   int32_t split_count;
+  int32_t wire_format; /* SRT_WIRE_*. All-reduce of float32 on the CPU, SRT_SUM or SRT_AVERAGE; else
+                          SRT_WIRE_EXACT */
   double prescale, postscale; /* all-reduce, reduce-scatter; 1.0 for none */
   uintptr_t input;
-  uintptr_t output;           /* may be the input. Reduce-scatter: this rank's rows. All-gather, all-to-all: 0, or
-                                 memory for a result of output_bytes bytes. The core allocates another result if
-                                 it has another size, or would overwrite an input: see srt_output */
-  int64_t output_bytes;       /* all-gather, all-to-all with an output */
-  uintptr_t stream;           /* on a GPU: the CUDA stream whose work queued so far produces the input */
-  srt_complete_hook on_complete;   /* native callers only, else NULL */
-  srt_allocate_hook allocate;      /* native callers only, else NULL */
+  uintptr_t output; /* may be the input. Reduce-scatter: this rank's rows. All-gather, all-to-all: 0, or
+                       memory for a result of output_bytes bytes. The core allocates another result if
+                       it has another size, or would overwrite an input: see srt_output */
+  int64_t output_bytes; /* all-gather, all-to-all with an output */
+  uintptr_t stream; /* on a GPU: the CUDA stream whose work queued so far produces the input */
+  srt_complete_hook on_complete; /* native callers only, else NULL */
+  srt_allocate_hook allocate; /* native callers only, else NULL */
   void *user;
+  double deadline; /* with SRT_REQUEST_DEADLINE: seconds from the first rank's request, after which the
+                      all-reduce is decided without the ranks that are missing, if `quorum` ranks are there.
+                      Each rank's n-th request of a name belongs to round n: a late rank receives the
+                      result of each round that it has missed when it submits that round, with
+                      SRT_RESULT_LATE. An average divides by the contributors: srt_result_contributors */
+  int32_t quorum;
 } srt_request;
 
 /* Tables. Each count and entry is fixed for a build. */
@@ -177,10 +203,12 @@ int32_t srt_status_count(void);
 srt_status srt_status_get(int32_t index, srt_status_entry *out);
 int32_t srt_dtype_count(void);
 srt_status srt_dtype_get(int32_t index, srt_dtype *out);
+int32_t srt_wire_format_count(void);
+srt_status srt_wire_format_get(int32_t index, srt_wire_format *out);
 int32_t srt_knob_count(void);
 srt_status srt_knob_get(int32_t index, srt_knob *out);
-const char *srt_kernel_name(void);  /* the instruction set that reductions use here: "avx2" or "baseline" */
-int32_t srt_usable_cores(void);     /* by affinity and cgroup quotas, at least 1 */
+const char *srt_kernel_name(void); /* the instruction set that reductions use here: "avx2" or "baseline" */
+int32_t srt_usable_cores(void); /* by affinity and cgroup quotas, at least 1 */
 
 /* Configuration: knobs by name, each checked when it is set. */
 srt_config *srt_config_create(void);
@@ -190,9 +218,9 @@ void srt_config_destroy(srt_config *);
 
 /* Descriptors that bootstrap makes and passes between processes; each function returns -1 on failure. */
 int64_t srt_memory_bytes(const srt_config *, int32_t slot_count);
-int32_t srt_memory_create(int64_t bytes, srt_error *);  /* a sealed memfd, allocated and zeroed */
-int32_t srt_doorbell_create(srt_error *);               /* an eventfd */
-int32_t srt_process_open(srt_error *);                  /* a pidfd of the calling process */
+int32_t srt_memory_create(int64_t bytes, srt_error *); /* a sealed memfd, allocated and zeroed */
+int32_t srt_doorbell_create(srt_error *); /* an eventfd */
+int32_t srt_process_open(srt_error *); /* a pidfd of the calling process */
 
 /* Encryption: TLS 1.3, by OpenSSL, which is opened at run time. Each process generates its own certificate; both sides
  * of a connection receive the fingerprint (32 bytes, SHA-256) of the peer's beforehand, and accept no other. */
@@ -245,6 +273,13 @@ void srt_flush(srt_context *); /* negotiates what is queued, without waiting for
 srt_status srt_poll(srt_context *, srt_handle); /* SRT_IN_PROGRESS, or the operation's final status */
 /* Waits for all handles; the status is that of the first handle that failed. */
 srt_status srt_wait(srt_context *, const srt_handle *, int32_t count, int32_t timeout_ms);
+/* Watches operations that nobody waits for: srt_wait_watched reports each once, when it has ended or, on a GPU, as soon
+ * as srt_wait_on_stream would not block. Negotiates what is queued, without waiting for more. */
+srt_status srt_watch(srt_context *, const srt_handle *, int32_t count, srt_error *);
+/* Sleeps until watched operations can be reported, and writes their handles, in the order of their ends; `count`
+ * receives how many. It never drives the engine. SRT_IN_PROGRESS: the time is up. Any other failure is why the context
+ * is dead: all watched operations have been reported. */
+srt_status srt_wait_watched(srt_context *, srt_handle *out, int32_t capacity, int32_t *count, int32_t timeout_ms);
 /* Blocks until operations on GPU tensors are launched; from then on the CUDA stream waits for them, not the
  * host. A later failure ends the context, and is reported by the next call. */
 srt_status srt_wait_on_stream(srt_context *, const srt_handle *, int32_t count, uintptr_t stream, int32_t timeout_ms);
@@ -257,10 +292,16 @@ uint32_t srt_result(srt_context *, srt_handle); /* SRT_RESULT_* of a finished ha
 int64_t srt_result_number(srt_context *, srt_handle);
 /* Writes the rows received from each member in a finished all-to-all, at most `capacity` numbers; returns how many. */
 int32_t srt_result_splits(srt_context *, srt_handle, int64_t *out, int32_t capacity);
+/* Writes the ranks whose data is in the result of a finished all-reduce with a deadline, ascending, at most `capacity`;
+ * returns their count. */
+int32_t srt_result_contributors(srt_context *, srt_handle, int32_t *out, int32_t capacity);
 /* Writes the ranks of a process set, ascending, at most `capacity`; returns their count, -1 if there is no such set. */
 int32_t srt_process_set(srt_context *, int32_t number, int32_t *out, int32_t capacity);
 /* Returns how many of `rows` rows this rank receives from a reduce-scatter; 0 if it is not a member of the set. */
 int64_t srt_own_rows(srt_context *, int32_t process_set, int64_t rows);
+/* Returns 1 if wire formats have an effect on this rank's all-reduces in a process set: not all of its ranks share
+ * memory. */
+int32_t srt_has_wire_format(srt_context *, int32_t process_set);
 /* Writes this rank's topology; peers is NULL. */
 void srt_get_topology(srt_context *, srt_topology *out);
 const char *srt_handle_error(srt_context *, srt_handle); /* "" if none; valid until it is released */
@@ -284,6 +325,13 @@ typedef struct srt_gpu_library {
 /* Searches for both libraries, and counts the GPUs, without using any. */
 srt_status srt_gpu_libraries(const srt_config *, srt_gpu_library *cuda, srt_gpu_library *nccl, int32_t *devices);
 
+/* Error feedback: adds the residuals of the previous step to values, rounds the sums to what a wire format can express,
+ * and keeps the differences as the new residuals. An all-reduce then encodes the values without a further error. In a
+ * block with a NaN or an infinity all values become NaN, and the residuals remain as they were.
+ * values, residuals: addresses of `count` floats; residuals 0: there are none. squares: NULL, or room for the sums of
+ * squares of what was to be rounded and of the differences, over all other blocks. */
+srt_status srt_quantise(int32_t wire_format, uintptr_t values, uintptr_t residuals, int64_t count, double *squares);
+
 /* Totals of this rank so far. Times are in seconds. */
 typedef struct srt_statistics {
   uint32_t struct_size;
@@ -298,6 +346,8 @@ typedef struct srt_statistics {
   double bus_bytes; /* bytes that a rank has to send at least, with any algorithm */
   double waiting; /* time in which any operation waited for another rank to submit it */
   double moving; /* time in which data of any agreed operation moved */
+  int64_t unencoded_bytes; /* size of what this rank has sent in a wire format, before it was encoded */
+  int64_t encoded_bytes; /* its size as sent */
 } srt_statistics;
 
 /* Lateness of a rank: how often it was the last to submit an operation, and how much later than all others. */

@@ -49,7 +49,11 @@ void Observer::plan_begun(size_t tensors, int64_t bytes, double bus_bytes) {
   statistics_.moving.begin(moment_);
 }
 
-void Observer::plan_ended() { statistics_.moving.end(moment_); }
+void Observer::plan_ended(const WireBytes& sent) {
+  statistics_.wire_bytes.encoded += sent.encoded;
+  statistics_.wire_bytes.unencoded += sent.unencoded;
+  statistics_.moving.end(moment_);
+}
 
 void Observer::decision_applied() {
   if (timeline_.marks_decisions()) timeline_.add_decision(moment_);

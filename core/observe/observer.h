@@ -31,7 +31,7 @@ class Observer {
 
   // Each records a stage of a plan.
   void plan_begun(size_t tensors, int64_t bytes, double bus_bytes);
-  void plan_ended();
+  void plan_ended(const WireBytes& sent = {});
 
   void decision_applied();
 

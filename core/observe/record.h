@@ -41,6 +41,11 @@ struct TransferTimes {
   bool are_measured = false;
 };
 
+// The bytes that a plan has sent in a wire format: as sent, and as they would have been sent otherwise.
+struct WireBytes {
+  int64_t encoded = 0, unencoded = 0;
+};
+
 // The record of one operation. A time is 0 until its event happens. `number` counts operations from 1; 0 marks an
 // empty slot.
 struct OperationRecord {

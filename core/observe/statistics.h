@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "observe/record.h"
 
 namespace sirtaki {
 
@@ -42,6 +43,7 @@ struct Statistics {
   int64_t plans = 0, planned_tensors = 0, largest_plan = 0;
   int64_t bytes = 0;                         // size of this rank's tensors in those plans
   double bus_bytes = 0;                      // bytes that a rank has to send at least, with any algorithm
+  WireBytes wire_bytes;                      // sent in a wire format
   BusyTime waiting;                          // time of waiting for other ranks to submit an operation
   BusyTime moving;                           // time of moving data of agreed operations
   std::vector<Lateness> lateness;            // by rank, the same on all ranks

@@ -17,8 +17,9 @@ using RankNames = std::vector<std::string>;
 
 struct PlannedTensor {
   SignaturePtr signature;            // ragged kinds: rows are those of the first request at the coordinator
-  Ticket ticket = 0;                 // 0: this rank has joined and takes part with neutral elements
+  Ticket ticket = 0;                 // 0: this rank has joined, or is late, and takes part with neutral elements
   std::vector<int64_t> rows;  // ragged kinds only: row_counts_each() per member, in member order (0: it has joined)
+  bool is_kept = false;  // this rank is late: the result is kept until it submits this round
 };
 
 // One collective over one process set. All tensors have the same kind and device; for reductions also the same reduce
@@ -28,7 +29,8 @@ struct Plan {
   int32_t process_set = world_set;
   Kind kind = Kind::allreduce;
   std::vector<int32_t> members;  // world ranks, ascending; for a send its two ranks
-  int32_t contributors = 0;  // members that have not joined
+  int32_t contributors = 0;  // members that take part with data: they have not joined, and are not late
+  std::vector<int32_t> absentees;  // operations with a deadline only: members that do not contribute, ascending
   bool untouched = false;  // absent on every member: completes without touching memory
   std::vector<PlannedTensor> tensors;
 };

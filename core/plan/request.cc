@@ -1,5 +1,7 @@
 #include "plan/request.h"
 
+#include "base/status.h"
+
 namespace sirtaki {
 
 const char* reduce_op_name(ReduceOp op) {
@@ -12,6 +14,12 @@ const char* reduce_op_name(ReduceOp op) {
     case ReduceOp::adasum: return "adasum";
   }
   return "unknown reduce op";
+}
+
+std::string round_suffix(uint64_t round) { return format(" (round %llu)", static_cast<unsigned long long>(round)); }
+
+std::string Signature::series() const {
+  return deadline ? name.substr(0, name.size() - round_suffix(deadline->round).size()) : name;
 }
 
 }  // namespace sirtaki

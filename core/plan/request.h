@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/wire_format.h"
 #include "plan/kind.h"
 #include "sirtaki.h"
 
@@ -41,6 +43,20 @@ constexpr int32_t world_set = 0;           // the process set of all ranks
 constexpr size_t longest_name = 1'024;     // bytes
 constexpr size_t most_dimensions = 16;     // limit of a tensor; a process set's member list may be longer
 
+// The terms under which an all-reduce is decided without some of its ranks. Each rank's n-th request of a name belongs
+// to round n, and the round is part of the operation's name: rounds are operations of their own, so that a request that
+// arrives after its round was decided is never taken for one of the next round.
+struct Deadline {
+  int64_t after = 0;  // nanoseconds from the first rank's request
+  int32_t quorum = 1;  // ranks that must be there
+  uint64_t round = 1;
+
+  bool operator==(const Deadline&) const = default;
+};
+
+// Returns the part that a round appends to the name of its operation.
+std::string round_suffix(uint64_t round);
+
 struct Signature {
   std::string name;
   Kind kind = Kind::allreduce;
@@ -54,12 +70,29 @@ struct Signature {
   int32_t group_size = 0;
   int64_t group_id = 0;
   uint64_t layout = 0;
+  WireFormat wire_format = WireFormat::exact;
   double prescale = 1.0;
   double postscale = 1.0;
   std::vector<int64_t> shape;
   std::vector<int64_t> splits;  // all-to-all only: rows for each member
+  std::optional<Deadline> deadline;
 
   bool operator==(const Signature&) const = default;
+
+  // Returns whether wire formats with blocks exist for it: sums of floats, which are then in host memory.
+  bool may_be_encoded() const {
+    return kind == Kind::allreduce && dtype == DType::float32 &&
+           (reduce_op == ReduceOp::sum || reduce_op == ReduceOp::average);
+  }
+
+  // Returns whether it may have a deadline: a sum whose terms may be left out, of a tensor in host memory.
+  bool may_have_deadline() const {
+    return kind == Kind::allreduce && (reduce_op == ReduceOp::sum || reduce_op == ReduceOp::average) && device < 0 &&
+           group_id == 0 && wire_format == WireFormat::exact && process_set == world_set;
+  }
+
+  // Returns the name without its round: all rounds of an operation with a deadline have the same.
+  std::string series() const;
 
   // Returns whether only the ranks of the new process set submit it.
   bool is_addition_by_members() const { return kind == Kind::add_process_set && root != 0; }

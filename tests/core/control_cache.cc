@@ -39,7 +39,7 @@ TEST(every_property_of_a_cached_request_counts) {
   const Signature known = allreduce("x");
   world.submit(0, known);
   world.round();
-  for (int change = 0; change < 6; ++change) {
+  for (int change = 0; change < 7; ++change) {
     Signature other = known;
     if (change == 0) other.shape = {5};
     if (change == 1) other.dtype = DType::int32;
@@ -47,6 +47,7 @@ TEST(every_property_of_a_cached_request_counts) {
     if (change == 3) other.postscale = 0.25;
     if (change == 4) other.layout = 1;
     if (change == 5) other = in_group(known, 3, 1);
+    if (change == 6) other.wire_format = WireFormat::int8;
     for (const Signature& next : {other, known}) {
       world.submit(0, next);
       world.round();

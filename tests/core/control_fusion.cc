@@ -54,6 +54,7 @@ TEST(only_what_is_alike_fuses) {
   CHECK_EQUAL(fused({a, changed(b, [](Signature& s) { s.reduce_op = ReduceOp::average; })}), "a | b");
   CHECK_EQUAL(fused({a, changed(b, [](Signature& s) { s.prescale = 2; })}), "a | b");
   CHECK_EQUAL(fused({a, changed(b, [](Signature& s) { s.postscale = 2; })}), "a | b");
+  CHECK_EQUAL(fused({a, changed(b, [](Signature& s) { s.wire_format = WireFormat::int8; })}), "a | b");
   CHECK_EQUAL(fused({a, changed(b, [](Signature& s) { s.device = 0; })}), "a | b");
   CHECK_EQUAL(fused({a, changed(b, [](Signature& s) { s.layout = 9; })}), "a b");
   CHECK_EQUAL(fused({a, changed(b, [](Signature& s) { s.root = 1; })}), "a | b");  // the root has no meaning there

@@ -122,6 +122,26 @@ TEST(requests_that_can_be_nobodys_are_refused_with_the_name_of_the_rank) {
   CHECK_EQUAL(told(sending("x", 2, 0)).code(), SRT_OK);
 }
 
+TEST(plans_without_ranks_are_only_for_rounds_of_members) {
+  const auto without = [](const Signature& signature, std::vector<int32_t> absentees, int32_t contributors) {
+    return Listener(signature).says([&](Decision& decision) {
+      decision.plans[0].absentees = absentees;
+      decision.plans[0].contributors = contributors;
+    });
+  };
+  Signature round = allreduce("x (round 1)");
+  round.deadline = Deadline{0, 1, 1};
+  CHECK_EQUAL(without(round, {1}, 2).hear().code(), SRT_OK);
+  CHECK_EQUAL(without(round, {0}, 2).hear().code(), SRT_OK);
+  LIE(without(allreduce("x"), {0}, 2));
+  LIE(without(round, {1}, 3));
+  LIE(without(round, {0}, 1));
+  LIE(without(round, {3}, 2));
+  LIE(without(round, {-1}, 2));
+  LIE(without(round, {2, 1}, 1));
+  LIE(without(round, {1, 1}, 1));
+}
+
 TEST(a_cached_send_is_not_for_others_to_repeat) {
   World world(3);
   world.submit_from({0, 1}, sending("x", 0, 1));

@@ -54,10 +54,11 @@ TEST(report_survives_the_wire) {
   REQUIRE(report.wait_report.has_value());
   CHECK_EQUAL(report.wait_report->waits_for, "other");
   CHECK(report.wait_report->frames == rich_rank_report().frames);
-  REQUIRE(report.full_requests.size() == 2);
+  REQUIRE(report.full_requests.size() == 3);
   CHECK(*report.full_requests[0].signature == rich_signature());
   CHECK(report.full_requests[0].absent);
   CHECK(*report.full_requests[1].signature == add_set({0, 1, 2}));
+  CHECK(*report.full_requests[2].signature == signature_with_deadline());
 }
 
 TEST(nothing_may_follow_a_message) {
@@ -75,7 +76,9 @@ TEST(decision_survives_the_wire) {
   REQUIRE(decision.plans.size() == rich_decision().plans.size());
   CHECK_EQUAL(decision.number, 13u);
   CHECK_EQUAL(decision.plans[0].items, rich_decision().plans[0].items);
-  CHECK(decision.plans[0].untouched);
+  CHECK(decision.plans[0].untouched && decision.plans[0].absentees.empty());
+  CHECK(!decision.plans[1].untouched);
+  CHECK_EQUAL(decision.plans[1].absentees, (std::vector<int32_t>{0, 3}));
   CHECK(*decision.responses[0].signature == rich_signature());
   CHECK_EQUAL(decision.responses[0].rows, rich_decision().responses[0].rows);
   CHECK_EQUAL(decision.refusals[0].text, "ranks disagree");
@@ -124,7 +127,55 @@ TEST(unreasonable_signatures_are_refused) {
   Signature scaled = allreduce("x");
   scaled.prescale = __builtin_nan("");
   CHECK(!decodes(scaled));
+  Signature encoded = allreduce("x");
+  encoded.wire_format = WireFormat::int8;
+  CHECK(decodes(encoded));
+  for (void (*change)(Signature&) : {+[](Signature& s) { s.dtype = DType::bfloat16; },
+                                     +[](Signature& s) { s.reduce_op = ReduceOp::max; }, +[](Signature& s) {
+    s.device = 0;
+  }, +[](Signature& s) { s.wire_format = static_cast<WireFormat>(wire_format_count); }}) {
+    Signature unreasonable = encoded;
+    change(unreasonable);
+    CHECK(!decodes(unreasonable));
+  }
   CHECK(decodes(add_set(std::vector<int64_t>(1'000, 1'000'000))));
+}
+
+TEST(a_deadline_adds_bytes_only_where_there_is_one) {
+  const auto size_of = [](const Signature& signature) {
+    Report report;
+    report.full_requests = {{std::make_shared<Signature>(signature), false}};
+    return bytes_of(report).size();
+  };
+  Signature plain = signature_with_deadline();
+  plain.deadline.reset();
+  CHECK_EQUAL(size_of(signature_with_deadline()) - size_of(plain),
+              sizeof(int64_t) + sizeof(int32_t) + sizeof(uint64_t));
+}
+
+TEST(unreasonable_deadlines_are_refused) {
+  const auto decodes = [](void (*change)(Signature&)) {
+    Signature signature = signature_with_deadline();
+    change(signature);
+    Report report;
+    report.full_requests = {{std::make_shared<Signature>(signature), false}};
+    return decode(bytes_of(report), report);
+  };
+  CHECK(decodes(+[](Signature&) {}));
+  for (void (*change)(Signature&) : {
+           +[](Signature& s) { s.deadline->after = -1; },
+           +[](Signature& s) { s.deadline->quorum = 0; },
+           +[](Signature& s) { s.deadline->round = 0; },
+           +[](Signature& s) { s.deadline->round = 4; },
+           +[](Signature& s) { s.name = " (round 3)"; },
+           +[](Signature& s) { s.kind = Kind::broadcast; },
+           +[](Signature& s) { s.reduce_op = ReduceOp::max; },
+           +[](Signature& s) { s.device = 0; },
+           +[](Signature& s) { s.process_set = 1; },
+           +[](Signature& s) { s.wire_format = WireFormat::int8; },
+           +[](Signature& s) { s = in_group(s, 1, 2); },
+       })
+    CHECK(!decodes(change));
 }
 
 TEST(unreasonable_whereabouts_are_refused) {

@@ -26,6 +26,12 @@ inline Signature rich_signature() {
   return signature;
 }
 
+inline Signature signature_with_deadline() {
+  Signature signature = allreduce("grad.w (round 3)");
+  signature.deadline = Deadline{milliseconds(200), 2, 3};
+  return signature;
+}
+
 inline StalledRankReport rich_rank_report() {
   return {1, true, "other", {{"evaluate", "train.py", 88}, {"main", "/home/user/train.py", 120}}};
 }
@@ -38,7 +44,8 @@ inline Report rich_report() {
   report.present = {CacheId{5} << 24, (CacheId{6} << 24) + 1};
   report.absent = {CacheId{7} << 24};
   report.full_requests = {{std::make_shared<Signature>(rich_signature()), true},
-                          {std::make_shared<Signature>(add_set({0, 1, 2})), false}};
+                          {std::make_shared<Signature>(add_set({0, 1, 2})), false},
+                          {std::make_shared<Signature>(signature_with_deadline()), false}};
   report.joined = {0, 4};
   report.wait_report = rich_rank_report();
   return report;
@@ -48,7 +55,7 @@ inline Decision rich_decision() {
   Decision decision;
   decision.number = 13;
   decision.first_plan = 40;
-  decision.plans = {{4, 2, true, {CacheId{5} << 24, is_response}}};
+  decision.plans = {{4, 2, true, {CacheId{5} << 24, is_response}}, {0, 2, false, {is_response}, {0, 3}}};
   decision.responses = {{std::make_shared<Signature>(rich_signature()), {3, 0, 9}, CacheId{8} << 24}};
   decision.refusals = {{0, Kind::broadcast, "x", {0, 2}, SRT_MISMATCH, "ranks disagree"}};
   decision.retired = {CacheId{1} << 24};

@@ -108,6 +108,34 @@ TEST(the_host_does_not_wait_for_the_gpus) {
   });
 }
 
+TEST(a_watched_operation_is_reported_once_it_is_launched) {
+  Fake fake;
+  fake.set("hang", 1);
+  Options options = on_gpus();
+  options.shut_down = false;
+  World ranks(2, options);
+  std::barrier seen(2);
+  std::vector<std::unique_ptr<OnGpu>> data;
+  for (int rank = 0; rank < 2; ++rank) data.push_back(std::make_unique<OnGpu>(fake, rank, floats(100, 1)));
+  ranks.run([&](int rank, Context& context) {
+    const int64_t count = 100;
+    UserStream stream(fake, rank);
+    const srt_request request =
+        in_place(SRT_ALLREDUCE, "x", *data[static_cast<size_t>(rank)], count, rank, stream.number());
+    Ticket handle, reported = 0;
+    int32_t reports = 0;
+    expect_ok(context.enqueue(&request, 1, &handle));
+    expect_ok(context.watch(&handle, 1));
+    expect_ok(context.wait_watched(&reported, 1, reports, patience));
+    CHECK_EQUAL(reported, handle);
+    CHECK_EQUAL(context.poll(handle).code(), SRT_IN_PROGRESS);  // the kernel never ends
+    seen.arrive_and_wait();
+    if (rank == 0) context.abort("enough");
+    CHECK_EQUAL(context.wait(&handle, 1, patience).code(), SRT_ABORTED);
+    CHECK_EQUAL(context.wait_watched(&reported, 1, reports, patience).code(), SRT_ABORTED);  // it is not reported again
+  });
+}
+
 TEST(outputs_of_the_core_are_used_again_once_their_stream_is_past_them) {
   on_each_backend(3, [](Fake& fake, int rank, Context& context) {
     UserStream idle(fake, rank), busy(fake, rank);

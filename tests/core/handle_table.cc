@@ -25,6 +25,32 @@ TEST(a_handle_keeps_its_first_ending) {
   CHECK(table.any_unfinished());
 }
 
+TEST(watched_operations_are_reported_once) {
+  const Log log(-1);
+  Timeline timeline(0, "rank 0", log);
+  Observer observer(1, 8, timeline);
+  HandleSignals signals;
+  HandleTable table(observer, signals);
+  const auto open = [&table] {
+    HandleEntry entry;
+    entry.signature = std::make_shared<Signature>();
+    return table.open(std::move(entry));
+  };
+  const Ticket dropped = open(), unwatched = open(), watched = open();
+  table.watch(dropped, Watch::until_finished);
+  table.watch(watched, Watch::until_launched);
+  table.watch(watched, Watch::until_finished);
+  table.release(dropped);
+  for (Ticket handle : {unwatched, watched, dropped}) table.end(handle, Status::ok());
+  Ticket reported[3]{};
+  CHECK_EQUAL(table.take_reports(reported, 1), 1);
+  CHECK_EQUAL(table.take_reports(reported + 1, 2), 1);
+  CHECK_EQUAL(reported[0], watched);
+  CHECK_EQUAL(reported[1], dropped);
+  CHECK_EQUAL(table.take_reports(reported, 3), 0);
+  CHECK(!table.any_watched());
+}
+
 TEST(memory_in_use_may_be_read_by_others_but_not_written) {
   const auto reads = [](uintptr_t at, int64_t bytes) { return MemoryRanges::Use{at, 0, bytes, 0}; };
   const auto writes = [](uintptr_t at, int64_t bytes) { return MemoryRanges::Use{0, at, 0, bytes}; };

@@ -77,6 +77,7 @@ class World {
     request_.name = pointers & 2 ? name_.c_str() : nullptr;
     read_numbers(slices, shape_);
     read_numbers(slices, splits_);
+    request_.wire_format = slices.byte();
     request_.dimensions = static_cast<int32_t>(shape_.size());
     request_.shape = pointers & 4 ? nullptr : shape_.data();
     request_.split_count = static_cast<int32_t>(splits_.size());

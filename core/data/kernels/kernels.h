@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/dtype.h"
+#include "base/wire_format.h"
 #include "plan/request.h"
 
 namespace sirtaki {
@@ -35,11 +36,20 @@ struct DTypeKernels {
   void (*from_double)(void* destination, const double* source, size_t elements) = nullptr;  // rounds once, or twice
 };
 
+// The kernels of a wire format that has blocks, for tensors or parts of them that begin with a block. `elements` are
+// floats; their encoded form has encoded_size(elements) bytes, at any address.
+struct WireKernels {
+  void (*encode)(uint8_t* destination, const float* source, size_t elements) = nullptr;
+  void (*decode)(float* destination, const uint8_t* source, size_t elements) = nullptr;
+  void (*add)(float* destination, const uint8_t* source, size_t elements) = nullptr;  // adds what decode() writes
+};
+
 struct Kernels {
   const char* name;
   const DTypeKernels* (*of)(DType dtype);  // nullptr: not reducible
   // Copies data that another core reads next.
   void (*stream)(void* destination, const void* source, size_t bytes);
+  const WireKernels* (*wire)(WireFormat format);  // nullptr: exact
 };
 
 const Kernels& baseline_kernels();
