@@ -39,7 +39,7 @@ IMPORTS = {
     "adapters/common": {"bindings", "common", "runner.rendezvous"},
     "adapters/jax": {"bindings", "common", "jax", "numpy"},
     "adapters/numpy": {"bindings", "common", "numpy"},
-    "adapters/ray": {"ray", "runner", "runner.rendezvous"},
+    "adapters/ray": {"bindings", "ray", "runner", "runner.rendezvous"},
     "adapters/spark": {"runner", "runner.rendezvous", "spark"},
     "adapters/tensorflow": {"bindings", "common", "keras", "numpy", "tensorflow"},
     "adapters/torch": {"bindings", "common", "torch"},

@@ -26,4 +26,4 @@ def gradient_sum(how: Reduction, divisor: int | None) -> Reduction:
     """Returns a reduction of gradients that divides an average by a fixed number, if there is one."""
     if divisor is None or how.op != core.AVERAGE:
         return how
-    return Reduction(core.SUM, how.prescale / divisor, how.postscale)
+    return how._replace(op=core.SUM, prescale=how.prescale / divisor)

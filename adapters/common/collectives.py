@@ -10,6 +10,7 @@ from sirtaki.bindings.default_context import current
 from sirtaki.bindings.request import ABSENT, Batch
 from sirtaki.common import ops
 from sirtaki.common.array_adapter import ArrayAdapter
+from sirtaki.common.deadlines import Deadline, Decided, with_deadline
 from sirtaki.common.handles import Handle, Operation, pooled_batch, run, start
 from sirtaki.common.ops import Call, reduction
 from sirtaki.common.process_sets import ProcessSet
@@ -70,6 +71,11 @@ class Collectives:
         """Returns the result of one array."""
         context = current()
         return run(context, self.single(context, collective, tensor, options))
+
+    def run_with_deadline(self, tensor: Any, options: CollectiveOptions, deadline: Deadline) -> Decided:
+        """Returns the all-reduce of one array without the ranks that are late, and its contributors."""
+        context = current()
+        return run(context, with_deadline(self._adapter, context, tensor, options, deadline))
 
     def start(self, collective: Collective, tensor: Any, options: CollectiveOptions) -> Handle[Any]:
         """Works like `run`, without waiting."""

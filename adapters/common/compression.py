@@ -1,9 +1,11 @@
-"""The formats in which tensors are exchanged: unchanged, or in 16 bits."""
+"""The formats in which tensors are exchanged: unchanged, in 16 bits, or compressed with a memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
+
+from sirtaki.common.stateful_compression import REFUSED, StatefulCompression, StatefulCompressions
 
 
 class Compressor:
@@ -63,17 +65,25 @@ class CastingCompressor(Compressor):
 
 
 class Compressors(Protocol):
-    """The compressors of one library: `Compression.none`, `Compression.fp16` and `Compression.bf16`."""
+    """The compressors of one library, and functions that make the compressions with a memory."""
 
     none: type[NoneCompressor]
     fp16: type[CastingCompressor]
     bf16: type[CastingCompressor]
+    powersgd: Callable[..., StatefulCompression]
+    topk: Callable[..., StatefulCompression]
+    onebit: Callable[..., StatefulCompression]
+    int8: Callable[..., StatefulCompression]
+    fp8: Callable[..., StatefulCompression]
 
 
-def compressors(casting: type[CastingCompressor], fp16: Any, bf16: Any) -> type[Compressors]:
+def compressors(
+    casting: type[CastingCompressor], fp16: Any, bf16: Any, stateful: StatefulCompressions = REFUSED
+) -> type[Compressors]:
     """Returns a library's `Compression` from its casts and its dtypes of 16 bits.
 
-    The module of `casting` has to name the classes FP16Compressor and BF16Compressor, for pickle.
+    `stateful` makes the compressions with a memory, or refuses them. The module of `casting` has to name the
+    classes FP16Compressor and BF16Compressor, for pickle.
     """
 
     def derived(name: str, dtype: Any, document: str) -> type[CastingCompressor]:
@@ -92,6 +102,7 @@ def compressors(casting: type[CastingCompressor], fp16: Any, bf16: Any) -> type[
             bf16,
             "Exchanges floating tensors as bfloat16: exact to 2 digits, with the range of float32.",
         ),
+        **{name: staticmethod(make) for name, make in stateful._asdict().items()},
     }
     return type("Compression", (), members)
 

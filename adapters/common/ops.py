@@ -50,11 +50,19 @@ class Call(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """The combination of an all-reduce: the core's operation, and factors applied before and after it."""
+    """The combination of an all-reduce.
+
+    Attributes:
+        op: the core's operation.
+        prescale, postscale: factors applied before and after it.
+        wire_format: the core's code of the format in which elements are sent between ranks that share no
+            memory.
+    """
 
     op: int = core.AVERAGE
     prescale: float = 1.0
     postscale: float = 1.0
+    wire_format: int = core.WIRE_EXACT
 
 
 NO_REDUCTION = Reduction(core.SUM)  # ignored by collectives that do not combine
@@ -207,6 +215,7 @@ def describe(
         device=view.device,
         prescale=how.prescale,
         postscale=how.postscale,
+        wire_format=how.wire_format,
     )
     batch.set_buffers(index, view.pointer, target)
 

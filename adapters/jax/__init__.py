@@ -17,6 +17,7 @@ from sirtaki.jax.consistency import check_parameters
 from sirtaki.jax.one_batch import consistent, mirrored
 from sirtaki.jax.optimizer import DistributedOptimizer, grad, value_and_grad
 from sirtaki.jax.parameters import broadcast_parameters, rank_key
+from sirtaki.jax.sharding import divided_state, full_state, shard
 from sirtaki.jax.topology import *  # noqa: F403
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ __all__ = [
     "Compression",
     "consistent",
     "DistributedOptimizer",
+    "divided_state",
     "elastic",
+    "full_state",
     "mirrored",
     "value_and_grad",
     "grad",
@@ -36,6 +39,7 @@ __all__ = [
     "broadcast_parameters",
     "check_parameters",
     "rank_key",
+    "shard",
     "broadcast_object",
     "allgather_object",
 ]

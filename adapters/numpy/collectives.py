@@ -14,10 +14,12 @@ together; the lists have the same length on all ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, overload
 
 from numpy.typing import ArrayLike
 
 from sirtaki.common.array_collectives import ArrayCollectives
+from sirtaki.common.deadlines import Deadline
 from sirtaki.common.ops import Average, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.requests import (
@@ -60,6 +62,35 @@ send = _COLLECTIVES.send
 send_async = _COLLECTIVES.send_async
 
 
+@overload
+def allreduce(
+    tensor: ArrayLike,
+    average: bool | None = ...,
+    name: str | None = ...,
+    op: int | None = ...,
+    prescale_factor: float = ...,
+    postscale_factor: float = ...,
+    process_set: ProcessSet = ...,
+    deadline: None = None,
+    quorum: float = ...,
+) -> Array: ...
+
+
+@overload
+def allreduce(
+    tensor: ArrayLike,
+    average: bool | None = ...,
+    name: str | None = ...,
+    op: int | None = ...,
+    prescale_factor: float = ...,
+    postscale_factor: float = ...,
+    process_set: ProcessSet = ...,
+    *,
+    deadline: float,
+    quorum: float = ...,
+) -> tuple[Array, Sequence[int]]: ...
+
+
 def allreduce(
     tensor: ArrayLike,
     average: bool | None = None,
@@ -68,7 +99,9 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Array:
+    deadline: float | None = None,
+    quorum: float = 0.5,
+) -> Any:
     """Combines an array over all ranks of the set, element by element. All of them must call it.
 
     Args:
@@ -80,9 +113,14 @@ def allreduce(
             truncates toward zero.
         prescale_factor, postscale_factor: multiply before and after the combination.
         process_set: the ranks that take part.
+        deadline: seconds from the first rank's call, after which the result is made without the ranks that
+            are missing; None: it waits for all. A rank's n-th call with a name belongs to round n: a rank
+            that is late receives the results of the rounds that it has missed, in order.
+        quorum: with a deadline, the share of the ranks that must be there in any case.
 
     Returns:
-        A new array of the same shape, order and dtype, the same on every rank.
+        A new array of the same shape, order and dtype, the same on every rank. With a deadline, a pair of it
+        and the ranks that have contributed, by whose number an average divides.
 
     Raises:
         ValueError: op and average together, an unknown op, a dtype that the op does not support, a set that
@@ -91,7 +129,10 @@ def allreduce(
         PeerLostError: a rank died.
     """
     how = reduction(op, average, prescale_factor, postscale_factor)
-    return _COLLECTIVES.run(ALLREDUCE, tensor, CollectiveOptions(name, process_set, how))
+    options = CollectiveOptions(name, process_set, how)
+    if deadline is None:
+        return _COLLECTIVES.run(ALLREDUCE, tensor, options)
+    return _COLLECTIVES.run_with_deadline(tensor, options, Deadline(deadline, quorum))
 
 
 def grouped_allreduce(

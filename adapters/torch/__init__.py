@@ -20,7 +20,11 @@ from sirtaki.torch.data import DataLoader, DistributedSampler
 from sirtaki.torch.joining import join
 from sirtaki.torch.one_batch import consistent, mirrored
 from sirtaki.torch.optimizer import DistributedOptimizer
+from sirtaki.torch.periodic import DiLoCo, LocalSGD
+from sirtaki.torch.sharded.clipping import clip_grad_norm_, clip_grad_value_
+from sirtaki.torch.sharded.full_state import full_state_dict
 from sirtaki.torch.sparse import sparse_allreduce, sparse_allreduce_async
+from sirtaki.torch.stale.server import ParameterServer
 from sirtaki.torch.state import broadcast_optimizer_state, broadcast_parameters
 from sirtaki.torch.sync_batch_norm import SyncBatchNorm
 
@@ -36,10 +40,16 @@ __all__ = [
     "Compression",
     "DataLoader",
     "DistributedOptimizer",
+    "DiLoCo",
     "DistributedSampler",
+    "LocalSGD",
+    "ParameterServer",
     "SyncBatchNorm",
+    "clip_grad_norm_",
+    "clip_grad_value_",
     "consistent",
     "elastic",
+    "full_state_dict",
     "mirrored",
     "sparse_allreduce",
     "sparse_allreduce_async",

@@ -36,6 +36,9 @@ tree_flatten_with_path: Callable[[Any], Any] = _TORCH.symbol("torch.utils._pytre
 tree_unflatten: Callable[[Any, Any], Any] = _TORCH.symbol("torch.utils._pytree.tree_unflatten")
 keystr: Callable[[Any], str] = _TORCH.symbol("torch.utils._pytree.keystr")
 
+# Divides gradients in place, and notes whether one is not finite: the only function that GradScaler calls.
+check_and_unscale: Callable[..., Any] = _TORCH.symbol("torch._amp_foreach_non_finite_check_and_unscale_")
+
 
 def forget_stages(scaler: torch.amp.GradScaler) -> None:
     """Makes a scaler regard no optimizer's gradients as unscaled or used, as at the start of a step."""

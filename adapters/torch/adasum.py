@@ -18,7 +18,7 @@ from sirtaki.common.compression import compressed
 from sirtaki.common.handles import run
 from sirtaki.common.requests import ALLREDUCE
 from sirtaki.common.round_checks import RoundChecks
-from sirtaki.torch.autograd import COLLECTIVES
+from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.consistency import note_gradients, round_checks
 from sirtaki.torch.parameters import exchanged
 from sirtaki.torch.sparse_gradients import ExchangeOptions
@@ -32,6 +32,10 @@ class AdasumOptimizer(Wrapped):
     _exchange_options: ExchangeOptions
     _previous_values: list[Tensor]
     _checks: RoundChecks
+
+    @property
+    def _scope(self) -> CollectiveScope:
+        return self._exchange_options.scope
 
     def synchronize(self) -> None:
         """Does nothing: the exchange is in step()."""
@@ -73,7 +77,7 @@ def with_adasum(optimizer: Optimizer, exchange_options: ExchangeOptions, names: 
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    optimizer._exchange_options.scope.check_world()
+    optimizer._scope.check_world()
     parameters, checks = optimizer._parameters(), optimizer._checks
     if checks.wants_gradients:
         gradients = [one.parameter.grad for one in exchanged(optimizer, {}, None, "")]

@@ -33,6 +33,8 @@ from sirtaki.torch import tensors as adapter
 COLLECTIVES: ArrayCollectives[Tensor, Tensor] = ArrayCollectives(adapter)
 _SUM = Reduction(core.SUM)
 
+_WRAP_AGAIN = "make it part of the new one: hvd.DistributedOptimizer(optimizer, model.named_parameters())"
+
 
 @dataclass(frozen=True)
 class CollectiveScope:
@@ -41,6 +43,15 @@ class CollectiveScope:
     context: Context
     name: str | None
     process_set: ProcessSet
+
+    @classmethod
+    def numbered(cls, context: Context, name: str, process_set: ProcessSet) -> CollectiveScope:
+        """Returns a scope whose name is unique: two optimizers may have parameters of the same names.
+
+        All ranks have to make their scopes of a name in the same order.
+        """
+        number = context.next_number(f"{name}.{process_set.number(context)}")
+        return cls(context, f"{name}.{number}" if number else name, process_set)
 
     def derived(self, part: str = "gradient") -> CollectiveScope:
         """Returns the scope of a collective of the backward pass."""
@@ -60,12 +71,11 @@ class CollectiveScope:
         """Returns whether this world can still exchange data."""
         return not self.has_ended and self.context.failure is None
 
-    def check_world(self) -> None:
+    def check_world(self, remedy: str = _WRAP_AGAIN) -> None:
         """Raises NotInitializedError if this world has ended, unless it had one rank and none follows."""
         if self.has_ended and (self.context.size > 1 or find() not in (None, self.context)):
             raise NotInitializedError(
-                "this optimizer belongs to a world that hvd.shutdown() has ended; after hvd.init() make it "
-                "part of the new one: hvd.DistributedOptimizer(optimizer, model.named_parameters())"
+                f"this optimizer belongs to a world that hvd.shutdown() has ended; after hvd.init() {remedy}"
             )
 
     @property

@@ -17,13 +17,17 @@ others are not recorded for autograd.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, overload
 
+import torch
 from torch import Tensor
 
 from sirtaki.bindings.default_context import current
 from sirtaki.common.compression import compressed
+from sirtaki.common.deadlines import Deadline
 from sirtaki.common.ops import Average, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.requests import CollectiveOptions
 from sirtaki.torch import autograd
 from sirtaki.torch.autograd import (
     COLLECTIVES,
@@ -64,6 +68,37 @@ send = COLLECTIVES.send
 send_async = COLLECTIVES.send_async
 
 
+@overload
+def allreduce(
+    tensor: Tensor,
+    average: bool | None = ...,
+    name: str | None = ...,
+    compression: type[Compressor] = ...,
+    op: int | None = ...,
+    prescale_factor: float = ...,
+    postscale_factor: float = ...,
+    process_set: ProcessSet = ...,
+    deadline: None = None,
+    quorum: float = ...,
+) -> Tensor: ...
+
+
+@overload
+def allreduce(
+    tensor: Tensor,
+    average: bool | None = ...,
+    name: str | None = ...,
+    compression: type[Compressor] = ...,
+    op: int | None = ...,
+    prescale_factor: float = ...,
+    postscale_factor: float = ...,
+    process_set: ProcessSet = ...,
+    *,
+    deadline: float,
+    quorum: float = ...,
+) -> tuple[Tensor, Sequence[int]]: ...
+
+
 def allreduce(
     tensor: Tensor,
     average: bool | None = None,
@@ -73,7 +108,9 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Tensor:
+    deadline: float | None = None,
+    quorum: float = 0.5,
+) -> Any:
     """Combines a tensor over all ranks of the set, element by element. All of them must call it.
 
     Args:
@@ -86,9 +123,14 @@ def allreduce(
             truncates toward zero.
         prescale_factor, postscale_factor: multiply before and after the combination.
         process_set: the ranks that take part.
+        deadline: seconds from the first rank's call, after which the result is made without the ranks that
+            are missing; None: it waits for all. A rank's n-th call with a name belongs to round n: a rank
+            that is late receives the results of the rounds that it has missed, in order.
+        quorum: with a deadline, the share of the ranks that must be there in any case.
 
     Returns:
-        A new tensor of the same shape, order and dtype, the same on every rank.
+        A new tensor of the same shape, order and dtype, the same on every rank. With a deadline, a pair of it
+        and the ranks that have contributed, by whose number an average divides.
 
     Raises:
         ValueError: op and average together, an unknown op, a tensor that cannot be combined, a set that this
@@ -97,6 +139,11 @@ def allreduce(
         PeerLostError: a rank died.
     """
     how = reduction(op, average, prescale_factor, postscale_factor)
+    if deadline is not None:
+        if compression is not Compression.none or (tensor.requires_grad and torch.is_grad_enabled()):
+            raise ValueError("an all-reduce with a deadline neither compresses nor is differentiated")
+        options = CollectiveOptions(name, process_set, how)
+        return COLLECTIVES.run_with_deadline(tensor, options, Deadline(deadline, quorum))
     scope = CollectiveScope(current(), name, process_set)
     return _compressed(AllReduce(scope, how=how), [tensor], compression)[0]
 

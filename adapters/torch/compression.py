@@ -1,4 +1,4 @@
-"""The formats in which tensors are exchanged: unchanged, or in 16 bits."""
+"""The formats in which tensors are exchanged: unchanged, in 16 bits, or compressed with a memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from sirtaki.common.compression import CastingCompressor, Compressor, NoneCompressor, compressors
+from sirtaki.common.stateful_compression import AVAILABLE
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
@@ -21,5 +22,5 @@ class _TensorCompressor(CastingCompressor):
         return tensor.to(dtype)
 
 
-Compression = compressors(_TensorCompressor, torch.float16, torch.bfloat16)
+Compression = compressors(_TensorCompressor, torch.float16, torch.bfloat16, AVAILABLE)
 FP16Compressor, BF16Compressor = Compression.fp16, Compression.bf16

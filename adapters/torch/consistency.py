@@ -79,16 +79,19 @@ def round_checks(
     *,
     has_same_state: bool = True,
     checks_data: bool = True,
+    first_check: int = 2,
 ) -> RoundChecks:
     """Comparisons beside each exchange of this optimizer's gradients, its state included.
 
     With `checks_data`, also of the gradients that each rank has computed, which should not be equal.
+    Parameters are compared for the first time in the round `first_check`, counted from 1.
     """
     here = scope.derived("check of parameters")
     prefix = f"{scope.name}."
     parameters = [(one.name.removeprefix(prefix), one.parameter) for one in named]
     kind = RoundChecks if checks_data else _ChecksOfParameters
-    return kind(_scope(here, _BROADCAST_BOTH), TorchOptimizer(here, parameters, optimizer, has_same_state))
+    compared = TorchOptimizer(here, parameters, optimizer, has_same_state)
+    return kind(_scope(here, _BROADCAST_BOTH), compared, first_check)
 
 
 class _ChecksOfParameters(RoundChecks):

@@ -58,6 +58,7 @@ class GradientExchange:
         self._how = exchange_options.how
         self._compression = exchange_options.compression
         self._sparse = SparseGradients(exchange_options, named)
+        self._special = exchange_options.special_exchange(named)
         self._checks = checks
         count = len(named)
         self._described = Batch(count or 1)  # by parameter
@@ -75,7 +76,18 @@ class GradientExchange:
     @property
     def is_open(self) -> bool:
         """Returns whether a round has begun and not ended."""
-        return self._filled > 0 or self._sparse.is_open or self._checks.is_open
+        is_special = self._special is not None and self._special.is_open
+        return self._filled > 0 or self._sparse.is_open or self._checks.is_open or is_special
+
+    def close(self) -> None:
+        """Releases the parameters."""
+        if self._special is not None:
+            self._special.close()
+
+    def drop_earlier(self) -> None:
+        """Forgets what earlier rounds have left to be added to these gradients: they are dropped."""
+        if self._special is not None:
+            self._special.drop_earlier()
 
     def submit(self, indices: list[int]) -> None:
         """Submits the gradients of these parameters.
@@ -86,6 +98,8 @@ class GradientExchange:
         if self._checks.wants_gradients:
             note_gradients(self._checks, indices, [self._parameters[index].grad for index in indices])
         indices = self._sparse.start(indices, absent=False)
+        if self._special is not None:
+            indices = self._special.start(indices, absent=False)
         if not indices:
             return
         parameters = self._parameters
@@ -107,6 +121,9 @@ class GradientExchange:
             self._sparse.send_updates()
             self._checks.start()
         indices = self._sparse.start(indices, absent=True)
+        if self._special is not None:
+            indices = self._special.start(indices, absent=True)
+            self._special.start_phases()
         if not indices:
             return
         tensors, results = self._prepare(indices, absent=True)
@@ -133,9 +150,11 @@ class GradientExchange:
             self._checks.finish()
             count_write(self._in_place)
             with torch.no_grad():
-                for result in self._results:
-                    self._store_result(result)
-                self._sparse.store_results()
+                stored = [result for result in self._results if self._store_result(result)]
+                rows = self._sparse.store_results()
+            if self._special is not None:
+                exact = [result.tensor for result in stored]
+                self._special.finish([*self._in_place, *exact, *rows])
         except KeyboardInterrupt:
             raise
         except BaseException:
@@ -157,6 +176,8 @@ class GradientExchange:
             discard(self._batch, 0, self._filled)
         self._sparse.discard()
         self._checks.discard()
+        if self._special is not None:
+            self._special.discard()
         self._filled = 0
         self._in_place = []
         self._results = []
@@ -241,14 +262,15 @@ class GradientExchange:
         names = [self._names[index].removeprefix(self._prefix) for index in self._order[:count]]
         refuse_shared_gradients(zip(names, self._batch.keepalive[:count], strict=True))
 
-    def _store_result(self, result: _Result) -> None:
+    def _store_result(self, result: _Result) -> bool:
+        """Puts a result in place. Returns whether there is one: not if all ranks' gradients are absent."""
         if result.absent and self._context.untouched(self._batch, result.slot):
-            return
+            return False
         gradient, dimensions = result.gradient, self._sparse.dimensions(result.parameter_index)
         if gradient is not None and gradient.layout is torch.strided:
             if result.tensor.data_ptr() == gradient.data_ptr():
                 count_write([gradient])
-                return
+                return True
             dimensions = 0
         restored = self._compression.decompress(result.tensor, result.undo)
         if gradient is None or gradient.is_sparse or shares_elements(gradient):
@@ -257,3 +279,4 @@ class GradientExchange:
             )
         else:
             gradient.copy_(restored)
+        return True

@@ -14,28 +14,38 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.common.averaging import fixed_divisor, gradient_sum
+from sirtaki.common.deadlines import Deadline
 from sirtaki.common.groups import Groups
 from sirtaki.common.ops import Adasum, Average, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.shares import current_share
-from sirtaki.torch.adasum import AdasumOptimizer, with_adasum
+from sirtaki.common.stateful_compression import StatefulCompression
+from sirtaki.torch.adasum import with_adasum
 from sirtaki.torch.autograd import CollectiveScope
+from sirtaki.torch.compressed.arguments import plain_and_memory
+from sirtaki.torch.compressed.state import CompressionState
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.consistency import round_checks
+from sirtaki.torch.deadlines import LateRule, refuse_options, with_deadline
 from sirtaki.torch.device import warn_if_crowded
+from sirtaki.torch.optimizer_state import parameters_of
 from sirtaki.torch.other_reducers import refuse_other_reducers
 from sirtaki.torch.parameters import all_named, check_groups_of, exchanged, names_of
 from sirtaki.torch.reducer import GradientReducer, Nesting
+from sirtaki.torch.sharded.kinds import GRADIENTS, check_combination, check_shard
+from sirtaki.torch.sharded.optimizer import Sharded, partition_for
 from sirtaki.torch.sparse_gradients import ExchangeOptions
+from sirtaki.torch.stale.arguments import check_staleness, refuse_others
+from sirtaki.torch.stale.optimizer import with_staleness
 from sirtaki.torch.survivor import Survivor
 from sirtaki.torch.tensors import reducible_view
-from sirtaki.torch.wrapping import Optimizer, Wrapped, wrap
+from sirtaki.torch.wrapping import Optimizer, Wrapped, make_plain, wrap
 
 
 def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class made for the occasion
     optimizer: Optimizer,
     named_parameters: Iterable[tuple[str, Tensor]] | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | StatefulCompression = Compression.none,
     backward_passes_per_step: int = 1,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
@@ -43,6 +53,11 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     groups: Groups = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    staleness: int = 0,
+    deadline: float | None = None,
+    quorum: float = 0.5,
+    late: str = "accumulate",
+    shard: str | None = None,
 ) -> Any:
     """Makes an optimizer step with gradients that are averaged over all ranks. All ranks must call it.
 
@@ -62,7 +77,10 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
             have been used before.
         named_parameters: `model.named_parameters()`, so that messages can name gradients. All of the
             optimizer's parameters or none.
-        compression: Compression.fp16 or Compression.bf16 to exchange gradients in 16 bits.
+        compression: Compression.fp16 or Compression.bf16 to exchange gradients in 16 bits;
+            Compression.int8() or Compression.fp8() to send 8 bits between hosts; Compression.powersgd(),
+            Compression.topk() or Compression.onebit() to send far less. What is left out is sent later:
+            docs/compression.md. Those with brackets need op=Average or op=Sum, and no groups.
         backward_passes_per_step: number of passes whose gradients add up on this rank before their sum is
             averaged over the ranks. The sum is not divided by this number.
         op: Average or Sum (also Min, Max, Product). Except with Average, several passes before one step need
@@ -76,6 +94,22 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
             ready.
         sparse_as_dense: whether sparse gradients are exchanged as dense ones, instead of their rows only.
         process_set: the ranks that take part; on other ranks the optimizer stays plain.
+        staleness: 0 to step with the gradients of the same step. With 1 or more, `step()` does not wait for
+            other ranks: gradients are exchanged beside further steps, an update is the mean of as many
+            gradients as there are ranks, from the ranks that were first, and no gradient is more updates old
+            than this: docs/parameter_server.md. Call `synchronize()` when the data end; `clock()` counts
+            updates.
+        deadline: seconds from the first rank's step, after which all ranks step without the gradients of
+            ranks that are late, which follow; None: steps wait for all ranks. Gradients are then exchanged in
+            `step()`, or in `synchronize()` before it; `flush()` takes a last step with what is left:
+            docs/deadlines.md. Needs op=Average or op=Sum, parameters of one dtype on the CPU, and none of the
+            other options.
+        quorum: with a deadline, the share of the ranks that a step needs in any case.
+        late: with a deadline, the use of gradients that were late: "accumulate" adds them to the rank's next
+            ones, "drop" discards them.
+        shard: "state" to divide the optimizer's state among the ranks, "gradients" to divide gradients as
+            well: docs/sharding.md. Needs an optimizer of torch that treats each element by itself; Adafactor
+            and Muon, which need whole parameters, with "state".
 
     Returns:
         The optimizer, which now also has `no_sync()`, `synchronize()`, `skip_synchronize()` and
@@ -84,35 +118,44 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     Raises:
         ValueError: wrong arguments, names that are partial or not unique, a parameter that cannot be
             exchanged, one that torch's DDP or FSDP exchanges as well, or an optimizer that is already
-            distributed; one of a world that has ended may be distributed again. In an elastic job, op=Adasum
-            or a process set.
+            distributed; one of a world that has ended may be distributed again. In an elastic job, op=Adasum,
+            a process set, shard, staleness or a deadline.
         NotInitializedError: init() has not been called.
     """
-    if not isinstance(optimizer, Optimizer):
-        raise ValueError(
-            f"the first argument has to be a torch.optim.Optimizer, not {type(optimizer).__name__}"
-        )
-    if isinstance(optimizer, _Distributed | AdasumOptimizer) and optimizer._exchange_options.scope.has_ended:
-        optimizer._unwrap()
-    if isinstance(optimizer, Wrapped):
-        raise ValueError("this optimizer is distributed already: call DistributedOptimizer once for it")
+    make_plain(optimizer)
     how = gradient_reduction(op, gradient_predivide_factor)
     _check_passes(backward_passes_per_step)
+    check_staleness(staleness)
+    check_shard(shard, optimizer)
     names = names_of(optimizer, named_parameters)
     groups = num_groups if groups is None else groups
     check_groups_of(optimizer, groups)
     context = current()
+    compression, memory = plain_and_memory(compression, op, groups)
+    _check_techniques(shard=shard is not None, staleness=bool(staleness), deadline=deadline is not None)
+    check_combination(shard, op, groups, memory, context)
     if context.survivors is not None:
         _check_follows_changes(op, process_set)
-    scope = _scope(context, process_set)
+    scope = CollectiveScope.numbered(context, "gradient", process_set)
     refuse_other_reducers(all_named(optimizer, names))
-    exchange_options = ExchangeOptions(scope, how, compression, sparse_as_dense)
+    exchange_options = ExchangeOptions(scope, how, compression, sparse_as_dense, memory)
+    if deadline is not None:
+        refuse_options(exchange_options, groups)
+        return with_deadline(optimizer, names, context, LateRule(Deadline(deadline, quorum), late), op)
+    if staleness:
+        refuse_others(exchange_options, backward_passes_per_step, groups)
+        return with_staleness(optimizer, exchange_options, names, staleness)
     if op == Adasum:
         return with_adasum(optimizer, exchange_options, names)
-    settings = _Settings(exchange_options, names, groups, backward_passes_per_step)
+    partition = partition_for(optimizer, scope) if shard is not None else None
+    if shard == GRADIENTS:
+        exchange_options = replace(exchange_options, partition=partition)
+    settings = _Settings(exchange_options, names, groups, backward_passes_per_step, shard)
     reducer = settings.reducer(optimizer)
-    distributed = wrap(optimizer, _Distributed)
+    distributed = wrap(optimizer, _Distributed if partition is None else _ShardedDistributed)
     distributed._adopt(settings, reducer)
+    if partition is not None:
+        distributed._adopt_slices(partition, scope, names)
     distributed._hooks = [
         distributed.register_step_pre_hook(_before_step),
         distributed.register_step_post_hook(_after_step),
@@ -129,6 +172,7 @@ class _Settings:
     names: dict[Tensor, str]
     groups: Groups
     passes: int
+    shard: str | None = None
     skips: Nesting = field(default_factory=Nesting)
     no_sync: Nesting = field(default_factory=Nesting)
     checks_data: bool = True  # whether the ranks' gradients are compared, to find ranks with the same data
@@ -143,7 +187,8 @@ class _Settings:
         views = [reducible_view(parameter, name) for name, parameter, _ in found]
         if any(view.device >= 0 for view in views):
             warn_if_crowded(scope.context.topology)
-        checks = round_checks(scope, found, optimizer, checks_data=self.checks_data)
+        first = 2 if self.shard is None else 1  # the first step makes different parameters equal
+        checks = round_checks(scope, found, optimizer, checks_data=self.checks_data, first_check=first)
         reducer = GradientReducer(replace(self.exchange_options, how=reduced), found, checks, self.passes)
         reducer.no_sync = self.no_sync
         reducer.op = how.op
@@ -155,7 +200,7 @@ class _Settings:
         """Changes the world for which the next reducer is made."""
         scope = self.exchange_options.scope
         self.checks_data = self.checks_data and scope.has_no_peers  # one world's answer counts for all
-        scope = _scope(context, scope.process_set)
+        scope = CollectiveScope.numbered(context, "gradient", scope.process_set)
         self.exchange_options = replace(self.exchange_options, scope=scope)
 
 
@@ -175,12 +220,24 @@ class _Distributed(Survivor, Wrapped):
         self._finalizer.atexit = False
 
     @property
+    def _scope(self) -> CollectiveScope:
+        return self._exchange_options.scope
+
+    @property
     def _exchange_options(self) -> ExchangeOptions:
         return self._settings.exchange_options
 
     def _make_reducer_again(self) -> None:
         self._finalizer()
         self._adopt(self._settings, self._settings.reducer(self))
+
+    def _begin_update(self) -> None:
+        """Prepares for the optimizer's own step: the gradients become those of all ranks."""
+        if not self._settings.skips.depth:
+            self._reducer.finish_round()
+
+    def _end_update(self) -> None:
+        """Completes the optimizer's own step."""
 
     def _unwrap(self) -> None:
         self._finalizer()
@@ -221,6 +278,31 @@ class _Distributed(Survivor, Wrapped):
         _check_passes(passes)
         self._settings.passes = self._reducer.passes_per_round = passes
 
+    def compression_state_dict(self) -> dict[str, Any]:
+        """Returns what this rank's compression remembers: its own, which no other rank has.
+
+        A checkpoint of it needs a file for each rank. Without it, a training that goes on starts with nothing
+        left out, and with `start` exact exchanges.
+
+        Raises:
+            ValueError: the optimizer has no compression with a memory.
+        """
+        return self._memory().content(parameters_of(self))
+
+    def load_compression_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what this rank's `compression_state_dict` has returned.
+
+        Raises:
+            ValueError: it belongs to another compression, or to other parameters.
+        """
+        self._memory().load(state_dict, parameters_of(self))
+
+    def _memory(self) -> CompressionState:
+        memory = self._exchange_options.memory
+        if memory is None:
+            raise ValueError("this optimizer's compression remembers nothing, so it has no state")
+        return memory
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Works like the optimizer's own; may be called at any time."""
         self._check_use()
@@ -235,12 +317,16 @@ class _Distributed(Survivor, Wrapped):
         self._make_reducer_again()
 
 
+class _ShardedDistributed(Sharded, _Distributed):
+    """A distributed optimizer that updates only this rank's slices."""
+
+
 def drop_round(optimizer: Optimizer) -> None:
     """Empties the round and the accumulation window of an optimizer, if it is distributed.
 
     Nothing is sent if its world has ended.
     """
-    if isinstance(optimizer, _Distributed) and optimizer._exchange_options.scope.is_alive:
+    if isinstance(optimizer, _Distributed) and optimizer._scope.is_alive:
         with suppress(HorovodInternalError):  # the world is ending
             optimizer._reducer.clear()
 
@@ -248,21 +334,21 @@ def drop_round(optimizer: Optimizer) -> None:
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     assert isinstance(optimizer, _Distributed)
     optimizer._check_use()
-    optimizer._exchange_options.scope.check_world()
+    optimizer._scope.check_world()
+    if optimizer._exchange_options.memory is not None:
+        optimizer._exchange_options.memory.note_step()
     if not optimizer._has_stepped:  # a wrapper may have been made since
         optimizer._has_stepped = True
         refuse_other_reducers(all_named(optimizer, optimizer._settings.names))
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if closure is None:
-        if not optimizer._settings.skips.depth:
-            optimizer._reducer.finish_round()
+        optimizer._begin_update()
         return None
 
     def reduced_closure() -> Any:
         optimizer._reducer.stepped()  # each call makes its own gradients
         loss = closure()
-        if not optimizer._settings.skips.depth:
-            optimizer._reducer.finish_round()
+        optimizer._begin_update()
         return loss
 
     rest = {name: value for name, value in kwargs.items() if name != "closure"}
@@ -271,13 +357,8 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     assert isinstance(optimizer, _Distributed)
+    optimizer._end_update()
     optimizer._reducer.stepped()
-
-
-def _scope(context: Context, process_set: ProcessSet) -> CollectiveScope:
-    """Returns the scope, with a unique name: two optimizers may have parameters of the same names."""
-    number = context.next_number(f"optimizer.{process_set.number(context)}")
-    return CollectiveScope(context, f"gradient.{number}" if number else "gradient", process_set)
 
 
 def _check_follows_changes(op: int, process_set: ProcessSet) -> None:
@@ -292,6 +373,13 @@ def _check_follows_changes(op: int, process_set: ProcessSet) -> None:
             "in an elastic job all ranks have to train one model, because a rank that joins gets the state "
             "of another: leave out process_set"
         )
+
+
+def _check_techniques(**are_used: bool) -> None:
+    """Raises ValueError for two options of which each decides itself whose gradients a step has."""
+    used = [name for name, is_used in are_used.items() if is_used]
+    if len(used) > 1:
+        raise ValueError(f"{used[0]} and {used[1]} cannot be combined: give the optimizer one of them")
 
 
 def _check_passes(passes: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -52,6 +53,17 @@ def names_of(
             "name all of them, or none"
         )
     return names
+
+
+@contextmanager
+def trainable(parameter: Tensor) -> Iterator[None]:
+    """Makes a parameter trainable inside: torch hooks only those, and a frozen one may be trained later."""
+    frozen = not parameter.requires_grad
+    if frozen:
+        parameter.requires_grad_(True)
+    yield
+    if frozen:
+        parameter.requires_grad_(False)
 
 
 def check_groups_of(optimizer: torch.optim.Optimizer, groups: Groups) -> None:

@@ -9,8 +9,8 @@ parameters do not wait for each other.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ContextDecorator, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ContextDecorator
 from typing import Any, ClassVar
 
 import torch
@@ -27,7 +27,8 @@ from sirtaki.torch._private import current_node, current_pass, queue_callback
 from sirtaki.torch.claims import Claim
 from sirtaki.torch.exchange import GradientExchange
 from sirtaki.torch.overlap import Overlap
-from sirtaki.torch.parameters import NamedParameter
+from sirtaki.torch.parameters import NamedParameter, trainable
+from sirtaki.torch.sharded.gradient import ShardedGradient
 from sirtaki.torch.sparse_gradients import ExchangeOptions
 
 _EARLY_BYTES = 1 << 20  # submitted at once during a pass; submitting less costs more than the overlap saves
@@ -104,7 +105,7 @@ class GradientReducer:
         if factor != 1.0:
             for _, parameter, _ in self._named:
                 # A hook of the tensor would be called by torch.autograd.grad, too.
-                with _trainable(parameter):
+                with trainable(parameter):
                     node = get_gradient_edge(parameter).node
                 hook = node.register_prehook(lambda given: (_times(given[0], factor),))
                 self._weighting.append((node, hook))
@@ -116,6 +117,7 @@ class GradientReducer:
     def close(self) -> None:
         """Releases the parameters."""
         self._claim.release()
+        self._exchange.close()
         self._remove_weighting()
         for handle in self._handles + self._guards:
             handle.remove()
@@ -153,6 +155,7 @@ class GradientReducer:
             self._end_round()
         self._fired.clear()
         self._reduced.clear()
+        self._exchange.drop_earlier()
         self._checks.report()
 
     def finish_open_round(self) -> None:
@@ -188,7 +191,7 @@ class GradientReducer:
                 self._submit_fired()
                 self._bytes_until_submit = _EARLY_BYTES
 
-        with _trainable(parameter):
+        with trainable(parameter):
             return parameter.register_post_accumulate_grad_hook(fired)
 
     def _begin_pass(self, this_pass: int) -> None:
@@ -254,7 +257,7 @@ class GradientReducer:
         self._overlap.drop()
         if self._exchange.is_open and not self._guards:
             for _, parameter, _ in self._named:
-                with _trainable(parameter):
+                with trainable(parameter):
                     self._guards.append(parameter.register_hook(lambda _: self.finish_open_round()))
 
     # ---- Rounds ----------------------------------------------------------------------------------------
@@ -307,8 +310,10 @@ class GradientReducer:
     def _is_unreduced(self, index: int) -> bool:
         """Returns whether there is a gradient that no round has reduced yet."""
         gradient = self._named[index].parameter.grad
+        if gradient is None or isinstance(gradient, ShardedGradient):
+            return False
         reduced = self._reduced.get(index)
-        return gradient is not None and (reduced is None or reduced() is not gradient)
+        return reduced is None or reduced() is not gradient
 
 
 def _times(gradient: Tensor, factor: float) -> Tensor:
@@ -337,14 +342,3 @@ class _End:
     def __del__(self) -> None:
         if self._raised is not None:
             self._raised()
-
-
-@contextmanager
-def _trainable(parameter: Tensor) -> Iterator[None]:
-    """Makes a parameter trainable inside: torch hooks only those, and a frozen one may be trained later."""
-    frozen = not parameter.requires_grad
-    if frozen:
-        parameter.requires_grad_(True)
-    yield
-    if frozen:
-        parameter.requires_grad_(False)

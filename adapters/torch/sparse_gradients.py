@@ -7,8 +7,9 @@ rows, including those whose own passes have never touched it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,20 +19,70 @@ from sirtaki.bindings.request import ABSENT, ALLREDUCE, MAX, Batch
 from sirtaki.common import ops
 from sirtaki.common.ops import Reduction
 from sirtaki.torch.autograd import CollectiveScope
+from sirtaki.torch.compressed.exchange import CompressedGradients
+from sirtaki.torch.compressed.state import CompressionState
 from sirtaki.torch.compression import Compressor
 from sirtaki.torch.parameters import NamedParameter
+from sirtaki.torch.sharded.exchange import ScatteredGradients
+from sirtaki.torch.sharded.slices import Partition
 from sirtaki.torch.sparse import SparseReduction
 from sirtaki.torch.tensors import view
 
 
+class SpecialExchange(Protocol):
+    """An exchange that takes some gradients, given by their numbers, and leaves the others."""
+
+    @property
+    def is_open(self) -> bool:
+        """Returns whether a round has begun and not ended."""
+
+    def start(self, numbers: list[int], absent: bool) -> list[int]:
+        """Takes gradients that are new on this rank, or absent; returns the others."""
+
+    def start_phases(self) -> None:
+        """Starts what needs all gradients of a round."""
+
+    def finish(self, exact: Iterable[Tensor]) -> None:
+        """Waits, and puts the results in place. `exact` are the results of the others."""
+
+    def discard(self) -> None:
+        """Ends the round, whether it has succeeded or not."""
+
+    def drop_earlier(self) -> None:
+        """Forgets what earlier rounds have left to be added to gradients that are dropped."""
+
+    def close(self) -> None:
+        """Releases the parameters."""
+
+
 @dataclass(frozen=True)
 class ExchangeOptions:
-    """The options of an optimizer's gradient exchange: ranks, combination, and format."""
+    """The options of an optimizer's gradient exchange: ranks, combination, and format.
+
+    Attributes:
+        scope, how: the ranks, and the combination.
+        compression: the format of all gradients that are not compressed with a memory.
+        sparse_as_dense: whether sparse gradients are exchanged as dense ones.
+        memory: of a compression that has one; None otherwise.
+        partition: the slices of gradients that are divided among the ranks; None otherwise.
+    """
 
     scope: CollectiveScope
     how: Reduction
     compression: type[Compressor]
     sparse_as_dense: bool = False
+    memory: CompressionState | None = None
+    partition: Partition | None = None
+
+    def special_exchange(self, named: Sequence[NamedParameter]) -> SpecialExchange | None:
+        """Returns the exchange of those that are not simply all-reduced; None if there are none."""
+        if not named:
+            return None
+        if self.partition is not None:
+            return ScatteredGradients(self.partition, self.scope, self.how, self.compression, named)
+        if self.memory is not None:
+            return CompressedGradients(self.memory, self.scope, self.how, named)
+        return None
 
 
 class SparseGradients:
@@ -119,8 +170,9 @@ class SparseGradients:
         context.release(self._batch)
         self._has_sent = False
 
-    def store_results(self) -> None:
-        """Waits for the rows in flight, and stores them as gradients."""
+    def store_results(self) -> list[Tensor]:
+        """Waits for the rows in flight, and stores them as gradients. Returns those."""
+        stored: list[Tensor] = []
         for index, reduction in self._in_flight.items():
             result = reduction.wait()
             if result is None:  # absent on all ranks
@@ -128,7 +180,9 @@ class SparseGradients:
             parameter = self._parameters[index]
             was_dense = parameter.grad is not None and not parameter.grad.is_sparse
             parameter.grad = result.to_dense() if was_dense else result
+            stored.append(result)
         self._in_flight = {}
+        return stored
 
     def discard(self) -> None:
         """Handles the failure of the round."""

@@ -21,6 +21,7 @@ from sirtaki.torch.optimizer_state import (
     set_state,
     state_of,
 )
+from sirtaki.torch.sharded.optimizer import Sharded
 
 
 def broadcast_parameters(
@@ -83,10 +84,15 @@ def broadcast_optimizer_state(
     `model`, which Horovod needs for sparse parameters, is ignored.
 
     Raises:
-        ValueError: an LBFGS optimizer (its state depends on the rank's own steps), or one whose parameter
-            groups do not match the root's.
+        ValueError: an LBFGS optimizer (its state depends on the rank's own steps), one with shard=, or one
+            whose parameter groups do not match the root's.
         PeerLostError: a rank died.
     """
+    if isinstance(optimizer, Sharded):
+        raise ValueError(
+            "with shard= each rank has other slices of the optimizer's state: broadcast it before "
+            "DistributedOptimizer, or load the same hvd.full_state_dict() on all ranks"
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("the state of an LBFGS optimizer cannot be broadcast: it is rebuilt as it steps")
     context = current()

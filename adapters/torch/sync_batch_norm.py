@@ -51,6 +51,11 @@ class SyncBatchNorm(BatchNormBase):
         if context is not None:
             scope = CollectiveScope(context, None, self.process_set)
             if not scope.has_no_peers:
+                if context.steps_have_deadlines:
+                    raise ValueError(
+                        "SyncBatchNorm waits for all ranks in every step, so it cannot be combined with an "
+                        "optimizer that has a deadline: use torch.nn.BatchNorm2d"
+                    )
                 return self._over_all_ranks(input, scope)
         return super().forward(input)
 

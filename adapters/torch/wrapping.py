@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from sirtaki.torch.autograd import CollectiveScope
+
 Optimizer = torch.optim.Optimizer
 
 
@@ -18,6 +20,11 @@ class Wrapped(Optimizer):
     """
 
     _hooks: Sequence[Any]
+
+    @property
+    def _scope(self) -> CollectiveScope:
+        """The ranks among which it exchanges data, and their world."""
+        raise NotImplementedError
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles as the plain optimizer: hooks and connections cannot be copied."""
@@ -33,6 +40,20 @@ class Wrapped(Optimizer):
         for hook in self._hooks:
             hook.remove()
         self.__class__ = self._plain_class()
+
+
+def make_plain(optimizer: Any) -> None:
+    """Makes sure that an optimizer is a plain one: ends its part in a world that has ended.
+
+    Raises:
+        ValueError: it is no optimizer, or distributed already.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(f"the optimizer has to be a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    if isinstance(optimizer, Wrapped) and optimizer._scope.has_ended:
+        optimizer._unwrap()
+    if isinstance(optimizer, Wrapped):
+        raise ValueError("this optimizer is distributed already: wrap it once")
 
 
 def wrap(optimizer: Optimizer, mixin: type[Wrapped]) -> Any:

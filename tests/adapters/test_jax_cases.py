@@ -25,6 +25,8 @@ LARGE = (
     "jax_one_batch.as_on_one_device[sgd-whole",
     "jax_one_batch.gradients_of_a_function",
     "jax_programs",
+    "jax_sharding.state_is_divided",
+    "jax_sharding.whole_states",
     "jax_training.as_one_process[adam]",
     "jax_training.as_one_process[clipped]",
     "jax_training.equinox",

@@ -16,6 +16,11 @@ pytest.importorskip("torch")
 PROGRAMS = Path(__file__).with_name("programs_torch.py")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DIGITS = EXAMPLES / "pytorch_digits.py"
+COMPRESSED = EXAMPLES / "compression_digits.py"
+SHARDED = EXAMPLES / "sharding_digits.py"
+LOCAL_STEPS = EXAMPLES / "local_sgd_digits.py"
+STALE = EXAMPLES / "staleness_digits.py"
+DEADLINE = EXAMPLES / "deadline_digits.py"
 PARALLEL_LINEAR = EXAMPLES / "pytorch_parallel_linear.py"
 
 
@@ -76,6 +81,79 @@ def epochs(finished: subprocess.CompletedProcess[str]) -> list[float]:
 def test_the_digits_example_learns(ranks: int) -> None:
     pytest.importorskip("sklearn")
     assert epochs(run(*hvdrun(ranks, sys.executable, DIGITS)))[-1] >= 97
+
+
+@pytest.mark.parametrize(
+    "compression", ["powersgd", *(pytest.param(one, marks=pytest.mark.full) for one in ("topk", "onebit"))]
+)
+def test_the_example_with_compressed_gradients_learns(compression: str) -> None:
+    pytest.importorskip("sklearn")
+    finished = run(*hvdrun(2, sys.executable, COMPRESSED, "--compression", compression))
+    assert epochs(finished)[-1] >= 93
+    found = re.search(r"([\d,]+) bytes instead of ([\d,]+)", finished.stdout)
+    assert found is not None
+    sent, exact = (int(one.replace(",", "")) for one in found.groups())
+    assert 0 < sent < 0.1 * exact
+
+
+@pytest.mark.full
+def test_the_example_with_divided_state_continues_on_other_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    kept, correct = {}, []
+    for ranks, shard in ((2, "gradients"), (3, "state"), (1, "none")):
+        options = ("--shard", shard, "--epochs", "2", "--checkpoint", tmp_path / "saved.pt")
+        finished = run(*hvdrun(ranks, sys.executable, SHARDED, *options))
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+        reports = re.findall(r"epoch +(\d+): loss [\d.]+, test accuracy ([\d.]+)%", finished.stdout)
+        correct += [(int(epoch), float(percent)) for epoch, percent in reports]
+        found = re.search(r"keeps ([\d,]+) bytes", finished.stdout)
+        assert found is not None
+        kept[ranks] = int(found[1].replace(",", ""))
+    assert [epoch for epoch, _ in correct] == [1, 2, 3, 4, 5, 6]
+    assert correct[-1][1] >= 93
+    assert kept[2] < 0.51 * kept[1]
+    assert kept[3] < 0.34 * kept[1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", ["local_sgd", "diloco"])
+def test_the_example_with_local_steps_learns(method: str) -> None:
+    pytest.importorskip("sklearn")
+    finished = run(*hvdrun(2, sys.executable, LOCAL_STEPS, "--method", method))
+    assert epochs(finished)[-1] >= 93
+    found = re.search(r"([\d,]+) bytes were combined, by gradients it would be ([\d,]+)", finished.stdout)
+    assert found is not None
+    combined, by_gradients = (int(one.replace(",", "")) for one in found.groups())
+    assert 0 < combined < 0.2 * by_gradients
+
+
+@pytest.mark.full
+def test_the_example_with_a_slow_rank_learns() -> None:
+    """The slow rank takes fewer steps; the first number is the bound that staleness=3 sets."""
+    pytest.importorskip("sklearn")
+    finished = run(*hvdrun(3, sys.executable, STALE, "--updates", "200", "--slow", "0.05"))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    steps = [
+        int(one) for one in re.findall(r"steps of the ranks: \[(\d+), (\d+), (\d+)\]", finished.stdout)[0]
+    ]
+    assert 50 <= steps[2] < min(steps[:2])
+    (accuracy,) = re.findall(r"test accuracy ([\d.]+)%", finished.stdout)
+    assert float(accuracy) >= 90
+
+
+@pytest.mark.full
+def test_the_example_with_a_deadline_learns() -> None:
+    pytest.importorskip("sklearn")
+    assert epochs(run(*hvdrun(3, sys.executable, DEADLINE)))[-1] >= 93
+
+
+@pytest.mark.full
+def test_gradients_in_8_bits_learn() -> None:
+    pytest.importorskip("sklearn")
+    command = hvdrun(2, "--transport", "socket", sys.executable, COMPRESSED, "--compression", "int8")
+    finished = run(*command)
+    assert epochs(finished)[-1] >= 93
+    assert "compressed" in finished.stdout
 
 
 @pytest.mark.full

@@ -21,6 +21,7 @@ from cases.data import (
     combined,
     values,
 )
+from cases.warned import warnings_of_this_rank
 
 
 @case(op=OPS)
@@ -92,10 +93,7 @@ def average_is_the_default_and_average_false_means_sum() -> None:
     everyone = all_values((9,), np.float32)
     mine = everyone[hvd.rank()]
     assert_same(hvd.allreduce(mine), combined(everyone, hvd.Average))
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+    with warnings_of_this_rank():
         assert_same(hvd.allreduce(mine, average=False), combined(everyone, hvd.Sum))
         assert_same(hvd.allreduce(mine, average=True), combined(everyone, hvd.Average))
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import sirtaki.numpy as hvd
+from cases.warned import warnings_of_this_rank
 from sirtaki.common.exceptions import ParametersDifferError
 
 
@@ -25,10 +25,9 @@ def differ(call: Callable[[], Any], *words: str) -> None:
 
 def hints_of(call: Callable[[], Any]) -> list[str]:
     """Returns the hints that sirtaki gives on rank 0 during the call; the other ranks must give none."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
+    with warnings_of_this_rank() as texts:
         call()
-    found = [str(one.message) for one in caught if "rank" in str(one.message)]
+    found = [text for text in texts if "rank" in text]
     assert hvd.rank() == 0 or not found, found
     return hvd.broadcast_object(found)
 

@@ -163,3 +163,10 @@ def a_program_for_another_set() -> None:
         with pytest.raises(FAILURES, match="process set"):
             jax.block_until_ready(program(jnp.ones(2)))
     still_works()
+
+
+@case()
+def compressions_that_need_a_memory() -> None:
+    for name in ("powersgd", "topk", "onebit", "int8", "fp8"):
+        make = getattr(hvd.Compression, name)
+        refused(make, "sirtaki.torch", kind=UnsupportedError)

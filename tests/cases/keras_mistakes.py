@@ -128,3 +128,11 @@ def callbacks_without_what_they_need() -> None:
     schedule.set_params({"steps": None})
     with pytest.raises(ValueError, match="give steps_per_epoch"):
         schedule.on_train_batch_begin(0)
+
+
+@case()
+def compressions_that_need_a_memory() -> None:
+    for name in ("powersgd", "topk", "onebit", "int8", "fp8"):
+        make = getattr(hvd.Compression, name)
+        with pytest.raises(ValueError, match=r"only the optimizers of sirtaki\.torch"):
+            make()

@@ -106,3 +106,6 @@ def tapes_and_optimizers() -> None:
     with tf.Graph().as_default():
         accumulating = hvd.DistributedOptimizer(descent(0.1), backward_passes_per_step=2)
     fails(ValueError, lambda: accumulating.apply_gradients([]), "compute_gradients")
+    for name in ("powersgd", "topk", "onebit", "int8", "fp8"):
+        make = getattr(hvd.Compression, name)
+        fails(ValueError, make, "sirtaki.torch")

@@ -63,6 +63,35 @@ def futures_complete_by_themselves() -> None:
     assert called.wait(60)
 
 
+@case()
+@in_group
+def futures_of_many_operations() -> None:
+    """A future is complete when all tensors of its operation are, and those of fused operations are, too."""
+    for _ in range(5):
+        singles = [torch.full((2,), float(number)) for number in range(40)]
+        several = [torch.full((3,), float(number)) for number in range(40)]
+        futures = [dist.all_reduce(tensor, async_op=True).get_future() for tensor in singles]
+        together = dist.group.WORLD.allreduce_coalesced(several).get_future()
+        for number, future in enumerate(futures):
+            same(future.wait()[0], torch.full((2,), float(number * size())))
+        for number, tensor in enumerate(together.wait()):
+            same(tensor, torch.full((3,), float(number * size())))
+
+
+@case()
+@in_group
+def callbacks_may_wait_for_other_operations() -> None:
+    tensor, other = torch.ones(3), torch.ones(3)
+    second = dist.all_reduce(other, async_op=True)
+
+    def wait_for_the_other(done: object) -> float:
+        second.wait()
+        return float(other[0].item())
+
+    first = dist.all_reduce(tensor, async_op=True).get_future().then(wait_for_the_other)
+    assert first.wait() == size()
+
+
 @case(least=2)
 @in_group
 def a_later_future_completes_first() -> None:

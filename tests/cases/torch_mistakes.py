@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -197,3 +198,11 @@ def refused_text(call: Callable[[], Any], *words: str) -> None:
     with pytest.raises(ValueError, match="parameter groups") as caught:
         call()
     assert all(word in str(caught.value) for word in words)
+
+
+@case()
+def techniques_that_each_decide_whose_gradients_a_step_has() -> None:
+    own: dict[str, Any] = {"shard": "state", "staleness": 1, "deadline": 0.1}
+    for one, other in itertools.combinations(own, 2):
+        options = {name: own[name] for name in (one, other)}
+        refused(lambda options=options: distributed(network(), **options), one, other, "one of them")

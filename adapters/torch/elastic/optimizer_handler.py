@@ -13,6 +13,7 @@ from sirtaki.torch.elastic.handlers import ContentHandler, Entries, Names, kind_
 from sirtaki.torch.nested import Path, copied, placed
 from sirtaki.torch.optimizer import drop_round
 from sirtaki.torch.optimizer_state import options_of, parameters_of, set_options, set_state, state_of
+from sirtaki.torch.sharded.optimizer import Sharded
 from sirtaki.torch.wrapping import Optimizer
 
 
@@ -45,6 +46,11 @@ class OptimizerStateHandler(ContentHandler):
         set_options(self.value, rest)
 
     def save(self) -> None:
+        if isinstance(self.value, Sharded):
+            raise ValueError(
+                "an elastic state cannot hold an optimizer with shard=, of which this rank has only slices: "
+                "leave out shard, or write hvd.full_state_dict(optimizer) to files"
+            )
         self._saved = copied(options_of(self.value), self._saved)
         self._groups = [list(group["params"]) for group in self.value.param_groups]
 

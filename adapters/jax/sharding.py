@@ -1,0 +1,186 @@
+"""A transformation of optax whose state is divided among the ranks (ZeRO, arXiv 1910.02054)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sirtaki.bindings.default_context import current
+from sirtaki.common.ops import Average, Sum
+from sirtaki.common.process_sets import global_process_set
+from sirtaki.jax.collectives import allgather, reducescatter
+from sirtaki.jax.compression import Compression, Compressor
+from sirtaki.jax.consistency import BROADCAST, around
+from sirtaki.numpy.consistency import EagerChecks
+
+_PARTS = 2  # of the arrays of a trial
+_SCALES = (0.0, 1.0, 1e6)  # of its gradients: decay alone, a usual step, and the limits of most clipping
+
+
+def shard(
+    optimizer: Any,
+    name: str = "gradients",
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+) -> Any:
+    """Divides the state of a transformation of optax among the ranks, and averages the gradients.
+
+    It takes the place of `DistributedOptimizer`: all ranks must call `update`, inside or outside jit, with
+    their own gradients and with equal parameters. A reduce-scatter gives each rank its slices of the
+    averages, the transformation computes the updates of these slices, and all ranks gather the updates. They
+    are those of `DistributedOptimizer` up to rounding.
+
+    Every array is cut in the order of its elements. The transformation therefore must treat each element by
+    itself, as those of optax's SGD, Adam and similar optimizers do; `init` finds out by a trial. Norms, as
+    for clipping, cannot be part of it.
+
+    Args:
+        optimizer: an optax.GradientTransformation.
+        name: the prefix of the names of what is exchanged.
+        compression: Compression.fp16 or Compression.bf16 to exchange gradients in 16 bits.
+        op: Average or Sum.
+
+    Returns:
+        An optax.GradientTransformationExtraArgs. `full_state` makes its state whole, for a checkpoint.
+
+    Raises:
+        TypeError: `optimizer` is not a transformation of optax.
+        ValueError: another op, or an elastic job, in which the state of a lost rank would exist nowhere else.
+            From `init`: a transformation that looks at several elements together.
+    """
+    import optax  # imported late, because only this needs it
+
+    if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
+        raise TypeError(f"shard takes a transformation of optax, such as optax.adam(1e-3), not {optimizer!r}")
+    if op not in (Average, Sum):
+        raise ValueError("shard needs op=hvd.Average or op=hvd.Sum")
+    if current().survivors is not None:
+        raise ValueError(
+            "shard is not available in an elastic job, where the state of a lost rank would exist nowhere "
+            "else: use DistributedOptimizer, or start hvdrun without --min-np"
+        )
+    inner = optax.with_extra_args_support(optimizer)
+    checks = EagerChecks(f"check of {name}", BROADCAST)
+
+    def init(params: Any) -> Any:
+        _check_by_trial(inner, params)
+        return inner.init(_slices(params))
+
+    def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        if current().size == 1:
+            return inner.update(gradients, state, params, **extra)
+        rows = jax.tree.map(_padded, gradients)
+        with around(checks, global_process_set, gradients, {"params": params}):
+            own = reducescatter(rows, name=f"{name} (slices)", compression=compression, op=op)
+        updates, state = inner.update(own, state, _slices(params), **extra)
+        gathered = allgather(updates, name=f"{name} (updates)")
+        return jax.tree.map(_like, gathered, gradients), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def full_state(optimizer: Any, state: Any, params: Any, name: str = "full_state") -> Any:
+    """Returns the whole state of `shard(optimizer)`, as `optimizer` alone would have it. All ranks call it.
+
+    Args:
+        optimizer: the transformation that `shard` has been given.
+        state: this rank's state.
+        params: the parameters, of which only shapes and dtypes matter.
+        name: the prefix of the names of what is gathered.
+    """
+    whole, parts = _shapes(optimizer, params)
+    leaves, structure = jax.tree.flatten(state)
+    divided = [index for index, (one, two) in enumerate(zip(whole, parts, strict=True)) if one != two]
+    gathered = allgather([leaves[index] for index in divided], name=name)
+    for index, elements in zip(divided, gathered, strict=True):
+        leaves[index] = _like(elements, whole[index])
+    return structure.unflatten(leaves)
+
+
+def divided_state(optimizer: Any, state: Any, params: Any) -> Any:
+    """Returns this rank's state of `shard(optimizer)`, from the whole one: the opposite of `full_state`."""
+    whole, parts = _shapes(optimizer, params)
+    leaves, structure = jax.tree.flatten(state)
+    for index, (one, two) in enumerate(zip(whole, parts, strict=True)):
+        if one != two:
+            leaves[index] = _slice(leaves[index])
+    return structure.unflatten(leaves)
+
+
+def _shapes(optimizer: Any, params: Any) -> tuple[list[Any], list[Any]]:
+    """Returns the shapes of the whole state, and of this rank's, without the parameters' elements."""
+    whole = jax.eval_shape(optimizer.init, params)
+    parts = jax.eval_shape(lambda given: optimizer.init(_slices(given)), params)
+    return jax.tree.leaves(whole), jax.tree.leaves(parts)
+
+
+def _length(count: int, ranks: int) -> int:
+    """Returns the elements of a slice: never as many as the array has, so that their shapes differ."""
+    length = -(-count // ranks)
+    return length + (length == count)
+
+
+def _padded(array: Any, ranks: int | None = None) -> Any:
+    """Returns the elements of an array, with zeros after them, in slices of equal length."""
+    ranks = ranks or current().size
+    flat = jnp.ravel(array)
+    return jnp.pad(flat, (0, ranks * _length(flat.size, ranks) - flat.size))
+
+
+def _slice(array: Any) -> Any:
+    context = current()
+    return _padded(array).reshape(context.size, -1)[context.rank]
+
+
+def _slices(tree: Any) -> Any:
+    """Returns this rank's slice of each array; the whole ones in a world of one."""
+    return tree if current().size == 1 else jax.tree.map(_slice, tree)
+
+
+def _like(elements: Any, array: Any) -> Any:
+    """Returns the first elements, with the shape of an array."""
+    return elements[: int(np.prod(array.shape))].reshape(array.shape)
+
+
+def _check_by_trial(optimizer: Any, params: Any) -> None:
+    """Raises ValueError if updates of small arrays differ from those of their slices."""
+    numbers = np.random.default_rng(0)
+    leaves, structure = jax.tree.flatten(params)
+
+    def drawn(scale: float = 1.0) -> list[Any]:
+        return [numbers.normal(size=(3,) * jnp.ndim(leaf)).astype(np.float32) * scale for leaf in leaves]
+
+    with jax.ensure_compile_time_eval():
+        values, steps = drawn(), [drawn(scale) for scale in _SCALES]
+        whole = _updates_of_trial(optimizer, structure, values, steps)
+        cut = [
+            _updates_of_trial(optimizer, structure, _part(values, at), [_part(one, at) for one in steps])
+            for at in range(_PARTS)
+        ]
+    for one, *parts in zip(whole, *cut, strict=True):
+        joined = np.concatenate(parts)[: one.size].reshape(one.shape)
+        rounding = 1e-5 * np.abs(one).max(initial=0.0)
+        if not np.allclose(one, joined, rtol=1e-5, atol=rounding, equal_nan=True):
+            raise ValueError(
+                "this transformation looks at several elements together, or at the shapes of arrays (a norm, "
+                "as in clipping, a factored moment, a mask for matrices), so shard cannot cut arrays in "
+                "slices: leave that out of it, or use DistributedOptimizer"
+            )
+
+
+def _part(arrays: list[Any], at: int) -> list[Any]:
+    return [_padded(one, _PARTS).reshape(_PARTS, -1)[at] for one in arrays]
+
+
+def _updates_of_trial(optimizer: Any, structure: Any, values: list[Any], steps: list[list[Any]]) -> list[Any]:
+    """Returns the updates of all steps."""
+    params = structure.unflatten([jnp.asarray(one) for one in values])
+    state, found = optimizer.init(params), []
+    for gradients in steps:
+        given = structure.unflatten([jnp.asarray(one) for one in gradients])
+        updates, state = optimizer.update(given, state, params)
+        found += [np.asarray(one) for one in jax.tree.leaves(updates)]
+    return found

@@ -1,0 +1,201 @@
+"""The compressed gradients of an optimizer: which are, when, and what is left out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from sirtaki.common.checksums import Comparison, checksum_of_text
+from sirtaki.common.ops import Call, Reduction, join_count
+from sirtaki.common.stateful_compression import Fp8, Int8, OneBit, PowerSGD, StatefulCompression, TopK
+from sirtaki.torch import device
+from sirtaki.torch.autograd import CollectiveScope
+from sirtaki.torch.compressed.gathering import OneBitMethod, TopKMethod
+from sirtaki.torch.compressed.method import Link, Method, Slot, compute_dtype
+from sirtaki.torch.compressed.phases import PhasedExchange
+from sirtaki.torch.compressed.powersgd import PowerSGDMethod
+from sirtaki.torch.compressed.quantised import QuantisedMethod
+from sirtaki.torch.compressed.state import CompressionState
+from sirtaki.torch.parameters import NamedParameter
+from sirtaki.torch.tensors import shares_elements
+
+METHODS: dict[type[StatefulCompression], type[Method]] = {
+    PowerSGD: PowerSGDMethod,
+    TopK: TopKMethod,
+    OneBit: OneBitMethod,
+    Int8: QuantisedMethod,
+    Fp8: QuantisedMethod,
+}
+
+
+class CompressedGradients:
+    """The exchange of compressed gradients, by the numbers of their parameters.
+
+    They are exchanged at the end of a pass, all together. The first round of a world, and the first after a
+    join, is exact: there the ranks agree on the number of exchanges, which a new rank does not know.
+    """
+
+    def __init__(
+        self, state: CompressionState, scope: CollectiveScope, how: Reduction, named: Sequence[NamedParameter]
+    ) -> None:
+        self._state, self._scope = state, scope.derived("(compressed)")
+        self._parameters = [one.parameter for one in named]
+        self._link = Link(self._scope, how)
+        self._method = METHODS[type(state.compression)](state, self._link)
+        compressed = [at for at, one in enumerate(self._parameters) if self._method.compresses(one)]
+        self._compressed = dict.fromkeys(compressed)
+        self._set_number = scope.process_set.number(scope.context)
+        name = self._scope.derived("(number of exchanges)").name
+        self._agreement = Comparison(scope.context, Call(name, self._set_number), 2)
+        self._agreed_joins: int | None = None  # number of joins at the last agreement
+        self._has_begun = False
+        self._compresses = False  # in this round
+        self._new: dict[int, None] = {}
+        self._slots: dict[int, Slot] = {}
+        self._phased: PhasedExchange | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Returns whether a round has begun and not ended."""
+        return self._has_begun
+
+    def close(self) -> None:
+        """Does nothing: it holds no hooks."""
+
+    def drop_earlier(self) -> None:
+        """Does nothing: what is left out belongs to no gradient."""
+
+    def start(self, numbers: list[int], absent: bool) -> list[int]:
+        """Takes those gradients that are compressed in this round; returns the others."""
+        self._begin_round()
+        if not self._compresses or self._compressed.keys().isdisjoint(numbers):
+            return numbers
+        if not absent:
+            self._new.update((at, None) for at in numbers if at in self._compressed)
+        return [at for at in numbers if at not in self._compressed]
+
+    def start_phases(self) -> None:
+        """Starts the exchange of this round's gradients, all of which are there now."""
+        self._begin_round()
+        if not self._compresses or self._phased is not None or not self._compressed:
+            return
+        self._state.follow_scale()
+        with torch.no_grad():
+            self._slots = {at: self._slot(at) for at in self._compressed}
+        counters = self._scope.context.compression
+        counters.exchanges += 1
+        for slot in self._slots.values():
+            self._link.count_exact(slot.parameter.numel(), slot.parameter.element_size())
+        gpu = device.ordinal(next(iter(self._slots.values())).values)
+        phases = self._method.phases(self._slots)
+        self._phased = PhasedExchange(self._scope.context, phases, device.this_stream(gpu))
+
+    def finish(self, exact: Iterable[Tensor]) -> None:
+        """Waits for the compressed gradients, and puts them in place.
+
+        `exact` are the results of the others: if any gradient is not finite, the step will not be taken, so
+        what was left out before stays as it was.
+
+        Raises:
+            HorovodInternalError: an exchange failed.
+            ValueError: the ranks have different compressions.
+        """
+        self._finish_agreement()
+        if self._phased is not None:
+            is_finite = self._phased.wait() and _are_finite(exact)
+            with torch.no_grad():
+                self._store(is_finite)
+        self.discard()
+
+    def discard(self) -> None:
+        """Ends the round, whether it has succeeded or not."""
+        if self._phased is not None:
+            self._phased.drop()
+        self._agreement.discard()
+        self._phased, self._has_begun, self._compresses = None, False, False
+        self._new, self._slots = {}, {}
+
+    def _begin_round(self) -> None:
+        if self._has_begun:
+            return
+        self._has_begun = True
+        state = self._state
+        joins = join_count(self._scope.context, self._set_number)
+        if joins != self._agreed_joins:
+            self._agreed_joins = joins
+            self._agreement.start([state.exchanges, checksum_of_text(repr(state.compression))])
+        else:
+            self._compresses = state.exchanges >= state.compression.start
+        state.exchanges += 1
+
+    def _finish_agreement(self) -> None:
+        if not self._agreement.is_open:
+            return
+        outcome = self._agreement.finish()
+        assert outcome is not None  # it is new on every rank
+        self._state.exchanges = outcome.largest[0] + 1
+        if not outcome.equal[1]:
+            raise ValueError(
+                f"the ranks have given DistributedOptimizer different compressions, this one "
+                f"{self._state.compression!r}: give all of them the same"
+            )
+
+    def _slot(self, number: int) -> Slot:
+        """Returns this rank's gradient plus what was left out; in the gradient's own memory if possible."""
+        parameter, is_new = self._parameters[number], number in self._new
+        dtype, gradient = compute_dtype(parameter.dtype), parameter.grad
+        residual = self._state.residual(parameter, dtype)
+        if gradient is None:
+            values = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
+        elif is_new and _is_plain(gradient, dtype):
+            values = gradient.detach()
+        else:
+            dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
+            values = torch.empty(parameter.shape, dtype=dtype, device=parameter.device).copy_(dense)
+        if residual is not None:
+            values += residual
+        return Slot(parameter, values, is_new)
+
+    def _store(self, is_finite: bool) -> None:
+        squared_values = squared_errors = 0.0
+        for at, slot in self._slots.items():
+            if not self._method.is_touched(at):
+                continue
+            residual = self._state.residuals.get(slot.parameter) if is_finite else None
+            if residual is not None:
+                squared_values += float(torch.linalg.vector_norm(slot.values)) ** 2
+            self._method.store(at, slot, residual)
+            if residual is not None:
+                squared_errors += float(torch.linalg.vector_norm(residual)) ** 2
+            _put(slot.parameter, slot.values)
+        if squared_values:
+            self._scope.context.compression.relative_error = (squared_errors / squared_values) ** 0.5
+
+
+def _is_plain(gradient: Tensor, dtype: torch.dtype) -> bool:
+    return (
+        gradient.layout is torch.strided
+        and gradient.dtype == dtype
+        and gradient.is_contiguous()
+        and not shares_elements(gradient)
+        and not gradient.is_neg()
+    )
+
+
+def _put(parameter: Tensor, values: Tensor) -> None:
+    """Makes these values the gradient."""
+    gradient = parameter.grad
+    if gradient is not None and gradient.layout is torch.strided and not shares_elements(gradient):
+        if gradient.data_ptr() != values.data_ptr():
+            gradient.copy_(values)
+    elif gradient is not None and gradient.is_sparse:
+        parameter.grad = values.to(parameter.dtype).to_sparse(gradient.sparse_dim())
+    else:
+        parameter.grad = values.to(parameter.dtype)
+
+
+def _are_finite(tensors: Iterable[Tensor]) -> bool:
+    checked = [(one._values() if one.is_sparse else one).isfinite().all() for one in tensors]
+    return not checked or bool(torch.stack(checked).all())

@@ -1,0 +1,141 @@
+"""PowerSGD: each gradient, as a matrix, is exchanged as the product of two narrow ones.
+
+T. Vogels et al., PowerSGD: practical low-rank gradient compression for distributed optimization, 2019 (arXiv
+1905.13727). M is the average of the ranks' matrices, and Q a narrow matrix that the last exchange has left: P
+becomes an orthonormal basis of M Q, then Q the transpose of M times P, and the result is P times the
+transpose of Q. Each rank multiplies its own matrix only; the averages of the products are those of M. This is
+one step of an iteration towards the largest singular values, so Q improves from exchange to exchange.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sirtaki.common.stateful_compression import PowerSGD
+from sirtaki.torch.compressed.method import Link, Method, Slot
+from sirtaki.torch.compressed.orthogonal import orthonormal, write_product
+from sirtaki.torch.compressed.phases import Phases
+from sirtaki.torch.compressed.state import CompressionState
+
+
+class PowerSGDMethod(Method):
+    """The method for one optimizer's gradients. Narrow matrices are stored by columns: [column, row]."""
+
+    def __init__(self, state: CompressionState, link: Link) -> None:
+        super().__init__(state, link)
+        self._starts: dict[int, Tensor] = {}  # random matrices, the same on all ranks
+        self._left: dict[int, Tensor] = {}  # P
+        self._right: dict[int, Tensor] = {}  # Q
+        self._own_right: dict[int, Tensor] = {}  # the transpose of this rank's matrix times P
+        self._touched: set[int] = set()
+        self._finite: set[int] = set()
+
+    def compresses(self, parameter: Tensor) -> bool:
+        """Returns whether it may be regarded as a matrix, and two narrow ones are smaller."""
+        if parameter.dim() < 2 or parameter.is_complex() or parameter.numel() == 0:
+            return False
+        rows, columns = _sides(parameter)
+        return self._rank(parameter) * (rows + columns) < rows * columns
+
+    def phases(self, slots: Mapping[int, Slot]) -> Phases:
+        buffers, self._left = _packed(slots, {at: self._shape(slot, 0) for at, slot in slots.items()})
+        for at, slot in slots.items():
+            torch.mm(self._basis(at, slot), _matrix(slot).t(), out=self._left[at])
+        marks = torch.tensor([float(slot.is_new) for slot in slots.values()], device=buffers[0].device)
+        yield self._link.all_reduce([*buffers, marks], "(P)")
+        self._touched = {at for at, mark in zip(slots, marks.tolist(), strict=True) if mark != 0}
+        self._finite = _finite(self._left, self._touched)
+        if not self._touched:
+            return True
+        self._orthogonalize()
+        buffers, self._right = _packed(slots, {at: self._shape(slot, 1) for at, slot in slots.items()})
+        for at in self._touched:
+            torch.mm(self._left[at], _matrix(slots[at]), out=self._right[at])
+        self._own_right = {at: self._right[at].clone() for at in self._touched}
+        yield self._link.all_reduce(buffers, "(Q)")
+        self._finite &= _finite(self._right, self._touched)
+        return self._finite == self._touched
+
+    def is_touched(self, number: int) -> bool:
+        return number in self._touched
+
+    def store(self, number: int, slot: Slot, residual: Tensor | None) -> None:
+        left, right, matrix = self._left[number], self._right[number], _matrix(slot)
+        if residual is not None:
+            own = self._own_right[number]
+            torch.addmm(matrix, left.t(), own, alpha=-1, out=residual.view(matrix.shape))
+        if number not in self._finite:
+            matrix.fill_(torch.nan)
+            return
+        write_product(matrix, left, right)
+        largest = right.abs().amax(dim=1, keepdim=True)
+        # A column that has vanished would stay zero.
+        basis = torch.where(largest > 0, right / largest, self._start(number, slot))
+        self._state.bases[slot.parameter] = basis
+
+    def _rank(self, parameter: Tensor) -> int:
+        compression = self._state.compression
+        assert isinstance(compression, PowerSGD)
+        return min(compression.rank, *_sides(parameter))
+
+    def _shape(self, slot: Slot, side: int) -> tuple[int, int]:
+        return self._rank(slot.parameter), _sides(slot.parameter)[side]
+
+    def _start(self, number: int, slot: Slot) -> Tensor:
+        if number not in self._starts:
+            source = torch.Generator().manual_seed(number)
+            random = torch.randn(self._shape(slot, 1), generator=source, dtype=slot.values.dtype)
+            self._starts[number] = random.to(slot.values.device)
+        return self._starts[number]
+
+    def _basis(self, number: int, slot: Slot) -> Tensor:
+        """Returns Q of the last exchange. If ranks have different ones, their results are still the same."""
+        basis = self._state.bases.get(slot.parameter)
+        return self._start(number, slot) if basis is None else basis
+
+    def _orthogonalize(self) -> None:
+        """Makes each P orthonormal, those of one shape together."""
+        alike: dict[Any, list[Tensor]] = defaultdict(list)
+        for at in sorted(self._touched):
+            alike[self._left[at].dtype, self._left[at].shape].append(self._left[at])
+        for matrices in alike.values():
+            for matrix, found in zip(matrices, orthonormal(torch.stack(matrices)), strict=True):
+                matrix.copy_(found)
+
+
+def _sides(parameter: Tensor) -> tuple[int, int]:
+    return parameter.shape[0], parameter.numel() // parameter.shape[0]
+
+
+def _matrix(slot: Slot) -> Tensor:
+    return slot.values.view(_sides(slot.parameter))
+
+
+def _packed(
+    slots: Mapping[int, Slot], shapes: Mapping[int, tuple[int, int]]
+) -> tuple[list[Tensor], dict[int, Tensor]]:
+    """Returns zeros: one buffer for each dtype, and the matrices of these shapes in them."""
+    numbers: dict[torch.dtype, list[int]] = defaultdict(list)
+    for at, slot in slots.items():
+        numbers[slot.values.dtype].append(at)
+    buffers, parts = [], {}
+    for dtype, members in numbers.items():
+        lengths = [shapes[at][0] * shapes[at][1] for at in members]
+        buffers.append(torch.zeros(sum(lengths), dtype=dtype, device=slots[members[0]].values.device))
+        for at, part in zip(members, buffers[-1].split(lengths), strict=True):
+            parts[at] = part.view(shapes[at])
+    return buffers, parts
+
+
+def _finite(matrices: Mapping[int, Tensor], numbers: set[int]) -> set[int]:
+    """Returns those whose elements are all finite."""
+    ordered = sorted(numbers)
+    if not ordered:
+        return set()
+    found = torch.stack([matrices[at].isfinite().all() for at in ordered]).tolist()
+    return {at for at, is_finite in zip(ordered, found, strict=True) if is_finite}

@@ -1,0 +1,127 @@
+"""The memory of a compression: what each rank has left out of its gradients so far."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sirtaki.common.stateful_compression import StatefulCompression
+
+_SCALERS_STEP = torch.amp.GradScaler.step.__code__
+_MOST_FRAMES = 12  # between a scaler's step and the hook of an optimizer's: wrappers of schedulers and others
+
+
+class CompressionState:
+    """The memory of one optimizer's compression on this rank. It outlives worlds.
+
+    The tensors that are left out, the residuals, belong to this rank alone: they are neither broadcast nor
+    compared.
+
+    Attributes:
+        compression: the options.
+        exchanges: the number of exchanges so far, the same on all ranks.
+        residuals: by parameter, in its shape.
+        bases: the matrices with which PowerSGD begins its next exchange, by parameter.
+    """
+
+    def __init__(self, compression: StatefulCompression) -> None:
+        self.compression = compression
+        self.exchanges = 0
+        self.residuals: dict[Tensor, Tensor] = {}
+        self.bases: dict[Tensor, Tensor] = {}
+        self._scaler: weakref.ref[Any] | None = None
+        self._scale: float | None = None  # the loss scale of the residuals; None: losses are not scaled
+
+    def residual(self, parameter: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """Returns what has been left out of a parameter's gradients; None without error feedback."""
+        if not self.compression.error_feedback:
+            return None
+        if parameter not in self.residuals:
+            zeros = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
+            self.residuals[parameter] = zeros
+        return self.residuals[parameter]
+
+    # ---- Loss scaling ----------------------------------------------------------------------------------
+
+    def note_step(self) -> None:
+        """Finds the GradScaler in whose `step` the optimizer steps. Call it in the optimizer's step."""
+        scaler = _calling_scaler()
+        if scaler is not None and self._scale is None:
+            self._scale = scaler.get_scale()  # until now it has not changed since residuals are not zero
+        elif scaler is None and self._scale is not None:
+            self._rescale(None)
+        self._scaler = None if scaler is None else weakref.ref(scaler)
+
+    def follow_scale(self) -> None:
+        """Brings the residuals to the present scale of losses. A power of two, as usual, loses no bit."""
+        scaler = None if self._scaler is None else self._scaler()
+        if scaler is not None and scaler.get_scale() != self._scale:
+            self._rescale(scaler.get_scale())
+
+    def _rescale(self, scale: float | None) -> None:
+        factor = (1.0 if scale is None else scale) / (1.0 if self._scale is None else self._scale)
+        for residual in self.residuals.values():
+            residual.mul_(factor)
+        self._scale = scale
+
+    # ---- Checkpoints -----------------------------------------------------------------------------------
+
+    def content(self, parameters: Sequence[Tensor]) -> dict[str, Any]:
+        """Returns the memory by the positions of these parameters, without copies."""
+        return {
+            "compression": repr(self.compression),
+            "exchanges": self.exchanges,
+            "scale": self._scale,
+            "residuals": _by_place(self.residuals, parameters),
+            "bases": _by_place(self.bases, parameters),
+        }
+
+    def load(self, content: dict[str, Any], parameters: Sequence[Tensor]) -> None:
+        """Copies what `content` has returned.
+
+        Raises:
+            ValueError: it belongs to another compression, or to other parameters.
+        """
+        if content["compression"] != repr(self.compression):
+            raise ValueError(
+                f"this is the state of {content['compression']}, and the optimizer has {self.compression!r}: "
+                "make it with the same compression, or go on without the state"
+            )
+        residuals = content["residuals"]
+        for place, residual in residuals.items():
+            if place >= len(parameters) or residual.shape != parameters[place].shape:
+                raise ValueError(
+                    f"the compression's state has a tensor of shape {list(residual.shape)} for parameter "
+                    f"{place}, which does not fit: load it into an optimizer of the same model"
+                )
+        self.exchanges, self._scale = content["exchanges"], content["scale"]
+        self.residuals = _by_parameter(residuals, parameters)
+        self.bases = _by_parameter(content["bases"], parameters)
+
+
+def _by_place(tensors: dict[Tensor, Tensor], parameters: Sequence[Tensor]) -> dict[int, Tensor]:
+    return {place: tensors[one] for place, one in enumerate(parameters) if one in tensors}
+
+
+def _by_parameter(tensors: dict[int, Tensor], parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+    return {parameters[at]: one.to(parameters[at].device, copy=True) for at, one in tensors.items()}
+
+
+def _calling_scaler() -> Any:
+    """Returns the GradScaler whose `step` has called this thread's code; None without one.
+
+    A scaler tells an optimizer nothing, and changes its scale later, in `update`.
+    """
+    frame = sys._getframe(2)
+    for _ in range(_MOST_FRAMES):
+        if frame.f_code is _SCALERS_STEP:
+            return frame.f_locals["self"]
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return None

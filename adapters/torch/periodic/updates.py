@@ -1,0 +1,140 @@
+"""The rules by which the average of the ranks changes the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Update(Protocol):
+    """A rule. It is called on all ranks with the same averages.
+
+    Attributes:
+        equalizes: whether the parameters are equal on all ranks after each average.
+    """
+
+    equalizes: bool
+
+    def begin(self, parameters: Sequence[Tensor]) -> None:
+        """Prepares for the first step: the parameters are equal on all ranks now."""
+
+    def contributions(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Returns new tensors, which are averaged instead of the parameters."""
+
+    def apply(self, parameters: Sequence[Tensor], averages: Sequence[Tensor] | None, is_last: bool) -> None:
+        """Changes the parameters; without averages if no rank has taken a step.
+
+        With `is_last`, no rank continues with values of its own: the parameters become equal on all ranks.
+        """
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns what is equal on all ranks besides the parameters, by names."""
+
+    def state_dict(self) -> Any:
+        """Returns what a checkpoint needs; None if there is nothing."""
+
+    def load_state_dict(self, state: Any) -> None:
+        """Continues from what `state_dict` has returned; None: from the parameters at the next step."""
+
+
+class ParameterAveraging:
+    """Replaces parameters by their average over the ranks (local SGD: Stich, arXiv 1805.09767)."""
+
+    equalizes = True
+
+    def begin(self, parameters: Sequence[Tensor]) -> None:
+        pass
+
+    def contributions(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        return [one.detach().clone() for one in parameters]
+
+    @torch.no_grad()
+    def apply(self, parameters: Sequence[Tensor], averages: Sequence[Tensor] | None, is_last: bool) -> None:
+        for parameter, average in zip(parameters, averages or (), strict=averages is not None):
+            parameter.copy_(average)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {}
+
+    def state_dict(self) -> None:
+        return None
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+class OuterStep:
+    """Moves a global copy of the parameters by an optimizer, against the average of the ranks' changes.
+
+    Douillard et al., DiLoCo, arXiv 2311.08105; with fragments and overlap: Streaming DiLoCo, arXiv
+    2501.18512.
+    """
+
+    def __init__(self, outer: torch.optim.Optimizer, alpha: float) -> None:
+        self.outer, self._alpha = outer, alpha
+        self.equalizes = alpha == 0
+        self._parameters = [one for group in outer.param_groups for one in group["params"]]
+        self._global: dict[Tensor, Tensor] = {}
+
+    def begin(self, parameters: Sequence[Tensor]) -> None:
+        for one in parameters:
+            if one not in self._global:
+                self._global[one] = one.detach().clone()
+
+    def contributions(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        return [self._global[one] - one.detach() for one in parameters]
+
+    @torch.no_grad()
+    def apply(self, parameters: Sequence[Tensor], averages: Sequence[Tensor] | None, is_last: bool) -> None:
+        own = [one.clone() for one in parameters] if self._alpha and not is_last else None
+        for one in parameters:
+            one.copy_(self._global[one])
+        if averages is not None:
+            with self._gradients(parameters, averages):
+                self.outer.step()
+            for one in parameters:
+                self._global[one].copy_(one)
+        for one, local in zip(parameters, own or (), strict=own is not None):
+            one.lerp_(local, self._alpha)
+
+    @contextmanager
+    def _gradients(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> Iterator[None]:
+        """Gives these parameters other gradients for a while, and all others none."""
+        before = [one.grad for one in self._parameters]
+        for one in self._parameters:
+            one.grad = None
+        for one, gradient in zip(parameters, gradients, strict=True):
+            one.grad = gradient
+        try:
+            yield
+        finally:
+            for one, gradient in zip(self._parameters, before, strict=True):
+                one.grad = gradient
+
+    def tensors(self) -> dict[str, Tensor]:
+        found = {f"global {place}": one for place, one in enumerate(self._ordered())}
+        for place, one in enumerate(self._parameters):
+            for key, value in self.outer.state.get(one, {}).items():
+                if isinstance(value, Tensor):
+                    found[f"outer {place} ({key})"] = value
+        return found
+
+    def _ordered(self) -> list[Tensor]:
+        return [self._global[one] for one in self._parameters if one in self._global]
+
+    def state_dict(self) -> Any:
+        return {"global": self._ordered(), "outer": self.outer.state_dict()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Any) -> None:
+        self._global = {}
+        if state is None:
+            self.outer.state.clear()
+            return
+        for one, value in zip(self._parameters, state["global"], strict=bool(state["global"])):
+            self._global[one] = value.detach().to(one.device, one.dtype, copy=True)
+        self.outer.load_state_dict(state["outer"])

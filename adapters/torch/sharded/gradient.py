@@ -1,0 +1,95 @@
+"""The gradient of a parameter of which this rank has only its slice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.bindings.request import MAX
+from sirtaki.common.handles import run
+from sirtaki.common.ops import Reduction
+from sirtaki.common.requests import ALLREDUCE_IN_PLACE
+from sirtaki.torch._private import check_and_unscale
+from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
+
+# The properties of the whole gradient, which need no elements.
+_KNOWN: frozenset[Any] = frozenset(
+    {
+        *(getattr(Tensor, name).__get__ for name in ("device", "dtype", "layout", "shape", "ndim")),
+        *(getattr(Tensor, name).__get__ for name in ("is_cpu", "is_cuda", "is_sparse", "is_meta")),
+        *(getattr(Tensor, name).__get__ for name in ("grad_fn", "requires_grad", "is_leaf")),
+        *(getattr(Tensor, name) for name in ("size", "dim", "numel", "element_size", "get_device")),
+        Tensor.untyped_storage,  # of one element
+        *(getattr(Tensor, name) for name in ("is_floating_point", "is_complex", "requires_grad_")),
+        Tensor.__hash__,
+    }
+)
+
+
+class ShardedGradient(Tensor):
+    """A tensor in the place of a whole gradient, without memory for its elements.
+
+    Everything that reads elements raises an error, because they exist on other ranks. As the `grad` of a
+    parameter it can be replaced, and removed, as usual; the slice then goes with it.
+
+    Attributes:
+        own: this rank's elements.
+        scope: the ranks that have the others.
+        properties: the dtype, the device and the shape of the whole gradient.
+    """
+
+    own: Tensor
+    scope: CollectiveScope
+    properties: tuple[torch.dtype, torch.device, torch.Size]
+
+    @staticmethod
+    def make(parameter: Tensor, scope: CollectiveScope) -> ShardedGradient:
+        """Returns a stand-in for the gradient of a parameter. Its `own` is to be set."""
+        one = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+        made = one.expand(parameter.shape).as_subclass(ShardedGradient)
+        made.scope, made.properties = scope, (parameter.dtype, parameter.device, parameter.shape)
+        return made
+
+    def fits(self, parameter: Tensor) -> bool:
+        """Returns whether it may be the gradient of this parameter."""
+        return self.properties == (parameter.dtype, parameter.device, parameter.shape)
+
+    def __repr__(self, *_: Any, **__: Any) -> str:  # type: ignore[override]
+        return f"ShardedGradient(own={self.own!r})"
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _KNOWN:
+            return super().__torch_function__(func, types, args, kwargs or {})
+        if func in (Tensor.zero_, torch._foreach_zero_):
+            for one in args[:1] if func is Tensor.zero_ else args[0]:
+                (one.own if isinstance(one, ShardedGradient) else one).zero_()
+            return args[0]
+        if func is check_and_unscale:
+            return _unscale(*args)
+        raise UnsupportedError(
+            f"{getattr(func, '__name__', func)} needs the elements of a gradient, but with "
+            'shard="gradients" each rank has only its slice of them: call hvd.clip_grad_norm_(optimizer, '
+            "max_norm) or hvd.clip_grad_value_(optimizer, clip_value) instead of torch's functions, or use "
+            'shard="state", which leaves gradients whole'
+        )
+
+
+def _unscale(gradients: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
+    """Divides gradients by the loss scale; notes on all ranks whether those of any rank are not finite.
+
+    torch.amp.GradScaler calls it, on all ranks for the same gradients.
+    """
+    own = [one.own if isinstance(one, ShardedGradient) else one for one in gradients]
+    own = [one for one in own if one.numel()]
+    if own:
+        check_and_unscale(own, found_inf, inv_scale)
+    scope = next(one.scope for one in gradients if isinstance(one, ShardedGradient)).derived("not finite")
+    options = scope.options(Reduction(MAX))
+    run(scope.context, COLLECTIVES.single(scope.context, ALLREDUCE_IN_PLACE, found_inf, options))

@@ -1,0 +1,172 @@
+"""The abilities of an optimizer that updates only this rank's slices of the parameters."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.torch.autograd import CollectiveScope
+from sirtaki.torch.parameters import all_named
+from sirtaki.torch.sharded.gathering import ParameterGathering
+from sirtaki.torch.sharded.gradient import ShardedGradient
+from sirtaki.torch.sharded.kinds import needs_whole_parameters
+from sirtaki.torch.sharded.slices import Partition, Slice, has_gaps
+from sirtaki.torch.wrapping import Optimizer, Wrapped
+
+
+class Sharded(Wrapped):
+    """An optimizer with slices in the place of parameters while it steps.
+
+    Its state is keyed by the slices. Between steps its groups hold the parameters, as the program has given
+    them.
+    """
+
+    _partition: Partition
+    _gathering: ParameterGathering
+    _sharding_scope: CollectiveScope
+    _parameter_names: dict[Tensor, str]
+    _named_slices: list[tuple[str, Slice]]
+    _replaced: list[list[Tensor]] | None  # the parameters of each group, while it steps
+
+    def _adopt_slices(self, partition: Partition, scope: CollectiveScope, names: dict[Tensor, str]) -> None:
+        """Divides the state that the optimizer has."""
+        self._partition, self._sharding_scope, self._parameter_names = partition, scope, names
+        self._gathering, self._replaced, self._named_slices = ParameterGathering(scope), None, []
+        self._divide_state()
+
+    def _slices(self) -> list[Slice]:
+        """Returns the slices of all parameters, in the order of the groups."""
+        return [self._partition.slice_of(one) for group in self.param_groups for one in group["params"]]
+
+    def _divide_state(self) -> None:
+        """Keeps this rank's part of state that belongs to whole parameters."""
+        for one in self._slices():
+            whole = self.state.pop(one.parameter, None)
+            if whole is not None and not one.is_empty:
+                self.state[one.tensor] = {key: one.part(value) for key, value in whole.items()}
+
+    # ---- A step ----------------------------------------------------------------------------------------
+
+    def _begin_update(self) -> None:
+        """Puts the slices into the groups, with their gradients."""
+        self._put_parameters_back()
+        super()._begin_update()  # type: ignore[misc]  # of the optimizer that exchanges the gradients
+        groups = [[self._partition.slice_of(one) for one in group["params"]] for group in self.param_groups]
+        for slices in groups:
+            for one in slices:
+                one.follow()
+                one.tensor.grad = _own_gradient(one)
+        self._replaced = [group["params"] for group in self.param_groups]
+        for group, slices in zip(self.param_groups, groups, strict=True):
+            group["params"] = [one.tensor for one in slices]
+
+    def _end_update(self) -> None:
+        """Gathers what the ranks have updated."""
+        self._put_parameters_back()
+        if len(self._named_slices) != sum(len(group["params"]) for group in self.param_groups):
+            named = all_named(self, self._parameter_names)
+            self._named_slices = [(name, self._partition.slice_of(one)) for name, one in named]
+        self._gathering.run([pair for pair in self._named_slices if _is_trained(pair[1].parameter)])
+
+    def _put_parameters_back(self) -> None:
+        """Ends an update, also one that has raised."""
+        if self._replaced is None:
+            return
+        for group, parameters in zip(self.param_groups, self._replaced, strict=True):
+            for one in group["params"]:
+                one.grad = None
+            group["params"] = parameters
+        self._replaced = None
+
+    # ---- Calls of the program --------------------------------------------------------------------------
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Works like the optimizer's own."""
+        self._put_parameters_back()
+        super().zero_grad(set_to_none)
+
+    def state_dict(self) -> NoReturn:
+        """Raises UnsupportedError: a rank alone has only slices of the state."""
+        raise UnsupportedError(
+            "with shard= this rank has only slices of the optimizer's state, which would look like all of "
+            "it: call hvd.full_state_dict(optimizer) on all ranks, and save what it returns"
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Works like the optimizer's own, with the state of all ranks: each keeps its slices of it."""
+        self._put_parameters_back()
+        super().load_state_dict(state_dict)
+        self._divide_state()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Raises UnsupportedError: a copy would be an optimizer without most of its state."""
+        raise UnsupportedError(
+            "an optimizer with shard= cannot be copied, because this rank has only slices of its state: save "
+            "hvd.full_state_dict(optimizer), and load it into another one"
+        )
+
+    def _unwrap(self) -> None:
+        raise ValueError(
+            "the state of this optimizer is in slices that belong to a world that has ended: make a new "
+            "optimizer, and load what hvd.full_state_dict(optimizer) has returned before"
+        )
+
+    def _full_state_dict(self, state: dict[Tensor, dict[str, Any]]) -> dict[str, Any]:
+        """Returns the `state_dict()` of the plain optimizer with this state."""
+        self._put_parameters_back()
+        own, self.state = self.state, defaultdict(dict, state)
+        try:
+            return super().state_dict()
+        finally:
+            self.state = own
+
+
+def partition_for(optimizer: Optimizer, scope: CollectiveScope) -> Partition | None:
+    """Returns a division of the optimizer's parameters; None if this rank has no peer.
+
+    Raises:
+        ValueError: a parameter cannot be cut into slices.
+    """
+    for group in optimizer.param_groups:
+        for one in group["params"]:
+            if has_gaps(one):
+                raise ValueError(
+                    f"a parameter of shape {list(one.shape)} does not fill its memory, so shard= cannot cut "
+                    "it into slices: make it with parameter.contiguous()"
+                )
+    if scope.has_no_peers:
+        return None
+    return Partition(scope.ranks, scope.context.rank, has_whole=needs_whole_parameters(optimizer))
+
+
+def _is_trained(parameter: Tensor) -> bool:
+    return parameter.requires_grad or parameter.grad is not None
+
+
+def _own_gradient(one: Slice) -> Tensor | None:
+    gradient = one.parameter.grad
+    if gradient is None:
+        return None
+    if isinstance(gradient, ShardedGradient):
+        return None if one.is_empty else gradient.own
+    if gradient.layout is not torch.strided:
+        raise UnsupportedError(
+            "a gradient is sparse, and shard= divides dense ones only: make the layer with sparse=False, or "
+            "leave out shard"
+        )
+    return None if one.is_empty else one.of(gradient)
+
+
+@torch.no_grad()
+def own_elements(one: Slice, value: Any, dtype: torch.dtype) -> Tensor:
+    """Returns a value of a slice's state in the order of memory; no elements if this rank has none."""
+    if value is None or one.is_empty:
+        return torch.empty(0, dtype=dtype, device=one.parameter.device)
+    if one.is_whole:
+        value = torch.empty_like(one.parameter, dtype=dtype).copy_(value)
+        return value.view(-1) if value.is_contiguous() else value.as_strided((value.numel(),), (1,))
+    return value.contiguous()

@@ -1,0 +1,105 @@
+"""The rules by which all ranks make the same updates, each from the same reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+
+class Report(NamedTuple):
+    """The state of one rank, which all ranks receive in the same round.
+
+    Attributes:
+        contributed: number of gradients that it has handed over.
+        base: number of updates in the parameters with which it computes now; the number of all updates if
+            it computes nothing.
+        is_computing: whether it is between two steps, not inside one.
+        has_ended: whether it has no steps left.
+        applied: number of updates that it has applied.
+        options: a checksum of the hyper-parameters of these updates.
+    """
+
+    contributed: int
+    base: int
+    is_computing: bool
+    has_ended: bool
+    applied: int
+    options: int
+
+
+class Decision(Enum):
+    """The next act of all ranks."""
+
+    WAIT = 0
+    UPDATE = 1
+    END = 2
+
+
+class Clock(Protocol):
+    """Counts updates, and decides when the next one is made. It is equal on all ranks."""
+
+    staleness: int
+    updates: int
+
+    def decide(self, reports: Sequence[Report]) -> Decision:
+        """Returns the next act, given the report of each rank."""
+
+    def waits_for(self, reports: Sequence[Report]) -> list[int]:
+        """Returns the ranks whose next gradient is missing for an update."""
+
+
+class GlobalBatchClock:
+    """A clock whose updates are made of at least as many gradients as there are ranks.
+
+    It does not matter which ranks have computed them, so a slow rank contributes fewer and stops nobody. A
+    gradient that was computed with `base` updates becomes part of update number `base + staleness` at the
+    latest, counted from 0.
+    """
+
+    def __init__(self, staleness: int, updates: int = 0) -> None:
+        self.staleness, self.updates = staleness, updates
+        self._included = 0
+
+    def decide(self, reports: Sequence[Report]) -> Decision:
+        """Returns the next act, given the report of each rank."""
+        waiting = sum(one.contributed for one in reports) - self._included
+        active = [one for one in reports if not one.has_ended]
+        if not active and not waiting:
+            return Decision.END if all(one.applied == self.updates for one in reports) else Decision.WAIT
+        is_enough = waiting >= len(active)
+        return Decision.UPDATE if is_enough and not self._held_by(reports) else Decision.WAIT
+
+    def waits_for(self, reports: Sequence[Report]) -> list[int]:
+        """Returns the ranks whose next gradient is missing for an update."""
+        computing = [rank for rank, one in enumerate(reports) if one.is_computing and not one.has_ended]
+        return self._held_by(reports) or computing
+
+    def count(self, gradients: int) -> None:
+        """Counts an update of this number of gradients."""
+        self.updates += 1
+        self._included += gradients
+
+    def _held_by(self, reports: Sequence[Report]) -> list[int]:
+        """Returns the ranks whose next gradient would be too old if an update were made without it."""
+        oldest = self.updates + 1 - self.staleness
+        return [rank for rank, one in enumerate(reports) if not one.has_ended and one.base < oldest]
+
+
+class WorkerClock:
+    """A clock whose updates are made of one gradient from each rank that has not ended: its next one."""
+
+    def __init__(self, staleness: int) -> None:
+        self.staleness, self.updates = staleness, 0
+
+    def decide(self, reports: Sequence[Report]) -> Decision:
+        """Returns the next act, given the report of each rank."""
+        if self.waits_for(reports):
+            return Decision.WAIT
+        is_any = any(one.contributed > self.updates for one in reports)
+        return Decision.UPDATE if is_any else Decision.END
+
+    def waits_for(self, reports: Sequence[Report]) -> list[int]:
+        """Returns the ranks whose next gradient is missing for an update."""
+        missing = [not one.has_ended and one.contributed <= self.updates for one in reports]
+        return [rank for rank, is_missing in enumerate(missing) if is_missing]

@@ -1,0 +1,150 @@
+"""The rounds in which threads of all ranks meet beside the training, and the waits of the program for them.
+
+In each round, the threads exchange a report per rank, from which all of them come to the same decision:
+whether the gradients at hand become an update. So a rank takes part in updates while its program computes,
+and updates are made on all ranks in the same order.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from sirtaki.bindings.errors import DeadlineError, ParametersDifferError
+from sirtaki.common.handles import run
+from sirtaki.common.requests import ALLGATHER
+from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.stale.clock import Clock, Decision, Report
+
+# A rank begins a round when it has news, and otherwise after this share of its last step: often enough that
+# updates are not late by much, and seldom enough that rounds take no time from the training.
+_ROUNDS_PER_STEP = 16
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # in seconds
+_POLL_SECONDS = 0.1  # between two looks at the deadline
+
+
+class Rounds:
+    """One rank's side of the rounds, until all ranks have ended. A subclass makes the updates.
+
+    `_changed` guards the state that the program and the thread use.
+    """
+
+    def __init__(self, scope: CollectiveScope, clock: Clock) -> None:
+        self._scope, self._clock = scope, clock
+        self._place = scope.ranks.index(scope.context.rank)
+        self._changed = threading.Condition()
+        self._contributed = 0  # gradients that this rank has handed over
+        self._applied = self._base = clock.updates
+        self._is_computing, self._has_ended, self._has_news = True, False, False
+        self._options = 0
+        self._reports: list[Report] = []
+        self._failure: BaseException | None = None
+        self._is_running = True
+        self._pause, self._last_step = _SHORTEST_PAUSE, time.monotonic()
+
+    def start(self) -> None:
+        """Starts the thread. A program that ends early is not kept from ending by it."""
+        threading.Thread(target=self._run, name="sirtaki-staleness", daemon=True).start()
+
+    def end(self) -> None:
+        """Notes that this rank computes no further gradients. The thread takes part until none does."""
+        with self._changed:
+            self._has_ended, self._has_news, self._is_computing = True, True, False
+            self._changed.notify_all()
+
+    def _update(self) -> None:
+        """Makes an update. All ranks do so at the same time."""
+        raise NotImplementedError
+
+    def _contribute(self) -> None:
+        """Counts a gradient of this rank, whose program computes nothing now. The caller holds the lock."""
+        now = time.monotonic()
+        pause = (now - self._last_step) / _ROUNDS_PER_STEP
+        self._pause, self._last_step = min(max(pause, _SHORTEST_PAUSE), _LONGEST_PAUSE), now
+        self._contributed += 1
+        self._is_computing, self._has_news = False, True
+        self._changed.notify_all()
+
+    def _compute_on(self) -> None:
+        """Notes that the program computes with the updates that it has. The caller holds the lock."""
+        self._base, self._is_computing = self._applied, not self._has_ended
+
+    def _wait(self, is_over: Callable[[], bool]) -> None:
+        """Waits for something that the thread does. The caller holds the lock.
+
+        Raises:
+            DeadlineError: a rank has computed nothing for too long.
+            HorovodInternalError: an exchange failed.
+        """
+        started = time.monotonic()
+        while not is_over():
+            if self._failure is not None:
+                raise self._failure
+            self._changed.wait(_POLL_SECONDS)
+            waited = time.monotonic() - started
+            limit = float(self._scope.context.setting("stall_deadline"))
+            if limit and waited > limit and not is_over():
+                raise self._deadline_error(waited)
+
+    def _deadline_error(self, waited: float) -> DeadlineError:
+        peers = self._scope.context.topology.peers
+        ranks = [self._scope.ranks[place] for place in self._clock.waits_for(self._reports)]
+        names = ", ".join(f"rank {rank} on {peers[rank].host}" for rank in ranks)
+        return DeadlineError(
+            f"rank {self._scope.context.rank} has waited {waited:.1f} s for the next gradient of "
+            f"{names or 'any rank'}: staleness={self._clock.staleness} does not let it run on; look at what "
+            "holds that rank, or set --stall-deadline"
+        )
+
+    def _run(self) -> None:
+        try:
+            while self._round():
+                pass
+        except BaseException as error:  # the program raises it in its next step
+            with self._changed:
+                self._failure = error
+        with self._changed:
+            self._is_running = False
+            self._changed.notify_all()
+
+    def _round(self) -> bool:
+        """Meets the threads of all other ranks once; returns whether there will be a further round."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_news, self._pause)
+            self._has_news = False
+            own = self._report()
+        reports = self._reports = self._gather(own)
+        self._compare_options(reports)
+        decision = self._clock.decide(reports)
+        if decision is Decision.UPDATE:
+            self._update()
+        return decision is not Decision.END
+
+    def _report(self) -> Report:
+        base = self._base if self._is_computing else self._clock.updates
+        state = self._is_computing, self._has_ended
+        return Report(self._contributed, base, *state, self._applied, self._options)
+
+    def _gather(self, own: Report) -> list[Report]:
+        row = torch.tensor([[*map(int, own)]], dtype=torch.int64)
+        context, options = self._scope.context, self._scope.derived("reports").options()
+        (rows,) = run(context, COLLECTIVES.group(context, ALLGATHER, [row], options))
+        return [
+            Report(int(a), int(b), bool(c), bool(d), int(e), int(f)) for a, b, c, d, e, f in rows.tolist()
+        ]
+
+    def _compare_options(self, reports: Sequence[Report]) -> None:
+        """Compares those of ranks with the same updates. All ranks raise the same error, or none does."""
+        first: dict[int, int] = {}
+        for place, one in enumerate(reports):
+            other = first.setdefault(one.applied, place)
+            if reports[other].options != one.options:
+                ranks = [self._scope.ranks[index] for index in (other, place)]
+                raise ParametersDifferError(
+                    f"ranks {ranks[0]} and {ranks[1]} have applied updates up to number {one.applied} "
+                    "with different hyper-parameters, so their parameters differ; ranks take different "
+                    "numbers of steps: change them by updates, in optimizer.register_step_post_hook"
+                )

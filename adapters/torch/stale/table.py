@@ -1,0 +1,187 @@
+"""The table of a parameter server: each rank serves some of the parameters, beside its program."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sirtaki.bindings.request import SUM
+from sirtaki.common.handles import run
+from sirtaki.common.ops import Reduction
+from sirtaki.common.requests import ALLGATHER, ALLREDUCE_IN_PLACE, ALLTOALL, CollectiveOptions
+from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.stale.clock import WorkerClock
+from sirtaki.torch.stale.rounds import Rounds
+
+MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
+
+
+@dataclass
+class Part:
+    """The parameters of one dtype, in the order of the ranks that serve them.
+
+    Attributes:
+        places: the positions of these parameters.
+        lengths: number of elements that each rank serves.
+    """
+
+    places: list[int]
+    lengths: list[int]
+
+    def joined(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Returns the elements of these parameters, given a tensor for each parameter of the table."""
+        return torch.cat([tensors[place].reshape(-1) for place in self.places])
+
+    def split(self, elements: Tensor, into: Sequence[Tensor]) -> None:
+        """Copies elements into the tensors of these parameters."""
+        targets = [into[place] for place in self.places]
+        for target, values in zip(targets, elements.split([one.numel() for one in targets]), strict=True):
+            target.copy_(values.view(target.shape))
+
+
+def owners_of(parameters: Sequence[Tensor], size: int) -> list[int]:
+    """Returns the rank that serves each parameter, so that each rank serves about as many bytes."""
+    owners, loads = [0] * len(parameters), [0] * size
+    for place in sorted(range(len(parameters)), key=lambda one: -parameters[one].nbytes):
+        owners[place] = loads.index(min(loads))
+        loads[owners[place]] += parameters[place].nbytes
+    return owners
+
+
+def parts_of(parameters: Sequence[Tensor], owners: Sequence[int], size: int) -> list[Part]:
+    """Returns the parameters of each dtype."""
+    parts = []
+    for dtype in dict.fromkeys(one.dtype for one in parameters):
+        places = [place for place, one in enumerate(parameters) if one.dtype == dtype]
+        places.sort(key=lambda place: owners[place])
+        lengths = [sum(parameters[p].numel() for p in places if owners[p] == rank) for rank in range(size)]
+        parts.append(Part(places, lengths))
+    return parts
+
+
+class Table(Rounds):
+    """One rank's side of the table: it serves its parameters, and keeps the last values of all.
+
+    For each update, the ranks send their gradients to those that serve them. These add them up in the order
+    of the ranks, step, and send the new values to all.
+    """
+
+    def __init__(
+        self,
+        scope: CollectiveScope,
+        parameters: Sequence[Tensor],
+        make_optimizer: MakeOptimizer,
+        clock: WorkerClock,
+    ) -> None:
+        super().__init__(scope, clock)
+        self._workers, self._size = clock, len(scope.ranks)
+        self._values = [one.detach().clone(memory_format=torch.contiguous_format) for one in parameters]
+        self._gradients: deque[list[Tensor | None]] = deque()
+        owners = owners_of(self._values, self._size)
+        self._parts = parts_of(self._values, owners, self._size)
+        own = [place for place, owner in enumerate(owners) if owner == self._place]
+        self._served = {place: self._values[place].clone() for place in own}
+        self.optimizer = make_optimizer(list(self._served.values())) if own else None
+        self.start()
+
+    def push(self, gradients: Sequence[Tensor | None]) -> None:
+        """Gives the table the next gradients of this rank, which it copies."""
+        copies = [
+            None if one is None else one.detach().clone(memory_format=torch.contiguous_format)
+            for one in gradients
+        ]
+        with self._changed:
+            self._gradients.append(copies)
+            self._contribute()
+
+    @torch.no_grad()
+    def pull(self, into: Sequence[Tensor], has_ended: bool) -> int:
+        """Copies the values into these tensors, once they are new enough; returns the number of updates.
+
+        If this rank has ended, they are new enough when all ranks have.
+        """
+        with self._changed:
+            while not self._is_new_enough(has_ended):
+                self._wait_for_change(has_ended, self._workers.updates)
+            for value, target in zip(self._values, into, strict=True):
+                target.copy_(value)
+            self._applied = self._workers.updates
+            self._compute_on()
+            return self._applied
+
+    @property
+    def pushes(self) -> int:
+        """Returns the number of gradients that this rank has pushed."""
+        return self._contributed
+
+    def _wait_for_change(self, has_ended: bool, known: int) -> None:
+        """Waits for another update than the known ones: the deadline is one for a single update."""
+        self._wait(lambda: self._is_new_enough(has_ended) or self._workers.updates > known)
+
+    def _is_new_enough(self, has_ended: bool) -> bool:
+        if has_ended:
+            return not self._is_running and self._failure is None
+        return self._contributed - self._workers.updates <= self._workers.staleness
+
+    def _compare_options(self, reports: Any) -> None:
+        """Compares nothing: each rank's optimizer is the only one of its parameters."""
+
+    @torch.no_grad()
+    def _update(self) -> None:
+        with self._changed:
+            own = self._gradients.popleft() if self._gradients else [None] * len(self._values)
+        is_present = torch.tensor([one is not None for one in own], dtype=torch.int64)
+        (present,) = self._run_one(ALLREDUCE_IN_PLACE, "present", is_present, Reduction(SUM))
+        full = [
+            torch.zeros_like(value) if one is None else one
+            for one, value in zip(own, self._values, strict=True)
+        ]
+        for number, part in enumerate(self._parts):
+            self._collect(part, full, present.tolist(), f"gradients.{number}")
+        if self.optimizer is not None:
+            self.optimizer.step()
+        values = [torch.empty_like(one) for one in self._values]
+        for number, part in enumerate(self._parts):
+            own_places = [place for place in part.places if place in self._served]
+            mine = [self._served[place].reshape(-1) for place in own_places]
+            empty = self._values[part.places[0]].new_empty(0)
+            (elements,) = self._run_one(ALLGATHER, f"values.{number}", torch.cat([empty, *mine]))
+            part.split(elements, values)
+        with self._changed:
+            self._values = values
+            self._workers.updates += 1
+            self._has_news |= self._has_ended
+            self._changed.notify_all()
+
+    def _collect(self, part: Part, gradients: list[Tensor], present: list[int], name: str) -> None:
+        """Sends the gradients of one dtype to the ranks that serve them, and sets the means of those here."""
+        (rows,) = self._run_one(ALLTOALL, name, part.joined(gradients), splits=part.lengths)
+        length = part.lengths[self._place]
+        total, *others = rows.split(length) if length else [rows]
+        for one in others:
+            total = total + one
+        means = total / self._size
+        for place in part.places:
+            if place in self._served:
+                served = self._served[place]
+                mean, means = means[: served.numel()], means[served.numel() :]
+                served.grad = mean.view(served.shape) if present[place] else None
+
+    def _run_one(
+        self,
+        collective: Any,
+        name: str,
+        tensor: Tensor,
+        how: Reduction | None = None,
+        splits: list[int] | None = None,
+    ) -> Any:
+        scope = self._scope.derived(name)
+        options: CollectiveOptions = scope.options(how) if how is not None else scope.options()
+        options.splits = splits
+        found = run(scope.context, COLLECTIVES.group(scope.context, collective, [tensor], options))
+        return [found[0][0]] if splits is not None else found
