@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -68,15 +69,44 @@ def lost_rank(rank: int) -> None:
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     work = dist.all_reduce(torch.ones(2), async_op=True)
-    future = work.get_future()
+    with pytest.raises(Exception, match="rank 1"):
+        work.get_future().wait()
     with pytest.raises(PeerLostError, match="rank 1"):
         work.wait()
     with pytest.raises(PeerLostError, match="rank 1"):
         work.wait()
     assert isinstance(work.exception(), PeerLostError)
     assert not work.is_success()
-    with pytest.raises(Exception, match="rank 1"):
-        future.wait()
+
+
+def futures_of_groups_that_end(rank: int) -> None:
+    """Futures fail with their world, though nobody waits for their works; those of the next one complete."""
+    store = dist.TCPStore("127.0.0.1", int(os.environ["STORE_PORT"]), is_master=False)
+    for turn, reason in enumerate(["rank 1 aborted the process group", "was shut down|has finished", ""]):
+        path = f"file://{FOLDER}/store.{turn}"
+        dist.init_process_group("sirtaki", init_method=path, rank=rank, world_size=SIZE)
+        tensor = torch.ones(2)
+        done = dist.all_reduce(tensor, async_op=True).get_future()
+        done.wait()
+        assert tensor.tolist() == [SIZE, SIZE]
+        works = [dist.all_reduce(tensor, async_op=True)] if reason and rank == 0 else []
+        left = [work.get_future() for work in works]
+        threads = [thread for thread in threading.enumerate() if thread.name == "sirtaki-futures"]
+        if rank == 0:
+            store.set(f"open.{turn}", "")
+        store.wait([f"open.{turn}"])
+        if reason.endswith("group") and rank == 1:
+            dist.group.WORLD.abort()
+        if reason.startswith("was"):
+            dist.destroy_process_group()
+        for future in left:
+            with pytest.raises(Exception, match=reason):
+                future.wait()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 def under_torchrun() -> None:

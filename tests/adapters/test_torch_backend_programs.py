@@ -17,6 +17,30 @@ PROGRAMS = Path(__file__).with_name("programs_torch_backend.py")
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
+SPAWNED = [
+    "from_a_file",
+    "from_one_store_twice",
+    "futures_of_groups_that_end",
+    "shared_with_horovods_calls",
+]
+
+ENDING = """
+import atexit
+import threading
+
+def tell(moment):
+    print(moment, "sirtaki-futures" in [thread.name for thread in threading.enumerate()])
+
+atexit.register(tell, "the interpreter ends:")  # it runs last
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("sirtaki", init_method="sirtaki://")
+dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()
+tell("the program ends:")
+"""
+
+
 def run(*command: str | Path) -> str:
     finished = subprocess.run(
         [str(part) for part in command], text=True, capture_output=True, timeout=PATIENCE, check=False
@@ -26,7 +50,7 @@ def run(*command: str | Path) -> str:
     return output
 
 
-@pytest.mark.parametrize("program", ["from_a_file", "from_one_store_twice", "shared_with_horovods_calls"])
+@pytest.mark.parametrize("program", SPAWNED)
 def test_spawned(program: str, tmp_path: Path) -> None:
     assert f"{program} is done" in run(sys.executable, PROGRAMS, program, tmp_path)
 
@@ -82,3 +106,11 @@ def test_a_version_of_torch_that_is_too_old_is_refused(monkeypatch: pytest.Monke
 
 def test_a_lost_rank_is_named(tmp_path: Path) -> None:
     run(sys.executable, PROGRAMS, "lost_rank", tmp_path)
+
+
+def test_no_thread_completes_futures_when_the_interpreter_ends(tmp_path: Path) -> None:
+    """It would be stopped inside torch's code, which ends the process by an abort."""
+    script = tmp_path / "ending.py"
+    script.write_text(ENDING)
+    output = run(*hvdrun(2, sys.executable, script))
+    assert output.count("the program ends: True") == output.count("the interpreter ends: False") == 2

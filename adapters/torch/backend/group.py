@@ -82,7 +82,7 @@ def create(options: Any, backend_options: Any = None) -> Submission:
     """Returns a new process group; torch.distributed calls it on the members of the group.
 
     Raises:
-        UnsupportedError: options, a group or a version of torch that is not supported.
+        UnsupportedError: options or a version of torch that are not supported.
         DeadlineError, InitializationError: the ranks could not form a world.
     """
     if torch.__version__ < _OLDEST_TORCH:
@@ -102,8 +102,4 @@ def create(options: Any, backend_options: Any = None) -> Submission:
     context = find()
     if context is None:
         raise NotInitializedError("the default process group has to be one of the backend sirtaki")
-    if ranks != sorted(ranks):
-        raise UnsupportedError(
-            f"the ranks of a process group of the backend sirtaki are in ascending order, not {ranks}"
-        )
     return SirtakiGroup(context, ranks, options)

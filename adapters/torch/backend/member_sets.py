@@ -6,7 +6,6 @@ each rank creates or destroys them.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
@@ -15,8 +14,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import DeadlineError
 from sirtaki.bindings.request import Batch
 from sirtaki.bindings.waiting import failure_of, wait_for
-
-_LONGEST_LIST = 100  # characters
+from sirtaki.torch.backend.names import short_list
 
 
 class MemberSet:
@@ -65,11 +63,7 @@ class MemberSet:
 
 def _name_of(ranks: Sequence[int]) -> str:
     """Returns a name that no other ranks use for a set of theirs."""
-    listed = str(list(ranks))
-    if len(listed) > _LONGEST_LIST:
-        digest = hashlib.blake2b(listed.encode(), digest_size=16).hexdigest()
-        listed = f"{len(ranks)} ranks from {ranks[0]} to {ranks[-1]}, {digest}"
-    return f"process group of {listed}"
+    return f"process group of {short_list(ranks)}"
 
 
 class WorldSet:

@@ -25,7 +25,7 @@ class Messages(Submission):
     """Sends and receives, which match in the order of calls per pair of ranks, direction and tag."""
 
     def __init__(self, context: Context, members: Sequence[int], timeout: timedelta, store: Any) -> None:
-        """Creates a group of some of the ranks, in ascending order, which share a store."""
+        """Creates a group of some of the ranks, in any order, which share a store."""
         super().__init__(context, members, timeout)
         self._store, self._calls_store = store, None
         self._sent: dict[tuple[int, int], SentMessages] = {}

@@ -72,7 +72,7 @@ class Moving(Submission):
         sizes = [target.numel() for target in targets]
         if len(set(sizes)) <= 1:
             require_equal(targets, source, self.size(), "the output of all_gather")
-            return Part(core.ALLGATHER, rows(source, 1), store=_assign_each(targets))
+            return Part(core.ALLGATHER, rows(source, 1), store=_assign_each(self.order.to_set(targets)))
         require_alike([source, *targets])
         if len(sizes) != self.size() or sizes[self.rank()] != source.numel():
             raise ValueError(
@@ -80,7 +80,8 @@ class Moving(Submission):
                 f"{self.size()} ranks, with this rank's {source.numel()} elements at {self.rank()}"
             )
         everywhere = view(joined([source] * self.size()))
-        return self._exchange(everywhere, [source.numel()] * self.size(), sizes, _assign_parts(targets))
+        store = _assign_parts(self.order.to_set(targets))
+        return self._exchange(everywhere, [source.numel()] * self.size(), sizes, store)
 
     def _allgather_base(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
         """Copies each rank's tensor to all ranks, into parts of one tensor."""
@@ -96,8 +97,8 @@ class Moving(Submission):
         for output, source in zip(outputs, inputs, strict=True):
             count = source.numel() * self.size()
             require_elements(output, count, source, "the output of all_gather_into_tensor")
-            part = Part(core.ALLGATHER, rows(source, 1), store=_assign_all(output))
-            parts.append(_offering(part, output))
+            store = self._assign_in_order(output, [source.numel()] * self.size())
+            parts.append(self._offering(Part(core.ALLGATHER, rows(source, 1), store=store), output))
         return self.submit(self.names.collectives, parts, outputs, opts)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced  # its newer name
@@ -113,7 +114,8 @@ class Moving(Submission):
         received = [1 if is_root else 0] * self.size()
         sent = [0] * self.size()
         sent[opts.rootRank] = 1
-        part = self._exchange(rows(source, 1), sent, received, _assign_each(targets))
+        store = _assign_each(self.order.to_set(targets) if is_root else [])
+        part = self._exchange(rows(source, 1), sent, received, store)
         return self.submit(self.names.collectives, [part], targets, opts)
 
     def scatter(
@@ -124,11 +126,14 @@ class Moving(Submission):
         sources = list(inputs[0]) if is_root and inputs else []
         if is_root:
             require_equal(sources, output, self.size(), "the input of scatter")
-        mine = rows(joined(sources), self.size()) if is_root else view(output.new_empty((0, output.numel())))
+        if is_root:
+            mine = rows(joined(self.order.to_set(sources)), self.size())
+        else:
+            mine = view(output.new_empty((0, output.numel())))
         received = [0] * self.size()
         received[opts.rootRank] = 1
         sent = [1 if is_root else 0] * self.size()
-        part = _offering(self._exchange(mine, sent, received, _assign_all(output)), output)
+        part = self._offering(self._exchange(mine, sent, received, _assign_all(output)), output)
         return self.submit(self.names.collectives, [part], [output], opts)
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
@@ -141,7 +146,8 @@ class Moving(Submission):
                 )
         require_alike([*inputs, *outputs])
         sent, received = [one.numel() for one in inputs], [one.numel() for one in outputs]
-        part = self._exchange(view(joined(inputs)), sent, received, _assign_parts(outputs))
+        source, store = joined(self.order.to_set(inputs)), _assign_parts(self.order.to_set(outputs))
+        part = self._exchange(view(source), sent, received, store)
         return self.submit(self.names.collectives, [part], outputs, opts)
 
     def alltoall_base(
@@ -156,8 +162,10 @@ class Moving(Submission):
         require_alike([source, output])
         sent = self._splits(source, input_splits, "input")
         received = self._splits(output, output_splits, "output")
-        part = self._exchange(rows(source, sum(sent)), sent, received, _assign_all(output))
-        part = _offering(part, output)
+        mine, store = source, self._assign_in_order(output, _elements(output, received))
+        if not self.order.is_ascending:
+            mine = self.order.parts_to_set(source, _elements(source, sent))
+        part = self._offering(self._exchange(rows(mine, sum(sent)), sent, received, store), output)
         return self.submit(self.names.collectives, [part], [output], opts)
 
     all_to_all_single = alltoall_base  # its newer name
@@ -188,19 +196,47 @@ class Moving(Submission):
         received: Sequence[int],
         store: Callable[[Context, Batch, int], None],
     ) -> Part:
-        """Describes an all-to-all of rows, whose received numbers have to be the expected ones."""
+        """Describes an all-to-all of rows, whose received numbers have to be the expected ones.
+
+        The numbers are for each rank of the group; the rows are in the order of the process set.
+        """
+        room = self.order.to_set(received)
 
         def store_if_expected(context: Context, batch: Batch, index: int) -> None:
             found = context.received_splits(batch, index)
-            for rank, (count, expected) in enumerate(zip(found, received, strict=True)):
+            for sender, count, expected in zip(self.order.ascending, found, room, strict=True):
                 if count != expected:
                     raise MismatchError(
-                        f"rank {context.rank} received {count} rows from rank {self.members[rank]}, but has "
-                        f"room for {expected}: the ranks disagree about the sizes, or about the root"
+                        f"rank {context.rank} received {count} rows from rank {sender}, but has room for "
+                        f"{expected}: the ranks disagree about the sizes, or about the root"
                     )
             store(context, batch, index)
 
-        return Part(core.ALLTOALL, source, store=store_if_expected, splits=list(sent))
+        return Part(core.ALLTOALL, source, store=store_if_expected, splits=list(self.order.to_set(sent)))
+
+    def _assign_in_order(
+        self, output: Tensor, counts: Sequence[int]
+    ) -> Callable[[Context, Batch, int], None]:
+        """Stores elements of all ranks, `counts` of them for each rank of the group, in one output."""
+        if self.order.is_ascending:
+            return _assign_all(output)
+        refuse_overlap(output)
+
+        def store(context: Context, batch: Batch, index: int) -> None:
+            assign(output, self.order.parts_from_set(from_output(context, batch, index), counts))
+
+        return store
+
+    def _offering(self, part: Part, output: Tensor) -> Part:
+        """Offers the memory of a tensor for the result, which saves a copy.
+
+        The core writes rows in the order of the process set, to memory without gaps.
+        """
+        is_plain = output.is_contiguous() and not (output.is_conj() or output.is_neg())
+        if is_plain and self.order.is_ascending:
+            part.target, part.keep = output.data_ptr(), output
+            part.room = output.numel() * output.element_size()
+        return part
 
 
 def require_alike(tensors: Sequence[Tensor]) -> None:
@@ -213,12 +249,10 @@ def require_alike(tensors: Sequence[Tensor]) -> None:
         raise ValueError(f"all tensors of a call have to have one dtype, not {sorted(map(str, dtypes))}")
 
 
-def _offering(part: Part, output: Tensor) -> Part:
-    """Offers the memory of a tensor for the result, which saves a copy, if the tensor is contiguous."""
-    if output.is_contiguous() and not (output.is_conj() or output.is_neg()):
-        part.target, part.keep = output.data_ptr(), output
-        part.room = output.numel() * output.element_size()
-    return part
+def _elements(tensor: Tensor, splits: Sequence[int]) -> list[int]:
+    """Returns the number of elements in rows of a tensor."""
+    per_row = tensor.numel() // max(tensor.shape[0], 1)
+    return [count * per_row for count in splits]
 
 
 def _assign_all(output: Tensor) -> Callable[[Context, Batch, int], None]:

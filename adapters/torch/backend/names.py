@@ -8,12 +8,23 @@ per tag and direction. Horovod's calls have other names.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 from sirtaki.bindings.context import Context
 
 _COLLECTIVES_BEFORE_WRAP = 1024  # a name that is still in flight makes the next operation of that name wait
 _MESSAGES_BEFORE_WRAP = 16  # few, so that the response cache knows the names of a pipeline
+_LONGEST_LIST = 100  # characters
+
+
+def short_list(ranks: Sequence[int]) -> str:
+    """Returns a text that no other list of ranks has."""
+    listed = str(list(ranks))
+    if len(listed) <= _LONGEST_LIST:
+        return listed
+    digest = hashlib.blake2b(listed.encode(), digest_size=16).hexdigest()
+    return f"{len(ranks)} ranks from {ranks[0]} to {ranks[-1]}, {digest}"
 
 
 class Series:
@@ -46,8 +57,10 @@ class Names:
     """
 
     def __init__(self, context: Context, members: Sequence[int]) -> None:
-        """Numbers a new group of these ranks."""
-        self._prefix = f"c10d.{context.next_number(f'groups of {members}')}"
+        """Numbers a new group of these ranks, which may have another order than those of other groups."""
+        is_ascending = list(members) == sorted(members)
+        order = "" if is_ascending else f"{short_list(members)}."
+        self._prefix = f"c10d.{order}{context.next_number(f'groups of {list(members)}')}"
         self.collectives = Series(self._prefix, _COLLECTIVES_BEFORE_WRAP)
         self._messages: dict[tuple[int, int, int], Series] = {}
 

@@ -117,6 +117,8 @@ class Reducing(Submission):
             raise UnsupportedError(f"reduce_scatter cannot combine with {op}: use all_reduce")
         require_elements(source, output.numel() * self.size(), output, "the input of reduce_scatter")
         refuse_overlap(output)
+        if not self.order.is_ascending:
+            source = self.order.parts_to_set(source, [output.numel()] * self.size())
         view, target = rows(source, self.size()), output.detach()
         if not target.is_contiguous() or shares_memory(target, view.owner):
             target = torch.empty_like(target, memory_format=torch.contiguous_format)

@@ -47,10 +47,6 @@ class StreamWork(GroupWork):
             return False
         return self.complete_if_ended() and self._end.query()
 
-    def wait_briefly(self, seconds: float) -> None:
-        with device.new_stream(self._gpu):
-            self._end_within(seconds)
-
     def complete_if_ended(self) -> bool:
         with device.new_stream(self._gpu):
             return self._complete()

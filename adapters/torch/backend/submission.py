@@ -17,6 +17,7 @@ from sirtaki.common.tensor import TensorView
 from sirtaki.torch import device
 from sirtaki.torch.backend.member_sets import set_of
 from sirtaki.torch.backend.names import Names, Series
+from sirtaki.torch.backend.rank_order import RankOrder
 from sirtaki.torch.backend.stream_work import StreamWork
 from sirtaki.torch.backend.work import GroupWork
 
@@ -37,7 +38,7 @@ class Part:
         how: the combination, of those that combine.
         root: the rank of the world that sends: of a broadcast or a message.
         destination: the rank of the world that receives a message.
-        splits: an all-to-all's rows for each member.
+        splits: an all-to-all's rows for each member of the process set.
         keep: further objects that stay alive until it has ended.
         room: bytes at the target, of kinds whose results the core allocates if they have another size.
     """
@@ -64,19 +65,21 @@ class Submission(_ProcessGroup):
     Attributes:
         context: this process's rank in the world.
         members: the ranks of the world that belong to the group, by their rank in the group.
+        order: their order, beside that of the core's process set.
         names: the names of its operations.
         timeout: the limit of a wait that has none of its own.
         collected: the works of calls that are waited for as one; None: each is waited for by itself.
     """
 
     def __init__(self, context: Context, members: Sequence[int], timeout: timedelta) -> None:
-        """Creates a group of some of the ranks, in ascending order."""
+        """Creates a group of some of the ranks, in any order."""
         super().__init__(members.index(context.rank), len(members))
         self.context, self.members = context, list(members)
+        self.order = RankOrder(self.members)
         self.names = Names(context, self.members)
         self.timeout = timeout
         self.collected: list[GroupWork] | None = None
-        self._process_set = set_of(context, self.members)
+        self._process_set = set_of(context, self.order.ascending)
 
     def submit(
         self,

@@ -16,7 +16,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import DeadlineError
 from sirtaki.bindings.request import Batch
 from sirtaki.bindings.waiting import failure_of, wait_for
-from sirtaki.torch.backend.completion import completer
+from sirtaki.torch.backend.completion import completer_of
 
 UNLIMITED = timedelta(0)  # c10d's value for a wait without a limit of its own
 
@@ -97,15 +97,13 @@ class GroupWork(Work):
             if is_new:
                 self._future = self._new_future()
         if is_new and not self.complete_if_ended():
-            completer.add(self)
+            with self._lock:  # another thread may complete it, which releases its handles
+                if not self._is_over:
+                    completer_of(self._context).add(self._context, self, self._batch)
         return self._future
 
     def _new_future(self) -> Any:
         return torch.futures.Future()
-
-    def wait_briefly(self, seconds: float) -> None:
-        """Waits until it has ended, but not longer than this."""
-        self._end_within(seconds)
 
     def complete_if_ended(self) -> bool:
         """Returns whether the operation has ended; in that case its results are in place."""

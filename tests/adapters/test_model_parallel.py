@@ -1,0 +1,47 @@
+"""Models that are divided over ranks, as the examples divide them, are the undivided ones; and they learn."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from process_world import PATIENCE, hvdrun
+from tiers import full_unless
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+PROGRAMS = Path(__file__).with_name("programs_model_parallel.py")
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(ranks: int, *command: str | Path) -> str:
+    finished = subprocess.run(
+        hvdrun(ranks, sys.executable, *command), text=True, capture_output=True, timeout=PATIENCE, check=False
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished.stdout
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(ranks, marks=full_unless(ranks == 4)) for ranks in (2, 4)])
+@pytest.mark.parametrize("program", ["divided_layers", "stages"])
+def test_the_weights_are_those_of_one_process(program: str, ranks: int) -> None:
+    assert run(ranks, PROGRAMS, program).count("is done") == ranks
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_thousand_steps_of_a_pipeline(ranks: int) -> None:
+    assert run(ranks, PROGRAMS, "many_steps_of_stages").count("is done") == ranks
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("example", ["pytorch_tensor_parallel.py", "pytorch_pipeline.py"])
+def test_the_examples_learn(example: str) -> None:
+    output = run(4, EXAMPLES / example)
+    reports = re.findall(r"epoch +(\d+): loss [\d.]+, test accuracy ([\d.]+)%", output)
+    assert [int(epoch) for epoch, _ in reports] == list(range(1, 13))
+    assert float(reports[-1][1]) >= 93
