@@ -31,15 +31,14 @@ def main() -> None:
     folder, mode, script, *names = sys.argv[1:]
     rank = 0
     if mode == "auto":
-        import keras
-
         from sirtaki.keras.auto import has_split, install
 
         install()
         rank = int(os.environ["HOROVOD_RANK"])
-    for name in names:
-        import keras
+    import keras
 
+    gc.freeze()  # the objects of libraries, which take most of the time of each collection
+    for name in names:
         keras.utils.clear_session()
         sys.argv = [script, name]
         result = result_of(script)

@@ -41,11 +41,14 @@ ALIKE = (
     "frozen_batch_norm",
     "fixed_size",
 )
+TUTORIALS = ("recurrent", "denoising", "pairs", "attention", "counted_classes")  # in their shapes
 REFUSED = {
     "batch_norm": r"layer 'normalise' \(BatchNormalization\) computes statistics of the batch",
     "sum_reduction": "the loss 'added' is a sum over the rows, and has to be a mean",
     "sum_in_a_function": "the loss, or what add_loss.. is given, is a sum over the rows",
     "batch_negatives": r"the loss \('contrast'\), .* relates rows of the batch to each other",
+    # Its gradients are nearly the sums of the parts': both causes are right.
+    "everything_at_once": "relates rows of the batch to each other|is a sum over the rows",
     "masked": "the loss is a mean over what a mask leaves",
     "metric_of_the_batch": "metric 'spread' cannot be combined from the ranks' rows",
     "own_step": r"the model has its own train_step \(.*keras_training.py:\d+\)",
@@ -67,8 +70,8 @@ NOT_HERE = {
 
 
 def names_for(backend: str) -> list[str]:
-    """Returns the trainings that are compared, and those that only need another library on this backend."""
-    more = ["loader"] if backend == "torch" else []
+    """Returns the trainings that are compared, and those that are for one backend or need another library."""
+    more = ["loader", *TUTORIALS] if backend == "torch" else []
     more += ["tf_data"] if importlib.util.find_spec("tensorflow") else []
     return [name for name in [*ALIKE, *more] if (name, backend) not in NOT_HERE]
 

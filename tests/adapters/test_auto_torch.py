@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from process_world import PATIENCE, hvdrun
 
 SCRIPTS = Path(__file__).with_name("auto_scripts")
-TRAINING, REFUSED = SCRIPTS / "training.py", SCRIPTS / "refused.py"
+SEVERAL, REFUSED = SCRIPTS / "several.py", SCRIPTS / "refused.py"
 CLOSE = 1e-10
 LOOPS = (
     "sgd",
@@ -27,9 +28,21 @@ LOOPS = (
     "counts",
     "iterator",
 )
-ON_THREE = ("adam", "several_optimizers", "counts")
+TUTORIALS = (
+    "look_first",
+    "after_the_loop",
+    "labels_read",
+    "phases",
+    "spatial_transformer",
+    "two_towers",
+    "distillation",
+    "translation",
+    "super_resolution",
+)
+SCRIPT_OF = {**dict.fromkeys(LOOPS, "training.py"), **dict.fromkeys(TUTORIALS, "tutorials.py")}
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.xdist_group("auto_torch")  # one process of pytest runs the loops
 
 
 def run(command: list[Any]) -> subprocess.CompletedProcess[str]:
@@ -50,17 +63,40 @@ def numbers(value: Any) -> Iterator[float]:
         yield float(value)
 
 
-@pytest.mark.parametrize(
-    ("loop", "ranks"),
-    [*((loop, 2) for loop in LOOPS), *(pytest.param(loop, 3, marks=pytest.mark.full) for loop in ON_THREE)],
-)
-def test_the_numbers_are_those_of_one_process(loop: str, ranks: int, tmp_path: Path) -> None:
-    alone, together = tmp_path / "alone.json", tmp_path / "together.json"
-    done = run([sys.executable, TRAINING, loop, alone])
-    assert done.returncode == 0, done.stderr
-    done = on_ranks(ranks, TRAINING, loop, together)
-    assert done.returncode == 0, done.stderr + done.stdout
-    expected, found = (json.loads(path.read_text()) for path in (alone, together))
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Returns the folder with the results of a number of ranks, which run all loops in one job."""
+    failures: dict[int, BaseException] = {}
+
+    @functools.cache
+    def trained(ranks: int) -> Path:
+        folder = tmp_path_factory.mktemp(f"on_{ranks}")
+        pairs = [f"{SCRIPTS / script}:{loop}" for loop, script in SCRIPT_OF.items()]
+        done = (
+            run([sys.executable, SEVERAL, folder, *pairs])
+            if ranks == 1
+            else on_ranks(ranks, SEVERAL, folder, *pairs)
+        )
+        assert done.returncode == 0, done.stderr + done.stdout
+        return folder
+
+    def folder_of(ranks: int) -> Path:
+        if ranks in failures:
+            raise AssertionError("the loops failed: see the first test") from failures[ranks]
+        try:
+            return trained(ranks)
+        except BaseException as error:
+            failures[ranks] = error
+            raise
+
+    return folder_of
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.full)])
+@pytest.mark.parametrize("loop", SCRIPT_OF)
+def test_the_numbers_are_those_of_one_process(loop: str, ranks: int, results: Any) -> None:
+    """Among them are loops in the shapes of tutorials, which `tutorials.py` names."""
+    expected, found = (json.loads((results(count) / f"{loop}.json").read_text()) for count in (1, ranks))
     for part in ("seen", "parameters"):
         ours, theirs = list(numbers(found[part])), list(numbers(expected[part]))
         assert len(ours) == len(theirs) > 0
@@ -76,10 +112,10 @@ def line_of(mark: str) -> str:
     ("name", "line", "reason"),
     [
         ("sum", "sum", 'Use a mean, such as reduction="mean"'),
-        ("masked_mean", "masked_mean", "a mean over a mask"),
+        pytest.param("masked_mean", "masked_mean", "a mean over a mask", marks=pytest.mark.full),
         ("class_weights", "class_weights", "class weights"),
-        ("negatives", "negatives", "in-batch negatives"),
-        ("sequence_first", "sequence_first", "batch_first=True"),
+        pytest.param("negatives", "negatives", "in-batch negatives", marks=pytest.mark.full),
+        pytest.param("sequence_first", "sequence_first", "batch_first=True", marks=pytest.mark.full),
         ("batch_norm", "backward", "BatchNorm1d normalises by the statistics of the batch"),
         ("running_statistics", "", "the buffer 'running_mean' of InstanceNorm1d"),
         ("new_loss", "new_loss", "computes a loss that was not there"),
@@ -88,6 +124,9 @@ def line_of(mark: str) -> str:
         ("unseen", "unseen", "was not part of a batch that was computed as a whole and in parts"),
         ("selected", "selected", "depends on the values of this rank's part"),
         ("length_of_list", "", "counted[1] grows"),
+        ("one_row", "one_row", "neither their mean over rows, nor their sum"),
+        ("joined", "loader", "pad rows of several lengths instead of joining them"),
+        ("two_loaders", "two_loaders", "this step uses batches of several loaders at once"),
     ],
 )
 def test_a_loop_that_cannot_be_split_is_refused(name: str, line: str, reason: str) -> None:
@@ -112,3 +151,4 @@ def test_without_a_loader_nothing_is_split() -> None:
     done = on_ranks(2, REFUSED, "nothing")
     assert done.returncode == 1
     assert "sirtaki: no training" in done.stderr
+    assert done.stderr.count("this step uses no batch of a DataLoader") == 1

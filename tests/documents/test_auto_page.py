@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from process_world import PATIENCE
+from process_world import PATIENCE, hvdrun
 
 PAGE = Path(__file__).parents[2] / "docs" / "auto.md"
 
@@ -24,3 +24,11 @@ def test_the_page_begins_with_a_script_for_one_device(tmp_path: Path) -> None:
         [sys.executable, script], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run(
+        hvdrun(2, "--auto", sys.executable, str(script)),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr  # nothing split is a failure

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from process_world import PATIENCE, hvdrun
 from tiers import full_unless
 
-PAGE = Path(__file__).parents[2] / "docs" / "one_batch.md"
+from .pages import DOCS, output_of
+
+PAGE = DOCS / "one_batch.md"
 PROGRAMS = re.compile(r"^```python\n(.*?)^```\n(?:\n```\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 FRAMEWORK = re.compile(r"sirtaki\.(\w+) as hvd")
 
@@ -28,12 +27,8 @@ def test_a_program_of_the_page(index: int, ranks: int, tmp_path: Path) -> None:
     framework = FRAMEWORK.search(program)
     assert framework is not None
     pytest.importorskip({"torch": "torch", "jax": "optax"}[framework[1]])
-    script = tmp_path / "script.py"
-    script.write_text(program)
-    command = hvdrun(ranks, sys.executable, script)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.removeprefix("[0] ") for line in done.stdout.splitlines()] == output.splitlines()
+    lines = output_of(program, ranks, tmp_path).splitlines()
+    assert [line.removeprefix("[0] ") for line in lines] == output.splitlines()
 
 
 def test_the_page_begins_with_a_program() -> None:

@@ -33,7 +33,7 @@ def install() -> None:
         if batch.link is None:
             _check_seen(batch)
             return plain(*args, **kwargs)
-        parameters = job.parameters()
+        parameters = batch.link.memory.parameters
         before = [one.grad for one in parameters]
         for one in parameters:
             one.grad = None

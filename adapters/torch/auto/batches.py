@@ -44,12 +44,13 @@ def rows_of(batch: Any, place: str) -> int:
             raise UnsupportedError(
                 f"{place}: {found[0][0]} has shape {list(found[0][1].shape)} and {path} has shape "
                 f"{list(one.shape)}: the ranks split a batch along the first axis of all its tensors, so let "
-                "the first axis be that of the rows (batch first)"
+                "the first axis be that of the rows (batch first), and pad rows of several lengths instead "
+                "of joining them"
             )
     return rows
 
 
-def part_of(value: Any, rows: int, part: slice, mark: Callable[[Tensor], None], place: str) -> Any:
+def part_of(value: Any, rows: int, part: slice, mark: Callable[[Tensor, Tensor], None], place: str) -> Any:
     """Returns some rows of a batch of so many rows, in the structure of the batch."""
 
     def cut(one: Any) -> Any:
@@ -59,8 +60,8 @@ def part_of(value: Any, rows: int, part: slice, mark: Callable[[Tensor], None], 
         if not value.ndim:
             return value
         mine = value[part]
-        if isinstance(mine, Tensor):
-            mark(mine)
+        if isinstance(mine, Tensor) and isinstance(value, Tensor):
+            mark(mine, value)
         return mine
     if type(value) is dict:
         return {key: cut(one) for key, one in value.items()}

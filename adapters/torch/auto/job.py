@@ -15,6 +15,7 @@ from sirtaki.common.shares import Share
 
 if TYPE_CHECKING:
     from sirtaki.torch.auto.loaders import Iteration
+    from sirtaki.torch.auto.marks import Mark
     from sirtaki.torch.auto.proof import Child, Parent
 
 
@@ -25,12 +26,14 @@ class Root:
     Attributes:
         key: the code, equal on all ranks: function, line and occurrence.
         value: this process's value.
+        is_row: whether it is the value of one of the rows.
         whole: the value over the whole batch, once it is known.
     """
 
     key: tuple[str, str, int]
     value: Tensor
     requires_grad: bool
+    is_row: bool = False
     whole: Tensor | None = None
 
     @property
@@ -47,6 +50,9 @@ class Batch:
         share: this rank's rows.
         is_part: whether this process computes its rows only; otherwise the whole batch.
         link: the other process of a proof.
+        roots: in the order in which they were computed.
+        scalars: tensors that get their values over the whole batch when it ends, with their marks.
+        delivered: the tensors of rows that the loop was given, with their marks.
     """
 
     iteration: Iteration
@@ -56,6 +62,7 @@ class Batch:
     is_open: bool = True
     roots: list[Root] = field(default_factory=list)
     scalars: list[tuple[weakref.ref[Tensor], Any]] = field(default_factory=list)
+    delivered: list[tuple[weakref.ref[Tensor], Mark]] = field(default_factory=list)
     occurrences: dict[tuple[str, str], int] = field(default_factory=dict)
     gathered: int = 0  # number of roots that have been exchanged
 
@@ -77,20 +84,24 @@ class Job:
         optimizers: in the order in which they were made.
         batch: the batch of a training loader in progress.
         delivered: those that have delivered a batch since the last step of an optimizer.
+        latest: the one that has delivered the last batch.
         rules: how scalars are combined, by the code that computes them.
         has_split: whether a rank has computed a part of a batch.
         is_child: whether this is the process that computes a part of a batch for a proof.
         has_drawn: whether it was said that steps draw random numbers.
+        has_stepped_alone: whether an optimizer has stepped without a batch of a loader.
     """
 
     context: Context | None = None
     optimizers: list[weakref.ref[torch.optim.Optimizer]] = field(default_factory=list)
     batch: Batch | None = None
     delivered: list[Iteration] = field(default_factory=list)
+    latest: Iteration | None = None
     rules: dict[tuple[str, str, int], frozenset[str]] = field(default_factory=dict)
     has_split: bool = False
     is_child: bool = False
     has_drawn: bool = False
+    has_stepped_alone: bool = False
 
     def alive(self) -> Iterator[torch.optim.Optimizer]:
         """Yields the optimizers in use."""

@@ -17,6 +17,7 @@ from sirtaki.common import checksums, shares
 from sirtaki.common.shares import Share
 from sirtaki.torch.auto import marks, positions, proof, random_states
 from sirtaki.torch.auto.batches import arrays_of, part_of, rows_of
+from sirtaki.torch.auto.delivered import give_all_rows, mark_rows
 from sirtaki.torch.auto.job import Batch, job
 from sirtaki.torch.auto.optimizers import adopt
 from sirtaki.torch.collectives import allgather
@@ -30,10 +31,12 @@ class LoaderState:
 
     Attributes:
         is_training: whether an optimizer has stepped inside its iteration.
+        was_beside_another: whether it has delivered a batch before a step for which another loader had, too.
         proven: whether batches were proven that divide evenly (True), and that do not (False).
     """
 
     is_training: bool = False
+    was_beside_another: bool = False
     proven: set[bool] = field(default_factory=set)
 
 
@@ -45,6 +48,7 @@ class Iteration:
     place: str
     is_closed: bool = False
     checksum: int = 0  # of the batch in progress
+    last: Batch | None = None  # that has ended
 
 
 _states: weakref.WeakKeyDictionary[Any, dict[str, LoaderState]] = weakref.WeakKeyDictionary()
@@ -94,15 +98,19 @@ class _Batches:
                 whole = next(self._iterator)
         except StopIteration:
             self._iteration.is_closed = True
+            _give_all_rows(self._iteration)
             raise
         return _delivered(whole, self._iteration)
 
     def __del__(self) -> None:
         self._iteration.is_closed = True
+        if job.batch is not None and job.batch.iteration is self._iteration:
+            random_states.leave_own()  # the code after the loop draws, or seeds, before the batch is ended
 
 
 def _delivered(whole: Any, iteration: Iteration) -> Any:
     adopt()
+    job.latest = iteration
     if not iteration.state.is_training:
         if all(one is not iteration for one in job.delivered):
             job.delivered.append(iteration)
@@ -128,7 +136,7 @@ def _delivered(whole: Any, iteration: Iteration) -> Any:
     if batch.is_part:
         _count_rows(positions.loop_frame())
     part = batch.rows if batch.is_part else slice(0, rows)
-    return part_of(whole, rows, part, marks.mark_rows(batch), place)
+    return part_of(whole, rows, part, mark_rows(batch), place)
 
 
 def _count_rows(frame: Any) -> None:
@@ -169,12 +177,20 @@ def end_batch() -> None:
         _check_same_data(batch)
     if isinstance(batch.link, proof.Parent):
         batch.link.finish()
-    batch.is_open, job.batch = False, None
+    batch.is_open, job.batch, batch.iteration.last = False, None, batch
+    if batch.iteration.is_closed:
+        _give_all_rows(batch.iteration)
     random_states.leave_own()
     if batch.is_part:
         shares.make_current(None)
         for reducer in GradientReducer.of_world(batch.share.context):
             reducer.count_by_rows(None)
+
+
+def _give_all_rows(iteration: Iteration) -> None:
+    if iteration.last is not None:
+        give_all_rows(iteration.last)
+        iteration.last = None
 
 
 def _check_same_data(batch: Batch) -> None:

@@ -27,6 +27,7 @@ _READS = {
     "item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bool__", "__index__", "__complex__",
     "__format__", "__repr__", "__contains__", "is_nonzero", "equal", "allclose", "__reduce_ex__",
 }  # fmt: skip
+_PICKS = {"__getitem__", "select", "unbind", "take", "gather", "index_select"}
 _RAGGED = {"nonzero", "masked_select", "unique", "unique_consecutive", "argwhere", "where_1"}
 
 
@@ -39,19 +40,28 @@ class Mark:
         root: what it is, if it is a root.
         call: for what is computed from roots alone: a function of their values that returns its value.
         is_ragged: whether its number of rows depends on values.
+        whole: for what the loader has delivered: all rows of it.
+        version: the number of changes that `whole` had then.
     """
 
-    __slots__ = ("batch", "call", "is_ragged", "line", "root")
+    __slots__ = ("batch", "call", "is_ragged", "line", "root", "version", "whole")
 
     def __init__(self, batch: Batch, line: str) -> None:
         self.batch, self.line = batch, line
         self.root: Root | None = None
         self.call: Callable[[], Any] | None = None
         self.is_ragged = False
+        self.whole: Tensor | None = None
+        self.version = 0
 
     @property
     def is_scalar(self) -> bool:
         return self.batch.is_open and (self.root is not None or self.call is not None)
+
+    @property
+    def is_delivered(self) -> bool:
+        """Returns whether the rows are as the loader has delivered them."""
+        return self.whole is not None and self.whole._version == self.version
 
     def value(self) -> Any:
         """Returns the value over the whole batch."""
@@ -72,9 +82,9 @@ def mark_of(value: Any) -> Mark | None:
     return getattr(value, _MARK, None) if isinstance(value, Tensor) else None
 
 
-def mark_rows(batch: Batch) -> Callable[[Tensor], None]:
-    """Returns a function that marks the tensors of a batch."""
-    return lambda tensor: setattr(tensor, _MARK, Mark(batch, "the batch"))
+def put(tensor: Tensor, mark: Mark) -> None:
+    """Marks a tensor."""
+    setattr(tensor, _MARK, mark)
 
 
 def unmark(tensor: Tensor) -> None:
@@ -126,6 +136,7 @@ def _called(func: Any, name: str, args: Any, kwargs: Any, marks: list[Mark]) -> 
             mark.call = again if path is None else _item_of(again, path)
         elif batch.is_open and tensor.dim() == 0:
             mark.root = _root(batch, tensor, name, mark.line)
+            mark.root.is_row = name in _PICKS and _has_all_rows(args[0], batch)
         else:
             ragged = name in _RAGGED or (name == "__getitem__" and _has_mask(args[1]))
             mark.is_ragged = ragged or any(one.is_ragged for one in marks)
@@ -145,6 +156,11 @@ def _root(batch: Batch, tensor: Tensor, name: str, line: str) -> Root:
     root = Root((name, line, number), tensor.detach().clone(), tensor.requires_grad)
     batch.roots.append(root)
     return root
+
+
+def _has_all_rows(tensor: Any, batch: Batch) -> bool:
+    """Returns whether a tensor has an element for each of several rows."""
+    return isinstance(tensor, Tensor) and tensor.dim() > 0 and tensor.size(0) == batch.count > 1
 
 
 def _has_mask(index: Any) -> bool:
@@ -292,7 +308,7 @@ def _read(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     marked = [one for one in _tensors((args, kwargs)) if mark_of(one) is not None]
     for tensor in marked:
         mark = mark_of(tensor)
-        if mark is not None and not mark.is_scalar:
+        if mark is not None and not mark.is_scalar and not mark.is_delivered:
             raise UnsupportedError(
                 f"{positions.place()}: {name} reads a tensor that each rank has computed from its rows of a "
                 f"batch only (at {mark.line}), and its value over the whole batch is not known. Scalars can "
@@ -300,7 +316,7 @@ def _read(func: Any, name: str, args: Any, kwargs: Any) -> Any:
                 "with out="
             )
     wholes = {id(tensor): _whole(tensor) for tensor in marked}
-    if name == "__repr__":  # shows how the tensor was computed
+    if name == "__repr__" and marked[0].dim() == 0:  # shows how the tensor was computed
         own = [(tensor, tensor.detach().clone()) for tensor in marked]
         try:
             for tensor in marked:
@@ -331,9 +347,11 @@ def _replaced(value: Any, wholes: dict[int, Tensor]) -> Any:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """Returns a scalar with its value over the whole batch."""
+    """Returns a scalar with its value over the whole batch, or all rows of what the loader has delivered."""
     mark = mark_of(tensor)
     assert mark is not None
+    if mark.whole is not None:
+        return mark.whole
     batch, result = mark.batch, tensor.detach().clone()
     if batch.link is not None:
         write(result, batch.link.value(mark.line, tensor))

@@ -10,11 +10,18 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.common.hints import hint
 from sirtaki.torch.auto import positions
 from sirtaki.torch.auto.job import job
 from sirtaki.torch.optimizer import DistributedOptimizer
 from sirtaki.torch.state import broadcast_parameters
 from sirtaki.torch.wrapping import Wrapped
+
+_ALONE = (
+    "this step uses no batch of a DataLoader, so every rank computes all of it. If the whole script trains "
+    "like this, the job fails at its end: read batches from torch.utils.data.DataLoader, or use "
+    "hvd.DistributedOptimizer"
+)
 
 
 def install() -> None:
@@ -77,12 +84,22 @@ def _stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if job.batch is not None or job.is_child:
         return
     open_ones = [one for one in delivered if not one.is_closed]
+    if (job.latest is None or job.latest.is_closed) and not job.has_stepped_alone:
+        job.has_stepped_alone = True
+        if job.context is not None and job.context.rank == 0:
+            hint(f"{positions.place()}: {_ALONE}")
     if len(open_ones) > 1:
+        together = [one.state for one in open_ones]
+        if not all(one.was_beside_another for one in together):
+            # One may have delivered a batch to look at, before the loop: the next step will tell.
+            for one in together:
+                one.was_beside_another = True
+            return
         places = " and ".join(one.place for one in open_ones)
         raise UnsupportedError(
             f"{positions.place()}: this step uses batches of several loaders at once ({places}), of which "
             "the ranks cannot compute parts: let one loader deliver them together, or use "
             "hvd.DistributedOptimizer"
         )
-    for one in open_ones:
-        one.state.is_training = True
+    for iteration in open_ones:
+        iteration.state.is_training = True

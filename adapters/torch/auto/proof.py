@@ -45,10 +45,14 @@ _LOST = "the process that computed this rank's rows for the comparison ended bef
 
 
 class Gradients:
-    """Memory that a rank shares with its fork, for the gradients of all parameters."""
+    """Memory that a rank shares with its fork, for the gradients of all parameters.
+
+    Attributes:
+        parameters: those of the optimizers at the start of the proof; others may end in the meantime.
+    """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._parameters = parameters
+        self.parameters = parameters
         sizes = [one.numel() * one.element_size() for one in parameters]
         self._starts = [sum(sizes[:index]) for index in range(len(sizes))]
         self._memory = mmap.mmap(-1, max(1, sum(sizes)))
@@ -69,7 +73,7 @@ class Gradients:
             torch.frombuffer(self._memory, dtype=one.dtype, count=one.numel(), offset=start).view(one.shape)
             if one.numel()
             else torch.empty_like(one)
-            for one, start in zip(self._parameters, self._starts, strict=True)
+            for one, start in zip(self.parameters, self._starts, strict=True)
         ]
 
 
@@ -163,7 +167,7 @@ class Child:
 
     def __init__(self, connection: Connection, memory: Gradients) -> None:
         job.is_child = True
-        self._connection, self._memory = connection, memory
+        self._connection, self.memory = connection, memory
         gc.disable()  # what the ranks share is the parent's
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         torch.set_num_threads(1)  # a fork has no other threads
@@ -222,11 +226,11 @@ class Child:
 
     def exchange(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Gives the gradients of this rank's rows; returns those of the whole batch."""
-        self._send("gradients", self._memory.write(gradients))
+        self._send("gradients", self.memory.write(gradients))
         kind, present = self._receive()[:2]
         if kind != "gradients":
             self.fail("a backward pass begins, while the computation of the whole batch reads a scalar")
-        return self._memory.read(present)
+        return self.memory.read(present)
 
     def finish(self) -> None:
         """Reports the scalars and buffers of the part, and ends the process."""
@@ -241,7 +245,7 @@ class Parent:
     """The rank's side: computes the whole batch."""
 
     def __init__(self, pid: int, connection: Connection, memory: Gradients) -> None:
-        self._pid, self._connection, self._memory = pid, connection, memory
+        self._pid, self._connection, self.memory = pid, connection, memory
         self._buffers = Buffers()
         self._drawn = torch.get_rng_state()
         self._frame = positions.loop_frame()
@@ -284,12 +288,12 @@ class Parent:
         message, failure = self._receive("gradients")
         _raise_first(failure, line)
         present = message[0]
-        difference = compare(gradients, self._memory.read(present), batch.share)
+        difference = compare(gradients, self.memory.read(present), batch.share)
         if difference is Difference.NONE:
             batch.iteration.state.proven.add(batch.share.is_even)
         elif difference is not Difference.UNKNOWN:
             raise UnsupportedError(self._cause(difference, batch, line))
-        self._send("gradients", self._memory.write(gradients))
+        self._send("gradients", self.memory.write(gradients))
         return list(gradients)
 
     def _cause(self, difference: Difference, batch: Batch, line: str) -> str:

@@ -34,6 +34,20 @@ _BY_NAME = {
     "sum": "sum", "count_nonzero": "sum", "nansum": "sum", "mean": "mean",
     "max": "max", "amax": "max", "any": "max", "min": "min", "amin": "min", "all": "min",
 }  # fmt: skip
+# The largest or smallest value of the parts is often that of one row, or the median, by chance.
+_EXTREMES = {
+    "max",
+    "amax",
+    "any",
+    "min",
+    "amin",
+    "all",
+    "aminmax",
+    "maximum",
+    "minimum",
+    "norm",
+    "vector_norm",
+}
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 _COARSE = 5e-2  # of 16-bit dtypes
 
@@ -47,8 +61,14 @@ def narrow(root: Root, values: Values) -> None:
     """Keeps those rules of a scalar that give its value over the whole batch, from those of the parts."""
     whole = float(root.value)
     bound = tolerance(root.value.dtype) * max(1e-30, *(abs(value) for value, _ in values), abs(whole))
-    known = job.rules.get(root.key, frozenset(_RULES))
+    known = job.rules.get(root.key, _candidates(root))
     job.rules[root.key] = frozenset(rule for rule in known if _agree(_result(rule, values), whole, bound))
+
+
+def _candidates(root: Root) -> frozenset[str]:
+    if root.is_row:
+        return frozenset()
+    return frozenset(_RULES if root.key[0] in _EXTREMES else ("mean", "sum"))
 
 
 def _result(rule: str, values: Values) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-ROWS, BATCH, EPOCHS = 53, 8, 3  # the last batch has 5 rows
+ROWS, BATCH, EPOCHS = 53, 8, 2  # the last batch has 5 rows
 
 keras.utils.set_random_seed(7)
 keras.config.set_floatx("float64")
@@ -196,7 +196,109 @@ def frozen_batch_norm() -> Any:
     return fitted(compiled(model))
 
 
+# The shapes of tutorials
+
+
+def recurrent() -> Any:
+    """keras-io: bidirectional_lstm_imdb, text_classification_from_scratch."""
+    words = np.random.randint(0, 9, (ROWS, 7))
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((None,), dtype="int32"),
+            layers.Embedding(9, 4),
+            layers.Bidirectional(layers.LSTM(3, return_sequences=True)),
+            layers.Bidirectional(layers.LSTM(3)),
+            layers.Dense(1, "sigmoid"),
+        ]
+    )
+    compiled(model, "adam", loss="binary_crossentropy")
+    return fitted(model, words, (words.sum(axis=1) > 28).astype("float64"), validation_split=0.2)
+
+
+def denoising() -> Any:
+    """keras-io: autoencoder, timeseries_anomaly_detection. Trains the same model twice."""
+    layers = keras.layers
+    clean = x.reshape(ROWS, 4, 1)
+    model = keras.Sequential(
+        [
+            keras.Input((4, 1)),
+            layers.Conv1D(3, 3, strides=2, padding="same", activation="relu"),
+            layers.Conv1DTranspose(1, 3, strides=2, padding="same"),
+        ]
+    )
+    compiled(model, "adam", loss="mse", metrics=[])
+    fitted(model, clean, clean, validation_split=0.1)
+    model.predict(clean[:5], verbose=0)
+    return fitted(model, clean + np.random.normal(size=clean.shape), clean)
+
+
+def pairs() -> Any:
+    """keras-io: siamese_contrastive, without its normalisation of batches."""
+    tower = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5, "tanh")])
+    inputs = [keras.Input((4,)), keras.Input((4,))]
+    apart = keras.ops.square(tower(inputs[0]) - tower(inputs[1]))
+    distance = keras.ops.sqrt(keras.ops.maximum(keras.ops.sum(apart, axis=1, keepdims=True), 1e-7))
+
+    def contrast(y_true: Any, y_pred: Any) -> Any:
+        near = (1 - y_true) * keras.ops.square(y_pred)
+        return keras.ops.mean(near + y_true * keras.ops.square(keras.ops.maximum(1 - y_pred, 0)))
+
+    model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(distance))
+    compiled(model, keras.optimizers.RMSprop(0.01), loss=contrast, metrics=["accuracy"])
+    return fitted(model, [x, x[::-1]], (y != y[::-1]).astype("float64")[:, None], validation_split=0.2)
+
+
+class Placed(keras.layers.Layer):
+    """Adds a vector for its place to that of each word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = keras.layers.Embedding(9, 4), keras.layers.Embedding(6, 4)
+
+    def call(self, given: Any) -> Any:
+        return self.words(given) + self.places(keras.ops.arange(keras.ops.shape(given)[-1]))
+
+
+def attention() -> Any:
+    """keras-io: text_classification_with_transformer, without dropout."""
+    words = np.random.randint(0, 9, (ROWS, 6))
+    layers = keras.layers
+    inputs = keras.Input((6,), dtype="int32")
+    hidden = Placed()(inputs)
+    hidden = layers.LayerNormalization()(hidden + layers.MultiHeadAttention(2, 4)(hidden, hidden))
+    hidden = layers.GlobalAveragePooling1D()(hidden)
+    model = keras.Model(inputs, layers.Dense(2, "softmax")(hidden))
+    return fitted(compiled(model, "adam"), words, (words[:, 0] > 4).astype(int))
+
+
+def counted_classes() -> Any:
+    """keras-io: imbalanced_classification. Counts what is found, with weights of classes."""
+    counts = [keras.metrics.FalseNegatives(), keras.metrics.TruePositives(), keras.metrics.Precision()]
+    rare = (y == 0).astype("uint8")[:, None]
+    layers = [keras.Input((4,)), keras.layers.Dense(6, "relu"), keras.layers.Dense(1, "sigmoid")]
+    model = compiled(keras.Sequential(layers), "adam", loss="binary_crossentropy", metrics=counts)
+    return fitted(model, x, rare, class_weight={0: 1 / 40, 1: 1 / 13})
+
+
 # Refused
+
+
+def everything_at_once() -> Any:
+    """keras-io: collaborative_filtering_movielens. The product of two tables is one number for the batch."""
+
+    class Product(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = keras.layers.Embedding(5, 3), keras.layers.Embedding(5, 3)
+            self.bias = keras.layers.Embedding(5, 1)
+
+        def call(self, given: Any) -> Any:
+            both = keras.ops.tensordot(self.first(given[:, 0]), self.second(given[:, 1]), 2)
+            return keras.ops.sigmoid(both + self.bias(given[:, 0]))
+
+    words = np.random.randint(0, 5, (ROWS, 2))
+    return fitted(compiled(Product(), "adam", loss="binary_crossentropy", metrics=[]), words, y[:, None] / 2)
 
 
 def batch_norm() -> Any:

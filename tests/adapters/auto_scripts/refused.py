@@ -27,7 +27,13 @@ def sequence_first(rows):
     return torch.stack([x for x, _ in rows], 1), torch.stack([y for _, y in rows]).expand(6, -1)
 
 
-collate = {"collate_fn": sequence_first} if name == "sequence_first" else {}
+def joined(rows):
+    """Joins the steps of all rows, as text of several lengths is joined."""
+    return torch.cat([x for x, _ in rows]), torch.stack([y for _, y in rows])
+
+
+functions = {"sequence_first": sequence_first, "joined": joined}
+collate = {"collate_fn": functions[name]} if name in functions else {}
 loader = DataLoader(TensorDataset(inputs, targets), batch_size=32, shuffle=True, **collate)
 names = [f"row {index}" for index in range(150)]
 counted = []
@@ -50,9 +56,11 @@ def loss_of(out, y):
 
 def train():
     for epoch in range(2):
-        for number, (x, y) in enumerate(loader):
+        for number, (x, y) in enumerate(loader):  # loader
             optimizer.zero_grad()
-            out = model(x if name == "sequence_first" else x.mean(1))
+            out = model(x if name in functions else x.mean(1))
+            if name == "joined":
+                out = out.view(len(y), -1, 4).mean(1)
             loss = loss_of(out, y)
             if name == "new_loss" and epoch:
                 loss = loss + (out**2).mean()  # new_loss
@@ -66,13 +74,26 @@ def train():
                 out.max().item()  # unseen
             if name == "selected":
                 counted.append((out.argmax(1) == y).nonzero().size(0))  # selected
+            if name == "one_row":
+                counted.append(y[0].item())  # one_row
             if name == "length_of_list":
                 counted.append(len(list(out)) * loss.item())
             loss.backward()  # backward
             optimizer.step()
 
 
-if name == "nothing":
+def train_with_two():
+    others = iter(loader)
+    for x, y in loader:
+        more, expected = next(others)
+        optimizer.zero_grad()
+        (loss_of(model(x.mean(1)), y) + loss_of(model(more.mean(1)), expected)).backward()
+        optimizer.step()  # two_loaders
+
+
+if name == "two_loaders":
+    train_with_two()
+elif name == "nothing":
     out = model(inputs.mean(1))
     functional.cross_entropy(out, targets).backward()
     optimizer.step()
