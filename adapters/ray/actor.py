@@ -9,6 +9,8 @@ from typing import Any
 from sirtaki.ray import process
 from sirtaki.runner.engines.outcomes import RankOutcome, call_on_rank, end_world
 from sirtaki.runner.engines.places import EngineJob
+from sirtaki.runner.rendezvous.elastic import process as elastic
+from sirtaki.runner.rendezvous.elastic.process import Assignment
 
 
 class RankActor:
@@ -57,6 +59,17 @@ class RankActor:
             self._has_failed = True
             end_world(error)
             raise
+
+    def work(
+        self, assignment: Assignment, pickled_executable: bytes, pickled_call: bytes, gives_executable: bool
+    ) -> RankOutcome:
+        """Calls a function as a worker of an elastic job; returns its outcome. A process works once."""
+        elastic.assign(assignment)
+        outcome = self.make_executable(pickled_executable)
+        if outcome.has_returned:
+            outcome = self.call(pickled_call, gives_executable)
+        elastic.end()
+        return outcome
 
     def leave(self) -> None:
         """Ends this process's part in its job."""

@@ -7,8 +7,10 @@ from typing import Any
 
 import ray
 
+from sirtaki.ray.elastic import ActorJob, Work
 from sirtaki.ray.group import RankGroup
-from sirtaki.ray.settings import Settings, shape_of
+from sirtaki.ray.settings import Settings, rules_of, shape_of
+from sirtaki.runner.elastic.rules import Rules
 from sirtaki.runner.function.arguments import (
     CheckedCall,
     checked_call,
@@ -19,6 +21,8 @@ from sirtaki.runner.function.call import pickle_call
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.rendezvous.interfaces import VARIABLE as INTERFACES
 from sirtaki.runner.rendezvous.providers.world import DEFAULT_START_TIMEOUT
+
+_NOT_STARTED = "this executor has no actors: call start() before"
 
 
 class RayExecutor:
@@ -32,8 +36,12 @@ class RayExecutor:
         use_gpu: whether each rank has a GPU.
         gpus_per_worker: the number of GPUs of each rank, if not 1.
         use_current_placement_group: whether to use the placement group of the caller, if there is one.
-        min_workers, max_workers, reset_limit, cooldown_range, elastic_timeout, override_discovery: Horovod's
-            for elastic jobs, which are not served here.
+        min_workers: makes the executor elastic: a call goes on while there are so many ranks.
+        max_workers: ranks join up to so many (those of the start, which are num_workers or min_workers).
+        reset_limit: losses that a call survives.
+        cooldown_range: the shortest and the longest pause before a place is used again, in seconds.
+        elastic_timeout: seconds that a call waits for enough ranks.
+        override_discovery: has to be true: Ray tells which nodes have room.
     """
 
     def __init__(
@@ -53,16 +61,21 @@ class RayExecutor:
         elastic_timeout: float = 600,
         override_discovery: bool = True,
     ) -> None:
-        if any(one is not None for one in (min_workers, max_workers, reset_limit, cooldown_range)):
-            raise ValueError(
-                "sirtaki.ray has no elastic executor: use num_workers, or an elastic job of hvdrun "
-                "(docs/elastic.md)"
-            )
         if gpus_per_worker and not use_gpu:
             raise ValueError(f"gpus_per_worker is {gpus_per_worker} without use_gpu=True")
         gpus = (1 if gpus_per_worker is None else gpus_per_worker) if use_gpu else 0
         self._settings = settings or self.create_settings()
+        self._rules: Rules | None = None
+        if any(one is not None for one in (min_workers, max_workers, reset_limit, cooldown_range)):
+            if num_hosts is not None or not override_discovery:
+                raise ValueError("an elastic executor takes no num_hosts, and no discovery of its own")
+            self._rules = rules_of(
+                num_workers, min_workers, max_workers, elastic_timeout, reset_limit, cooldown_range
+            )
+            num_workers = self._rules.maximum
         self._shape = shape_of(num_workers, num_hosts, num_workers_per_host, cpus_per_worker, gpus)
+        self._variables: Mapping[str, str] = {}
+        self._executable = b""  # pickled, once an elastic executor has started
         self._uses_current_group = use_current_placement_group
         self._group: RankGroup | None = None
 
@@ -80,8 +93,8 @@ class RayExecutor:
 
     @property
     def num_workers(self) -> int:
-        """Returns the number of ranks."""
-        return self._shape.workers
+        """Returns the number of ranks; of an elastic executor, that at the start of a call."""
+        return self._shape.workers if self._rules is None else self._rules.start
 
     def start(
         self,
@@ -103,7 +116,7 @@ class RayExecutor:
             raise RunError(
                 "Ray is not initialised in this process: call ray.init() before RayExecutor.start()"
             )
-        if self._group is not None:
+        if self._group is not None or self._executable:
             raise RunError("this executor has been started already: call shutdown() before it starts again")
         variables = checked_variables(extra_env_vars)
         if self._settings.nics:
@@ -112,6 +125,9 @@ class RayExecutor:
             executable_cls or _nothing, executable_args or (), executable_kwargs, "executable_cls"
         )
         pickled = pickle_call(*call)
+        if self._rules is not None:
+            self._variables, self._executable = variables, pickled
+            return
         self._group = RankGroup(self._settings, self._shape, self._uses_current_group, variables)
         try:
             self._group.start()
@@ -136,6 +152,8 @@ class RayExecutor:
             RunError: an actor was lost; the text names it.
         """
         pickled = pickle_call(*_checked(fn, args, kwargs, callbacks))
+        if self._rules is not None:
+            return self._run_elastic(self._rules, pickled, gives_executable=False)
         return self._started().outcomes_of(lambda actor: actor.call.remote(pickled, False))
 
     def run_remote(
@@ -147,6 +165,8 @@ class RayExecutor:
     ) -> list[Any]:
         """Begins to call `fn(*args, **kwargs)` on every rank; returns references to the results by rank."""
         call = _checked(fn, args, kwargs, callbacks)
+        if self._rules is not None:
+            raise ValueError("an elastic executor has no run_remote, because its actors may change: use run")
         return self._started().references_of(lambda actor: actor.call_for_result.remote(*call))
 
     def execute(
@@ -157,11 +177,15 @@ class RayExecutor:
         The executable is the object of the class that `start` was given, or None.
         """
         pickled = pickle_call(*_checked(fn, None, None, callbacks))
+        if self._rules is not None:
+            return self._run_elastic(self._rules, pickled, gives_executable=True)
         return self._started().outcomes_of(lambda actor: actor.call.remote(pickled, True))
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """Calls `fn(executable)` on rank 0 alone, and returns its result. Raises as `run`."""
         pickled = pickle_call(*_checked(fn, None, None, None))
+        if self._rules is not None:
+            raise ValueError("an elastic executor has no execute_single: its rank 0 may change; use execute")
         (result,) = self._started().outcomes_of(
             lambda actor: actor.call.remote(pickled, True), only_first=True
         )
@@ -170,12 +194,19 @@ class RayExecutor:
     def shutdown(self) -> None:
         """Ends the actors, and gives their resources back. A second call does nothing."""
         group, self._group = self._group, None
+        self._executable = b""
         if group is not None:
             group.shutdown()
 
+    def _run_elastic(self, rules: Rules, pickled: bytes, gives_executable: bool) -> list[Any]:
+        if not self._executable:
+            raise RunError(_NOT_STARTED)
+        work = Work(self._executable, pickled, gives_executable)
+        return ActorJob(self._settings, self._shape, rules, self._variables, work).run()
+
     def _started(self) -> RankGroup:
         if self._group is None:
-            raise RunError("this executor has no actors: call start() before")
+            raise RunError(_NOT_STARTED)
         return self._group
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 from ray.util import get_current_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from sirtaki.runner.elastic.rules import Rules
 from sirtaki.runner.function.errors import RunError
 
 
@@ -46,8 +47,7 @@ class Shape:
         if current is not None:
             return [PlacementGroupSchedulingStrategy(placement_group=current)] * self.workers, None
         per_bundle = self.workers // self.hosts if self.hosts else 1
-        bundle = {"CPU": per_bundle * self.cpus, "GPU": per_bundle * self.gpus}
-        bundle = {name: amount for name, amount in bundle.items() if amount} or {"CPU": 0.001}
+        bundle = self.bundle(per_bundle)
         count = self.workers // per_bundle
         group = placement_group([bundle] * count, strategy="STRICT_SPREAD" if self.hosts else "PACK")
         if not ray.wait([group.ready()], timeout=timeout)[0]:
@@ -60,6 +60,11 @@ class Shape:
             for worker in range(self.workers)
         ]
         return strategies, group
+
+    def bundle(self, workers: int = 1) -> dict[str, float]:
+        """Returns the resources of so many actors."""
+        bundle = {"CPU": workers * self.cpus, "GPU": workers * self.gpus}
+        return {name: amount for name, amount in bundle.items() if amount} or {"CPU": 0.001}
 
     def _describe(self, bundle: Mapping[str, float], count: int, timeout: float) -> str:
         where = " on as many hosts" if self.hosts else ""
@@ -97,3 +102,30 @@ def shape_of(
         return Shape(num_hosts * num_workers_per_host, num_hosts, cpus_per_worker, gpus_per_worker)
     assert num_workers is not None
     return Shape(num_workers, 0, cpus_per_worker, gpus_per_worker)
+
+
+def rules_of(
+    num_workers: int | None,
+    min_workers: int | None,
+    max_workers: int | None,
+    elastic_timeout: float,
+    reset_limit: int | None,
+    cooldown_range: Sequence[float] | None,
+) -> Rules:
+    """Returns the rules that an elastic executor's arguments describe. Raises ValueError."""
+    start = num_workers or min_workers
+    if start is None or min_workers is None:
+        raise ValueError("an elastic executor needs min_workers, the number of ranks to go on with")
+    maximum = max_workers or start
+    if not 1 <= min_workers <= start <= maximum:
+        raise ValueError(
+            f"the ranks of the start are {start}, but they have to be from min_workers ({min_workers}) to "
+            f"max_workers ({maximum}), and min_workers at least 1"
+        )
+    rules = Rules(start, min_workers, maximum, elastic_timeout, reset_limit, are_arguments=True)
+    if cooldown_range is None:
+        return rules
+    shortest, longest = cooldown_range
+    if not 0 < shortest <= longest:
+        raise ValueError(f"cooldown_range is {cooldown_range!r}: give the shorter pause first, in seconds")
+    return replace(rules, cooldown=(float(shortest), float(longest)))

@@ -55,7 +55,7 @@ class Arbiter:
         self._news: list[str] = []  # since the last generation: for its text
         self._first_news = FirstNews()  # about the current generation
         self._change = PlannedChange()
-        self._wait = Wait(rules.timeout, rules.patience)
+        self._wait = Wait(rules.timeout, rules.patience, rules.name_of("--elastic-timeout"))
         self._reach = Reachability()
         self._orders: list[Action] = []
         self.account = Account()
@@ -201,8 +201,8 @@ class Arbiter:
         self._news.append(f"{worker.name} was lost ({why})")
         limit = self._rules.reset_limit
         if limit is not None and self.losses > limit:
-            lost = count_losses(self.losses)
-            self._finish(1, f"{lost}, and --reset-limit allows {limit}; the last: {worker.name}", worker)
+            lost, option = count_losses(self.losses), self._rules.name_of("--reset-limit")
+            self._finish(1, f"{lost}, and {option} allows {limit}; the last: {worker.name}", worker)
         elif self.generation and not self._is_ending and not self.workers.may_have_state(self._has_trained):
             self._lose_all(f"all ranks were lost; the last one is {worker.name}: {why}", worker)
         elif before is Status.MEMBER:

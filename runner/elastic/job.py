@@ -1,4 +1,4 @@
-"""An elastic job: the main loop that carries out the arbiter's orders."""
+"""An elastic job of hvdrun: the main loop, around the driver that carries out the arbiter's orders."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from sirtaki.bindings._version import VERSION
 from sirtaki.runner.capacity import Capacity
 from sirtaki.runner.cores import usable_cores
 from sirtaki.runner.display import Display
-from sirtaki.runner.elastic.actions import Action, Close, Finish, Kill, Open, Say, Send, Slot, Start
-from sirtaki.runner.elastic.arbiter import Arbiter
+from sirtaki.runner.elastic.actions import Finish, Slot
 from sirtaki.runner.elastic.discovery import Discovery
+from sirtaki.runner.elastic.driver import Driver, WorkerEnd
 from sirtaki.runner.elastic.host_start import HostStart
 from sirtaki.runner.elastic.job_spares import JobSpares, RemoteSpares
 from sirtaki.runner.elastic.other_hosts import OtherHosts
 from sirtaki.runner.elastic.phase import Phase
 from sirtaki.runner.elastic.post import Post
-from sirtaki.runner.elastic.processes import CannotStart, Processes
+from sirtaki.runner.elastic.processes import Processes
 from sirtaki.runner.elastic.settings import ElasticSettings, slots_of
 from sirtaki.runner.elastic.spare_command import check_spare_command
 from sirtaki.runner.elastic.spare_process import SpareProcess
@@ -38,13 +38,11 @@ from sirtaki.runner.hosts import is_own_host
 from sirtaki.runner.job_directory import make_job_directory
 from sirtaki.runner.launch import Settings, with_reaper, write_job_key
 from sirtaki.runner.reaper import Reaper
-from sirtaki.runner.rendezvous.elastic.messages import End, Message
-from sirtaki.runner.rendezvous.job import Job, RendezvousError
+from sirtaki.runner.rendezvous.job import Job
 from sirtaki.runner.signals import WakeupPipe, stop_this_process
 from sirtaki.runner.supervisor import KILL_SECONDS, READER_GONE
 
 _NO_WORKER = -1  # the number of a spare, which has none
-_END_SECONDS = 30.0  # for a worker that was told to end, and may have files to write
 _NO_TIMELINE = "no rank has begun to train, or all files were lost with their hosts"
 
 
@@ -65,7 +63,14 @@ class ElasticJob:
         encrypt = encrypts({**os.environ, **settings.additions})
         job = Job(secrets.token_hex(8), 1, write_job_key(key_file), VERSION, encrypt)
         on_call = None if settings.service is None else settings.service.answer
-        self._post = Post(job, folder, settings.interfaces, self._receive, display.say, on_call)
+        self._post = Post(
+            job,
+            folder,
+            settings.interfaces,
+            lambda *message: self._driver.receive(*message),
+            display.say,
+            on_call,
+        )
         connection = Connection(settings.launcher, self._selector, display)
         self._spares = JobSpares(
             elastic.spares, self._start_spare, self._spares_of, self._folder, self._selector, display
@@ -84,16 +89,24 @@ class ElasticJob:
             self._start_of_hosts.begin, self._start_of_hosts.prepare, display.say, elastic.rules.cooldown
         )
         self._processes = Processes(
-            settings, job.id, key_file, elastic.rules.start, self._post, display, reaper, self._spares
+            settings,
+            job.id,
+            key_file,
+            elastic.rules.start,
+            self._post,
+            display,
+            reaper,
+            self._spares,
+            self._hosts,
         )
         self._discovery = Discovery(elastic.script, elastic.slots_per_host, display.say)
         self._slots: Sequence[Slot] = ()
-        self._arbiter = Arbiter(elastic.rules, (), self._spares)
-        self._ends: dict[int, float] = {}  # when to kill workers that were told to end
-        self._result: Finish | None = None
+        self._driver = Driver(
+            elastic.rules, self._post, self._processes, display.say, self._end, self._spares
+        )
         self._kill_at: float | None = None
+        self._end_signal: int = signal.SIGTERM  # for all workers, if the job fails
         self._signal_to_send: int | None = None
-        self._started = time.monotonic()
         self._skips_output = False
 
     def run(self) -> int:
@@ -109,7 +122,7 @@ class ElasticJob:
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._handle_wakeup)
         self._wakeup.unblock_signals()
         self._set_slots(slots)
-        while self._processes.running or self._arbiter.phase is not Phase.OVER:
+        while self._processes.running or not self._driver.is_over:
             self._iterate()
         return self._conclude()
 
@@ -149,14 +162,10 @@ class ElasticJob:
         self._discover(now)
         if self._hosts.poll(now, self._processes.running):
             self._update_slots()
-        if (due := self._arbiter.due) is not None and due <= now:
-            self._carry_out(self._arbiter.tick(now))
+        self._driver.advance(now)
         if self._kill_at is not None and self._kill_at <= now:
             self._kill_at = now + KILL_SECONDS
             self._signal(signal.SIGKILL)
-        for worker in [one for one, due in self._ends.items() if due <= now]:
-            del self._ends[worker]
-            self._processes.signal(signal.SIGKILL, worker)
         if error := self._display.reader_error:
             is_closed = isinstance(error, BrokenPipeError)
             text = "" if is_closed else f"cannot write to standard output: {error.strerror}"
@@ -164,7 +173,7 @@ class ElasticJob:
         self._serve()  # sends what the orders have queued
         # Messages may have begun or ended the training: it is the last thing before the loop waits.
         if self._spares.wanted:
-            is_running = self._arbiter.phase is Phase.RUNNING
+            is_running = self._driver.arbiter.phase is Phase.RUNNING
             self._spares.advance(self._ranks_of_hosts(), is_running, time.monotonic())
         if self._signal_to_send is not None:
             self._signal(self._signal_to_send)
@@ -172,21 +181,15 @@ class ElasticJob:
             self._signal_to_send = None
 
     def _serve(self) -> None:
-        """Serves the connections; a handler may close one, or open another."""
-        for server in self._post.servers():
-            if server in self._post.servers():
-                server.poll()
+        self._post.serve()
         if self._processes.awaits_messages:
             self._note_ends()
 
     def _time_to_next_deadline(self) -> float | None:
         now = time.monotonic()
-        parts = (self._arbiter, self._discovery, self._hosts, self._processes, self._spares)
-        moments = [self._kill_at, *self._ends.values(), *(part.due for part in parts)]
+        parts = (self._driver, self._discovery, self._hosts, self._processes, self._spares, self._post)
+        moments = [self._kill_at, *(part.due for part in parts)]
         times = [one - now for one in moments if one is not None]
-        times += [
-            one for server in self._post.servers() if (one := server.time_to_next_deadline()) is not None
-        ]
         return max(min(times), 0.0) if times else None
 
     def _handle_wakeup(self) -> None:
@@ -201,18 +204,12 @@ class ElasticJob:
 
     def _note_ends(self) -> None:
         # When the job ends, nothing depends on the last messages of a worker.
-        until = time.monotonic() if self._result is None else math.inf
+        until = time.monotonic() if self._driver.result is None else math.inf
         for worker, status, since in list(self._processes.ended(until)):
-            self._ends.pop(worker, None)
             killed_by = signal.SIGKILL if status.lost else status.killed_by
-            slot, why, now = self._arbiter.workers[worker].slot, _describe(status), time.monotonic()
-            keeps_slot = self._hosts.takes_workers(slot)
-            if status.failed:
-                self._arbiter.gone_since(worker, since)
-            self._carry_out(self._arbiter.ended(worker, status.code, killed_by, why, now, keeps_slot))
-
-    def _receive(self, worker: int, message: Message) -> None:
-        self._carry_out(self._arbiter.received(worker, message, time.monotonic()))
+            keeps_slot = self._hosts.takes_workers(self._driver.arbiter.workers[worker].slot)
+            end = WorkerEnd(status.code, killed_by, _describe(status), since, keeps_slot)
+            self._driver.note_end(worker, end)
 
     def _discover(self, now: float) -> None:
         """Takes the answers of the discovery script."""
@@ -230,45 +227,9 @@ class ElasticJob:
 
     def _update_slots(self) -> None:
         usable = self._hosts.usable(self._slots, self._processes.running)
-        self._carry_out(self._arbiter.set_slots(usable, time.monotonic()))
+        self._driver.set_slots(usable)
 
-    # ---- Orders ----------------------------------------------------------------------------------------
-
-    def _carry_out(self, orders: Sequence[Action]) -> None:
-        for order in orders:
-            if isinstance(order, Say):
-                self._display.say(order.text)
-            elif isinstance(order, Send):
-                self._post.send(order.worker, order.message)
-                if isinstance(order.message, End):
-                    self._ends[order.worker] = time.monotonic() + _END_SECONDS
-            elif isinstance(order, Open):
-                self._open(order)
-            elif isinstance(order, Close):
-                self._post.close_generation()
-            elif isinstance(order, Start) and self._result is None:
-                self._start(order)
-            elif isinstance(order, Kill):
-                self._processes.signal(signal.SIGKILL, order.worker)
-            elif isinstance(order, Finish):
-                self._end(order, signal.SIGTERM)
-
-    def _open(self, order: Open) -> None:
-        if self._settings.service is not None:
-            self._settings.service.note_ranks(order.members)
-        try:
-            self._post.open(order)
-        except RendezvousError as error:
-            self._stop(Finish(1, f"the ranks cannot meet: {error}"), signal.SIGTERM)
-
-    def _start(self, order: Start) -> None:
-        host = self._hosts.ready(order.slot.host)
-        try:
-            if host is None and not is_own_host(order.slot.host):
-                raise CannotStart(f"{order.slot.host} was lost")
-            self._processes.start(order.worker, order.slot, host)
-        except CannotStart as error:
-            self._carry_out(self._arbiter.ended(order.worker, 126, 0, str(error), time.monotonic()))
+    # ---- Spares ----------------------------------------------------------------------------------------
 
     def _ranks_of_hosts(self) -> dict[str, int]:
         """Returns the hosts on which workers can be started, with the numbers of those that run there."""
@@ -307,7 +268,7 @@ class ElasticJob:
             self._terminate(number)
 
     def _terminate(self, number: int) -> None:
-        if self._arbiter.phase is Phase.OVER and not self._processes.running:
+        if self._driver.is_over and not self._processes.running:
             self._skips_output = True
             return
         if self._kill_at is not None:
@@ -323,18 +284,15 @@ class ElasticJob:
 
     def _stop(self, result: Finish, number: int) -> None:
         """Ends the job although the arbiter has not decided that."""
-        self._carry_out(self._arbiter.stop())
-        self._end(result, number)
+        self._end_signal = number
+        self._driver.stop(result)
 
-    def _end(self, result: Finish, number: int) -> None:
+    def _end(self, result: Finish) -> None:
         """Ends the job: asks all workers to end, and kills those that do not."""
-        if self._result is not None:
-            return
-        self._result = result
         self._kill_at = time.monotonic() + KILL_SECONDS
         self._spares.end()
         if result.code:
-            self._signal_to_send = number  # after the message with the reason
+            self._signal_to_send = self._end_signal  # after the message with the reason
 
     def _signal(self, number: int) -> None:
         self._processes.signal(number)
@@ -352,18 +310,18 @@ class ElasticJob:
             self._selector.select(0.02)
             self._wakeup.read()
         self._display.close_streams()
-        result, service = self._result or Finish(0), self._settings.service
+        result, service = self._driver.result or Finish(0), self._settings.service
         reason, culprit = "", result.culprit
         explains = service is not None and service.has_outcome(culprit)
         if culprit is not None and not explains and (lane := self._processes.lane(culprit)) is not None:
-            reason = self._display.show_error_of(lane, self._arbiter.workers[culprit].name)
-        if self._arbiter.generation > 1 or self._arbiter.losses:
-            seconds, arbiter = time.monotonic() - self._started, self._arbiter
-            account, workers = arbiter.account, arbiter.workers.all()
-            self._display.say(account.summary(arbiter.generation, arbiter.losses, workers, seconds))
+            reason = self._display.show_error_of(lane, self._driver.arbiter.workers[culprit].name)
+        if summary := self._driver.summary():
+            self._display.say(summary)
         if notice:
             self._display.say(notice)
         text = result.text and f"{result.text}{reason and ': '}{reason}"
+        if service is not None:
+            service.note_ranks(self._driver.last_ranks())
         if service is not None and result.code:
             service.note_failure(text, culprit)
         elif text:

@@ -107,6 +107,18 @@ class Post:
         """Returns what has to be polled."""
         return [*self._workers, *([self._generation] if self._generation is not None else [])]
 
+    def serve(self) -> None:
+        """Serves the connections; a message may close one, or open another."""
+        for server in self.servers():
+            if server in self.servers():
+                server.poll()
+
+    @property
+    def due(self) -> float | None:
+        """Returns when to call `serve`, whatever happens (time.monotonic())."""
+        times = [one for server in self.servers() if (one := server.time_to_next_deadline()) is not None]
+        return time.monotonic() + min(times) if times else None
+
     def close(self) -> None:
         self.close_generation()
         while self._workers:

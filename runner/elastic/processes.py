@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
@@ -13,7 +14,9 @@ from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.cores import usable_cores
 from sirtaki.runner.display import Display
 from sirtaki.runner.elastic.actions import Slot
+from sirtaki.runner.elastic.driver import CannotStart
 from sirtaki.runner.elastic.job_spares import JobSpares
+from sirtaki.runner.elastic.other_hosts import OtherHosts
 from sirtaki.runner.elastic.post import Post
 from sirtaki.runner.environment import RankEnvironment, thread_counts
 from sirtaki.runner.failure_analysis import ExitStatus
@@ -28,10 +31,6 @@ from sirtaki.runner.rendezvous.elastic.process import ARBITER
 from sirtaki.runner.rendezvous.lifecycle import WORKER
 
 _LAST_MESSAGE_SECONDS = 1.0  # for the last message of a worker elsewhere, which comes by another connection
-
-
-class CannotStart(Exception):  # the arbiter decides about it
-    """A worker cannot be started; the text says why."""
 
 
 @dataclass
@@ -53,6 +52,7 @@ class Processes:
         settings, job, key_file: those of the job; `job` is its name.
         size: the number of ranks with which it starts.
         spares: processes that take the places of lost workers, on the same hosts.
+        hosts: the connections to other hosts.
     """
 
     settings: Settings
@@ -63,6 +63,7 @@ class Processes:
     display: Display
     reaper: Reaper
     spares: JobSpares
+    hosts: OtherHosts
     running: dict[int, Slot] = field(default_factory=dict)
     _lanes: dict[Slot, int] = field(default_factory=dict)
     _all: dict[int, Rank] = field(default_factory=dict)
@@ -77,13 +78,19 @@ class Processes:
                 label = str(slot.index) if is_own_host(slot.host) else str(slot)
                 self.display.add(lane, label, self.settings.output_folder, max(len(slots), lane + 1))
 
-    def start(self, worker: int, slot: Slot, host: RemoteHost | None) -> None:
-        """Starts a worker, on another host if that is given. Raises CannotStart."""
-        if host is None:
+    def start(self, worker: int, slot: Slot) -> None:
+        """Starts a worker. Raises CannotStart."""
+        if is_own_host(slot.host):
             self._start_here(worker, slot)
-        else:
+        elif host := self.hosts.ready(slot.host):
             self._start_there(worker, slot, host)
+        else:
+            raise CannotStart(f"{slot.host} was lost")
         self.running[worker] = slot
+
+    def kill(self, worker: int) -> None:
+        """Kills a worker; nothing happens if it has ended."""
+        self.signal(signal.SIGKILL, worker)
 
     def environment(self, worker: int, slot: Slot) -> Mapping[str, str]:
         """Returns the environment of a worker on this host."""

@@ -21,6 +21,7 @@ class Rules:
         survive: the ends of a worker that the job survives: LOST, or EXIT for any.
         domain: what is given up with a lost worker: RANK for itself, or HOST for all workers of its host.
         patience: seconds to wait for a member that lives, but does not leave its generation.
+        are_arguments: whether the user gives the rules as arguments of a call, not as options of hvdrun.
     """
 
     start: int
@@ -32,3 +33,8 @@ class Rules:
     survive: str = LOST
     domain: str = RANK
     patience: float = 600.0
+    are_arguments: bool = False
+
+    def name_of(self, option: str) -> str:
+        """Returns how the user calls an option, for a message: --reset-limit, or reset_limit in Python."""
+        return option[2:].replace("-", "_") if self.are_arguments else option

@@ -13,8 +13,9 @@ _TELL_SECONDS = 10.0
 class Wait:
     """A wait of the arbiter before it can form a generation."""
 
-    def __init__(self, timeout: float, patience: float) -> None:
-        self._timeout, self._patience = timeout, patience
+    def __init__(self, timeout: float, patience: float, option: str) -> None:
+        """`option` is how the user calls the timeout."""
+        self._timeout, self._patience, self._option = timeout, patience, option
         self._subject = ""  # a wait for something else begins anew
         self._since = 0.0
         self._is_told = False
@@ -42,7 +43,7 @@ class Wait:
         if self._is_over("workers", self._timeout, now):
             there = f"{present} {'was' if present == 1 else 'were'} there"
             return [], f"{ranks} needed, and {there} after {self._timeout:g} s"
-        limit = f"up to {self._timeout:g} s (--elastic-timeout)"
+        limit = f"up to {self._timeout:g} s ({self._option})"
         here = f"{present} {'is' if present == 1 else 'are'} here"
         return self._tell(f"{ranks} needed, and {here}: waiting for more, {limit}", self._timeout, now), ""
 

@@ -6,13 +6,13 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sirtaki.bindings import default_context, user_code
 from sirtaki.runner.function.call import Call, import_cloudpickle, show_sources
 from sirtaki.runner.function.errors import RunError
-from sirtaki.runner.function.report import RETURNED, raise_reported, report_of
+from sirtaki.runner.function.report import RETURNED, exit_code, raise_reported, report_of
 from sirtaki.runner.rendezvous import lifecycle
 
 
@@ -25,6 +25,7 @@ class RankOutcome:
         report: the report about it; see `sirtaki.runner.function.report`.
         pickled: the result or the exception; b"" if it cannot be pickled.
         is_caused_elsewhere: whether it is an exception because another rank has failed.
+        exit_code: of an exception that was to end the process.
     """
 
     rank: int
@@ -33,6 +34,7 @@ class RankOutcome:
     report: Mapping[str, Any]
     pickled: bytes
     is_caused_elsewhere: bool = False
+    exit_code: int = 0
 
     @property
     def has_returned(self) -> bool:
@@ -58,7 +60,8 @@ def call_on_rank(
         result = then(call.function(*first, *call.args, **call.kwargs))
         return _outcome(rank, RETURNED, _pickled_result(result, rank))
     except SystemExit as end:
-        return _failed(rank, end, "exited")
+        outcome = _failed(rank, end, "exited")
+        return replace(outcome, exit_code=exit_code(end))
     except BaseException as error:
         return _failed(rank, error, "raised")
 

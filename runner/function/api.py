@@ -51,10 +51,11 @@ def run(
     max_np: int | None = None,
     env: Mapping[str, str] | None = None,
     oversubscribe: bool = False,
+    launcher: str | None = None,
 ) -> list[Any]:
     """Calls `func(*args, **kwargs)` on every rank of a new job, and returns the results, by rank.
 
-    The parameters are those of `horovod.run`, in its order, and two more. docs/run.md describes them.
+    The parameters are those of `horovod.run`, in its order, and three more. docs/run.md describes them.
 
     Args:
         func: a function, also one of a script or a notebook; a lambda; or another callable object.
@@ -70,6 +71,7 @@ def run(
         executable: the Python of the ranks; by default that of this process.
         env: variables of the ranks' environment, in addition to those of this process.
         oversubscribe: whether to start ranks although their hosts seem to have no room for them.
+        launcher: the program that starts ranks on other hosts: "ssh", or "srun" in a Slurm job ("ssh").
         disable_cache, use_gloo, use_mpi, mpi_args: have no meaning here.
 
     Raises:
@@ -82,6 +84,8 @@ def run(
     options = options_of(locals())
     if use_gloo and use_mpi:
         raise ValueError("use_gloo and use_mpi exclude each other, and neither has a meaning here")
+    if launcher == "srun" and (ssh_port is not None or ssh_identity_file is not None):
+        raise ValueError("ssh_port and ssh_identity_file are for ssh: leave them out, or launcher='srun'")
     options += ["--verbose"] * bool(verbose) + ["--oversubscribe"] * bool(oversubscribe)
     python = sys.executable if executable is None else os.fspath(executable)
     return _run(checked_call(func, args, kwargs), [*options, python, "-m", _WORKER], checked_variables(env))

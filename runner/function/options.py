@@ -40,6 +40,10 @@ def _names(value: Any) -> Sequence[str] | None:
     return [",".join(names)] if is_list and names else None
 
 
+def _launcher(value: Any) -> Sequence[str] | None:
+    return [value] if isinstance(value, str) and value in ("ssh", "srun") else None
+
+
 def _range(value: Any) -> Sequence[str] | None:
     both = list(value) if isinstance(value, Sequence) else []
     found = [_seconds(one) for one in both]
@@ -69,12 +73,16 @@ _OPTIONS = {
     "ssh_port": Option("--ssh-port", _count, "the number of a port"),
     "ssh_identity_file": Option("--ssh-identity-file", _path, "the path of a file"),
     "output_filename": Option("--output-filename", _path, "the path of a folder"),
+    "launcher": Option("--launcher", _launcher, "'ssh' or 'srun'"),
     "network_interfaces": Option("--network-interfaces", _names, "names such as 'eth0,eth1'"),
 }
 
 
 def options_of(arguments: Mapping[str, Any]) -> list[str]:
-    """Returns the options for those arguments that have one and are not None. Raises ValueError."""
+    """Returns the options for those arguments that have one and are not None. Raises ValueError.
+
+    Without a size there is one rank; with srun, one for each task of the Slurm job.
+    """
     options: list[str] = []
     given: dict[str, str] = {}  # how each parameter was called
     for name, value in arguments.items():
@@ -89,4 +97,5 @@ def options_of(arguments: Mapping[str, Any]) -> list[str]:
         if values is None:
             raise ValueError(f"{name} takes {option.takes}, not {value!r}")
         options += [option.flag, *values]
-    return options if given.keys() & _GIVE_A_SIZE else ["-np", "1", *options]
+    has_size = given.keys() & _GIVE_A_SIZE or arguments.get("launcher") == "srun"
+    return options if has_size else ["-np", "1", *options]

@@ -17,6 +17,11 @@ RETURNED: dict[str, Any] = {"kind": "returned"}
 _LONGEST_TEXT, _LONGEST_TRACEBACK = 20_000, 50_000  # characters: one message holds a whole report
 
 
+def exit_code(end: SystemExit) -> int:
+    """Returns the exit code of a process that this exception ends."""
+    return end.code if isinstance(end.code, int) else int(end.code is not None)
+
+
 def report_of(error: BaseException, kind: str) -> dict[str, Any]:
     """Returns the report of an exception; removes internal frames from its traceback."""
     from sirtaki.bindings import default_context  # imported late: they open the core

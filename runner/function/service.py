@@ -102,9 +102,9 @@ class FunctionService:
         """Notes the number of ranks of a job that is not elastic."""
         self._summary.size = size
 
-    def note_ranks(self, workers: Sequence[int]) -> None:
-        """Notes which workers, by rank, are the ranks of an elastic job from now on."""
-        self._summary.last_ranks.update((worker, rank) for rank, worker in enumerate(workers))
+    def note_ranks(self, last_ranks: Mapping[int, int]) -> None:
+        """Notes the last rank of each worker of an elastic job."""
+        self._summary.last_ranks.update(last_ranks)
 
     def has_outcome(self, rank: int | None) -> bool:
         """Returns whether a rank has sent its result or its exception."""

@@ -12,7 +12,7 @@ import sys
 from sirtaki.runner.function.call import Call, import_cloudpickle, settle
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.function.launcher_connection import LauncherConnection, LauncherGone
-from sirtaki.runner.function.report import RETURNED, report_of
+from sirtaki.runner.function.report import RETURNED, exit_code, report_of
 
 _INTERRUPTED = 130  # a shell's exit code for a program that was interrupted
 
@@ -74,7 +74,7 @@ def _send_result(launcher: LauncherConnection, result: object) -> None:
 
 def _exit(launcher: LauncherConnection, end: SystemExit) -> int:
     """Handles sys.exit(): a rank has to return, but a worker that leaves an elastic job ends in this way."""
-    code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    code = exit_code(end)
     if "SIRTAKI_ARBITER" in os.environ:
         return code
     _send_exception(launcher, end, "exited")

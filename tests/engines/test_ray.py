@@ -198,7 +198,6 @@ def test_there_is_no_room(ray_cluster: Any, shape: dict[str, Any], wanted: str) 
         ({"num_workers": 1, "num_hosts": 1}, "either num_workers, or num_hosts"),
         ({"num_workers": 0}, "num_workers is 0"),
         ({"num_workers": 1, "gpus_per_worker": 1}, "gpus_per_worker is 1 without use_gpu"),
-        ({"min_workers": 1}, "no elastic executor"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], text: str) -> None:

@@ -91,8 +91,7 @@ def test_another_outcome_replaces_one_that_has_not_ended(
 
 
 def test_last_ranks_and_the_first_error(files: tuple[int, int], service: FunctionService) -> None:
-    service.note_ranks([0, 1, 2])
-    service.note_ranks([2, 3])
+    service.note_ranks({0: 0, 1: 1, 2: 0, 3: 1})
     service.note_error("first")
     service.note_error("second")
     service.close()

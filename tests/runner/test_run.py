@@ -206,7 +206,8 @@ def test_its_parameters_are_those_of_horovod() -> None:
         "host_discovery_script start_timeout ssh_port ssh_identity_file disable_cache output_filename "
         "verbose use_gloo use_mpi mpi_args network_interface network_interfaces executable np min_np max_np"
     )
-    assert [*inspect.signature(sirtaki.run).parameters] == [*horovod.split(), "env", "oversubscribe"]
+    own = ["env", "oversubscribe", "launcher"]
+    assert [*inspect.signature(sirtaki.run).parameters] == [*horovod.split(), *own]
 
 
 def test_parameters_without_a_meaning(capsys: pytest.CaptureFixture[str]) -> None:

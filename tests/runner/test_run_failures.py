@@ -204,6 +204,8 @@ def test_another_version_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"hosts": 4}, "hosts takes hosts with their slots, such as 'hostA:4,hostB:4', not 4"),
         ({"cooldown_range": (1,)}, "cooldown_range takes a pair of seconds, not (1,)"),
         ({"use_gloo": True, "use_mpi": True}, "use_gloo and use_mpi exclude each other"),
+        ({"launcher": "mpirun"}, "launcher takes 'ssh' or 'srun', not 'mpirun'"),
+        ({"launcher": "srun", "ssh_port": 22}, "ssh_port and ssh_identity_file are for ssh: leave them out"),
         ({"env": {"A": "x\0y"}}, "env has 'A': 'x\\x00y', which cannot be a variable"),
         ({"env": {"A=B": "x"}}, "env has 'A=B': 'x', which cannot be a variable"),
     ],

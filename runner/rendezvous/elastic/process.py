@@ -95,9 +95,45 @@ class WorkerProcess:
             lifecycle.leave(context, SHUTDOWN_MS if context.failure is None else 0)
 
 
+@dataclass(frozen=True)
+class Assignment:
+    """The part of a process in an elastic job, as its driver describes it.
+
+    Attributes:
+        number: the worker's.
+        job: that of the rendezvous between workers and the arbiter, at the address `arbiter`.
+        folder: the job's private folder on this host; "" if there is none.
+        placement: the provisional rank.
+    """
+
+    number: int
+    job: Job
+    arbiter: str
+    folder: str
+    placement: RankPlacement
+
+    @classmethod
+    def of_environment(cls) -> Assignment:
+        """Returns what hvdrun has set. Raises RendezvousError if that is incomplete."""
+        key_file = os.environ.get("SIRTAKI_KEY_FILE", "")
+        if not key_file:
+            raise RendezvousError("SIRTAKI_KEY_FILE is not set: this process is a child of a worker, not one")
+        job = workers_job(os.environ["SIRTAKI_JOB"], key_of_launcher(key_file))
+        fields = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+        placement = RankPlacement(*(number_in(os.environ, f"SIRTAKI_{name.upper()}") for name in fields))
+        number = number_in(os.environ, lifecycle.WORKER)
+        return cls(number, job, os.environ[ARBITER], os.path.dirname(key_file), placement)
+
+
+def workers_job(name: str, key: bytes) -> Job:
+    """Returns the job of the rendezvous between the workers of a job and the arbiter."""
+    return Job(f"{name}.workers", WORKERS, key, VERSION)
+
+
 @dataclass
 class _State:
     process: WorkerProcess | None = None
+    assignment: Assignment | None = None  # by an engine
 
 
 _state = _State()
@@ -108,8 +144,21 @@ def find() -> WorkerProcess | None:
     return _state.process
 
 
+def assign(assignment: Assignment) -> None:
+    """Makes `init()` in this process that of a worker of an engine's job. The key stays in this process."""
+    _state.assignment = assignment
+    os.environ |= {lifecycle.WORKER: str(assignment.number), "HOROVOD_ELASTIC": "1"}
+
+
+def end() -> None:
+    """Ends this process's part in its job: completes operations in flight, and closes its connection."""
+    if _state.process is not None:
+        _state.process.leave()
+        _state.process.worker.close()
+
+
 def attach() -> None:
-    """Connects this process to the arbiter, and gives it the provisional rank that hvdrun has named.
+    """Connects this process to the arbiter, and gives it the provisional rank that its driver has named.
 
     Raises InitializationError if the arbiter is gone, or does not accept it.
     """
@@ -122,22 +171,19 @@ def attach() -> None:
     variables.check()
     config = Config(with_packages(variables.values()))
     try:
-        number = number_in(os.environ, lifecycle.WORKER)
-        key_file = os.environ.get("SIRTAKI_KEY_FILE", "")
-        job = Job(f"{os.environ['SIRTAKI_JOB']}.workers", WORKERS, key_of_launcher(key_file), VERSION)
+        mine = _state.assignment or Assignment.of_environment()
+        job = mine.job
         if config.get("encrypt") == "1":
             job = lifecycle.encrypted(job)
-        client = RendezvousClient.connect(os.environ[ARBITER], job, Identity(number), _LINK_SECONDS)
+        client = RendezvousClient.connect(mine.arbiter, job, Identity(mine.number), _LINK_SECONDS)
         client.report("initialised")
     except RendezvousError as error:
-        raise InitializationError(f"this process cannot reach the hvdrun that started it: {error}") from None
+        raise InitializationError(f"this process cannot reach the driver that started it: {error}") from None
     survivors = Survivors()
-    worker = Worker(client, number)
-    _state.process = WorkerProcess(worker, survivors, job, os.path.dirname(key_file))
+    worker = Worker(client, mine.number)
+    _state.process = WorkerProcess(worker, survivors, job, mine.folder)
     worker.on_over(_state.process.break_off)
-    fields = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
-    placement = RankPlacement(*(number_in(os.environ, f"SIRTAKI_{name.upper()}") for name in fields))
-    default_context.process.context = context = ProvisionalContext(placement, config, survivors)
+    default_context.process.context = context = ProvisionalContext(mine.placement, config, survivors)
     observe.start_timeline_of_environment(context)
     drain_on_sigterm(worker)
 
