@@ -11,20 +11,23 @@ at the same time, in the same run.
 
 from __future__ import annotations
 
-import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.harness import Benchmark, Results
-from common.jobs import Job, make_key
+from common.jobs import Job
 from common.measure import alternate, block_calls, median
 from common.options import KIB, MIB, Option, choice, number, rounds, sizes
-from common.over_hosts import Network, missing, mpirun_on, ranks_on
+from common.over_hosts import HOST_OPTIONS, hosts_of, mpirun_on, ranks_on
 from common.report import Target, at_least, readable, show_rows
+
+if TYPE_CHECKING:
+    from network import Host
 
 WORKER = "workers.hosts"
 SIZES = [64 * KIB, MIB, 64 * MIB]
@@ -56,23 +59,17 @@ COLUMNS = [
 
 def measure(options: Namespace) -> Results:
     """Creates the hosts and measures all implementations in turns."""
-    if lack := missing():
-        raise SystemExit(f"this benchmark makes hosts of its own, but {lack}")
-    with tempfile.TemporaryDirectory() as folder, Network(options.hosts) as network, ExitStack() as stack:
-        if options.rate != "none":
-            for host in network.hosts:
-                host.limit(options.rate)
-        key = make_key(Path(folder))
-        jobs = {who: stack.enter_context(job) for who, job in start(network, options, key)}
+    with hosts_of(options) as (hosts, key), ExitStack() as stack:
+        jobs = {who: stack.enter_context(job) for who, job in start(hosts, options, key)}
         versions = {who: next(iter(job.ask("versions")[0].values())) for who, job in jobs.items()}
         rows = [row for size in options.sizes for row in measure_size(jobs, size, options)]
     facts = {"hosts": options.hosts, "each": options.each, "rate": options.rate}
     return {**facts, "versions": versions, "rows": rows}
 
 
-def start(network: Network, options: Namespace, key: Path) -> Iterator[tuple[str, Job]]:
+def start(hosts: list[Host], options: Namespace, key: Path) -> Iterator[tuple[str, Job]]:
     """Starts the ranks of one implementation after the other; yields its name and job."""
-    hosts, each = network.hosts, options.each
+    each = options.each
     size = len(hosts) * each
     wanted = [name for name in options.algorithms if each > 1 or name != "hierarchical"]
     variants = {
@@ -134,9 +131,8 @@ def judge(results: Results) -> list[Target]:
 
 OPTIONS = [
     rounds(3, "blocks of each"),
-    number("--hosts", 2, "how many hosts"),
+    *HOST_OPTIONS,
     number("--each", 2, "ranks on each"),
-    Option("--rate", default="1gbit", help="of each host's link (1gbit), or none"),
     sizes(SIZES),
     choice("--algorithms", ALGORITHMS, "sirtaki's (all)"),
     Option("--encrypted", action="store_true", help="also sirtaki with --encrypt"),

@@ -34,7 +34,12 @@ BARS = {
     "prototype": ("prototype", "#999999"),
     "sirtaki": ("sirtaki", "#1f5fbf"),
 }
-RECOVERIES = {"sirtaki": "#1f5fbf", "torchrun": "#c8761c"}
+RECOVERIES = {
+    "sirtaki": "#1f5fbf",
+    "torchrun": "#c8761c",
+    "torchft": "#7a9a3b",
+    "torchft, short timeouts": "#b5cc85",
+}
 FOLDER = Option("--folder", type=Path, default=Path(__file__).parents[1] / "docs", help="where to (docs)")
 SIZE, DOTS_PER_INCH = (8.0, 4.2), 144
 
@@ -101,13 +106,14 @@ def draw_steps(models: list[dict[str, Any]], machine: dict[str, Any], path: Path
 def draw_recoveries(measured: dict[str, Any], machine: dict[str, Any], path: Path) -> Path:
     """Draws how many recoveries took how long, on a logarithmic scale of seconds."""
     figure, axes = pyplot.subplots(figsize=SIZE)
-    edges = [10 ** (-1.5 + place / 12) for place in range(37)]  # from 0.03 to 30 s
+    edges = [10 ** (-1.5 + place / 12) for place in range(43)]  # from 0.03 to 100 s
     for name, color in RECOVERIES.items():
         if name in measured and measured[name]["kills"]:
             seconds = [max(kill["seconds"], edges[0]) for kill in measured[name]["kills"]]
             axes.hist(seconds, bins=edges, label=f"{name}, {len(seconds)} kills", color=color)
     axes.set_xscale("log")
-    axes.set_xticks([0.03, 0.1, 0.3, 1, 3, 10, 30], ["0.03", "0.1", "0.3", "1", "3", "10", "30"])
+    ticks = ["0.03", "0.1", "0.3", "1", "3", "10", "30", "100"]
+    axes.set_xticks([float(tick) for tick in ticks], ticks)
     axes.set_xlabel("seconds from kill -9 of a rank to the next step of the others, beyond one step")
     axes.set_ylabel("kills")
     axes.legend(frameon=False)

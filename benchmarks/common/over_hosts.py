@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.jobs import mpirun
+from common.jobs import make_key, mpirun
+from common.options import Option, number
 
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "hosts"))
 from network import Network, missing, ranks_on
@@ -15,7 +19,24 @@ from network import Network, missing, ranks_on
 if TYPE_CHECKING:
     from network import Host
 
-__all__ = ["Network", "missing", "mpirun_on", "ranks_on"]
+__all__ = ["Network", "hosts_of", "missing", "mpirun_on", "ranks_on"]
+
+HOST_OPTIONS = [
+    number("--hosts", 2, "how many hosts"),
+    Option("--rate", default="1gbit", help="of each host's link (1gbit), or none"),
+]
+
+
+@contextmanager
+def hosts_of(options: Namespace) -> Iterator[tuple[list[Host], Path]]:
+    """Creates the hosts of HOST_OPTIONS for a block; yields them, and the file of a key for their jobs."""
+    if lack := missing():
+        raise SystemExit(f"this benchmark makes hosts of its own, but {lack}")
+    with tempfile.TemporaryDirectory() as folder, Network(options.hosts) as network:
+        if options.rate != "none":
+            for host in network.hosts:
+                host.limit(options.rate)
+        yield network.hosts, make_key(Path(folder))
 
 
 def mpirun_on(hosts: Sequence[Host], ranks_each: int) -> list[str] | None:

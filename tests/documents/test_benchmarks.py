@@ -59,6 +59,17 @@ def test_every_collective_is_measured_from_numpy_and_torch_beside_gloo(tmp_path:
 
 
 @pytest.mark.full
+def test_steps_are_measured_with_and_without_a_deadline(tmp_path: Path) -> None:
+    path = tmp_path / "deadlines.json"
+    run("deadlines.py", "--ranks", "2", "--rounds", "1", "--steps", "5", "--json", path)
+    rows = json.loads(path.read_text())["rows"]
+    assert {row["way"] for row in rows} == {"synchronous", "accumulate", "drop"}
+    for row in rows:
+        assert row["steps_per_second"] > 0
+        assert (row["missed"] == 0) or row["way"] != "synchronous"
+
+
+@pytest.mark.full
 def test_conditions_are_measured_beside_peers_and_cliffs_are_named(tmp_path: Path) -> None:
     path = tmp_path / "robustness.json"
     conditions = ("little polling",)
@@ -121,14 +132,51 @@ def test_steps_over_groups_of_torch_are_measured_beside_gloo(tmp_path: Path) -> 
 
 
 @pytest.mark.full
+def test_steps_of_divided_models_are_measured_beside_gloo(tmp_path: Path) -> None:
+    path = tmp_path / "model_parallel.json"
+    assert "tensor parallel" in run("model_parallel.py", "--rounds", "5", "--json", path)
+    divisions = json.loads(path.read_text())["divisions"]
+    assert [one["division"] for one in divisions] == ["tensor parallel", "pipeline"]
+    assert all(set(one["times"]) == {"gloo", "sirtaki"} for one in divisions)
+    assert all(min(times) > 0 for one in divisions for times in one["times"].values())
+
+
+@pytest.mark.full
+def test_trainings_with_a_slow_rank_are_measured(tmp_path: Path) -> None:
+    path = tmp_path / "staleness.json"
+    run("staleness.py", "-np", "2", "--updates", "8", "--milliseconds", "5", "--rounds", "1", "--json", path)
+    rows = json.loads(path.read_text())["rows"]
+    assert {row["slow"] for row in rows} == {"none", "one", "each"}
+    assert {(row["method"], row["staleness"]) for row in rows} == {
+        ("table", 3),
+        *(("optimizer", staleness) for staleness in range(4)),
+    }
+    assert all(min(row["speed"], row["share"], row["updates"], row["accuracy"]) > 0 for row in rows)
+
+
+@pytest.mark.full
+def test_steps_with_divided_state_are_measured_beside_steps_without(tmp_path: Path) -> None:
+    path = tmp_path / "sharding.json"
+    run("sharding.py", "--rounds", "5", "--json", path)  # it compares the bits of the parameters
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["shard"] for row in rows] == 3 * ["none", "state", "gradients"]
+    for none, state, gradients in (rows[start : start + 3] for start in (0, 3, 6)):
+        assert state["state"] == gradients["state"] < 0.52 * none["state"]
+        assert gradients["gradients"] < 0.52 * none["gradients"] == 0.52 * state["gradients"]
+
+
+@pytest.mark.full
 def test_recoveries_are_measured_beside_torchrun(tmp_path: Path) -> None:
     path = tmp_path / "recovery.json"
-    run("recovery.py", "--kills", "1", "--peer-kills", "1", "--json", path)
+    kills = ("--kills", "1", "--spare-kills", "1", "--peer-kills", "1", "--torchft-kills", "0")
+    run("recovery.py", *kills, "--json", path)
     measured = json.loads(path.read_text())
     assert len(measured["sirtaki"]["kills"]) == 1
     assert len(measured["torchrun"]["kills"]) == 1, measured["torchrun"]["failure"]
     assert all(measured[launcher]["step"] > 0 for launcher in ("sirtaki", "torchrun"))
+    assert len(measured["spares"]["kills"]) == 1
     assert measured["commit"]["commit"] > 0
+    assert measured["commit"]["bandwidth"] > 0
 
 
 @pytest.mark.full
