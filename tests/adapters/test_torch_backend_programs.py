@@ -36,8 +36,8 @@ import torch
 import torch.distributed as dist
 
 dist.init_process_group("sirtaki", init_method="sirtaki://")
-# No rank sends: the thread waits until the interpreter ends. That of an operation that has ended at once, without a
-# thread, would prove nothing.
+# No rank sends, so the thread waits until the interpreter ends. An operation that has ended at once would
+# prove nothing, because it needs no thread.
 future = dist.irecv(torch.ones(1), 1 - dist.get_rank()).get_future()
 tell("the program ends:")
 """
