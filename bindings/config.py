@@ -27,6 +27,10 @@ class Config:
         lib.srt_config_get(self.pointer, name.encode(), value, LONGEST_SETTING)
         return text(value)
 
+    def integer(self, name: str) -> int:
+        """Returns the value of a setting that is a number: bytes, or nanoseconds of a time."""
+        return int(lib.srt_config_integer(self.pointer, name.encode()))
+
 
 def check(status: int, error: Any) -> None:
     """Raises the error that the core reported through an `srt_error`."""

@@ -314,6 +314,10 @@ class Context:
         """Returns the value of one of the core's settings, as text."""
         return self._config.get(name)
 
+    def setting_integer(self, name: str) -> int:
+        """Returns the value of one of the core's settings that is a number of bytes, or a count."""
+        return self._config.integer(name)
+
     def flush(self) -> None:
         """Negotiates queued operations now, without waiting for more."""
         lib.srt_flush(self._pointer)

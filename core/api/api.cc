@@ -84,6 +84,7 @@ srt_status srt_config_get(const srt_config* config, const char* name, char* valu
   std::memcpy(value, found->c_str(), found->size() + 1);
   return SRT_OK;
 }
+int64_t srt_config_integer(const srt_config* config, const char* name) { return config->config.integer(name); }
 void srt_config_destroy(srt_config* config) { delete config; }
 
 int64_t srt_memory_bytes(const srt_config* config, int32_t slot_count) {

@@ -96,4 +96,10 @@ const std::string* Config::find(std::string_view name) const {
   return nullptr;
 }
 
+int64_t Config::integer(std::string_view name) const {
+  for (int i = 0; i < knob_count; ++i)
+    if (name == rows[i].knob.name) return values_[static_cast<size_t>(i)].integer;
+  return -1;
+}
+
 }  // namespace sirtaki

@@ -28,6 +28,8 @@ class Config {
   Status set(std::string_view name, std::string_view value);
   const std::string* find(std::string_view name) const;  // nullptr: no such knob
 
+  int64_t integer(std::string_view name) const;              // -1: no such knob
+
   int64_t integer(Knob knob) const { return values_[static_cast<size_t>(knob)].integer; }
   Nanoseconds time(Knob knob) const { return values_[static_cast<size_t>(knob)].integer; }
   const std::string& text(Knob knob) const { return values_[static_cast<size_t>(knob)].text; }

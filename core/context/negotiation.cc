@@ -18,7 +18,7 @@ CoordinatorRules coordinator_rules(const Config& config) {
 
 ReportRule report_rule(const Config& config) {
   return {config.integer(Knob::report_bytes), config.time(Knob::report_window),
-          static_cast<int32_t>(config.integer(Knob::plans_in_flight))};
+          static_cast<int32_t>(config.integer(Knob::plans_in_flight)), config.integer(Knob::partition_bytes)};
 }
 
 std::vector<int32_t> leaders(const ControlTree& tree) {
@@ -182,7 +182,7 @@ const Negotiation::Child* Negotiation::child(int32_t rank) const {
 Status Negotiation::report(Nanoseconds now, NegotiationEvents& events) {
   if (has_left_ || negotiator_->report_due() > now) return Status::ok();
   scratch_.clear();
-  negotiator_->report(scratch_);
+  negotiator_->report(now, scratch_);
   events.moved = events.has_reported = true;
   if (coordinator_) return coordinator_->merge(rank_, scratch_, now);
   reported_ = now;

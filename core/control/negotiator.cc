@@ -3,6 +3,13 @@
 #include "control/negotiator_state.h"
 
 namespace sirtaki {
+namespace {
+
+bool goes_before(const NegotiatorOperation* a, const NegotiatorOperation* b) {
+  return a->request.signature->priority > b->request.signature->priority;
+}
+
+}  // namespace
 
 void Negotiator::State::add_set(int32_t number, std::vector<int32_t> members) {
   auto set = std::make_unique<NegotiatorSet>();
@@ -74,14 +81,33 @@ void Negotiator::State::report_operation(NegotiatorOperation& operation, const N
   }
 }
 
-void Negotiator::State::report_queue(NegotiatorSet& set) {
+void Negotiator::State::report_queue(NegotiatorSet& set, Nanoseconds now) {
   for (NegotiatorOperation* operation : set.queue) report_operation(*operation, set);
-  if (set.join_is_queued) report.joined.push_back(set.number);
   set.queue.clear();
-  set.join_is_queued = false;
+  report_portion(set, now);
   set.queued_bytes = 0;
+  for (const NegotiatorOperation* operation : set.paced) set.queued_bytes += operation->request.signature->bytes();
+  if (!set.paced.empty()) {
+    set.queued_since = now;
+    return;  // a flush still holds, and a join comes after all requests
+  }
+  if (set.join_is_queued) report.joined.push_back(set.number);
+  set.join_is_queued = false;
   set.queued_since = never;
   set.is_flushed = false;
+}
+
+// Reports requests of the highest priority until they fill a portion: one at least.
+void Negotiator::State::report_portion(NegotiatorSet& set, Nanoseconds now) {
+  if (set.paced.empty() || now < set.next_portion) return;
+  int64_t bytes = 0;
+  auto next = set.paced.begin();
+  do {
+    bytes += (*next)->request.signature->bytes();
+    report_operation(**next++, set);
+  } while (next != set.paced.end() && bytes + (*next)->request.signature->bytes() <= rule.portion);
+  set.paced.erase(set.paced.begin(), next);
+  set.next_portion = now + rule.window;
 }
 
 Negotiator::Negotiator(int32_t rank, int32_t size, ReportRule rule, uint32_t cache_capacity)
@@ -96,7 +122,11 @@ void Negotiator::submit(Request request, Nanoseconds now) {
   if (!changes_process_sets(operation.kind)) set->queued_bytes += request.signature->bytes();
   operation.request = std::move(request);
   operation.stage = NegotiatorOperation::Stage::queued;
-  set->queue.push_back(&operation);
+  if (operation.request.signature->priority > 0) {
+    set->paced.insert(std::upper_bound(set->paced.begin(), set->paced.end(), &operation, goes_before), &operation);
+  } else {
+    set->queue.push_back(&operation);
+  }
   set->queued_since = std::min(set->queued_since, now);
 }
 
@@ -118,19 +148,20 @@ void Negotiator::flush() {
 
 Nanoseconds Negotiator::report_due() const {
   if (state_->lapsed || state_->answer) return 0;
-  Nanoseconds first = never;
+  const ReportRule& rule = state_->rule;
+  Nanoseconds due = never, earliest = never;
   int64_t bytes = 0;
   for (const auto& set : state_->sets) {
     if (!set->has_something_queued() || state_->is_withheld(*set)) continue;
-    if (set->is_flushed) return 0;
+    const Nanoseconds gate = set->gate();
     bytes += set->queued_bytes;
-    first = std::min(first, set->queued_since);
+    earliest = std::min(earliest, gate);
+    due = std::min(due, set->is_flushed ? gate : std::max(gate, set->queued_since + rule.window));
   }
-  if (first == never) return never;
-  return bytes >= state_->rule.bytes ? 0 : first + state_->rule.window;
+  return bytes >= rule.bytes ? std::min(due, earliest) : due;
 }
 
-void Negotiator::report(Bytes& out) {
+void Negotiator::report(Nanoseconds now, Bytes& out) {
   Report& report = state_->report;
   report.clear();
   state_->reported.clear();
@@ -142,7 +173,7 @@ void Negotiator::report(Bytes& out) {
   }
   state_->resend.clear();
   for (auto& set : state_->sets) {
-    if (set->has_something_queued() && !state_->is_withheld(*set)) state_->report_queue(*set);
+    if (set->has_something_queued() && !state_->is_withheld(*set)) state_->report_queue(*set, now);
   }
   encode(report, out);
 }

@@ -20,6 +20,7 @@ struct ReportRule {
   int64_t bytes = 1 << 20;                    // report once this much is queued
   Nanoseconds window = microseconds(300);     // or this long after the first queued request
   int32_t plans_in_flight = 2;                // while a set has this many unfinished plans, its reports wait
+  int64_t portion = 4 << 20;                  // bytes of requests with a priority that are reported at once
 };
 
 class Negotiator {
@@ -42,8 +43,11 @@ class Negotiator {
   // Returns when to call report(): `never` if there is nothing to report; a time in the past if a report is due.
   Nanoseconds report_due() const;
 
-  // Appends one Report with all queued requests that are not withheld.
-  void report(Bytes& out);
+  // Appends one Report with all queued requests that are not withheld. Of requests with a priority above 0, only the
+  // first portion is reported, by priority, and the next one a window later: those that are submitted meanwhile with
+  // a higher priority overtake the rest. The rest of a rank never waits for another rank, so that ranks that report
+  // different requests first do not wait for each other forever.
+  void report(Nanoseconds now, Bytes& out);
 
   // Tickets covered by the last report, and whether each was sent as a cache id.
   struct Reported {

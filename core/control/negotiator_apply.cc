@@ -149,7 +149,10 @@ Status Negotiator::State::miss(PlanItem item, NegotiatorSet& set, PlannedTensor&
     tensor.is_kept = true;
     return {};
   }
-  if (operation.stage == NegotiatorOperation::Stage::queued) std::erase(set.queue, &operation);
+  if (operation.stage == NegotiatorOperation::Stage::queued) {
+    std::erase(set.queue, &operation);
+    std::erase(set.paced, &operation);
+  }
   const SignaturePtr own = operation.request.signature;
   const Ticket ticket = take_ticket(operation);
   if (agree(*tensor.signature, *own)) tensor.ticket = ticket;

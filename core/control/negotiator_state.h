@@ -35,14 +35,19 @@ struct NegotiatorOperation {
 };
 
 struct NegotiatorSet {
-  bool has_something_queued() const { return !queue.empty() || join_is_queued; }
+  bool has_something_queued() const { return !queue.empty() || !paced.empty() || join_is_queued; }
+
+  // Returns the time before which nothing is due: that of the next portion if nothing else is queued.
+  Nanoseconds gate() const { return queue.empty() && !paced.empty() ? next_portion : 0; }
 
   int32_t number;
   std::vector<int32_t> members;
   size_t position = 0;               // this rank's index among the members
   bool is_member = false;
   std::vector<NegotiatorOperation*> queue;
-  int64_t queued_bytes = 0;
+  std::vector<NegotiatorOperation*> paced;  // requests with a priority, the highest first
+  int64_t queued_bytes = 0;                 // of both
+  Nanoseconds next_portion = 0;             // the time before which no more paced requests are reported
   Nanoseconds queued_since = never;
   bool is_flushed = false;
   int32_t unfinished_plans = 0;
@@ -69,7 +74,8 @@ struct Negotiator::State {
   Ticket take_ticket(NegotiatorOperation& operation);
 
   void report_operation(NegotiatorOperation& operation, const NegotiatorSet& set);
-  void report_queue(NegotiatorSet& set);
+  void report_queue(NegotiatorSet& set, Nanoseconds now);
+  void report_portion(NegotiatorSet& set, Nanoseconds now);
 
   Status apply_plans(Outcome& outcome);
   Status apply_plan(const DecidedPlan& decided, uint64_t number, Outcome& outcome);

@@ -165,7 +165,8 @@ typedef struct srt_request {
   int32_t device; /* -1: the CPU; else the GPU that the memory is on. A rank uses one GPU.
                      Join: the GPU on which this rank takes part in GPU operations of other
                      ranks, if it has not used one yet */
-  int32_t priority; /* higher is sent first */
+  int32_t priority; /* higher is sent first. Requests above 0 are negotiated in portions of
+                       partition_bytes, so that later ones of a higher priority overtake them */
   uint32_t flags; /* SRT_REQUEST_*. An absent request contributes its input as it is or, without
                      an input, neutral elements (all-reduce). If it is absent on all ranks,
                      nothing happens (SRT_RESULT_UNTOUCHED) */
@@ -214,6 +215,8 @@ int32_t srt_usable_cores(void); /* by affinity and cgroup quotas, at least 1 */
 srt_config *srt_config_create(void);
 srt_status srt_config_set(srt_config *, const char *name, const char *value, srt_error *);
 srt_status srt_config_get(const srt_config *, const char *name, char *value, int32_t capacity);
+int64_t srt_config_integer(const srt_config *, const char *name); /* of a number: bytes, or nanoseconds
+                                                                     of a time; -1: no such knob */
 void srt_config_destroy(srt_config *);
 
 /* Descriptors that bootstrap makes and passes between processes; each function returns -1 on failure. */

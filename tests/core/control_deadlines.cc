@@ -137,7 +137,7 @@ class Program {
     LateRank& rank = *ranks_[static_cast<size_t>(number)];
     if (rank.negotiator.report_due() <= now_) {
       Bytes bytes;
-      rank.negotiator.report(bytes);
+      rank.negotiator.report(now_, bytes);
       if (!rank.relay) rank.up.push_back(std::move(bytes));
       else CHECK_EQUAL(std::string(rank.relay->merge(number, bytes, now_).text()), "");
     }

@@ -38,7 +38,7 @@ struct Listener {
   explicit Listener(const Signature& signature) {
     negotiator->submit({shared(signature), 1, false}, start);
     Bytes report;
-    negotiator->report(report);
+    negotiator->report(0, report);
     decision.number = decision.first_plan = 1;
     decision.plans = {{world_set, 3, false, {is_response}}};
     decision.responses = {{shared(signature), {}, 0}};
@@ -53,7 +53,7 @@ struct Listener {
     CHECK_EQUAL(listener.hear().code(), SRT_OK);
     listener.negotiator->join(world_set, 2, start);
     Bytes report;
-    listener.negotiator->report(report);
+    listener.negotiator->report(0, report);
     listener.decision.number = listener.decision.first_plan = 2;
     listener.decision.responses = {{shared(signature), std::move(rows), 0}};
     return listener;

@@ -14,7 +14,7 @@ Request request(const Signature& signature, Ticket ticket = 1) {
 size_t requests_in_report(Negotiator& negotiator) {
   Bytes bytes;
   Report report;
-  negotiator.report(bytes);
+  negotiator.report(start, bytes);
   CHECK(decode(bytes, report));
   return report.full_requests.size() + report.present.size();
 }
@@ -26,7 +26,7 @@ struct Loop {
   // Reports, and applies the decision; the plans stay unfinished.
   size_t negotiate() {
     Bytes report, decision;
-    negotiator.report(report);
+    negotiator.report(start, report);
     CHECK(coordinator.merge(0, report, start).is_ok());
     if (!coordinator.decide(start, decision)) return 0;
     Outcome outcome;
@@ -117,12 +117,12 @@ TEST(a_join_waits_behind_withheld_requests) {
   loop.negotiator.join(world_set, 9, start);
   Bytes bytes;
   Report report;
-  loop.negotiator.report(bytes);
+  loop.negotiator.report(start, bytes);
   REQUIRE(decode(bytes, report));
   CHECK(report.joined.empty() && report.full_requests.empty());
   loop.negotiator.plan_finished(world_set);
   bytes.clear();
-  loop.negotiator.report(bytes);
+  loop.negotiator.report(start, bytes);
   REQUIRE(decode(bytes, report));
   CHECK(report.joined.size() == 1 && report.full_requests.size() == 1);
 }
@@ -207,3 +207,95 @@ TEST(reports_that_make_no_sense_are_refused) {
 }
 
 CHECK_MAIN()
+
+namespace {
+
+Signature urgent(const std::string& name, int32_t priority, int64_t elements = 1 << 19) {  // 2 MiB
+  Signature signature = allreduce(name, {elements});
+  signature.priority = priority;
+  return signature;
+}
+
+std::vector<std::string> names_in_report(Negotiator& negotiator, Nanoseconds now) {
+  Bytes bytes;
+  Report report;
+  negotiator.report(now, bytes);
+  CHECK(decode(bytes, report));
+  std::vector<std::string> names;
+  for (const auto& one : report.full_requests) names.push_back(one.signature->name);
+  return names;
+}
+
+using Names = std::vector<std::string>;
+
+}  // namespace
+
+TEST(requests_with_a_priority_leave_in_portions_and_the_most_urgent_first) {
+  Negotiator negotiator(0, 2, {}, 100);
+  Ticket ticket = 0;
+  for (int32_t priority : {1, 3, 2, 4, 3}) {
+    ++ticket;
+    negotiator.submit(request(urgent("p" + std::to_string(priority) + "." + std::to_string(ticket), priority), ticket),
+                      start);
+  }
+  CHECK(names_in_report(negotiator, start) == (Names{"p4.4", "p3.2"}));
+  const Nanoseconds next = start + microseconds(300);
+  CHECK_EQUAL(negotiator.report_due(), next);
+  CHECK(names_in_report(negotiator, next - 1).empty());  // for another reason, such as an answer
+  negotiator.submit(request(urgent("late", 9), ++ticket), next - 1);
+  CHECK(names_in_report(negotiator, next) == (Names{"late", "p3.5"}));
+  CHECK(names_in_report(negotiator, next + microseconds(300)) == (Names{"p2.3", "p1.1"}));
+  CHECK_EQUAL(negotiator.report_due(), never);
+}
+
+TEST(others_do_not_wait_for_a_portion) {
+  Negotiator negotiator(0, 2, {}, 100);
+  for (Ticket ticket = 1; ticket <= 3; ++ticket)
+    negotiator.submit(request(urgent("p" + std::to_string(ticket), 1), ticket), start);
+  CHECK(names_in_report(negotiator, start) == (Names{"p1", "p2"}));
+  negotiator.flush();
+  CHECK_EQUAL(negotiator.report_due(), start + microseconds(300));
+  negotiator.submit(request(allreduce("plain"), 4), start);
+  CHECK(negotiator.report_due() <= start);
+  CHECK(names_in_report(negotiator, start) == (Names{"plain"}));
+  CHECK(names_in_report(negotiator, start + microseconds(300)) == (Names{"p3"}));
+}
+
+TEST(a_request_above_the_size_of_a_portion_leaves_alone) {
+  Negotiator negotiator(0, 2, {.portion = 1'000}, 100);
+  negotiator.submit(request(urgent("large", 2, 1'000), 1), start);
+  negotiator.submit(request(urgent("small", 1, 1), 2), start);
+  CHECK(names_in_report(negotiator, start) == (Names{"large"}));
+  CHECK(names_in_report(negotiator, start + microseconds(300)) == (Names{"small"}));
+}
+
+TEST(a_join_comes_after_the_last_portion) {
+  Negotiator negotiator(0, 2, {}, 100);
+  for (Ticket ticket = 1; ticket <= 3; ++ticket)
+    negotiator.submit(request(urgent("p" + std::to_string(ticket), 1), ticket), start);
+  negotiator.join(world_set, 9, start);
+  for (const bool is_last : {false, true}) {
+    Bytes bytes;
+    Report report;
+    negotiator.report(start + (is_last ? microseconds(300) : 0), bytes);
+    CHECK(decode(bytes, report));
+    CHECK_EQUAL(report.joined.size(), is_last ? 1u : 0u);
+  }
+}
+
+// Ranks that begin with different requests, which none of the others has submitted, still finish all of them.
+TEST(portions_in_different_orders_complete) {
+  World world(3);
+  const int32_t count = 9;
+  for (int32_t rank = 0; rank < world.size(); ++rank)
+    for (int32_t number = 0; number < count; ++number)
+      world.submit(rank, urgent("t" + std::to_string(number), 1 + (number + 3 * rank) % count));
+  size_t planned = 0;
+  for (int32_t turn = 0; turn < count && planned < count; ++turn) {
+    for (int32_t rank = 0; rank < world.size(); ++rank) world.report(rank);
+    if (world.decide())
+      for (const auto& plan : world.outcome(0).plans) planned += plan.tensors.size();
+    world.now += microseconds(300);
+  }
+  CHECK_EQUAL(planned, static_cast<size_t>(count));
+}

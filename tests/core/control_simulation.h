@@ -176,7 +176,7 @@ class Simulation {
   void report(Rank& rank) {
     if (rank.has_left || rank.negotiator.report_due() > now_) return;
     Bytes bytes;
-    rank.negotiator.report(bytes);
+    rank.negotiator.report(now_, bytes);
     send(rank, std::move(bytes));
   }
 

@@ -147,7 +147,7 @@ struct World {
   Bytes take_report(int32_t rank) {
     Bytes bytes;
     negotiators[static_cast<size_t>(rank)]->flush();
-    negotiators[static_cast<size_t>(rank)]->report(bytes);
+    negotiators[static_cast<size_t>(rank)]->report(now, bytes);
     CHECK(decode(bytes, last_report));
     return bytes;
   }
