@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,8 +38,18 @@ tree_flatten_with_path: Callable[[Any], Any] = _TORCH.symbol("torch.utils._pytre
 tree_unflatten: Callable[[Any, Any], Any] = _TORCH.symbol("torch.utils._pytree.tree_unflatten")
 keystr: Callable[[Any], str] = _TORCH.symbol("torch.utils._pytree.keystr")
 
+# Makes tensors of all classes behave like plain ones inside, in this thread.
+without_subclasses: Callable[[], AbstractContextManager[None]] = _TORCH.symbol(
+    "torch._C.DisableTorchFunctionSubclass"
+)
 # Divides gradients in place, and notes whether one is not finite: the only function that GradScaler calls.
 check_and_unscale: Callable[..., Any] = _TORCH.symbol("torch._amp_foreach_non_finite_check_and_unscale_")
+
+
+def has_compiled() -> bool:
+    """Returns whether torch.compile has compiled anything in this process."""
+    utilities = sys.modules.get("torch._dynamo.utils")
+    return utilities is not None and bool(_TORCH.attribute(utilities, "counters")["frames"]["total"])
 
 
 def forget_stages(scaler: torch.amp.GradScaler) -> None:

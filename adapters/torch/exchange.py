@@ -58,7 +58,7 @@ class GradientExchange:
         self._how = exchange_options.how
         self._compression = exchange_options.compression
         self._sparse = SparseGradients(exchange_options, named)
-        self._special = exchange_options.special_exchange(named)
+        self.special = exchange_options.special_exchange(named)
         self._checks = checks
         count = len(named)
         self._described = Batch(count or 1)  # by parameter
@@ -76,18 +76,18 @@ class GradientExchange:
     @property
     def is_open(self) -> bool:
         """Returns whether a round has begun and not ended."""
-        is_special = self._special is not None and self._special.is_open
+        is_special = self.special is not None and self.special.is_open
         return self._filled > 0 or self._sparse.is_open or self._checks.is_open or is_special
 
     def close(self) -> None:
         """Releases the parameters."""
-        if self._special is not None:
-            self._special.close()
+        if self.special is not None:
+            self.special.close()
 
     def drop_earlier(self) -> None:
         """Forgets what earlier rounds have left to be added to these gradients: they are dropped."""
-        if self._special is not None:
-            self._special.drop_earlier()
+        if self.special is not None:
+            self.special.drop_earlier()
 
     def submit(self, indices: list[int]) -> None:
         """Submits the gradients of these parameters.
@@ -98,8 +98,8 @@ class GradientExchange:
         if self._checks.wants_gradients:
             note_gradients(self._checks, indices, [self._parameters[index].grad for index in indices])
         indices = self._sparse.start(indices, absent=False)
-        if self._special is not None:
-            indices = self._special.start(indices, absent=False)
+        if self.special is not None:
+            indices = self.special.start(indices, absent=False)
         if not indices:
             return
         parameters = self._parameters
@@ -121,9 +121,9 @@ class GradientExchange:
             self._sparse.send_updates()
             self._checks.start()
         indices = self._sparse.start(indices, absent=True)
-        if self._special is not None:
-            indices = self._special.start(indices, absent=True)
-            self._special.start_phases()
+        if self.special is not None:
+            indices = self.special.start(indices, absent=True)
+            self.special.start_phases()
         if not indices:
             return
         tensors, results = self._prepare(indices, absent=True)
@@ -152,9 +152,9 @@ class GradientExchange:
             with torch.no_grad():
                 stored = [result for result in self._results if self._store_result(result)]
                 rows = self._sparse.store_results()
-            if self._special is not None:
+            if self.special is not None:
                 exact = [result.tensor for result in stored]
-                self._special.finish([*self._in_place, *exact, *rows])
+                self.special.finish([*self._in_place, *exact, *rows])
         except KeyboardInterrupt:
             raise
         except BaseException:
@@ -176,8 +176,8 @@ class GradientExchange:
             discard(self._batch, 0, self._filled)
         self._sparse.discard()
         self._checks.discard()
-        if self._special is not None:
-            self._special.discard()
+        if self.special is not None:
+            self.special.discard()
         self._filled = 0
         self._in_place = []
         self._results = []

@@ -28,8 +28,11 @@ from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.consistency import round_checks
 from sirtaki.torch.deadlines import LateRule, refuse_options, with_deadline
 from sirtaki.torch.device import warn_if_crowded
+from sirtaki.torch.optimizer_arguments import check_follows_changes, check_passes, check_techniques
 from sirtaki.torch.optimizer_state import parameters_of
 from sirtaki.torch.other_reducers import refuse_other_reducers
+from sirtaki.torch.overlapped.arguments import refuse_model_with_overlap, refuse_with_overlap
+from sirtaki.torch.overlapped.optimizer import Overlapped
 from sirtaki.torch.parameters import all_named, check_groups_of, exchanged, names_of
 from sirtaki.torch.reducer import GradientReducer, Nesting
 from sirtaki.torch.sharded.kinds import GRADIENTS, check_combination, check_shard
@@ -58,6 +61,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     quorum: float = 0.5,
     late: str = "accumulate",
     shard: str | None = None,
+    overlap_forward: bool = False,
 ) -> Any:
     """Makes an optimizer step with gradients that are averaged over all ranks. All ranks must call it.
 
@@ -110,6 +114,10 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         shard: "state" to divide the optimizer's state among the ranks, "gradients" to divide gradients as
             well: docs/sharding.md. Needs an optimizer of torch that treats each element by itself; Adafactor
             and Muon, which need whole parameters, with "state".
+        overlap_forward: whether backward() and step() return while gradients are still being exchanged: each
+            parameter is updated when the program next uses it, as in the next forward pass, and the gradients
+            that are needed first are sent first: docs/overlap.md. Needs an optimizer of torch that updates
+            each parameter by itself, and dense gradients on the CPU.
 
     Returns:
         The optimizer, which now also has `no_sync()`, `synchronize()`, `skip_synchronize()` and
@@ -119,12 +127,13 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         ValueError: wrong arguments, names that are partial or not unique, a parameter that cannot be
             exchanged, one that torch's DDP or FSDP exchanges as well, or an optimizer that is already
             distributed; one of a world that has ended may be distributed again. In an elastic job, op=Adasum,
-            a process set, shard, staleness or a deadline.
+            a process set, shard, staleness, a deadline
+            or overlap_forward.
         NotInitializedError: init() has not been called.
     """
     make_plain(optimizer)
     how = gradient_reduction(op, gradient_predivide_factor)
-    _check_passes(backward_passes_per_step)
+    check_passes(backward_passes_per_step)
     check_staleness(staleness)
     check_shard(shard, optimizer)
     names = names_of(optimizer, named_parameters)
@@ -132,10 +141,15 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     check_groups_of(optimizer, groups)
     context = current()
     compression, memory = plain_and_memory(compression, op, groups)
-    _check_techniques(shard=shard is not None, staleness=bool(staleness), deadline=deadline is not None)
+    check_techniques(
+        shard=shard is not None,
+        staleness=bool(staleness),
+        deadline=deadline is not None,
+        overlap_forward=overlap_forward,
+    )
     check_combination(shard, op, groups, memory, context)
     if context.survivors is not None:
-        _check_follows_changes(op, process_set)
+        check_follows_changes(op, process_set)
     scope = CollectiveScope.numbered(context, "gradient", process_set)
     refuse_other_reducers(all_named(optimizer, names))
     exchange_options = ExchangeOptions(scope, how, compression, sparse_as_dense, memory)
@@ -145,6 +159,10 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     if staleness:
         refuse_others(exchange_options, backward_passes_per_step, groups)
         return with_staleness(optimizer, exchange_options, names, staleness)
+    if overlap_forward:
+        refuse_with_overlap(exchange_options, op, groups)
+        refuse_model_with_overlap(optimizer, all_named(optimizer, names))
+        exchange_options = replace(exchange_options, overlaps_forward=True)
     if op == Adasum:
         return with_adasum(optimizer, exchange_options, names)
     partition = partition_for(optimizer, scope) if shard is not None else None
@@ -152,7 +170,8 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         exchange_options = replace(exchange_options, partition=partition)
     settings = _Settings(exchange_options, names, groups, backward_passes_per_step, shard)
     reducer = settings.reducer(optimizer)
-    distributed = wrap(optimizer, _Distributed if partition is None else _ShardedDistributed)
+    kind = _ShardedDistributed if partition is not None else _Distributed
+    distributed = wrap(optimizer, _OverlappedDistributed if overlap_forward else kind)
     distributed._adopt(settings, reducer)
     if partition is not None:
         distributed._adopt_slices(partition, scope, names)
@@ -275,7 +294,7 @@ class _Distributed(Survivor, Wrapped):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets how many backward passes add up on this rank before they are averaged over the ranks."""
-        _check_passes(passes)
+        check_passes(passes)
         self._settings.passes = self._reducer.passes_per_round = passes
 
     def compression_state_dict(self) -> dict[str, Any]:
@@ -315,6 +334,10 @@ class _Distributed(Survivor, Wrapped):
         super().add_param_group(param_group)
         self._reducer.finish_open_round()
         self._make_reducer_again()
+
+
+class _OverlappedDistributed(Overlapped, _Distributed):
+    """A distributed optimizer whose updates are made when the parameters are used."""
 
 
 class _ShardedDistributed(Sharded, _Distributed):
@@ -359,29 +382,3 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     assert isinstance(optimizer, _Distributed)
     optimizer._end_update()
     optimizer._reducer.stepped()
-
-
-def _check_follows_changes(op: int, process_set: ProcessSet) -> None:
-    """Raises ValueError for an optimizer that could not continue when the ranks of an elastic job change."""
-    if op == Adasum:
-        raise ValueError(
-            "op=Adasum is not available in an elastic job: the ranks exchange after they have changed their "
-            "parameters, so a lost rank would leave no common state; use op=Average"
-        )
-    if process_set is not global_process_set:
-        raise ValueError(
-            "in an elastic job all ranks have to train one model, because a rank that joins gets the state "
-            "of another: leave out process_set"
-        )
-
-
-def _check_techniques(**are_used: bool) -> None:
-    """Raises ValueError for two options of which each decides itself whose gradients a step has."""
-    used = [name for name, is_used in are_used.items() if is_used]
-    if len(used) > 1:
-        raise ValueError(f"{used[0]} and {used[1]} cannot be combined: give the optimizer one of them")
-
-
-def _check_passes(passes: int) -> None:
-    if passes <= 0:
-        raise ValueError(f"backward_passes_per_step is {passes}, but a step needs one pass at least")

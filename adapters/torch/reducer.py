@@ -27,6 +27,7 @@ from sirtaki.torch._private import current_node, current_pass, queue_callback
 from sirtaki.torch.claims import Claim
 from sirtaki.torch.exchange import GradientExchange
 from sirtaki.torch.overlap import Overlap
+from sirtaki.torch.overlapped.flight import Flight
 from sirtaki.torch.parameters import NamedParameter, trainable
 from sirtaki.torch.sharded.gradient import ShardedGradient
 from sirtaki.torch.sparse_gradients import ExchangeOptions
@@ -62,6 +63,10 @@ class GradientReducer:
     ) -> None:
         self.passes_per_round = passes_per_round
         self._exchange = GradientExchange(exchange_options, named, checks)
+        special = self._exchange.special
+        self.flight = special if isinstance(special, Flight) else None  # rounds stay open when passes end
+        self._is_left_open = False
+        self._has_stepped_ahead = False  # the optimizer has used the gradients of a round that is open
         self._checks = checks
         self._named = named
         self._scope = exchange_options.scope
@@ -130,7 +135,7 @@ class GradientReducer:
         Raises:
             ParametersDifferError: the ranks have diverged.
         """
-        is_due = self._fired or self._exchange.is_open
+        is_due = self._fired or self._is_open
         if not is_due and not self._is_reduced:
             indices = range(len(self._named))
             self._fired = dict.fromkeys(index for index in indices if self._is_unreduced(index))
@@ -141,9 +146,24 @@ class GradientReducer:
             self._end_round()
         self._checks.report()
 
+    @property
+    def may_step_ahead(self) -> bool:
+        """Returns whether all gradients of a step are in flight, and its update may be made later."""
+        is_in_flight = self.flight is not None and self.flight.is_open and not self.flight.has_update
+        return is_in_flight and self._is_left_open and not self._fired
+
+    def report_last_round(self) -> None:
+        """Reports what the last round that has ended has found.
+
+        Raises:
+            ParametersDifferError: the ranks have diverged.
+        """
+        self._checks.report()
+
     def stepped(self) -> None:
         """Records that the optimizer has used the gradients: the next step needs a new round."""
         self._is_reduced = False
+        self._has_stepped_ahead = self._is_left_open
         self._passes_done = 0
 
     def clear(self) -> None:
@@ -151,7 +171,7 @@ class GradientReducer:
         is_round_due = bool(self._passes) and not self._skips_exchange()
         self._passes.clear()
         self.stepped()
-        if is_round_due or self._exchange.is_open:
+        if is_round_due or self._is_open:
             self._end_round()
         self._fired.clear()
         self._reduced.clear()
@@ -160,8 +180,12 @@ class GradientReducer:
 
     def finish_open_round(self) -> None:
         """Ends a round that a pass that raised, or an interrupted wait, has left open."""
-        if self._exchange.is_open:
+        if self._is_open:
             self._end_round()
+
+    @property
+    def _is_open(self) -> bool:
+        return self._exchange.is_open or self._is_left_open
 
     @torch.no_grad()
     def _multiply(self, indices: Iterable[int]) -> None:
@@ -233,7 +257,15 @@ class GradientReducer:
                 return
             # Two optimizers may end one pass, in a different order on each rank: all submit before one waits.
             self._submit_all()
-            queue_callback(self._finish)
+            stays_open = self.flight is not None and self.flight.may_take_off
+            queue_callback(self._leave_open if stays_open else self._finish)
+
+    def _leave_open(self) -> None:
+        """Lets the program go on while gradients are exchanged."""
+        assert self.flight is not None
+        self._is_left_open = True
+        self._note_reduced(self._submitted)  # the next pass replaces them before it ends this round
+        self.flight.take_off()
 
     def _handle_nested_end(self, node: Any) -> None:
         """Handles the end of a nested pass (re-entrant checkpointing), started by `node` of the outer one.
@@ -291,10 +323,16 @@ class GradientReducer:
         self._passes.clear()
         while self._guards:
             self._guards.pop().remove()
-        self._is_reduced = True
+        if not self._is_left_open:
+            self._note_reduced(submitted)
+        self._is_reduced = not self._has_stepped_ahead
+        self._is_left_open = self._has_stepped_ahead = False
         self._passes_done = 0
+
+    def _note_reduced(self, indices: Iterable[int]) -> None:
+        """Records the gradients of these parameters as reduced."""
         if not self._may_grow:
-            grown = ((index, self._named[index].parameter.grad) for index in submitted)
+            grown = ((index, self._named[index].parameter.grad) for index in indices)
             self._reduced = {index: weakref.ref(grad) for index, grad in grown if grad is not None}
 
     def _check_growth(self, fired: list[int]) -> None:

@@ -22,6 +22,8 @@ from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.compressed.exchange import CompressedGradients
 from sirtaki.torch.compressed.state import CompressionState
 from sirtaki.torch.compression import Compressor
+from sirtaki.torch.overlapped.exchange import UrgentGradients
+from sirtaki.torch.overlapped.flight import Flight
 from sirtaki.torch.parameters import NamedParameter
 from sirtaki.torch.sharded.exchange import ScatteredGradients
 from sirtaki.torch.sharded.slices import Partition
@@ -65,6 +67,7 @@ class ExchangeOptions:
         sparse_as_dense: whether sparse gradients are exchanged as dense ones.
         memory: of a compression that has one; None otherwise.
         partition: the slices of gradients that are divided among the ranks; None otherwise.
+        overlaps_forward: whether gradients may still be in flight in the next forward pass.
     """
 
     scope: CollectiveScope
@@ -73,6 +76,7 @@ class ExchangeOptions:
     sparse_as_dense: bool = False
     memory: CompressionState | None = None
     partition: Partition | None = None
+    overlaps_forward: bool = False
 
     def special_exchange(self, named: Sequence[NamedParameter]) -> SpecialExchange | None:
         """Returns the exchange of those that are not simply all-reduced; None if there are none."""
@@ -82,6 +86,9 @@ class ExchangeOptions:
             return ScatteredGradients(self.partition, self.scope, self.how, self.compression, named)
         if self.memory is not None:
             return CompressedGradients(self.memory, self.scope, self.how, named)
+        if self.overlaps_forward:
+            gradients = UrgentGradients(self.scope, self.how, self.compression, named)
+            return Flight(gradients, [one.parameter for one in named])
         return None
 
 

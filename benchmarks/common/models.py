@@ -62,6 +62,26 @@ def small_linear() -> Step:
     return Step(make, torch.randn(16, 64))
 
 
+def vgg() -> Step:
+    """Returns a model with VGG's proportions: 6.5 M parameters, most of them in the layers that run last.
+
+    (Simonyan and Zisserman, arXiv 1409.1556, for images of 32 by 32 pixels.)
+    """
+
+    def make() -> nn.Module:
+        layers: list[nn.Module] = []
+        channels = 3
+        for width in (64, 128, 256):
+            for before in (channels, width):
+                layers += [nn.Conv2d(before, width, 3, padding=1), nn.ReLU()]
+            layers.append(nn.MaxPool2d(2))
+            channels = width
+        layers += [nn.Flatten(), nn.Linear(4096, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(1024, 10))
+
+    return Step(make, torch.randn(8, 3, 32, 32))
+
+
 MODELS: dict[str, Callable[[], Step]] = {
     "6 × Linear(2048), batch 16": large_linear,
     "TransformerEncoder 12 × 256, batch 4 × 64": transformer,

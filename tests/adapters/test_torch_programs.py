@@ -21,6 +21,7 @@ SHARDED = EXAMPLES / "sharding_digits.py"
 LOCAL_STEPS = EXAMPLES / "local_sgd_digits.py"
 STALE = EXAMPLES / "staleness_digits.py"
 DEADLINE = EXAMPLES / "deadline_digits.py"
+OVERLAPPED = EXAMPLES / "overlap_digits.py"
 PARALLEL_LINEAR = EXAMPLES / "pytorch_parallel_linear.py"
 
 
@@ -145,6 +146,18 @@ def test_the_example_with_a_slow_rank_learns() -> None:
 def test_the_example_with_a_deadline_learns() -> None:
     pytest.importorskip("sklearn")
     assert epochs(run(*hvdrun(3, sys.executable, DEADLINE)))[-1] >= 93
+
+
+@pytest.mark.full
+def test_the_example_with_overlap_prints_the_same_numbers_as_without() -> None:
+    pytest.importorskip("sklearn")
+    outputs = []
+    for way in ("--overlap", "--no-overlap"):
+        finished = run(*hvdrun(2, sys.executable, OVERLAPPED, way, "--epochs", "4"))
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+        outputs.append(re.findall(r"epoch.*", finished.stdout))
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]) == 4
 
 
 @pytest.mark.full

@@ -37,6 +37,7 @@ TORCH_MODULES = (
     "torch_nested",
     "torch_one_batch",
     "torch_optimizer",
+    "torch_overlap",
     "torch_parameter_server",
     "torch_passes",
     "torch_periodic",

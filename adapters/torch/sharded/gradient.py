@@ -15,19 +15,7 @@ from sirtaki.common.ops import Reduction
 from sirtaki.common.requests import ALLREDUCE_IN_PLACE
 from sirtaki.torch._private import check_and_unscale
 from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
-
-# The properties of the whole gradient, which need no elements.
-_KNOWN: frozenset[Any] = frozenset(
-    {
-        *(getattr(Tensor, name).__get__ for name in ("device", "dtype", "layout", "shape", "ndim")),
-        *(getattr(Tensor, name).__get__ for name in ("is_cpu", "is_cuda", "is_sparse", "is_meta")),
-        *(getattr(Tensor, name).__get__ for name in ("grad_fn", "requires_grad", "is_leaf")),
-        *(getattr(Tensor, name) for name in ("size", "dim", "numel", "element_size", "get_device")),
-        Tensor.untyped_storage,  # of one element
-        *(getattr(Tensor, name) for name in ("is_floating_point", "is_complex", "requires_grad_")),
-        Tensor.__hash__,
-    }
-)
+from sirtaki.torch.metadata import NEEDS_NO_ELEMENTS
 
 
 class ShardedGradient(Tensor):
@@ -65,7 +53,7 @@ class ShardedGradient(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if func in _KNOWN:
+        if func in NEEDS_NO_ELEMENTS or func is Tensor.untyped_storage:  # of one element
             return super().__torch_function__(func, types, args, kwargs or {})
         if func in (Tensor.zero_, torch._foreach_zero_):
             for one in args[:1] if func is Tensor.zero_ else args[0]:

@@ -33,6 +33,11 @@ def needs_whole_parameters(optimizer: torch.optim.Optimizer) -> bool:
     return _is_one_of(optimizer, _BY_PARAMETER)
 
 
+def updates_parameters_alone(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns whether each parameter is updated from its own gradient and state alone."""
+    return _is_one_of(optimizer, _ELEMENTWISE + _BY_PARAMETER)
+
+
 def check_shard(shard: str | None, optimizer: torch.optim.Optimizer) -> None:
     """Raises ValueError unless this is a way to divide the data of this optimizer."""
     if shard is None:

@@ -1,0 +1,1 @@
+"""Training whose next forward pass begins while gradients of the last step are still being exchanged."""

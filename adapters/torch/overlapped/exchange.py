@@ -1,0 +1,239 @@
+"""The exchange of gradients by urgency: in parts of bounded size, those of the first layers before others.
+
+(Jayarajan et al., "Priority-based Parameter Propagation", arXiv 1905.03960; Peng et al., "ByteScheduler",
+SOSP 2019.) The core sends the parts of the highest priority first, and few at a time, so that gradients that
+are computed later, but are needed earlier, overtake the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.bindings.request import ABSENT, ALLREDUCE, Batch
+from sirtaki.common.ops import Reduction
+from sirtaki.torch.autograd import CollectiveScope
+from sirtaki.torch.compression import Compressor
+from sirtaki.torch.parameters import NamedParameter
+from sirtaki.torch.tensors import code_of, count_write, refuse_shared_gradients, shares_elements
+
+_FIRST_ROUND_BY_USE = 3  # rounds are counted from 1; the order of use is known on all ranks by then
+
+
+class _Submitted(NamedTuple):
+    """A gradient in flight: as the program has it, as it is exchanged, and how to undo its compression."""
+
+    gradient: Tensor | None
+    exchanged: Tensor
+    undo: Any
+    is_absent: bool
+
+
+class UrgentGradients:
+    """The exchange of an optimizer's gradients, by the numbers of their parameters: dense ones on the CPU.
+
+    A round begins with the first `start` after the last gradient has left with `complete`.
+    """
+
+    def __init__(
+        self,
+        scope: CollectiveScope,
+        how: Reduction,
+        compression: type[Compressor],
+        named: Sequence[NamedParameter],
+    ) -> None:
+        self._context, self._how, self._compression = scope.context, how, compression
+        self._set_number = scope.process_set.number(scope.context)
+        self._names = [one.name for one in named]
+        self._parameters = [one.parameter for one in named]
+        self._part_bytes = self._context.setting_integer("partition_bytes")
+        self._slots: list[range] = []  # by parameter, those of its parts
+        self._elements: list[int] = []  # of a part
+        self._batch = self._make_batch()
+        self._uses: list[int] = []  # parameters in the order in which a forward pass has used them
+        self._round = 0
+        self._submitted: dict[int, _Submitted] = {}
+        self._describe_all(range(len(named)), by_use=False)
+
+    def _make_batch(self) -> Batch:
+        first = 0
+        for parameter in self._parameters:
+            sample, _ = self._compression.compress(torch.empty(0, dtype=parameter.dtype))
+            elements = max(1, self._part_bytes // sample.element_size())
+            if parameter.dim():  # parts of whole rows, if possible: the core compares their shapes
+                row = max(1, parameter.numel() // max(1, parameter.shape[0]))
+                elements = max(elements // row * row, min(elements, row))
+            count = max(1, -(-parameter.numel() // elements))
+            self._slots.append(range(first, first + count))
+            self._elements.append(elements)
+            first += count
+        return Batch(first)
+
+    def _describe_all(self, order: Sequence[int], by_use: bool) -> None:
+        """Describes all parts; the parameters that come first in `order` are the most urgent.
+
+        Ranks may have different orders: the core takes the highest priority of each part. It keeps the
+        priorities of the names that it has seen, so that other priorities need other names.
+        """
+        for place, number in enumerate(order):
+            slots, shapes = self._slots[number], self._shapes(number)
+            sample, _ = self._compression.compress(torch.empty(0, dtype=self._parameters[number].dtype))
+            for part, (slot, shape) in enumerate(zip(slots, shapes, strict=True)):
+                position = f"part {part + 1}" if len(slots) > 1 else ""
+                remarks = ", ".join(one for one in (position, "by use" if by_use else "") if one)
+                self._batch.set_request(
+                    slot,
+                    ALLREDUCE,
+                    code_of(sample, self._names[number]),
+                    shape,
+                    name=f"{self._names[number]} ({remarks})" if remarks else self._names[number],
+                    reduce_op=self._how.op,
+                    prescale=self._how.prescale,
+                    postscale=self._how.postscale,
+                    process_set=self._set_number,
+                    priority=len(order) - place,
+                )
+
+    def _shapes(self, number: int) -> list[tuple[int, ...]]:
+        """Returns the shapes of a parameter's parts: rows of it, or elements if a row is no part."""
+        shape, count = tuple(self._parameters[number].shape), len(self._slots[number])
+        if count == 1:
+            return [shape]
+        step, total = self._elements[number], self._parameters[number].numel()
+        sizes = [min(step, total - step * part) for part in range(count)]
+        row = total // shape[0]
+        return [(size // row, *shape[1:]) if step % row == 0 else (size,) for size in sizes]
+
+    @property
+    def is_first_rank(self) -> bool:
+        """Returns whether this rank speaks for all."""
+        return self._context.rank == 0
+
+    # ---- A round ---------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> list[int]:
+        """Returns the numbers of the parameters whose gradients are in flight."""
+        return list(self._submitted)
+
+    @property
+    def knows_uses(self) -> bool:
+        """Returns whether the order of use is no longer observed."""
+        return self._round >= _FIRST_ROUND_BY_USE
+
+    def note_use(self, number: int) -> None:
+        """Records that a forward pass uses a parameter, after those that were recorded before."""
+        if not self.knows_uses and number not in self._uses:
+            self._uses.append(number)
+
+    def start(self, numbers: list[int], absent: bool) -> None:
+        """Submits these gradients, as new ones or not."""
+        if numbers and not self._submitted:
+            self._begin_round()
+        numbers = sorted(numbers)
+        with torch.no_grad():
+            prepared = {number: self._prepare(number, absent) for number in numbers}
+        for run in _runs(numbers):
+            self._enqueue(run, prepared, absent)
+
+    def _begin_round(self) -> None:
+        self._round += 1
+        if self._round == _FIRST_ROUND_BY_USE:
+            rest = (number for number in range(len(self._parameters)) if number not in self._uses)
+            self._describe_all([*self._uses, *rest], by_use=True)
+
+    def _prepare(self, number: int, absent: bool) -> _Submitted:
+        parameter, gradient = self._parameters[number], self._parameters[number].grad
+        if gradient is None:
+            source = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+        elif gradient.layout is not torch.strided:
+            raise UnsupportedError(
+                f"the gradient of {self._names[number]!r} is sparse, and overlap_forward is for dense ones: "
+                "make the layer with sparse=False, or leave out overlap_forward"
+            )
+        else:
+            source = gradient.detach()
+        compressed, undo = self._compression.compress(source)
+        exchanged = compressed.resolve_conj().resolve_neg().contiguous()
+        return _Submitted(gradient, exchanged, undo, absent)
+
+    def _enqueue(self, numbers: Sequence[int], prepared: dict[int, _Submitted], absent: bool) -> None:
+        """Submits parameters with consecutive numbers, whose parts are consecutive in the batch."""
+        begin, end = self._slots[numbers[0]].start, self._slots[numbers[-1]].stop
+        targets, sources, kept = [], [], []
+        for number in numbers:
+            one = prepared[number]
+            step = self._elements[number] * one.exchanged.element_size()
+            addresses = [one.exchanged.data_ptr() + step * part for part in range(len(self._slots[number]))]
+            targets += addresses
+            sources += [0] * len(addresses) if absent and one.gradient is None else addresses
+            kept += [one.exchanged] * len(addresses)
+        self._batch.set_all_buffers(sources, targets, begin)
+        self._batch.set_all_flags([ABSENT if absent else 0] * len(targets), begin)
+        self._batch.keepalive[begin:end] = kept
+        try:
+            self._context.enqueue(self._batch, begin, end - begin)
+        except ValueError:
+            pairs = (self._submitted | prepared).items()
+            refuse_shared_gradients((self._names[number], one.exchanged) for number, one in pairs)
+            raise
+        self._submitted.update((number, prepared[number]) for number in numbers)
+
+    # ---- Its end ---------------------------------------------------------------------------------------
+
+    def has_arrived(self, number: int) -> bool:
+        """Returns whether the exchange of a gradient in flight has ended."""
+        return all(self._context.poll(self._batch, slot) for slot in self._slots[number])
+
+    def complete(self, number: int) -> None:
+        """Waits for a gradient in flight, and puts its result in place.
+
+        Raises:
+            HorovodInternalError: its exchange failed.
+            KeyboardInterrupt: the wait was interrupted; it is still in flight.
+        """
+        slots = self._slots[number]
+        try:
+            self._context.wait(self._batch, slots.start, len(slots))
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            del self._submitted[number]
+            raise
+        one = self._submitted.pop(number)
+        if not (one.is_absent and self._context.untouched(self._batch, slots.start)):
+            with torch.no_grad():
+                self._store(number, one)
+        self._context.release(self._batch, slots.start, len(slots))
+
+    def _store(self, number: int, one: _Submitted) -> None:
+        restored = self._compression.decompress(one.exchanged, one.undo)
+        if one.gradient is None or shares_elements(one.gradient):
+            self._parameters[number].grad = restored
+        elif restored.data_ptr() == one.gradient.data_ptr():
+            count_write([one.gradient])
+        else:
+            one.gradient.copy_(restored)
+
+    def discard(self) -> None:
+        """Ends a round that has failed."""
+        for number in self.in_flight:
+            slots = self._slots[number]
+            self._context.detach(self._batch, slots.start, len(slots))
+            del self._submitted[number]
+
+
+def _runs(numbers: Sequence[int]) -> Iterable[list[int]]:
+    """Yields the longest runs of consecutive numbers in an ascending sequence."""
+    run: list[int] = []
+    for number in numbers:
+        if run and number != run[-1] + 1:
+            yield run
+            run = []
+        run.append(number)
+    if run:
+        yield run

@@ -1,0 +1,71 @@
+"""The abilities of an optimizer whose step does not wait for gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from sirtaki.torch.reducer import GradientReducer
+from sirtaki.torch.wrapping import Wrapped
+
+
+class Overlapped(Wrapped):
+    """An optimizer that updates parameters when the program next uses them, with the gradients of `step()`.
+
+    While it steps, its groups hold only the parameters whose gradients have arrived.
+    """
+
+    _reducer: GradientReducer
+    _replaced: list[list[Tensor]] | None = None  # the parameters of each group, while it steps
+
+    def _begin_update(self) -> None:
+        """Leaves the update of parameters that are in flight to their landing."""
+        self._put_parameters_back()
+        flight = self._reducer.flight
+        if flight is None or not self._reducer.may_step_ahead:
+            super()._begin_update()  # type: ignore[misc]  # of the optimizer that exchanges the gradients
+            return
+        self._reducer.report_last_round()
+        flight.update_later(self)
+        self._replaced = flight.leave_out(self)
+
+    def _end_update(self) -> None:
+        self._put_parameters_back()
+
+    def _put_parameters_back(self) -> None:
+        """Ends an update, also one that has raised."""
+        if self._replaced is not None:
+            for group, parameters in zip(self.param_groups, self._replaced, strict=True):
+                group["params"] = parameters
+            self._replaced = None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Works like the optimizer's own. Gradients whose update is due are dropped after it."""
+        flight = self._reducer.flight
+        if flight is None or not flight.has_update:
+            super().zero_grad(set_to_none)
+            return
+        flight.drop_gradients_later(set_to_none)
+        self._replaced = flight.leave_out(self)
+        try:
+            self._plain_class().zero_grad(self, set_to_none)
+        finally:
+            self._put_parameters_back()
+
+    # ---- Calls that need the state of all parameters ---------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Works like the optimizer's own, after all updates that are due."""
+        self._reducer.finish_open_round()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Works like the optimizer's own, after all updates that are due."""
+        self._reducer.finish_open_round()
+        super().load_state_dict(state_dict)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles as the plain optimizer, after all updates that are due."""
+        self._reducer.finish_open_round()
+        return super().__reduce_ex__(protocol)

@@ -1,0 +1,444 @@
+"""Optimizers with overlap_forward=True: the bits of those without it, whatever the program looks at."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sirtaki.torch as hvd
+from cases import case
+from cases.torch_models import (
+    OPTIMIZERS,
+    assert_alike,
+    assert_same_on_all_ranks,
+    distributed,
+    fill,
+    leaving_early,
+    network,
+    own_loss,
+    train,
+    whole_loss,
+)
+from cases.warned import warnings_of_this_rank
+from sirtaki.common.exceptions import HorovodInternalError, MismatchError
+from sirtaki.torch.overlapped.parameter import ParameterInFlight
+
+Step = Callable[[nn.Module, Any, int], None]
+
+
+def in_flight(model: nn.Module) -> list[str]:
+    return [name for name, one in model.named_parameters() if type(one) is ParameterInFlight]
+
+
+def assert_equal(model: nn.Module, other: nn.Module) -> None:
+    for (name, one), two in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(one.detach(), two.detach()), name
+
+
+def both(
+    make: Callable[..., torch.optim.Optimizer] = OPTIMIZERS["Adam"],
+    build: Callable[[], nn.Module] = network,
+    **options: Any,
+) -> list[tuple[nn.Module, Any]]:
+    """Returns two equal models with their optimizers: with overlap_forward, and without."""
+    torch._dynamo.utils.counters.clear()  # other cases of this process compile models
+    pairs = []
+    for overlap in (True, False):
+        model = build()
+        pairs.append(
+            (model, distributed(model, make(model.parameters()), overlap_forward=overlap, **options))
+        )
+    return pairs
+
+
+def alike(pairs: list[tuple[nn.Module, Any]], step: Step, steps: int = 6) -> None:
+    """Takes the same steps with both, and compares."""
+    for number in range(steps):
+        for model, optimizer in pairs:
+            step(model, optimizer, number)
+    assert_equal(pairs[0][0], pairs[1][0])
+    assert_same_on_all_ranks(pairs[0][0])
+
+
+def plain_step(model: nn.Module, optimizer: Any, step: int) -> None:
+    optimizer.zero_grad()
+    own_loss(model, step).backward()
+    optimizer.step()
+
+
+@case(name=list(OPTIMIZERS))
+def it_has_the_same_bits(name: str) -> None:
+    pairs = both(OPTIMIZERS[name])
+    alike(pairs, plain_step)
+    alone = network()
+    train(alone, OPTIMIZERS[name](alone.parameters()), whole_loss, steps=6)
+    assert_alike(pairs[0][0], alone)
+
+
+@case()
+def parameters_are_in_flight_until_they_are_used() -> None:
+    (model, optimizer), (other, plain) = both()
+    is_alone = hvd.size() == 1
+    plain_step(other, plain, 0)
+    own_loss(model, 0).backward()
+    names = [name for name, _ in model.named_parameters()]
+    assert in_flight(model) == ([] if is_alone else names)
+    optimizer.step()
+    assert in_flight(model) == ([] if is_alone else names)
+    assert model[0].weight.shape == (5, 4)  # needs no elements
+    assert len(in_flight(model)) == (0 if is_alone else 6)
+    model[0](torch.zeros(1, 4, dtype=torch.float64))
+    # In the first rounds, each parameter lands only when it is used.
+    assert in_flight(model) == ([] if is_alone else names[2:])
+    assert torch.equal(model[4].bias.norm(), other[4].bias.norm())
+    assert_equal(model, other)
+    assert in_flight(model) == []
+
+
+@case()
+def what_a_program_looks_at_is_up_to_date() -> None:
+    reads: list[Callable[[nn.Module], Any]] = [
+        lambda model: {name: value.clone() for name, value in model.state_dict().items()},
+        lambda model: dict(copy.deepcopy(model).named_parameters()),
+        lambda model: dict(pickle.loads(pickle.dumps(model)).named_parameters()),
+        lambda model: {name: one.data.clone() for name, one in model.named_parameters()},
+        lambda model: {name: one.detach().numpy().copy() for name, one in model.named_parameters()},
+        lambda model: {"all": nn.utils.parameters_to_vector(model.parameters()).detach()},
+        lambda model: {"all": torch.stack(torch._foreach_norm(list(model.parameters()))).detach()},
+        lambda model: {"sum": sum(one.detach().sum() for one in model.parameters())},
+        lambda model: {"out": model(torch.ones(2, 4, dtype=torch.float64)).detach()},
+        lambda model: {"grad": torch.cat([one.grad.flatten() for one in model.parameters()])},
+    ]
+    for read in reads:
+        pairs = both()
+        for step in range(4):
+            found = []
+            for model, optimizer in pairs:
+                plain_step(model, optimizer, step)
+                found.append(read(model))
+            assert found[0].keys() == found[1].keys()
+            for name in found[0]:
+                assert torch.equal(torch.as_tensor(found[0][name]), torch.as_tensor(found[1][name])), name
+
+
+@case()
+def schedulers_and_groups() -> None:
+    pairs = []
+    for overlap in (True, False):
+        model = network()
+        groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": list(model[2:].parameters())}]
+        optimizer = torch.optim.AdamW(groups, lr=0.01)
+        before = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        optimizer = distributed(model, optimizer, overlap_forward=overlap)
+        after = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
+        pairs.append((model, optimizer, before, after))
+    for number in range(6):
+        for model, optimizer, before, after in pairs:
+            plain_step(model, optimizer, number)
+            before.step()
+            after.step()
+            optimizer.param_groups[1]["weight_decay"] = 0.1 * number
+    assert_equal(pairs[0][0], pairs[1][0])
+
+
+@case()
+def clipping_and_scaling() -> None:
+    def clipped(model: nn.Module, optimizer: Any, step: int) -> None:
+        optimizer.zero_grad()
+        own_loss(model, step).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        optimizer.step()
+
+    alike(both(), clipped)
+    scalers: dict[int, torch.amp.GradScaler] = {}
+
+    def scaled(model: nn.Module, optimizer: Any, step: int) -> None:
+        scaler = scalers.setdefault(id(model), torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2))
+        optimizer.zero_grad()
+        loss = own_loss(model, step)
+        scaler.scale(loss * torch.inf if step == 2 else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    alike(both(), scaled)
+
+
+@case()
+def ways_to_drop_gradients() -> None:
+    def to_zero(model: nn.Module, optimizer: Any, step: int) -> None:
+        optimizer.zero_grad(set_to_none=False)
+        own_loss(model, step).backward()
+        optimizer.step()
+
+    def by_the_model(model: nn.Module, optimizer: Any, step: int) -> None:
+        model.zero_grad()
+        own_loss(model, step).backward()
+        optimizer.step()
+
+    def never(model: nn.Module, optimizer: Any, step: int) -> None:
+        own_loss(model, step).backward()
+        optimizer.step()
+
+    def without_a_step(model: nn.Module, optimizer: Any, step: int) -> None:
+        own_loss(model, step + 100).backward()
+        plain_step(model, optimizer, step)
+
+    def after_the_step(model: nn.Module, optimizer: Any, step: int) -> None:
+        own_loss(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=False)
+
+    for step in (to_zero, by_the_model, never, without_a_step, after_the_step):
+        alike(both(), step)
+
+
+@case()
+def several_passes_and_steps() -> None:
+    def accumulated(model: nn.Module, optimizer: Any, step: int) -> None:
+        optimizer.zero_grad()
+        for number in range(2):
+            own_loss(model, 10 * step + number).backward()
+        optimizer.step()
+
+    def kept_back(model: nn.Module, optimizer: Any, step: int) -> None:
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            own_loss(model, 10 * step).backward()
+        own_loss(model, step).backward()
+        optimizer.step()
+
+    def twice(model: nn.Module, optimizer: Any, step: int) -> None:
+        plain_step(model, optimizer, step)
+        optimizer.step()
+
+    def by_a_closure(model: nn.Module, optimizer: Any, step: int) -> None:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = own_loss(model, step)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    def synchronized(model: nn.Module, optimizer: Any, step: int) -> None:
+        optimizer.zero_grad()
+        own_loss(model, step).backward()
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    def without_synchronizing(model: nn.Module, optimizer: Any, step: int) -> None:
+        optimizer.zero_grad()
+        own_loss(model, step).backward()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    alike(both(backward_passes_per_step=2), accumulated)
+    for step in (accumulated, kept_back, twice, by_a_closure, synchronized, without_synchronizing):
+        alike(both(), step)
+
+
+class Unordered(nn.Module):
+    """Uses its layers in another order than that of their registration, and not all in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first, self.rare = nn.Linear(6, 3), nn.Linear(4, 6), nn.Linear(6, 6)
+        self.step = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.step += 1
+        hidden = self.first(inputs).tanh()
+        # Each rank leaves out another layer's turn; in each fourth step nobody uses it.
+        if self.step % 4 and (self.step + hvd.rank()) % 2:
+            hidden = hidden + self.rare(hidden)
+        return self.last(hidden)
+
+
+def unordered() -> nn.Module:
+    return fill(Unordered().double())
+
+
+@case()
+def parameters_that_not_all_ranks_use() -> None:
+    pairs = both(build=unordered)
+    alike(pairs, plain_step, steps=9)
+    flight = pairs[0][1]._reducer.flight
+    if flight is not None:
+        named = [name for name, _ in pairs[0][0].named_parameters()]
+        used = [named[number] for number in flight._gradients._uses]
+        assert used[:2] == ["first.weight", "first.bias"], used
+
+
+@case(leaves_early=[False, True])
+def large_parameters_leave_in_parts(leaves_early: bool) -> None:
+    def build() -> nn.Module:
+        return fill(nn.Sequential(nn.Linear(4, 800), nn.Linear(800, 800), nn.Linear(800, 3)).double())
+
+    pairs = both(OPTIMIZERS["SGD"], build)
+    if leaves_early:
+        for _, optimizer in pairs:
+            leaving_early(optimizer)
+    alike(pairs, plain_step, steps=4)
+    flight = pairs[0][1]._reducer.flight
+    if flight is not None:  # 5.12 MB, of which a part has up to 4 MiB
+        assert [len(slots) for slots in flight._gradients._slots] == [1, 1, 2, 1, 1, 1]
+
+
+@case()
+def other_ways_to_combine() -> None:
+    def once(model: nn.Module, optimizer: Any, step: int) -> None:
+        plain_step(model, optimizer, step)
+
+    options: list[dict[str, Any]] = [
+        {"op": hvd.Sum},
+        {"op": hvd.Max},
+        {"gradient_predivide_factor": 2.0},
+        {"compression": hvd.Compression.fp16},
+        {"process_set": hvd.global_process_set},
+    ]
+    for chosen in options:
+        alike(both(OPTIMIZERS["SGD"], **chosen), once, steps=4)
+    model = network()
+    optimizer = distributed(model, overlap_forward=True, op=hvd.Sum)
+    own_loss(model, 0).backward()
+    if hvd.size() > 1:
+        with pytest.raises(ValueError, match="already been combined"):
+            own_loss(model, 1).backward()
+    optimizer.zero_grad()
+
+
+@case()
+def state_that_is_saved_and_loaded() -> None:
+    (model, optimizer), (other, plain) = both()
+    for step in range(3):
+        plain_step(model, optimizer, step)
+        plain_step(other, plain, step)
+        saved, expected = copy.deepcopy(optimizer.state_dict()), plain.state_dict()
+        assert saved["param_groups"] == expected["param_groups"]
+        for number, values in expected["state"].items():
+            assert all(torch.equal(value, saved["state"][number][name]) for name, value in values.items())
+    plain_step(model, optimizer, 3)
+    copied = copy.deepcopy(optimizer)
+    assert type(copied) is torch.optim.Adam
+    optimizer.load_state_dict(saved)
+    plain.load_state_dict(expected)
+    model.load_state_dict(other.state_dict())
+    alike([(model, optimizer), (other, plain)], plain_step)
+
+
+@case()
+def parameters_that_are_added_or_frozen() -> None:
+    pairs = []
+    for overlap in (True, False):
+        model = network()
+        optimizer = torch.optim.Adam(model[:2].parameters(), lr=0.01)
+        pairs.append((model, hvd.DistributedOptimizer(optimizer, overlap_forward=overlap)))
+    alike(pairs, plain_step, steps=2)
+    for model, optimizer in pairs:
+        plain_step(model, optimizer, 2)
+        optimizer.add_param_group({"params": model[2:].parameters(), "lr": 0.1})
+    alike(pairs, plain_step, steps=3)
+    for model, optimizer in pairs:
+        plain_step(model, optimizer, 3)
+        model[0].weight.requires_grad_(False)
+    alike(pairs, plain_step, steps=3)
+
+
+@case()
+def an_optimizer_that_is_dropped() -> None:
+    (model, optimizer), (other, plain) = both()
+    plain_step(model, optimizer, 0)
+    plain_step(other, plain, 0)
+    del optimizer
+    assert_equal(model, other)
+    assert not in_flight(model)
+
+
+@case()
+def threads_that_use_a_parameter_at_once() -> None:
+    (model, optimizer), (other, plain) = both()
+    for step in range(4):
+        plain_step(model, optimizer, step)
+        plain_step(other, plain, step)
+        found: list[Tensor] = []
+
+        def use(into: list[Tensor] = found) -> None:
+            into.append(model[2].weight.detach().clone())
+
+        threads = [threading.Thread(target=use) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 4
+        assert all(torch.equal(one, other[2].weight.detach()) for one in found)
+
+
+@case()
+def a_failed_step() -> None:
+    if hvd.size() == 1:
+        return
+    model = network(width=5 if hvd.rank() else 6)
+    optimizer = distributed(model, overlap_forward=True)
+    own_loss(model, 0).backward()
+    optimizer.step()
+    with pytest.raises(MismatchError, match="shape"):
+        model(torch.ones(1, 4, dtype=torch.float64))
+    assert not in_flight(model)
+    optimizer.zero_grad()
+    with pytest.raises(HorovodInternalError, match="an earlier step has failed"):
+        own_loss(model, 1).backward()
+
+
+@case()
+def a_compiled_model() -> None:
+    pairs = both()
+    compiled = {id(model): torch.compile(model, backend="eager") for model, _ in pairs}
+
+    def step(model: nn.Module, optimizer: Any, number: int) -> None:
+        optimizer.zero_grad()
+        own_loss(compiled[id(model)], number).backward()
+        assert not in_flight(model)
+        optimizer.step()
+
+    with warnings_of_this_rank() as texts:
+        alike(pairs, step)
+    told = [text for text in texts if "torch.compile" in text]
+    assert len(told) == (1 if hvd.rank() == 0 and hvd.size() > 1 else 0), texts
+
+
+@case()
+def what_is_refused() -> None:
+    def refused(words: str, optimizer: Any = None, **options: Any) -> None:
+        model = network()
+        with pytest.raises(ValueError, match=words):
+            distributed(model, optimizer and optimizer(model), overlap_forward=True, **options)
+
+    refused("Adasum", op=hvd.Adasum)
+    refused("one by one", compression=hvd.Compression.powersgd())
+    refused("groups", groups=2)
+    refused("overlap_forward cannot be combined|overlap_forward", shard="state")
+    refused("overlap_forward", staleness=1)
+    refused("overlap_forward", deadline=0.1)
+    refused("not LBFGS", lambda model: torch.optim.LBFGS(model.parameters()))
+    refused("differentiable", lambda model: torch.optim.SGD(model.parameters(), differentiable=True))
+    if hvd.size() > 1:
+        embedding = nn.Embedding(5, 3, sparse=True).double()
+        optimizer = distributed(
+            embedding, torch.optim.SGD(embedding.parameters(), lr=0.1), overlap_forward=True
+        )
+        with pytest.raises(ValueError, match="sparse"):
+            embedding(torch.tensor([1])).sum().backward()
+        optimizer.zero_grad()
+    plain = torch.zeros(3, requires_grad=True)
+    with pytest.raises(ValueError, match=r"torch\.nn\.Parameter"):
+        hvd.DistributedOptimizer(torch.optim.SGD([plain], lr=0.1), overlap_forward=True)
