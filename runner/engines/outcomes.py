@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sirtaki.bindings import default_context, user_code
-from sirtaki.runner.function.call import Call, import_cloudpickle, show_sources
+from sirtaki.runner.function.call import Call, show_sources
 from sirtaki.runner.function.errors import RunError
+from sirtaki.runner.function.pickling import import_cloudpickle
 from sirtaki.runner.function.report import RETURNED, exit_code, raise_reported, report_of
 from sirtaki.runner.rendezvous import lifecycle
 

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from sirtaki.runner.function.captures import captured_by, definitions_for
+from sirtaki.runner.function.pickling import dump
 
 _LARGEST_VARIABLE = 100 * 1000 * 1000  # bytes
 _LARGEST_SOURCES = 1 << 20  # characters
@@ -56,7 +57,6 @@ def write_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         TypeError: something cannot be pickled; the text names it.
         ImportError: cloudpickle is not installed.
     """
-    cloudpickle = import_cloudpickle()
     for name, value in captured_by(function):
         _check_size(name, _size_in_memory(value))
     descriptor = os.memfd_create("sirtaki-call")
@@ -64,7 +64,7 @@ def write_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         with open(descriptor, "wb", closefd=False) as file:
             try:
                 definitions = definitions_for(function, *map(type, [*args, *kwargs.values()]))
-                cloudpickle.dump(Call(function, args, kwargs, definitions, _sources()), file)
+                dump(Call(function, args, kwargs, definitions, _sources()), file)
             except Exception as error:
                 raise _explained(error, function, args, kwargs) from error
         if os.fstat(descriptor).st_size > _LARGEST_VARIABLE:
@@ -81,17 +81,6 @@ def pickle_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     with open(write_call(function, args, kwargs), "rb") as file:
         file.seek(0)
         return file.read()
-
-
-def import_cloudpickle() -> Any:
-    try:
-        import cloudpickle
-    except ImportError:
-        raise ImportError(
-            "sirtaki.run sends the function to the ranks with cloudpickle, which is not installed: "
-            "pip install cloudpickle"
-        ) from None
-    return cloudpickle
 
 
 def python_version() -> str:
@@ -133,7 +122,7 @@ def _size_in_memory(value: object) -> int:
 
 def _pickled_size(value: object) -> int:
     counter = _Counter()
-    import_cloudpickle().dump(value, counter)
+    dump(value, counter)
     return counter.size
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from sirtaki.runner.function.call import import_cloudpickle
 from sirtaki.runner.function.errors import RunError
+from sirtaki.runner.function.pickling import import_cloudpickle
 from sirtaki.runner.function.report import raise_reported
 from sirtaki.runner.function.service import Outcome, Summary, read_outcome, read_summary
 

@@ -9,9 +9,10 @@ import os
 import socket
 import sys
 
-from sirtaki.runner.function.call import Call, import_cloudpickle, settle
+from sirtaki.runner.function.call import Call, settle
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.function.launcher_connection import LauncherConnection, LauncherGone
+from sirtaki.runner.function.pickling import import_cloudpickle
 from sirtaki.runner.function.report import RETURNED, exit_code, report_of
 
 _INTERRUPTED = 130  # a shell's exit code for a program that was interrupted
