@@ -17,6 +17,7 @@ from sirtaki.jax.consistency import check_parameters
 from sirtaki.jax.one_batch import consistent, mirrored
 from sirtaki.jax.optimizer import DistributedOptimizer, grad, value_and_grad
 from sirtaki.jax.parameters import broadcast_parameters, rank_key
+from sirtaki.jax.periodic import diloco, local_sgd
 from sirtaki.jax.sharding import divided_state, full_state, shard
 from sirtaki.jax.topology import *  # noqa: F403
 
@@ -29,9 +30,11 @@ __all__ = [
     "Compression",
     "consistent",
     "DistributedOptimizer",
+    "diloco",
     "divided_state",
     "elastic",
     "full_state",
+    "local_sgd",
     "mirrored",
     "value_and_grad",
     "grad",

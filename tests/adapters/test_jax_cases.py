@@ -15,7 +15,8 @@ from cases import JAX_MODULES, Case, cases_for  # noqa: E402  # they import jax
 
 # The cases that behave differently with three ranks; all cases run with two.
 THREE = ("random_programs", "functions_inside_functions", "loops", "rows_are_exchanged", "some_of_the_ranks")
-THREE += ("one_device[sgd-split]", "results_of_any_structure[1]")
+THREE += ("one_device[sgd-split]", "results_of_any_structure[1]", "count_less[local_sgd]")
+THREE += ("count_less[diloco]", "replicas[('local_sgd', 3, 'eager')]", "replicas[('diloco', 3, 'compiled')]")
 
 # With two ranks, what compiles large programs is left to the full tier.
 LARGE = (

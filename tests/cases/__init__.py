@@ -91,6 +91,7 @@ JAX_MODULES = (
     "jax_consistency",
     "jax_mistakes",
     "jax_one_batch",
+    "jax_periodic",
     "jax_programs",
     "jax_sharding",
     "jax_training",
