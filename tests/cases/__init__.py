@@ -41,6 +41,7 @@ TORCH_MODULES = (
     "torch_parameter_server",
     "torch_passes",
     "torch_periodic",
+    "torch_periodic_formats",
     "torch_quantised",
     "torch_sampler",
     "torch_sharding",

@@ -14,12 +14,41 @@ from torch import Tensor
 
 from sirtaki.bindings.error_feedback import quantise
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.bindings.library import wire_formats
+from sirtaki.bindings.library import WireFormat, wire_formats
 from sirtaki.common.hints import hint
 from sirtaki.common.stateful_compression import Quantised
 from sirtaki.torch.compressed.method import Link, Method, Slot, compute_dtype
 from sirtaki.torch.compressed.phases import Phases
 from sirtaki.torch.compressed.state import CompressionState
+
+
+def wire_format_of(compression: Quantised) -> WireFormat:
+    """Returns the core's format of such a compression."""
+    return next(one for one in wire_formats() if one.name == compression.wire_format)
+
+
+def can_encode(tensor: Tensor, wire_format: WireFormat) -> bool:
+    """Returns whether a tensor is exchanged in a format, as one of 32 bits; others are exchanged exactly.
+
+    Raises:
+        UnsupportedError: it is on a GPU.
+    """
+    if tensor.is_complex():
+        return False
+    if tensor.device.type != "cpu":
+        raise UnsupportedError(
+            f"Compression.{wire_format.name} is for parameters in the memory of the CPU, and one is on "
+            f"{tensor.device}: take Compression.fp16, Compression.bf16 or Compression.powersgd()"
+        )
+    return compute_dtype(tensor.dtype) == torch.float32 and tensor.numel() > 0
+
+
+def hint_at_shared_memory(wire_format: WireFormat) -> None:
+    """Warns that a format has no effect here."""
+    hint(
+        f"Compression.{wire_format.name} has no effect: all ranks share the memory of one host, where "
+        "rounding would only take time"
+    )
 
 
 class QuantisedMethod(Method):
@@ -28,25 +57,15 @@ class QuantisedMethod(Method):
     def __init__(self, state: CompressionState, link: Link) -> None:
         super().__init__(state, link)
         assert isinstance(state.compression, Quantised)
-        self._format = next(one for one in wire_formats() if one.name == state.compression.wire_format)
+        self._format = wire_format_of(state.compression)
         self._sent: dict[int, Tensor] = {}  # the rounded values, then their combination
         self._errors: dict[int, Tensor] = {}
         self._touched: list[int] = []
         if link.shares_memory:
-            hint(
-                f"Compression.{self._format.name} has no effect: all ranks share the memory of one host, "
-                "where rounding would only take time"
-            )
+            hint_at_shared_memory(self._format)
 
     def compresses(self, parameter: Tensor) -> bool:
-        if self._link.shares_memory or parameter.is_complex():
-            return False
-        if parameter.device.type != "cpu":
-            raise UnsupportedError(
-                f"Compression.{self._format.name} is for parameters in the memory of the CPU, and one is on "
-                f"{parameter.device}: take Compression.fp16, Compression.bf16 or Compression.powersgd()"
-            )
-        return compute_dtype(parameter.dtype) == torch.float32 and parameter.numel() > 0
+        return not self._link.shares_memory and can_encode(parameter, self._format)
 
     def phases(self, slots: Mapping[int, Slot]) -> Phases:
         marks = torch.tensor([float(slot.is_new) for slot in slots.values()])

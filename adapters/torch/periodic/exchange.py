@@ -13,7 +13,7 @@ from sirtaki.common.handles import Handle, start
 from sirtaki.common.ops import Reduction
 from sirtaki.common.requests import ALLREDUCE_IN_PLACE
 from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
-from sirtaki.torch.compression import Compressor
+from sirtaki.torch.periodic.format import Format
 
 
 class Contribution(NamedTuple):
@@ -28,11 +28,23 @@ class Contribution(NamedTuple):
     has_ended: bool
 
 
+class Parts(NamedTuple):
+    """The tensors of one rank.
+
+    Attributes:
+        parameters: parameters or their differences, which may be compressed.
+        buffers: exchanged exactly.
+    """
+
+    parameters: Sequence[Tensor]
+    buffers: Sequence[Tensor] = ()
+
+
 class Average(NamedTuple):
     """The result, equal on all ranks.
 
     Attributes:
-        tensors: the averages; None if no rank had any weight.
+        tensors: the averages of parameters, then of buffers; None if no rank had any weight.
         all_have_ended: whether no rank has steps left.
     """
 
@@ -44,36 +56,48 @@ class AverageInFlight:
     """An average that has been started. All ranks start the same ones, in the same order."""
 
     def __init__(
-        self,
-        scope: CollectiveScope,
-        tensors: Sequence[Tensor],
-        own: Contribution,
-        compression: type[Compressor],
+        self, scope: CollectiveScope, parts: Parts, own: Contribution, exchange_format: Format
     ) -> None:
         """Starts it. The tensors belong to the average from now on: it overwrites them."""
-        self._own, self._compression = own, compression
-        self._tensors, self._undo = list(tensors), []
-        self._handle: Handle[list[Tensor]] | None = None
-        if not scope.has_no_peers:
-            small = [compression.compress(_weighted(one, own.weight)) for one in tensors]
-            self._undo = [undo for _, undo in small]
-            # The third number counts the ranks that take part: those that have joined contribute zeros.
-            header = torch.tensor([own.weight, own.has_ended, 1.0], dtype=torch.float64)
-            parts = [header, *(one for one, _ in small)]
-            options = scope.options(Reduction(SUM))
-            operation = COLLECTIVES.group(scope.context, ALLREDUCE_IN_PLACE, parts, options)
-            self._handle = start(scope.context, operation)
+        self._own, self._format = own, exchange_format
+        self._tensors, self._undo = [*parts.parameters, *parts.buffers], []
+        self._exact: Handle[list[Tensor]] | None = None
+        self._encoded: Handle[list[Tensor]] | None = None
+        if scope.has_no_peers:
+            return
+        # The third number counts the ranks that take part: those that have joined contribute zeros.
+        header = torch.tensor([own.weight, own.has_ended, 1.0], dtype=torch.float64)
+        weighted = [_weighted(one, own.weight) for one in self._tensors]
+        small = [self._format.compress(one) for one in weighted[: len(parts.parameters)]]
+        self._undo = [undo for _, undo in small]
+        sent = [one for one, _ in small]
+        self._is_encoded = [self._format.encodes(one) for one in sent]
+        exact = [one for one, is_encoded in zip(sent, self._is_encoded, strict=True) if not is_encoded]
+        encoded = [one for one, is_encoded in zip(sent, self._is_encoded, strict=True) if is_encoded]
+        self._exact = _start(scope, [header, *exact, *weighted[len(sent) :]], Reduction(SUM))
+        if encoded:
+            assert self._format.wire_format is not None
+            how = Reduction(SUM, wire_format=self._format.wire_format.code)
+            self._encoded = _start(scope.derived("encoded"), encoded, how)
 
     def wait(self) -> Average:
         """Blocks until all ranks have started it, and returns the result."""
-        if self._handle is None:
+        if self._exact is None:
             return Average(self._tensors if self._own.weight else None, self._own.has_ended)
-        header, *sums = self._handle.wait()
+        header, *exact = self._exact.wait()
+        encoded = iter(self._encoded.wait() if self._encoded is not None else ())
         weight, ended, present = header.tolist()
         if weight == 0:
             return Average(None, ended == present)
-        large = [self._compression.decompress(one, undo) for one, undo in zip(sums, self._undo, strict=True)]
-        return Average([one.div_(weight) for one in large], ended == present)
+        others = iter(exact)
+        sums = [next(encoded if is_encoded else others) for is_encoded in self._is_encoded]
+        large = [self._format.decompress(one, undo) for one, undo in zip(sums, self._undo, strict=True)]
+        return Average([one.div_(weight) for one in (*large, *others)], ended == present)
+
+
+def _start(scope: CollectiveScope, tensors: Sequence[Tensor], how: Reduction) -> Handle[list[Tensor]]:
+    operation = COLLECTIVES.group(scope.context, ALLREDUCE_IN_PLACE, tensors, scope.options(how))
+    return start(scope.context, operation)
 
 
 def _weighted(tensor: Tensor, weight: float) -> Tensor:

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from sirtaki.bindings.default_context import current
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.stateful_compression import Quantised
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.consistency import check_parameters
 from sirtaki.torch.other_reducers import refuse_other_reducers
 from sirtaki.torch.parameters import all_named
+from sirtaki.torch.periodic.format import format_of
 from sirtaki.torch.periodic.synchronizer import Schedule, Synchronizer, fragments_of, with_buffers
 from sirtaki.torch.periodic.updates import OuterStep, ParameterAveraging, Update
 from sirtaki.torch.wrapping import Optimizer, Wrapped, make_plain, wrap
@@ -63,7 +65,7 @@ def DiLoCo(  # noqa: N802  # a function like DistributedOptimizer
     fragments: int = 1,
     overlap: int = 0,
     alpha: float = 0.0,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Quantised = Compression.none,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Makes each rank step with its own gradients, and an outer optimizer step with the average changes.
@@ -83,7 +85,8 @@ def DiLoCo(  # noqa: N802  # a function like DistributedOptimizer
         fragments: parts of the parameters, averaged one after another within `every` steps.
         overlap: steps that are taken while an average is under way, less than every // fragments.
         alpha: the share of a rank's own values that it keeps at an average, 0 to 1, for use with overlap.
-        compression: Compression.fp16 or Compression.bf16 to exchange the differences in 16 bits.
+        compression: Compression.fp16 or Compression.bf16 to exchange the differences in 16 bits;
+            Compression.int8() or Compression.fp8() in 8 bits between hosts, without error feedback.
         process_set: the ranks that take part.
 
     Returns:
@@ -92,7 +95,8 @@ def DiLoCo(  # noqa: N802  # a function like DistributedOptimizer
 
     Raises:
         ValueError: wrong arguments, an inner optimizer that is distributed already, an outer one of other
-            parameters, or an elastic job.
+            parameters, a compression that needs a memory, or an elastic job.
+        UnsupportedError: parameters on a GPU with a compression to 8 bits.
         NotInitializedError: init() has not been called.
     """
     if not 0 <= alpha <= 1:
@@ -102,7 +106,7 @@ def DiLoCo(  # noqa: N802  # a function like DistributedOptimizer
         outer = torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
     elif {id(one) for group in outer.param_groups for one in group["params"]} != set(map(id, parameters)):
         raise ValueError("the outer optimizer has other parameters than the inner one; give both the same")
-    schedule = Schedule(every, fragments, overlap, compression)
+    schedule = Schedule(every, fragments, overlap, format_of(compression))
     names = _Names(model, {one: name for name, one in model.named_parameters()})
     return _periodic(inner, schedule, OuterStep(outer, alpha), names, process_set)
 
@@ -129,6 +133,7 @@ def _periodic(
     refuse_other_reducers(named.items())
     fragments = with_buffers(fragments_of(list(named.values()), schedule.fragments), names.model)
     scope = CollectiveScope.numbered(context, "periodic", process_set)
+    schedule.format.check(named.values(), scope)
     synchronizer = Synchronizer(scope, schedule, fragments, update)
     wrapped = wrap(optimizer, PeriodicOptimizer)
     wrapped._synchronizer, wrapped._named, wrapped._is_checked = synchronizer, named, False

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sirtaki.torch.autograd import CollectiveScope
-from sirtaki.torch.compression import Compression, Compressor
-from sirtaki.torch.periodic.exchange import AverageInFlight, Contribution
+from sirtaki.torch.periodic.exchange import AverageInFlight, Contribution, Parts
+from sirtaki.torch.periodic.format import EXACT, Format
 from sirtaki.torch.periodic.updates import Update
 
 
@@ -22,13 +22,13 @@ class Schedule:
         every: steps between two synchronizations of the same parameters.
         fragments: parts of the parameters, which are synchronized one after another within these steps.
         overlap: steps that a rank takes while an average is under way.
-        compression: the format of the exchange.
+        format: the format of the exchange.
     """
 
     every: int
     fragments: int = 1
     overlap: int = 0
-    compression: type[Compressor] = Compression.none
+    format: Format = EXACT
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -123,8 +123,8 @@ class Synchronizer:
         own = Contribution(fragment.steps / self._schedule.every, has_ended)
         fragment.steps = 0
         buffers = [one.clone() for one in fragment.buffers]
-        tensors = [*self.update.contributions(fragment.parameters), *buffers]
-        average = AverageInFlight(scope, tensors, own, self._schedule.compression)
+        parts = Parts(self.update.contributions(fragment.parameters), buffers)
+        average = AverageInFlight(scope, parts, own, self._schedule.format)
         self._in_flight = self._steps + self._schedule.overlap, fragment, average
 
     @torch.no_grad()

@@ -1,0 +1,79 @@
+"""The format in which differences of parameters are exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sirtaki.bindings.library import WireFormat
+from sirtaki.common.stateful_compression import Quantised, StatefulCompression
+from sirtaki.torch.autograd import CollectiveScope
+from sirtaki.torch.compressed.quantised import can_encode, hint_at_shared_memory, wire_format_of
+from sirtaki.torch.compression import Compressor, NoneCompressor
+
+
+class Format(NamedTuple):
+    """A format without a memory: what rounding leaves out of an average is lost.
+
+    Attributes:
+        compressor: makes the tensors that are exchanged instead.
+        wire_format: the core's format for tensors of 32 and 16 bits; None: they are exchanged exactly.
+    """
+
+    compressor: type[Compressor] = NoneCompressor
+    wire_format: WireFormat | None = None
+
+    def encodes(self, tensor: Tensor) -> bool:
+        """Returns whether a tensor is sent in the core's format."""
+        return self.wire_format is not None and can_encode(tensor, self.wire_format)
+
+    def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        """Returns the tensor to exchange, and what `decompress` needs."""
+        if self.encodes(tensor):
+            return tensor.to(torch.float32), tensor.dtype
+        return self.compressor.compress(tensor)
+
+    def decompress(self, tensor: Tensor, undo: Any) -> Tensor:
+        """Returns an exchanged tensor in its original form."""
+        if self.encodes(tensor):
+            return tensor.to(undo)
+        return self.compressor.decompress(tensor, undo)
+
+    def check(self, parameters: Iterable[Tensor], scope: CollectiveScope) -> None:
+        """Makes sure that parameters can be exchanged, and warns if the format has no effect.
+
+        Raises:
+            UnsupportedError: a parameter is on a GPU, for which the core has no such format.
+        """
+        if self.wire_format is None:
+            return
+        for one in parameters:
+            self.encodes(one)
+        context = scope.context
+        if context.rank == 0 and not context.has_wire_format(scope.process_set.number(context)):
+            hint_at_shared_memory(self.wire_format)
+
+
+EXACT = Format()
+
+
+def format_of(compression: Any) -> Format:
+    """Returns the format that the argument `compression` of DiLoCo asks for.
+
+    Raises:
+        ValueError: a compression that needs a memory, or exact exchanges at first.
+    """
+    if isinstance(compression, Quantised) and not compression.start:
+        return Format(wire_format=wire_format_of(compression))
+    is_class = isinstance(compression, type)
+    if isinstance(compression, StatefulCompression) or (
+        is_class and issubclass(compression, StatefulCompression)
+    ):
+        raise ValueError(
+            f"compression is {compression}, but DiLoCo averages differences without a memory of what is left "
+            "out: take Compression.fp16, Compression.bf16, Compression.int8() or Compression.fp8()"
+        )
+    return Format(compression)
