@@ -121,3 +121,11 @@ def make_distributed(optimizer: Any, exchange: Exchange) -> Any:
     object.__setattr__(optimizer, "_exchange", exchange)
     object.__setattr__(optimizer, "_checks", OptimizerChecks(optimizer, exchange))
     return optimizer
+
+
+def distributed_of(optimizer: Any) -> Distributed | None:
+    """Returns an optimizer if it is distributed; Keras may have wrapped it to scale losses."""
+    for one in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if isinstance(one, Distributed):
+            return one
+    return None

@@ -27,6 +27,7 @@ ON_JAX = (
     "keras_gradients.accumulated",
     "keras_gradients.what_nobody_has",
     "keras_loss_scale.an_overflow_on_one_rank[by Keras]",
+    "keras_periodic.",
     "keras_training.compiled_fit",
 )
 

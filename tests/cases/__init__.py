@@ -83,6 +83,7 @@ KERAS_MODULES = (  # on the backend that KERAS_BACKEND names
     "keras_gradients",
     "keras_loss_scale",
     "keras_mistakes",
+    "keras_periodic",
     "keras_saving",
     "keras_training",
     "keras_values",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sirtaki.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from sirtaki.keras.callbacks.checkpoint import BestModelCheckpoint
 from sirtaki.keras.callbacks.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
+from sirtaki.keras.callbacks.local_steps import LocalSGDCallback
 from sirtaki.keras.callbacks.metrics import MetricAverageCallback
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     "BroadcastGlobalVariablesCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
+    "LocalSGDCallback",
     "MetricAverageCallback",
 ]

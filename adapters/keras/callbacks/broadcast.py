@@ -10,10 +10,9 @@ import keras
 from sirtaki.bindings.default_context import current
 from sirtaki.common.hints import hint
 from sirtaki.common.objects import allgather_object
-from sirtaki.keras._private import layers_of
 from sirtaki.keras.broadcasting import broadcast_model
-from sirtaki.keras.callbacks.state import sync_variables
-from sirtaki.keras.distributed_optimizer import Distributed
+from sirtaki.keras.callbacks.state import is_averaged, is_built, sync_variables
+from sirtaki.keras.distributed_optimizer import distributed_of
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -48,7 +47,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             ValueError: on all ranks, if they train different numbers of epochs or batches.
         """
         params = self.params or {}
-        gathered = allgather_object(_Plan(_is_built(self.model), params.get("epochs"), params.get("steps")))
+        steps = None if is_averaged(self.model) else params.get("steps")  # else no rank waits in each batch
+        gathered = allgather_object(_Plan(is_built(self.model), params.get("epochs"), steps))
         _check_plans(gathered)
         _hint_if_undistributed(self.model)
         self._is_due = not all(plan.is_built for plan in gathered)
@@ -67,7 +67,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         broadcast_model(self.model, root, local_variables=self._local_variables)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        optimizer = _distributed_of(self.model)
+        optimizer = distributed_of(self.model.optimizer)
         if optimizer is not None:
             sync_variables(self.model)
             optimizer._checks.after_steps(self.model.trainable_variables)
@@ -95,20 +95,9 @@ def _check_plans(gathered: list[_Plan]) -> None:
 
 def _hint_if_undistributed(model: Any) -> None:
     """Warns if each rank trains a model of its own, unless the user's own `train_step` may exchange."""
-    if current().size > 1 and current().rank == 0 and _distributed_of(model) is None:
+    is_alone = distributed_of(model.optimizer) is None and not is_averaged(model)
+    if current().size > 1 and current().rank == 0 and is_alone:
         hint(
             "the model's optimizer is not distributed, so each rank trains a model of its own: "
             "model.compile(hvd.DistributedOptimizer(optimizer), ...)"
         )
-
-
-def _distributed_of(model: Any) -> Distributed | None:
-    """Returns the model's optimizer if it is distributed; Keras may have wrapped it to scale losses."""
-    for optimizer in (model.optimizer, getattr(model.optimizer, "inner_optimizer", None)):
-        if isinstance(optimizer, Distributed):
-            return optimizer
-    return None
-
-
-def _is_built(model: Any) -> bool:
-    return model.built and all(layer.built for layer in layers_of(model))

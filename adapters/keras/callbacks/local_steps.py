@@ -1,0 +1,136 @@
+"""Local steps in `model.fit`: the ranks exchange their variables once in many batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from sirtaki.bindings.default_context import current
+from sirtaki.common.objects import allgather_object
+from sirtaki.keras.callbacks.state import is_built, mark_averaged, sync_variables
+from sirtaki.keras.consistency import check_parameters
+from sirtaki.keras.distributed_optimizer import distributed_of
+from sirtaki.keras.periodic import Averager, Outcome, Part
+
+
+class LocalSGDCallback(keras.callbacks.Callback):
+    """Lets each rank train with its own gradients, and averages the model after `every` batches.
+
+    Give the model its plain optimizer, whose state, such as momenta, stays each rank's own. Averaged are the
+    trainable variables and the statistics of normalisation, in layers that are not frozen. The last
+    incomplete window of an epoch is averaged before the epoch's validation, so validation and the callbacks
+    of the epoch's end see the same model on all ranks; place them after this one. Ranks may have different
+    numbers of batches: one that has fewer waits at its epoch's end, and takes part in the averages of the
+    others with the weight of its batches since the last one. (Local SGD, arXiv 1805.09767.)
+
+    With an outer optimizer, the average difference since the last average is the gradient of that optimizer's
+    step from there. (DiLoCo, arXiv 2311.08105.)
+
+    All ranks have to begin with equal variables, as BroadcastGlobalVariablesCallback gives; this is checked
+    before the first batch.
+    """
+
+    def __init__(
+        self, every: int, outer: keras.optimizers.Optimizer | None = None, each_epoch: bool = True
+    ) -> None:
+        """Creates the callback.
+
+        Args:
+            every: batches between two averages, 1 or more.
+            outer: an optimizer of Keras, such as keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True), as
+                in the paper; None: the variables become their averages.
+            each_epoch: whether the end of an epoch is the end of a window. If not, the model of a rank
+                differs from the others' there, and only the end of the training makes it equal.
+
+        Raises:
+            ValueError: `every` is no such number, or `outer` no plain optimizer of Keras.
+        """
+        super().__init__()
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(f"every is {every!r}, but it has to be a number of batches, 1 or more")
+        if outer is not None and (
+            not isinstance(outer, keras.optimizers.Optimizer) or distributed_of(outer) is not None
+        ):
+            raise ValueError(
+                "outer has to be a plain optimizer of Keras, such as keras.optimizers.SGD(0.7, momentum=0.9, "
+                "nesterov=True)"
+            )
+        self._every, self._outer, self._each_epoch = every, outer, each_epoch
+        self._averager: Averager | None = None
+        self._batches = 0  # since the last average
+        self._last_batch = -1
+        self._is_open = False  # whether an epoch is to be ended
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        mark_averaged(model)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Checks that the ranks can average.
+
+        Raises:
+            ValueError: the model's optimizer is distributed, the job is elastic, or, on all ranks, a model
+                without weights.
+        """
+        self._averager, self._batches = None, 0
+        if distributed_of(self.model.optimizer) is not None:
+            raise ValueError(
+                "LocalSGDCallback averages variables, and the model's optimizer averages gradients as well: "
+                "compile the model with the plain optimizer, without hvd.DistributedOptimizer"
+            )
+        if current().survivors is not None:
+            raise ValueError(
+                "LocalSGDCallback is not available in an elastic job, whose commits need equal states on all "
+                "ranks: use DistributedOptimizer, or hvdrun without --min-np"
+            )
+        gathered = allgather_object(is_built(self.model))
+        if not all(gathered):
+            raise ValueError(
+                f"the model has no weights yet on rank {gathered.index(False)}, but all ranks have "
+                "to begin with equal ones: give it an Input, or call model.build(shape)"
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._last_batch, self._is_open = -1, self._each_epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._begun()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._batches += batch - self._last_batch
+        self._last_batch = batch
+        if self._batches >= self._every:
+            self._average()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._end_epoch()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._end_epoch()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        while not self._average(has_ended_epoch=True, has_ended=True).all_have_ended:
+            pass
+
+    def _end_epoch(self) -> None:
+        """Averages until no rank has batches left in its epoch."""
+        if self._is_open:
+            self._is_open = False
+            while not self._average(has_ended_epoch=True).all_have_ended_epoch:
+                pass
+
+    def _average(self, has_ended_epoch: bool = False, has_ended: bool = False) -> Outcome:
+        averager = self._begun()
+        sync_variables(self.model)
+        part = Part(self._batches / self._every, has_ended_epoch, has_ended)
+        self._batches = 0
+        return averager.average(part)
+
+    def _begun(self) -> Averager:
+        """Makes sure, before the first batch, that all ranks begin with the same variables."""
+        if self._averager is None:
+            sync_variables(self.model)
+            check_parameters(self.model)
+            self._averager = Averager(self.model, self._outer, "LocalSGDCallback")
+        return self._averager
