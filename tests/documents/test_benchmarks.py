@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hosts.network import missing
 from process_world import PATIENCE
 
 pytest.importorskip("torch")
@@ -163,6 +164,25 @@ def test_steps_with_divided_state_are_measured_beside_steps_without(tmp_path: Pa
     for none, state, gradients in (rows[start : start + 3] for start in (0, 3, 6)):
         assert state["state"] == gradients["state"] < 0.52 * none["state"]
         assert gradients["gradients"] < 0.52 * none["gradients"] == 0.52 * state["gradients"]
+
+
+@pytest.mark.full
+def test_local_steps_are_measured_beside_synchronous_ones(tmp_path: Path) -> None:
+    path, short = tmp_path / "losses.json", ("--every", "2", "--rounds", "1")
+    run("local_steps.py", "--only", "losses", "--updates", "3", *short, "--json", path)
+    losses = json.loads(path.read_text())["losses"]
+    windows = [("synchronous", 1), ("LocalSGD", 2), ("DiLoCo", 2)]
+    assert [(row["method"], row["every"]) for row in losses] == [*windows, ("int8", 1), ("powersgd", 1)]
+    assert all(1 < row["mean"] < 6 for row in losses)
+    if reason := missing():
+        pytest.skip(reason)
+    steps = ("--only", "steps", "--models", "transformer", "--steps", "1", "--rate", "none")
+    run("local_steps.py", *steps, *short, "--json", path)
+    rows = json.loads(path.read_text())["steps"]
+    assert [(row["method"], row["every"]) for row in rows] == windows
+    plain, *others = rows
+    assert all(row["milliseconds"] > 0 for row in rows)
+    assert all(0.49 < row["megabytes"] / plain["megabytes"] < 0.51 for row in others)
 
 
 @pytest.mark.full
