@@ -23,14 +23,17 @@ MODELS: dict[str, Callable[[], Step]] = {"linear": large_linear, "transformer": 
 ROWS = 16  # of a rank's batch
 RATE = 3e-3  # of AdamW at the beginning; it falls to a tenth
 LEAST_WARM_UP = 2  # steps
+OUTER_RATES = {"DiLoCo": 0.7, "DiLoCo(0.1)": 0.1}  # the paper's, and one for few steps between exchanges
 
 
 def distributed(method: str, every: int, model: nn.Module, plain: Any, exact: int = 0) -> Any:
     """Returns an optimizer that exchanges by a method; compressions begin after `exact` steps."""
     if method == "LocalSGD":
         return hvd.LocalSGD(plain, every, model=model)
-    if method == "DiLoCo":
-        return hvd.DiLoCo(model, plain, every=every)
+    if method in OUTER_RATES:
+        rate = OUTER_RATES[method]
+        outer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, nesterov=True)
+        return hvd.DiLoCo(model, plain, outer, every)
     kinds = {"int8": hvd.Compression.int8, "powersgd": lambda: hvd.Compression.powersgd(4, start=exact)}
     return hvd.DistributedOptimizer(plain, compression=kinds.get(method, lambda: hvd.Compression.none)())
 
@@ -75,7 +78,7 @@ class Rank:
             model.loss(*batch_of(training, ROWS, source)).backward()
             optimizer.step()
             decay.step()
-        if method in ("LocalSGD", "DiLoCo"):
+        if method == "LocalSGD" or method in OUTER_RATES:
             optimizer.synchronize()
         hvd.check_parameters(model.state_dict())
         return {"loss": validation_loss(model, validation)}

@@ -172,7 +172,12 @@ def test_local_steps_are_measured_beside_synchronous_ones(tmp_path: Path) -> Non
     run("local_steps.py", "--only", "losses", "--updates", "3", *short, "--json", path)
     losses = json.loads(path.read_text())["losses"]
     windows = [("synchronous", 1), ("LocalSGD", 2), ("DiLoCo", 2)]
-    assert [(row["method"], row["every"]) for row in losses] == [*windows, ("int8", 1), ("powersgd", 1)]
+    assert [(row["method"], row["every"]) for row in losses] == [
+        *windows,
+        ("DiLoCo(0.1)", 2),
+        ("int8", 1),
+        ("powersgd", 1),
+    ]
     assert all(1 < row["mean"] < 6 for row in losses)
     if reason := missing():
         pytest.skip(reason)
