@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from sirtaki.bindings.default_context import current
-from sirtaki.common.ops import Sum
+from sirtaki.common.ops import Min, Sum
 from sirtaki.jax.collectives import allreduce, broadcast
 from sirtaki.jax.compression import Compression, Compressor
 
@@ -123,8 +123,13 @@ class _Exchange:
         return _Average(averages, total, ended == present)
 
     def equalized(self, tree: Any) -> Any:
-        """Returns rank 0's arrays. Others may differ by rounding, if programs are compiled differently."""
-        return broadcast(tree, 0, name=f"{self._name} (equal)")
+        """Returns the arrays of the first rank that has not joined.
+
+        Others may differ by rounding, if programs are compiled differently.
+        """
+        rank = jnp.asarray(current().rank, jnp.int32)
+        first = allreduce(rank, op=Min, name=f"{self._name} (first rank)")
+        return broadcast(tree, int(first), name=f"{self._name} (equal)")
 
 
 class _Rule(Protocol):

@@ -140,6 +140,29 @@ def ranks_with_fewer_steps_count_less(method: str) -> None:
     same_on_all_ranks(params)
 
 
+@case(least=2)
+def a_rank_may_join() -> None:
+    """The others average without it, even if it is rank 0."""
+    optimizer, params = hvd.diloco(inner(), every=2), parameters()
+    state, replicas = optimizer.init(params), Replicas(params, hvd.size())
+    step = stepper(optimizer, is_compiled=True)
+    for number in range(5):
+        ranks = range(0 if number < 2 else 1, hvd.size())
+        if hvd.rank() in ranks:
+            params, state = step(params, state, number)
+        elif number == 2:
+            jax.block_until_ready(params)  # its last program has to have exchanged
+            hvd.join()
+            return
+        replicas.step(number, ranks)
+        if number % 2:
+            replicas.outer_step([float(rank in ranks) for rank in range(hvd.size())])
+    params, state = optimizer.synchronize(params, state)
+    replicas.outer_step([float(rank in ranks) for rank in range(hvd.size())])
+    assert_replica(params, replicas.params[1])
+    hvd.join()
+
+
 @case()
 def training_continues_after_a_synchronization() -> None:
     """In a loop of a program, which is the same on all ranks."""
