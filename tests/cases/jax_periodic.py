@@ -184,6 +184,25 @@ def training_continues_after_a_synchronization() -> None:
 
 
 @case()
+def several_transformations_have_names() -> None:
+    """One program exchanges for both, beside a chain that is inside one of them."""
+    first = hvd.local_sgd(optax.chain(optax.clip(0.5), optax.sgd(0.1)), every=2, name="first")
+    second = hvd.diloco(inner(), every=2, name="second")
+    params = {"first": jnp.ones(3), "second": jnp.ones(3)}
+    optimizer = optax.multi_transform(
+        {"first": first, "second": second}, {"first": "first", "second": "second"}
+    )
+    state, step = optimizer.init(params), stepper(optimizer, is_compiled=True)
+    alone, replicas = np.ones(3), Replicas({"second": jnp.ones(3)}, hvd.size())
+    for number in range(2):
+        params, state = step(params, state, number)
+        alone = alone + 0.05  # all ranks' gradients are below -0.5
+        replicas.step(number, range(hvd.size()))
+    replicas.outer_step([1.0] * hvd.size())
+    assert_replica(params, [alone, replicas.params[0][0]])
+
+
+@case()
 def an_outer_rate_of_one_averages_the_parameters() -> None:
     """The results agree to two units in the last place."""
     results = []

@@ -14,6 +14,7 @@ from cases.torch_periodic import CLOSE, Outer, Replicas, data, train_step
 from cases.warned import warnings_of_this_rank
 from cases.wire_formats import rounded
 from sirtaki.bindings.default_context import current
+from sirtaki.bindings.errors import UnsupportedError
 
 
 @case()
@@ -101,3 +102,10 @@ def compressions_with_a_memory_are_refused() -> None:
     for compression in (kinds.powersgd(), kinds.topk(0.01), kinds.onebit(), kinds.int8(start=5), kinds.int8):
         with pytest.raises(ValueError, match="without a memory of what is left out"):
             hvd.DiLoCo(model, sgd(model), compression=compression)
+
+
+@case()
+def parameters_elsewhere_are_not_sent_in_8_bits() -> None:
+    model = nn.Linear(3, 2, device="meta")  # as on a GPU, for which the core has no such format
+    with pytest.raises(UnsupportedError, match="parameters in the memory of the CPU"):
+        hvd.DiLoCo(model, sgd(model), compression=hvd.Compression.int8())
