@@ -52,7 +52,7 @@ class SrunOptions:
 
     def explain(self, host: str, code: int, output: Sequence[str]) -> str:
         if found := explain_agent(host, code, output, self.python):
-            return found
+            return str(found)
         text = "\n".join(output)
         last = printable(next((line.strip() for line in reversed(output) if line.strip()), ""), 300)
         if "node name" in text or "node configuration" in text or "nodes not in" in text.lower():

@@ -12,10 +12,69 @@ from sirtaki.bindings._version import VERSION
 from sirtaki.runner.rendezvous.wire import printable
 
 AGENT = "sirtaki.runner.agent"
+_AGENT_WORDS = ("-m", AGENT)
 CONNECT_SECONDS = 10
 _ALIVE_SECONDS, _ALIVE_COUNT = 15, 3  # ssh gives up on a network that is silent for the product, in seconds
 _LOST = 255  # ssh's exit code for an error of its own
 _NO_COMMAND = 127  # a shell's exit code for a missing program
+
+# By kind of failure: what happened, and the remedy.
+FAILURES = {
+    "host-key-changed": (
+        "the host key of {host} has changed since ssh last saw it",
+        "find out why, since another machine may pretend to be this host; if the new key is right, "
+        "`ssh-keygen -R {name}` removes the old one",
+    ),
+    "host-key-unknown": (
+        "ssh does not know the host key of {host} yet, and hvdrun cannot ask you",
+        "run `{log_in}` once, compare the fingerprint it shows with that of the host, and answer yes",
+    ),
+    "login-refused": (
+        "{host} does not let you in without a password, which hvdrun cannot ask for",
+        "`{copy}` puts your key there (`ssh-keygen` creates one); `{log_in} true` has to work without a "
+        "prompt",
+    ),
+    "host-unknown": ("there is no host called {host}", "check the name, or write its address"),
+    "host-unreachable": (
+        "{host} cannot be reached by ssh",
+        "check that it is up and that `{log_in} true` works",
+    ),
+    "ssh-failed": ("ssh to {host} failed", "try `{log_in} true`"),
+    "python-missing": (
+        "{host} has no Python in {python}, where it is on this host",
+        "install Python and sirtaki there, at the same path, or start hvdrun from an environment that all "
+        "hosts share",
+    ),
+    "sirtaki-missing": (
+        "the Python of {host} ({python}) has no sirtaki {version}",
+        "install it with `{install}`",
+    ),
+    "command-failed": (
+        "hvdrun's command on {host} ended with exit code {code}",
+        "run `{log_in}` and try the Python there ({python})",
+    ),
+}
+_SHOW_LAST_LINE = ("host-unknown", "host-unreachable", "ssh-failed", "command-failed")
+_PATTERNS = {  # in ssh's messages; the first one that occurs decides
+    "host-key-changed": ("REMOTE HOST IDENTIFICATION HAS CHANGED",),
+    "host-key-unknown": ("Host key verification failed", "host key is known"),
+    "login-refused": ("Permission denied", "Too many authentication failures"),
+    "host-unknown": ("Could not resolve hostname",),
+    "host-unreachable": ("timed out", "refused", "No route to host", "unreachable"),
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The reason why a host cannot take part: a key of FAILURES, its texts, and ssh's own last line."""
+
+    kind: str
+    what: str
+    remedy: str
+    evidence: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.remedy}" + (f" ({self.evidence})" if self.evidence else "")
 
 
 @dataclass(frozen=True)
@@ -46,7 +105,7 @@ class SshOptions:
         return f"ssh {host} true"
 
     def explain(self, host: str, code: int, output: Sequence[str]) -> str:
-        return explain(host, self, code, output)
+        return str(diagnose(host, self, code, output))
 
     def explain_loss(self, code: int) -> str:
         if code == _LOST:
@@ -54,10 +113,17 @@ class SshOptions:
         return f"hvdrun's agent there ended with exit code {code}"
 
 
-def ssh_command(ssh: str, host: str, options: SshOptions, python: str = sys.executable) -> list[str]:
-    """Returns the command that starts the agent on a host. Nothing in it is secret.
+def ssh_command(
+    ssh: str,
+    host: str,
+    options: SshOptions,
+    python: str = sys.executable,
+    words: Sequence[str] = _AGENT_WORDS,
+) -> list[str]:
+    """Returns the command that starts Python with these arguments on a host, by default the agent.
 
-    ssh never prompts (BatchMode), and checks the host's key as the user's configuration says.
+    Nothing in it is secret. ssh never prompts (BatchMode), and checks the host's key as the user's
+    configuration says.
     """
     settings = {
         "BatchMode": "yes",
@@ -68,70 +134,43 @@ def ssh_command(ssh: str, host: str, options: SshOptions, python: str = sys.exec
     if not options.verbose:
         settings["LogLevel"] = "ERROR"  # no banner for each host
     arguments = [f"-o{name}={value}" for name, value in settings.items()]
-    return [ssh, "-T", *arguments, *options.arguments(), "--", host, agent_command(python)]
+    remote = f"exec {shlex.join([python, *words])}"  # for the shell on the other host
+    return [ssh, "-T", *arguments, *options.arguments(), "--", host, remote]
 
 
-def agent_command(python: str = sys.executable) -> str:
-    """Returns the command for the shell on the other host."""
-    return f"exec {shlex.quote(python)} -m {AGENT}"
-
-
-def explain(
+def diagnose(
     host: str, options: SshOptions, code: int, output: Sequence[str], python: str = sys.executable
-) -> str:
-    """Explains why a host has no agent, and the remedy, from ssh's exit and the last lines it wrote."""
-    text = "\n".join(output)
-    last = printable(next((line.strip() for line in reversed(output) if line.strip()), ""), 300)
-    if code == _LOST:
-        return _explain_ssh(host, options, text, last)
+) -> Failure:
+    """Finds out why a host runs no command, and the remedy, from ssh's exit and the last lines it wrote."""
     log_in = shlex.join(["ssh", *options.arguments(), host])
-    return explain_agent(host, code, output, python, log_in) or (
-        f"{host}: hvdrun's command there ended with exit code {code}" + (f": {last}" if last else "")
-    )
+    if code != _LOST:
+        found = explain_agent(host, code, output, python, log_in)
+        return found or _failure("command-failed", output, host=host, code=code, log_in=log_in, python=python)
+    text = "\n".join(output)
+    kind = next((kind for kind, each in _PATTERNS.items() if any(one in text for one in each)), "ssh-failed")
+    copy = shlex.join(["ssh-copy-id", *options.arguments(), host])
+    name = shlex.quote(host.rpartition("@")[2])
+    return _failure(kind, output, host=host, name=name, log_in=log_in, copy=copy)
 
 
 def explain_agent(
     host: str, code: int, output: Sequence[str], python: str = sys.executable, prefix: str = ""
-) -> str:
-    """Explains what a host lacks for the agent; returns "" if it is something else.
+) -> Failure | None:
+    """Explains what a host lacks for the agent; returns None if it is something else.
 
     `prefix` is the beginning of a command that runs another one on the host.
     """
     text = "\n".join(output)
     if code == _NO_COMMAND or (code == 126 and python in text):
-        return (
-            f"{host} has no Python in {python}, where it is on this host: install Python and sirtaki there, "
-            "at the same path, or start hvdrun from an environment that all hosts share"
-        )
+        return _failure("python-missing", output, host=host, python=python)
     if "No module named" in text and "sirtaki" in text:
         command = f"{shlex.quote(python)} -m pip install sirtaki=={VERSION}"
         install = f"{prefix} {shlex.quote(command)}" if prefix else command
-        return f"the Python of {host} ({python}) has no sirtaki {VERSION}: install it with `{install}`"
-    return ""
+        return _failure("sirtaki-missing", output, host=host, python=python, version=VERSION, install=install)
+    return None
 
 
-def _explain_ssh(host: str, options: SshOptions, text: str, last: str) -> str:
-    log_in = shlex.join(["ssh", *options.arguments(), host])
-    if "REMOTE HOST IDENTIFICATION HAS CHANGED" in text:
-        name = host.rpartition("@")[2]
-        return (
-            f"the host key of {host} has changed since ssh last saw it: find out why, since another machine "
-            f"may pretend to be this host; if the new key is right, `ssh-keygen -R {shlex.quote(name)}` "
-            "removes the old one"
-        )
-    if "Host key verification failed" in text or "host key is known" in text:
-        return (
-            f"ssh does not know the host key of {host} yet, and hvdrun cannot ask you: run `{log_in}` "
-            "once, compare the fingerprint it shows with that of the host, and answer yes"
-        )
-    if "Permission denied" in text or "Too many authentication failures" in text:
-        copy = shlex.join(["ssh-copy-id", *options.arguments(), host])
-        return (
-            f"{host} does not let you in without a password, which hvdrun cannot ask for: `{copy}` puts your "
-            f"key there (`ssh-keygen` creates one); `{log_in} true` has to work without a prompt"
-        )
-    if "Could not resolve hostname" in text:
-        return f"there is no host called {host}: check the name, or write its address ({last})"
-    if any(pattern in text for pattern in ("timed out", "refused", "No route to host", "unreachable")):
-        return f"{host} cannot be reached by ssh: check that it is up and that `{log_in} true` works ({last})"
-    return f"ssh to {host} failed: try `{log_in} true`" + (f" ({last})" if last else "")
+def _failure(kind: str, output: Sequence[str], **values: object) -> Failure:
+    what, remedy = (text.format(**values) for text in FAILURES[kind])
+    last = next((line.strip() for line in reversed(output) if line.strip()), "")
+    return Failure(kind, what, remedy, printable(last, 300) if kind in _SHOW_LAST_LINE else "")

@@ -125,7 +125,10 @@ MISSING = f"{sys.executable}: Error while finding module specification (No modul
         ),
         ({"replace": [sys.executable, "/no/such/python"]}, f"hostB has no Python in {sys.executable}"),
         ({"exit_code": 1, "stderr": MISSING}, "-m pip install sirtaki=="),
-        ({"exit_code": 0, "stdout": "This account is closed.\n"}, "exit code 0: This account is closed."),
+        (
+            {"exit_code": 0, "stdout": "This account is closed.\n"},
+            "exit code 0: run `ssh -p 2222",
+        ),
         ({"stdout": "x" * 100_000}, "hostB: the login there has printed more than 65536 bytes"),
     ],
 )
