@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.cores import count_gpus, usable_cores
+from sirtaki.runner.doctor.facts import FRAMEWORKS, Framework
+from sirtaki.runner.doctor.trials import find_gpu_libraries, try_adapter, try_core, try_memory
 
-_ADAPTERS = ("numpy", "torch", "tensorflow", "keras", "jax")  # each is named like its framework
 _LAUNCHERS = {"ssh": "ranks on several hosts", "mpirun": "ranks as MPI's", "srun": "ranks as Slurm's"}
-_TIMEOUT_SECONDS = 120.0  # seconds
-_FIND_GPU_LIBRARIES = """
-from sirtaki.bindings.gpu import find_libraries
-found = find_libraries()
-for library in (found.cuda, found.nccl):
-    print("works:" if library.version else "no:", library.text)
-"""
 
 
 def check_build(settings_of_core: Mapping[str, str]) -> int:
@@ -43,70 +35,28 @@ def _findings(environment: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]
     yield "Python", f"{platform.python_version()} in {sys.executable}", True
     yield "system", f"{platform.system()} {platform.release()} on {platform.machine()}", True
     yield "cores, GPUs", f"{usable_cores()} usable cores, {count_gpus()} GPUs", True
-    yield "core", _try_core(), True
-    yield "shared memory", _try_memory(), False
+    path, broken = try_core()
+    yield "core", f"no: {broken}" if broken else f"works: {path}", True
+    refusal = try_memory()
+    sockets = "ranks of one host exchange data over sockets"
+    yield "shared memory", f"no: {refusal}; {sockets}" if refusal else "works", False
     yield from ((name, value, False) for name, value in _try_gpu_libraries(environment))
     with ThreadPoolExecutor(usable_cores()) as pool:
-        for framework, value in zip(_ADAPTERS, pool.map(_try_adapter, _ADAPTERS), strict=True):
-            yield f"sirtaki.{framework}", value, False
+        for adapter in pool.map(try_adapter, FRAMEWORKS):
+            yield f"sirtaki.{adapter.name}", _describe_adapter(adapter), False
     for program, purpose in _LAUNCHERS.items():
-        path = shutil.which(program)
-        yield program, f"{path} ({purpose})" if path else "no: not on the PATH", False
-
-
-def _try_core() -> str:
-    try:
-        from sirtaki.bindings import library
-    except (ImportError, OSError) as error:
-        return f"no: {error}"
-    return f"works: {library.PATH}"
-
-
-def _try_memory() -> str:
-    try:
-        from sirtaki.bindings.config import Config
-        from sirtaki.runner.rendezvous.memory import create_memory
-
-        descriptor, refusal = create_memory(Config({}), 2)
-    except (ImportError, OSError) as error:
-        return f"no: {error}"
-    if refusal:
-        return f"no: {refusal}; ranks of one host exchange data over sockets"
-    os.close(descriptor)
-    return "works"
+        found = shutil.which(program)
+        yield program, f"{found} ({purpose})" if found else "no: not on the PATH", False
 
 
 def _try_gpu_libraries(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Opens the GPU libraries in a process of its own, because a broken driver may crash it."""
-    code, out, error = _try_python(_FIND_GPU_LIBRARIES, environment)
-    lines = out.splitlines() if code == 0 else []
-    for name in ("libcuda", "libnccl"):
-        yield name, lines.pop(0) if lines else f"no: {error}"
+    found, error = find_gpu_libraries(environment)
+    for name in ("cuda", "nccl"):
+        works, _, text = found[name] if found is not None else (False, "", error)
+        yield f"lib{name}", f"{'works' if works else 'no'}: {text}"
 
 
-def _try_adapter(framework: str) -> str:
-    """Imports the adapter in a process of its own, because a broken framework may crash it."""
-    try:
-        version = importlib.metadata.version(framework)
-    except importlib.metadata.PackageNotFoundError:
-        return f"no: {framework} is not installed"
-    code, _, error = _try_python(f"import sirtaki.{framework}", os.environ)
-    return f"no: {framework} {version}: {error}" if code else f"works with {framework} {version}"
-
-
-def _try_python(script: str, environment: Mapping[str, str]) -> tuple[int, str, str]:
-    """Runs a script; returns its exit code, its output, and the last line of its standard error."""
-    try:
-        result = subprocess.run(
-            [sys.executable, "-c", script],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_SECONDS,
-            env=environment,
-        )
-    except subprocess.TimeoutExpired:
-        return 1, "", f"it did not finish within {_TIMEOUT_SECONDS:g} s"
-    last = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
-    return result.returncode, result.stdout, last
+def _describe_adapter(one: Framework) -> str:
+    if one.state == "imports":
+        return f"works with {one.name} {one.version}"
+    return f"no: {one.text}" if one.state == "absent" else f"no: {one.name} {one.version}: {one.text}"

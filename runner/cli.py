@@ -166,12 +166,17 @@ def _command(options: argparse.Namespace, size: int) -> tuple[list[str], str]:
 
 def _hosts(options: argparse.Namespace) -> tuple[list[Host], list[str]]:
     """Returns the hosts that may run ranks, this machine as "localhost", and notices for the user."""
-    if options.hosts is not None and options.hostfile is not None:
-        raise LaunchError("--hosts and --hostfile both name the hosts: use one of them")
     if options.hosts is None and options.hostfile is None:
         if options.size is None:
             raise LaunchError(f"the number of ranks is missing: give it with -np, {EXAMPLE}")
         return [Host("localhost", options.size)], []
+    return named_hosts(options)
+
+
+def named_hosts(options: argparse.Namespace) -> tuple[list[Host], list[str]]:
+    """Returns the hosts of --hosts or --hostfile, and notices. Raises LaunchError."""
+    if options.hosts is not None and options.hostfile is not None:
+        raise LaunchError("--hosts and --hostfile both name the hosts: use one of them")
     notices: list[str] = []
     if options.hosts is not None:
         hosts = parse_hosts(options.hosts)

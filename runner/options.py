@@ -19,12 +19,16 @@ EXAMPLE = "for example: hvdrun -np 2 python train.py"
 _EXAMPLES = f"{EXAMPLE}, or on two hosts: hvdrun -np 8 -H hostA:4,hostB:4 python train.py"
 
 
-class _Parser(argparse.ArgumentParser):
+class OptionParser(argparse.ArgumentParser):
+    """Reports mistakes as LaunchError, with an example and the option that was probably meant."""
+
+    example = EXAMPLE
+
     def error(self, message: str) -> NoReturn:
         _, is_unknown, strange = message.partition("unrecognized arguments: ")
         if is_unknown:
             message = f"there is no option {strange}{self._similar(strange.split()[0])}"
-        raise LaunchError(f"{message}\nUsage: {self.usage}; {EXAMPLE}")
+        raise LaunchError(f"{message}\nUsage: {self.usage}; {self.example}")
 
     def _similar(self, flag: str) -> str:
         name = flag.partition("=")[0]
@@ -37,7 +41,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
 
     Options of a --config-file come first, so that the command line overrides them. Raises LaunchError.
     """
-    parser = _Parser(
+    parser = OptionParser(
         prog="hvdrun",
         usage=USAGE,
         description=f"Starts N ranks of a command, on this machine or on several hosts, {_EXAMPLES}",
@@ -45,8 +49,8 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
         allow_abbrev=False,
     )
     _add_options(parser)
-    _add_options_for_hosts(parser)
-    add_elastic_options(parser, _whole_number, _seconds)
+    add_options_for_hosts(parser)
+    add_elastic_options(parser, whole_number, _seconds)
     add_horovod_flags(parser)
     options, unknown = parser.parse_known_args(arguments)
     if not unknown and not options.help and options.config_file is None:
@@ -94,7 +98,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("-h", "--help", action="store_true", help="show this text")
     add("-v", "--version", action="store_true", help="show the version")
     add("-cb", "--check-build", action="store_true", help="show what is installed here and whether it works")
-    add("-np", "-n", "--num-proc", dest="size", metavar="N", type=_whole_number, help="number of ranks")
+    add("-np", "-n", "--num-proc", dest="size", metavar="N", type=whole_number, help="number of ranks")
     add(
         "--output-filename",
         metavar="DIR",
@@ -151,7 +155,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
-def _add_options_for_hosts(parser: argparse.ArgumentParser) -> None:
+def add_options_for_hosts(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that name hosts, and say how to reach them."""
     add = parser.add_argument_group("several hosts").add_argument
     add(
         "-H",
@@ -184,7 +189,7 @@ def _add_options_for_hosts(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _whole_number(text: str) -> int:
+def whole_number(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"it takes a whole number of at least 1, not '{text}'")
     return int(text)

@@ -1,0 +1,7 @@
+"""`python -m sirtaki` is the program `sirtaki`."""
+
+import sys
+
+from sirtaki.runner.commands import main
+
+sys.exit(main())

@@ -1,0 +1,54 @@
+"""The program `sirtaki`: runs the subcommand that its first argument names."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sirtaki.runner.errors import LaunchError
+
+CANNOT_RUN = 2  # the exit code of a subcommand that could not do its work
+
+
+class Command(NamedTuple):
+    """A subcommand: the module whose `main(arguments)` returns its exit code, and its line in the help."""
+
+    module: str
+    help: str
+
+
+COMMANDS = {
+    "doctor": Command("sirtaki.runner.doctor.cli", "tries what a job needs on each host, and names remedies"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a subcommand and returns its exit code."""
+    name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
+        print(_usage())
+        return 0
+    if name in ("-v", "--version"):
+        from sirtaki.bindings._version import VERSION
+
+        print(f"sirtaki {VERSION}")
+        return 0
+    if name not in COMMANDS:
+        print(f"sirtaki: there is no command {name!r}\n{_usage()}", file=sys.stderr)
+        return CANNOT_RUN
+    try:
+        code: int = importlib.import_module(COMMANDS[name].module).main(rest)
+        return code
+    except LaunchError as error:
+        print(f"sirtaki {name}: {error}", file=sys.stderr)
+        return CANNOT_RUN
+    except KeyboardInterrupt:
+        return 130
+
+
+def _usage() -> str:
+    lines = [f"  {name:<10} {command.help}" for name, command in COMMANDS.items()]
+    text = "\n".join(["Usage: sirtaki COMMAND [options]", "", *lines])
+    return f"{text}\n\n`sirtaki COMMAND --help` lists the options. hvdrun starts jobs: `hvdrun --help`."

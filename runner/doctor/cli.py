@@ -1,0 +1,136 @@
+"""The command line of `sirtaki doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from sirtaki.runner.cli import named_hosts
+from sirtaki.runner.doctor.examination import OWN, examine
+from sirtaki.runner.doctor.facts import FRAMEWORKS
+from sirtaki.runner.doctor.findings import NOTE, PROBLEM, WARNING, Finding, Picture, judge
+from sirtaki.runner.doctor.gathering import Choice
+from sirtaki.runner.doctor.report import as_json, as_lines, exit_code
+from sirtaki.runner.doctor.rules import RULES
+from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.hosts import allocate, needed
+from sirtaki.runner.options import OptionParser, add_options_for_hosts, whole_number
+from sirtaki.runner.rendezvous.interfaces import VARIABLE as INTERFACES
+from sirtaki.runner.ssh import SshOptions
+
+_COLOURS = {PROBLEM: "bold red", WARNING: "yellow", NOTE: "cyan"}
+_DESCRIPTION = (
+    "Tries what a job needs on this host, or on the hosts of -H or --hostfile and between them, and prints "
+    "a line with a remedy for each finding. Exits with 0 if all is well, 1 if there is a problem, 2 if it "
+    "could not run."
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the doctor and returns its exit code. Raises LaunchError if it cannot."""
+    options = _parser().parse_args(arguments)
+    choice = Choice(_frameworks(options.frameworks), not options.quick)
+    if options.network_interfaces:  # the gatherers read it where ranks do
+        os.environ[INTERFACES] = ",".join(options.network_interfaces)
+    if options.facts:
+        from sirtaki.runner.doctor.answering import answer_questions
+
+        return answer_questions(choice)
+    ranks = _ranks(options)
+    identity = options.ssh_identity_file and options.ssh_identity_file.absolute()
+    with _progress() as note:
+        picture = examine(ranks, SshOptions(options.ssh_port, identity), choice, note)
+    findings = judge(picture, RULES)
+    if options.report is not None:
+        _write_report(options.report, picture, findings)
+    if options.json:
+        print(as_json(picture, findings))
+    else:
+        _print(as_lines(picture, findings))
+    return exit_code(findings)
+
+
+def _parser() -> OptionParser:
+    usage = "sirtaki doctor [-np N] [-H HOST:SLOTS,… | --hostfile FILE] [options]"
+    parser = OptionParser(prog="sirtaki doctor", usage=usage, description=_DESCRIPTION, allow_abbrev=False)
+    parser.example = "for example: sirtaki doctor -np 2"
+    add = parser.add_argument
+    add("-np", "-n", "--num-proc", dest="size", metavar="N", type=whole_number, help="ranks of the job")
+    add_options_for_hosts(parser)
+    add(
+        "--frameworks",
+        metavar="NAME,…",
+        default=",".join(FRAMEWORKS),
+        help=f"the frameworks to try ({','.join(FRAMEWORKS)})",
+    )
+    add("--quick", action="store_true", help="import frameworks only; run no jobs of two ranks")
+    add("--json", action="store_true", help="print all facts and findings as JSON")
+    add("--report", metavar="FILE", type=Path, help="also write the text for a bug report to FILE")
+    add("--facts", action="store_true", help=argparse.SUPPRESS)  # how a doctor starts one on another host
+    return parser
+
+
+def _frameworks(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in FRAMEWORKS:
+            raise LaunchError(f"there is no framework {name!r}: --frameworks takes {', '.join(FRAMEWORKS)}")
+    return names
+
+
+def _ranks(options: argparse.Namespace) -> dict[str, int]:
+    """Returns the number of ranks of each host. Raises LaunchError."""
+    if options.hosts is None and options.hostfile is None:
+        return {OWN: options.size or 1}
+    if options.launcher != "ssh":
+        raise LaunchError(
+            "hosts are reached over ssh, not with --launcher srun: run the doctor on each node instead, for "
+            "example with `srun --ntasks-per-node=1 sirtaki doctor`"
+        )
+    hosts, notices = named_hosts(options)
+    for notice in notices:
+        print(f"sirtaki doctor: {notice}", file=sys.stderr)
+    counted = [host if host.slots else type(host)(host.name, 1) for host in hosts]
+    allocations = allocate(needed(counted, options.size), options.size)
+    return {one.host.name: len(one.ranks) for one in allocations}
+
+
+def _write_report(path: Path, picture: Picture, findings: Sequence[Finding]) -> None:
+    text = "\n".join(as_lines(picture, findings, with_variables=True)) + "\n"
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise LaunchError(f"cannot write {path}: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Yields a function that shows on a terminal what is looked at; elsewhere it does nothing."""
+    if not os.isatty(2):
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("looking", spinner="line") as status:
+        yield lambda text: status.update(f"looking at {text}")
+
+
+def _print(lines: Sequence[str]) -> None:
+    """Prints lines, with the levels in colours on a terminal."""
+    if not sys.stdout.isatty():
+        print("\n".join(lines))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for one in lines:
+        text = Text(one)
+        level = one.partition(":")[0]
+        if level in _COLOURS:
+            text.stylize(_COLOURS[level], 0, len(level))
+        console.print(text, soft_wrap=True)

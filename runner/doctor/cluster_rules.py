@@ -1,0 +1,277 @@
+"""Rules about several hosts and the connections between them, and the table of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import partial
+
+from sirtaki.runner.doctor.facts import HostFacts, LinkFacts
+from sirtaki.runner.doctor.findings import NOTE, PROBLEM, WARNING, Evidence, Picture, Rule
+from sirtaki.runner.ssh import FAILURES
+
+_CLOCK_SECONDS = 1.0
+_SLOW_SHARE = 0.3  # of the card's speed; a single-threaded sender in Python reaches more on 10 Gbit/s
+_BITS = 8
+_MEGABIT = 1_000_000
+
+
+def _differ(value: Callable[[HostFacts], Hashable | None]) -> Callable[[Picture], Iterator[Evidence]]:
+    """Returns a rule that applies if hosts have different values; None is no value."""
+
+    def find(picture: Picture) -> Iterator[Evidence]:
+        hosts: dict[Hashable, list[str]] = {}
+        for host, facts in picture.hosts.items():
+            if (found := value(facts)) is not None:
+                hosts.setdefault(found, []).append(host)
+        if len(hosts) > 1:
+            yield Evidence("", "; ".join(f"{found} on {', '.join(names)}" for found, names in hosts.items()))
+
+    return find
+
+
+def _equal(value: Callable[[HostFacts], Hashable | None]) -> Callable[[Picture], Iterator[Evidence]]:
+    """Returns a rule that applies to hosts that have the same value; None is no value."""
+
+    def find(picture: Picture) -> Iterator[Evidence]:
+        hosts: dict[Hashable, list[str]] = {}
+        for host, facts in picture.hosts.items():
+            if (found := value(facts)) is not None:
+                hosts.setdefault(found, []).append(host)
+        for names in hosts.values():
+            if len(names) > 1:
+                yield Evidence("", " and ".join(names), {"hosts": " and ".join(names)})
+
+    return find
+
+
+def _python(facts: HostFacts) -> Hashable | None:
+    if facts.installation is None:
+        return None
+    return "Python " + ".".join(facts.installation.python.split(".")[:2])
+
+
+def _mtu(facts: HostFacts) -> Hashable | None:
+    """Returns the largest packet of the interface by which this host is reached."""
+    network = facts.network
+    if network is None:
+        return None
+    address = network.source or next(iter(network.reachable_at), "")
+    interface = network.interface_of(address)
+    return None if interface is None else interface.mtu
+
+
+def _nccl(facts: HostFacts) -> Hashable | None:
+    return facts.gpu.nccl.text.partition(" from ")[0] if facts.gpu and facts.gpu.nccl.works else None
+
+
+def _host_identity(facts: HostFacts) -> Hashable | None:
+    return None if facts.identity is None else (facts.identity.boot, facts.identity.namespace)
+
+
+def _frameworks_differ(picture: Picture) -> Iterator[Evidence]:
+    found: dict[str, dict[str, list[str]]] = {}
+    for host, frameworks in picture.each("frameworks"):
+        for one in frameworks:
+            found.setdefault(one.name, {}).setdefault(one.version or "none", []).append(host)
+    for name, versions in found.items():
+        if len(versions) > 1:
+            each = "; ".join(f"{version} on {', '.join(hosts)}" for version, hosts in versions.items())
+            yield Evidence("", each, {"name": name})
+
+
+def _one_machine(picture: Picture) -> Iterator[Evidence]:
+    """Finds hosts that share a kernel, but not a network: containers of one machine."""
+    hosts: dict[str, list[tuple[str, str]]] = {}
+    for host, identity in picture.each("identity"):
+        hosts.setdefault(identity.boot, []).append((host, identity.namespace))
+    for each in hosts.values():
+        if len({namespace for _, namespace in each}) > 1:
+            yield Evidence("", " and ".join(dict(each)))
+
+
+def _cloned(picture: Picture) -> Iterator[Evidence]:
+    hosts: dict[str, list[tuple[str, str]]] = {}
+    for host, identity in picture.each("identity"):
+        if identity.machine:
+            hosts.setdefault(identity.machine, []).append((host, identity.boot))
+    for each in hosts.values():
+        if len({boot for _, boot in each}) > 1:
+            yield Evidence("", " and ".join(dict(each)))
+
+
+def _clock_skew(picture: Picture) -> Iterator[Evidence]:
+    for host, clock in picture.clocks.items():
+        if abs(clock.seconds) - clock.error > _CLOCK_SECONDS:
+            yield Evidence(host, f"{clock.seconds:+.1f} s ± {clock.error:.3f} s beside this host's clock")
+
+
+def _failed(kind: str, picture: Picture) -> Iterator[Evidence]:
+    for host, failure in picture.failures.items():
+        if failure.kind == kind:
+            yield Evidence(host, failure.evidence, {"what": failure.what, "remedy": failure.remedy})
+
+
+def _closed(states: Iterable[str], picture: Picture) -> Iterator[Evidence]:
+    for link in picture.links:
+        if link.attempts and link.open is None and _state(link) in states:
+            each = ", ".join(f"{one.address} {one.state}" for one in link.attempts)
+            yield Evidence(link.source, each, {"target": link.target})
+
+
+def _state(link: LinkFacts) -> str:
+    """Returns how a link that is not open fails: "silent" if any packet was lost, else "refused"."""
+    return "silent" if any(one.state != "refused" for one in link.attempts) else "refused"
+
+
+def _untried(picture: Picture) -> Iterator[Evidence]:
+    for link in picture.links:
+        if link.failure:
+            yield Evidence(link.source, link.failure, {"target": link.target})
+
+
+def _stalled(picture: Picture) -> Iterator[Evidence]:
+    for link in picture.links:
+        if link.speed is not None and link.speed.stalled:
+            mtu = link.open.mtu if link.open is not None else 0
+            yield Evidence(link.source, f"the path's MTU seems to be {mtu}", {"target": link.target})
+
+
+def _translated(picture: Picture) -> Iterator[Evidence]:
+    for link in picture.links:
+        attempt = link.open
+        if attempt is not None and attempt.seen_as and attempt.seen_as != attempt.source:
+            text = f"{attempt.source} is {attempt.seen_as} there"
+            yield Evidence(link.source, text, {"target": link.target})
+
+
+def _slow(picture: Picture) -> Iterator[Evidence]:
+    for link in picture.links:
+        card = card_speed(picture, link)
+        if link.speed is None or link.speed.stalled or not card:
+            continue
+        best = max(link.speed.one_stream, link.speed.several_streams) * _BITS / _MEGABIT
+        if best < _SLOW_SHARE * card:
+            yield Evidence(link.source, f"{best:.0f} of {card} Mbit/s", {"target": link.target})
+
+
+def card_speed(picture: Picture, link: LinkFacts) -> int:
+    """Returns the speed of the slower card of a link in Mbit/s, 0 if it is unknown."""
+    attempt = link.open
+    if attempt is None:
+        return 0
+    speeds = []
+    for host, address in ((link.source, attempt.source), (link.target, attempt.address)):
+        facts = picture.hosts.get(host)
+        interface = facts.network.interface_of(address) if facts and facts.network else None
+        speeds.append(interface.speed if interface is not None else 0)
+    return min(filter(None, speeds), default=0)
+
+
+_FAILURE_RULES = tuple(
+    Rule(kind, PROBLEM, "{what}", "{remedy}", partial(_failed, kind))
+    for kind in (*FAILURES, "host-silent", "facts-malformed", "versions-differ")
+)
+CLUSTER_RULES = (
+    *_FAILURE_RULES,
+    Rule(
+        "port-blocked",
+        PROBLEM,
+        "connections to ports of {target} get no answer",
+        "allow TCP between the hosts at all ports above 1023 in the firewall or security group; "
+        "--network-interfaces chooses another network",
+        partial(_closed, ("silent",)),
+    ),
+    Rule(
+        "port-refused",
+        PROBLEM,
+        "connections to ports of {target} are refused",
+        "let the firewall of {target} accept TCP from the other hosts at all ports above 1023, or correct "
+        "its address in /etc/hosts",
+        partial(_closed, ("refused",)),
+    ),
+    Rule(
+        "link-untried",
+        WARNING,
+        "the connection to {target} could not be tried",
+        "run `sirtaki doctor` again; if it repeats, run it on that host alone",
+        _untried,
+    ),
+    Rule(
+        "large-packets-lost",
+        PROBLEM,
+        "small messages reach {target}, large ones do not",
+        "set the same MTU on both hosts and on the network between them: `ip link set dev NAME mtu 1500`",
+        _stalled,
+    ),
+    Rule(
+        "mtu-differs",
+        WARNING,
+        "the hosts' interfaces have different MTUs",
+        "set one MTU on all hosts: `ip link set dev NAME mtu 1500`, or 9000 if all switches allow it",
+        _differ(_mtu),
+    ),
+    Rule(
+        "link-slow",
+        WARNING,
+        "the connection to {target} is much slower than its card",
+        "look for other traffic, a limit (`tc qdisc show`), a slow switch or cable; --network-interfaces "
+        "chooses another network",
+        _slow,
+    ),
+    Rule(
+        "address-translated",
+        WARNING,
+        "{target} sees this host at another address",
+        "use addresses without translation between the hosts: ranks give each other their own",
+        _translated,
+    ),
+    Rule(
+        "python-differs",
+        WARNING,
+        "the hosts have different versions of Python",
+        "install the same version on all hosts: objects that ranks exchange are pickled",
+        _differ(_python),
+    ),
+    Rule(
+        "framework-differs",
+        WARNING,
+        "the hosts have different versions of {name}",
+        "install the same version on all hosts",
+        _frameworks_differ,
+    ),
+    Rule(
+        "nccl-differs",
+        PROBLEM,
+        "the hosts have different versions of NCCL",
+        "install the same version on all hosts, or use `hvdrun --gpu-backend staged`",
+        _differ(_nccl),
+    ),
+    Rule(
+        "host-twice",
+        WARNING,
+        "{hosts} are names of one host",
+        "name it once, with the slots of both: its ranks share cores and memory",
+        _equal(_host_identity),
+    ),
+    Rule(
+        "one-machine",
+        NOTE,
+        "hosts are containers of one machine",
+        "count its cores and memory once; within one container ranks share memory, which is faster",
+        _one_machine,
+    ),
+    Rule(
+        "machine-id",
+        NOTE,
+        "different machines have the same /etc/machine-id",
+        "nothing for sirtaki; for DHCP and other programs, run `systemd-machine-id-setup` on a clone",
+        _cloned,
+    ),
+    Rule(
+        "clock-skew",
+        WARNING,
+        "the clock differs",
+        "synchronise the clocks (chrony, systemd-timesyncd): logs and file times of the hosts do not agree",
+        _clock_skew,
+    ),
+)

@@ -1,0 +1,184 @@
+"""Examines all hosts of a job and the connections between them."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+
+from sirtaki.runner.doctor.decoding import decode, line
+from sirtaki.runner.doctor.facts import Attempt, ClockOffset, HostFacts, LinkFacts, Speed
+from sirtaki.runner.doctor.findings import Picture
+from sirtaki.runner.doctor.gathering import Choice, gather
+from sirtaki.runner.doctor.probe import TOKEN_BYTES
+from sirtaki.runner.doctor.session import Route, Session, SessionError
+from sirtaki.runner.hosts import is_own_host
+from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
+from sirtaki.runner.ssh import Failure, SshOptions, diagnose, ssh_command
+
+OWN = "localhost"
+_CONNECT_SECONDS = 3.0  # TCP repeats its first packet after one second, and after three
+_ASK_SECONDS = 30.0
+_CLOCK_QUESTIONS = 5
+_MEASURE_ALL = 4  # with more hosts, each is measured beside the next one only
+_TRY_ALL = 16  # with more, each is tried beside the next one, and beside the first
+_MAX_PORT, _MAX_ADDRESSES = 65535, 64
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Door:
+    """A host's listener: its port, and the addresses at which it may be reached."""
+
+    port: int
+    addresses: tuple[str, ...]
+
+
+def examine(ranks: Mapping[str, int], ssh: SshOptions, choice: Choice, note: Note) -> Picture:
+    """Examines these hosts, and this one in any case. `ranks` are the numbers of ranks by host."""
+    if all(is_own_host(host) for host in ranks):
+        return Picture({OWN: gather(choice, note)}, ranks)
+    ranks = {OWN: 0, **ranks}
+    with contextlib.ExitStack() as cleanup:
+        sessions = []
+        for host, route in _routes(ranks, ssh, choice).items():
+            sessions.append(Session(host, route))
+            cleanup.callback(sessions[-1].close)
+        with ThreadPoolExecutor(len(sessions)) as pool:
+            results = dict(pool.map(lambda one: (one.host, _facts(one, note)), sessions))
+        hosts = {host: found for host, found in results.items() if isinstance(found, HostFacts)}
+        failures = {host: found for host, found in results.items() if isinstance(found, Failure)}
+        alive = [session for session in sessions if session.host in hosts]
+        clocks = {one.host: offset for one in alive if (offset := _clock_offset(one)) is not None}
+        links = _examine_links(_distinct(alive, hosts), note)
+        return Picture(hosts, ranks, failures, links, clocks)
+
+
+def _distinct(sessions: Sequence[Session], hosts: Mapping[str, HostFacts]) -> list[Session]:
+    """Returns sessions with hosts that are not one: a host that is named twice has no link to itself."""
+    found: dict[object, Session] = {}
+    for session in sessions:
+        found.setdefault(hosts[session.host].identity or session.host, session)
+    return list(found.values())
+
+
+def _facts(session: Session, note: Note) -> HostFacts | Failure:
+    return session.facts(lambda text: note(f"{session.host}: {text}"))
+
+
+def _routes(ranks: Mapping[str, int], ssh: SshOptions, choice: Choice) -> dict[str, Route]:
+    """Returns the way to each host; only that to this one if there is no ssh here."""
+    path = shutil.which(ssh.program)
+    routes = {}
+    for host, count in ranks.items():
+        # No rank runs on a host that only launches, so frameworks do not matter there.
+        chosen = choice if count else Choice((), False)
+        if is_own_host(host) or path is not None:
+            routes[host] = _route(host, path or "", ssh, chosen)
+    return routes
+
+
+def _route(host: str, ssh_path: str, ssh: SshOptions, choice: Choice) -> Route:
+    frameworks = ["--frameworks", ",".join(choice.frameworks)]
+    words = ["-m", "sirtaki", "doctor", "--facts", *frameworks, *([] if choice.runs_jobs else ["--quick"])]
+    if interfaces := chosen_interfaces():
+        words += ["--network-interfaces", ",".join(interfaces)]
+    if is_own_host(host):
+        return Route([sys.executable, *words], "sirtaki doctor", _explain_own)
+    command = ssh_command(ssh_path, host, ssh, words=words)
+    return Route(command, ssh.trial(host), lambda code, output: diagnose(host, ssh, code, output))
+
+
+def _explain_own(code: int, output: Sequence[str]) -> Failure:
+    what = f"the doctor's own process ended with exit code {code}"
+    return Failure("command-failed", what, "run `sirtaki doctor` without hosts", line("; ".join(output[-1:])))
+
+
+def _clock_offset(session: Session) -> ClockOffset | None:
+    """Returns the offset of a host's clock, from the fastest of several questions."""
+    found: list[ClockOffset] = []
+    for _ in range(_CLOCK_QUESTIONS):
+        begin = time.time()
+        try:
+            answer = session.ask({"ask": "clock"}, _ASK_SECONDS)
+        except SessionError:
+            return None
+        end = time.time()
+        if not isinstance(answer, float):
+            return None
+        found.append(ClockOffset(answer - (begin + end) / 2, (end - begin) / 2))
+    return min(found, key=lambda one: one.error)
+
+
+def _examine_links(sessions: Sequence[Session], note: Note) -> tuple[LinkFacts, ...]:
+    if len(sessions) < 2:
+        return ()
+    token = secrets.token_hex(TOKEN_BYTES)
+    doors = {one.host: _open_door(one, token) for one in sessions}
+    by_host = {one.host: one for one in sessions}
+    pairs = _pairs([one.host for one in sessions], _TRY_ALL)
+    note("connections")
+    with ThreadPoolExecutor(len(sessions)) as pool:  # a session answers one question at a time
+        each = pool.map(
+            lambda one: [_try(one, target, doors[target], token) for own, target in pairs if own == one.host],
+            sessions,
+        )
+        links = [link for found in each for link in found]
+    measured = set(_pairs([one.host for one in sessions], _MEASURE_ALL))
+    for index, link in enumerate(links):
+        if link.open is not None and (link.source, link.target) in measured:
+            note(f"{link.source} to {link.target}")
+            links[index] = _measure(by_host[link.source], link, doors[link.target], token)
+    return tuple(links)
+
+
+def _pairs(hosts: Sequence[str], limit: int) -> list[tuple[str, str]]:
+    """Returns ordered pairs of hosts: all of them up to `limit` hosts, else those that matter most."""
+    if len(hosts) <= limit:
+        return [(one, other) for one in hosts for other in hosts if one != other]
+    near = [(one, hosts[(index + 1) % len(hosts)]) for index, one in enumerate(hosts)]
+    first = [pair for one in hosts[1:] for pair in ((one, hosts[0]), (hosts[0], one))]
+    return list(dict.fromkeys([*near, *first]))
+
+
+def _open_door(session: Session, token: str) -> Door | str:
+    """Has a host listen; returns where, or why it does not."""
+    try:
+        answer = session.ask({"ask": "listen", "token": token}, _ASK_SECONDS)
+        door = decode(Door, answer)
+    except (SessionError, ValueError) as error:
+        return line(error)
+    if not 0 < door.port <= _MAX_PORT or len(door.addresses) > _MAX_ADDRESSES:
+        return f"{session.host} has sent a malformed address"
+    return door if door.addresses else f"{session.host} has only loopback addresses"
+
+
+def _try(session: Session, target: str, door: Door | str, token: str) -> LinkFacts:
+    if isinstance(door, str):
+        return LinkFacts(session.host, target, failure=door)
+    question = {"ask": "reach", "seconds": _CONNECT_SECONDS, "token": token, **asdict(door)}
+    try:
+        answer = session.ask(question, _ASK_SECONDS)
+        if not isinstance(answer, list) or len(answer) > _MAX_ADDRESSES:
+            raise ValueError("the answer is malformed")
+        attempts = tuple(decode(Attempt, one) for one in answer)
+    except (SessionError, ValueError) as error:
+        return LinkFacts(session.host, target, failure=line(error))
+    failure = "" if attempts else "both have the same addresses"
+    return LinkFacts(session.host, target, attempts, failure=failure)
+
+
+def _measure(session: Session, link: LinkFacts, door: Door | str, token: str) -> LinkFacts:
+    assert link.open is not None
+    assert isinstance(door, Door)
+    question = {"ask": "measure", "token": token, "port": door.port, "address": link.open.address}
+    try:
+        answer = session.ask(question, _ASK_SECONDS)
+        return LinkFacts(link.source, link.target, link.attempts, decode(Speed, answer))
+    except (SessionError, ValueError) as error:
+        return LinkFacts(link.source, link.target, link.attempts, failure=line(error))

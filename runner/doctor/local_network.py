@@ -1,0 +1,93 @@
+"""Gatherers of facts about this host's names, addresses, interfaces and ssh."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+from sirtaki.runner.doctor.facts import Identity, Interface, Network, Ssh
+from sirtaki.runner.rendezvous.identity import host_identity
+from sirtaki.runner.rendezvous.interfaces import chosen_interfaces, local_addresses
+from sirtaki.runner.rendezvous.job import RendezvousError
+
+_ROOT = Path("/")
+_ELSEWHERE = "192.0.2.1"  # reserved for documentation: a route to it is the default route
+_DISCARD = 9
+
+
+def gather_network(root: Path = _ROOT) -> Network:
+    name = socket.gethostname()
+    try:
+        addresses: tuple[str, ...] = tuple(local_addresses(chosen_interfaces()))
+        refusal = "" if addresses else "there are only loopback addresses"
+    except RendezvousError as error:
+        addresses, refusal = (), str(error)
+    interfaces = _interfaces(root)
+    source = _source_address()
+    route = next((one.name for one in interfaces if source in one.addresses), "")
+    return Network(name, _resolve(name), interfaces, route, source, addresses, refusal)
+
+
+def _interfaces(root: Path) -> tuple[Interface, ...]:
+    import psutil  # not needed while all ranks are on one host
+
+    addresses, states = psutil.net_if_addrs(), psutil.net_if_stats()
+    return tuple(
+        Interface(
+            name,
+            tuple(one.address for one in addresses[name] if one.family in (socket.AF_INET, socket.AF_INET6)),
+            states[name].mtu,
+            _speed(root, name),
+            states[name].isup,
+        )
+        for name in addresses
+        if name in states and name != "lo"
+    )
+
+
+def _speed(root: Path, interface: str) -> int:
+    try:
+        return max(0, int((root / "sys/class/net" / interface / "speed").read_text()))
+    except (OSError, ValueError):  # a virtual interface, or one without a cable
+        return 0
+
+
+def _source_address() -> str:
+    """Returns this host's address on its default route; "" without one. Nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((_ELSEWHERE, _DISCARD))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def _resolve(name: str) -> tuple[str, ...]:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ()
+    return tuple(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+
+
+def gather_identity(root: Path = _ROOT) -> Identity:
+    boot, _, namespace = host_identity().partition("/")
+    try:
+        machine = (root / "etc/machine-id").read_bytes().strip()
+    except OSError:
+        machine = b""
+    return Identity(boot, namespace, hashlib.sha256(machine).hexdigest()[:16] if machine else "")
+
+
+def gather_ssh() -> Ssh:
+    path = shutil.which("ssh")
+    if path is None:
+        return Ssh("")
+    done = subprocess.run([path, "-V"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=5)
+    keys = [one for one in (Path.home() / ".ssh").glob("id_*") if one.suffix != ".pub"]
+    has_agent = "SSH_AUTH_SOCK" in os.environ
+    return Ssh(path, (done.stderr or done.stdout).strip()[:200], bool(keys) or has_agent)

@@ -1,0 +1,150 @@
+"""The doctor's output: lines of facts and findings as text, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sirtaki.bindings._version import VERSION
+from sirtaki.runner.doctor.cluster_rules import card_speed
+from sirtaki.runner.doctor.facts import HostFacts, LinkFacts
+from sirtaki.runner.doctor.findings import LEVELS, PROBLEM, Finding, Picture
+from sirtaki.runner.doctor.redaction import redact
+from sirtaki.runner.rendezvous.wire import printable
+
+SCHEMA = 1
+_GIBIBYTE = 1 << 30
+_MAX_LINE = 4000
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    return 1 if any(one.level == PROBLEM for one in findings) else 0
+
+
+def as_json(picture: Picture, findings: Sequence[Finding]) -> str:
+    """Returns all facts and findings as a JSON object; `schema` changes when a field changes its meaning."""
+    values: dict[str, Any] = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "exit_code": exit_code(findings),
+        "ranks": dict(picture.ranks),
+        "hosts": {host: asdict(facts) for host, facts in picture.hosts.items()},
+        "failures": {host: asdict(failure) for host, failure in picture.failures.items()},
+        "links": [asdict(link) for link in picture.links],
+        "clocks": {host: asdict(clock) for host, clock in picture.clocks.items()},
+        "findings": [asdict(one) for one in findings],
+    }
+    return redact(json.dumps(values, indent=2))
+
+
+def as_lines(picture: Picture, findings: Sequence[Finding], with_variables: bool = False) -> list[str]:
+    """Returns the text; `with_variables` adds the variables that concern sirtaki, for a bug report."""
+    lines = [f"sirtaki {VERSION}"]
+    for host, facts in picture.hosts.items():
+        lines += ["", host, *(f"  {name:<12} {text}" for name, text in _describe(facts))]
+        if with_variables and facts.variables is not None:
+            lines += [f"  {name}={value}" for name, value in sorted(facts.variables.values.items())]
+    if picture.links:
+        lines += ["", "connections", *(f"  {_describe_link(picture, link)}" for link in picture.links)]
+    lines += ["", *map(str, findings), *([""] if findings else []), summary(findings)]
+    return [redact(printable(one.replace("\n", " "), _MAX_LINE)) for one in lines]
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Formats "1 problem, 2 warnings"."""
+    counts = {level: sum(one.level == level for one in findings) for level in LEVELS}
+    parts = [f"{count} {level}{'s' if count > 1 else ''}" for level, count in counts.items() if count]
+    return ", ".join(parts) or "nothing was found that needs attention"
+
+
+def _describe(facts: HostFacts) -> Iterator[tuple[str, str]]:
+    yield from _describe_software(facts)
+    yield from _describe_machine(facts)
+    network = facts.network
+    if network is not None:
+        interface = network.interface_of(network.source)
+        route = f"{network.source} on {network.route}" if network.route else "no default route"
+        mtu = f", MTU {interface.mtu}" if interface else ""
+        speed = f", {interface.speed} Mbit/s" if interface and interface.speed else ""
+        yield "network", f"{network.hostname}; {route}{mtu}{speed}"
+        yield "reached at", ", ".join(network.reachable_at) or f"no address: {network.refusal}"
+    if facts.ssh is not None:
+        key = "with a key" if facts.ssh.has_key else "no key in ~/.ssh and no agent"
+        yield "ssh", f"{facts.ssh.version}, {key}" if facts.ssh.path else "not on the PATH"
+    if facts.gpu is not None:
+        gpu = facts.gpu
+        yield "GPUs", f"{gpu.devices}" + (f"; driver {gpu.driver}" if gpu.driver else "")
+        has = f"; it has {', '.join(gpu.symbols)}" if gpu.symbols else ""
+        for name, library, addition in (("CUDA", gpu.cuda, ""), ("NCCL", gpu.nccl, has)):
+            if gpu.devices or library.works:
+                yield name, f"{library.text}{addition}"
+
+
+def _describe_software(facts: HostFacts) -> Iterator[tuple[str, str]]:
+    installed = facts.installation
+    if installed is not None:
+        yield "system", f"{installed.system} on {installed.machine}"
+        yield "Python", f"{installed.python} in {installed.executable}"
+        yield "core", f"no: {installed.broken}" if installed.broken else f"works: {installed.core}"
+    meanings = {
+        "works": "works: a job of two ranks has all-reduced",
+        "imports": "can be imported; no job has tried it",
+        "no-import": "no: it cannot be imported",
+        "no-job": "no: its job of two ranks has failed",
+    }
+    for one in facts.frameworks or ():
+        if one.state != "absent":
+            yield one.name, f"{one.version} {meanings.get(one.state, one.state)}"
+
+
+def _describe_machine(facts: HostFacts) -> Iterator[tuple[str, str]]:
+    if facts.cores is not None:
+        cores = facts.cores
+        quota = f", a quota of {cores.quota:g}" if cores.quota else ""
+        yield "cores", f"{cores.usable} usable of {cores.total}{quota}"
+    if facts.memory is not None:
+        memory = facts.memory
+        limit = " (a control group's limit)" if 0 < memory.total < memory.machine else ""
+        yield "memory", f"{_size(memory.available)} available of {_size(memory.total)}{limit}"
+    if facts.kernel is not None:
+        kernel = facts.kernel
+        calls = {
+            "memfd": kernel.memfd,
+            "pidfd": kernel.pidfd,
+            "shared memory": kernel.shared_memory,
+        }
+        each = [f"{name} no: {reason}" if reason else f"{name} works" for name, reason in calls.items()]
+        mode = {0: "no seccomp", 1: "seccomp is strict", 2: "seccomp filters"}.get(kernel.seccomp, "")
+        yield "kernel", ", ".join(filter(None, (*each, mode)))
+    if facts.limits is not None:
+        limits = facts.limits
+        locked = "unlimited" if limits.locked < 0 else f"{limits.locked // 1024} KiB"
+        hard = limits.open_files_hard
+        files = f"{limits.open_files} open files (at most {'unlimited' if hard < 0 else hard})"
+        yield "limits", f"{files}, {locked} of locked memory"
+
+
+def _size(count: int) -> str:
+    return f"{count / _GIBIBYTE:.1f} GiB"
+
+
+def _describe_link(picture: Picture, link: LinkFacts) -> str:
+    name = f"{link.source} -> {link.target}"
+    attempt = link.open
+    if attempt is None:
+        each = ", ".join(f"{one.address} {one.state}" for one in link.attempts)
+        return f"{name}: {link.failure or each}"
+    text = f"{name}: {attempt.address}, MTU {attempt.mtu}"
+    if link.speed is None:
+        return f"{text}, not measured"
+    speed = link.speed
+    rates = f"{_rate(speed.one_stream)} in one stream, {_rate(speed.several_streams)} in {speed.streams}"
+    card = card_speed(picture, link)
+    of_card = f" (card: {card / 1000:g} Gbit/s)" if card else ""
+    return f"{text}, {speed.round_trip:.0f} µs, {rates}{of_card}"
+
+
+def _rate(rate: float) -> str:
+    return f"{rate * 8 / 1e9:.2f} Gbit/s"

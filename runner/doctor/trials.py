@@ -1,0 +1,121 @@
+"""Trials of what is installed here, for `sirtaki doctor` and `hvdrun --check-build`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sirtaki.runner.doctor.decoding import line
+from sirtaki.runner.doctor.facts import Framework
+
+TRIAL_SECONDS = 120.0
+_MAX_OUTPUT = 64 * 1024
+# Optional functions of NCCL: communicators that are repaired after a loss instead of made again.
+_SYMBOLS = ("ncclCommShrink", "ncclCommRevoke", "ncclCommGrow")
+_FIND_GPU_LIBRARIES = f"""
+import ctypes, json
+from sirtaki.bindings.gpu import find_libraries
+found = find_libraries()
+nccl = ctypes.CDLL(found.nccl.path) if found.nccl.version else None
+print(json.dumps({{
+    "devices": found.devices,
+    "cuda": [bool(found.cuda.version), found.cuda.path, found.cuda.text],
+    "nccl": [bool(found.nccl.version), found.nccl.path, found.nccl.text],
+    "symbols": [name for name in {_SYMBOLS} if nccl is not None and hasattr(nccl, name)],
+    "missing": [name for name in {_SYMBOLS} if nccl is not None and not hasattr(nccl, name)],
+}}))
+"""
+# A trial must not depend on GPUs, which are looked at by themselves, nor take their memory from a job.
+_ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
+_OF_A_RANK = ("SIRTAKI_RANK", "SIRTAKI_SIZE", "SIRTAKI_JOB", "SIRTAKI_RENDEZVOUS")
+
+
+def run_python(
+    arguments: Sequence[str], environment: Mapping[str, str], seconds: float = TRIAL_SECONDS
+) -> tuple[int, str, str]:
+    """Runs Python; returns its exit code, its output, and the last line of its standard error.
+
+    Some trials need a process of their own, because a broken driver or framework may crash it.
+    """
+    try:
+        result = subprocess.run(
+            [sys.executable, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            env=dict(environment),
+        )
+    except subprocess.TimeoutExpired:
+        return 1, "", f"it did not finish within {seconds:g} s"
+    last = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
+    return result.returncode, result.stdout[-_MAX_OUTPUT:], line(last)
+
+
+def try_core() -> tuple[str, str]:
+    """Opens the core; returns its path, and why it cannot be opened ("" if it can)."""
+    try:
+        from sirtaki.bindings import library
+    except (ImportError, OSError) as error:
+        return "", str(error)
+    return str(library.PATH), ""
+
+
+def try_memory() -> str:
+    """Creates memory as ranks share it; returns why that fails, "" if it works."""
+    try:
+        from sirtaki.bindings.config import Config
+        from sirtaki.runner.rendezvous.memory import create_memory
+
+        descriptor, refusal = create_memory(Config({}), 2)
+    except (ImportError, OSError) as error:
+        return str(error)
+    if not refusal:
+        os.close(descriptor)
+    return refusal
+
+
+def find_gpu_libraries(environment: Mapping[str, str]) -> tuple[dict[str, Any] | None, str]:
+    """Searches for the libraries of GPUs as ranks do; returns what was found, or None and the reason."""
+    code, output, error = run_python(["-c", _FIND_GPU_LIBRARIES], environment)
+    try:
+        found = json.loads(output.splitlines()[-1]) if code == 0 else None
+    except (ValueError, IndexError):
+        found = None
+    return (found, "") if isinstance(found, dict) else (None, error)
+
+
+def try_adapter(name: str) -> Framework:
+    """Imports the adapter of a framework."""
+    if importlib.util.find_spec(name) is None:
+        return Framework(name, "", "absent", f"{name} is not installed")
+    version = _version(name)
+    code, _, error = run_python(["-c", f"import sirtaki.{name}"], os.environ)
+    return Framework(name, version, "no-import" if code else "imports", error if code else "")
+
+
+def _version(module: str) -> str:
+    """Returns the version of a module, whose package may have another name: tensorflow-cpu, for example."""
+    try:
+        return importlib.metadata.version(module)
+    except importlib.metadata.PackageNotFoundError:
+        packages = importlib.metadata.packages_distributions().get(module, [])
+        return importlib.metadata.version(packages[0]) if packages else "of unknown version"
+
+
+def try_framework(name: str) -> Framework:
+    """Runs a job of two ranks that all-reduce an array of a framework, on the CPU."""
+    found = try_adapter(name)
+    if found.state != "imports":
+        return found
+    environment = {key: value for key, value in os.environ.items() if key not in _OF_A_RANK} | _ON_CPU
+    job = ["-m", "sirtaki.runner", "-np", "2", sys.executable, "-m", "sirtaki.runner.doctor.all_reduce", name]
+    code, _, error = run_python(job, environment)
+    return Framework(name, found.version, "no-job" if code else "works", error if code else "")
