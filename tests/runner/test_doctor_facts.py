@@ -1,0 +1,189 @@
+"""The parts of the doctor below its rules: gatherers, the reading of facts, listeners and sessions."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sirtaki.runner.doctor import gathering, session
+from sirtaki.runner.doctor.answering import MARK
+from sirtaki.runner.doctor.decoding import decode
+from sirtaki.runner.doctor.examination import _pairs
+from sirtaki.runner.doctor.facts import Cores, HostFacts, Limits, Network
+from sirtaki.runner.doctor.gathering import Choice, Topic, answer_within, gather
+from sirtaki.runner.doctor.machine import gather_cores
+from sirtaki.runner.doctor.probe import TOKEN_BYTES, Listener, measure, reach
+from sirtaki.runner.doctor.redaction import redact, redacted
+from sirtaki.runner.doctor.session import Route, Session, SessionError
+from sirtaki.runner.rendezvous.interfaces import local_addresses
+from sirtaki.runner.ssh import Failure
+
+NOTHING = Choice((), False)
+NAMES = st.sampled_from([*HostFacts.__dataclass_fields__])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(NAMES, inner),
+)
+
+
+@pytest.fixture(scope="module")
+def facts() -> HostFacts:
+    """Returns the facts about this host."""
+    return gather(NOTHING)
+
+
+def test_facts_of_this_host_come_back_as_they_were(facts: HostFacts) -> None:
+    assert not facts.missed
+    assert decode(HostFacts, json.loads(json.dumps(asdict(facts)))) == facts
+    assert facts.network is not None
+    assert set(facts.network.reachable_at) == set(local_addresses())
+
+
+@pytest.mark.parametrize(
+    ("topic", "value"),
+    [
+        ("limits", {"open_files": "many", "open_files_hard": 1, "locked": 1}),
+        ("limits", {"open_files": True, "open_files_hard": 1, "locked": 1}),
+        ("limits", {"open_files": 1 << 70, "open_files_hard": 1, "locked": 1}),
+        ("limits", {"open_files": 1}),
+        ("limits", [1, 2, 3]),
+        ("cores", {"total": 1, "affinity": 1, "usable": 1, "quota": float("inf")}),
+        ("missed", {str(number): "" for number in range(1000)}),
+        ("frameworks", [{"name": "numpy"}]),
+    ],
+)
+def test_malformed_facts_are_rejected(topic: str, value: object) -> None:
+    with pytest.raises(ValueError, match=r"lacks|is no|there is no"):
+        decode(HostFacts, {"version": "1", topic: value})
+
+
+@given(JSON)
+def test_arbitrary_facts_are_read_or_rejected(value: Any) -> None:
+    try:
+        found = decode(HostFacts, value)
+    except ValueError:
+        return
+    assert found.version.isprintable()
+
+
+def test_facts_have_no_control_characters() -> None:
+    network = decode(
+        Network, {"hostname": "a\x1b[2J\nb\u202e", "resolves_to": [], "interfaces": [], "new": 1}
+    )
+    assert network.hostname == "a?[2J b?"
+
+
+def test_a_topic_that_fails_or_hangs_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = threading.Event()
+
+    def fail() -> object:
+        raise OSError("no /proc")
+
+    topics = {"memory": Topic(fail), "limits": Topic(hold.wait, 0.05)}
+    monkeypatch.setattr(gathering, "TOPICS", {**gathering.TOPICS, **topics})
+    found = gather(NOTHING)
+    hold.set()
+    assert found.missed == {"memory": "OSError: no /proc", "limits": "no answer within 0.05 s"}
+    assert (found.memory, found.limits) == (None, None)
+    assert found.cores is not None
+    assert answer_within(5, lambda: Limits(1, 1, 1)) == (Limits(1, 1, 1), "")
+
+
+def test_the_quota_is_the_smallest_of_a_group_and_its_parents(tmp_path: Path) -> None:
+    group = tmp_path / "sys/fs/cgroup/pod/container"
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/pod/container\n")
+    (group / "cpu.max").write_text("max 100000\n")
+    (group.parent / "cpu.max").write_text("150000 100000\n")
+    cores = gather_cores(tmp_path, {"OMP_NUM_THREADS": "4,2"})
+    assert (cores.quota, cores.threads) == (1.5, 4)
+    (group.parent / "cpu.max").unlink()
+    assert gather_cores(tmp_path, {}).quota == 0.0
+    assert Cores(1, 1, 1).quota == 0.0
+
+
+def test_secrets_are_removed() -> None:
+    key = "0123456789abcdef" * 4
+    variables = {"SIRTAKI_KEY": "x", "SIRTAKI_KEY_FILE": "/key", "NCCL_TOKEN": "y", "HOROVOD_X": f"a {key}"}
+    assert redacted(variables) == {
+        "SIRTAKI_KEY": "<removed>",
+        "SIRTAKI_KEY_FILE": "/key",
+        "NCCL_TOKEN": "<removed>",
+        "HOROVOD_X": "a <removed>",
+    }
+    assert redact("http://me:pass@proxy:80/ password=hush") == "http://<removed>@proxy:80/ password=<removed>"
+
+
+def test_a_listener_answers_only_who_knows_its_token() -> None:
+    token = os.urandom(TOKEN_BYTES)
+    listener = Listener(token)
+    speed = measure("127.0.0.1", listener.port, token)
+    assert not speed.stalled
+    assert min(speed.round_trip, speed.one_stream, speed.several_streams) > 0
+    with pytest.raises(OSError, match=r"closed the connection|reset"):
+        measure("127.0.0.1", listener.port, os.urandom(TOKEN_BYTES))
+    with socket.create_connection(("127.0.0.1", listener.port)) as stranger:
+        stranger.sendall(os.urandom(TOKEN_BYTES))
+        stranger.settimeout(30)
+        assert stranger.recv(1) == b""
+    assert reach(["127.0.0.1"], listener.port, token, 1.0) == []  # this host has it, too
+
+
+def test_pairs_of_many_hosts_are_few() -> None:
+    assert _pairs(["a", "b"], 4) == [("a", "b"), ("b", "a")]
+    hosts = [str(number) for number in range(100)]
+    many = _pairs(hosts, 16)
+    assert len(many) == len(set(many)) < 300
+    assert {one for pair in many for one in pair} == set(hosts)
+
+
+def route(script: str) -> Route:
+    """Returns a way to a doctor that is this script."""
+    explain = lambda code, output: Failure("command-failed", f"ended with {code}", "", "; ".join(output))  # noqa: E731
+    return Route([sys.executable, "-c", f"import sys\n{script}"], "ssh hostB true", explain)
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "text"),
+    [
+        ("sys.exit('\\x1b[31mno')", "command-failed", "ended with 1"),
+        (f'print({MARK!r} + \'{{"hello": "0.0\\\\u001b"}}\')', "versions-differ", "has sirtaki 0.0?, and"),
+        (f"print({MARK!r} + '{{\"facts\": 7}}')", "facts-malformed", "hostB has sent facts"),
+        (f"print('Welcome'); print({MARK!r} + '[' * 5000)", "facts-malformed", "hostB has sent facts"),
+        ("sys.stdin.read()", "host-silent", "hostB has not answered in 0.5 s"),
+    ],
+)
+def test_a_host_that_sends_no_facts(
+    script: str, kind: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silence = 0.5 if kind == "host-silent" else 60.0
+    monkeypatch.setattr(session, "ANSWER_SECONDS", silence)
+    one = Session("hostB", route(script))
+    found = one.facts(lambda note: None)
+    one.close()
+    assert isinstance(found, Failure)
+    assert found.kind == kind
+    assert text in found.what
+    assert found.evidence.isprintable()
+
+
+def test_a_question_without_an_answer() -> None:
+    one = Session("hostB", route("sys.stdin.readline()"))
+    with pytest.raises(SessionError, match="the connection to hostB has ended"):
+        one.ask({"ask": "clock"}, 30)
+    one.close()
+    two = Session("hostB", route(f'sys.stdin.readline(); print({MARK!r} + \'{{"error": "no\\\\nway"}}\')'))
+    with pytest.raises(SessionError, match="hostB: no way"):
+        two.ask({"ask": "clock"}, 30)
+    two.close()
