@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -40,12 +42,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return CANNOT_RUN
     try:
         code: int = importlib.import_module(COMMANDS[name].module).main(rest)
+        sys.stdout.flush()
         return code
     except LaunchError as error:
         print(f"sirtaki {name}: {error}", file=sys.stderr)
         return CANNOT_RUN
+    except BrokenPipeError:  # whoever reads the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CANNOT_RUN
     except KeyboardInterrupt:
         return 130
+    except Exception:  # the interpreter's own exit code, 1, means that a problem was found
+        traceback.print_exc()
+        return CANNOT_RUN
 
 
 def _usage() -> str:

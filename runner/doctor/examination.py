@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import secrets
 import shutil
 import sys
@@ -151,6 +152,8 @@ def _open_door(session: Session, token: str) -> Door | str:
     try:
         answer = session.ask({"ask": "listen", "token": token}, _ASK_SECONDS)
         door = decode(Door, answer)
+        for address in door.addresses:
+            ipaddress.ip_address(address)
     except (SessionError, ValueError) as error:
         return line(error)
     if not 0 < door.port <= _MAX_PORT or len(door.addresses) > _MAX_ADDRESSES:

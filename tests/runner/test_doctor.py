@@ -190,6 +190,24 @@ def test_the_page_names_options_that_exist(doctor: Doctor) -> None:
     assert named - of_others <= set(re.findall(r"--?[a-zA-Z][a-z-]*", doctor("--help").stdout))
 
 
+def test_an_error_of_the_doctor_itself_is_no_finding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sirtaki.runner.doctor.cli.examine", lambda *_: 1 // 0)
+    assert commands.main(["doctor"]) == commands.CANNOT_RUN
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough(environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "sirtaki", "doctor", *QUICK]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with subprocess.Popen(command, env=environment, stdout=writing, stderr=subprocess.PIPE) as process:
+        os.close(writing)
+        assert process.communicate(timeout=FAILSAFE_SECONDS)[1] == b""
+    assert process.returncode == commands.CANNOT_RUN
+
+
 def test_the_program_and_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = importlib.metadata.entry_points(group="console_scripts", name="sirtaki")
     assert program.load() is commands.main

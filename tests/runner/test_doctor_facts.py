@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import sys
 import threading
 from dataclasses import asdict
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sirtaki.runner.doctor import gathering, session
+from sirtaki.runner.doctor import gathering, probe, session
 from sirtaki.runner.doctor.answering import MARK
 from sirtaki.runner.doctor.decoding import decode
 from sirtaki.runner.doctor.examination import _pairs
@@ -138,6 +139,15 @@ def test_a_listener_answers_only_who_knows_its_token() -> None:
         stranger.settimeout(30)
         assert stranger.recv(1) == b""
     assert reach(["127.0.0.1"], listener.port, token, 1.0) == []  # this host has it, too
+
+
+def test_a_stream_of_which_nothing_arrives_has_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = struct.pack("!Qd", 0, 3.0)
+    monkeypatch.setattr(probe, "_count", lambda connection: connection.sendall(nothing))
+    token = os.urandom(TOKEN_BYTES)
+    speed = measure("127.0.0.1", Listener(token).port, token)
+    assert (speed.stalled, speed.one_stream, speed.several_streams) == (True, 0.0, 0.0)
+    assert speed.round_trip > 0
 
 
 def test_pairs_of_many_hosts_are_few() -> None:
