@@ -17,7 +17,7 @@ from sirtaki.runner.doctor.gathering import Choice
 from sirtaki.runner.doctor.report import as_json, as_lines, exit_code
 from sirtaki.runner.doctor.rules import RULES
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.hosts import allocate, needed
+from sirtaki.runner.hosts import Host, allocate
 from sirtaki.runner.options import OptionParser, add_options_for_hosts, whole_number
 from sirtaki.runner.rendezvous.interfaces import VARIABLE as INTERFACES
 from sirtaki.runner.ssh import SshOptions
@@ -40,10 +40,10 @@ def main(arguments: Sequence[str]) -> int:
         from sirtaki.runner.doctor.answering import answer_questions
 
         return answer_questions(choice)
-    ranks = _ranks(options)
+    hosts = _hosts(options)
     identity = options.ssh_identity_file and options.ssh_identity_file.absolute()
     with _progress() as note:
-        picture = examine(ranks, SshOptions(options.ssh_port, identity), choice, note)
+        picture = examine(hosts, options.size, SshOptions(options.ssh_port, identity), choice, note)
     findings = judge(picture, RULES)
     if options.report is not None:
         _write_report(options.report, picture, findings)
@@ -82,10 +82,10 @@ def _frameworks(text: str) -> tuple[str, ...]:
     return names
 
 
-def _ranks(options: argparse.Namespace) -> dict[str, int]:
-    """Returns the number of ranks of each host. Raises LaunchError."""
+def _hosts(options: argparse.Namespace) -> list[Host]:
+    """Returns the hosts to examine. Raises LaunchError if they cannot have so many ranks."""
     if options.hosts is None and options.hostfile is None:
-        return {OWN: options.size or 1}
+        return [Host(OWN, options.size or 1)]
     if options.launcher != "ssh":
         raise LaunchError(
             "hosts are reached over ssh, not with --launcher srun: run the doctor on each node instead, for "
@@ -94,9 +94,9 @@ def _ranks(options: argparse.Namespace) -> dict[str, int]:
     hosts, notices = named_hosts(options)
     for notice in notices:
         print(f"sirtaki doctor: {notice}", file=sys.stderr)
-    counted = [host if host.slots else type(host)(host.name, 1) for host in hosts]
-    allocations = allocate(needed(counted, options.size), options.size)
-    return {one.host.name: len(one.ranks) for one in allocations}
+    if all(host.slots for host in hosts):
+        allocate(hosts, options.size)
+    return hosts
 
 
 def _write_report(path: Path, picture: Picture, findings: Sequence[Finding]) -> None:

@@ -123,6 +123,12 @@ def _state(link: LinkFacts) -> str:
     return "silent" if any(one.state != "refused" for one in link.attempts) else "refused"
 
 
+def _job_fails(picture: Picture) -> Iterator[Evidence]:
+    job = picture.job
+    if job is not None and job.failure:
+        yield Evidence("", job.failure, {"name": job.framework, "python": job.python})
+
+
 def _untried(picture: Picture) -> Iterator[Evidence]:
     for link in picture.links:
         if link.failure:
@@ -188,6 +194,14 @@ CLUSTER_RULES = (
         "let the firewall of {target} accept TCP from the other hosts at all ports above 1023, or correct "
         "its address in /etc/hosts",
         partial(_closed, ("refused",)),
+    ),
+    Rule(
+        "job-on-hosts",
+        PROBLEM,
+        "a job with one rank on each host fails, although each host and connection works",
+        "run `hvdrun --verbose -H HOSTS {python} -m sirtaki.runner.doctor.all_reduce {name}` to see "
+        "all of its output; the folder that it runs in has to exist on every host",
+        _job_fails,
     ),
     Rule(
         "link-untried",

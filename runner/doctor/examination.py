@@ -16,9 +16,10 @@ from sirtaki.runner.doctor.decoding import decode, line
 from sirtaki.runner.doctor.facts import Attempt, ClockOffset, HostFacts, LinkFacts, Speed
 from sirtaki.runner.doctor.findings import Picture
 from sirtaki.runner.doctor.gathering import Choice, gather
+from sirtaki.runner.doctor.job_trial import all_open, try_job
 from sirtaki.runner.doctor.probe import TOKEN_BYTES
 from sirtaki.runner.doctor.session import Route, Session, SessionError
-from sirtaki.runner.hosts import is_own_host
+from sirtaki.runner.hosts import Host, allocate, is_own_host, needed
 from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
 from sirtaki.runner.ssh import Failure, SshOptions, diagnose, ssh_command
 
@@ -40,24 +41,42 @@ class Door:
     addresses: tuple[str, ...]
 
 
-def examine(ranks: Mapping[str, int], ssh: SshOptions, choice: Choice, note: Note) -> Picture:
-    """Examines these hosts, and this one in any case. `ranks` are the numbers of ranks by host."""
-    if all(is_own_host(host) for host in ranks):
-        return Picture({OWN: gather(choice, note)}, ranks)
-    ranks = {OWN: 0, **ranks}
+def examine(hosts: Sequence[Host], size: int | None, ssh: SshOptions, choice: Choice, note: Note) -> Picture:
+    """Examines the hosts of a job of this size (None: all slots), and this host in any case.
+
+    Raises LaunchError if there are too few slots.
+    """
+    hosts = needed(hosts, size)
+    if all(is_own_host(host.name) for host in hosts):
+        own = {OWN: gather(choice, note)}
+        return Picture(own, _count_ranks(hosts, size, own))
+    names = [host.name for host in hosts]
     with contextlib.ExitStack() as cleanup:
         sessions = []
-        for host, route in _routes(ranks, ssh, choice).items():
-            sessions.append(Session(host, route))
+        for name, route in _routes(names, ssh, choice).items():
+            sessions.append(Session(name, route))
             cleanup.callback(sessions[-1].close)
         with ThreadPoolExecutor(len(sessions)) as pool:
             results = dict(pool.map(lambda one: (one.host, _facts(one, note)), sessions))
-        hosts = {host: found for host, found in results.items() if isinstance(found, HostFacts)}
-        failures = {host: found for host, found in results.items() if isinstance(found, Failure)}
-        alive = [session for session in sessions if session.host in hosts]
+        found = {name: facts for name, facts in results.items() if isinstance(facts, HostFacts)}
+        failures = {name: one for name, one in results.items() if isinstance(one, Failure)}
+        ranks = {OWN: 0, **_count_ranks(hosts, size, found)}
+        alive = [session for session in sessions if session.host in found]
         clocks = {one.host: offset for one in alive if (offset := _clock_offset(one)) is not None}
-        links = _examine_links(_distinct(alive, hosts), note)
-        return Picture(hosts, ranks, failures, links, clocks)
+        links = _examine_links(_distinct(alive, found), note)
+    is_possible = all(name in found for name in names) and all_open(links)
+    job = try_job(names, found, ssh, note) if is_possible and choice.runs_jobs else None
+    return Picture(found, ranks, failures, links, clocks, job)
+
+
+def _count_ranks(hosts: Sequence[Host], size: int | None, found: Mapping[str, HostFacts]) -> dict[str, int]:
+    """Returns the ranks of each host; without a number of slots it has one per GPU, or one, as in hvdrun."""
+    counted = []
+    for host in hosts:
+        facts = found.get(host.name)
+        gpus = facts.gpu.devices if facts is not None and facts.gpu is not None else 0
+        counted.append(Host(host.name, host.slots or max(1, gpus)))
+    return {one.host.name: len(one.ranks) for one in allocate(counted, size)}
 
 
 def _distinct(sessions: Sequence[Session], hosts: Mapping[str, HostFacts]) -> list[Session]:
@@ -72,15 +91,14 @@ def _facts(session: Session, note: Note) -> HostFacts | Failure:
     return session.facts(lambda text: note(f"{session.host}: {text}"))
 
 
-def _routes(ranks: Mapping[str, int], ssh: SshOptions, choice: Choice) -> dict[str, Route]:
-    """Returns the way to each host; only that to this one if there is no ssh here."""
+def _routes(names: Sequence[str], ssh: SshOptions, choice: Choice) -> dict[str, Route]:
+    """Returns the way to this host and to each of the named ones; to this one only if there is no ssh."""
     path = shutil.which(ssh.program)
-    routes = {}
-    for host, count in ranks.items():
-        # No rank runs on a host that only launches, so frameworks do not matter there.
-        chosen = choice if count else Choice((), False)
-        if is_own_host(host) or path is not None:
-            routes[host] = _route(host, path or "", ssh, chosen)
+    # No rank runs on a host that only launches, so frameworks do not matter there.
+    routes = {OWN: _route(OWN, "", ssh, choice if OWN in names else Choice((), False))}
+    for name in names:
+        if name != OWN and path is not None:
+            routes[name] = _route(name, path, ssh, choice)
     return routes
 
 

@@ -229,6 +229,17 @@ class LinkFacts:
 
 
 @dataclass(frozen=True)
+class JobFacts:
+    """A job with one rank on each host, in this folder and with this Python. `failure`: "" if it worked."""
+
+    framework: str
+    ranks: int
+    folder: str
+    python: str
+    failure: str = ""
+
+
+@dataclass(frozen=True)
 class ClockOffset:
     """A host's clock minus that of this host, in seconds, and the largest error of this measurement."""
 

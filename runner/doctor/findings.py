@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sirtaki.runner.doctor.facts import ClockOffset, HostFacts, LinkFacts
+from sirtaki.runner.doctor.facts import ClockOffset, HostFacts, JobFacts, LinkFacts
 from sirtaki.runner.ssh import Failure
 
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"  # a problem makes the exit code 1
@@ -22,6 +22,7 @@ class Picture:
     failures: Mapping[str, Failure] = field(default_factory=dict)  # of hosts that sent no facts
     links: tuple[LinkFacts, ...] = ()
     clocks: Mapping[str, ClockOffset] = field(default_factory=dict)
+    job: JobFacts | None = None  # on all hosts; None: it was not tried
 
     @property
     def has_several_hosts(self) -> bool:

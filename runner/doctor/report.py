@@ -33,6 +33,7 @@ def as_json(picture: Picture, findings: Sequence[Finding]) -> str:
         "hosts": {host: asdict(facts) for host, facts in picture.hosts.items()},
         "failures": {host: asdict(failure) for host, failure in picture.failures.items()},
         "links": [asdict(link) for link in picture.links],
+        "job": None if picture.job is None else asdict(picture.job),
         "clocks": {host: asdict(clock) for host, clock in picture.clocks.items()},
         "findings": [asdict(one) for one in findings],
     }
@@ -48,6 +49,10 @@ def as_lines(picture: Picture, findings: Sequence[Finding], with_variables: bool
             lines += [f"  {name}={value}" for name, value in sorted(facts.variables.values.items())]
     if picture.links:
         lines += ["", "connections", *(f"  {_describe_link(picture, link)}" for link in picture.links)]
+    if picture.job is not None:
+        job = picture.job
+        result = f"fails: {job.failure}" if job.failure else "works"
+        lines.append(f"  an all-reduce of {job.ranks} ranks with {job.framework}, one on each host: {result}")
     lines += ["", *map(str, findings), *([""] if findings else []), summary(findings)]
     return [redact(printable(one.replace("\n", " "), _MAX_LINE)) for one in lines]
 

@@ -115,7 +115,16 @@ def try_framework(name: str) -> Framework:
     found = try_adapter(name)
     if found.state != "imports":
         return found
+    error = run_job(name, ["-np", "2"])
+    return Framework(name, found.version, "no-job" if error else "works", error)
+
+
+def run_job(framework: str, options: Sequence[str]) -> str:
+    """Runs a job that all-reduces an array of a framework, with these options of hvdrun.
+
+    Returns why it failed, "" if it did not.
+    """
     environment = {key: value for key, value in os.environ.items() if key not in _OF_A_RANK} | _ON_CPU
-    job = ["-m", "sirtaki.runner", "-np", "2", sys.executable, "-m", "sirtaki.runner.doctor.all_reduce", name]
-    code, _, error = run_python(job, environment)
-    return Framework(name, found.version, "no-job" if code else "works", error if code else "")
+    program = [sys.executable, "-m", "sirtaki.runner.doctor.all_reduce", framework]
+    code, _, error = run_python(["-m", "sirtaki.runner", *options, *program], environment)
+    return error if code else ""

@@ -22,6 +22,7 @@ from sirtaki.runner.doctor.facts import (
     Identity,
     Installation,
     Interface,
+    JobFacts,
     Kernel,
     Limits,
     LinkFacts,
@@ -82,6 +83,7 @@ HEALTHY = Picture(
     {"localhost": 2, "hostB": 2},
     links=(link(1, 2), link(2, 1)),
     clocks={"hostB": ClockOffset(0.002, 0.001)},
+    job=JobFacts("numpy", 2, "/data", "/usr/bin/python"),
 )
 
 
@@ -200,6 +202,11 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ),
     ("port-blocked", links(attempts=(Attempt("10.0.0.1", "silent"),), speed=None), "10.0.0.1 silent"),
     ("port-refused", links(attempts=(Attempt("10.0.0.1", "refused"),), speed=None), "10.0.0.1 refused"),
+    (
+        "job-on-hosts",
+        lambda one: replace(one, job=JobFacts("numpy", 2, "/data", "/usr/bin/python", "hostB has no folder")),
+        "hostB has no folder",
+    ),
     ("link-untried", links(attempts=(), speed=None, failure="it hangs"), "it hangs"),
     ("large-packets-lost", links(speed=Speed(80.0, 0.0, 0.0, 4, stalled=True)), "1500"),
     ("mtu-differs", topic("network", interfaces=(Interface("e", ("10.0.0.2",), 9000),)), "9000 on hostB"),
