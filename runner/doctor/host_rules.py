@@ -73,7 +73,8 @@ def _quota(picture: Picture) -> Iterator[Evidence]:
         threads = cores.threads or 1
         if cores.usable < ranks * threads and ranks <= RANKS_PER_CORE * cores.usable:  # else too many anyway
             limit = f", which control groups limit to {cores.quota:g}" if cores.quota else ""
-            yield Evidence(host, f"{ranks} ranks × {threads} threads on {cores.usable} usable cores{limit}")
+            each = "1 thread" if threads == 1 else f"{threads} threads"
+            yield Evidence(host, f"{ranks} ranks × {each} on {cores.usable} usable cores{limit}")
 
 
 def _threads_unset(picture: Picture) -> Iterator[Evidence]:
