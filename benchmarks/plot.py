@@ -1,10 +1,11 @@
-"""Draws the results of the benchmarks: docs/allreduce.png, docs/train_step.png and docs/recovery.png.
+"""Draws the results of the benchmarks: allreduce.png, train_step.png, recovery.png, and those of techniques.
 
     python benchmarks/targets.py --longer --json build/figures.json
-    python benchmarks/plot.py build/figures.json [--folder docs]
+    python benchmarks/plot.py build/figures.json [more files] [--folder docs]
 
-The file may also come from allreduce.py, train_step.py or recovery.py, for one of the pictures. matplotlib is
-required.
+A file may also come from allreduce.py, train_step.py or recovery.py, for one of these pictures, or from the
+benchmark of a technique, for its picture: compression.py, compression_step.py, deadlines.py, sharding.py,
+model_parallel.py, and staleness.py for parameter_server.png. matplotlib is required.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from common.options import KIB, Option, parse
+from common.pictures import SIZE, finish, prepare
 from common.report import readable
-
-matplotlib.use("Agg")  # no window
+from common.technique_pictures import PICTURES
 from matplotlib import pyplot
 
 Style = dict[str, Any]
@@ -41,25 +41,35 @@ RECOVERIES = {
     "torchft, short timeouts": "#b5cc85",
 }
 FOLDER = Option("--folder", type=Path, default=Path(__file__).parents[1] / "docs", help="where to (docs)")
-SIZE, DOTS_PER_INCH = (8.0, 4.2), 144
+FILES = Option("files", type=Path, nargs="+", metavar="FILE", help="what a benchmark has written with --json")
 
 
 def main() -> None:
-    options = parse(__doc__, [Option("file", type=Path), FOLDER])
-    measured = json.loads(options.file.read_text())
-    pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    options = parse(__doc__, [FILES, FOLDER])
+    prepare()
+    for file in options.files:
+        written = draw(json.loads(file.read_text()), options.folder)
+        if not written:
+            sys.exit(f"{file} holds no results that have a picture")
+        print("wrote", *written)
+
+
+def draw(measured: dict[str, Any], folder: Path) -> list[Path]:
+    """Draws the pictures of the results in a file; returns their paths."""
+    machine = measured["machine"]
+    if picture := PICTURES.get(Path(measured["command"][0]).name):
+        name, technique = picture
+        return [technique(measured, folder / name)]
     allreduce = measured.get("allreduce, 2 ranks", measured)
     steps = measured.get("train_step", measured)
     written = []
     if any(row.get("collective") == "allreduce" for row in allreduce.get("rows", [])):
-        written.append(draw_allreduce(allreduce, measured["machine"], options.folder / "allreduce.png"))
+        written.append(draw_allreduce(allreduce, machine, folder / "allreduce.png"))
     if "models" in steps:
-        written.append(draw_steps(steps["models"], measured["machine"], options.folder / "train_step.png"))
+        written.append(draw_steps(steps["models"], machine, folder / "train_step.png"))
     if "commit" in measured:
-        written.append(draw_recoveries(measured, measured["machine"], options.folder / "recovery.png"))
-    if not written:
-        sys.exit(f"{options.file} holds no all-reduce, no training steps and no recoveries")
-    print("wrote", *written)
+        written.append(draw_recoveries(measured, machine, folder / "recovery.png"))
+    return written
 
 
 def draw_allreduce(measured: dict[str, Any], machine: dict[str, Any], path: Path) -> Path:
@@ -124,15 +134,6 @@ def draw_recoveries(measured: dict[str, Any], machine: dict[str, Any], path: Pat
 def name_of(model: dict[str, Any]) -> str:
     title = model["model"].partition(", ")[0].replace("TransformerEncoder", "Transformer")
     return f"{title}\n{model['parameters'] / 1e6:.1f} M in {model['tensors']} tensors"
-
-
-def finish(figure: Any, machine: dict[str, Any], path: Path) -> Path:
-    """Adds the machine's description, and writes the picture."""
-    where = f"{machine['processor']}, {machine['cores']} cores, load {machine['load']:.1f}"
-    figure.text(0.995, 0.005, where, ha="right", va="bottom", fontsize=7, color="#777777")
-    figure.tight_layout(rect=(0, 0.02, 1, 1))
-    figure.savefig(path, dpi=DOTS_PER_INCH, metadata={"Software": None})
-    return path
 
 
 if __name__ == "__main__":

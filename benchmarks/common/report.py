@@ -8,6 +8,7 @@ import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -121,6 +122,7 @@ def machine() -> dict[str, Any]:
         "cores": cores,
         "load": os.getloadavg()[0],
         "python": platform.python_version(),
+        "date": date.today().isoformat(),
     }
 
 

@@ -1,0 +1,96 @@
+"""Each benchmark of a technique has a picture of its results."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+MACHINE = {"processor": "a processor", "cores": 2, "load": 0.1, "date": "2026-11-24"}
+SIZES = (1 << 20, 64 << 20)
+FORMATS = ("float32", "bfloat16", "int8", "int8, feedback", "fp8", "fp8, feedback")
+RESULTS: dict[str, dict[str, Any]] = {
+    "compression.py": {
+        "hosts": 2,
+        "rate": "1gbit",
+        "rows": [
+            {"bytes": size, "format": name, "speed": [2.0, 1.9, 2.1]} for size in SIZES for name in FORMATS
+        ],
+    },
+    "compression_step.py": {
+        "hosts": 2,
+        "rate": "none",
+        "rows": [
+            {"model": model, "compression": name, "gain": 1.5}
+            for model in ("linear", "transformer")
+            for name in ("alone", "none", "powersgd(4)")
+        ],
+    },
+    "deadlines.py": {
+        "ranks": 4,
+        "rows": [
+            {"delay": delay, "way": way, "gain": 1.3, "loss": 0.01}
+            for delay in (0.5, 1.0)
+            for way in ("synchronous", "accumulate", "drop")
+        ],
+    },
+    "staleness.py": {
+        "ranks": 8,
+        "milliseconds": 30,
+        "rows": [
+            {"slow": slow, "method": method, "staleness": staleness, "share": 0.9, "accuracy": 0.95}
+            for slow in ("none", "one", "each")
+            for method, staleness in [*(("optimizer", bound) for bound in range(4)), ("table", 3)]
+        ],
+    },
+    "sharding.py": {
+        "ranks": 2,
+        "rows": [
+            {"model": "a, b", "shard": shard, "ratio": [1.0, 0.9, 1.1], "state": 2.0, "gradients": 1.0}
+            for shard in ("none", "state", "gradients")
+        ],
+    },
+    "model_parallel.py": {
+        "divisions": [
+            {"division": division, "times": {"gloo": [3.0, 4.0, 5.0], "sirtaki": [2.0, 3.0, 4.0]}}
+            for division in ("tensor parallel", "pipeline")
+        ],
+    },
+}
+
+
+def test_the_results_of_each_technique_become_a_picture_in_docs_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    plot = importlib.import_module("plot")
+    pictures = importlib.import_module("common.technique_pictures").PICTURES
+    assert set(pictures) == set(RESULTS)
+    files = []
+    for script, results in RESULTS.items():
+        file = tmp_path / f"{script}.json"
+        file.write_text(json.dumps({"command": [f"benchmarks/{script}"], "machine": MACHINE, **results}))
+        files.append(str(file))
+    monkeypatch.setattr("sys.argv", ["plot.py", *files, "--folder", str(tmp_path)])
+    plot.main()
+    assert capsys.readouterr().out.count("wrote") == len(RESULTS)
+    for name, _ in pictures.values():
+        content = (tmp_path / name).read_bytes()
+        width, height = (int.from_bytes(content[start : start + 4], "big") for start in (16, 20))
+        assert (width, height) == (1152, 604)
+
+
+def test_a_file_without_results_that_have_a_picture_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    plot = importlib.import_module("plot")
+    file = tmp_path / "hosts.json"
+    file.write_text(json.dumps({"command": ["benchmarks/hosts.py"], "machine": MACHINE, "rows": []}))
+    monkeypatch.setattr("sys.argv", ["plot.py", str(file), "--folder", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"hosts\.json holds no results"):
+        plot.main()
