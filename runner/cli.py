@@ -126,6 +126,7 @@ def _settings(
         interfaces=tuple(interfaces),
         oversubscribe=options.oversubscribe,
         torch_env=options.torch_env,
+        metrics=options.metrics_port,
     )
 
 

@@ -30,6 +30,8 @@ def describe(settings: Settings) -> Iterator[str]:
         yield f"setting: {name}={value}"
     if settings.torch_env:
         yield "torch's variables are set: RANK, WORLD_SIZE, MASTER_ADDR and others"
+    if settings.metrics is not None:
+        yield f"each host with ranks serves metrics at {settings.metrics} (--metrics-port)"
     if any(not is_own_host(host.name) for host in hosts):
         count = len(exported(os.environ))
         way = f"through {settings.launcher.program}'s input"

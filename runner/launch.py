@@ -66,6 +66,7 @@ class Settings:
     interfaces: tuple[str, ...] = ()  # the only ones that ranks use to reach each other; () for all
     oversubscribe: bool = False  # start ranks although a host seems to lack capacity for them
     torch_env: bool = False  # set torch's variables for the ranks
+    metrics: str | None = None  # the address, "PORT" or "HOST:PORT", at which each host serves metrics
     service: FunctionService | None = None  # of a job that `sirtaki.run` has started
 
 
@@ -107,6 +108,7 @@ class _Launch:
         placements = placements_of(allocations)
         display.expect(len(placements), settings.output_folder)
         folder = Path(make_job_directory(self._reaper))
+        metrics = self._serve_metrics(folder, allocations)
         key_file = str(folder / "key")
         encrypt = encrypts({**os.environ, **settings.additions})
         job = Job(secrets.token_hex(8), len(placements), write_job_key(key_file), VERSION, encrypt)
@@ -120,7 +122,8 @@ class _Launch:
         for allocation in allocations:  # forks, so it must precede the first thread
             if is_own_host(allocation.host.name):
                 environment = self._environment_of(job, server.address, key_file, post_mortem, allocation)
-                environment = replace(environment, torch=torch[allocation.host.name])
+                additions = {**environment.additions, **metrics}
+                environment = replace(environment, additions=additions, torch=torch[allocation.host.name])
                 ranks |= self._start_local(environment, [placements[rank] for rank in allocation.ranks])
         for remote in remotes:
             for allocation in (one for one in allocations if one.host.name == remote.name):
@@ -197,6 +200,16 @@ class _Launch:
                 server.close()
                 raise
         return server
+
+    def _serve_metrics(self, folder: Path, allocations: Sequence[HostAllocation]) -> Mapping[str, str]:
+        """Starts the metrics endpoint if the user wants one; returns what the ranks of this host need."""
+        if self._settings.metrics is None or not any(is_own_host(one.host.name) for one in allocations):
+            return {}
+        from sirtaki.runner.metrics.endpoint import MetricsEndpoint
+
+        endpoint = MetricsEndpoint(self._settings.metrics, folder, self._reaper)
+        self._display.say(endpoint.describe())
+        return endpoint.variables
 
     def _torch_variables(
         self, remotes: Sequence[RemoteHost], allocations: Sequence[HostAllocation]
@@ -285,6 +298,7 @@ def start_values(settings: Settings, job: Job, rendezvous: str) -> dict[str, Any
         "environment": exported(os.environ),
         "additions": additions,
         "oversubscribe": settings.oversubscribe,
+        "metrics": settings.metrics,
     }
 
 

@@ -49,6 +49,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
         allow_abbrev=False,
     )
     _add_options(parser)
+    _add_options_for_observing(parser)
     add_options_for_hosts(parser)
     add_elastic_options(parser, whole_number, _seconds)
     add_horovod_flags(parser)
@@ -128,6 +129,19 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="how long a rank waits in hvd.init() for the others (120)",
     )
     add(
+        "--torch-env",
+        action="store_true",
+        help="set torch's variables (RANK, MASTER_ADDR, …), so that trainers such as Lightning use all ranks",
+    )
+    add("--config-file", metavar="FILE", type=Path, help="also read options from this YAML file")
+    add("--dry-run", action="store_true", help="show what would run where, and start nothing")
+    add("--verbose", action="store_true", help="show what hvdrun does")
+    add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def _add_options_for_observing(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
         "--timeline-filename",
         metavar="FILE",
         type=Path,
@@ -145,14 +159,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help=argparse.SUPPRESS,
     )
     add(
-        "--torch-env",
-        action="store_true",
-        help="set torch's variables (RANK, MASTER_ADDR, …), so that trainers such as Lightning use all ranks",
+        "--metrics-port",
+        metavar="[HOST:]PORT",
+        type=_metrics_address,
+        help="serve the counters of its ranks on each host, for Prometheus (on the loopback address)",
     )
-    add("--config-file", metavar="FILE", type=Path, help="also read options from this YAML file")
-    add("--dry-run", action="store_true", help="show what would run where, and start nothing")
-    add("--verbose", action="store_true", help="show what hvdrun does")
-    add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def add_options_for_hosts(parser: argparse.ArgumentParser) -> None:
@@ -199,6 +210,16 @@ def _port(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"it takes a number from 1 to 65535, not '{text}'")
     return int(text)
+
+
+def _metrics_address(text: str) -> str:
+    from sirtaki.runner.metrics.endpoint import parse_address
+
+    try:
+        parse_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _seconds(text: str) -> float:

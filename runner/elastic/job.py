@@ -9,7 +9,7 @@ import selectors
 import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from sirtaki.runner.host_connection import Connection
 from sirtaki.runner.hosts import is_own_host
 from sirtaki.runner.job_directory import make_job_directory
 from sirtaki.runner.launch import Settings, with_reaper, write_job_key
+from sirtaki.runner.metrics.endpoint import MetricsEndpoint
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.job import Job
 from sirtaki.runner.signals import WakeupPipe, stop_this_process
@@ -98,6 +99,7 @@ class ElasticJob:
             reaper,
             self._spares,
             self._hosts,
+            self._serve_metrics(),
         )
         self._discovery = Discovery(elastic.script, elastic.slots_per_host, display.say)
         self._slots: Sequence[Slot] = ()
@@ -125,6 +127,14 @@ class ElasticJob:
         while self._processes.running or not self._driver.is_over:
             self._iterate()
         return self._conclude()
+
+    def _serve_metrics(self) -> Mapping[str, str]:
+        """Starts the metrics endpoint of this host if the user wants one; returns what its workers need."""
+        if self._settings.metrics is None:
+            return {}
+        endpoint = MetricsEndpoint(self._settings.metrics, self._folder, self._reaper)
+        self._display.say(endpoint.describe())
+        return endpoint.variables
 
     def _find_slots(self) -> Sequence[Slot]:
         """Returns the slots with which the job begins. Raises LaunchError if there are too few.

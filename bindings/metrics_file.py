@@ -1,0 +1,106 @@
+"""Writes a rank's counters once a second to a file, for the metrics endpoint of its host (runner/metrics).
+
+One thread per process does it, in jobs that want metrics only. It reads the core's counters as `hvd.stats()`
+does: no call of the program becomes slower. The file is replaced as a whole, so that no reader sees a part.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sirtaki.bindings import default_context
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.observe import statistics
+
+FOLDER = "SIRTAKI_METRICS_FOLDER"  # in the environment of ranks that shall write; hvdrun sets it
+INTERVAL_SECONDS = 1.0
+_COUNTERS = (
+    *("operations", "failed", "plans", "bytes", "cache_hits", "cache_misses"),
+    *("waiting_seconds", "moving_seconds"),
+)
+_PHASES = ("detect", "agree", "rebuild", "state", "first_step")
+_JOIN_SECONDS = 1.0
+
+
+class MetricsWriter:
+    """The thread of one process, and its file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._last: dict[str, Any] = {}
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sirtaki metrics", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread before the interpreter does."""
+        self._end.set()
+        self._thread.join(_JOIN_SECONDS)
+
+    def _run(self) -> None:
+        while not self._end.is_set():
+            with contextlib.suppress(
+                OSError
+            ):  # a full disk, or the end of the job: there may be another time
+                self._write()
+            self._end.wait(INTERVAL_SECONDS)
+
+    def _write(self) -> None:
+        context = default_context.process.context
+        is_member = context is not None and not context.is_provisional
+        if context is not None and is_member:
+            self._last = _values_of(context)
+        elif not self._last:
+            return  # this process was not a rank yet
+        text = json.dumps({**self._last, "is_member": is_member})
+        fresh = self._file.with_suffix(".new")
+        fresh.write_text(text)
+        fresh.replace(self._file)
+
+
+def start_of_environment(environment: Mapping[str, str] = os.environ) -> None:
+    """Starts this process's thread if hvdrun wants metrics and it does not run yet."""
+    if folder := environment.get(FOLDER):
+        _start(folder, os.getpid())
+
+
+@cache
+def _start(folder: str, pid: int) -> None:
+    """Starts the thread once per process: a forked child has none, and may become a rank of its own."""
+    writer = MetricsWriter(Path(folder) / f"{pid}.json")
+    writer.start()
+    atexit.register(writer.stop)
+
+
+def _values_of(context: Context) -> dict[str, Any]:
+    counted: Mapping[str, Any] = {**statistics(context)}
+    late = counted["lateness"][counted["rank"]]
+    survivors = context.survivors
+    membership = survivors.membership if survivors is not None else None
+    return {
+        "pid": os.getpid(),
+        "rank": counted["rank"],
+        "size": counted["size"],
+        "generation": membership.generation if membership is not None else 1,
+        **{name: counted[name] for name in _COUNTERS},
+        "late_times": late["times"],
+        "late_seconds": late["times"] * late["mean_seconds"],
+        "ranks_lost": sum(len(change["lost"]) for change in counted["changes"]),
+        "recoveries": {phase: _seconds_of(phase, counted["changes"]) for phase in _PHASES},
+    }
+
+
+def _seconds_of(phase: str, changes: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Returns how long a phase of each change took; one that is not over yet is left out."""
+    found = [change[f"{phase}_seconds"] for change in changes]
+    return [seconds for seconds in found if seconds is not None]

@@ -1,0 +1,1 @@
+"""hvdrun --metrics-port: one endpoint for Prometheus on each host of a job."""

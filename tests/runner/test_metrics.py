@@ -1,0 +1,224 @@
+"""hvdrun --metrics-port: what Prometheus' own parser reads while a job runs, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launching import read_pids, script_writer, wait_until
+from prometheus_client.parser import text_string_to_metric_families
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Start = Callable[..., subprocess.Popen[bytes]]
+Hosts = Callable[..., Path]
+Samples = dict[tuple[str, str], float]  # by name, and the labels except the host, such as "0" or "0 ok"
+
+# A rank that counts operations, writes what hvd.stats() returns, and goes on when the file "end" exists.
+TRAINING = """
+import json, os, pathlib, sys, time
+import numpy
+import sirtaki.numpy as hvd
+
+hvd.init()
+folder, rank = pathlib.Path(sys.argv[1]), hvd.rank()
+for step in range(20):
+    if rank == 1:
+        time.sleep(0.03)  # 0.6 s in all: news of lateness arrive twice a second at most
+    hvd.allreduce(numpy.ones(1000, numpy.float32), name="x")
+{}
+(folder / f"{{rank}}.new").write_text(json.dumps(hvd.stats()))
+(folder / f"{{rank}}.new").rename(folder / f"stats{{rank}}.json")
+(folder / f"{{rank}}.pid").write_text(f"{{os.getpid()}}\\n")
+while not (folder / "end").exists():
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Callable[[str], str]:
+    return script_writer(tmp_path / "training.py", TRAINING)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def scrape(port: int) -> Samples:
+    """Returns the samples of an endpoint; none before it answers."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return {}
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = " ".join(value for name, value in sorted(sample.labels.items()) if name != "host")
+            found[sample.name, labels] = sample.value
+    return found
+
+
+def read_stats(folder: Path, ranks: int) -> list[dict]:
+    files = [folder / f"stats{rank}.json" for rank in range(ranks)]
+    wait_until(lambda: all(file.exists() for file in files), "the ranks have written their statistics")
+    return [json.loads(file.read_text()) for file in files]
+
+
+def expected_of(stats: dict) -> Samples:
+    """Returns the samples that agree with what hvd.stats() has returned."""
+    rank, late = str(stats["rank"]), stats["lateness"][stats["rank"]]
+    return {
+        ("sirtaki_up", rank): 1,
+        ("sirtaki_operations_total", f"{rank} ok"): stats["operations"] - stats["failed"],
+        ("sirtaki_operations_total", f"{rank} failed"): stats["failed"],
+        ("sirtaki_operation_bytes_total", rank): stats["bytes"],
+        ("sirtaki_plans_total", rank): stats["plans"],
+        ("sirtaki_cache_hits_total", rank): stats["cache_hits"],
+        ("sirtaki_cache_misses_total", rank): stats["cache_misses"],
+        ("sirtaki_waiting_seconds_total", rank): pytest.approx(stats["waiting_seconds"]),
+        ("sirtaki_moving_seconds_total", rank): pytest.approx(stats["moving_seconds"]),
+        ("sirtaki_world_size", ""): stats["size"],
+        ("sirtaki_generation", ""): 1,
+        ("sirtaki_last_arrivals_total", rank): late["times"],
+        ("sirtaki_lateness_seconds_count", rank): late["times"],
+        ("sirtaki_lateness_seconds_sum", rank): pytest.approx(late["times"] * late["mean_seconds"]),
+    }
+
+
+def test_counters_agree_with_those_of_the_ranks_while_a_job_runs(
+    start_hvdrun: Start, training: Callable[[str], str], tmp_path: Path
+) -> None:
+    port = free_port()
+    job = start_hvdrun("-np", "2", "--metrics-port", str(port), "python", training(""), str(tmp_path))
+    expected = {}
+    for stats in read_stats(tmp_path, 2):
+        expected |= expected_of(stats)
+        assert stats["operations"] == 20
+        assert stats["lateness"][1]["times"] > 0
+
+    def agrees() -> bool:
+        found = scrape(port)
+        return all(found.get(key) == value for key, value in expected.items())
+
+    wait_until(agrees, "the endpoint has the counters of hvd.stats()")
+    found = scrape(port)
+    for rank, pid in enumerate(read_pids(tmp_path, 2)):
+        assert pid > 0
+        assert found["process_resident_memory_bytes", str(rank)] > 1 << 20
+        assert found["process_cpu_seconds_total", str(rank)] > 0
+    assert not any("x" in labels for _, labels in found)  # no tensor is named
+    (tmp_path / "end").touch()
+    _, errors = job.communicate()
+    assert job.returncode == 0, errors
+    assert f"http://127.0.0.1:{port}/metrics" in errors.decode()
+    assert scrape(port) == {}  # nothing is left behind
+
+
+def test_a_rank_that_has_ended_is_not_up(
+    start_hvdrun: Start, training: Callable[[str], str], tmp_path: Path
+) -> None:
+    port = free_port()
+    script = training("if rank == 1: (folder / 'stats1.json').write_text('{}'); sys.exit()")
+    job = start_hvdrun("-np", "2", "--metrics-port", str(port), "python", script, str(tmp_path))
+    read_stats(tmp_path, 2)
+    wait_until(lambda: scrape(port).get(("sirtaki_up", "1")) == 0, "rank 1 is not up")
+    found = scrape(port)
+    assert found["sirtaki_up", "0"] == 1
+    assert ("process_open_fds", "1") not in found
+    (tmp_path / "end").touch()
+    assert job.wait() == 0
+
+
+def test_further_clients_are_sent_away(
+    start_hvdrun: Start, training: Callable[[str], str], tmp_path: Path
+) -> None:
+    port = free_port()
+    job = start_hvdrun("-np", "1", "--metrics-port", str(port), "python", training(""), str(tmp_path))
+    wait_until(lambda: scrape(port), "the endpoint answers")
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
+    wait_until(lambda: not scrape(port), "a ninth client is sent away")
+    for connection in idle:
+        connection.close()
+    wait_until(lambda: scrape(port), "there is room again")
+    (tmp_path / "end").touch()
+    assert job.wait() == 0
+
+
+def test_a_port_in_use_is_an_error_before_ranks_start(hvdrun: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        result = hvdrun("-np", "2", "--metrics-port", str(port), "echo", "started")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert f"--metrics-port: cannot listen at port {port} of 127.0.0.1 on " in result.stderr
+    assert "Address already in use. Choose another port" in result.stderr
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    hvdrun: Run, environment: dict[str, str], tmp_path: Path
+) -> None:
+    hidden = "import sys; sys.modules['prometheus_client'] = None\n"
+    (tmp_path / "sitecustomize.py").write_text(hidden)
+    environment["PYTHONPATH"] = str(tmp_path)
+    result = hvdrun("-np", "2", "--metrics-port", "0", "echo", "started")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert "--metrics-port needs the package prometheus_client on " in result.stderr
+    assert "pip install 'sirtaki[metrics]'" in result.stderr
+
+
+@pytest.mark.parametrize("address", ["70000", "host:", "here:http", "-1"])
+def test_an_address_without_a_port_is_refused(hvdrun: Run, address: str) -> None:
+    result = hvdrun("-np", "2", f"--metrics-port={address}", "echo", "started")
+    assert result.returncode != 0
+    assert f"it takes a port from 0 to 65535, or HOST:PORT, not '{address}'" in result.stderr
+
+
+def test_an_address_that_others_reach_comes_with_a_warning(hvdrun: Run) -> None:
+    result = hvdrun("-np", "1", "--metrics-port", "0.0.0.0:0", "echo", "started")
+    assert result.returncode == 0, result.stderr
+    pattern = r"http://0\.0\.0\.0:\d+/metrics \(neither encrypted nor protected by a password\)"
+    assert re.search(pattern, result.stderr)
+
+
+def test_no_thread_runs_without_the_option(hvdrun: Run) -> None:
+    show = (
+        "import threading, sirtaki.numpy as hvd; hvd.init(); print([t.name for t in threading.enumerate()])"
+    )
+    off = hvdrun("-np", "1", "python", "-c", show)
+    on = hvdrun("-np", "1", "--metrics-port", "0", "python", "-c", show)
+    assert "sirtaki metrics" not in off.stdout
+    assert "sirtaki metrics" in on.stdout, on.stderr
+
+
+def test_each_host_serves_its_own_ranks(
+    start_hvdrun: Start, training: Callable[[str], str], hosts: Hosts, tmp_path: Path
+) -> None:
+    hosts(hostB={})
+    arguments = ("-H", "localhost:1,hostB:1", "--metrics-port", "0", "python", training(""), str(tmp_path))
+    errors = tmp_path / "errors"
+    with errors.open("wb") as file:
+        job = start_hvdrun(*arguments, stderr=file)
+        read_stats(tmp_path, 2)
+
+    def ports() -> list[int]:
+        return [int(port) for port in re.findall(r"http://127\.0\.0\.1:(\d+)/metrics", errors.read_text())]
+
+    wait_until(lambda: len(ports()) == 2, "both endpoints are named")
+    up = "sirtaki_up"
+    wait_until(
+        lambda: (
+            sorted(key for port in ports() for key in scrape(port) if key[0] == up) == [(up, "0"), (up, "1")]
+        ),
+        "each endpoint has one rank",
+    )
+    (tmp_path / "end").touch()
+    assert job.wait() == 0, errors.read_text()
