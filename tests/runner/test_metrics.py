@@ -6,19 +6,16 @@ import json
 import re
 import socket
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from launching import read_pids, script_writer, wait_until
-from prometheus_client.parser import text_string_to_metric_families
+from scraping import Samples, free_port, scrape
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., subprocess.Popen[bytes]]
 Hosts = Callable[..., Path]
-Samples = dict[tuple[str, str], float]  # by name, and the labels except the host, such as "0" or "0 ok"
 
 # A rank that counts operations, writes what hvd.stats() returns, and goes on when the file "end" exists.
 TRAINING = """
@@ -44,26 +41,6 @@ while not (folder / "end").exists():
 @pytest.fixture
 def training(tmp_path: Path) -> Callable[[str], str]:
     return script_writer(tmp_path / "training.py", TRAINING)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def scrape(port: int) -> Samples:
-    """Returns the samples of an endpoint; none before it answers."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return {}
-    found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            labels = " ".join(value for name, value in sorted(sample.labels.items()) if name != "host")
-            found[sample.name, labels] = sample.value
-    return found
 
 
 def read_stats(folder: Path, ranks: int) -> list[dict]:
