@@ -96,7 +96,7 @@ def _values_of(context: Context) -> dict[str, Any]:
         "late_times": late["times"],
         "late_seconds": late["times"] * late["mean_seconds"],
         "ranks_lost": sum(len(change["lost"]) for change in counted["changes"]),
-        "recoveries": {phase: _seconds_of(phase, counted["changes"]) for phase in _PHASES},
+        "recoveries": {phase: _seconds_of(phase, counted["changes"]) for phase in _PHASES if membership},
     }
 
 

@@ -139,7 +139,7 @@ class Agent:
             "version": VERSION,
             "host": socket.gethostname(),
             "gpus": count_gpus(),
-            "problem": _find_problem(self._folder, str(frame.values.get("program", ""))),
+            "problem": _find_problem(self._folder, frame.values),
         }
         if frame.values.get("torch"):
             self._port = ReservedPort()
@@ -291,7 +291,9 @@ class Agent:
             self._finished = True
 
 
-def _find_problem(folder: str, program: str) -> str:
+def _find_problem(folder: str, question: Mapping[str, Any]) -> str:
+    """Returns what this host lacks, to follow its name; "" if nothing. Enters the folder."""
+    program = str(question.get("program", ""))
     try:
         os.chdir(folder)
     except OSError as error:
@@ -301,6 +303,10 @@ def _find_problem(folder: str, program: str) -> str:
         return f"has no program {program} as hvdrun's host has: install it there, at the same path"
     if os.path.isdir(program) or not os.access(program, os.X_OK):
         return f"has {program}, but cannot run it: make it executable with `chmod +x`"
+    if "metrics" in question:
+        from sirtaki.runner.metrics.endpoint import find_problem
+
+        return find_problem(str(question["metrics"]))
     return ""
 
 

@@ -30,7 +30,7 @@ class Kind(enum.IntEnum):
     """The kind of a frame. `rank` in its header is the rank that it is about, if any."""
 
     # To the agent
-    ASK = 1  # JSON: the folder and the program that the job needs, and whether torch's variables are set
+    ASK = 1  # JSON: the job's folder and program, whether torch's variables are set, the address for metrics
     START = 2  # JSON: everything that the ranks of this host need
     SIGNAL = 3  # a number: the signal for `rank`; of no rank: all ranks are stopped, or go on (Ctrl-Z)
     GRANT = 4  # a number: how many more bytes of the ranks' output may be sent; `rank` is the stream, 1 or 2

@@ -162,7 +162,9 @@ class _Launch:
         from sirtaki.runner.cores import count_gpus
         from sirtaki.runner.host_connection import Connection, with_slot_counts
 
-        question = {"torch": True, "interfaces": settings.interfaces} if settings.torch_env else {}
+        question: dict[str, Any] = metrics_question(settings)
+        if settings.torch_env:
+            question |= {"torch": True, "interfaces": settings.interfaces}
         connection = Connection(settings.launcher, self._selector, self._display, question)
         remotes = connection.connect(hosts, settings.command[0], self._wakeup, self._reaper)
         return remotes, allocate(with_slot_counts(hosts, remotes, count_gpus()), settings.size)
@@ -282,6 +284,11 @@ class _Launch:
             for rank in allocation.ranks
         }
         return Progress("ranks are here", names, self._display.show_progress, self._display.refreshes)
+
+
+def metrics_question(settings: Settings) -> dict[str, str]:
+    """Returns what other hosts are asked about metrics: whether the port is free there."""
+    return {} if settings.metrics is None else {"metrics": settings.metrics}
 
 
 def start_values(settings: Settings, job: Job, rendezvous: str) -> dict[str, Any]:

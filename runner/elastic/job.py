@@ -36,7 +36,7 @@ from sirtaki.runner.failure_analysis import ExitStatus, signal_name
 from sirtaki.runner.host_connection import Connection
 from sirtaki.runner.hosts import is_own_host
 from sirtaki.runner.job_directory import make_job_directory
-from sirtaki.runner.launch import Settings, with_reaper, write_job_key
+from sirtaki.runner.launch import Settings, metrics_question, with_reaper, write_job_key
 from sirtaki.runner.metrics.endpoint import MetricsEndpoint
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.job import Job
@@ -72,7 +72,7 @@ class ElasticJob:
             display.say,
             on_call,
         )
-        connection = Connection(settings.launcher, self._selector, display)
+        connection = Connection(settings.launcher, self._selector, display, metrics_question(settings))
         self._spares = JobSpares(
             elastic.spares, self._start_spare, self._spares_of, self._folder, self._selector, display
         )

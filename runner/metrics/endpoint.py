@@ -34,17 +34,20 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]") or LOOPBACK, int(port)
 
 
+def find_problem(address: str) -> str:
+    """Returns why this host cannot serve metrics, to follow the host's name; "" if it can."""
+    try:
+        _listen(address).close()
+    except LaunchError as error:
+        return f"cannot serve metrics: {error}"
+    return ""
+
+
 class MetricsEndpoint:
     """The endpoint of this host: the process that serves it, and the folder to which the ranks write."""
 
     def __init__(self, address: str, job_folder: Path, reaper: Reaper) -> None:
         """Starts the endpoint. Raises LaunchError if that is impossible."""
-        if importlib.util.find_spec("prometheus_client") is None:
-            raise LaunchError(
-                f"--metrics-port needs the package prometheus_client on {socket.gethostname()}: "
-                "pip install 'sirtaki[metrics]'",
-                1,
-            )
         self._folder = job_folder / "metrics"
         with _listen(address) as listener:
             self._address = listener.getsockname()
@@ -67,6 +70,13 @@ class MetricsEndpoint:
 
 
 def _listen(address: str) -> socket.socket:
+    """Returns a socket that listens. Raises LaunchError if there is none, or nothing to serve it with."""
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise LaunchError(
+            f"--metrics-port needs the package prometheus_client on {socket.gethostname()}: "
+            "pip install 'sirtaki[metrics]'",
+            1,
+        )
     host, port = parse_address(address)
     try:
         family, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

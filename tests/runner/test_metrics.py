@@ -199,3 +199,21 @@ def test_each_host_serves_its_own_ranks(
     )
     (tmp_path / "end").touch()
     assert job.wait() == 0, errors.read_text()
+
+
+def test_a_port_in_use_on_another_host_is_an_error_before_ranks_start(hvdrun: Run, hosts: Hosts) -> None:
+    hosts(hostB={})
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        result = hvdrun("-H", "hostB:2", "--metrics-port", str(port), "echo", "started")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    text = f"hvdrun: hostB cannot serve metrics: --metrics-port: cannot listen at port {port} of 127.0.0.1"
+    assert text in result.stderr
+
+
+def test_the_port_may_be_in_a_file_of_options(hvdrun: Run, tmp_path: Path) -> None:
+    (tmp_path / "options.yaml").write_text("metrics-port: 0\n")
+    result = hvdrun("-np", "1", "--config-file", str(tmp_path / "options.yaml"), "echo", "started")
+    assert result.returncode == 0, result.stderr
+    assert "/metrics" in result.stderr

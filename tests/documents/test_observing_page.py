@@ -1,0 +1,68 @@
+"""The page about observing: its program runs, and it names the metrics that a host serves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import yaml
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from sirtaki.runner.metrics.samples import RankSamples
+
+from .pages import DOCS, output_of, programs_of
+
+EXAMPLES = DOCS.parent / "examples" / "prometheus"
+NAME = re.compile(r"\b(?:sirtaki|process)_[a-z_]+")
+VALUES = {
+    "pid": os.getpid(),
+    "is_member": True,
+    "rank": 0,
+    "size": 1,
+    "generation": 1,
+    "recoveries": {"detect": [0.3]},
+    **dict.fromkeys(("operations", "failed", "plans", "bytes", "cache_hits", "cache_misses"), 0),
+    **dict.fromkeys(("waiting_seconds", "moving_seconds", "late_times", "late_seconds", "ranks_lost"), 0),
+}
+
+
+def served_names(folder: Path) -> tuple[set[str], set[str]]:
+    """Returns the names of the families of a host with one rank, and those of its samples."""
+    (folder / "1.json").write_text(json.dumps(VALUES))
+    registry = CollectorRegistry()
+    registry.register(RankSamples(folder))
+    families = list(text_string_to_metric_families(generate_latest(registry).decode()))
+    totals = {family.name + ("_total" if family.type == "counter" else "") for family in families}
+    return totals, {sample.name for family in families for sample in family.samples}
+
+
+def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
+    (program,) = programs_of("observing.md")
+    output = output_of(program, 2, tmp_path)
+    assert sorted(output.splitlines()) == [f"[{rank}] rank {rank} of 2: 100 operations" for rank in range(2)]
+
+
+def test_the_table_of_the_page_is_complete(tmp_path: Path) -> None:
+    families, samples = served_names(tmp_path)
+    page = (DOCS / "observing.md").read_text()
+    rows = {name for line in page.splitlines() if line.startswith("| `") for name in NAME.findall(line)}
+    assert rows == families
+    assert set(NAME.findall(page)) <= families | samples
+
+
+def test_alerts_and_the_dashboard_use_metrics_that_exist(tmp_path: Path) -> None:
+    _, samples = served_names(tmp_path)
+    (group,) = yaml.safe_load((EXAMPLES / "alerts.yml").read_text())["groups"]
+    alerts = [rule["expr"] for rule in group["rules"]]
+    panels = json.loads((EXAMPLES / "dashboard.json").read_text())["panels"]
+    shown = [target["expr"] for panel in panels for target in panel["targets"]]
+    assert len(alerts) == 5
+    assert len(shown) == len(panels) > 10
+    for expression in (*alerts, *shown):
+        names = set(NAME.findall(expression))
+        assert names
+        assert names <= samples, expression
+    assert all({"summary", "remedy"} <= set(rule["annotations"]) for rule in group["rules"])
