@@ -19,7 +19,7 @@ Hosts = Callable[..., Path]
 
 # A rank that counts operations, writes what hvd.stats() returns, and goes on when the file "end" exists.
 TRAINING = """
-import json, os, pathlib, sys, time
+import contextlib, json, os, pathlib, sys, time
 import numpy
 import sirtaki.numpy as hvd
 
@@ -29,6 +29,8 @@ for step in range(20):
     if rank == 1:
         time.sleep(0.03)  # 0.6 s in all: news of lateness arrive twice a second at most
     hvd.allreduce(numpy.ones(1000, numpy.float32), name="x")
+with contextlib.suppress(hvd.MismatchError):
+    hvd.allreduce(numpy.ones(1 + rank), name="different shapes")
 {}
 (folder / f"{{rank}}.new").write_text(json.dumps(hvd.stats()))
 (folder / f"{{rank}}.new").rename(folder / f"stats{{rank}}.json")
@@ -78,7 +80,7 @@ def test_counters_agree_with_those_of_the_ranks_while_a_job_runs(
     expected = {}
     for stats in read_stats(tmp_path, 2):
         expected |= expected_of(stats)
-        assert stats["operations"] == 20
+        assert (stats["operations"], stats["failed"]) == (21, 1)
         assert stats["lateness"][1]["times"] > 0
 
     def agrees() -> bool:
@@ -99,19 +101,33 @@ def test_counters_agree_with_those_of_the_ranks_while_a_job_runs(
     assert scrape(port) == {}  # nothing is left behind
 
 
-def test_a_rank_that_has_ended_is_not_up(
-    start_hvdrun: Start, training: Callable[[str], str], tmp_path: Path
+@pytest.mark.parametrize("end", ["sys.exit()", "hvd.shutdown(); time.sleep(3600)"])
+def test_a_rank_that_has_left_is_not_up(
+    start_hvdrun: Start, training: Callable[[str], str], tmp_path: Path, end: str
 ) -> None:
     port = free_port()
-    script = training("if rank == 1: (folder / 'stats1.json').write_text('{}'); sys.exit()")
+    script = training(f"if rank == 1: (folder / 'stats1.json').write_text('{{}}'); {end}")
     job = start_hvdrun("-np", "2", "--metrics-port", str(port), "python", script, str(tmp_path))
     read_stats(tmp_path, 2)
     wait_until(lambda: scrape(port).get(("sirtaki_up", "1")) == 0, "rank 1 is not up")
     found = scrape(port)
     assert found["sirtaki_up", "0"] == 1
-    assert ("process_open_fds", "1") not in found
-    (tmp_path / "end").touch()
-    assert job.wait() == 0
+    assert ("process_open_fds", "1") not in found or "sleep" in end
+    job.terminate()
+    job.wait()
+
+
+@pytest.mark.full
+def test_kill_9_of_hvdrun_leaves_no_endpoint(
+    start_hvdrun: Start, training: Callable[[str], str], tmp_path: Path
+) -> None:
+    port = free_port()
+    job = start_hvdrun("-np", "1", "--metrics-port", str(port), "python", training(""), str(tmp_path))
+    wait_until(lambda: scrape(port), "the endpoint answers")
+    job.kill()
+    wait_until(lambda: not scrape(port), "the endpoint has ended")
+    with socket.create_server(("127.0.0.1", port)):
+        pass  # the port is free
 
 
 def test_further_clients_are_sent_away(
