@@ -13,6 +13,8 @@ import pytest
 from launching import read_pids, script_writer, wait_until
 from scraping import Samples, free_port, scrape
 
+from sirtaki.runner.metrics.endpoint import parse_address
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., subprocess.Popen[bytes]]
 Hosts = Callable[..., Path]
@@ -166,6 +168,19 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     assert result.stdout == ""
     assert "--metrics-port needs the package prometheus_client on " in result.stderr
     assert "pip install 'sirtaki[metrics]'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("9464", ("127.0.0.1", 9464)),
+        (":0", ("127.0.0.1", 0)),
+        ("0.0.0.0:9464", ("0.0.0.0", 9464)),
+        ("[::1]:9464", ("::1", 9464)),
+    ],
+)
+def test_the_address_is_the_loopback_one_unless_one_is_given(text: str, address: tuple[str, int]) -> None:
+    assert parse_address(text) == address
 
 
 @pytest.mark.parametrize("address", ["70000", "host:", "here:http", "-1"])
