@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import socket
@@ -10,18 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import read_pids, script_writer, wait_until
-from scraping import Samples, free_port, scrape
+from launching import script_writer, wait_until
+from scraping import Samples, ports_in, scrape
 
 from sirtaki.runner.metrics.endpoint import parse_address
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., subprocess.Popen[bytes]]
 Hosts = Callable[..., Path]
+Observed = Callable[..., tuple[subprocess.Popen[bytes], int]]
 
 # A rank that counts operations, writes what hvd.stats() returns, and goes on when the file "end" exists.
 TRAINING = """
-import contextlib, json, os, pathlib, sys, time
+import contextlib, json, pathlib, sys, time
 import numpy
 import sirtaki.numpy as hvd
 
@@ -36,7 +38,6 @@ with contextlib.suppress(hvd.MismatchError):
 {}
 (folder / f"{{rank}}.new").write_text(json.dumps(hvd.stats()))
 (folder / f"{{rank}}.new").rename(folder / f"stats{{rank}}.json")
-(folder / f"{{rank}}.pid").write_text(f"{{os.getpid()}}\\n")
 while not (folder / "end").exists():
     time.sleep(0.02)
 """
@@ -74,72 +75,83 @@ def expected_of(stats: dict) -> Samples:
     }
 
 
-def test_counters_agree_with_those_of_the_ranks_while_a_job_runs(
-    start_hvdrun: Start, training: Callable[[str], str], tmp_path: Path
-) -> None:
-    port = free_port()
-    job = start_hvdrun("-np", "2", "--metrics-port", str(port), "python", training(""), str(tmp_path))
+@pytest.fixture
+def observed(start_hvdrun: Start, training: Callable[[str], str], tmp_path: Path) -> Observed:
+    """Returns a function that starts a training with metrics; it returns the job and the port."""
+
+    def start(ranks: int, body: str = "") -> tuple[subprocess.Popen[bytes], int]:
+        options = ("-np", str(ranks), "--metrics-port", "0")
+        with (tmp_path / "errors").open("wb") as errors:
+            job = start_hvdrun(*options, "python", training(body), str(tmp_path), stderr=errors)
+        (port,) = ports_in(tmp_path / "errors")
+        return job, port
+
+    return start
+
+
+def test_counters_agree_with_those_of_the_ranks_while_a_job_runs(observed: Observed, tmp_path: Path) -> None:
+    job, port = observed(2)
     expected = {}
     for stats in read_stats(tmp_path, 2):
         expected |= expected_of(stats)
         assert (stats["operations"], stats["failed"]) == (21, 1)
         assert stats["lateness"][1]["times"] > 0
+    found: Samples = {}
 
     def agrees() -> bool:
-        found = scrape(port)
+        found.clear()
+        found.update(scrape(port))
         return all(found.get(key) == value for key, value in expected.items())
 
     wait_until(agrees, "the endpoint has the counters of hvd.stats()")
-    found = scrape(port)
-    for rank, pid in enumerate(read_pids(tmp_path, 2)):
-        assert pid > 0
-        assert found["process_resident_memory_bytes", str(rank)] > 1 << 20
-        assert found["process_cpu_seconds_total", str(rank)] > 0
+    for rank in ("0", "1"):
+        assert found["process_resident_memory_bytes", rank] > 1 << 20
+        assert found["process_cpu_seconds_total", rank] > 0
     assert not any("x" in labels for _, labels in found)  # no tensor is named
     (tmp_path / "end").touch()
-    _, errors = job.communicate()
-    assert job.returncode == 0, errors
-    assert f"http://127.0.0.1:{port}/metrics" in errors.decode()
+    assert job.wait() == 0, (tmp_path / "errors").read_text()
     assert scrape(port) == {}  # nothing is left behind
 
 
 @pytest.mark.parametrize("end", ["sys.exit()", "hvd.shutdown(); time.sleep(3600)"])
-def test_a_rank_that_has_left_is_not_up(
-    start_hvdrun: Start, training: Callable[[str], str], tmp_path: Path, end: str
-) -> None:
-    port = free_port()
-    script = training(f"if rank == 1: (folder / 'stats1.json').write_text('{{}}'); {end}")
-    job = start_hvdrun("-np", "2", "--metrics-port", str(port), "python", script, str(tmp_path))
-    read_stats(tmp_path, 2)
-    wait_until(lambda: scrape(port).get(("sirtaki_up", "1")) == 0, "rank 1 is not up")
-    found = scrape(port)
-    assert found["sirtaki_up", "0"] == 1
-    assert ("process_open_fds", "1") not in found or "sleep" in end
+def test_a_rank_that_has_left_is_not_up(observed: Observed, tmp_path: Path, end: str) -> None:
+    job, port = observed(2, f"if rank == 1: {end}")
+    is_running = "sleep" in end
+
+    def has_left() -> bool:
+        found = scrape(port)
+        ups = [found.get(("sirtaki_up", rank)) for rank in ("0", "1")]
+        # A process that exits leaves its world before it ends.
+        return ups == [1, 0] and (("process_open_fds", "1") in found) == is_running
+
+    wait_until(has_left, "rank 1 is not up")
     job.terminate()
     job.wait()
 
 
 @pytest.mark.full
-def test_kill_9_of_hvdrun_leaves_no_endpoint(
-    start_hvdrun: Start, training: Callable[[str], str], tmp_path: Path
-) -> None:
-    port = free_port()
-    job = start_hvdrun("-np", "1", "--metrics-port", str(port), "python", training(""), str(tmp_path))
+def test_kill_9_of_hvdrun_leaves_no_endpoint(observed: Observed) -> None:
+    job, port = observed(1)
     wait_until(lambda: scrape(port), "the endpoint answers")
     job.kill()
-    wait_until(lambda: not scrape(port), "the endpoint has ended")
-    with socket.create_server(("127.0.0.1", port)):
-        pass  # the port is free
+
+    def refuses() -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
+
+    wait_until(refuses, "the endpoint has ended")
 
 
-def test_further_clients_are_sent_away(
-    start_hvdrun: Start, training: Callable[[str], str], tmp_path: Path
-) -> None:
-    port = free_port()
-    job = start_hvdrun("-np", "1", "--metrics-port", str(port), "python", training(""), str(tmp_path))
+def test_further_clients_are_sent_away(observed: Observed, tmp_path: Path) -> None:
+    job, port = observed(1)
     wait_until(lambda: scrape(port), "the endpoint answers")
-    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
-    wait_until(lambda: not scrape(port), "a ninth client is sent away")
+    idle: list[socket.socket] = []
+
+    def is_full() -> bool:
+        idle.append(socket.create_connection(("127.0.0.1", port)))
+        return not scrape(port)
+
+    wait_until(is_full, "a client is sent away")
     for connection in idle:
         connection.close()
     wait_until(lambda: scrape(port), "there is room again")
@@ -217,17 +229,11 @@ def test_each_host_serves_its_own_ranks(
         job = start_hvdrun(*arguments, stderr=file)
         read_stats(tmp_path, 2)
 
-    def ports() -> list[int]:
-        return [int(port) for port in re.findall(r"http://127\.0\.0\.1:(\d+)/metrics", errors.read_text())]
+    def ranks_up() -> list[str]:
+        return sorted(rank for port in ports for name, rank in scrape(port) if name == "sirtaki_up")
 
-    wait_until(lambda: len(ports()) == 2, "both endpoints are named")
-    up = "sirtaki_up"
-    wait_until(
-        lambda: (
-            sorted(key for port in ports() for key in scrape(port) if key[0] == up) == [(up, "0"), (up, "1")]
-        ),
-        "each endpoint has one rank",
-    )
+    ports = ports_in(errors, 2)
+    wait_until(lambda: ranks_up() == ["0", "1"], "each endpoint has one rank")
     (tmp_path / "end").touch()
     assert job.wait() == 0, errors.read_text()
 
