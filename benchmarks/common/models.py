@@ -79,7 +79,7 @@ def vgg() -> Step:
         layers += [nn.Flatten(), nn.Linear(4096, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU()]
         return nn.Sequential(*layers, nn.Linear(1024, 10))
 
-    return Step(make, torch.randn(8, 3, 32, 32))
+    return Step(make, torch.randn(32, 3, 32, 32))
 
 
 MODELS: dict[str, Callable[[], Step]] = {

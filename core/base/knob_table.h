@@ -17,7 +17,7 @@
        "start negotiation at the latest this long after the first tensor was queued")                                  \
   KNOB(plans_in_flight, "integer", "2", "", own, 1, 64,                                                                \
        "maximum plans in flight per process set; further tensors are batched until one finishes")                      \
-  KNOB(partition_bytes, "bytes", "4M", "", agreed, 4'096, 1e12,                                                        \
+  KNOB(partition_bytes, "bytes", "1M", "", agreed, 4'096, 1e12,                                                        \
        "with overlap_forward: gradients are sent in parts of at most this many bytes, the most urgent first")          \
   KNOB(control_fan_out, "integer", "16", "", agreed, 1, 4096,                                                          \
        "number of child hosts per node of the control tree")                                                           \

@@ -20,7 +20,7 @@ struct ReportRule {
   int64_t bytes = 1 << 20;                    // report once this much is queued
   Nanoseconds window = microseconds(300);     // or this long after the first queued request
   int32_t plans_in_flight = 2;                // while a set has this many unfinished plans, its reports wait
-  int64_t portion = 4 << 20;                  // bytes of requests with a priority that are reported at once
+  int64_t portion = 1 << 20;                  // bytes of requests with a priority that are reported at once
 };
 
 class Negotiator {

@@ -210,7 +210,7 @@ CHECK_MAIN()
 
 namespace {
 
-Signature urgent(const std::string& name, int32_t priority, int64_t elements = 1 << 19) {  // 2 MiB
+Signature urgent(const std::string& name, int32_t priority, int64_t elements = 1 << 17) {  // 512 KiB
   Signature signature = allreduce(name, {elements});
   signature.priority = priority;
   return signature;
