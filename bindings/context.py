@@ -49,8 +49,7 @@ def _shape_of(tensor: Any) -> tuple[int, ...]:
 
 
 class Context:
-    """One rank: created, linked to its peers, started, used, shut down. A process may have any number of
-    them.
+    """One rank: created, linked to its peers, started, used, shut down. A process may have several.
 
     Every method may be called from any thread. The exceptions are those of sirtaki.bindings.errors.
     """
@@ -151,8 +150,7 @@ class Context:
         raise error_of(status, text(batch.error.text))
 
     def wait(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
-        """Waits until requests `start` to `start + count` have ended; raises the error of the first failed
-        one.
+        """Waits until requests `start` to `start + count` have ended; raises the first error.
 
         Failed requests are released. A Ctrl-C ends the wait only: operations stay in flight.
         """
@@ -369,11 +367,10 @@ class Context:
 
     def detach(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
         """Releases requests that may still be in flight on a GPU; their memory stays alive until they end."""
-        number = batch.count - start if count is None else count
-        end = start + number
+        end = batch.count if count is None else start + count
         self._detached.add(batch.handles[start:end], batch.keepalive[start:end])
-        batch.handles[start:end] = [0] * number
-        batch.keepalive[start:end] = [None] * number
+        batch.handles[start:end] = [0] * (end - start)
+        batch.keepalive[start:end] = [None] * (end - start)
 
     def _fail(
         self, status: int, batch: Batch, start: int, count: int, release: Callable[[Batch, int, int], None]

@@ -37,6 +37,7 @@ from sirtaki.torch.parameters import all_named, check_groups_of, exchanged, name
 from sirtaki.torch.reducer import GradientReducer, Nesting
 from sirtaki.torch.sharded.kinds import GRADIENTS, check_combination, check_shard
 from sirtaki.torch.sharded.optimizer import Sharded, partition_for
+from sirtaki.torch.sharded.slices import Partition
 from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.stale.arguments import check_staleness, refuse_others
 from sirtaki.torch.stale.optimizer import with_staleness
@@ -169,18 +170,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     if shard == GRADIENTS:
         exchange_options = replace(exchange_options, partition=partition)
     settings = _Settings(exchange_options, names, groups, backward_passes_per_step, shard)
-    reducer = settings.reducer(optimizer)
-    kind = _ShardedDistributed if partition is not None else _Distributed
-    distributed = wrap(optimizer, _OverlappedDistributed if overlap_forward else kind)
-    distributed._adopt(settings, reducer)
-    if partition is not None:
-        distributed._adopt_slices(partition, scope, names)
-    distributed._hooks = [
-        distributed.register_step_pre_hook(_before_step),
-        distributed.register_step_post_hook(_after_step),
-    ]
-    distributed._register(context)
-    return distributed
+    return _distributed(optimizer, settings, partition)
 
 
 @dataclass
@@ -342,6 +332,24 @@ class _OverlappedDistributed(Overlapped, _Distributed):
 
 class _ShardedDistributed(Sharded, _Distributed):
     """A distributed optimizer that updates only this rank's slices."""
+
+
+def _distributed(optimizer: Optimizer, settings: _Settings, partition: Partition | None) -> Any:
+    """Makes an optimizer exchange its gradients before it steps; returns it."""
+    scope = settings.exchange_options.scope
+    reducer = settings.reducer(optimizer)
+    kind = _ShardedDistributed if partition is not None else _Distributed
+    overlaps = settings.exchange_options.overlaps_forward
+    distributed = wrap(optimizer, _OverlappedDistributed if overlaps else kind)
+    distributed._adopt(settings, reducer)
+    if partition is not None:
+        distributed._adopt_slices(partition, scope, settings.names)
+    distributed._hooks = [
+        distributed.register_step_pre_hook(_before_step),
+        distributed.register_step_post_hook(_after_step),
+    ]
+    distributed._register(scope.context)
+    return distributed
 
 
 def drop_round(optimizer: Optimizer) -> None:

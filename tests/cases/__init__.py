@@ -38,6 +38,7 @@ TORCH_MODULES = (
     "torch_one_batch",
     "torch_optimizer",
     "torch_overlap",
+    "torch_overlap_calls",
     "torch_parameter_server",
     "torch_passes",
     "torch_periodic",
