@@ -49,9 +49,7 @@ class MetricsWriter:
 
     def _run(self) -> None:
         while not self._end.is_set():
-            with contextlib.suppress(
-                OSError
-            ):  # a full disk, or the end of the job: there may be another time
+            with contextlib.suppress(Exception):  # such as a full disk: there will be another time
                 self._write()
             self._end.wait(INTERVAL_SECONDS)
 

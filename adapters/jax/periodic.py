@@ -115,11 +115,19 @@ class _Exchange:
         """Exchanges. Inside programs and outside, the operations have the same names."""
         # The third number counts the ranks that take part: those that have joined contribute zeros.
         header = jnp.stack([steps, jnp.asarray(has_ended, jnp.int32), jnp.ones((), jnp.int32)])
-        weighted = jax.tree.map(lambda one: _times(one, steps, every).astype(one.dtype), tree)
+        # Divided by the number of ranks, no sum of weighted values leaves the range of 16 bits.
+        divisors = jax.tree.map(lambda one: current().size if one.dtype.itemsize == 2 else 1, tree)
+        weighted = jax.tree.map(
+            lambda one, divisor: _times(one, steps, every * divisor).astype(one.dtype), tree, divisors
+        )
         sent = {"header": header, "values": weighted}
         found = allreduce(sent, name=self._name, compression=self._compression, op=Sum)
         total, ended, present = found["header"]
-        averages = jax.tree.map(lambda one: _times(one, every, total), found["values"])
+        averages = jax.tree.map(
+            lambda one, divisor: _times(one, every * divisor, jnp.maximum(total, 1)),
+            found["values"],
+            divisors,
+        )
         return _Average(averages, total, ended == present)
 
     def equalized(self, tree: Any) -> Any:

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from sirtaki import numpy as arrays
+from sirtaki.bindings.default_context import current
 from sirtaki.common.ops import Sum
 from sirtaki.keras._private import layers_of
 
@@ -62,11 +63,15 @@ class Averager:
             own = [whole - one for whole, one in zip(self._whole, own, strict=True)]
         # The last number counts the ranks that take part: those that have joined contribute zeros.
         header = np.array([*part, 1.0], np.float64)
-        sent = [_weighted(one, part.weight) for one in (*own, *_values(self._statistics))]
+        # Divided by the number of ranks, no sum of weighted values leaves the range of 16 bits.
+        values = [*own, *_values(self._statistics)]
+        shares = [1.0 / current().size if one.dtype.itemsize == 2 else 1.0 for one in values]
+        sent = [_weighted(one, part.weight * share) for one, share in zip(values, shares, strict=True)]
         found, *sums = arrays.grouped_allreduce([header, *sent], op=Sum, name=self._name)
         weight, ended_epoch, ended, present = found.tolist()
         if weight:
-            averages = [np.divide(one, weight, dtype=one.dtype) for one in sums]
+            pairs = zip(sums, shares, strict=True)
+            averages = [np.divide(one, weight * share, dtype=one.dtype) for one, share in pairs]
             self._apply(averages[: len(own)])
             _assign(self._statistics, averages[len(own) :])
         elif self._outer is not None:

@@ -42,6 +42,14 @@ keystr: Callable[[Any], str] = _TORCH.symbol("torch.utils._pytree.keystr")
 without_subclasses: Callable[[], AbstractContextManager[None]] = _TORCH.symbol(
     "torch._C.DisableTorchFunctionSubclass"
 )
+# Suspends modes that watch or change all operations of this thread.
+without_modes: Callable[[], AbstractContextManager[None]] = _TORCH.symbol(
+    "torch.utils._python_dispatch._disable_current_modes"
+)
+# Suspends the transformations of torch.func.
+without_transforms: Callable[[], AbstractContextManager[None]] = _TORCH.symbol(
+    "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack"
+)
 # Divides gradients in place, and notes whether one is not finite: the only function that GradScaler calls.
 check_and_unscale: Callable[..., Any] = _TORCH.symbol("torch._amp_foreach_non_finite_check_and_unscale_")
 

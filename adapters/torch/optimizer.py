@@ -348,6 +348,8 @@ def _distributed(optimizer: Optimizer, settings: _Settings, partition: Partition
         distributed.register_step_pre_hook(_before_step),
         distributed.register_step_post_hook(_after_step),
     ]
+    if overlaps:
+        distributed._surround_hooks()
     distributed._register(scope.context)
     return distributed
 

@@ -9,7 +9,7 @@ parameters do not wait for each other.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ContextDecorator
 from typing import Any, ClassVar
 
@@ -29,6 +29,7 @@ from sirtaki.torch.exchange import GradientExchange
 from sirtaki.torch.overlap import Overlap
 from sirtaki.torch.overlapped.flight import Flight
 from sirtaki.torch.parameters import NamedParameter, trainable
+from sirtaki.torch.pass_end import PassEnd
 from sirtaki.torch.sharded.gradient import ShardedGradient
 from sirtaki.torch.sparse_gradients import ExchangeOptions
 
@@ -66,7 +67,7 @@ class GradientReducer:
         special = self._exchange.special
         self.flight = special if isinstance(special, Flight) else None  # rounds stay open when passes end
         self._is_left_open = False
-        self._has_stepped_ahead = False  # the optimizer has used the gradients of a round that is open
+        self._has_stepped = False  # since the last pass, where rounds stay open
         self._checks = checks
         self._named = named
         self._scope = exchange_options.scope
@@ -90,6 +91,7 @@ class GradientReducer:
         prefix = f"{exchange_options.scope.name}."
         self._claim = Claim([(one.name.removeprefix(prefix), one.parameter) for one in named])
         self._handles = [self._watch(index, one.parameter) for index, one in enumerate(named)]
+        self._nodes = [self._protect(one.parameter) for one in named] if self.flight is not None else []
         self._factor = 1.0
         self._weighting: list[tuple[Any, Any]] = []  # nodes, held so that they live, and their hooks
         self.op = exchange_options.how.op  # as the program has given it
@@ -135,6 +137,8 @@ class GradientReducer:
         Raises:
             ParametersDifferError: the ranks have diverged.
         """
+        if self._has_stepped:  # what is open has been used
+            self.finish_open_round()
         is_due = self._fired or self._is_open
         if not is_due and not self._is_reduced:
             indices = range(len(self._named))
@@ -152,6 +156,18 @@ class GradientReducer:
         is_in_flight = self.flight is not None and self.flight.is_open and not self.flight.has_update
         return is_in_flight and self._is_left_open and not self._fired
 
+    def finish_step(self) -> None:
+        """Ends the round that is open, or due: after a step, only ranks on which one is open have to act.
+
+        Raises:
+            ParametersDifferError: the ranks have diverged.
+        """
+        if self._has_stepped:
+            self.finish_open_round()
+            self._checks.report()
+        else:
+            self.finish_round()
+
     def report_last_round(self) -> None:
         """Reports what the last round that has ended has found.
 
@@ -163,24 +179,33 @@ class GradientReducer:
     def stepped(self) -> None:
         """Records that the optimizer has used the gradients: the next step needs a new round."""
         self._is_reduced = False
-        self._has_stepped_ahead = self._is_left_open
+        self._has_stepped = self.flight is not None
         self._passes_done = 0
 
     def clear(self) -> None:
         """Prepares for dropping the gradients. A pass that raised still owes the other ranks its round."""
         is_round_due = bool(self._passes) and not self._skips_exchange()
+        was_left_open = self._is_left_open
         self._passes.clear()
-        self.stepped()
+        self._is_reduced = False
+        self._passes_done = 0
         if is_round_due or self._is_open:
             self._end_round()
+        if was_left_open:
+            self._is_reduced = False
         self._fired.clear()
         self._reduced.clear()
         self._exchange.drop_earlier()
         self._checks.report()
 
     def finish_open_round(self) -> None:
-        """Ends a round that a pass that raised, or an interrupted wait, has left open."""
+        """Ends a round that a pass that raised, an interrupted wait, or a flight has left open."""
         if self._is_open:
+            self._end_round()
+
+    def finish_flight(self) -> None:
+        """Ends a round that a pass has left open for the next forward pass."""
+        if self._is_left_open:
             self._end_round()
 
     @property
@@ -218,14 +243,22 @@ class GradientReducer:
         with trainable(parameter):
             return parameter.register_post_accumulate_grad_hook(fired)
 
+    def _protect(self, parameter: Tensor) -> Any:
+        """Ends a round that was left open before the gradient grows, which is in flight; returns the node."""
+        with trainable(parameter):
+            node = get_gradient_edge(parameter).node
+        self._handles.append(node.register_prehook(lambda _: self.finish_flight()))
+        return node
+
     def _begin_pass(self, this_pass: int) -> None:
         """Handles a pass that has produced its first gradient, or that continues after a nested one."""
         if this_pass not in self._passes:
             self._scope.check_world()
             self._claim.check_exclusive()
             self.finish_open_round()
+            self._has_stepped = False
             self._passes.add(this_pass)
-            queue_callback(_End(self._pass_ended, self._guard))
+            queue_callback(PassEnd(self._pass_ended, self._guard))
         self._pass = this_pass
         self._stream = _NONE
         self._overlap.begin()
@@ -325,8 +358,8 @@ class GradientReducer:
             self._guards.pop().remove()
         if not self._is_left_open:
             self._note_reduced(submitted)
-        self._is_reduced = not self._has_stepped_ahead
-        self._is_left_open = self._has_stepped_ahead = False
+        self._is_reduced = not self._has_stepped
+        self._is_left_open = False
         self._passes_done = 0
 
     def _note_reduced(self, indices: Iterable[int]) -> None:
@@ -364,19 +397,3 @@ def _has_spare_core(exchange_options: ExchangeOptions, named: Sequence[NamedPara
     if any(device.ordinal(parameter) != core.CPU for _, parameter, _ in named):
         return True
     return exchange_options.scope.context.topology.local_size < usable_cores()
-
-
-class _End:
-    """Autograd's callback at the end of a pass. A pass that raises drops it instead of calling it."""
-
-    def __init__(self, ended: Callable[[], None], raised: Callable[[], None]) -> None:
-        self._pass_ended = ended
-        self._raised: Callable[[], None] | None = raised
-
-    def __call__(self) -> None:
-        self._raised = None
-        self._pass_ended()
-
-    def __del__(self) -> None:
-        if self._raised is not None:
-            self._raised()

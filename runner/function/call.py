@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from sirtaki.runner.function.captures import captured_by, definitions_for
-from sirtaki.runner.function.pickling import dump
+from sirtaki.runner.function.pickling import dump, import_cloudpickle
 
 _LARGEST_VARIABLE = 100 * 1000 * 1000  # bytes
 _LARGEST_SOURCES = 1 << 20  # characters
@@ -57,6 +57,7 @@ def write_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         TypeError: something cannot be pickled; the text names it.
         ImportError: cloudpickle is not installed.
     """
+    import_cloudpickle()
     for name, value in captured_by(function):
         _check_size(name, _size_in_memory(value))
     descriptor = os.memfd_create("sirtaki-call")

@@ -7,6 +7,7 @@ Standard input is the listening socket. The ranks of this host write to the fold
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 import threading
@@ -21,6 +22,7 @@ from sirtaki.runner.metrics.samples import RankSamples
 
 MAX_CLIENTS = 8  # at once; the connections of further ones are closed
 CLIENT_SECONDS = 10.0  # of silence, after which a connection is closed
+CONNECTION_SECONDS = 30.0  # the longest time of a connection, however slowly its client sends
 
 
 class _Handler(WSGIRequestHandler):
@@ -28,6 +30,24 @@ class _Handler(WSGIRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Logs nothing: standard error is that of hvdrun."""
+
+
+def _shut_down(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it has ended
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _forgiving(application: Any) -> Any:
+    """Returns the application with an answer to requests that it cannot read, instead of a traceback."""
+
+    def answer(environment: Any, start_response: Any) -> Any:
+        try:
+            return application(environment, start_response)
+        except Exception:
+            start_response("400 Bad Request", [("Content-Type", "text/plain")])
+            return [b"this request cannot be read\n"]
+
+    return answer
 
 
 class MetricsServer(ThreadingMixIn, WSGIServer):
@@ -43,7 +63,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         self.setup_environ()
         registry = CollectorRegistry()
         registry.register(RankSamples(folder))
-        self.set_app(make_wsgi_app(registry))
+        self.set_app(_forgiving(make_wsgi_app(registry)))
         self._room = threading.BoundedSemaphore(MAX_CLIENTS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -53,9 +73,12 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        end = threading.Timer(CONNECTION_SECONDS, _shut_down, [request])
+        end.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
+            end.cancel()
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -39,6 +39,7 @@ TORCH_MODULES = (
     "torch_optimizer",
     "torch_overlap",
     "torch_overlap_calls",
+    "torch_overlap_traps",
     "torch_parameter_server",
     "torch_passes",
     "torch_periodic",

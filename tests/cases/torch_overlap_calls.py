@@ -16,6 +16,7 @@ from cases.torch_models import distributed, network, own_loss
 from cases.torch_overlap_models import alike, assert_equal, both, in_flight, plain_step
 from cases.warned import warnings_of_this_rank
 from sirtaki.common.exceptions import HorovodInternalError, MismatchError
+from sirtaki.torch._private import has_compiled
 
 
 @case()
@@ -103,7 +104,7 @@ def a_failed_step() -> None:
 
 @case()
 def a_compiled_model() -> None:
-    pairs = both()
+    pairs = both(has_compiled=has_compiled)
     compiled = {id(model): torch.compile(model, backend="eager") for model, _ in pairs}
 
     def step(model: nn.Module, optimizer: Any, number: int) -> None:

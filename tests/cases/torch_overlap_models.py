@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from cases.torch_models import OPTIMIZERS, assert_same_on_all_ranks, distributed, network, own_loss
+from sirtaki.torch.overlapped import flight
 from sirtaki.torch.overlapped.parameter import ParameterInFlight
 
 Step = Callable[[nn.Module, Any, int], None]
@@ -26,10 +27,11 @@ def assert_equal(model: nn.Module, other: nn.Module) -> None:
 def both(
     make: Callable[..., torch.optim.Optimizer] = OPTIMIZERS["Adam"],
     build: Callable[[], nn.Module] = network,
+    has_compiled: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> list[tuple[nn.Module, Any]]:
     """Returns two equal models with their optimizers: with overlap_forward, and without."""
-    torch._dynamo.utils.counters.clear()  # other cases of this process compile models
+    flight.has_compiled = has_compiled  # other cases of this process compile models
     pairs = []
     for overlap in (True, False):
         model = build()

@@ -14,6 +14,12 @@ from sirtaki.keras.distributed_optimizer import distributed_of
 from sirtaki.keras.periodic import Averager, Outcome, Part
 
 
+def _has_averages(optimizer: Any) -> bool:
+    """Returns whether an optimizer, or the one inside it, keeps averages over time."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return bool(getattr(optimizer, "use_ema", False)) or (inner is not None and _has_averages(inner))
+
+
 class LocalSGDCallback(keras.callbacks.Callback):
     """Lets each rank train with its own gradients, and averages the model after `every` batches.
 
@@ -79,6 +85,11 @@ class LocalSGDCallback(keras.callbacks.Callback):
                 "LocalSGDCallback averages variables, and the model's optimizer averages gradients as well: "
                 "compile the model with the plain optimizer, without hvd.DistributedOptimizer"
             )
+        if _has_averages(self.model.optimizer):
+            raise ValueError(
+                "the model's optimizer has use_ema=True, with which fit ends by giving each rank its own "
+                "averages over time, after the last average over the ranks: leave out use_ema"
+            )
         if current().survivors is not None:
             raise ValueError(
                 "LocalSGDCallback is not available in an elastic job, whose commits need equal states on all "
@@ -98,6 +109,14 @@ class LocalSGDCallback(keras.callbacks.Callback):
         self._begun()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        steps = self.params.get("steps")
+        if steps is not None:  # with steps_per_execution, Keras names batches that do not exist
+            batch = min(batch, steps - 1)
+        elif self.model.steps_per_execution > 1:
+            raise ValueError(
+                "LocalSGDCallback counts batches, which Keras does not tell for data of unknown length with "
+                "steps_per_execution: pass steps_per_epoch to fit, or leave out steps_per_execution"
+            )
         self._batches += batch - self._last_batch
         self._last_batch = batch
         if self._batches >= self._every:

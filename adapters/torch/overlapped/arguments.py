@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sirtaki.common.ops import Adasum
+from sirtaki.torch.overlapped.parameter import land
 from sirtaki.torch.sharded.kinds import updates_parameters_alone
 from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.wrapping import Optimizer
@@ -45,6 +46,7 @@ def refuse_model_with_overlap(optimizer: Optimizer, named: Iterable[tuple[str, T
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise ValueError("overlap_forward takes its steps later, which differentiable=True cannot follow")
     for name, parameter in named:
+        land(parameter)  # an earlier optimizer may still have it in flight
         if not parameter.is_cpu:
             raise ValueError(
                 f"parameter {name!r} is on {parameter.device}, but overlap_forward is available for "

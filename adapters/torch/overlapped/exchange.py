@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import ABSENT, ALLREDUCE, Batch
-from sirtaki.common.ops import Reduction
+from sirtaki.common.ops import Reduction, join_count
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.compression import Compressor
 from sirtaki.torch.parameters import NamedParameter
@@ -54,8 +54,9 @@ class UrgentGradients:
         self._slots: list[range] = []  # by parameter, those of its parts
         self._elements: list[int] = []  # of a part
         self._batch = self._make_batch()
-        self._uses: list[int] = []  # parameters in the order in which a forward pass has used them
-        self._round = 0
+        self._uses: dict[int, None] = {}  # parameters in the order in which a forward pass has used them
+        self._round = 0  # since the last join: ranks that had joined have missed some
+        self._joins = join_count(self._context, self._set_number)
         self._submitted: dict[int, _Submitted] = {}
         self._describe_all(range(len(named)), by_use=False)
 
@@ -79,7 +80,8 @@ class UrgentGradients:
         Ranks may have different orders: the core takes the highest priority of each part. It keeps the
         priorities of the names that it has seen, so that other priorities need other names.
         """
-        for place, number in enumerate(order):
+        self._order = list(order)
+        for place, number in enumerate(self._order):
             slots, shapes = self._slots[number], self._shapes(number)
             sample, _ = self._compression.compress(torch.empty(0, dtype=self._parameters[number].dtype))
             for part, (slot, shape) in enumerate(zip(slots, shapes, strict=True)):
@@ -95,7 +97,7 @@ class UrgentGradients:
                     prescale=self._how.prescale,
                     postscale=self._how.postscale,
                     process_set=self._set_number,
-                    priority=len(order) - place,
+                    priority=len(self._order) - place,
                 )
 
     def _shapes(self, number: int) -> list[tuple[int, ...]]:
@@ -127,8 +129,8 @@ class UrgentGradients:
 
     def note_use(self, number: int) -> None:
         """Records that a forward pass uses a parameter, after those that were recorded before."""
-        if not self.knows_uses and number not in self._uses:
-            self._uses.append(number)
+        if not self.knows_uses:
+            self._uses[number] = None
 
     def start(self, numbers: list[int], absent: bool) -> None:
         """Submits these gradients, as new ones or not."""
@@ -141,6 +143,11 @@ class UrgentGradients:
             self._enqueue(run, prepared, absent)
 
     def _begin_round(self) -> None:
+        joins = join_count(self._context, self._set_number)
+        if joins != self._joins:  # on all ranks before the same round
+            self._joins, self._round = joins, 0
+            self._uses.clear()
+            self._describe_all(range(len(self._parameters)), by_use=False)
         self._round += 1
         if self._round == _FIRST_ROUND_BY_USE:
             rest = (number for number in range(len(self._parameters)) if number not in self._uses)
@@ -185,9 +192,18 @@ class UrgentGradients:
 
     # ---- Its end ---------------------------------------------------------------------------------------
 
-    def has_arrived(self, number: int) -> bool:
-        """Returns whether the exchange of a gradient in flight has ended."""
-        return all(self._context.poll(self._batch, slot) for slot in self._slots[number])
+    def arrived(self, used: int) -> list[int]:
+        """Returns gradients in flight that have arrived besides that of a parameter that is used now.
+
+        The most urgent ones arrive first, so it looks no further than to the first that has not arrived.
+        """
+        found = []
+        for number in self._order:
+            if number in self._submitted and number != used:
+                if not all(self._context.poll(self._batch, slot) for slot in self._slots[number]):
+                    break
+                found.append(number)
+        return found
 
     def complete(self, number: int) -> None:
         """Waits for a gradient in flight, and puts its result in place.

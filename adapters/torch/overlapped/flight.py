@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
+import os
 import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -14,60 +14,13 @@ from torch import Tensor
 
 from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.common.hints import hint
-from sirtaki.torch._private import has_compiled, without_subclasses
+from sirtaki.torch._private import has_compiled, without_modes, without_subclasses, without_transforms
 from sirtaki.torch.overlapped.exchange import UrgentGradients
+from sirtaki.torch.overlapped.modules import WATCH
 from sirtaki.torch.overlapped.parameter import take_off, touch_down
+from sirtaki.torch.overlapped.update import Update
+from sirtaki.torch.tensors import count_write
 from sirtaki.torch.wrapping import Optimizer, Wrapped
-
-_KEEP, _TO_NONE, _TO_ZERO = range(3)  # what becomes of gradients after their update
-
-
-class Update:
-    """A step of an optimizer whose parts are taken as the gradients arrive.
-
-    It uses the hyper-parameters of the moment at which the program has called `step()`, and the optimizer's
-    own state.
-    """
-
-    def __init__(self, optimizer: Wrapped) -> None:
-        self._step: Any = inspect.unwrap(optimizer._plain_class().step)  # without the hooks around it
-        self._options = [
-            {name: _kept(value) for name, value in group.items() if name != "params"}
-            for group in optimizer.param_groups
-        ]
-        self._groups = {
-            parameter: index
-            for index, group in enumerate(optimizer.param_groups)
-            for parameter in group["params"]
-        }
-        self._gradients = _KEEP
-        plain = optimizer._plain_class()
-        self._stepper: Any = plain.__new__(plain)
-        self._stepper.__dict__.update(optimizer.__dict__)  # among it the state, which both share
-        for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-            self._stepper.__dict__[hooks] = OrderedDict()
-
-    def drop_gradients(self, set_to_none: bool) -> None:
-        """Lets the gradients be dropped after the update, as `zero_grad` drops them."""
-        self._gradients = _TO_NONE if set_to_none else _TO_ZERO
-
-    def apply(self, parameters: Sequence[Tensor]) -> None:
-        """Updates these parameters."""
-        groups: list[dict[str, Any]] = [{**options, "params": []} for options in self._options]
-        for parameter in parameters:
-            groups[self._groups[parameter]]["params"].append(parameter)
-        self._stepper.param_groups = [group for group in groups if group["params"]]
-        with torch.no_grad():
-            self._step(self._stepper)
-        for parameter in parameters if self._gradients != _KEEP else ():
-            if self._gradients == _TO_NONE:
-                parameter.grad = None
-            elif parameter.grad is not None:
-                parameter.grad.zero_()
-
-
-def _kept(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 class Flight:
@@ -80,8 +33,10 @@ class Flight:
         self._gradients, self._parameters = gradients, list(parameters)
         self._lock = threading.RLock()
         self._update: Update | None = None
+        self._values: dict[int, Tensor] = {}  # of parameters that show NaN until they are updated
         self._failure: str | None = None
         self._has_hinted = False
+        _flights.add(self)
 
     @property
     def is_open(self) -> bool:
@@ -131,25 +86,51 @@ class Flight:
     def take_off(self) -> None:
         """Lets all parameters whose gradients have been submitted take off."""
         self._update = None
+        WATCH.begin(id(self))
         for number in self._gradients.in_flight:
             take_off(self._parameters[number], self, number)
 
-    def update_later(self, optimizer: Wrapped) -> None:
-        """Makes parameters in flight be updated when they land, as the optimizer would do it now."""
-        self._update = Update(optimizer)
+    def step_ahead(self, optimizer: Wrapped) -> list[list[Tensor]]:
+        """Makes parameters in flight be updated when they land, as the optimizer would do it now.
 
-    def drop_gradients_later(self, set_to_none: bool) -> None:
-        """Makes gradients in flight be dropped after the update."""
-        if self._update is not None:
-            self._update.drop_gradients(set_to_none)
+        Takes them out of the optimizer's groups; returns what the groups had.
+        """
+        with self._lock, _undisturbed():
+            self._update = Update(optimizer)
+            for number in self._gradients.in_flight:
+                self._hide(number)
+            return self._leave_out(optimizer)
 
-    def leave_out(self, optimizer: Optimizer) -> list[list[Tensor]]:
-        """Takes parameters in flight out of the optimizer's groups; returns what the groups had."""
+    def drop_gradients_later(self, optimizer: Optimizer, set_to_none: bool) -> list[list[Tensor]]:
+        """Makes gradients in flight be dropped after the update.
+
+        Takes their parameters out of the optimizer's groups; returns what the groups had.
+        """
+        with self._lock, _undisturbed():
+            if self._update is not None:
+                self._update.drop_gradients(set_to_none)
+            return self._leave_out(optimizer)
+
+    def _leave_out(self, optimizer: Optimizer) -> list[list[Tensor]]:
         absent = {id(self._parameters[number]) for number in self._gradients.in_flight}
         whole = [group["params"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["params"] = [one for one in group["params"] if id(one) not in absent]
         return whole
+
+    def _hide(self, number: int) -> None:
+        """Replaces the values of a parameter by NaN, for code that does not wait for the new ones.
+
+        Graphs that were made with the old values become invalid, as by the update itself.
+        """
+        parameter = self._parameters[number]
+        self._values[number] = parameter.data
+        parameter.data = torch.full((), torch.nan, dtype=parameter.dtype).expand(parameter.shape)
+        count_write([parameter])
+
+    def _show(self, number: int) -> None:
+        if number in self._values:
+            self._parameters[number].data = self._values.pop(number)
 
     # ---- Landing ---------------------------------------------------------------------------------------
 
@@ -159,52 +140,64 @@ class Flight:
         Raises:
             HorovodInternalError: an exchange failed.
         """
-        with self._lock, without_subclasses():
+        with self._lock, _undisturbed():
             if number not in self._gradients.in_flight:  # another thread was first
                 return
             if self._update is not None:
                 self._gradients.note_use(number)
-            self._land([number, *self._arrived(number)])
+            # While the order of use is observed, each parameter lands when it is used.
+            others = self._gradients.arrived(number) if self._gradients.knows_uses else []
+            self._land([number, *others])
 
-    def finish(self, exact: Iterable[Tensor]) -> None:
+    def finish(self, exact: Iterable[Tensor] = ()) -> None:
         """Lets all parameters land."""
-        with self._lock, without_subclasses():
+        with self._lock, _undisturbed():
             self._land(self._gradients.in_flight)
 
-    def _arrived(self, used: int) -> list[int]:
-        """Returns the other parameters whose gradients have arrived; none while the order of use counts."""
-        if not self._gradients.knows_uses:
-            return []
-        others = (number for number in self._gradients.in_flight if number != used)
-        return [number for number in others if self._gradients.has_arrived(number)]
-
     def _land(self, numbers: Sequence[int]) -> None:
-        landed: list[Tensor] = []
+        landed: list[int] = []
         try:
             for number in numbers:
                 self._gradients.complete(number)
-                landed.append(self._parameters[number])
+                landed.append(number)
         except KeyboardInterrupt:
             self._put_in_place(landed)
             raise
         except BaseException as error:
-            self._failure = str(error)
-            self.discard()
+            self._fail(error)
             raise
         self._put_in_place(landed)
 
-    def _put_in_place(self, parameters: Sequence[Tensor]) -> None:
-        if self._update is not None and parameters:
-            self._update.apply(parameters)
+    def _put_in_place(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._show(number)
+        parameters = [self._parameters[number] for number in numbers]
+        try:
+            if self._update is not None and parameters:
+                self._update.apply(parameters)
+        except BaseException as error:
+            self._fail(error)
+            raise
         for parameter in parameters:
             touch_down(parameter)
+        if not self.is_open:
+            WATCH.end(id(self))
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = f"{type(error).__name__}: {error}"
+        self.discard()
 
     def discard(self) -> None:
-        """Ends the round. Parameters that are still in flight keep their values: an exchange has failed."""
-        self._update = None
-        self._gradients.discard()
-        for parameter in self._parameters:
-            touch_down(parameter)
+        """Ends the round. Parameters that are still in flight keep their values: something has failed."""
+        if self.is_open and self._failure is None:
+            self._failure = "it was given up"
+        with self._lock, _undisturbed():
+            self._update = None
+            self._gradients.discard()
+            for number, parameter in enumerate(self._parameters):
+                self._show(number)
+                touch_down(parameter)
+            WATCH.end(id(self))
 
     def drop_earlier(self) -> None:
         """Does nothing: earlier rounds leave nothing."""
@@ -213,4 +206,27 @@ class Flight:
         """Lets parameters that are in flight land: the optimizer is dropped, or its parameters change."""
         if self.is_open:
             with suppress(HorovodInternalError):  # the world has ended
-                self.finish(())
+                self.finish()
+
+
+_flights: weakref.WeakSet[Flight] = weakref.WeakSet()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[Any]:
+    """Lets what is done inside be what it would be in `step()`, wherever a parameter is used."""
+    autocast = torch.autocast("cpu", enabled=False)
+    usual = (without_transforms(), without_modes(), torch.inference_mode(False), autocast, torch.no_grad())
+    with ExitStack() as stack:
+        for one in (*usual, without_subclasses()):
+            stack.enter_context(one)
+        yield
+
+
+def _before_fork() -> None:
+    """Lets all parameters land: a forked child has no connection to other ranks."""
+    for flight in list(_flights):
+        flight.close()
+
+
+os.register_at_fork(before=_before_fork)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +20,21 @@ class Overlapped(Wrapped):
     _reducer: GradientReducer
     _replaced: list[list[Tensor]] | None = None  # the parameters of each group, while it steps
 
+    def _surround_hooks(self) -> None:
+        """Makes this optimizer's own hooks the inner ones: those of the program see whole groups."""
+        earlier: Any = self._optimizer_step_pre_hooks  # both are an OrderedDict
+        later: Any = self._optimizer_step_post_hooks
+        before, after = self._hooks
+        earlier.move_to_end(before.id)
+        later.move_to_end(after.id, last=False)
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> Any:
+        """Works like the optimizer's own."""
+        handle = super().register_step_pre_hook(hook)
+        if len(getattr(self, "_hooks", ())) == 2:
+            self._surround_hooks()
+        return handle
+
     def _begin_update(self) -> None:
         """Leaves the update of parameters that are in flight to their landing."""
         self._put_parameters_back()
@@ -27,8 +43,7 @@ class Overlapped(Wrapped):
             super()._begin_update()  # type: ignore[misc]  # of the optimizer that exchanges the gradients
             return
         self._reducer.report_last_round()
-        flight.update_later(self)
-        self._replaced = flight.leave_out(self)
+        self._replaced = flight.step_ahead(self)
 
     def _end_update(self) -> None:
         self._put_parameters_back()
@@ -40,14 +55,22 @@ class Overlapped(Wrapped):
                 group["params"] = parameters
             self._replaced = None
 
+    def synchronize(self) -> None:
+        """Waits for the updates that are due; before `step()`, makes sure that the gradients are reduced.
+
+        All ranks must call it.
+        """
+        self._check_use()  # type: ignore[attr-defined]
+        self._reducer.finish_step()
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Works like the optimizer's own. Gradients whose update is due are dropped after it."""
+        self._put_parameters_back()
         flight = self._reducer.flight
         if flight is None or not flight.has_update:
             super().zero_grad(set_to_none)
             return
-        flight.drop_gradients_later(set_to_none)
-        self._replaced = flight.leave_out(self)
+        self._replaced = flight.drop_gradients_later(self, set_to_none)
         try:
             self._plain_class().zero_grad(self, set_to_none)
         finally:
@@ -55,17 +78,32 @@ class Overlapped(Wrapped):
 
     # ---- Calls that need the state of all parameters ---------------------------------------------------
 
+    @property
+    def state(self) -> Any:
+        """The optimizer's state, after all updates that are due."""
+        if self._replaced is None:
+            self._reducer.finish_flight()
+        return self.__dict__["state"]
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self._reducer.finish_flight()
+        self.__dict__["state"] = value
+
     def state_dict(self) -> dict[str, Any]:
         """Works like the optimizer's own, after all updates that are due."""
-        self._reducer.finish_open_round()
+        self._put_parameters_back()
+        self._reducer.finish_flight()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Works like the optimizer's own, after all updates that are due."""
-        self._reducer.finish_open_round()
+        self._put_parameters_back()
+        self._reducer.finish_flight()
         super().load_state_dict(state_dict)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles as the plain optimizer, after all updates that are due."""
-        self._reducer.finish_open_round()
+        self._put_parameters_back()
+        self._reducer.finish_flight()
         return super().__reduce_ex__(protocol)

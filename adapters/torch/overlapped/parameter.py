@@ -24,8 +24,9 @@ class ParameterInFlight(torch.nn.Parameter):
     """The class of a parameter while its gradient is exchanged, or its update is due.
 
     Whatever touches it, in any thread, first waits for its new value: a layer's forward pass, a checkpoint, a
-    norm. So a program sees the values that it would see if `step()` had waited. Views of its memory that were
-    made before are not noticed.
+    norm. So a program sees the values that it would see if `step()` had waited. Modules are also noticed as
+    they are called, because compiled ones give their parameters to C++ without telling them. Code in C++ that
+    gets a parameter in another way finds NaN instead of an old value.
 
     Attributes:
         landing: the owner of its flight; None if the program has made it as an object of this class.
@@ -42,8 +43,11 @@ class ParameterInFlight(torch.nn.Parameter):
         if func in NEEDS_NO_ELEMENTS:
             with without_subclasses():
                 return func(*args, **(kwargs or {}))
-        for one in list(_in_flight(args)) + list(_in_flight((kwargs or {}).values())):
+        found = [*_in_flight(args), *_in_flight((kwargs or {}).values())]
+        for one in found:
             land(one)
+        if any(type(one) is ParameterInFlight for one in found):  # would come back here for ever
+            raise RuntimeError("a parameter is used while its own update is being made")
         return func(*args, **(kwargs or {}))
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -57,8 +61,8 @@ class ParameterInFlight(torch.nn.Parameter):
 
 def take_off(parameter: Tensor, landing: Landing, number: int) -> None:
     """Begins the flight of a parameter, which the landing ends."""
-    parameter.__class__ = ParameterInFlight
     parameter.landing, parameter.number = landing, number  # type: ignore[attr-defined]
+    parameter.__class__ = ParameterInFlight  # last: another thread may look at it
 
 
 def touch_down(parameter: Tensor) -> None:

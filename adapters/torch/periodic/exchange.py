@@ -67,7 +67,10 @@ class AverageInFlight:
             return
         # The third number counts the ranks that take part: those that have joined contribute zeros.
         header = torch.tensor([own.weight, own.has_ended, 1.0], dtype=torch.float64)
-        weighted = [_weighted(one, own.weight) for one in self._tensors]
+        # Divided by the number of ranks, no sum of weighted values leaves the range of 16 bits.
+        self._shares = [1.0 / len(scope.ranks) if one.element_size() == 2 else 1.0 for one in self._tensors]
+        pairs = zip(self._tensors, self._shares, strict=True)
+        weighted = [_weighted(one, own.weight * share) for one, share in pairs]
         small = [self._format.compress(one) for one in weighted[: len(parts.parameters)]]
         self._undo = [undo for _, undo in small]
         sent = [one for one, _ in small]
@@ -92,7 +95,8 @@ class AverageInFlight:
         others = iter(exact)
         sums = [next(encoded if is_encoded else others) for is_encoded in self._is_encoded]
         large = [self._format.decompress(one, undo) for one, undo in zip(sums, self._undo, strict=True)]
-        return Average([one.div_(weight) for one in (*large, *others)], ended == present)
+        pairs = zip((*large, *others), self._shares, strict=True)
+        return Average([one.div_(weight * share) for one, share in pairs], ended == present)
 
 
 def _start(scope: CollectiveScope, tensors: Sequence[Tensor], how: Reduction) -> Handle[list[Tensor]]:

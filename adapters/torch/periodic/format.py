@@ -42,19 +42,22 @@ class Format(NamedTuple):
             return tensor.to(undo)
         return self.compressor.decompress(tensor, undo)
 
-    def check(self, parameters: Iterable[Tensor], scope: CollectiveScope) -> None:
-        """Makes sure that parameters can be exchanged, and warns if the format has no effect.
+    def for_ranks_of(self, scope: CollectiveScope, parameters: Iterable[Tensor]) -> Format:
+        """Returns the format for these ranks: an exact one, with a warning, if all of them share memory.
 
         Raises:
             UnsupportedError: a parameter is on a GPU, for which the core has no such format.
         """
         if self.wire_format is None:
-            return
+            return self
         for one in parameters:
             self.encodes(one)
         context = scope.context
-        if context.rank == 0 and not context.has_wire_format(scope.process_set.number(context)):
+        if context.has_wire_format(scope.process_set.number(context)):
+            return self
+        if context.rank == 0:
             hint_at_shared_memory(self.wire_format)
+        return EXACT
 
 
 EXACT = Format()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -133,7 +133,7 @@ def _periodic(
     refuse_other_reducers(named.items())
     fragments = with_buffers(fragments_of(list(named.values()), schedule.fragments), names.model)
     scope = CollectiveScope.numbered(context, "periodic", process_set)
-    schedule.format.check(named.values(), scope)
+    schedule = replace(schedule, format=schedule.format.for_ranks_of(scope, named.values()))
     synchronizer = Synchronizer(scope, schedule, fragments, update)
     wrapped = wrap(optimizer, PeriodicOptimizer)
     wrapped._synchronizer, wrapped._named, wrapped._is_checked = synchronizer, named, False
