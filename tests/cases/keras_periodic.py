@@ -118,6 +118,18 @@ def all_ranks_train_as_their_replicas(how: tuple[int, bool]) -> None:
 
 
 @case()
+def batches_of_one_execution_are_counted() -> None:
+    """Ranks with 5 and fewer batches, four of which are executed together."""
+    counts = [max(5 - 3 * rank, 1) for rank in range(hvd.size())]
+    model, replicas = linear(), Replicas(hvd.size())
+    together = 1 if keras.backend.backend() == "torch" else 4  # Keras has no more on torch
+    model.compile(keras.optimizers.SGD(RATE, momentum=MOMENTUM), "mse", steps_per_execution=together)
+    fit(model, counts[hvd.rank()], hvd.callbacks.LocalSGDCallback(100))
+    replicas.epoch(counts, 100)
+    assert_replica(model, replicas.params[hvd.rank()])
+
+
+@case()
 def windows_may_span_epochs() -> None:
     """With each_epoch=False, four batches are averaged after three, and the last after the training."""
     model, replicas = compiled(linear()), Replicas(hvd.size())
@@ -208,6 +220,8 @@ def other_uses_are_refused() -> None:
     callback = hvd.callbacks.LocalSGDCallback(2)
     with pytest.raises(ValueError, match="averages gradients as well"):
         fit(compiled(linear(), distributed), 1, callback)
+    with pytest.raises(ValueError, match="use_ema=True"):
+        fit(compiled(linear(), keras.optimizers.SGD(RATE, use_ema=True)), 1, callback)
     late = keras.Sequential([keras.layers.Dense(1)])
     if hvd.rank() == 0 and hvd.size() > 1:
         late.build((None, 3))

@@ -7,6 +7,8 @@ import json
 import re
 import socket
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -148,7 +150,7 @@ def test_further_clients_are_sent_away(observed: Observed, tmp_path: Path) -> No
     idle: list[socket.socket] = []
 
     def is_full() -> bool:
-        idle.append(socket.create_connection(("127.0.0.1", port)))
+        idle.extend(socket.create_connection(("127.0.0.1", port)) for _ in range(9))
         return not scrape(port)
 
     wait_until(is_full, "a client is sent away")
@@ -157,6 +159,20 @@ def test_further_clients_are_sent_away(observed: Observed, tmp_path: Path) -> No
     wait_until(lambda: scrape(port), "there is room again")
     (tmp_path / "end").touch()
     assert job.wait() == 0
+
+
+def test_a_request_that_cannot_be_read_is_answered_without_a_traceback(
+    observed: Observed, tmp_path: Path
+) -> None:
+    job, port = observed(1)
+    wait_until(lambda: scrape(port), "the endpoint answers")
+    headers = {"Accept": "application/openmetrics-text;version=abc"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=headers)
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        urllib.request.urlopen(request, timeout=60)
+    (tmp_path / "end").touch()
+    assert job.wait() == 0
+    assert "Traceback" not in (tmp_path / "errors").read_text()
 
 
 def test_a_port_in_use_is_an_error_before_ranks_start(hvdrun: Run) -> None:
