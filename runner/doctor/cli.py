@@ -114,9 +114,10 @@ def _progress() -> Iterator[Callable[[str], None]]:
         yield lambda text: None
         return
     from rich.console import Console
+    from rich.text import Text
 
     with Console(stderr=True).status("looking", spinner="line") as status:
-        yield lambda text: status.update(f"looking at {text}")
+        yield lambda text: status.update(Text(f"looking at {text}"))  # it may be another host's
 
 
 def _print(lines: Sequence[str]) -> None:

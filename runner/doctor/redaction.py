@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 REMOVED = "<removed>"
-_SECRET_NAME = re.compile(r"KEY(?!_FILE)|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
-# A job's key, a password in an address, and what follows such a word in a text.
+_SECRET_NAME = re.compile(r"KEY(?!_FILE)|TOKEN|SECRET|PASSW|PWD|AUTH|CREDENTIAL", re.IGNORECASE)
+_WORD = r"(?:passw(?:or)?d|passphrase|pwd|token|secret|api[_-]?key)[\w-]{0,40}"
+_VALUE = rf"""(?!{REMOVED})(?:"[^"]*"|'[^']*'|[^\s"']+)"""
+# A job's key, a password in an address, and what follows such a word in a text, in an option or in a header.
 _SECRET_TEXT = re.compile(
-    r"\b[0-9a-fA-F]{64}\b|(?<=://)[^/\s@]+(?=@)|(?<=password=)\S+|(?<=token=)\S+|(?<=secret=)\S+"
+    r"\b[0-9a-f]{64}\b|(?<=://)[^/\s@]+(?=@)"
+    rf"|({_WORD}(?:=|[\"']\s?:\s?)|--[\w-]{{0,40}}{_WORD}\s+|bearer\s+|authorization:\s?\w+\s+){_VALUE}",
+    re.IGNORECASE,
 )
 
 
@@ -22,4 +27,13 @@ def redacted(variables: Mapping[str, str]) -> dict[str, str]:
 
 def redact(text: str) -> str:
     """Returns a text without keys and passwords."""
-    return _SECRET_TEXT.sub(REMOVED, text)
+    return _SECRET_TEXT.sub(lambda match: f"{match[1] or ''}{REMOVED}", text)
+
+
+def redact_all(value: Any) -> Any:
+    """Returns a value of JSON in which each text is redacted."""
+    if isinstance(value, dict):
+        return {name: redact_all(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redact_all(one) for one in value]
+    return redact(value) if isinstance(value, str) else value

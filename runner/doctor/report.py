@@ -11,7 +11,7 @@ from sirtaki.bindings._version import VERSION
 from sirtaki.runner.doctor.cluster_rules import card_speed
 from sirtaki.runner.doctor.facts import HostFacts, LinkFacts
 from sirtaki.runner.doctor.findings import LEVELS, PROBLEM, Finding, Picture
-from sirtaki.runner.doctor.redaction import redact
+from sirtaki.runner.doctor.redaction import redact, redact_all
 from sirtaki.runner.rendezvous.wire import printable
 
 SCHEMA = 1
@@ -37,7 +37,7 @@ def as_json(picture: Picture, findings: Sequence[Finding]) -> str:
         "clocks": {host: asdict(clock) for host, clock in picture.clocks.items()},
         "findings": [asdict(one) for one in findings],
     }
-    return redact(json.dumps(values, indent=2))
+    return json.dumps(redact_all(values), indent=2)
 
 
 def as_lines(picture: Picture, findings: Sequence[Finding], with_variables: bool = False) -> list[str]:

@@ -99,8 +99,7 @@ class Session:
                 return self._failure("host-silent", seconds=limit)
             limit = _NOTE_SECONDS
             if values is None:
-                self._reader.join(_CLOSE_SECONDS)
-                return self._route.explain(self._process.wait(), list(self._errors))
+                return self._explain_end()
             if "note" in values:
                 note(line(values["note"], 100))
             elif "hello" in values and values["hello"] != VERSION:
@@ -108,6 +107,16 @@ class Session:
             elif "hello" not in values:
                 return self._decode(values.get("facts"))
         return self._failure("host-silent", seconds=FACTS_SECONDS)
+
+    def _explain_end(self) -> Failure:
+        """Explains why the output has ended before the facts came."""
+        try:
+            code = self._process.wait(_CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._failure("host-silent", "its output has ended", seconds=_CLOSE_SECONDS)
+        self._reader.join(_CLOSE_SECONDS)
+        return self._route.explain(code, list(self._errors))
 
     def _decode(self, values: object) -> HostFacts | Failure:
         try:

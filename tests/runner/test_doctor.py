@@ -19,6 +19,7 @@ from fake_gpu import FOLDER, needs_fake
 from launching import FAILSAFE_SECONDS, read_terminal
 
 from sirtaki.runner import commands
+from sirtaki.runner.doctor import cli
 
 Doctor = Callable[..., subprocess.CompletedProcess[str]]
 QUICK = ("--quick", "--frameworks", "numpy")
@@ -196,6 +197,17 @@ def test_an_error_of_the_doctor_itself_is_no_finding(
     monkeypatch.setattr("sirtaki.runner.doctor.cli.examine", lambda *_: 1 // 0)
     assert commands.main(["doctor"]) == commands.CANNOT_RUN
     assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_the_progress_shows_text_of_another_host_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli.os, "isatty", lambda _: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with cli._progress() as note:
+        note("hostB: [/x] [link=http://c]cores[/link]")
+    assert "looking at hostB: [/x] [link=http://c]cores[/link]" in capsys.readouterr().err
 
 
 def test_a_reader_that_has_seen_enough(environment: dict[str, str]) -> None:

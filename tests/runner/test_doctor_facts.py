@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import struct
 import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,13 +119,32 @@ def test_the_quota_is_the_smallest_of_a_group_and_its_parents(tmp_path: Path) ->
 def test_secrets_are_removed() -> None:
     key = "0123456789abcdef" * 4
     variables = {"SIRTAKI_KEY": "x", "SIRTAKI_KEY_FILE": "/key", "NCCL_TOKEN": "y", "HOROVOD_X": f"a {key}"}
+    variables |= {"NCCL_AUTH": "z", "OMP_PWD": "z"}
     assert redacted(variables) == {
         "SIRTAKI_KEY": "<removed>",
         "SIRTAKI_KEY_FILE": "/key",
         "NCCL_TOKEN": "<removed>",
         "HOROVOD_X": "a <removed>",
+        "NCCL_AUTH": "<removed>",
+        "OMP_PWD": "<removed>",
     }
-    assert redact("http://me:pass@proxy:80/ password=hush") == "http://<removed>@proxy:80/ password=<removed>"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://me:pass@proxy:80/ password=hush", "http://<removed>@proxy:80/ password=<removed>"),
+        ("DB_PASSWORD='a b' Token=x", "DB_PASSWORD=<removed> Token=<removed>"),
+        ("run --db-password hush --fast", "run --db-password <removed> --fast"),
+        ("API_KEY=x api-key=y", "API_KEY=<removed> api-key=<removed>"),
+        ("authorization: basic x, Bearer y", "authorization: basic <removed> Bearer <removed>"),
+        ("""{'token': 'x', "secret": "y"}""", """{'token': <removed>, "secret": <removed>}"""),
+        ("an unexpected token: x", "an unexpected token: x"),
+    ],
+)
+def test_secrets_in_a_text_are_removed(text: str, shown: str) -> None:
+    assert redact(text) == shown
+    assert redact(shown) == shown
 
 
 def test_a_listener_answers_only_who_knows_its_token() -> None:
@@ -142,12 +163,39 @@ def test_a_listener_answers_only_who_knows_its_token() -> None:
 
 
 def test_a_stream_of_which_nothing_arrives_has_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = struct.pack("!Qd", 0, 3.0)
-    monkeypatch.setattr(probe, "_count", lambda connection: connection.sendall(nothing))
+    def count(connection: socket.socket) -> None:
+        connection.sendall(struct.pack("!Qd", 0, 3.0))
+        while connection.recv(1 << 20):
+            pass
+
+    monkeypatch.setattr(probe, "_count", count)
     token = os.urandom(TOKEN_BYTES)
     speed = measure("127.0.0.1", Listener(token).port, token)
     assert (speed.stalled, speed.one_stream, speed.several_streams) == (True, 0.0, 0.0)
     assert speed.round_trip > 0
+
+
+def test_a_result_counts_although_its_sender_has_reset_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def count(connection: socket.socket) -> None:
+        connection.sendall(struct.pack("!Qd", 1000, 2.0))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    def select_after_the_reset(reading: list[socket.socket], writing: list[socket.socket], *_: Any) -> Any:
+        if not resets:
+            end = select.poll()
+            end.register(reading[0], 0)  # errors and hang-ups only
+            resets.extend(end.poll(30_000))
+            return [], writing, []
+        return select.select(reading, writing, [], 30)
+
+    resets: list[tuple[int, int]] = []
+    monkeypatch.setattr(probe, "_count", count)
+    monkeypatch.setattr(probe, "select", SimpleNamespace(select=select_after_the_reset))
+    token = os.urandom(TOKEN_BYTES)
+    assert probe._stream("127.0.0.1", Listener(token).port, token) == (1000, 2.0)
+    assert resets
 
 
 def test_pairs_of_many_hosts_are_few() -> None:
@@ -186,6 +234,16 @@ def test_a_host_that_sends_no_facts(
     assert found.kind == kind
     assert text in found.what
     assert found.evidence.isprintable()
+
+
+def test_a_host_whose_output_ends_before_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_CLOSE_SECONDS", 0.1)
+    one = Session("hostB", route("import os; os.close(1); sys.stdin.read()"))
+    found = one.facts(lambda note: None)
+    assert isinstance(found, Failure)
+    assert (found.kind, found.evidence) == ("host-silent", "its output has ended")
+    assert one._process.wait(30) != 0
+    one.close()
 
 
 def test_a_question_without_an_answer() -> None:

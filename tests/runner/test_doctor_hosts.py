@@ -70,7 +70,11 @@ def test_the_launching_host_is_examined_although_it_has_no_rank(
             "python-missing",
             "install Python and sirtaki there",
         ),
-        ({"replace": ["sirtaki", "sirtaki_of_another_time"]}, "sirtaki-missing", "pip install sirtaki=="),
+        (
+            {"replace": ["-m sirtaki ", "-m sirtaki_of_another_time "]},
+            "sirtaki-missing",
+            "pip install sirtaki==",
+        ),
         (
             {"replace": [f"exec {sys.executable}", f"exec echo '{MARK}{OLD}' #"]},
             "versions-differ",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +33,7 @@ from sirtaki.runner.doctor.facts import (
     Variables,
 )
 from sirtaki.runner.doctor.findings import LEVELS, PROBLEM, Picture, judge
-from sirtaki.runner.doctor.report import as_lines, exit_code
+from sirtaki.runner.doctor.report import as_json, as_lines, exit_code
 from sirtaki.runner.doctor.rules import RULES, table
 from sirtaki.runner.doctor.session import FAILURES as SESSION_FAILURES
 from sirtaki.runner.ssh import FAILURES, Failure, SshOptions, diagnose
@@ -281,6 +282,15 @@ def test_one_host_alone_needs_neither_ssh_nor_a_name() -> None:
         network=replace(facts.network, resolves_to=("127.0.1.1",), refusal="only loopback addresses"),
     )
     assert judge(Picture({"localhost": alone}, {"localhost": 2}), RULES) == []
+
+
+def test_the_report_is_json_without_secrets() -> None:
+    named = topic(
+        "variables", values={"NCCL_X": "token=hush", "NCCL_TOKEN": "<removed>", "NCCL_Y": "password="}
+    )
+    text = as_json(named(HEALTHY), [])
+    values = json.loads(text)["hosts"]["hostB"]["variables"]["values"]
+    assert values == {"NCCL_X": "token=<removed>", "NCCL_TOKEN": "<removed>", "NCCL_Y": "password="}
 
 
 def test_the_page_has_the_table_of_all_rules() -> None:
