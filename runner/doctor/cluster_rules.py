@@ -16,12 +16,12 @@ _MEGABIT = 1_000_000
 
 
 def _differ(value: Callable[[HostFacts], Hashable | None]) -> Callable[[Picture], Iterator[Evidence]]:
-    """Returns a rule that applies if hosts have different values; None is no value."""
+    """Returns a rule that applies if hosts with ranks have different values; None is no value."""
 
     def find(picture: Picture) -> Iterator[Evidence]:
         hosts: dict[Hashable, list[str]] = {}
         for host, facts in picture.hosts.items():
-            if (found := value(facts)) is not None:
+            if picture.ranks.get(host) and (found := value(facts)) is not None:
                 hosts.setdefault(found, []).append(host)
         if len(hosts) > 1:
             yield Evidence("", "; ".join(f"{found} on {', '.join(names)}" for found, names in hosts.items()))
@@ -61,7 +61,8 @@ def _mtu(facts: HostFacts) -> Hashable | None:
 
 
 def _nccl(facts: HostFacts) -> Hashable | None:
-    return facts.gpu.nccl.text.partition(" from ")[0] if facts.gpu and facts.gpu.nccl.works else None
+    gpu = facts.gpu
+    return gpu.nccl.text.partition(" from ")[0] if gpu and gpu.devices and gpu.nccl.works else None
 
 
 def _host_identity(facts: HostFacts) -> Hashable | None:

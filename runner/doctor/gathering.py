@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.doctor import local_network, machine
-from sirtaki.runner.doctor.decoding import line
+from sirtaki.runner.doctor.deadline import answer_within
 from sirtaki.runner.doctor.facts import FRAMEWORKS, Framework, HostFacts
 from sirtaki.runner.doctor.trials import TRIAL_SECONDS, try_adapter, try_framework
 
@@ -55,25 +54,6 @@ def gather(choice: Choice = Choice(), note: Note = lambda text: None) -> HostFac
         if reason:
             missed[name] = reason
     return HostFacts(version=VERSION, missed=missed, **found)
-
-
-def answer_within(seconds: float, function: Callable[[], object]) -> tuple[object, str]:
-    """Calls a function; returns its result, or None and the reason why there is none.
-
-    A function that hangs, for example in a name server that does not answer, is left behind in its thread.
-    """
-    results: list[tuple[object, str]] = []
-
-    def work() -> None:
-        try:
-            results.append((function(), ""))
-        except Exception as error:  # whatever a host does, the other topics count
-            results.append((None, line(f"{type(error).__name__}: {error}")))
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return results[0] if results else (None, f"no answer within {seconds:g} s")
 
 
 def _possible(choice: Choice, found: Mapping[str, Any]) -> Choice:

@@ -206,7 +206,8 @@ HOST_RULES = (
         "framework-job",
         PROBLEM,
         "an all-reduce of two ranks with sirtaki.{name} fails",
-        "run `hvdrun -np 2 python -m sirtaki.runner.doctor.all_reduce {name}` to see all of its output",
+        "run `hvdrun -np 2 -H localhost:2 python -m sirtaki.runner.doctor.all_reduce {name}` to see all of "
+        "its output",
         _frameworks_in("no-job"),
     ),
     Rule(

@@ -9,6 +9,7 @@ import socket
 import subprocess
 from pathlib import Path
 
+from sirtaki.runner.doctor.deadline import answer_within
 from sirtaki.runner.doctor.facts import Identity, Interface, Network, Ssh
 from sirtaki.runner.rendezvous.identity import host_identity
 from sirtaki.runner.rendezvous.interfaces import chosen_interfaces, local_addresses
@@ -17,6 +18,7 @@ from sirtaki.runner.rendezvous.job import RendezvousError
 _ROOT = Path("/")
 _ELSEWHERE = "192.0.2.1"  # reserved for documentation: a route to it is the default route
 _DISCARD = 9
+_RESOLVE_SECONDS = 3.0
 
 
 def gather_network(root: Path = _ROOT) -> Network:
@@ -67,10 +69,13 @@ def _source_address() -> str:
 
 
 def _resolve(name: str) -> tuple[str, ...]:
-    try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return ()
+    """Returns the addresses of a name; none if it is unknown, or if its name server does not answer soon."""
+    found, _ = answer_within(_RESOLVE_SECONDS, lambda: _look_up(name))
+    return found or ()
+
+
+def _look_up(name: str) -> tuple[str, ...]:
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     return tuple(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 
 

@@ -128,11 +128,17 @@ def _check_key_file(environment: Mapping[str, str]) -> str:
     return ""
 
 
+def driver_version(root: Path = _ROOT) -> str:
+    """Returns the version of NVIDIA's driver, "" without one."""
+    try:
+        first, _, _ = (root / "proc/driver/nvidia/version").read_text().partition("\n")
+    except OSError:
+        return ""
+    return " ".join(first.removeprefix("NVRM version:").split())
+
+
 def gather_gpu() -> Gpu:
-    driver = ""
-    with contextlib.suppress(OSError):
-        first, _, _ = Path("/proc/driver/nvidia/version").read_text().partition("\n")
-        driver = first.removeprefix("NVRM version:").strip()
+    driver = driver_version()
     devices = count_gpus()
     infiniband = any(Path("/sys/class/infiniband").glob("*"))
     found, reason = find_gpu_libraries(os.environ)

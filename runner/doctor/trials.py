@@ -115,7 +115,7 @@ def try_framework(name: str) -> Framework:
     found = try_adapter(name)
     if found.state != "imports":
         return found
-    error = run_job(name, ["-np", "2"])
+    error = run_job(name, ["-np", "2", "-H", "localhost:2"])  # not on the hosts of an allocation
     return Framework(name, found.version, "no-job" if error else "works", error)
 
 

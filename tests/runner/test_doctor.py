@@ -62,7 +62,7 @@ def test_a_framework_is_tried_by_a_job(doctor: Doctor) -> None:
     assert (report["schema"], report["exit_code"], report["ranks"]) == (1, 0, {"localhost": 2})
     facts = report["hosts"]["localhost"]
     assert [(one["name"], one["state"]) for one in facts["frameworks"]] == [("numpy", "works")]
-    assert facts["missed"] == {}
+    assert not facts["missed"].keys() & {"installation", "frameworks", "cores", "memory"}
     assert not facts["installation"]["broken"]
     assert facts["cores"]["usable"] >= 1
     assert facts["memory"]["available"] > 0

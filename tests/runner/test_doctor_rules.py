@@ -262,6 +262,19 @@ def test_every_rule_has_a_seeded_fault() -> None:
     assert set(FAILURES) | set(SESSION_FAILURES) <= {rule.name for rule in RULES}
 
 
+@pytest.mark.parametrize("name", ["mtu-differs", "python-differs", "nccl-differs"])
+def test_a_host_without_ranks_may_differ(name: str) -> None:
+    fault = next(fault for rule, fault, _ in FAULTS if rule == name)
+    without_ranks = lambda picture: replace(picture, ranks={"localhost": 0, "hostB": 2})  # noqa: E731
+    assert judge(both(fault, without_ranks)(HEALTHY), RULES) == []
+
+
+def test_a_host_without_gpus_may_have_another_nccl() -> None:
+    newer = of_own_host(gpu=Gpu(0, nccl=GpuFile(True, "", "libnccl 2.28")))
+    older = field("gpu", Gpu(2, "", GpuFile(True), GpuFile(True, "", "libnccl 2.27")))
+    assert judge(both(newer, older)(HEALTHY), RULES) == []
+
+
 def test_findings_of_several_hosts_with_one_remedy_are_one_line_and_problems_come_first() -> None:
     unset = of_own_host(cores=Cores(8, 8, 8))
     broken = both(topic("cores", threads=0), topic("installation", broken="no file"))
